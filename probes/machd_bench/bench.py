@@ -61,10 +61,10 @@ class Plan:
 
     Attributes:
         requests: For each level of the sweep, rounded up to the same number for every client.
-        expert_shares: Shares of the experts that are in memory.
-        experts_gb: Size of the experts of a model that is made, in units of 10^9 bytes.
-        weight_formats: Formats of the weights that are compared.
-        widths: Rows that decode together in each.
+        expert_shares: Shares of the experts in memory that are compared.
+        experts_gb: Size of the experts of a generated model, in units of 10^9 bytes.
+        weight_formats: Weight formats that are compared.
+        widths: Batch widths at which each is measured.
         started_unix_s: Also seeds prompts: a server that keeps running may remember others'.
         speculation_mode: Value of ``speculation.mode`` that is compared with ``off``.
     """
@@ -110,7 +110,7 @@ class Bench:
         serve_args: Settings of its servers as flags.
         server: The one that is measured; None for scenarios that start their own.
         bare: The model without a server; None at a URL.
-        names_model: True if the settings name the model; without it the embedded one is served.
+        names_model: The settings name the model; without one the embedded model is served.
         rows: What was measured so far, in all modes.
         notes: What a reader of the report has to know besides.
     """

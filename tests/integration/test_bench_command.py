@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import tempfile
 from pathlib import Path
@@ -19,8 +20,10 @@ from support.programs.fake_openai import FakeOpenAi
 
 from machd.cli.bench import bench, forwarded_arguments
 from machd.clock import SystemClock
+from machd.engine.loading.embedded import user_cache_directory
 from machd.errors import EngineFaultError, StartupError
 from machd.settings.sources import load_settings
+from machd_bench.generated_checkpoint import MoeShape, write_generated_checkpoint
 from machd_bench.scenarios import SCENARIOS
 from machd_bench.serve_process import serve
 
@@ -124,6 +127,52 @@ def test_the_server_gets_the_settings_of_the_command(tmp_path: Path) -> None:
     assert arguments == expected
 
 
+_NEED_EXPERTS_OR_TIME = {"experts", "formats"}
+"""Scenarios of a test of their own: a llama has no experts, and formats start a server each."""
+
+
+@pytest.mark.long
+def test_experts_and_weight_formats_are_measured_in_one_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each share and each format has its rows, half of the experts reads, and nothing is left running or on disk."""
+    others = servers_of_this_process()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    shape = MoeShape(hidden=128, inner=64, layers=2, experts=16, chosen=2)
+    model = write_generated_checkpoint(tmp_path / "moe", shape, user_cache_directory(os.environ))
+    path, plot = tmp_path / "bench.json", tmp_path / "bench.png"
+
+    result = run(
+        *(str(model), *SHORT, "--experts", "0.5,1", "--formats", "f32,affine4,nvfp4"),
+        *("--widths", "1,2", "--json", str(path), "--plot", str(plot)),
+    )
+
+    assert result.exit_code == 0, result.output
+    rows = rows_in(path)
+    assert rows.keys() == {"experts", "formats"}
+    by_share = {
+        (one["figures"]["share"], one["figures"]["streams"]): one["figures"]
+        for one in rows["experts"]
+    }
+    assert by_share.keys() == {
+        (share, streams) for share in (None, 1, 0.5) for streams in (1, 4, 8)
+    }
+    assert by_share[1, 8]["read_bytes_per_token"] == 0
+    assert by_share[0.5, 8]["read_bytes_per_token"] > 0
+    assert 0 < by_share[0.5, 1]["decode_hit_rate"] <= 1
+    assert by_share[0.5, 1]["bank_bytes"] == by_share[1, 1]["bank_bytes"] // 2
+    formats = {one["case"]: one["figures"] for one in rows["formats"]}
+    assert formats.keys() == {
+        f"{name}, width {width}" for name in ("f32", "affine4", "nvfp4") for width in (1, 2)
+    }
+    weights = {name: one["weights_bytes"] for name, one in formats.items()}
+    assert weights["f32, width 1"] > 5 * weights["affine4, width 1"]
+    assert all(one["perplexity"] > 1 for one in formats.values())
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert servers_of_this_process() == others
+    assert {one.name for one in tmp_path.iterdir()} == {"moe", "bench.json", "bench.png"}
+
+
 @pytest.mark.long
 def test_every_scenario_is_measured_in_one_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -135,17 +184,18 @@ def test_every_scenario_is_measured_in_one_report(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     model = write_tiny_llama(tmp_path / "tiny-llama")
     path, plot = tmp_path / "bench.json", tmp_path / "bench.png"
+    names = [name for name in SCENARIOS if name not in _NEED_EXPERTS_OR_TIME]
 
     result = run(
         *(str(model), *SHORT, "--compare", "single,static,continuous", "--concurrency", "2"),
-        *("--scenarios", ",".join(SCENARIOS), "--guarantees", "--speculation-mode", "ngram"),
+        *("--scenarios", ",".join(names), "--guarantees", "--speculation-mode", "ngram"),
         *("--speculation-tokens", "24", "--speculation-rounds", "1", "--max-tokens", "24"),
         *("--json", str(path), "--plot", str(plot)),
     )
 
     assert result.exit_code == 0, result.output
     rows = rows_in(path)
-    assert rows.keys() == {*SCENARIOS, "guarantees", "server"}
+    assert rows.keys() == {*names, "guarantees", "server"}
     static, single, continuous = [one["figures"] for one in rows["sweep"]]
     assert [one["completion_tokens"] for one in (static, single, continuous)] == [96] * 3
     assert all(one["ceiling_share"] > 0 for one in (static, single, continuous))

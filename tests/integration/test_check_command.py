@@ -29,9 +29,11 @@ from machd.cli.check import check
 from machd.cli.check_document import ModelCheck
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.loading.architecture import import_architecture
+from machd.engine.loading.embedded import user_cache_directory
 from machd.engine.protocol.engine import ModelDescription
 from machd.errors import ModelArchitectureError
 from machd.settings.sources import process_environ
+from machd_bench.generated_checkpoint import MoeShape, write_generated_checkpoint
 from machd_probes.tiny import tiny_configuration
 
 MACHD = Path(sys.executable).with_name("machd")
@@ -390,6 +392,62 @@ def test_measure_loads_the_model_and_prints_evidence(tiny: TinyLlama) -> None:
     later = row_of(run(str(tiny.path), "--json"))["continuous_batching"]
     assert later["reason"] == verdict["reason"], "it is found again by whoever starts later"
     assert "the model itself" in later["reason"]
+
+
+def test_quantised_model_is_judged_by_size_and_perplexity(tiny: TinyLlama) -> None:
+    """--measure compares the format's perplexity with the plain model's; without it, only the size is known."""
+    plain = row_of(run(str(tiny.path), "--json"))
+    unmeasured = row_of(run(str(tiny.path), "--json", "--model-quantize", "mxfp4"))
+    measured = row_of(run(str(tiny.path), "--json", "--model-quantize", "mxfp4", "--measure"))
+    assert plain["quantised_to"] is None
+    assert unmeasured["quantised_to"] == measured["quantised_to"] == "mxfp4 4-bit, group 32"
+    assert unmeasured["weights_bytes"] == measured["weights_bytes"] < plain["weights_bytes"] / 4
+    assert unmeasured["quality"] is None
+    assert measured["quality"]["perplexity"] != measured["quality"]["unquantised_perplexity"]
+    assert all(value > 1 for value in measured["quality"].values())
+
+
+@pytest.fixture(name="moe", scope="module")
+def _moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A mixture-of-experts model, most of which is experts."""
+    shape = MoeShape(hidden=128, inner=512, layers=4, experts=64)
+    directory = tmp_path_factory.mktemp("check") / "moe"
+    return write_generated_checkpoint(directory, shape, user_cache_directory(process_environ()))
+
+
+def test_experts_are_reported_in_memory_and_on_disk(moe: Path) -> None:
+    """The memory of a model falls by the experts that stay on disk, and without the setting both are told."""
+    whole = row_of(run(str(moe), "--json"))
+    banked = row_of(run(str(moe), "--json", "--experts-resident-gb", "0.01"))
+    experts, of_banked = whole["experts"], banked["experts"]
+    assert experts["count"] == of_banked["count"] == 256
+    assert experts["bytes"] == 3 * 128 * 512 * 256 * 4
+    assert whole["weights_bytes"] == experts["bytes"] + experts["other_bytes"]
+    assert (experts["on_disk"], of_banked["on_disk"]) == (False, True)
+    assert of_banked["bank_bytes"] == 10_000_000
+    assert (
+        banked["weights_bytes"]
+        == of_banked["streaming_bytes"]
+        == experts["other_bytes"] + 10_000_000
+    )
+    assert banked["expert_streaming"].keys() >= {"verdict", "reason"}
+
+
+def test_model_that_fits_on_disk_only_is_told_how(moe: Path) -> None:
+    """A model that does not fit names ``--streaming`` and the memory that it then takes."""
+    limited = [
+        "sh",
+        "-c",
+        'ulimit -d 420000; exec "$@"',
+        "sh",
+        str(MACHD),
+        "check",
+        str(moe),
+        "--json",
+    ]
+    row = row_of(run_measured(*limited))
+    assert row["fit"]["verdict"] == "wont_fit"
+    assert "`--streaming`: weights then take" in row["fit"]["reason"]
 
 
 class _Loaded(FakeEngine):

@@ -185,22 +185,22 @@ _file_type = click.Path(path_type=Path)
     "expert_shares",
     metavar="SHARE,...",
     callback=_read(_shares),
-    help="Measure a model with these shares of its experts in memory and the others on disk: the scenario"
-    " experts. Without MODEL one is made.",
+    help="Measure these shares of a model's experts in memory, with the others on disk: the scenario experts."
+    " Without MODEL one is generated.",
 )
 @click.option(
     "--experts-gb",
     default=Plan().experts_gb,
     show_default=True,
-    type=click.FloatRange(0.1),
-    help="experts: how large the experts of the model are that is made, in units of 10^9 bytes.",
+    type=click.FloatRange(0.6, 1000),
+    help="experts: size of the experts of the generated model, in units of 10^9 bytes.",
 )
 @click.option(
     "--formats",
     "weight_formats",
     metavar="FORMAT,...",
     callback=_read(_names("format", WEIGHT_FORMAT_SETTINGS)),
-    help="Measure the weights in these formats: the scenario formats."
+    help="Measure a model in these weight formats: the scenario formats."
     f" There are: {', '.join(WEIGHT_FORMAT_SETTINGS)}.",
 )
 @click.option(
@@ -209,7 +209,7 @@ _file_type = click.Path(path_type=Path)
     show_default=True,
     metavar="N,...",
     callback=_read(_levels),
-    help="formats: how many rows decode together.",
+    help="formats: batch widths.",
 )
 @_flag("--speculation", "Measure the scenario speculation; --speculation-mode says which kind.")
 @_flag("--guarantees", "Measure the scenario guarantees: what machd promises in seconds.")

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -20,11 +19,9 @@ from machd.engine.backend.blas import BlasChoice, choose_blas, measure_blas
 from machd.engine.backend.scratch import private_scratch_directory, use_scratch_directory
 from machd.engine.loading.embedded import user_cache_directory
 from machd.engine.loading.source import resolve_model
+from machd.engine.protocol.engine import Engine
 from machd.settings.model import Settings
 from machd.settings.sources import LoadedSettings, OriginKind, process_environ
-
-if TYPE_CHECKING:
-    from machd.engine.step.mlx_engine import MlxEngine  # imports mlx
 
 _HOLDS = 0
 _HOLDS_NOT = 1
@@ -169,7 +166,7 @@ def _checked(loaded: LoadedSettings, *, measure: bool) -> ModelCheck:
             measured = _measured(loaded, progress, blas)
             # What was measured is judged with the caches that it was measured on.
             found, results = replace(found, cache=measured.cache), measured.results
-            if settings.model.quantize is not None:
+            if measured.perplexity is not None:
                 quality = _quality(loaded, measured.perplexity, progress, blas)
     return model_check(
         found,
@@ -186,12 +183,12 @@ class _Measured:
 
     Attributes:
         results: Results of every check on its weights.
-        perplexity: Perplexity of the bench's fixed text.
+        perplexity: Perplexity of the bench's fixed text; None without ``model.quantize``.
     """
 
     cache: CacheFacts
     results: Sequence[ProbeResult]
-    perplexity: float
+    perplexity: float | None
 
 
 def _measured(loaded: LoadedSettings, progress: ProgressBar, blas: BlasChoice) -> _Measured:
@@ -205,7 +202,8 @@ def _measured(loaded: LoadedSettings, progress: ProgressBar, blas: BlasChoice) -
         probe = ModelProbe(cache_directory, model_path=loaded.settings.model.path)
         results = probe.measure_weights(engine, anew=True)
         assert results is not None, "a model in memory has code"
-        return _Measured(engine.model.cache, results, _perplexity(engine))
+        is_quantised = loaded.settings.model.quantize is not None
+        return _Measured(engine.model.cache, results, _perplexity(engine) if is_quantised else None)
 
 
 def _quality(
@@ -220,20 +218,19 @@ def _quality(
     return QualityReport(perplexity=perplexity, unquantised_perplexity=unquantised)
 
 
-def _perplexity(engine: MlxEngine) -> float:
+def _perplexity(engine: Engine) -> float:
     from machd.engine.loading.perplexity import perplexity  # noqa: PLC0415 - imports mlx
+    from machd.engine.step.mlx_engine import MlxEngine  # noqa: PLC0415 - imports mlx
     from machd_bench.perplexity_text import perplexity_text  # noqa: PLC0415
 
+    assert isinstance(engine, MlxEngine), "a model that was loaded"
     return perplexity(engine.module, engine.tokenizer, perplexity_text())
 
 
 @contextmanager
-def _loaded_engine(
-    settings: Settings, progress: ProgressBar, blas: BlasChoice
-) -> Iterator[MlxEngine]:
+def _loaded_engine(settings: Settings, progress: ProgressBar, blas: BlasChoice) -> Iterator[Engine]:
     """Load a model as serve does, without a disk tier, which is a daemon's alone."""
     from machd.engine.open import engine_loader  # noqa: PLC0415
-    from machd.engine.step.mlx_engine import MlxEngine  # noqa: PLC0415 - imports mlx
     from machd.telemetry.logs import configure_logs  # noqa: PLC0415
 
     # Standard output is the answer's; what loading has to say is not part of it.
@@ -247,7 +244,6 @@ def _loaded_engine(
         blas=blas,
     )
     engine = load()
-    assert isinstance(engine, MlxEngine), "a model that was loaded"
     try:
         yield engine
     finally:

@@ -53,7 +53,7 @@ def _verdict_lines(check: ModelCheck) -> Iterator[tuple[str, Text]]:
         ("batched specdec", check.batched_specdec),
         ("prefix cache", check.prefix_cache),
         ("quantised KV", check.kv_quantization),
-        ("experts on disk", check.expert_streaming),
+        ("experts on disk", check.expert_streaming if check.experts else None),
         ("chunked prefill", check.chunked_prefill),
     )
     for label, verdict in verdicts:

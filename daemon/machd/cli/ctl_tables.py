@@ -137,7 +137,7 @@ def _cache_lines(stats: CacheStats) -> Iterator[tuple[str, str]]:
     if stats.disk is not None:
         yield "since start", _disk_traffic(stats.disk)
     if stats.expert_bank is not None:
-        yield "experts", _banked(stats.expert_bank)
+        yield "experts", _bank_line(stats.expert_bank)
     yield "KV cache", _kv_line(stats.kv)
     stale = "" if stats.status == "ok" else "; a generation runs, and what it changes shows later"
     yield "as of", f"{_moment(stats.as_of)}{stale}"
@@ -168,11 +168,11 @@ def _on_disk(stats: CacheStats) -> str:
     return f"{shown_size(disk.bytes)} of {shown_size(disk.budget_bytes)}{count}"
 
 
-def _banked(bank: ExpertBankStats) -> str:
-    found = "" if bank.hit_rate is None else f"; {bank.hit_rate:.0%} of needs found in memory"
-    held = f"{shown_size(bank.resident_bytes)} of {shown_size(bank.capacity_bytes)}"
+def _bank_line(bank: ExpertBankStats) -> str:
+    size = f"{shown_size(bank.resident_bytes)} of {shown_size(bank.capacity_bytes)}"
+    hits = "" if bank.hit_rate is None else f"; hit rate {bank.hit_rate:.0%}"
     read = f"{shown_size(bank.bytes_read)} read from disk"
-    return f"{held} in {counted(bank.entries, 'expert')}{found}; {read}"
+    return f"{size} in {counted(bank.entries, 'expert')}{hits}; {read}"
 
 
 def _disk_traffic(disk: DiskStats) -> str:

@@ -45,7 +45,7 @@ def pull(name: str) -> None:
     "--gb",
     default=1.5,
     show_default=True,
-    type=click.FloatRange(0.1, 1000),
+    type=click.FloatRange(0.6, 1000),
     help="Size of the experts, or of a dense model's layers, in units of 10^9 bytes.",
 )
 def generate(kind: Literal["dense", "moe"], directory: Path, gb: float) -> None:

@@ -13,7 +13,8 @@ from machd.admin.status import (
     SpeculationStatus,
     StoredResponses,
 )
-from machd.cli.ctl_tables import event_line, print_status
+from machd.cli.ctl_tables import event_line, print_cache, print_status
+from machd.serving.cache_stats import CacheStats, ExpertBankStats, KvStats
 
 _OFF = SpeculationStatus(
     mode="off",
@@ -118,3 +119,24 @@ def test_events_show_hand_overs_and_guesses() -> None:
         duration_s=0.5,
     )
     assert "drafted_tokens=8 accepted_tokens=3" in event_line(step, "08:00")
+
+
+def test_cache_table_shows_the_expert_bank(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line has the bank's size, its hit rate and what was read from disk."""
+    bank = ExpertBankStats(
+        capacity_bytes=2_000_000_000,
+        resident_bytes=1_500_000_000,
+        entries=160,
+        hits=900,
+        misses=100,
+        evictions=40,
+        hit_rate=0.9,
+        bytes_read=7_000_000_000,
+        read_ahead_hits=60,
+    )
+    kv = KvStats(budget_bytes=0, reserved_bytes=0, used_bytes=0)
+    print_cache(
+        CacheStats(status="ok", as_of="2026-01-01T00:00:00.000+00:00", kv=kv, expert_bank=bank)
+    )
+    text = " ".join(capsys.readouterr().out.split())
+    assert "experts 1.5 GB of 2.0 GB in 160 experts; hit rate 90%; 7.0 GB read from disk" in text

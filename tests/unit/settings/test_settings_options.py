@@ -74,6 +74,18 @@ def test_a_boolean_flag_has_a_negative(key: SettingKey) -> None:
     assert run(f"--no-{flag[2:]}").output.startswith(f"{key.dotted}=False flag")
 
 
+def test_streaming_flag_means_auto() -> None:
+    """``--streaming`` sets ``experts.resident_gb`` to auto, and a second value is bad usage."""
+    assert run("--streaming").output.startswith("experts.resident_gb='auto' flag")
+    assert run("--streaming", "--experts-resident-gb", "8").exit_code == 2
+
+
+def test_quantised_experts_on_disk_are_refused() -> None:
+    """``model.quantize`` and experts on disk exclude each other, with what to do instead."""
+    with pytest.raises(SettingsError, match=r"mlx_lm\.convert --quantize"):
+        run("--streaming", "--model-quantize", "nvfp4")
+
+
 def test_batching_is_switched_by_one_word() -> None:
     """The short flag and its negative set the section's switch, and win over the variable."""
     environ = {"LME_CONTINUOUS_BATCHING": "1"}

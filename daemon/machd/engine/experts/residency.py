@@ -1,4 +1,4 @@
-"""How large a bank is to be (``experts.resident_gb``)."""
+"""Size of the expert bank (``experts.resident_gb``)."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ class _Opened:
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """How the weights would lie in memory.
+    """Placement of the weights in memory.
 
     Attributes:
         dtype: The setting ``model.dtype``.
