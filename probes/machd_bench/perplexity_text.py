@@ -6,5 +6,5 @@ from importlib.resources import files
 
 
 def perplexity_text() -> str:
-    """Return some 400 words of plain English, written for this purpose."""
+    """Return some 230 words of plain English, written for this purpose."""
     return (files("machd_bench") / "perplexity.txt").read_text(encoding="utf-8").strip()

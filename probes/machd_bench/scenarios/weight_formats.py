@@ -36,7 +36,10 @@ FORMATS: Mapping[str, tuple[str, ...]] = {
 """Formats, and the flags that serve a model in them."""
 WIDTHS = (1, 2, 4, 8, 16)
 _ROUNDS = 3
-_PROMPT_TOKENS, _NEW_TOKENS = 8, 24
+_PROMPT_TOKENS, _NEW_TOKENS = 4, 10
+"""Few, because a quantised product on the CPU takes each row by itself: up to 3 s a step of 16 rows."""
+
+_SCORING_TIMEOUT_S = 600.0
 _CLAIMED = ("nvfp4", "affine2")
 """The pair of which the ds4 batched-decode issue claims that the first is faster from width 4 on."""
 
@@ -112,7 +115,9 @@ async def _perplexity(server: Server) -> float:
         "echo": True,
         "logprobs": 0,
     }
-    exchange = await server.exchange("/v1/completions", msgspec.json.encode(body))
+    exchange = await server.exchange(
+        "/v1/completions", msgspec.json.encode(body), timeout_s=_SCORING_TIMEOUT_S
+    )
     found = msgspec.json.decode(exchange.body, type=_Completion).choices[0].logprobs.token_logprobs
     known = [one for one in found[:-1] if one is not None]
     return float(np.exp(-np.mean(known)))
