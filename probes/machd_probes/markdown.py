@@ -46,6 +46,8 @@ mlx-lm has: a few layers with random weights, each kind of layer that the archit
   that was copied on the way.
 - **batched specdec**: rows of a batch verify guesses together, whoever makes them: n-grams, a draft model or a
   DFlash draft. *no* leaves speculation to rows that run alone.
+- **experts on disk**: with its experts on disk a model gives the tokens that it gives from memory; *no* for a model
+  without experts.
 - **-**: not measured.
 """
 

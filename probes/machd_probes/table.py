@@ -34,6 +34,7 @@ def print_matrix(matrix: MatrixReport, console: Console) -> None:
         console.print(Text(f"{kind} ({len(rows)})", style="bold"))
         console.print(_table(rows, name_width))
         console.print()
+    _print_experts(matrix, console)
     _print_reasons(matrix, console)
     _print_errors(matrix, console)
     console.print(Text("\n".join(_summary_lines(matrix))))
@@ -101,7 +102,6 @@ def _table(rows: Sequence[MatrixRow], name_width: int) -> Table:
         ("batched\nspecdec", 7),
         ("quant\nKV", 5),
         ("in\nchunks", 6),
-        ("experts\non disk", 7),
     ):
         is_figure = heading in {"\nrows", "\nwrong", "\nnats"}
         table.add_column(
@@ -116,7 +116,6 @@ def _table(rows: Sequence[MatrixRow], name_width: int) -> Table:
             mark(row.batched_specdec),
             mark(row.kv_quantization),
             mark(row.chunked_prefill),
-            mark(row.expert_streaming),
         )
         table.add_row(
             Text(row.architecture or ""), *(Text(cell, _STYLES.get(cell, "")) for cell in cells)
@@ -134,6 +133,23 @@ def _figures(row: MatrixRow) -> tuple[str, str, str]:
         str(evidence.token_mismatches),
         f"{evidence.max_logprob_diff:.0e}" if evidence.max_logprob_diff else "0",
     )
+
+
+def _print_experts(matrix: MatrixReport, console: Console) -> None:
+    """Write which architectures with experts can leave them on disk; a column would exceed 80."""
+    for verdict, heading in (
+        ("supported", "experts on disk"),
+        ("unknown", "experts on disk, not known"),
+    ):
+        names = [
+            row.architecture or ""
+            for row in matrix.architectures
+            if row.expert_streaming is not None and row.expert_streaming.verdict == verdict
+        ]
+        if names:
+            console.print(Text(f"{heading} ({len(names)})", style="bold"))
+            console.print(Padding(Text(", ".join(names)), (0, 0, 0, 2)))
+            console.print()
 
 
 def _print_reasons(matrix: MatrixReport, console: Console) -> None:

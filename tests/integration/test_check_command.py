@@ -433,21 +433,15 @@ def test_experts_are_reported_in_memory_and_on_disk(moe: Path) -> None:
     assert banked["expert_streaming"].keys() >= {"verdict", "reason"}
 
 
-def test_model_that_fits_on_disk_only_is_told_how(moe: Path) -> None:
+def test_model_that_fits_with_experts_on_disk_only_names_streaming(
+    moe: Path, run_here: RunsHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A model that does not fit names ``--streaming`` and the memory that it then takes."""
-    limited = [
-        "sh",
-        "-c",
-        'ulimit -d 420000; exec "$@"',
-        "sh",
-        str(MACHD),
-        "check",
-        str(moe),
-        "--json",
-    ]
-    row = row_of(run_measured(*limited))
-    assert row["fit"]["verdict"] == "wont_fit"
-    assert "`--streaming`: weights then take" in row["fit"]["reason"]
+    for name in ("available_memory_bytes", "device_memory_bytes"):
+        monkeypatch.setattr(f"machd.engine.loading.inspection.{name}", lambda: 100_000_000)
+    fit = json.loads(run_here(str(moe), "--json").output)["fit"]
+    assert fit["verdict"] == "wont_fit"
+    assert "`--streaming`: weights then take" in fit["reason"]
 
 
 class _Loaded(FakeEngine):

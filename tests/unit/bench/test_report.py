@@ -29,7 +29,13 @@ def made_rows(scenario: Scenario, value: float) -> list[Row]:
             scenario=scenario.name,
             mode=mode.value,
             case=f"{clients} clients",
-            figures={**figures, "clients": clients, "batch_width": clients},
+            figures={
+                **figures,
+                "clients": clients,
+                "batch_width": clients,
+                **dict.fromkeys(("streams", "width"), clients),
+                **{"share": 0.5, "format": "f32"},
+            },
             samples=samples,
             goals=goals,
         )

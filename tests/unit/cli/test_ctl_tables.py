@@ -139,4 +139,4 @@ def test_cache_table_shows_the_expert_bank(capsys: pytest.CaptureFixture[str]) -
         CacheStats(status="ok", as_of="2026-01-01T00:00:00.000+00:00", kv=kv, expert_bank=bank)
     )
     text = " ".join(capsys.readouterr().out.split())
-    assert "experts 1.5 GB of 2.0 GB in 160 experts; hit rate 90%; 7.0 GB read from disk" in text
+    assert "experts 1.50 GB of 2.00 GB in 160 experts; hit rate 90%; 7.00 GB read from disk" in text

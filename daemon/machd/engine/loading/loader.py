@@ -196,14 +196,18 @@ def _load_directory(  # noqa: PLR0913 - one argument for each setting of the mod
     quantize: str | None,
 ) -> tuple[Module, BankedModel | None]:
     """Load a directory, with its experts on disk if there are any and ``residency`` is given."""
+    origins: TensorOrigins | None = None
     # A checkpoint's own model class is built by its own code, which cannot be recorded.
-    may_bank = residency is not None and not checkpoint.has_own_model
-    origins = TensorOrigins(checkpoint.tensors) if may_bank else None
+    if residency is not None and not checkpoint.has_own_model:
+        origins = TensorOrigins(checkpoint.tensors)
+    else:
+        refuse_if_too_big(checkpoint.stored_bytes, available_memory_bytes())
     model = _built(checkpoint, origins, trust_remote_code=trust_remote_code)
     _check_kv_format(model, kv_format)
-    if residency is not None and origins is not None and switch_layers(model):
-        return model, load_banked(model, checkpoint, origins, residency, dtype, progress)
-    refuse_if_too_big(checkpoint.stored_bytes, available_memory_bytes())
+    if origins is not None and residency is not None:
+        if switch_layers(model):
+            return model, load_banked(model, checkpoint, origins, residency, dtype, progress)
+        refuse_if_too_big(checkpoint.stored_bytes, available_memory_bytes())
     _read_weights(model, checkpoint, dtype, progress, weight_format(quantize, model))
     return model, None
 
