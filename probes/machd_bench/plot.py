@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from machd_bench.report import Report, Row, Verdict
+from machd_bench.scenarios.weight_formats import overtakes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,7 +73,9 @@ def write_plot(report: Report, path: Path) -> None:
         parts = (model["id"], model.get("dtype"), model.get("blas"), machine["cpu"])
         caption = ", ".join(str(part) for part in parts if part)
         tokens = f"{report.plan['prompt_tokens']} prompt tokens, {report.plan['max_tokens']} new"
-        caption = f"{caption}, {machine['cpu_count']} CPUs; {tokens}"
+        caption = (
+            f"{caption}, {machine['cpu_count']} CPUs;{' ' if columns > 1 else chr(10)}{tokens}"
+        )
         figure.suptitle(caption, fontsize=9, color=GREY, x=0.01, ha="left")
 
 
@@ -173,34 +176,28 @@ def _experts(axes: Axes, report: Report) -> None:
 
 
 def _weight_formats(axes: Axes, report: Report) -> None:
-    """Draw tokens/s by width; a ring is where a format begins to be the fastest."""
+    """Draw tokens/s by width; a ring is where a format becomes faster than others."""
     every = report.of("formats")
     names = list(dict.fromkeys(str(row.figures["format"]) for row in every))
-    fastest: str | None = None
-    for name, marker in zip(names, "os^vDPX*", strict=False):
-        rows = [row for row in every if row.figures["format"] == name]
-        axes.plot(*_columns(rows, "width", "tps"), marker=marker, label=name, linewidth=1.2)
     widths = sorted({row.number("width") for row in every})
-    for width in widths:
-        best = max(
-            (row for row in every if row.number("width") == width),
-            key=lambda row: row.number("tps"),
-        )
-        if best.figures["format"] != fastest:
-            fastest = str(best.figures["format"])
-            axes.scatter([width], [best.number("tps")], s=150, facecolors="none", edgecolors=GREY)
-            axes.annotate(
-                f"{fastest} from {width:g}",
-                (width, best.number("tps")),
-                xytext=(4, 8),
-                textcoords="offset points",
-                fontsize=7,
-            )
+    tps = {
+        name: [[row.number("tps")] for row in every if row.figures["format"] == name]
+        for name in names
+    }
+    for name, marker in zip(names, "os^vDPX*", strict=False):
+        axes.plot(widths, [one for (one,) in tps[name]], marker=marker, label=name, linewidth=1.2)
+        for index in range(1, len(widths)):
+            overtaken = [other for other in names if overtakes(tps[name], tps[other]) == index]
+            if overtaken:
+                at = widths[index], tps[name][index][0]
+                axes.scatter([at[0]], [at[1]], s=150, facecolors="none", edgecolors=GREY)
+                text = f"{name} over {', '.join(overtaken)}"
+                axes.annotate(text, at, xytext=(4, 8), textcoords="offset points", fontsize=6)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(widths, [f"{one:g}" for one in widths])
     axes.minorticks_off()
-    axes.set_xlabel("rows that decode together; a ring: the fastest from here on")
+    axes.set_xlabel("batch width; a ring: faster than others from here on")
     _title(axes, "Tokens/s in each weight format", "tokens/s")
 
 
