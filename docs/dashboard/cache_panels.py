@@ -90,6 +90,12 @@ CACHES = PanelRow(
             rates_by("outcome", "machd_expert_bank_lookups_total"),
         ),
         panel(
+            "Expert bank",
+            "Memory of the experts that are not only on disk; 0 without experts on disk.",
+            "bytes",
+            total("machd_expert_bank_capacity_bytes", "bank"),
+        ),
+        panel(
             "Experts read from disk",
             "Bytes a second. What the disk can give bounds tokens a second once experts are waited for.",
             "Bps",

@@ -433,6 +433,13 @@ def test_experts_are_reported_in_memory_and_on_disk(moe: Path) -> None:
     assert banked["expert_streaming"].keys() >= {"verdict", "reason"}
 
 
+def test_quantised_experts_on_disk_are_refused(moe: Path, run_here: RunsHere) -> None:
+    """``model.quantize`` and experts on disk exclude each other, and the error says what to do instead."""
+    result = run_here(str(moe), "--streaming", "--model-quantize", "nvfp4")
+    assert result.code == 2
+    assert "mlx_lm.convert --quantize" in result.errors
+
+
 def test_model_that_fits_with_experts_on_disk_only_names_streaming(
     moe: Path, run_here: RunsHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,6 @@ class ExpertsSettings(SettingsSection):
     resident_gb: Annotated[_ResidentGb, Mark.RESTART] = Field(
         default=None,
         examples=[8.0],
-        description="Leave a mixture-of-experts model's experts on disk, with this much memory for those in use, in "
-        "units of 1,000,000,000 bytes; auto takes what all other weights and the KV budget leave. Without it "
-        "the whole model is in memory.",
+        description="Leave a model's experts on disk, with this much memory for those in use, in units of "
+        "1,000,000,000 bytes; auto takes what other weights and the KV budget leave.",
     )

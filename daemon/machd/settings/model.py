@@ -390,15 +390,6 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
-    def _experts_on_disk_are_not_quantised(self) -> Self:
-        if self.model.quantize is not None and self.experts.resident_gb is not None:
-            raise ValueError(
-                "model.quantize: experts on disk are computed as they are stored; leave out model.quantize or "
-                "experts.resident_gb, or convert the model once with `mlx_lm.convert --quantize`"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _admin_listens_elsewhere(self) -> Self:
         listen = self.admin.listen
         if is_same_address(self.server.host, self.server.port, listen):

@@ -51,7 +51,6 @@ _DISK: _Reads[DiskReading] = (
 )
 _EXPERTS: _Reads[ExpertReading] = (
     ("machd_expert_bank_capacity_bytes", {}, lambda now: now.capacity_bytes),
-    ("machd_expert_bank_entries", {}, lambda now: now.entries),
     ("machd_expert_bank_lookups_total", {"outcome": "hit"}, lambda now: now.hits),
     ("machd_expert_bank_lookups_total", {"outcome": "read_ahead"}, lambda now: now.read_ahead_hits),
     (
@@ -59,7 +58,6 @@ _EXPERTS: _Reads[ExpertReading] = (
         {"outcome": "miss"},
         lambda now: now.misses - now.read_ahead_hits,
     ),
-    ("machd_expert_bank_evictions_total", {}, lambda now: now.evictions),
     ("machd_expert_bank_read_bytes_total", {}, lambda now: now.bytes_read),
 )
 _DRAFTS: _Reads[DraftReading] = (

@@ -173,14 +173,12 @@ METRICS: tuple[MetricSpec, ...] = (
         "outcome",
     ),
     _gauge("machd_expert_bank_capacity_bytes", "Memory of the expert bank; 0 without experts on disk."),
-    _gauge("machd_expert_bank_entries", "Experts in the bank, counted for each layer."),
     _reading(
         "machd_expert_bank_lookups_total",
         "Experts that a pass needed: hit was in memory, read_ahead was read ahead, miss had to be read "
         "while the pass waited.",
         "outcome",
     ),
-    _reading("machd_expert_bank_evictions_total", "Experts that were evicted for others."),
     _reading("machd_expert_bank_read_bytes_total", "Bytes of experts read from the model's files."),
     _gauge("machd_speculation_mode", "1 on who guesses tokens ahead; off is nobody.", "mode"),
     _reading("machd_speculation_cycles_total", "Passes that verified guesses, each row's by itself."),

@@ -45,6 +45,7 @@ _FEATURES = (
     "prefix_cache",
     "kv_quantization",
     "chunked_prefill",
+    "expert_streaming",
 )
 _SILENT = (Outcome.UNSUPPORTED, Outcome.NO_DATA, Outcome.ERRORED)
 
@@ -403,7 +404,7 @@ def test_rows_verify_nothing_together_where_one_half_is_wrong(half: str) -> None
     assert verdict.reason.endswith("rows verify no guesses together")
 
 
-def test_six_features_are_judged() -> None:
+def test_seven_features_are_judged() -> None:
     """Every verdict is found under its feature's name."""
     verdicts = judge(_facts(KV))
 

@@ -44,6 +44,7 @@ def test_a_row_has_every_key_of_the_contract() -> None:
         "kv_quantization",
         "prefix_cache",
         "chunked_prefill",
+        "expert_streaming",
         "speculation",
         "trimmable",
         "cache",

@@ -98,6 +98,7 @@ def test_a_measured_row_has_the_contract_s_shape() -> None:
         "batched_specdec",
         "kv_quantization",
         "prefix_cache",
+        "expert_streaming",
         "trimmable",
         "versions",
     ]

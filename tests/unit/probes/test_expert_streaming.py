@@ -51,8 +51,8 @@ def _evicted_in_use(bank: ExpertBank) -> None:
     """Unpin and overwrite slots that the pass computes with."""
     request = bank.request
 
-    def request_and_unpin(layer: int, experts: Indices, tokens: Indices) -> bool:
-        have_slots = request(layer, experts, tokens)
+    def request_and_unpin(layer: int, experts: Indices) -> bool:
+        have_slots = request(layer, experts)
         for pool in bank._distinct_pools:
             pool.is_pinned[:] = False
             last = pool.memory.slot_bytes(pool.memory.slots - 1)

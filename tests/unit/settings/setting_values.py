@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import ceil
 
 from hypothesis import strategies as st
 
@@ -45,7 +46,7 @@ def values_of(key: SettingKey) -> st.SearchStrategy[object]:
     least, most = key.least or 0, key.most or 1e9
     match key.kind:
         case _ if key.words:
-            return st.sampled_from(key.words) | st.integers(int(least), int(most))
+            return st.sampled_from(key.words) | st.integers(ceil(least), int(most))
         case ValueKind.BOOLEAN:
             return st.booleans()
         case ValueKind.INTEGER:

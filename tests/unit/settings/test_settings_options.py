@@ -80,12 +80,6 @@ def test_streaming_flag_means_auto() -> None:
     assert run("--streaming", "--experts-resident-gb", "8").exit_code == 2
 
 
-def test_quantised_experts_on_disk_are_refused() -> None:
-    """``model.quantize`` and experts on disk exclude each other, with what to do instead."""
-    with pytest.raises(SettingsError, match=r"mlx_lm\.convert --quantize"):
-        run("--streaming", "--model-quantize", "nvfp4")
-
-
 def test_batching_is_switched_by_one_word() -> None:
     """The short flag and its negative set the section's switch, and win over the variable."""
     environ = {"LME_CONTINUOUS_BATCHING": "1"}

@@ -205,20 +205,28 @@ class ExpertBank:
         for read in self._pending.values():
             self._pools[read.layer].is_pinned[read.slot] = True
 
-    def request(self, layer: int, experts: Indices, tokens: Indices) -> bool:
+    def count_uses(self, layer: int, experts: Indices, tokens: Indices) -> None:
+        """Count a pass's uses of a layer's experts, for eviction.
+
+        Args:
+            layer: Number of the layer.
+            experts: Each once.
+            tokens: int64 [n], how many tokens of the pass use each.
+        """
+        self._uses.add(layer, experts, tokens)
+
+    def request(self, layer: int, experts: Indices) -> bool:
         """Pin experts of a layer, and start reading those not in memory.
 
         Args:
             layer: Number of the layer.
             experts: At most :meth:`max_experts`, each once.
-            tokens: int64 [n], how many tokens of the pass use each.
 
         Returns:
             True if every expert has a slot; False if some wait until a read-ahead ends.
         """
         self._requested = (layer, frozenset(experts.tolist()))
         self._finish_reads(read for read in self._pending.values() if read.future.done())
-        self._uses.add(layer, experts, tokens)
         pool, slots = self._pools[layer], self._slots[layer][experts]
         present = slots[slots >= 0]
         pool.is_pinned[present] = True

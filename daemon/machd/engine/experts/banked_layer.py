@@ -147,14 +147,15 @@ class BankedExperts(Module):
         """
         bank, layer = self._bank, self._layer
         needed, tokens = np.unique(chosen, return_counts=True)
+        bank.count_uses(layer, needed, tokens)
         max_experts = bank.max_experts(layer)
         is_present = bank.slots(layer)[needed] >= 0
-        have_slots = bank.request(layer, needed[:max_experts], tokens[:max_experts])
+        have_slots = bank.request(layer, needed[:max_experts])
         if next_chosen is not None and have_slots:
             assert self.next_router is not None
             bank.read_ahead(self.next_router.layer, next_chosen)
         if needed.size > max_experts:
-            return self._compute_in_turns(x, chosen, needed, tokens)
+            return self._compute_in_turns(x, chosen, needed)
         if is_present.all() or not is_present.any():
             return self._compute_with(x, chosen, needed)
         # Experts in memory are computed while the others are read.
@@ -180,9 +181,7 @@ class BankedExperts(Module):
         is_lost = mx.array(np.isin(chosen, failed))
         return mx.where(is_lost[..., None], mx.array(float("nan"), output.dtype), output)
 
-    def _compute_in_turns(
-        self, x: mx.array, chosen: Indices, needed: Indices, tokens: Indices
-    ) -> mx.array:
+    def _compute_in_turns(self, x: mx.array, chosen: Indices, needed: Indices) -> mx.array:
         """Compute with more experts than fit: as many as fit at a time, the first of which are requested."""
         bank, size = self._bank, self._bank.max_experts(self._layer)
         outputs = [self._compute_part(x, chosen, needed[:size])]
@@ -191,7 +190,7 @@ class BankedExperts(Module):
             self._state.pinned_outputs.clear()
             bank.unpin_all()
             part = needed[start : start + size]
-            bank.request(self._layer, part, tokens[start : start + size])
+            bank.request(self._layer, part)
             outputs.append(self._compute_part(x, chosen, part))
         return _joined(outputs, chosen.shape)
 

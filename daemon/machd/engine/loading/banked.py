@@ -26,6 +26,11 @@ _NOT_ON_CUDA = (
     "not have; leave it out, or serve a smaller or more strongly quantised model"
 )
 
+_NOT_QUANTISED = (
+    "model.quantize: experts on disk are computed as they are stored; leave out model.quantize or "
+    "experts.resident_gb, or convert the model once with `mlx_lm.convert --quantize`"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class BankPlan:
@@ -81,6 +86,16 @@ def plan_bank(model: Module, residency: Residency, dtype: str, *, available_byte
         available_bytes=available_bytes, dense_bytes=dense_bytes, experts_bytes=experts_bytes
     )
     return BankPlan(dense_dtype, dense_bytes, experts_bytes, bank_bytes)
+
+
+def refuse_quantising(quantize: str | None) -> None:
+    """Refuse ``model.quantize`` for a model whose experts are on disk.
+
+    Raises:
+        SettingsError: It names a format.
+    """
+    if quantize is not None:
+        raise SettingsError([_NOT_QUANTISED])
 
 
 def load_banked(

@@ -26,7 +26,7 @@ from machd.engine.experts.residency import Residency
 from machd.engine.experts.tensor_origins import projections, switch_layers
 from machd.engine.kernels.batchable import make_batchable
 from machd.engine.loading.architecture import architecture_name, check_architecture
-from machd.engine.loading.banked import BankPlan, plan_bank
+from machd.engine.loading.banked import BankPlan, plan_bank, refuse_quantising
 from machd.engine.loading.cache_facts import trace_model
 from machd.engine.loading.checkpoint import context_tokens, read_checkpoint
 from machd.engine.loading.gguf import build_llama, check_gguf, lazy_llama_weights, llama_config
@@ -274,6 +274,7 @@ def _inspect(
     quantization = quantization_of(model)
     bank = weights.bank if weights.is_banked else None
     if bank is not None:
+        refuse_quantising(weights.quantize)
         held_dtype = bank.dense_dtype
     else:
         held_dtype = choose_dtype(

@@ -25,7 +25,7 @@ from machd.engine.experts.tensor_origins import TensorOrigins, switch_layers
 from machd.engine.kernels.batchable import make_batchable
 from machd.engine.kv.kv_format import PLAIN, KvFormat
 from machd.engine.loading.architecture import architecture_name, check_architecture
-from machd.engine.loading.banked import load_banked
+from machd.engine.loading.banked import load_banked, refuse_quantising
 from machd.engine.loading.cache_facts import layer_facts, measure_model
 from machd.engine.loading.checkpoint import Checkpoint, context_tokens, read_checkpoint
 from machd.engine.loading.gguf import build_llama, check_gguf, llama_config, load_llama_weights
@@ -206,6 +206,7 @@ def _load_directory(  # noqa: PLR0913 - one argument for each setting of the mod
     _check_kv_format(model, kv_format)
     if origins is not None and residency is not None:
         if switch_layers(model):
+            refuse_quantising(quantize)
             return model, load_banked(model, checkpoint, origins, residency, dtype, progress)
         refuse_if_too_big(checkpoint.stored_bytes, available_memory_bytes())
     _read_weights(model, checkpoint, dtype, progress, weight_format(quantize, model))

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.clocks.polling import CEILING_S
 
 from machd.engine.experts import bank as bank_module
 from machd.engine.experts.bank import ExpertBank
@@ -40,7 +41,7 @@ class _Files(ExpertFiles):
     def read(self, location: Location, parameter: ExpertParameter, into: Bytes) -> int:
         self.reads.append(location.offset)
         if location.offset in self.stalled:
-            self.resume.wait(timeout=10)
+            self.resume.wait(timeout=CEILING_S)
         if location.offset in self.lost:
             raise ExpertReadError("lost")
         into.view(np.float32)[:] = location.offset
@@ -72,7 +73,8 @@ def _indices(*values: int) -> Indices:
 
 def _get(bank: ExpertBank, layer: int, experts: Indices) -> list[int]:
     bank.unpin_all()
-    bank.request(layer, experts, np.ones_like(experts))
+    bank.count_uses(layer, experts, np.ones_like(experts))
+    bank.request(layer, experts)
     return bank.wait(layer, experts)
 
 
@@ -99,7 +101,7 @@ def test_bank_slots_hold_the_requested_experts_after_any_history(
     for (layer, experts), previewed in zip(needs, ahead, strict=False):
         needed = _indices(*sorted(experts))[: bank.max_experts(layer)]
         bank.unpin_all()
-        if bank.request(layer, needed, np.ones_like(needed)):
+        if bank.request(layer, needed):
             bank.read_ahead((layer + 1) % _LAYERS, _indices(*sorted(previewed)))
         assert bank.wait(layer, needed) == []
         for expert in needed.tolist():
@@ -143,7 +145,7 @@ def test_read_ahead_evicts_no_pinned_expert() -> None:
     bank, files = _bank(4)
     bank.unpin_all()
     needed = _indices(0, 1, 2, 3)
-    bank.request(0, needed, np.ones_like(needed))
+    bank.request(0, needed)
     bank.read_ahead(1, _indices(0, 1, 2, 3))
     assert bank.wait(0, needed) == []
     assert [_content(bank, 0, expert) for expert in range(4)] == [0, 1, 2, 3]
