@@ -54,6 +54,6 @@ def test_notes_begin_with_the_pair_of_the_claim() -> None:
 
 
 def test_claim_that_never_holds_is_said_to() -> None:
-    """Where nvfp4 is faster than affine2 at no width, the sentence says so."""
+    """The first sentence says "at no width" when nvfp4 is never faster than affine2."""
     formats = [_format("affine2", [30, 60, 90]), _format("nvfp4", [40, 70, 100])]
     assert _crossovers(formats, _WIDTHS)[0] == "nvfp4 is faster than affine2 at no width here"
