@@ -72,7 +72,9 @@ class Conversation:
 
     Attributes:
         messages: In the shape that chat templates read, which is that of OpenAI's chat messages:
-            ``role`` and ``content`` (a text); ``tool_calls`` of an assistant's message, each
+            ``role`` and ``content``, a text; in a message with images or videos a list of parts:
+            ``{"type": "text", "text": …}`` and, in their places, ``{"type": "image" or "video",
+            "source":`` :class:`~machd.request.media.MediaSource` ``}``; ``tool_calls`` of an assistant's message, each
             ``{"id", "type": "function", "function": {"name", "arguments"}}`` with the arguments as
             an object; ``tool_call_id`` and ``name`` of a tool's; ``reasoning_content`` of an
             assistant's that thought.
