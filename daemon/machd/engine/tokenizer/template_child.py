@@ -1,32 +1,33 @@
 """``python -m machd.engine.tokenizer.template_child``: the process that renders chat templates.
 
-``template_renderer`` starts this process, sends it requests over the socket that is its standard
-input, and kills it when it is late. It imports neither mlx nor mlx-lm.
+``template_renderer`` starts this process and kills it when it is late; see
+:mod:`machd.engine.backend.child_process`. It imports neither mlx nor mlx-lm.
 """
 
 from __future__ import annotations
 
 import gc
 import json
-import resource
-import signal
-import socket
-import struct
-import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 from jinja2.exceptions import TemplateError
 
+from machd.engine.backend.child_process import (
+    READY,
+    UNABLE,
+    as_bytes,
+    as_text,
+    parent_channel,
+    requests_of,
+    send_frame,
+)
 from machd.engine.backend.inspection_bounds import bounded
 from machd.engine.backend.model_files import shortened
 from machd.errors import ModelFormatError
 
-HEADER = struct.Struct(">cQ")
-"""Header of a message: its kind, and the number of bytes that follow."""
-
-REQUEST, READY, RENDERED, REFUSED, TOO_MUCH, UNABLE = b"q", b"r", b"t", b"f", b"m", b"u"
+RENDERED, REFUSED, TOO_MUCH = b"t", b"f", b"m"
 
 CANNOT_RENDER = "the model's chat template cannot render these messages"
 
@@ -36,9 +37,6 @@ _MAX_MESSAGE_CHARS = 500
 _FREE_CHARS = 1 << 20
 _CHARS_PER_SENT_BYTE = 8
 """Bounds of a prompt text: a template adds its own words, and may repeat and indent a conversation."""
-
-_CPU_S = 30
-"""Processor time of one request after which the kernel ends a process that its parent left behind."""
 
 
 class RenderRequest(TypedDict):
@@ -89,46 +87,19 @@ def refusal_message(error: Exception, *, continues: bool) -> str | None:
     return None
 
 
-def send_frame(channel: socket.socket, kind: bytes, content: bytes) -> None:
-    """Write one message."""
-    channel.sendall(HEADER.pack(kind, len(content)))
-    channel.sendall(content)
-
-
-def as_bytes(text: str) -> bytes:
-    """UTF-8 that keeps lone surrogates, which JSON can spell."""
-    return text.encode("utf-8", "surrogatepass")
-
-
-def as_text(content: bytes) -> str:
-    """Inverse of :func:`as_bytes`."""
-    return content.decode("utf-8", "surrogatepass")
-
-
 def main() -> None:
     """Answer requests until the parent closes its side."""
-    for one in (signal.SIGINT, signal.SIGTERM):
-        # Both go to a whole process group; the parent decides when this process ends.
-        signal.signal(one, signal.SIG_IGN)
-    with socket.socket(fileno=sys.stdin.fileno()) as channel, channel.makefile("rb") as requests:
+    with parent_channel() as channel:
         try:
             render_text("ready", [], {})
         except Exception:  # noqa: BLE001 - a broken installation; the parent reports it
             send_frame(channel, UNABLE, as_bytes(traceback.format_exc()))
             return
         send_frame(channel, READY, b"")
-        try:
-            while len(header := requests.read(HEADER.size)) == HEADER.size:
-                _, size = HEADER.unpack(header)
-                content = requests.read(size)
-                if len(content) < size:
-                    return
-                request: RenderRequest = json.loads(as_text(content))
-                _end_when_orphaned()
-                kind, text = _answer(request, _FREE_CHARS + _CHARS_PER_SENT_BYTE * size)
-                send_frame(channel, kind, as_bytes(text))
-        except OSError:
-            return  # the parent has ended
+        for content in requests_of(channel):
+            request: RenderRequest = json.loads(as_text(content))
+            kind, text = _answer(request, _FREE_CHARS + _CHARS_PER_SENT_BYTE * len(content))
+            send_frame(channel, kind, as_bytes(text))
 
 
 def _answer(request: RenderRequest, max_chars: int) -> tuple[bytes, str]:
@@ -161,16 +132,6 @@ def _rendered(request: RenderRequest, max_chars: int) -> tuple[bytes, str]:
             f"conversation, and {max_chars} are the limit"
         )
     return RENDERED, text
-
-
-def _end_when_orphaned() -> None:
-    """Let the kernel end the process after far more processor time than the parent waits."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    soft = int(used.ru_utime + used.ru_stime) + _CPU_S
-    resource.setrlimit(
-        resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard)
-    )
 
 
 if __name__ == "__main__":

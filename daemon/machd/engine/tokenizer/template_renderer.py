@@ -10,32 +10,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-import socket
-import subprocess
-import sys
 import threading
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import psutil
-
-from machd.clock import SystemClock
-from machd.engine.tokenizer.template_child import (
-    CANNOT_RENDER,
-    HEADER,
-    READY,
-    REFUSED,
-    RENDERED,
-    REQUEST,
-    TOO_MUCH,
-    RenderRequest,
+from machd.engine.backend.child_process import (
+    ChildProcess,
+    ChildStoppedError,
     as_bytes,
     as_text,
+)
+from machd.engine.tokenizer.template_child import (
+    CANNOT_RENDER,
+    REFUSED,
+    RENDERED,
+    TOO_MUCH,
+    RenderRequest,
     refusal_message,
     render_text,
-    send_frame,
 )
 from machd.errors import InvalidRequestError, OverloadedError, TemplateLimitError
 
@@ -47,14 +40,7 @@ _KNOWN_TEMPLATES = frozenset(
 )
 """SHA-256 of templates that were reviewed: their time is proportional to the conversation."""
 
-_START_LIMIT_S = 120.0
-"""The process imports a part of transformers: 2 s on an idle machine."""
-
-_GRACE_S = 1.0
-"""Time for the process to report by itself that its time is up."""
-
-_LOOK_S = 0.05
-"""Interval at which a slow process's memory is read."""
+_CHILD_MODULE = "machd.engine.tokenizer.template_child"
 
 MARK = "zq7marker"
 """A word that no template contains; found in a prompt, the template shows what held it."""
@@ -94,7 +80,7 @@ class TemplateRenderer:
         """Start nothing yet."""
         self._bounds = bounds or RenderBounds()
         self._lock = threading.Lock()
-        self._child: _Child | None = None
+        self._child: ChildProcess | None = None
 
     def start(self) -> None:
         """Let the process begin its imports; returns at once.
@@ -144,122 +130,40 @@ class TemplateRenderer:
             self._end_child()
 
     def _ask(self, request: bytes) -> tuple[bytes, str]:
+        bounds = self._bounds
         with self._lock:
             child = self._running_child()
             try:
                 child.wait_ready()
-                return child.ask(request, self._bounds)
+                kind, content = child.ask(
+                    request, limit_s=bounds.limit_s, max_gained_bytes=2 * bounds.memory_bytes
+                )
+            except ChildStoppedError as error:
+                self._end_child()
+                raise TemplateLimitError(
+                    f"{CANNOT_RENDER}: it {error}", param="messages"
+                ) from error
             except BaseException:
                 # A late answer would be taken for that to the next request.
                 self._end_child()
                 raise
+        return kind, as_text(content)
 
-    def _running_child(self) -> _Child:
-        if self._child is None or not self._child.is_usable(self._bounds):
+    def _running_child(self) -> ChildProcess:
+        if self._child is None or not self._child.is_usable(self._bounds.memory_bytes):
             self._end_child()
-            self._child = _Child()
+            try:
+                self._child = ChildProcess(_CHILD_MODULE)
+            except OSError as error:
+                raise OverloadedError(
+                    f"no process for the chat template can be started: {error.strerror}"
+                ) from error
         return self._child
 
     def _end_child(self) -> None:
         if self._child is not None:
             self._child.end()
             self._child = None
-
-
-class _Child:
-    """One process and the socket to it. Not for several threads."""
-
-    def __init__(self) -> None:
-        """Start the process."""
-        try:
-            self._channel, other = socket.socketpair()
-            with other:
-                self._process = _started(self._channel, other)
-        except OSError as error:
-            raise OverloadedError(
-                f"no process for the chat template can be started: {error.strerror}"
-            ) from error
-        self._clock = SystemClock()
-        self._is_ready = False
-        self._ready_bytes = 0
-        self.end = weakref.finalize(self, _end, self._process, self._channel)
-
-    def is_usable(self, bounds: RenderBounds) -> bool:
-        """Tell whether the process runs, and has given back the memory of earlier requests."""
-        return (
-            self._process.poll() is None
-            and self._memory_bytes() <= self._ready_bytes + bounds.memory_bytes
-        )
-
-    def wait_ready(self) -> None:
-        """Wait until the process has finished its imports."""
-        if self._is_ready:
-            return
-        try:
-            kind, text = self._receive(self._clock.monotonic_s() + _START_LIMIT_S)
-        except (EOFError, ConnectionError, TimeoutError) as error:
-            raise RuntimeError("the process for chat templates does not start") from error
-        if kind != READY:
-            raise RuntimeError(f"the process for chat templates cannot start: {text}")
-        self._is_ready = True
-        self._ready_bytes = self._memory_bytes()
-
-    def ask(self, request: bytes, bounds: RenderBounds) -> tuple[bytes, str]:
-        """Send a request and wait for the answer; after an error the process has to be ended."""
-        try:
-            self._channel.settimeout(bounds.limit_s + _GRACE_S)
-            send_frame(self._channel, REQUEST, request)
-            deadline_s = self._clock.monotonic_s() + bounds.limit_s + _GRACE_S
-            return self._receive(deadline_s, self._ready_bytes + 2 * bounds.memory_bytes)
-        except TimeoutError:
-            raise _stopped(f"it takes longer than {bounds.limit_s:g} s") from None
-        except (EOFError, ConnectionError) as error:
-            raise _stopped("it ends the process that renders it") from error
-
-    def _receive(self, deadline_s: float, max_memory_bytes: int | None = None) -> tuple[bytes, str]:
-        kind, size = HEADER.unpack(self._read(HEADER.size, deadline_s, max_memory_bytes))
-        return kind, as_text(self._read(size, deadline_s, max_memory_bytes))
-
-    def _read(self, size: int, deadline_s: float, max_memory_bytes: int | None) -> bytes:
-        content = bytearray()
-        self._channel.settimeout(_LOOK_S)
-        while len(content) < size:
-            try:
-                got = self._channel.recv(min(size - len(content), 1 << 20))
-            except TimeoutError:
-                self._check(deadline_s, max_memory_bytes)
-                continue
-            if not got:
-                raise EOFError
-            content += got
-        return bytes(content)
-
-    def _check(self, deadline_s: float, max_memory_bytes: int | None) -> None:
-        if self._clock.monotonic_s() > deadline_s:
-            raise TimeoutError
-        # Where the system limits memory (Linux), the process says so before this is ever true.
-        if max_memory_bytes is not None and self._memory_bytes() > max_memory_bytes:
-            raise _stopped("it takes too much memory")
-
-    def _memory_bytes(self) -> int:
-        try:
-            return int(psutil.Process(self._process.pid).memory_info().rss)
-        except psutil.Error:
-            return 0  # it has just ended, which the socket reports
-
-
-def _started(ours: socket.socket, theirs: socket.socket) -> subprocess.Popen[bytes]:
-    try:
-        return subprocess.Popen(
-            # -P: no module of the working directory takes the place of an installed one.
-            [sys.executable, "-P", "-m", "machd.engine.tokenizer.template_child"],
-            stdin=theirs.fileno(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-    except OSError:
-        ours.close()
-        raise
 
 
 def is_known_template(template: str) -> bool:
@@ -279,13 +183,3 @@ def refusals_as_errors(arguments: Mapping[str, object]) -> Iterator[None]:
         if message is None:
             raise
         raise InvalidRequestError(message, param="messages") from error
-
-
-def _stopped(reason: str) -> TemplateLimitError:
-    return TemplateLimitError(f"{CANNOT_RENDER}: {reason}", param="messages")
-
-
-def _end(process: subprocess.Popen[bytes], channel: socket.socket) -> None:
-    channel.close()
-    process.kill()
-    process.wait()

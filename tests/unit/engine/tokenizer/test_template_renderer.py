@@ -204,7 +204,7 @@ def test_no_room_for_a_process_is_a_busy_server(
         raise OSError(24, "Too many open files")
 
     with monkeypatch.context() as patched:
-        patched.setattr("machd.engine.tokenizer.template_renderer.subprocess.Popen", none_left)
+        patched.setattr("machd.engine.backend.child_process.subprocess.Popen", none_left)
         with pytest.raises(OverloadedError, match="Too many open files"):
             _render(fresh, PLAIN)
     assert _render(renderer, PLAIN) == "hi"

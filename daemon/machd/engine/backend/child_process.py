@@ -1,0 +1,210 @@
+"""A process that works on what clients and checkpoints send, within bounds of time and memory.
+
+The parent starts ``python -m MODULE``, whose standard input is a socket. The process says READY once its imports are done;
+then each request gets one answer. A process that is late or too large is killed by the parent.
+"""
+
+from __future__ import annotations
+
+import resource
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+
+from machd.clock import SystemClock
+
+HEADER = struct.Struct(">cQ")
+"""Header of a message: its kind, and the number of bytes that follow."""
+
+REQUEST, READY, UNABLE = b"q", b"r", b"u"
+"""Kinds of messages that every such process knows; the kinds of answers are its own."""
+
+_START_LIMIT_S = 120.0
+"""The process imports transformers: 2 s on an idle machine."""
+
+_GRACE_S = 1.0
+"""Time for the process to report by itself that its time is up."""
+
+_LOOK_S = 0.05
+"""Interval at which a slow process's memory is read."""
+
+_CPU_S = 30
+"""Processor time of one request after which the kernel ends a process that its parent left behind."""
+
+
+class ChildStoppedError(Exception):
+    """The process gave no answer and has to be ended; the message is the end of a sentence: "it …"."""
+
+
+class ChildProcess:
+    """One process and the socket to it. Not for several threads."""
+
+    def __init__(self, module: str, *arguments: str) -> None:
+        """Start the process.
+
+        Raises:
+            OSError: The system has no room for it.
+        """
+        self._module = module
+        self._channel, other = socket.socketpair()
+        with other:
+            try:
+                self._process = subprocess.Popen(  # noqa: S603 - our own module and what it is given
+                    # -P: no module of the working directory takes the place of an installed one.
+                    [sys.executable, "-P", "-m", module, *arguments],
+                    stdin=other.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )
+            except OSError:
+                self._channel.close()
+                raise
+        self._clock = SystemClock()
+        self._is_ready = False
+        self._ready_bytes = 0
+        self.end = weakref.finalize(self, _end, self._process, self._channel)
+
+    def is_usable(self, max_gained_bytes: int) -> bool:
+        """Tell whether the process runs, and has given back the memory of earlier requests."""
+        return (
+            self._process.poll() is None
+            and self._memory_bytes() <= self._ready_bytes + max_gained_bytes
+        )
+
+    def wait_ready(self) -> None:
+        """Wait until the process has finished its imports.
+
+        Raises:
+            RuntimeError: It cannot start.
+        """
+        if self._is_ready:
+            return
+        try:
+            kind, said = self._receive(self._clock.monotonic_s() + _START_LIMIT_S)
+        except (EOFError, ConnectionError, TimeoutError) as error:
+            raise RuntimeError(f"{self._module} does not start") from error
+        if kind != READY:
+            raise RuntimeError(f"{self._module} cannot start: {as_text(said)}")
+        self._is_ready = True
+        self._ready_bytes = self._memory_bytes()
+
+    def ask(self, request: bytes, *, limit_s: float, max_gained_bytes: int) -> tuple[bytes, bytes]:
+        """Send a request and wait for the answer; after an error the process has to be ended.
+
+        Args:
+            request: Content of the message.
+            limit_s: Time that the answer may take; the process may report that itself within a second more.
+            max_gained_bytes: Memory that the process may gain.
+
+        Returns:
+            Kind and content of the answer.
+
+        Raises:
+            ChildStoppedError: There is no answer.
+        """
+        try:
+            self._channel.settimeout(limit_s + _GRACE_S)
+            send_frame(self._channel, REQUEST, request)
+            deadline_s = self._clock.monotonic_s() + limit_s + _GRACE_S
+            return self._receive(deadline_s, self._ready_bytes + max_gained_bytes)
+        except TimeoutError:
+            raise ChildStoppedError(f"takes longer than {limit_s:g} s") from None
+        except (EOFError, ConnectionError) as error:
+            raise ChildStoppedError("ends the process that works on it") from error
+
+    def _receive(
+        self, deadline_s: float, max_memory_bytes: int | None = None
+    ) -> tuple[bytes, bytes]:
+        kind, size = HEADER.unpack(self._read(HEADER.size, deadline_s, max_memory_bytes))
+        return kind, self._read(size, deadline_s, max_memory_bytes)
+
+    def _read(self, size: int, deadline_s: float, max_memory_bytes: int | None) -> bytes:
+        content = bytearray()
+        self._channel.settimeout(_LOOK_S)
+        while len(content) < size:
+            try:
+                got = self._channel.recv(min(size - len(content), 1 << 20))
+            except TimeoutError:
+                self._check(deadline_s, max_memory_bytes)
+                continue
+            if not got:
+                raise EOFError
+            content += got
+        return bytes(content)
+
+    def _check(self, deadline_s: float, max_memory_bytes: int | None) -> None:
+        if self._clock.monotonic_s() > deadline_s:
+            raise TimeoutError
+        # Where the system limits memory (Linux), the process says so before this is ever true.
+        if max_memory_bytes is not None and self._memory_bytes() > max_memory_bytes:
+            raise ChildStoppedError("takes too much memory")
+
+    def _memory_bytes(self) -> int:
+        try:
+            return int(psutil.Process(self._process.pid).memory_info().rss)
+        except psutil.Error:
+            return 0  # it has just ended, which the socket reports
+
+
+def send_frame(channel: socket.socket, kind: bytes, content: bytes) -> None:
+    """Write one message."""
+    channel.sendall(HEADER.pack(kind, len(content)))
+    channel.sendall(content)
+
+
+def as_bytes(text: str) -> bytes:
+    """UTF-8 that keeps lone surrogates, which JSON can spell."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def as_text(content: bytes) -> str:
+    """Inverse of :func:`as_bytes`."""
+    return content.decode("utf-8", "surrogatepass")
+
+
+@contextmanager
+def parent_channel() -> Iterator[socket.socket]:
+    """Open the socket to the parent, in the process itself."""
+    for one in (signal.SIGINT, signal.SIGTERM):
+        # Both go to a whole process group; the parent decides when this process ends.
+        signal.signal(one, signal.SIG_IGN)
+    with socket.socket(fileno=sys.stdin.fileno()) as channel:
+        yield channel
+
+
+def requests_of(channel: socket.socket) -> Iterator[bytes]:
+    """Yield the parent's requests until it closes its side."""
+    try:
+        with channel.makefile("rb") as frames:
+            while len(header := frames.read(HEADER.size)) == HEADER.size:
+                _, size = HEADER.unpack(header)
+                content = frames.read(size)
+                if len(content) < size:
+                    return
+                _end_when_orphaned()
+                yield content
+    except OSError:
+        return  # the parent has ended
+
+
+def _end_when_orphaned() -> None:
+    """Let the kernel end the process after far more processor time than the parent waits."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    soft = int(used.ru_utime + used.ru_stime) + _CPU_S
+    resource.setrlimit(
+        resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard)
+    )
+
+
+def _end(process: subprocess.Popen[bytes], channel: socket.socket) -> None:
+    channel.close()
+    process.kill()
+    process.wait()
