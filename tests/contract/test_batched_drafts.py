@@ -57,7 +57,7 @@ def _all_done(self: CacheCheckpoint, counts: Sequence[int], added: Sequence[int]
 def _whole(self: Passes, current: object, kept_tokens: Sequence[int]) -> None:
     longest = [max(kept_tokens)] * len(kept_tokens)
     self._kv.open_pass(longest)
-    self._forward(current.token_ids[:, : longest[0]], self._kv.layers)  # type: ignore[attr-defined]
+    self._forward(current.token_ids[:, : longest[0]], self._kv.layers, {})  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

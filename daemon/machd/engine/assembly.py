@@ -22,6 +22,8 @@ from machd.engine.protocol.step import ProposerKind
 from machd.engine.step.memory import StepMemory
 from machd.engine.step.mlx_engine import EngineParts, MlxEngine
 from machd.engine.step.ports import Proposer
+from machd.engine.vision.media_encoder import MediaEncoder
+from machd.engine.vision.vision_model import VisionLanguageModel
 
 
 def make_engine(
@@ -77,6 +79,10 @@ def engine_parts(
     has_blocks = prefix_cache(description.cache).extent is not PrefixExtent.NONE
     vocabulary_tokens = description.vocabulary_tokens
     form = BlockForm.of_model(model, loaded.kv_format) if disk_tier is not None else None
+    media = None
+    if loaded.vision is not None:
+        assert isinstance(model, VisionLanguageModel), "only such a model has a processor"
+        media = MediaEncoder(model, SystemClock(), max_bytes=loaded.media_bytes)
     return EngineParts(
         model=model,
         description=replace(
@@ -96,4 +102,6 @@ def engine_parts(
         looks_ahead=looks_ahead,
         pack=mixed_caches if is_packable else None,
         experts=experts,
+        media=media,
+        media_processor=loaded.vision,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle, islice, pairwise
 from typing import Any
 
@@ -17,7 +18,7 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 
 from machd.clock import Clock, SystemClock
-from machd.engine.step.decode_pass import Forward
+from machd.engine.backend.untyped import Cache, LanguageModel
 
 _WARM_UP_STEPS = 2
 
@@ -38,13 +39,18 @@ class CeilingReading:
     step_s: tuple[float, ...]
 
 
+def _computed(model: LanguageModel, token_ids: mx.array, caches: list[Cache]) -> mx.array:
+    logits: mx.array = model(token_ids, cache=caches)
+    return logits
+
+
 class BareLoop:
     """A model and nothing around it. Used on one thread, the one that loaded the model."""
 
     def __init__(self, model: Module, *, clock: Clock | None = None) -> None:
         """Borrow a model of mlx-lm's."""
         self._model = model
-        self._forward: Forward = lambda token_ids, caches: model(token_ids, cache=caches)
+        self._forward = partial(_computed, model)
         self._clock = clock or SystemClock()
         self._warm_widths: set[int] = set()
 

@@ -110,7 +110,7 @@ def padding_is_remembered(patch: pytest.MonkeyPatch) -> None:
         longest = max(map(len, prompts))
         padded = [[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts]
         caches = list(prefills[0].caches)
-        forward(mx.array(padded, dtype=mx.int32), caches)
+        forward(mx.array(padded, dtype=mx.int32), caches, {})
         for row, (prefill, prompt) in enumerate(zip(prefills, prompts, strict=True)):
             prefill.adopt([_of_row(cache, row, len(prompt)) for cache in caches], 0)
 

@@ -67,7 +67,7 @@ class ChildProcess:
                 self._channel.close()
                 raise
         self._clock = SystemClock()
-        self._is_ready = False
+        self._said: bytes | None = None
         self._ready_bytes = 0
         self.end = weakref.finalize(self, _end, self._process, self._channel)
 
@@ -78,22 +78,23 @@ class ChildProcess:
             and self._memory_bytes() <= self._ready_bytes + max_gained_bytes
         )
 
-    def wait_ready(self) -> None:
-        """Wait until the process has finished its imports.
+    def wait_ready(self) -> bytes:
+        """Wait until the process has finished its imports, and return what it says then.
 
         Raises:
             RuntimeError: It cannot start.
         """
-        if self._is_ready:
-            return
+        if self._said is not None:
+            return self._said
         try:
             kind, said = self._receive(self._clock.monotonic_s() + _START_LIMIT_S)
         except (EOFError, ConnectionError, TimeoutError) as error:
             raise RuntimeError(f"{self._module} does not start") from error
         if kind != READY:
             raise RuntimeError(f"{self._module} cannot start: {as_text(said)}")
-        self._is_ready = True
+        self._said = said
         self._ready_bytes = self._memory_bytes()
+        return said
 
     def ask(self, request: bytes, *, limit_s: float, max_gained_bytes: int) -> tuple[bytes, bytes]:
         """Send a request and wait for the answer; after an error the process has to be ended.

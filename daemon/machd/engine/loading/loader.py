@@ -43,9 +43,21 @@ from machd.engine.loading.precision import (
 )
 from machd.engine.loading.source import ModelSource, SourceKind
 from machd.engine.loading.tokenizer_files import directory_tokenizer, gguf_tokenizer
+from machd.engine.loading.vision import (
+    NOT_INSTALLED,
+    LoadedVision,
+    build_vision_model,
+    loads_vision,
+    open_processor,
+)
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.tokenizer import Tokenizer
+from machd.engine.vision.media_processor import CheckpointProcessor
+from machd.engine.vision.mlx_vlm_import import has_vision
 from machd.errors import ModelError, ModelFormatError, SettingsError
+
+MEDIA_BYTES = 256_000_000
+"""Memory for processed images and videos, and as much for their embeddings, unless given."""
 
 _NO_EXPERTS = (
     "experts.resident_gb has no effect: the model has no experts that machd can leave on disk"
@@ -62,6 +74,8 @@ class LoadedModel:
         kv_format: Format of keys and values; the description's cache facts are of this.
         experts: The experts that are read from disk when they are needed; None if the whole model is in
             memory.
+        vision: Decoder and processor of images and videos; None for a model that takes text only.
+        media_bytes: Memory for their embeddings.
     """
 
     model: Module
@@ -71,6 +85,8 @@ class LoadedModel:
     weight_files: tuple[Path, ...] = ()
     kv_format: KvFormat = PLAIN
     experts: BankedModel | None = None
+    vision: CheckpointProcessor | None = None
+    media_bytes: int = MEDIA_BYTES
 
 
 def load_model(  # noqa: PLR0913 - one argument for each setting of the model
@@ -85,6 +101,7 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
     kv_format: KvFormat = PLAIN,
     residency: Residency | None = None,
     quantize: str | None = None,
+    media_bytes: int = MEDIA_BYTES,
 ) -> LoadedModel:
     """Check, load and measure a model.
 
@@ -100,6 +117,7 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
         kv_format: Format of keys and values in the caches.
         residency: Memory for the experts; None to keep the whole model in memory.
         quantize: The setting ``model.quantize``.
+        media_bytes: Memory for processed images and videos.
 
     Raises:
         ModelError: One of its kinds; nothing is left in memory.
@@ -109,6 +127,8 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
     import_mlx_lm()
     progress = progress or SilentProgress()
     experts: BankedModel | None = None
+    vision: LoadedVision | None = None
+    vision_reason = ""
     # Refusals come before the weights, which take the time.
     progress.stage("reading the tokenizer", None)
     if source.kind is SourceKind.GGUF:
@@ -124,24 +144,33 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
         own_files: tuple[Path, ...] = ()
     else:
         checkpoint = read_checkpoint(source.path, trust_remote_code=trust_remote_code)
-        if "model_file" not in checkpoint.config:
+        sees = loads_vision(checkpoint)
+        if has_vision(checkpoint.config) and not sees:
+            vision_reason = NOT_INSTALLED
+        if "model_file" not in checkpoint.config and not sees:
             check_architecture(checkpoint.config)
-        notes = ()
+        notes = (vision_reason,) if vision_reason else ()
         tokenizer = directory_tokenizer(
             checkpoint, chat_template, trust_remote_code=trust_remote_code
         )
         tokenizer.start_renderer()
         context = context_tokens(checkpoint.config, max_context_tokens)
-        model, experts = _load_directory(
-            checkpoint,
-            dtype,
-            progress,
-            trust_remote_code=trust_remote_code,
-            kv_format=kv_format,
-            residency=residency,
-            quantize=quantize,
-        )
-        architecture = architecture_name(model, checkpoint.model_type)
+        if sees:
+            vision = build_vision_model(checkpoint)
+            model, architecture = vision.model, vision.family
+            _check_kv_format(model, kv_format)
+            _read_weights(model, checkpoint, dtype, progress, weight_format(quantize, model))
+        else:
+            model, experts = _load_directory(
+                checkpoint,
+                dtype,
+                progress,
+                trust_remote_code=trust_remote_code,
+                kv_format=kv_format,
+                residency=residency,
+                quantize=quantize,
+            )
+            architecture = architecture_name(model, checkpoint.model_type)
         weight_files = tuple(checkpoint.weight_files)
         # Code that has run may have changed any class, mlx-lm's too.
         has_run = "model_file" in checkpoint.config or checkpoint.code_files
@@ -161,8 +190,23 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
         experts=experts,
     )
     written_unix_s = int(weight_files[0].stat().st_mtime)
-    description = replace(description, created_unix_s=written_unix_s)
-    return LoadedModel(model, tokenizer, description, notes, weight_files, kv_format, experts)
+    description = replace(description, created_unix_s=written_unix_s, vision_reason=vision_reason)
+    processor: CheckpointProcessor | None = None
+    if vision is not None:
+        progress.stage("loading the processor of images", None)
+        processor, seen = open_processor(vision, tokenizer, max_bytes=media_bytes)
+        description = replace(description, vision=seen)
+    return LoadedModel(
+        model,
+        tokenizer,
+        description,
+        notes,
+        weight_files,
+        kv_format,
+        experts,
+        processor,
+        media_bytes,
+    )
 
 
 def _load_gguf(

@@ -12,7 +12,7 @@ from machd.capabilities.facts import CacheFacts, LayerCacheFacts
 from machd.capabilities.model_code import ModelCode
 from machd.engine.backend.untyped import LanguageModel, Layer
 
-_MODELS = "mlx_lm.models."
+_MODELS = ("mlx_lm.models.", "mlx_vlm.models.")
 _LAYERS = "mlx.nn.layers"
 _PACKED = "Quantized"
 """Prefix of the names of layers with packed weights, in mlx and mlx-lm."""
@@ -26,7 +26,8 @@ def read_model_code(
     Takes some milliseconds. Call it when layers have been repaired and not yet fused. Python code of
     the checkpoint's own (``own_files``) may have changed any class, so it is hashed as well.
     """
-    package = type(model).__module__
+    # Of a model with vision, the part that rows run through.
+    package = type(getattr(model, "language_model", model)).__module__
     layers = frozenset(_name(module) for module in model.modules())
     caches = frozenset(_described(layer) for layer in cache.layers)
     return ModelCode(package, layers, caches, _digest(package, own_files))
@@ -71,7 +72,7 @@ def _digest(package: str, own_files: Iterable[Path]) -> str:
 
 
 def _modules(package: str) -> Iterator[ModuleType]:
-    """List a module of mlx-lm's models and those that it imports from, each once."""
+    """List a module of mlx-lm's or mlx-vlm's models and those that it imports from, each once."""
     seen: set[str] = set()
     names = [package]
     while names:

@@ -31,10 +31,12 @@ from typing import Protocol
 from machd.capabilities.facts import CacheFacts
 from machd.capabilities.model_code import ModelCode
 from machd.engine.protocol.blocks import SavedBlock
+from machd.engine.protocol.media import MediaProcessor
 from machd.engine.protocol.step import ProposerKind, StepPlan, StepResult
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.request.constraint import Constraint
 from machd.request.generation import Grammar
+from machd.request.media import MediaKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,25 @@ class ExpertReading:
 
 
 @dataclass(frozen=True, slots=True)
+class MediaReading:
+    """The encoder's cache at one moment; counts are since the start.
+
+    Attributes:
+        entries: Images and videos whose embeddings are kept.
+        nbytes: Memory of these.
+        hits: Look-ups of embeddings that were there.
+        misses: Images and videos that were encoded.
+        encoding_s: Time that encoding took, in which no other row moves.
+    """
+
+    entries: int = 0
+    nbytes: int = 0
+    hits: int = 0
+    misses: int = 0
+    encoding_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryReading:
     """Bytes at one moment.
 
@@ -98,6 +119,7 @@ class MemoryReading:
             process does. None where that is unknown.
         disk: The disk tier of blocks; None without one.
         experts: The bank of experts; None where all are in memory.
+        media: The encoder's cache; None for a model without vision.
         is_stale: Whether the memory could not be read, so that these are older bytes.
     """
 
@@ -109,7 +131,23 @@ class MemoryReading:
     step_bytes: int | None = None
     disk: DiskReading | None = None
     experts: ExpertReading | None = None
+    media: MediaReading | None = None
     is_stale: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class VisionDescription:
+    """What a model sees.
+
+    Attributes:
+        kinds: Kinds of media that it takes.
+        processor: Class of its processor.
+        example_tokens: Tokens of an image of :data:`machd.engine.vision.EXAMPLE_PIXELS` pixels a side.
+    """
+
+    kinds: tuple[MediaKind, ...]
+    processor: str
+    example_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +172,8 @@ class ModelDescription:
         proposer_reason: Why that is so, for the operator.
         code: Which code computes the model; None for an engine without a model of code.
         experts_on_disk: Experts are read from disk when a step needs them.
+        vision: What the model sees; None for a model that takes text only.
+        vision_reason: Why it takes text only although its checkpoint has a vision tower; else empty.
     """
 
     model_id: str
@@ -155,6 +195,8 @@ class ModelDescription:
     proposer_reason: str = ""
     code: ModelCode | None = None
     experts_on_disk: bool = False
+    vision: VisionDescription | None = None
+    vision_reason: str = ""
 
 
 class GrammarCompiler(Protocol):
@@ -185,6 +227,11 @@ class Engine(Protocol):
     @property
     def grammars(self) -> GrammarCompiler:
         """Compiler of grammars for the model's vocabulary."""
+        ...
+
+    @property
+    def media(self) -> MediaProcessor | None:
+        """Decoder and processor of images and videos; None for a model that takes text only."""
         ...
 
     def run(self, plan: StepPlan) -> StepResult:

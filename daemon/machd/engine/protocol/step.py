@@ -12,6 +12,7 @@ from enum import StrEnum
 from math import inf
 
 from machd.engine.protocol.blocks import BlockChange, HeldBlock, ReusedPrefix
+from machd.engine.protocol.media import MediaSpan
 from machd.request.generation import SamplingParams
 
 
@@ -37,6 +38,8 @@ class PrefillChunk:
         reserved_tokens: Positions that prompt and completion may take together.
         lane: The row's lane; the engine keeps that of the opening chunk.
         reused: Prefix before ``start`` that an opening chunk takes from blocks.
+        media: Images and videos of the whole prompt, in order; the engine keeps those of the opening
+            chunk. Where one lies, ``token_ids`` are its keys; see :mod:`machd.engine.protocol.media`.
     """
 
     slot_index: int
@@ -47,6 +50,7 @@ class PrefillChunk:
     reserved_tokens: int
     lane: Lane = Lane.BATCH
     reused: ReusedPrefix | None = None
+    media: tuple[MediaSpan, ...] = ()
 
     @property
     def opens(self) -> bool:

@@ -13,8 +13,9 @@ A pass is dispatched, not computed: its logits are lazy until they are sampled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import mlx.core as mx
@@ -25,11 +26,15 @@ from machd.engine.protocol.step import DraftOutcome
 from machd.engine.step.decoder_row import DecoderRow
 from machd.engine.step.verification import Span
 
-Forward = Callable[[mx.array, list[Any]], mx.array]
-"""Token ids int32 [rows, n] and the caches of the model to logits [rows, n, vocabulary].
+Forward = Callable[[mx.array, list[Any], Mapping[str, mx.array]], mx.array]
+"""Token ids int32 [rows, n], the caches of the model and further features to logits [rows, n, vocabulary].
+
+Features are embeddings in place of token ids, and positions [3, rows, n] for models that are told them.
 
 Of a packed pass the rows are those of the lane and then the chunk's tokens; n is 1.
 """
+
+NO_FEATURES: Mapping[str, mx.array] = MappingProxyType({})
 
 PackCaches = Callable[[list[Cache], Sequence[Cache], int], list[Any]]
 """The rows' caches, a prompt's, and the number of its tokens, to the caches of a packed pass."""
@@ -53,6 +58,7 @@ class DecodePass:
         logits: [positions, vocabulary], after each token of each span, row by row.
         longest: Tokens of the longest span.
         outcomes: Drafts that were rejected before this pass took their place.
+        features: Further inputs of the model.
     """
 
     rows: list[DecoderRow]
@@ -61,6 +67,7 @@ class DecodePass:
     logits: mx.array
     longest: int
     outcomes: tuple[DraftOutcome, ...] = ()
+    features: Mapping[str, mx.array] = NO_FEATURES
 
 
 class Passes:
@@ -73,6 +80,7 @@ class Passes:
         *,
         is_eager: bool = False,
         pack: PackCaches | None = None,
+        has_positions: bool = False,
     ) -> None:
         """Begin without one.
 
@@ -82,11 +90,13 @@ class Passes:
             is_eager: Start every pass on the device at once. Otherwise a pass starts early only where
                 masks are filled meanwhile.
             pack: Makes the caches of a pass with a chunk beside; None where there is no such pass.
+            has_positions: The model is told the positions of rows.
         """
         self._forward = forward
         self._kv = kv
         self._is_eager = is_eager
         self._pack = pack
+        self._has_positions = has_positions
 
     def dispatch(
         self,
@@ -119,22 +129,33 @@ class Passes:
             layers = self._pack(layers, beside.caches, len(beside.token_ids))
             chunk = mx.array(beside.token_ids, dtype=mx.int32)[:, None]
             token_ids = mx.concatenate([token_ids, chunk])  # [rows + tokens, 1]
-        logits = _at_spans(self._forward(token_ids, layers)[: len(rows)], lengths)
+        features = (
+            {"position_ids": _positions(rows, longest)} if self._has_positions else NO_FEATURES
+        )
+        logits = _at_spans(self._forward(token_ids, layers, features)[: len(rows)], lengths)
         self._kv.close_pass()
         for row, length in zip(rows, lengths, strict=True):
             row.passes += 1
             row.length += length
         if self._is_eager or any(row.sampling.matcher is not None for row in rows):
             mx.async_eval(logits)
-        return DecodePass(list(rows), list(spans), token_ids, logits, longest)
+        return DecodePass(list(rows), list(spans), token_ids, logits, longest, features=features)
 
     def compute_again(self, current: DecodePass, kept_tokens: Sequence[int]) -> None:
         """Compute the first ``kept_tokens`` of each span again, on caches that were rolled back."""
         longest = max(kept_tokens)
         self._kv.open_pass(kept_tokens if longest > 1 else None)
-        self._forward(current.token_ids[:, :longest], self._kv.layers)
+        features = {name: one[..., :longest] for name, one in current.features.items()}
+        self._forward(current.token_ids[:, :longest], self._kv.layers, features)
         self._kv.close_pass()
         mx.eval([cache.state for cache in self._kv.layers])
+
+
+def _positions(rows: Sequence[DecoderRow], tokens: int) -> mx.array:
+    """Return the positions int32 [3, rows, tokens] of spans: images move what lies behind them."""
+    starts = mx.array([row.length + row.position_shift for row in rows], dtype=mx.int32)
+    positions = starts[:, None] + mx.arange(tokens, dtype=mx.int32)
+    return mx.broadcast_to(positions, (3, len(rows), tokens))
 
 
 def _at_spans(logits: mx.array, lengths: Sequence[int]) -> mx.array:

@@ -19,6 +19,7 @@ class DecoderRow:
         proposals: The row's draft tokens; None without a proposer.
         last_token_id: Last token read: input of the next pass or, with look-ahead, of the pass under way.
         length: Positions in the caches, those of a pass under way included.
+        position_shift: What its images add to the positions of tokens behind them.
         passes: Forward passes dispatched with the row.
         settled_passes: Those of them that were read and left no NaN in the row's caches.
         is_gone: Left the lane; a pass under way drops its tokens.
@@ -30,6 +31,7 @@ class DecoderRow:
     proposals: RowProposals | None = None
     last_token_id: int = 0
     length: int = 0
+    position_shift: int = 0
     passes: int = 0
     settled_passes: int = 0
     is_gone: bool = False

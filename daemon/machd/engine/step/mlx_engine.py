@@ -28,6 +28,7 @@ from machd.engine.kv.row_caches import make_row_caches
 from machd.engine.kv.serial_lane import SerialLaneKv
 from machd.engine.protocol.blocks import SavedBlock
 from machd.engine.protocol.engine import GrammarCompiler, MemoryReading, ModelDescription
+from machd.engine.protocol.media import FIRST_MEDIA_KEY, MediaProcessor
 from machd.engine.protocol.step import (
     DecodeRow,
     Lane,
@@ -39,12 +40,12 @@ from machd.engine.protocol.step import (
     StepResult,
 )
 from machd.engine.protocol.tokenizer import Tokenizer
-from machd.engine.step.decode_pass import PackCaches, Passes
+from machd.engine.step.decode_pass import NO_FEATURES, PackCaches, Passes
 from machd.engine.step.decoder import Decoder
 from machd.engine.step.decoder_row import Decoded, DecoderRow
 from machd.engine.step.look_ahead import LookAheadDecoder
 from machd.engine.step.memory import StepMemory, StepNeed
-from machd.engine.step.ports import BlockTier, Experts, Masks, Matcher, Proposer
+from machd.engine.step.ports import BlockTier, Experts, Masks, Matcher, PromptMedia, Proposer
 from machd.engine.step.prefill import Prefills, is_scored
 from machd.engine.step.prompt_scores import scoring_bytes
 from machd.engine.step.proposals import RowProposals
@@ -77,6 +78,8 @@ class EngineParts:
         pack: Makes the caches of a packed pass; None where the model's layers cannot compute one, and
             with look-ahead, whose pass is under way before a chunk is known.
         experts: Experts on disk; None if all are in memory.
+        media: Images and videos of prompts; None for a model that takes text only.
+        media_processor: Decodes images and videos; None for such a model.
     """
 
     model: Any
@@ -93,6 +96,8 @@ class EngineParts:
     looks_ahead: bool
     pack: PackCaches | None
     experts: Experts | None = None
+    media: PromptMedia | None = None
+    media_processor: MediaProcessor | None = None
 
 
 class MlxEngine:
@@ -113,7 +118,12 @@ class MlxEngine:
         self._dropped_bytes = 0
         make_caches = partial(make_row_caches, parts.model, parts.kv_format)
         self._prefills = Prefills(
-            self._forward_whole, make_caches, parts.blocks, parts.description, parts.kv_format
+            self._forward_whole,
+            make_caches,
+            parts.blocks,
+            parts.description,
+            parts.kv_format,
+            parts.media,
         )
         self._batch = self._decoder(BatchLaneKv(max_rows))
         self._serial: dict[int, Decoder] = {}
@@ -140,6 +150,11 @@ class MlxEngine:
     def grammars(self) -> GrammarCompiler:
         """Compiler of grammars for the model's vocabulary."""
         return self._parts.grammars
+
+    @property
+    def media(self) -> MediaProcessor | None:
+        """Decoder and processor of images and videos; None for a model that takes text only."""
+        return self._parts.media_processor
 
     def run(self, plan: StepPlan) -> StepResult:
         """Change blocks, release slots, prefill, decode.
@@ -205,6 +220,7 @@ class MlxEngine:
             step_bytes=self._memory.left_of(computing_memory_bytes()),
             disk=self._blocks.reading(),
             experts=None if self._parts.experts is None else self._parts.experts.reading(),
+            media=None if self._parts.media is None else self._parts.media.reading(),
         )
 
     def saved_blocks(self) -> tuple[SavedBlock, ...]:
@@ -232,6 +248,10 @@ class MlxEngine:
         self._parts.tokenizer.close()
         if self._parts.experts is not None:
             self._parts.experts.close()
+        if self._parts.media is not None:
+            self._parts.media.clear()
+        if self._parts.media_processor is not None:
+            self._parts.media_processor.close()
         self._model = None
         del self._parts
         mx.clear_cache()
@@ -282,14 +302,19 @@ class MlxEngine:
     def _seat(self, slot_index: int, faults: list[RowFault]) -> bool:
         prefill = self._prefills.pop(slot_index)
         opening, vocabulary_tokens = prefill.opening, self._description.vocabulary_tokens
-        params, prompt = opening.sampling, prefill.prompt
+        params, prompt, media = opening.sampling, prefill.prompt, self._parts.media
+        if opening.media:
+            # Penalties and proposers know tokens, and an image has none of its own.
+            prompt = [one for one in prompt if one < FIRST_MEDIA_KEY]
         try:
             matcher = self._parts.open_matcher(params)
             sampling = RowSampling.for_prompt(params, prompt, vocabulary_tokens, matcher)
         except BaseException as cause:  # noqa: BLE001 - a row's fault, a panic in llguidance included
             faults.append(RowFault(slot_index, cause))
             return False
-        row = DecoderRow(slot_index, sampling, opening.reserved_tokens - len(prompt))
+        row = DecoderRow(slot_index, sampling, opening.reserved_tokens - len(prefill.prompt))
+        if opening.media and media is not None:
+            row.position_shift = media.shift(opening.media)
         if (proposer := self._parts.proposer) is not None:
             row.proposals = RowProposals(proposer, prompt, params, vocabulary_tokens)
         decoder = self._batch
@@ -301,23 +326,34 @@ class MlxEngine:
     def _decoder(self, kv: LaneKv) -> Decoder:
         parts, vocabulary_tokens = self._parts, self._description.vocabulary_tokens
         if not parts.looks_ahead:
-            passes = Passes(self._forward, kv, pack=parts.pack)
+            passes = Passes(self._forward, kv, pack=parts.pack, has_positions=self._has_positions)
             return Decoder(passes, kv, vocabulary_tokens, parts.masks)
         on_finished = self._blocks.keep_row if parts.keeps_finished_rows else None
-        passes = Passes(self._forward, kv, is_eager=True)
+        passes = Passes(self._forward, kv, is_eager=True, has_positions=self._has_positions)
         return LookAheadDecoder(passes, kv, vocabulary_tokens, parts.masks, on_finished)
 
-    def _forward(self, token_ids: mx.array, caches: list[Cache]) -> mx.array:
-        logits: mx.array = self._model(token_ids, cache=caches)
+    @property
+    def _has_positions(self) -> bool:
+        return self._parts.media is not None and self._parts.media.has_positions
+
+    def _forward(
+        self,
+        token_ids: mx.array,
+        caches: list[Cache],
+        features: Mapping[str, mx.array] = NO_FEATURES,
+    ) -> mx.array:
+        logits: mx.array = self._model(token_ids, cache=caches, **features)
         return logits
 
-    def _forward_whole(self, token_ids: mx.array, caches: list[Cache]) -> mx.array:
+    def _forward_whole(
+        self, token_ids: mx.array, caches: list[Cache], features: Mapping[str, mx.array]
+    ) -> mx.array:
         """Compute a prompt's tokens, of which nothing may be kept if an expert is missing.
 
         Raises:
             OSError: An expert could not be read.
         """
-        logits = self._forward(token_ids, caches)
+        logits = self._forward(token_ids, caches, features)
         if self._parts.experts is not None and (fault := self._parts.experts.take_fault()):
             raise fault
         return logits

@@ -1,6 +1,6 @@
-"""Ports of the step: what it asks of grammars, proposers, blocks and experts, in plain data.
+"""Ports of the step: what it asks of grammars, proposers, blocks, experts and images, in plain data.
 
-The rooms grammar/, speculation/, prefix_blocks/ and experts/ satisfy these protocols by structure, without importing
+The rooms grammar/, speculation/, prefix_blocks/, experts/ and vision/ satisfy these protocols by structure, without importing
 this module; machd.engine.assembly plugs them in.
 """
 
@@ -14,7 +14,8 @@ import mlx.core as mx
 from machd.engine.backend.untyped import Cache
 from machd.engine.kv.lane_kv import CachedRow
 from machd.engine.protocol.blocks import BlockChange, HeldBlock, ReusedPrefix, SavedBlock
-from machd.engine.protocol.engine import DiskReading, ExpertReading
+from machd.engine.protocol.engine import DiskReading, ExpertReading, MediaReading
+from machd.engine.protocol.media import MediaSpan
 from machd.engine.protocol.step import ProposerKind
 from machd.request.generation import SamplingParams
 
@@ -38,6 +39,45 @@ class Experts(Protocol):
 
     def close(self) -> None:
         """End all reading, and give the memory back."""
+        ...
+
+
+class PromptMedia(Protocol):
+    """Images and videos of prompts, as the model takes them."""
+
+    @property
+    def has_positions(self) -> bool:
+        """True if the model is told the positions of rows, which images move."""
+        ...
+
+    def inputs(
+        self, keys: Sequence[int], start: int, spans: Sequence[MediaSpan]
+    ) -> tuple[mx.array, dict[str, mx.array]]:
+        """Return what the model takes of a stretch of a prompt.
+
+        Args:
+            keys: The stretch.
+            start: Its place in the prompt.
+            spans: Images and videos of the whole prompt, in order.
+
+        Returns:
+            Token ids int32 [1, n], and features by name.
+
+        Raises:
+            MediaEncodingError: An image or video cannot be encoded.
+        """
+        ...
+
+    def shift(self, spans: Sequence[MediaSpan]) -> int:
+        """Return the position of the first token behind a prompt's images, less its place."""
+        ...
+
+    def reading(self) -> MediaReading:
+        """Return the encoder's cache at this moment."""
+        ...
+
+    def clear(self) -> None:
+        """Drop the encoder's cache."""
         ...
 
 

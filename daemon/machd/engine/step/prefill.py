@@ -17,9 +17,10 @@ from machd.engine.kv.batch_lane import padded_caches
 from machd.engine.kv.kv_format import KvFormat
 from machd.engine.kv.lane_kv import CachedRow, PrefilledRow
 from machd.engine.protocol.engine import ModelDescription
+from machd.engine.protocol.media import MediaEncodingError
 from machd.engine.protocol.step import Lane, PrefillChunk, PromptLogprob, RowFault
-from machd.engine.step.decode_pass import Chunk, Forward
-from machd.engine.step.ports import BlockTier
+from machd.engine.step.decode_pass import NO_FEATURES, Chunk, Forward
+from machd.engine.step.ports import BlockTier, PromptMedia
 from machd.engine.step.prompt_scores import PromptScores
 
 _PADDING_TOKENS = 16
@@ -63,8 +64,15 @@ class Prefill:
         """The prompt's row before its last chunk: every token so far is computed."""
         return CachedRow(self.caches, self._index, len(self.prompt), is_exact=True)
 
-    def compute(self, forward: Forward, chunk: PrefillChunk) -> list[PromptLogprob]:
+    def compute(
+        self, forward: Forward, chunk: PrefillChunk, media: PromptMedia | None = None
+    ) -> list[PromptLogprob]:
         """Compute a chunk, and wait for it.
+
+        Args:
+            forward: The model.
+            chunk: The next one.
+            media: The prompt's images and videos, for a model with vision.
 
         Returns:
             Log-probabilities of the chunk's tokens, if they were asked for.
@@ -72,12 +80,17 @@ class Prefill:
         Raises:
             FloatingPointError: The logits are not finite.
             OSError: Weights that are read from disk could not be read.
+            MediaEncodingError: An image or video cannot be encoded.
         """
         token_ids = self.append(chunk)
         if self._scores is not None:
             return self._scores.compute(forward, self.caches, chunk.token_ids, len(token_ids))
-        if token_ids:
-            forward(mx.array([token_ids], dtype=mx.int32), list(self.caches))
+        if token_ids and media is not None:
+            forward_ids, features = media.inputs(token_ids, chunk.start, self.opening.media)
+            forward(forward_ids, list(self.caches), features)
+            self.wait()
+        elif token_ids:
+            forward(mx.array([token_ids], dtype=mx.int32), list(self.caches), NO_FEATURES)
             self.wait()
         return []
 
@@ -118,6 +131,7 @@ class Prefills:
         blocks: BlockTier,
         model: ModelDescription,
         kv_format: KvFormat,
+        media: PromptMedia | None = None,
     ) -> None:
         """Begin without prompts.
 
@@ -127,7 +141,9 @@ class Prefills:
             blocks: Blocks that prompts may begin with.
             model: Description of the model.
             kv_format: Format of keys and values.
+            media: Images and videos of prompts; None for a model that takes text only.
         """
+        self._media = media
         self._forward = forward
         self._make_caches = make_caches
         self._blocks = blocks
@@ -186,7 +202,7 @@ class Prefills:
 
         Returns:
             Slots whose prompt is whole now, log-probabilities that were asked for, and rows whose
-            logits are not finite or whose experts could not be read.
+            logits are not finite, or whose experts could not be read or images encoded.
         """
         prefills = [self.open(chunk) for chunk in chunks]
         pairs = zip(chunks, prefills, strict=True)
@@ -198,8 +214,8 @@ class Prefills:
         for chunk, prefill in zip(chunks, prefills, strict=True):
             if prefill not in computed:
                 try:
-                    logprobs += prefill.compute(self._forward, chunk)
-                except (FloatingPointError, OSError) as cause:
+                    logprobs += prefill.compute(self._forward, chunk, self._media)
+                except (FloatingPointError, OSError, MediaEncodingError) as cause:
                     faults.append(RowFault(chunk.slot_index, cause))
                     self.drop([chunk.slot_index])
         whole = [one.slot_index for one in chunks if one.is_last and one.slot_index in self._open]
@@ -217,10 +233,11 @@ class Prefills:
         """Return True for a whole prompt that padding at its end cannot change.
 
         Only attention with a standard cache is blind to tokens after its own. A row of the serial
-        lane needs caches of its own. The logits of several scored prompts would take too much memory.
+        lane needs caches of its own. The logits of several scored prompts would take too much memory. A
+        model with vision is given embeddings or positions of one prompt.
         """
         is_whole = chunk.start == 0 and chunk.is_last and len(chunk.token_ids) > 1
-        is_plain = chunk.lane is Lane.BATCH and not is_scored(chunk)
+        is_plain = chunk.lane is Lane.BATCH and not is_scored(chunk) and self._media is None
         return is_whole and is_plain and self._model.cache.kind is KvCacheKind.STANDARD
 
 
@@ -256,7 +273,7 @@ def compute_together(
     """
     prompts = [prefill.opening.token_ids[:-1] for prefill in prefills]
     caches, token_ids = padded_caches(prompts, layer_count, kv_format)
-    forward(token_ids, caches)
+    forward(token_ids, caches, NO_FEATURES)
     mx.eval([cache.state for cache in caches])
     for index, prefill in enumerate(prefills):
         prefill.adopt(caches, index)

@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from machd.engine.backend.untyped import Cache
 from machd.engine.protocol.step import PromptLogprob, TokenLogprob
-from machd.engine.step.decode_pass import Forward
+from machd.engine.step.decode_pass import NO_FEATURES, Forward
 from machd.engine.step.sampling import likeliest
 
 _PASS_TOKENS = 128
@@ -70,7 +70,9 @@ class PromptScores:
         for start in range(0, computed_tokens, self._pass_tokens):
             stop = min(start + self._pass_tokens, computed_tokens)
             inputs = mx.array([token_ids[start:stop]], dtype=mx.int32)
-            logits = forward(inputs, list(caches))[0].astype(mx.float32)  # [positions, vocabulary]
+            logits = forward(inputs, list(caches), NO_FEATURES)[0].astype(
+                mx.float32
+            )  # [positions, vocabulary]
             targets = token_ids[start + 1 : stop + 1]
             if targets:
                 scored += self._score(logits[: len(targets)], targets)

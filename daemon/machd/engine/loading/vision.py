@@ -1,0 +1,120 @@
+"""Load a model with a vision tower: mlx-vlm's model, and the checkpoint's processor in a process of its own."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+
+from machd.engine.loading.checkpoint import Checkpoint
+from machd.engine.protocol.engine import VisionDescription
+from machd.engine.protocol.tokenizer import Tokenizer
+from machd.engine.vision.media_processor import (
+    CheckpointProcessor,
+    ProcessorFiles,
+    find_placeholder,
+)
+from machd.engine.vision.mlx_vlm_import import has_vision, import_family, is_installed
+from machd.engine.vision.processor_child import ProcessRequest
+from machd.engine.vision.vision_model import VisionLanguageModel
+from machd.errors import ModelFormatError
+from machd.request.media import MediaKind
+
+EXAMPLE_PIXELS = 448
+"""Side of the image whose tokens are told."""
+
+_EXAMPLE_LIMIT_S = 60.0
+_EXAMPLE_MEMORY_BYTES = 1 << 30
+
+NOT_INSTALLED = (
+    "the checkpoint has a vision tower, and the extra vision is not installed, so it serves text only; "
+    'for images: pip install "machd[vision]"'
+)
+
+
+def loads_vision(checkpoint: Checkpoint) -> bool:
+    """Tell whether a checkpoint is served with its vision tower."""
+    return has_vision(checkpoint.config) and not checkpoint.has_own_model and is_installed()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedVision:
+    """What a model with vision has besides its weights.
+
+    Attributes:
+        family: mlx-vlm's name of the model family.
+        model: Lazily loaded.
+        files: The processor's process.
+    """
+
+    family: str
+    model: VisionLanguageModel
+    files: ProcessorFiles
+
+
+def build_vision_model(checkpoint: Checkpoint) -> LoadedVision:
+    """Build the model with lazy weights, and start the process that loads the processor.
+
+    Raises:
+        ModelArchitectureError: mlx-vlm has no such family.
+        ModelFormatError: The files do not fit it.
+        OverloadedError: The system has no room for a process.
+    """
+    family = import_family(checkpoint.path)
+    files = ProcessorFiles(checkpoint.path)
+    try:
+        model = VisionLanguageModel(family.load_model())
+    except Exception as error:  # mlx-vlm's, about files that do not fit its classes
+        files.close()
+        raise ModelFormatError(
+            f"mlx-vlm's {family.name} cannot be built from {checkpoint.path.name}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    return LoadedVision(family.name, model, files)
+
+
+def open_processor(
+    loaded: LoadedVision, tokenizer: Tokenizer, *, max_bytes: int
+) -> tuple[CheckpointProcessor, VisionDescription]:
+    """Wait for the processor, find how prompts spell images and videos, and try an image.
+
+    Args:
+        loaded: The model, whose process is taken over.
+        tokenizer: Renders conversations.
+        max_bytes: Memory for processed files.
+
+    Raises:
+        ModelFormatError: The processor cannot be loaded, or processes no image.
+    """
+    from PIL import Image  # noqa: PLC0415 - a part of the extra
+
+    ready = loaded.files.ready()
+
+    def render(parts: list[dict[str, object]]) -> str:
+        return tokenizer.render_chat([{"role": "user", "content": parts}])
+
+    placeholder, reads_parts = find_placeholder(render, MediaKind.IMAGE, ready.image_texts)
+    placeholders = {MediaKind.IMAGE: placeholder}
+    if ready.has_video:
+        video, is_part = find_placeholder(render, MediaKind.VIDEO, ready.image_texts)
+        if is_part:
+            placeholders[MediaKind.VIDEO] = video
+    written = io.BytesIO()
+    Image.new("RGB", (EXAMPLE_PIXELS, EXAMPLE_PIXELS), "white").save(written, "PNG")
+    request = ProcessRequest(
+        kind=MediaKind.IMAGE,
+        content=written.getvalue(),
+        placeholder=placeholder,
+        fps=None,
+        max_frames=1,
+        max_pixels=EXAMPLE_PIXELS**2,
+        limit_s=_EXAMPLE_LIMIT_S,
+        memory_bytes=_EXAMPLE_MEMORY_BYTES,
+    )
+    try:
+        processed = loaded.files.ask(request)
+    except ValueError as error:
+        raise ModelFormatError(f"the model's processor takes no image: {error}") from error
+    processor = CheckpointProcessor(
+        loaded.files, placeholders, reads_parts=reads_parts, max_bytes=max_bytes
+    )
+    return processor, VisionDescription(processor.kinds, ready.name, len(processed.token_ids))

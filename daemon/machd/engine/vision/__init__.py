@@ -1,0 +1,1 @@
+"""Images and videos: decoded and processed beside the daemon, encoded by the model's own vision tower."""

@@ -1,0 +1,279 @@
+"""What the language model takes of a prompt with images: embeddings in place of token ids, and positions.
+
+An image is encoded alone, with the tokens that frame it: its embeddings depend on nothing else of the prompt, so they are
+kept by content and put into every prompt that has it. Positions are the image's own, moved to its place.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from machd.clock import Clock
+from machd.engine.protocol.engine import MediaReading
+from machd.engine.protocol.media import (
+    Media,
+    MediaEncodingError,
+    MediaSpan,
+    PlainArray,
+    spans_between,
+    token_ids_of,
+)
+from machd.engine.vision.vision_model import GRIDS, VisionLanguageModel
+
+_TOKEN_FEATURES = ("inputs_embeds", "per_layer_inputs")
+"""Features with an entry for each token, [1, tokens, …]."""
+
+_DEEPSTACK, _VISUAL = "deepstack_visual_embeds", "visual_pos_masks"
+_UNUSED = frozenset({"attention_mask_4d", "attention_mask", "position_ids", "rope_deltas"})
+"""Features that mlx-vlm's own generation hands on and language models ignore, and positions, which are made here."""
+
+
+@dataclass(frozen=True, slots=True)
+class MediaLayout:
+    """Positions of a media's tokens, counted from its first one.
+
+    Attributes:
+        positions: int32 [3, tokens]: time, row and column.
+        length: Positions that it takes: the text behind it begins there.
+    """
+
+    positions: npt.NDArray[np.int32]
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    """A media's features.
+
+    Attributes:
+        by_token: Features with an entry for each token.
+        is_visual: bool [tokens], the tokens that ``deepstack`` has a row for.
+        deepstack: For each of the first layers, [visual tokens, dim].
+    """
+
+    by_token: Mapping[str, mx.array]
+    is_visual: npt.NDArray[np.bool_]
+    deepstack: tuple[mx.array, ...]
+
+    @property
+    def nbytes(self) -> int:
+        arrays = (*self.by_token.values(), *self.deepstack)
+        return sum(int(one.nbytes) for one in arrays)
+
+    def between(self, start: int, stop: int) -> _Encoded:
+        """Cut to some of the tokens."""
+        seen = int(self.is_visual[:start].sum())
+        end = seen + int(self.is_visual[start:stop].sum())
+        return _Encoded(
+            {name: array[:, start:stop] for name, array in self.by_token.items()},
+            self.is_visual[start:stop],
+            tuple(layer[seen:end] for layer in self.deepstack),
+        )
+
+
+class MediaEncoder:
+    """The encoder of a model, and what it has computed lately. Lives on the engine thread.
+
+    It satisfies the step's port ``PromptMedia``.
+    """
+
+    def __init__(self, model: VisionLanguageModel, clock: Clock, *, max_bytes: int) -> None:
+        """Begin with nothing encoded.
+
+        Args:
+            model: The served model.
+            clock: Measures encoding.
+            max_bytes: Memory for what was encoded; the least recently used goes first.
+        """
+        self._wrapped = model
+        self._model = model.model
+        self._clock = clock
+        self._max_bytes = max_bytes
+        self._encoded: OrderedDict[bytes, _Encoded] = OrderedDict()
+        self._layouts: OrderedDict[bytes, MediaLayout] = OrderedDict()
+        self._bytes = 0
+        self._hits = self._misses = 0
+        self._encoding_s = 0.0
+
+    @property
+    def has_positions(self) -> bool:
+        """True if the model is told the positions of rows, which images move."""
+        return self._wrapped.has_positions
+
+    def reading(self) -> MediaReading:
+        """Return the cache at this moment, and counts since the start."""
+        return MediaReading(
+            entries=len(self._encoded),
+            nbytes=self._bytes,
+            hits=self._hits,
+            misses=self._misses,
+            encoding_s=self._encoding_s,
+        )
+
+    def inputs(
+        self, keys: Sequence[int], start: int, spans: Sequence[MediaSpan]
+    ) -> tuple[mx.array, dict[str, mx.array]]:
+        """Return what the model takes of a stretch of a prompt.
+
+        Args:
+            keys: The stretch.
+            start: Its place in the prompt.
+            spans: All of the prompt's, in order.
+
+        Returns:
+            Token ids int32 [1, n], and features by name.
+        """
+        stop = start + len(keys)
+        token_ids = mx.array([token_ids_of(keys, spans, start)], dtype=mx.int32)
+        features: dict[str, mx.array] = {}
+        if inside := spans_between(spans, start, stop):
+            features = self._features(token_ids, start, inside)
+        if self._wrapped.has_positions:
+            features["position_ids"] = mx.array(self._positions(start, stop, spans))[:, None]
+        return token_ids, features
+
+    def shift(self, spans: Sequence[MediaSpan]) -> int:
+        """Return the position of the first token behind a prompt's media, less its place."""
+        if not self._wrapped.has_positions:
+            return 0
+        return sum(self._layout(one.media).length - len(one.media.token_ids) for one in spans)
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self._encoded.clear()
+        self._layouts.clear()
+        self._bytes = 0
+
+    def _positions(
+        self, start: int, stop: int, spans: Sequence[MediaSpan]
+    ) -> npt.NDArray[np.int32]:
+        """Return positions int32 [3, stop - start]."""
+        shift = self.shift([span for span in spans if span.stop <= start])
+        positions = np.tile(np.arange(start, stop, dtype=np.int32) + shift, (3, 1))
+        for span in spans_between(spans, start, stop):
+            layout = self._layout(span.media)
+            begin, end = max(span.start, start), min(span.stop, stop)
+            own = layout.positions[:, begin - span.start : end - span.start]
+            positions[:, begin - start : end - start] = span.start + shift + own
+            moved = layout.length - len(span.media.token_ids)
+            positions[:, end - start :] += moved
+            shift += moved
+        return positions
+
+    def _features(
+        self, token_ids: mx.array, start: int, spans: Sequence[MediaSpan]
+    ) -> dict[str, mx.array]:
+        parts = list(self._parts(token_ids, start, spans))
+        names = [name for name in _TOKEN_FEATURES if all(name in one.by_token for one in parts)]
+        features = {
+            name: mx.concatenate([one.by_token[name] for one in parts], axis=1) for name in names
+        }
+        layers = max(len(one.deepstack) for one in parts)
+        if layers:
+            visual = [one for one in parts if one.deepstack]
+            features[_VISUAL] = mx.array(np.concatenate([one.is_visual for one in parts])[None])
+            features[_DEEPSTACK] = mx.stack(
+                [mx.concatenate([one.deepstack[at] for one in visual]) for at in range(layers)]
+            )  # [layers, visual tokens, dim]
+        return features
+
+    def _parts(
+        self, token_ids: mx.array, start: int, spans: Sequence[MediaSpan]
+    ) -> Iterator[_Encoded]:
+        """Yield the stretch's features part by part: text, media, text and so on."""
+        at, stop = start, start + token_ids.shape[1]
+        for span in spans:
+            begin, end = max(span.start, start), min(span.stop, stop)
+            if begin > at:
+                yield self._text(token_ids[:, at - start : begin - start])
+            yield self._encode(span.media).between(begin - span.start, end - span.start)
+            at = end
+        if at < stop:
+            yield self._text(token_ids[:, at - start :])
+
+    def _text(self, token_ids: mx.array) -> _Encoded:
+        features = self._model.get_input_embeddings(token_ids, None).to_dict()
+        by_token = {name: features[name] for name in _TOKEN_FEATURES if features[name] is not None}
+        return _Encoded(by_token, np.zeros(token_ids.shape[1], dtype=np.bool_), ())
+
+    def _encode(self, media: Media) -> _Encoded:
+        """Encode a media, or take what is known of its content.
+
+        Raises:
+            MediaEncodingError: The encoder failed.
+        """
+        known = self._encoded.get(media.digest)
+        if known is not None:
+            self._encoded.move_to_end(media.digest)
+            self._hits += 1
+            return known
+        self._misses += 1
+        begin_s = self._clock.monotonic_s()
+        try:
+            encoded = self._compute(media)
+            mx.eval(list(encoded.by_token.values()), list(encoded.deepstack))
+        except MediaEncodingError:
+            raise
+        except Exception as error:  # mlx-vlm's and mlx's own
+            raise MediaEncodingError(f"the model's encoder failed on the {media.kind}") from error
+        self._encoding_s += self._clock.monotonic_s() - begin_s
+        self._keep(media.digest, encoded)
+        return encoded
+
+    def _compute(self, media: Media) -> _Encoded:
+        token_ids = mx.array([media.token_ids], dtype=mx.int32)
+        arrays = {name: _array(one) for name, one in media.arrays.items()}
+        features = self._model.get_input_embeddings(
+            token_ids, arrays.pop("pixel_values", None), mask=mx.ones_like(token_ids), **arrays
+        ).to_dict()
+        unknown = [
+            name
+            for name, value in features.items()
+            if value is not None and name not in {*_TOKEN_FEATURES, _DEEPSTACK, _VISUAL, *_UNUSED}
+        ]
+        if unknown:
+            raise MediaEncodingError(f"the model's encoder gives {', '.join(unknown)} as well")
+        by_token = {name: features[name] for name in _TOKEN_FEATURES if features[name] is not None}
+        deepstack = features[_DEEPSTACK]
+        is_visual = np.zeros(len(media.token_ids), dtype=np.bool_)
+        if deepstack is not None:
+            is_visual = np.array(features[_VISUAL]).reshape(-1).astype(np.bool_)
+        return _Encoded(by_token, is_visual, tuple(deepstack if deepstack is not None else ()))
+
+    def _keep(self, digest: bytes, encoded: _Encoded) -> None:
+        self._encoded[digest] = encoded
+        self._bytes += encoded.nbytes
+        while self._bytes > self._max_bytes and self._encoded:
+            _, dropped = self._encoded.popitem(last=False)
+            self._bytes -= dropped.nbytes
+
+    def _layout(self, media: Media) -> MediaLayout:
+        """Return the positions of a media's tokens; the model's encoder need not run for them."""
+        known = self._layouts.get(media.digest)
+        if known is None:
+            token_ids = mx.array([media.token_ids], dtype=mx.int32)
+            grids = [media.arrays.get(name) for name in GRIDS]
+            positions, _ = self._model.language_model.get_rope_index(
+                token_ids, *(None if one is None else _array(one) for one in grids)
+            )
+            own = np.array(positions, dtype=np.int32).reshape(-1, len(media.token_ids))
+            own = np.broadcast_to(own, (3, own.shape[1])) if len(own) == 1 else own
+            known = MediaLayout(own, int(own.max()) + 1)
+            self._layouts[media.digest] = known
+            while len(self._layouts) > _MAX_LAYOUTS:
+                self._layouts.popitem(last=False)
+        return known
+
+
+_MAX_LAYOUTS = 4096
+"""Layouts kept, some kilobytes each."""
+
+
+def _array(one: PlainArray) -> mx.array:
+    return mx.array(np.frombuffer(one.content, dtype=one.dtype).reshape(one.shape))

@@ -1,0 +1,252 @@
+"""The daemon's side of the process that decodes images and videos, and what that has made lately."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from machd.engine.backend.child_process import ChildProcess, ChildStoppedError, as_text
+from machd.engine.protocol.media import Media, MediaBounds, PlainArray
+from machd.engine.vision.processor_child import (
+    PROCESSED,
+    Processed,
+    ProcessRequest,
+    Ready,
+)
+from machd.errors import InvalidRequestError, ModelFormatError, OverloadedError
+from machd.request.media import MediaKind, MediaSource
+
+_CHILD_MODULE = "machd.engine.vision.processor_child"
+
+_MEMORY_BYTES = 2 << 30
+"""Memory that decoding one file may take: 16 million pixels are 200 MB in float32, and processors copy."""
+
+RenderParts = Callable[[list[dict[str, object]]], str]
+"""Renders a user's message of these parts to prompt text."""
+
+
+class ProcessorFiles:
+    """The process for one checkpoint. Threads may share it, and wait for each other."""
+
+    def __init__(self, directory: Path) -> None:
+        """Start the process; it loads the processor while the daemon goes on.
+
+        Raises:
+            OverloadedError: The system has no room for it.
+        """
+        self._directory = directory
+        self._lock = threading.Lock()
+        self._child: ChildProcess | None = None
+        with self._lock:
+            self._running_child()
+
+    def ready(self) -> Ready:
+        """Wait for the processor, and return what it is.
+
+        Raises:
+            ModelFormatError: It cannot be loaded.
+        """
+        with self._lock:
+            try:
+                said = self._running_child().wait_ready()
+            except RuntimeError as error:
+                self._end_child()
+                raise ModelFormatError(
+                    f"the processor of {self._directory.name} cannot be loaded: {error}"
+                ) from error
+        return msgspec.msgpack.decode(said, type=Ready)
+
+    def ask(self, request: ProcessRequest) -> Processed:
+        """Decode and process one file.
+
+        Raises:
+            ValueError: The file cannot be used; the message says why.
+            OverloadedError: The system has no room for the process.
+        """
+        with self._lock:
+            child = self._running_child()
+            try:
+                child.wait_ready()
+                kind, content = child.ask(
+                    msgspec.msgpack.encode(request),
+                    limit_s=request.limit_s,
+                    max_gained_bytes=2 * request.memory_bytes,
+                )
+            except ChildStoppedError as error:
+                self._end_child()
+                raise ValueError(f"the {request.kind} {error} to decode") from error
+            except BaseException:
+                # A late answer would be taken for that to the next request.
+                self._end_child()
+                raise
+        if kind != PROCESSED:
+            raise ValueError(as_text(content))
+        return msgspec.msgpack.decode(content, type=Processed)
+
+    def close(self) -> None:
+        """End the process."""
+        with self._lock:
+            self._end_child()
+
+    def _running_child(self) -> ChildProcess:
+        if self._child is None or not self._child.is_usable(_MEMORY_BYTES):
+            self._end_child()
+            try:
+                self._child = ChildProcess(_CHILD_MODULE, str(self._directory))
+            except OSError as error:
+                raise OverloadedError(
+                    f"no process for images can be started: {error.strerror}"
+                ) from error
+        return self._child
+
+    def _end_child(self) -> None:
+        if self._child is not None:
+            self._child.end()
+            self._child = None
+
+
+class CheckpointProcessor:
+    """A checkpoint's processor; satisfies :class:`machd.engine.protocol.media.MediaProcessor`."""
+
+    def __init__(
+        self,
+        files: ProcessorFiles,
+        placeholders: dict[MediaKind, str],
+        *,
+        reads_parts: bool,
+        max_bytes: int,
+    ) -> None:
+        """Take the process over.
+
+        Args:
+            files: Decodes and processes.
+            placeholders: Text that stands for one of each kind that the model takes.
+            reads_parts: The chat template writes placeholders itself.
+            max_bytes: Memory for what was processed; the least recently used goes first.
+        """
+        self._files = files
+        self._placeholders = placeholders
+        self._reads_parts = reads_parts
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._known: OrderedDict[bytes, Media] = OrderedDict()
+        self._bytes = 0
+
+    @property
+    def kinds(self) -> tuple[MediaKind, ...]:
+        """Kinds that the model takes."""
+        return tuple(self._placeholders)
+
+    @property
+    def reads_parts(self) -> bool:
+        """True if the chat template writes placeholders itself."""
+        return self._reads_parts
+
+    def placeholder(self, kind: MediaKind) -> str:
+        """Return the text that stands for one in a rendered prompt.
+
+        Raises:
+            InvalidRequestError: The model takes none of this kind.
+        """
+        if kind not in self._placeholders:
+            raise InvalidRequestError(f"the served model takes no {kind}", param="messages")
+        return self._placeholders[kind]
+
+    def process(self, source: MediaSource, bounds: MediaBounds, namespace: str) -> Media:
+        """Decode and process one file, or take what is known of it.
+
+        Raises:
+            InvalidRequestError: The file cannot be used; the message says why.
+            OverloadedError: The system has no room for the process that decodes.
+        """
+        assert source.content is not None, "URLs are fetched before"
+        max_frames = min(source.max_frames or bounds.max_frames, bounds.max_frames)
+        digest = _digest(source, max_frames, namespace)
+        with self._lock:
+            if (known := self._known.get(digest)) is not None:
+                self._known.move_to_end(digest)
+                return known
+        request = ProcessRequest(
+            kind=source.kind,
+            content=source.content,
+            placeholder=self.placeholder(source.kind),
+            fps=source.fps,
+            max_frames=max_frames,
+            max_pixels=bounds.max_pixels,
+            limit_s=bounds.max_decode_s,
+            memory_bytes=_MEMORY_BYTES,
+        )
+        try:
+            processed = self._files.ask(request)
+        except ValueError as error:
+            raise InvalidRequestError(f"{source.param}: {error}", param=source.param) from error
+        arrays = {
+            name: PlainArray(one.shape, one.dtype, one.content)
+            for name, one in processed.arrays.items()
+        }
+        media = Media(source.kind, digest, processed.token_ids, arrays)
+        self._keep(media)
+        return media
+
+    def close(self) -> None:
+        """End the process, and drop what is known."""
+        self._files.close()
+        with self._lock:
+            self._known.clear()
+            self._bytes = 0
+
+    def _keep(self, media: Media) -> None:
+        with self._lock:
+            if media.digest in self._known:
+                return  # another request was as fast
+            self._known[media.digest] = media
+            self._bytes += media.nbytes
+            while self._bytes > self._max_bytes and self._known:
+                _, dropped = self._known.popitem(last=False)
+                self._bytes -= dropped.nbytes
+
+
+def _digest(source: MediaSource, max_frames: int, namespace: str) -> bytes:
+    """Hash everything that what is computed of a file depends on, and the namespace that may share it."""
+    assert source.content is not None, "URLs are fetched before"
+    options = (source.kind, source.fps, max_frames) if source.kind is MediaKind.VIDEO else ()
+    digest = hashlib.blake2b(digest_size=32)
+    for one in (namespace, *map(str, options)):
+        digest.update(len(one).to_bytes(4, "little") + one.encode())
+    digest.update(source.content)
+    return digest.digest()
+
+
+_MARK = "zq7marker"
+"""A word that no template contains; around a part it shows how the template writes that."""
+
+
+def find_placeholder(
+    render: RenderParts, kind: MediaKind, texts: Sequence[str]
+) -> tuple[str, bool]:
+    """Find the text that stands for an image or a video in a rendered prompt.
+
+    Args:
+        render: Renders a user's message of parts.
+        kind: Of the part.
+        texts: The processor's own, the likeliest first.
+
+    Returns:
+        The text; and whether the template writes it for a part of content. Otherwise the processor's first
+        text is to be written into the message.
+    """
+    text: dict[str, object] = {"type": "text", "text": _MARK}
+    try:
+        rendered = render([text, {"type": str(kind)}, text])
+    except InvalidRequestError:
+        rendered = ""
+    _, _, rest = rendered.partition(_MARK)
+    between, mark, _ = rest.partition(_MARK)
+    if mark and between.strip():
+        return between.strip(), True
+    return texts[0], False

@@ -1,0 +1,261 @@
+"""``python -m machd.engine.vision.processor_child DIRECTORY``: the process that decodes images and videos.
+
+Codecs and processors work on bytes that anybody may send, so they run beside the daemon: a file that takes too long, too much
+memory, or ends the process costs its own request alone. The checkpoint's processor is mlx-vlm's, or transformers' without torch.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import tempfile
+import traceback
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from machd.engine.backend.child_process import (
+    READY,
+    UNABLE,
+    as_bytes,
+    parent_channel,
+    requests_of,
+    send_frame,
+)
+from machd.engine.backend.inspection_bounds import bounded
+from machd.engine.backend.model_files import shortened
+from machd.errors import ModelFormatError
+from machd.request.media import MediaKind
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+PROCESSED, REFUSED = b"p", b"f"
+
+_IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+_MAX_MESSAGE_CHARS = 200
+_TEXT_INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
+"""What processors say of the text, which the daemon knows by itself."""
+
+
+class ProcessRequest(msgspec.Struct, frozen=True):
+    """One file to decode and process.
+
+    Attributes:
+        content: The file's bytes.
+        placeholder: Text that stands for one image or video in a rendered prompt.
+        fps: Frames to take of each second of a video; None leaves it to the processor.
+        max_frames: Most frames to take of a video.
+        max_pixels: Most pixels of an image, or of one frame.
+        limit_s: Time that decoding and processing may take.
+        memory_bytes: Memory that they may take.
+    """
+
+    kind: MediaKind
+    content: bytes
+    placeholder: str
+    fps: float | None
+    max_frames: int
+    max_pixels: int
+    limit_s: float
+    memory_bytes: int
+
+
+class ProcessedArray(msgspec.Struct, frozen=True):
+    """An array in C order."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    content: bytes
+
+
+class Processed(msgspec.Struct, frozen=True):
+    """What a processor makes of one file: tokens, and arrays for the model's encoder."""
+
+    token_ids: tuple[int, ...]
+    arrays: dict[str, ProcessedArray]
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """What the process knows of the checkpoint's processor once it is loaded.
+
+    Attributes:
+        name: Class of the processor.
+        image_texts: Texts that may stand for an image in a prompt, the likeliest first.
+    """
+
+    name: str
+    image_texts: tuple[str, ...]
+    has_video: bool
+
+
+class _RefusedError(Exception):
+    """The file cannot be used; the message completes "the image …"."""
+
+
+def main() -> None:
+    """Load the checkpoint's processor, then answer requests until the parent closes its side."""
+    with parent_channel() as channel:
+        try:
+            processor = _load_processor(sys.argv[1])
+            ready = msgspec.msgpack.encode(_described(processor))
+        except BaseException:  # noqa: BLE001 - any library's; the parent reports it
+            send_frame(channel, UNABLE, as_bytes(traceback.format_exc(limit=-3)))
+            return
+        send_frame(channel, READY, ready)
+        for content in requests_of(channel):
+            request = msgspec.msgpack.decode(content, type=ProcessRequest)
+            send_frame(channel, *_answer(processor, request))
+
+
+def _load_processor(directory: str) -> Any:  # noqa: ANN401 - mlx-vlm's and transformers' have no common class
+    import mlx.core as mx  # noqa: PLC0415 - the first import of this process
+
+    # The daemon has the device; what is small is computed here.
+    mx.set_default_device(mx.cpu)
+    from machd.engine.vision.mlx_vlm_import import import_family  # noqa: PLC0415 - imports mlx-vlm
+
+    return import_family(directory).load_processor()
+
+
+def _described(processor: Any) -> Ready:  # noqa: ANN401 - see _load_processor
+    tokenizer = getattr(processor, "tokenizer", processor)
+    named = [getattr(processor, name, None) for name in ("boi_token", "image_token")]
+    named += [getattr(tokenizer, name, None) for name in ("boi_token", "image_token")]
+    texts = [str(one) for one in named if one] + ["<image>"]
+    return Ready(
+        name=type(processor).__name__,
+        image_texts=tuple(dict.fromkeys(texts)),
+        has_video=getattr(processor, "video_processor", None) is not None,
+    )
+
+
+def _answer(processor: Any, request: ProcessRequest) -> tuple[bytes, bytes]:  # noqa: ANN401 - the same
+    try:
+        with (
+            warnings.catch_warnings(),
+            bounded(
+                f"decoding the {request.kind}",
+                seconds=request.limit_s,
+                memory_bytes=request.memory_bytes,
+                hint="send a smaller one",
+            ),
+        ):
+            warnings.simplefilter("ignore")
+            return PROCESSED, msgspec.msgpack.encode(_processed(processor, request))
+    except _RefusedError as error:
+        return REFUSED, as_bytes(f"the {request.kind} {error}")
+    except ModelFormatError as error:
+        return REFUSED, as_bytes(error.message)
+
+
+def _processed(processor: Any, request: ProcessRequest) -> Processed:  # noqa: ANN401 - the same
+    if request.kind is MediaKind.IMAGE:
+        return _inputs(processor, request.placeholder, images=[_decoded_image(request)])
+    if getattr(processor, "video_processor", None) is None:
+        raise _RefusedError("cannot be used: the served model takes images and no video")
+    with tempfile.NamedTemporaryFile(suffix=".video") as file:
+        file.write(request.content)
+        file.flush()
+        _check_video(file.name, request.max_pixels)
+        rate = {} if request.fps is None else {"fps": request.fps}
+        return _inputs(
+            processor,
+            request.placeholder,
+            videos=[file.name],
+            max_frames=request.max_frames,
+            **rate,
+        )
+
+
+def _inputs(processor: Any, placeholder: str, **given: Any) -> Processed:  # noqa: ANN401 - the same
+    """Process one image or video as mlx-vlm's own generation does.
+
+    Raises:
+        _RefusedError: The processor, or the codec of a video, raised.
+    """
+    from mlx_vlm.utils import prepare_inputs  # noqa: PLC0415 - imported with the processor
+
+    try:
+        inputs = prepare_inputs(  # type: ignore[no-untyped-call]
+            processor, prompts=placeholder, add_special_tokens=False, **given
+        )
+    except MemoryError:
+        raise
+    except Exception as error:  # a processor's own error about a file it does not expect
+        said = shortened(f"{type(error).__name__}: {error}", _MAX_MESSAGE_CHARS)
+        raise _RefusedError(f"cannot be processed for this model ({said})") from error
+    token_ids = np.array(inputs["input_ids"]).reshape(-1).tolist()
+    return Processed(tuple(token_ids), _arrays(inputs))
+
+
+def _arrays(inputs: Mapping[str, Any]) -> dict[str, ProcessedArray]:
+    found: dict[str, ProcessedArray] = {}
+    for name, value in inputs.items():
+        if value is None or name in _TEXT_INPUTS:
+            continue
+        try:
+            array = np.ascontiguousarray(np.array(value))
+        except (TypeError, ValueError):
+            continue  # a list of texts, or of arrays of several shapes, is for the processor alone
+        if array.dtype.kind in "biuf":
+            found[name] = ProcessedArray(array.shape, array.dtype.str, array.tobytes())
+    return found
+
+
+def _decoded_image(request: ProcessRequest) -> Image:
+    """Decode an image to RGB, turned as its EXIF data say.
+
+    Raises:
+        _RefusedError: It is none of the known formats, too large, or damaged.
+    """
+    from PIL import Image, ImageOps, UnidentifiedImageError  # noqa: PLC0415 - a part of the extra
+
+    Image.MAX_IMAGE_PIXELS = None  # ours is a limit, Pillow's a warning
+    try:
+        image = Image.open(io.BytesIO(request.content), formats=_IMAGE_FORMATS)
+    except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
+        raise _RefusedError("is no PNG, JPEG, WebP or GIF file") from error
+    width, height = image.size
+    if width * height > request.max_pixels:
+        raise _RefusedError(
+            f"has {width} x {height} pixels, and vision.max_image_pixels is {request.max_pixels}"
+        )
+    try:
+        image.load()
+        turned = ImageOps.exif_transpose(image)
+        return turned.convert("RGB")
+    except MemoryError:
+        raise
+    except Exception as error:  # every codec has errors of its own for damaged files
+        raise _RefusedError("is damaged or cut short") from error
+
+
+def _check_video(path: str, max_pixels: int) -> None:
+    """Read a video's header.
+
+    Raises:
+        _RefusedError: OpenCV cannot read it, or its frames are too large.
+    """
+    import cv2  # noqa: PLC0415 - a dependency of mlx-vlm
+
+    capture = cv2.VideoCapture(path)
+    try:
+        width = int(capture.get(cv2.CAP_PROP_FRAME_WIDTH))
+        height = int(capture.get(cv2.CAP_PROP_FRAME_HEIGHT))
+        is_open = capture.isOpened()
+    finally:
+        capture.release()
+    if not is_open or width < 1 or height < 1:
+        raise _RefusedError("is no file that OpenCV can read, such as MP4 or WebM")
+    if width * height > max_pixels:
+        raise _RefusedError(
+            f"has frames of {width} x {height} pixels, and vision.max_image_pixels is {max_pixels}"
+        )
+
+
+if __name__ == "__main__":
+    main()
