@@ -511,7 +511,7 @@ def _looking(images: int) -> Conversation:
 
 async def test_a_text_model_refuses_images_by_the_field_of_the_first(serving: _Serving) -> None:
     """The message says that the model is the reason, and what to serve or to send instead."""
-    with pytest.raises(UnsupportedParameterError, match="takes text only.*or send text") as caught:
+    with pytest.raises(UnsupportedParameterError, match=r"takes text only.*or send text") as caught:
         await serving.service.prepare(_looking(2))
     assert caught.value.param == "part 0"
     assert (await serving.service.prepare(Conversation([{"role": "user", "content": "a"}]))).prompt
