@@ -336,6 +336,7 @@ def _generation_limits(settings: Settings) -> GenerationLimits:
         max_tokens_per_minute_per_key=limits.max_tokens_per_minute_per_key,
         shares_prefixes=settings.cache.namespace == "shared",
         refuses_ignored_keywords=settings.structured_output.strict,
+        max_images=settings.vision.max_images,
     )
 
 

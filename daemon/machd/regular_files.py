@@ -31,16 +31,21 @@ class RegularFile:
     mode: int
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file to read bytes; links are followed.
+def open_regular(path: Path, *, follows_links: bool = True) -> BinaryIO:
+    """Open a regular file to read bytes.
+
+    Args:
+        path: Of the file.
+        follows_links: Whether ``path`` may be a symbolic link; links among its folders always count.
 
     Raises:
         IrregularFileError: A pipe, a device or a folder, or a path that no file can have.
         OSError: As ``open`` raises it.
     """
     try:
-        _check_regular(path.stat().st_mode)  # opening a device may already act on it
-        descriptor = os.open(path, _FLAGS)
+        # Opening a device may already act on it.
+        _check_regular(path.stat(follow_symlinks=follows_links).st_mode)
+        descriptor = os.open(path, _FLAGS if follows_links else _FLAGS | os.O_NOFOLLOW)
     except ValueError:
         raise IrregularFileError("no file can have this path") from None  # a NUL or a surrogate
     try:

@@ -346,6 +346,9 @@ def _canary_bodies() -> Iterator[dict[str, object]]:
     yield {"model": CANARY, **{key: value for key, value in chat(CANARY).items() if key != "model"}}
     yield {"model": "fake", "messages": [{"role": CANARY, "content": CANARY}]}
     yield {"model": "fake", "messages": [{"role": "user", "content": {CANARY: CANARY}}]}
+    for url in (f"https://{CANARY}/", f"ftp://{CANARY}/", f"data:image/{CANARY};base64,{CANARY}"):
+        part = {"type": "image_url", "image_url": {"url": url}}
+        yield {"model": "fake", "messages": [{"role": "user", "content": [part]}]}
     yield {
         "model": "fake",
         "messages": [{"role": "user", "content": CANARY}],

@@ -49,7 +49,7 @@ def test_reader_refuses_a_pipe_that_replaces_the_file_after_the_first_look(
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     regular = os.stat_result((stat.S_IFREG | 0o600, *[0] * 9))
-    monkeypatch.setattr(Path, "stat", lambda _path: regular)
+    monkeypatch.setattr(Path, "stat", lambda _path, **_options: regular)
 
     with pytest.raises(IrregularFileError):
         open_regular(pipe)
@@ -69,3 +69,20 @@ def test_reader_refuses_a_path_that_no_file_can_have(name: str) -> None:
     """A null character or half a character in a path is an OSError like any other."""
     with pytest.raises(IrregularFileError, match="no file can have this path"):
         open_regular(Path(name))
+
+
+def test_reader_refuses_a_link_where_links_are_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both when it is there at the first look and when it comes between that and the opening."""
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "file")
+    (tmp_path / "file").touch()
+
+    with pytest.raises(IrregularFileError, match="it is not a regular file"):
+        open_regular(link, follows_links=False)
+
+    regular = os.stat_result((stat.S_IFREG | 0o600, *[0] * 9))
+    monkeypatch.setattr(Path, "stat", lambda _path, **_options: regular)
+    with pytest.raises(OSError, match="link"):
+        open_regular(link, follows_links=False)

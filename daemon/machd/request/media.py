@@ -47,3 +47,32 @@ def media_of(messages: Iterable[Mapping[str, object]]) -> list[MediaSource]:
 def _parts(message: Mapping[str, object]) -> list[Mapping[str, object]]:
     content = message.get("content")
     return content if isinstance(content, list) else []
+
+
+def message_content(
+    pieces: Iterable[str | MediaSource], *, between: str = ""
+) -> str | list[dict[str, object]]:
+    """Build a template message's content from texts, images and videos in their order.
+
+    Args:
+        pieces: Texts side by side become one; empty ones are left out.
+        between: Stands between two texts.
+
+    Returns:
+        A text where there is neither image nor video, else a list of parts.
+    """
+    parts: list[dict[str, object]] = []
+    texts: list[str] = []
+    for piece in pieces:
+        if isinstance(piece, MediaSource):
+            parts += _text_parts(between.join(texts))
+            parts.append({"type": piece.kind.value, MEDIA_KEY: piece})
+            texts = []
+        elif piece:
+            texts.append(piece)
+    text = between.join(texts)
+    return [*parts, *_text_parts(text)] if parts else text
+
+
+def _text_parts(text: str) -> list[dict[str, object]]:
+    return [{"type": "text", "text": text}] if text else []

@@ -25,10 +25,12 @@ from machd.errors import (
     InvalidRequestError,
     MachdError,
     OverloadedError,
+    UnsupportedParameterError,
 )
 from machd.request.constraint import Constraint
 from machd.request.conversation import Conversation
 from machd.request.generation import WHOLE_ROOM, GenerationOptions, Grammar, SamplingParams
+from machd.request.media import media_of
 from machd.scheduler.subscriber import Priority, SequenceRequest
 from machd.serving.conversation import PreparedConversation, prepare_conversation
 from machd.serving.fanout import Fanout
@@ -91,6 +93,7 @@ class GenerationLimits:
         clamps_max_tokens: Whether a request for more completion tokens than fit gets those that fit;
             otherwise it is refused.
         refuses_ignored_keywords: Whether a schema with keywords that no grammar holds is refused.
+        max_images: Images and videos that one request may have together.
     """
 
     max_tokens_default: int
@@ -101,6 +104,7 @@ class GenerationLimits:
     shares_prefixes: bool = False
     clamps_max_tokens: bool = True
     refuses_ignored_keywords: bool = False
+    max_images: int = 8
 
 
 class GenerationService:
@@ -209,9 +213,11 @@ class GenerationService:
         Raises:
             ChatTemplateMissingError: The model takes no conversations.
             GrammarError: A schema or grammar cannot be used.
-            InvalidRequestError: The template refuses the conversation.
+            InvalidRequestError: The template refuses the conversation, or it has images or videos
+                that the model does not take, or too many.
             OverloadedError: It is not done in time.
         """
+        self._check_media(conversation)
         pool = self._compiler if conversation.needs_grammar else self._renderers
         engine = self.engine
         prepared = await _within_limit(pool, lambda: prepare_conversation(conversation, engine))
@@ -323,6 +329,27 @@ class GenerationService:
         """Let the worker threads go."""
         for pool in (self._workers, self._renderers, self._compiler):
             pool.shutdown()
+
+    def _check_media(self, conversation: Conversation) -> None:
+        """Refuse images and videos that the served model takes none of, or too many."""
+        media = media_of(conversation.messages)
+        if not media:
+            return
+        if getattr(self.model, "vision", None) is None:
+            param = media[0].param
+            raise UnsupportedParameterError(
+                f"{param}: the served model takes text only; serve a vision model with machd[vision], "
+                "or send text",
+                param=param,
+            )
+        max_images = self._limits.max_images
+        if len(media) > max_images:
+            param = media[max_images].param
+            raise InvalidRequestError(
+                f"{param}: the request has {len(media)} images and videos, and vision.max_images is "
+                f"{max_images}; send fewer",
+                param=param,
+            )
 
     def _check_keywords(self, grammar: Grammar, *, param: str) -> None:
         """Refuse a schema that the grammar does not hold whole, where that is wanted."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from machd.engine.protocol.chat_format import JSON_TOOL_MARKERS
 from machd.engine.protocol.tokenizer import ChatMessages
+from machd.request.media import MEDIA_KEY, MediaSource, message_content
 
 _START, _END = JSON_TOOL_MARKERS
 _RESULT_START, _RESULT_END = "<tool_response>", "</tool_response>"
@@ -44,9 +45,10 @@ def write_tools(
         is_result = message.get("role") == "tool"
         if is_result and follows_result:
             # Results of parallel calls share a message: many templates want roles to alternate.
-            written[-1]["content"] = f"{written[-1]['content']}\n{_result(message)}"
+            before = _pieces(written[-1])
+            written[-1]["content"] = message_content([*before, "\n", *_result(message)])
         elif is_result:
-            written.append({"role": "user", "content": _result(message)})
+            written.append({"role": "user", "content": message_content(_result(message))})
         else:
             written.append(_with_calls_as_text(message))
         follows_result = is_result
@@ -85,8 +87,16 @@ def _call(call: object) -> str:
     return f'{_START}\n{{"name": {name}, "arguments": {written}}}\n{_END}'
 
 
-def _result(message: Mapping[str, object]) -> str:
-    return f"{_RESULT_START}\n{message.get('content') or ''}\n{_RESULT_END}"
+def _result(message: Mapping[str, object]) -> list[str | MediaSource]:
+    return [f"{_RESULT_START}\n", *_pieces(message), f"\n{_RESULT_END}"]
+
+
+def _pieces(message: Mapping[str, object]) -> list[str | MediaSource]:
+    """Take a message's content apart, as :func:`message_content` puts it together."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return [f"{content or ''}"]
+    return [part[MEDIA_KEY] if MEDIA_KEY in part else part["text"] for part in content]
 
 
 def _json(value: object) -> str:

@@ -34,6 +34,7 @@ from machd.settings.texts import (
     WebOrigin,
     is_same_address,
 )
+from machd.settings.vision import VisionSettings
 
 _DAY_S = 86_400.0
 
@@ -368,6 +369,7 @@ class Settings(BaseSettings):
     )
     cache: CacheSettings = Field(default_factory=CacheSettings)
     experts: ExpertsSettings = Field(default_factory=ExpertsSettings)
+    vision: VisionSettings = Field(default_factory=VisionSettings)
     speculation: SpeculationSettings = Field(default_factory=SpeculationSettings)
     structured_output: StructuredOutputSettings = Field(default_factory=StructuredOutputSettings)
     streaming: StreamingSettings = Field(default_factory=StreamingSettings)
@@ -386,6 +388,15 @@ class Settings(BaseSettings):
             raise ValueError(
                 "speculation.mode: draft needs a model that guesses; name it in "
                 "speculation.draft_model, or set speculation.mode to auto"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _urls_have_hosts(self) -> Self:
+        if self.vision.allow_urls and not self.vision.url_hosts:
+            raise ValueError(
+                "vision.allow_urls: true needs the hosts that may be fetched from; name them in "
+                "vision.url_hosts, or set vision.allow_urls to false"
             )
         return self
 

@@ -89,6 +89,14 @@ def _host_name(text: str) -> str:
     return _short_host(text)
 
 
+def _url_host(text: str) -> str:
+    if not re.fullmatch(r"[a-z0-9-]+(\.[a-z0-9-]+)*", text):
+        raise ValueError(
+            "is not a host as URLs name it; write it in lower case, without scheme, port and path"
+        )
+    return _short_host(text)
+
+
 def _web_origin(text: str) -> str:
     if not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s/,]+", text):
         raise ValueError("is not an origin; write scheme://host or scheme://host:port, no path")
@@ -137,6 +145,9 @@ AdminListen = Annotated[_Unicode, AfterValidator(_admin_listen)]
 
 HostName = Annotated[_Unicode, AfterValidator(_host_name)]
 """A name as the Host header has it."""
+
+UrlHost = Annotated[_Unicode, AfterValidator(_url_host)]
+"""A host's name, or its IPv4 address, as an https: URL has it."""
 
 WebOrigin = Annotated[_Unicode, AfterValidator(_web_origin)]
 """An origin as the Origin header has it."""

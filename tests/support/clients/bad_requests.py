@@ -199,6 +199,12 @@ def _ollama_call(arguments: object) -> dict[str, object]:
     return {"role": "assistant", "tool_calls": [call]}
 
 
+def _shown(part: dict[str, object]) -> list[dict[str, object]]:
+    return [{"role": "user", "content": [part]}]
+
+
+_IMAGE_URL = "data:image/png;base64,AAAA"
+
 _TURN_MISTAKES: dict[str, tuple[tuple[str, str, object], ...]] = {
     "no turn at all": (
         (CHAT, "messages", []),
@@ -206,7 +212,33 @@ _TURN_MISTAKES: dict[str, tuple[tuple[str, str, object], ...]] = {
     ),
     "arguments as text": ((OLLAMA_CHAT, "messages", [_ollama_call("{}")]),),
     "arguments that are a list": ((OLLAMA_CHAT, "messages", [_ollama_call([1])]),),
-    "an image": ((OLLAMA_CHAT, "messages", [{"role": "user", "images": ["AAAA"]}]),),
+    "a video to a text model": (
+        (
+            CHAT,
+            "messages",
+            _shown({"type": "video_url", "video_url": {"url": "https://a.example/"}}),
+        ),
+    ),
+    "an image to a text model": (
+        (CHAT, "messages", _shown({"type": "image_url", "image_url": {"url": _IMAGE_URL}})),
+        (RESPONSES, "input", _shown({"type": "input_image", "image_url": _IMAGE_URL})),
+        (
+            MESSAGES,
+            "messages",
+            _shown(
+                {
+                    "type": "image",
+                    "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"},
+                }
+            ),
+        ),
+        (OLLAMA_CHAT, "messages", [{"role": "user", "images": ["AAAA"]}]),
+    ),
+    "an image that is no base64": (
+        (CHAT, "messages", _shown({"type": "image_url", "image_url": f"{_IMAGE_URL}!"})),
+        (RESPONSES, "input", _shown({"type": "input_image", "image_url": f"{_IMAGE_URL}!"})),
+        (OLLAMA_CHAT, "messages", [{"role": "user", "images": ["!"]}]),
+    ),
     "an unknown role": (
         (CHAT, "messages", [{"role": "root", "content": "hi"}]),
         (RESPONSES, "input", [{"role": "root", "content": "hi"}]),

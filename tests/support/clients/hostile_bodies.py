@@ -179,7 +179,7 @@ _UNSUPPORTED: tuple[tuple[str, bytes], ...] = (
     ("web search", _body(web_search_options={"search_context_size": "low"})),
     ("verbosity of another word", _body(verbosity="none")),
     ("an image from the network", _part(type="image_url", image_url={"url": "http://h/i.png"})),
-    ("an image from the disk", _part(type="image_url", image_url={"url": "file:///etc/hostname"})),
+    ("an image by a path", _part(type="image_url", image_url={"url": "/etc/hostname"})),
     ("a sound", _part(type="input_audio", input_audio={"data": "", "format": "wav"})),
     ("a file", _part(type="file", file={"file_id": "f"})),
 )

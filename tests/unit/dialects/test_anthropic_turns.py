@@ -248,9 +248,9 @@ def test_document_of_text_is_read(source: object) -> None:
     assert turns.messages[-1]["content"] == "T\nC\nthe body"
 
 
-@pytest.mark.parametrize("kind", ["image", "document", "search_result"])
-def test_what_is_no_text_is_refused_by_its_place(kind: str) -> None:
-    """Images and documents are refused where they stand, inside results too."""
+@pytest.mark.parametrize("kind", ["document", "search_result"])
+def test_what_is_neither_text_nor_image_is_refused_by_its_place(kind: str) -> None:
+    """Documents that are no text are refused where they stand, inside results too."""
     with pytest.raises(UnsupportedParameterError) as error:
         _turns(("user", [_text("a"), {"type": kind, **_PDF}]))
     assert error.value.param == "messages[0].content[1].type"

@@ -112,7 +112,6 @@ def test_penalties_are_off_when_they_look_at_nothing() -> None:
         ({"options": {"repeat_last_n": 64, "repeat_penalty": 1.1}}, "options.repeat_last_n"),
         ({"suffix": "x"}, "suffix"),
         ({"context": [1]}, "context"),
-        ({"images": ["AA=="]}, "images"),
         ({"template": "{{ .Prompt }}"}, "template"),
         ({"width": 512}, "width"),
         ({"debug_render_only": True}, "debug_render_only"),
@@ -233,12 +232,11 @@ def test_ids_of_calls_are_kept() -> None:
     assert result == {"role": "tool", "content": "1", "tool_call_id": "x", "name": "f"}
 
 
-def test_images_of_a_message_are_refused_where_they_stand() -> None:
-    """The served model takes text only; an empty list is no image."""
-    with pytest.raises(UnsupportedParameterError) as refused:
-        _conversation(*_HI, {"role": "user", "content": "look", "images": ["AA=="]})
-    assert refused.value.param == "messages[1].images"
-    assert len(_conversation({"role": "user", "content": "look", "images": []}).messages) == 1
+def test_an_empty_list_of_images_is_no_image() -> None:
+    """Clients send it with every message; the content stays a text."""
+    for role in ("user", "system"):
+        (message,) = _conversation({"role": role, "content": "look", "images": []}).messages
+        assert message == {"role": role, "content": "look"}
 
 
 def test_last_text_of_the_assistant_is_continued() -> None:

@@ -419,7 +419,7 @@ def test_mistakes_name_their_place(fields: dict[str, Any], param: str) -> None:
 @pytest.mark.parametrize(
     ("content", "place"),
     [
-        ([{"type": "input_image", "image_url": "file:///etc/passwd"}], "input[0].content[0].type"),
+        ([{"type": "input_image", "file_id": "f"}], "input[0].content[0].file_id"),
         (
             [{"type": "input_text", "text": "a"}, {"type": "input_file", "file_id": "f"}],
             "input[0].content[1].type",

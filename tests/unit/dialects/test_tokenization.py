@@ -77,7 +77,7 @@ def test_one_input_is_required(fields: dict[str, object]) -> None:
 def test_messages_are_checked() -> None:
     """A part that no template is shown is refused here too."""
     with pytest.raises(UnsupportedParameterError):
-        _request(messages=[{"role": "user", "content": [{"type": "image_url"}]}])
+        _request(messages=[{"role": "user", "content": [{"type": "input_audio"}]}])
 
 
 def test_detokenized_ids_are_held_against_the_vocabulary() -> None:

@@ -14,6 +14,7 @@ from support.engines.fake_engine import FakeEngine
 from support.schedulers.sequence_samples import LIMITS
 
 from machd.engine.fake.tokenizer import FakeTokenizer
+from machd.engine.protocol.engine import ModelDescription
 from machd.errors import (
     ContextLengthExceededError,
     DrainDeadlineError,
@@ -24,8 +25,11 @@ from machd.errors import (
     ModelFormatError,
     NotReadyError,
     QueueFullError,
+    UnsupportedParameterError,
 )
+from machd.request.conversation import Conversation
 from machd.request.generation import WHOLE_ROOM, GenerationOptions, SamplingParams
+from machd.request.media import MEDIA_KEY, MediaKind, MediaSource
 from machd.scheduler.config import single_flight
 from machd.scheduler.events import FinishReason
 from machd.scheduler.scheduler import Scheduler
@@ -492,6 +496,42 @@ async def test_a_service_drains_again_after_new_work(serving: _Serving) -> None:
     assert not await serving.service.drain(0.01)
     open_one.close()
     assert await serving.service.drain(60.0)
+
+
+# Images and videos
+
+
+def _looking(images: int) -> Conversation:
+    parts = [
+        {"type": "image", MEDIA_KEY: MediaSource(MediaKind.IMAGE, f"part {index}", content=b"x")}
+        for index in range(images)
+    ]
+    return Conversation([{"role": "user", "content": parts}])
+
+
+async def test_a_text_model_refuses_images_by_the_field_of_the_first(serving: _Serving) -> None:
+    """The message says that the model is the reason, and what to serve or to send instead."""
+    with pytest.raises(UnsupportedParameterError, match=r"takes text only.*or send text") as caught:
+        await serving.service.prepare(_looking(2))
+    assert caught.value.param == "part 0"
+    assert (await serving.service.prepare(Conversation([{"role": "user", "content": "a"}]))).prompt
+
+
+async def test_a_vision_model_takes_images_up_to_their_limit(
+    serving: _Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``vision.max_images`` counts those of the whole request and can change while it runs."""
+    monkeypatch.setattr(ModelDescription, "vision", object(), raising=False)
+    assert (await serving.service.prepare(_looking(8))).prompt
+    with pytest.raises(InvalidRequestError, match=r"9 images .* vision\.max_images is 8") as caught:
+        await serving.service.prepare(_looking(9))
+    assert caught.value.param == "part 8"
+    serving.service.set_limits(
+        GenerationLimits(max_tokens_default=50, max_n=3, max_queue=4, max_images=0)
+    )
+    with pytest.raises(InvalidRequestError) as caught:
+        await serving.service.prepare(_looking(1))
+    assert caught.value.param == "part 0"
 
 
 # What one client may have

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from machd.engine.fake.tokenizer import FakeTokenizer
+from machd.request.media import MEDIA_KEY, MediaKind, MediaSource
 from machd.serving.chat_output import ChatOutput
 from machd.serving.output import Content, ToolCallStart
 from machd.serving.tool_prompt import write_tools
@@ -58,3 +59,22 @@ def test_earlier_calls_and_results_are_shown_as_the_model_is_asked_to_write_them
     pieces = [*parser.push(str(written[1]["content"])), *parser.finish(is_cut=False)]
     assert pieces[0] == Content("Wait.")
     assert [one.name for one in pieces if isinstance(one, ToolCallStart)] == ["f", "f"]
+
+
+def test_images_of_results_stay_between_the_markers_of_their_results() -> None:
+    """Results of parallel calls share a message, and each image keeps its place in it."""
+    image = {"type": "image", MEDIA_KEY: MediaSource(MediaKind.IMAGE, "p", content=b"x")}
+    messages: list[dict[str, object]] = [
+        {"role": "tool", "tool_call_id": "1", "content": "one"},
+        {"role": "tool", "tool_call_id": "2", "content": [{"type": "text", "text": "two"}, image]},
+        {"role": "tool", "tool_call_id": "3", "content": "three"},
+    ]
+    (written,) = write_tools(messages, [])
+    assert written["content"] == [
+        {
+            "type": "text",
+            "text": "<tool_response>\none\n</tool_response>\n<tool_response>\ntwo",
+        },
+        image,
+        {"type": "text", "text": "\n</tool_response>\n<tool_response>\nthree\n</tool_response>"},
+    ]

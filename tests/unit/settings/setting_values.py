@@ -29,12 +29,21 @@ _TEXTS_OF_A_FORM: Mapping[str, st.SearchStrategy[object]] = {
     ),
     # The mode draft needs a model besides.
     "speculation.mode": st.sampled_from(["auto", "off", "ngram", "dflash"]),
+    # True needs hosts besides.
+    "vision.allow_urls": st.sampled_from([False]),
+    "vision.url_hosts": st.lists(_NAMES, max_size=3).map(tuple),
     "http.allowed_hosts": st.lists(_NAMES, max_size=3).map(tuple),
     "models.aliases": st.lists(_NAMES, max_size=3).map(tuple),
     "http.allowed_origins": st.lists(_NAMES.map(lambda name: f"https://{name}:1"), max_size=3).map(
         tuple
     ),
 }
+
+
+NEEDED: Mapping[str, Mapping[str, object]] = {
+    "vision.allow_urls": {"vision.url_hosts": ("images.example.org",)},
+}
+"""Values of other keys without which a key cannot be set."""
 
 
 def values_of(key: SettingKey) -> st.SearchStrategy[object]:

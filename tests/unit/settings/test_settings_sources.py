@@ -9,7 +9,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import model_validator
-from unit.settings.setting_values import KEYS, as_toml, as_variable, as_variables, dotted_values
+from unit.settings.setting_values import (
+    KEYS,
+    NEEDED,
+    as_toml,
+    as_variable,
+    as_variables,
+    dotted_values,
+)
 
 from machd.errors import SettingsError
 from machd.settings.keys import SettingKey
@@ -73,7 +80,7 @@ def test_every_key_can_be_set_in_the_file(key: SettingKey, tmp_path: Path) -> No
     """The file reaches every key, and the origin is the file's path."""
     value = another_value(key)
 
-    loaded = load(tmp_path, as_toml({key.dotted: value}))
+    loaded = load(tmp_path, as_toml({key.dotted: value, **NEEDED.get(key.dotted, {})}))
 
     assert key.value_in(loaded.settings) == value != key.default
     assert loaded.origins[key.dotted] == Origin(OriginKind.FILE, str(tmp_path / "given.toml"))
@@ -83,8 +90,9 @@ def test_every_key_can_be_set_in_the_file(key: SettingKey, tmp_path: Path) -> No
 def test_every_variable_sets_its_key(key: SettingKey, tmp_path: Path) -> None:
     """Each spelling of the variable reaches the key, and the origin is the one that was used."""
     value = another_value(key)
+    needed = as_variables(NEEDED.get(key.dotted, {}))
     for name in key.environment_names:
-        loaded = load(tmp_path, environ={name: as_variable(value)})
+        loaded = load(tmp_path, environ={name: as_variable(value), **needed})
 
         assert key.value_in(loaded.settings) == value
         assert loaded.origins[key.dotted] == Origin(OriginKind.ENVIRONMENT, name)
@@ -94,8 +102,9 @@ def test_every_variable_sets_its_key(key: SettingKey, tmp_path: Path) -> None:
 def test_every_flag_sets_its_key(key: SettingKey, tmp_path: Path) -> None:
     """A flag reaches every key as text or as a value, and the origin is the flag."""
     value = another_value(key)
+    needed = NEEDED.get(key.dotted, {})
     for given_value in (value, as_variable(value)):
-        loaded = load(tmp_path, flags={key.dotted: given_value})
+        loaded = load(tmp_path, flags={key.dotted: given_value, **needed})
 
         assert key.value_in(loaded.settings) == value
         assert loaded.origins[key.dotted] == Origin(OriginKind.FLAG, key.flag_names[0])
@@ -343,6 +352,28 @@ def test_a_rule_between_keys_is_a_problem_too() -> None:
         load_settings(config_path=None, environ={}, flags={"limits.max_queue": "1"}, model=Ruled)
 
     assert caught.value.problems == ["limits.max_queue: has to be at least limits.max_n"]
+
+
+def test_fetching_urls_needs_the_hosts_that_may_be_fetched_from() -> None:
+    """``vision.allow_urls`` alone would allow nothing, or everything: it is refused with the fix."""
+    with pytest.raises(SettingsError) as caught:
+        load_settings(config_path=None, environ={}, flags={"vision.allow_urls": "true"})
+
+    assert len(caught.value.problems) == 1
+    assert caught.value.problems[0].startswith("vision.allow_urls: ")
+    assert "vision.url_hosts" in caught.value.problems[0]
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["", "*", "*.example.org", "https://a.example", "a.example:443", "A.example", "a..b", "a/b"],
+)
+def test_a_host_of_urls_is_written_out_in_full(host: str) -> None:
+    """No pattern, scheme, port or path, and no second spelling of one name."""
+    with pytest.raises(SettingsError) as caught:
+        load_settings(config_path=None, environ={}, flags={"vision.url_hosts": [host]})
+
+    assert "is not a host as URLs name it" in caught.value.problems[0]
 
 
 def test_what_is_not_unicode_is_refused(tmp_path: Path) -> None:

@@ -10,10 +10,12 @@ import msgspec
 from msgspec import UNSET, Meta, Struct
 
 from machd.dialects.chat.messages import gap_between
-from machd.dialects.wire.bounds import ContentText, Label
+from machd.dialects.wire.bounds import ContentText, Label, MediaText
+from machd.dialects.wire.media import media_from_base64, media_from_url
 from machd.dialects.wire.raw_json import Allowance, JsonObject, raw_object
 from machd.dialects.wire.refusal import Ignored
 from machd.errors import InvalidRequestError, UnsupportedParameterError
+from machd.request.media import MediaKind, MediaSource, message_content
 
 _BETWEEN_BLOCKS = "\n"
 
@@ -50,8 +52,30 @@ class ToolUseBlock(Struct, frozen=True, kw_only=True, tag="tool_use", tag_field=
     cache_control: Ignored = UNSET
 
 
-class ImageBlock(Struct, frozen=True, tag="image", tag_field="type"):
-    """An image; refused."""
+class Base64Source(Struct, frozen=True, kw_only=True, tag="base64", tag_field="type"):
+    """An image's file."""
+
+    media_type: Label
+    data: MediaText
+
+
+class UrlSource(Struct, frozen=True, kw_only=True, tag="url", tag_field="type"):
+    """Where an image is."""
+
+    url: MediaText
+
+
+class FileSource(Struct, frozen=True, kw_only=True, tag="file", tag_field="type"):
+    """A stored file; refused, as none are stored."""
+
+    file_id: Ignored = UNSET
+
+
+class ImageBlock(Struct, frozen=True, kw_only=True, tag="image", tag_field="type"):
+    """An image."""
+
+    source: Base64Source | UrlSource | FileSource
+    cache_control: Ignored = UNSET
 
 
 class DocumentSource(Struct, frozen=True, kw_only=True):
@@ -139,7 +163,7 @@ def check_blocks(blocks: Sequence[Struct], *, role: str, where: str, allowance: 
         allowance: What the inputs of all calls share.
 
     Raises:
-        UnsupportedParameterError: A block is not text, a thought, a call or a result.
+        UnsupportedParameterError: A block is not text, an image, a thought, a call or a result.
         InvalidRequestError: Another role's message holds such blocks, or a call's input is
             nested too deeply or has too many parts.
     """
@@ -147,15 +171,20 @@ def check_blocks(blocks: Sequence[Struct], *, role: str, where: str, allowance: 
         place = f"{where}[{index}]"
         kind = block.__struct_config__.tag
         is_document = isinstance(block, DocumentBlock) and block.text is None
-        if is_document or isinstance(block, ImageBlock | SearchResultBlock):
+        if is_document or isinstance(block, SearchResultBlock):
             raise UnsupportedParameterError(
-                f'{place}.type: blocks of type "{kind}" are not supported; send "text"',
+                f'{place}.type: blocks of type "{kind}" are not supported; send "text" or "image"',
                 param=f"{place}.type",
             )
         if not isinstance(block, _KINDS_BY_ROLE[role]):
             raise InvalidRequestError(
                 f'{place}.type: a message of the role "{role}" cannot hold blocks of type "{kind}"',
                 param=f"{place}.type",
+            )
+        if isinstance(block, ImageBlock) and isinstance(block.source, FileSource):
+            raise UnsupportedParameterError(
+                f'{place}.source.type: no files are stored here; send a source of the type "base64"',
+                param=f"{place}.source.type",
             )
         if isinstance(block, ToolResultBlock):
             check_blocks(
@@ -167,7 +196,7 @@ def check_blocks(blocks: Sequence[Struct], *, role: str, where: str, allowance: 
 
 _KINDS_BY_ROLE: dict[str, tuple[type[Struct], ...]] = {
     "system": (TextBlock,),
-    "user": (TextBlock, DocumentBlock, ToolResultBlock),
+    "user": (TextBlock, ImageBlock, DocumentBlock, ToolResultBlock),
     "assistant": (TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock),
 }
 
@@ -204,20 +233,27 @@ class Turns:
 
 @dataclass(slots=True)
 class _Turn:
-    """Join the messages of one role in a row; ``where`` is the first one's place in the request."""
+    """The messages of one role in a row, joined.
+
+    Attributes:
+        where: The first message's place in the request.
+        places: Each block's place there.
+    """
 
     role: str
     where: str
     blocks: list[Block]
+    places: list[str]
 
 
 def read_turns(system: SystemContent | None, messages: Sequence[AnthropicMessage]) -> Turns:
     """Check a conversation and put it into templates' words.
 
     Raises:
-        UnsupportedParameterError: A block is not text, a thought, a call or a result.
+        UnsupportedParameterError: A block is not text, an image, a thought, a call or a result.
         InvalidRequestError: The order of roles is wrong, a result answers no call or a call has no
-            result, or the last message cannot be continued.
+            result, the last message cannot be continued, or an image is not what can be read or
+            fetched.
     """
     turns = list(_merged(_turns(system, messages)))
     _check_first(turns)
@@ -246,13 +282,21 @@ def read_turns(system: SystemContent | None, messages: Sequence[AnthropicMessage
 def _turns(system: SystemContent | None, messages: Sequence[AnthropicMessage]) -> Iterable[_Turn]:
     """One turn a message, the system's first, each checked by itself."""
     if system:
-        yield _Turn("system", "system", [*blocks_of(system)])
+        yield _turn("system", "system", blocks_of(system), "system")
     allowance = Allowance()
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
         blocks = blocks_of(message.content)
         check_blocks(blocks, role=message.role, where=f"{where}.content", allowance=allowance)
-        yield _Turn(message.role, where, [*blocks])
+        yield _turn(message.role, where, blocks, f"{where}.content")
+
+
+def _turn(role: str, where: str, blocks: Sequence[Block], content_place: str) -> _Turn:
+    return _Turn(role, where, [*blocks], _places(blocks, content_place))
+
+
+def _places(blocks: Sequence[Struct], content_place: str) -> list[str]:
+    return [f"{content_place}[{index}]" for index in range(len(blocks))]
 
 
 def _merged(turns: Iterable[_Turn]) -> Iterable[_Turn]:
@@ -260,6 +304,7 @@ def _merged(turns: Iterable[_Turn]) -> Iterable[_Turn]:
     for turn in turns:
         if held is not None and held.role == turn.role:
             held.blocks += turn.blocks
+            held.places += turn.places
             continue
         if held is not None:
             yield held
@@ -279,29 +324,63 @@ def _check_first(turns: Sequence[_Turn]) -> None:
 
 def _user_messages(turn: _Turn, calls: dict[str, str]) -> list[dict[str, object]]:
     """The results of the assistant's calls, then what the user says beside them."""
-    results = [block for block in turn.blocks if isinstance(block, ToolResultBlock)]
+    results = [
+        (block, place)
+        for block, place in zip(turn.blocks, turn.places, strict=True)
+        if isinstance(block, ToolResultBlock)
+    ]
     unanswered = dict(calls)
     messages: list[dict[str, object]] = []
-    for result in results:
+    for result, place in results:
         name = unanswered.pop(result.tool_use_id, None)
         if name is None:
             raise InvalidRequestError(
                 f"{turn.where}: a tool_result needs a tool_use of its own in the message before",
                 param=turn.where,
             )
-        text = joined_text(blocks_of(result.content))
         messages.append(
             {
                 "role": "tool",
                 "tool_call_id": result.tool_use_id,
                 "name": name,
-                "content": f"{_ERROR_MARK}{text}" if result.is_error else text,
+                "content": _result_content(result, place),
             }
         )
     _check_answered(unanswered, turn.where)
     if not messages or len(results) < len(turn.blocks):
-        messages.append({"role": "user", "content": joined_text(turn.blocks)})
+        pieces = _pieces(turn.blocks, turn.places)
+        content = message_content(pieces, between=_BETWEEN_BLOCKS)
+        messages.append({"role": "user", "content": content})
     return messages
+
+
+def _result_content(result: ToolResultBlock, place: str) -> str | list[dict[str, object]]:
+    blocks = blocks_of(result.content)
+    pieces = _pieces(blocks, _places(blocks, f"{place}.content"))
+    if result.is_error:
+        first = pieces.pop(0) if pieces and isinstance(pieces[0], str) else ""
+        pieces.insert(0, f"{_ERROR_MARK}{first}")
+    return message_content(pieces, between=_BETWEEN_BLOCKS)
+
+
+def _pieces(blocks: Sequence[Struct], places: Sequence[str]) -> list[str | MediaSource]:
+    """Texts and images in their order; no text is empty."""
+    pieces = (
+        _image(block, place) if isinstance(block, ImageBlock) else joined_text([block])
+        for block, place in zip(blocks, places, strict=True)
+    )
+    return [piece for piece in pieces if piece]
+
+
+def _image(block: ImageBlock, place: str) -> MediaSource:
+    match block.source:
+        case Base64Source(media_type=media_type, data=data):
+            param = f"{place}.source.data"
+            return media_from_base64(data, MediaKind.IMAGE, param=param, media_type=media_type)
+        case UrlSource(url=url):
+            return media_from_url(url, MediaKind.IMAGE, param=f"{place}.source.url")
+        case FileSource():
+            raise AssertionError("refused before")
 
 
 def _calls(turn: _Turn) -> dict[str, str]:

@@ -7,11 +7,22 @@ from typing import Annotated, TypeAlias
 
 from msgspec import UNSET, Meta, Struct
 
-from machd.dialects.wire.bounds import MAX_TOOLS, CallId, ContentText, Label
+from machd.dialects.wire.bounds import (
+    MAX_TOOLS,
+    CallId,
+    ContentText,
+    FramesPerSecond,
+    Label,
+    MaxFrames,
+    MediaText,
+)
+from machd.dialects.wire.generation_request import agreed
+from machd.dialects.wire.media import media_from_url
 from machd.dialects.wire.raw_json import Allowance
-from machd.dialects.wire.refusal import Refused, neutral_values, refuse_unsupported
+from machd.dialects.wire.refusal import Ignored, Refused, neutral_values, refuse_unsupported
 from machd.dialects.wire.tools import past_arguments
 from machd.errors import InvalidRequestError, UnsupportedParameterError
+from machd.request.media import MediaKind, MediaSource, message_content
 
 
 class TextPart(Struct, frozen=True, kw_only=True, tag="text", tag_field="type"):
@@ -20,8 +31,17 @@ class TextPart(Struct, frozen=True, kw_only=True, tag="text", tag_field="type"):
     text: ContentText
 
 
-class ImagePart(Struct, frozen=True, tag="image_url", tag_field="type"):
-    """An image; refused."""
+class ImageUrl(Struct, frozen=True, kw_only=True):
+    """Where an image is; ``detail`` is ignored, as the model's processor alone picks a resolution."""
+
+    url: MediaText
+    detail: Ignored = UNSET
+
+
+class ImagePart(Struct, frozen=True, kw_only=True, tag="image_url", tag_field="type"):
+    """An image; a text is short for its URL."""
+
+    image_url: ImageUrl | MediaText
 
 
 class AudioPart(Struct, frozen=True, tag="input_audio", tag_field="type"):
@@ -32,8 +52,20 @@ class FilePart(Struct, frozen=True, tag="file", tag_field="type"):
     """A file; refused."""
 
 
-class VideoPart(Struct, frozen=True, tag="video_url", tag_field="type"):
-    """A video; refused."""
+class VideoUrl(Struct, frozen=True, kw_only=True):
+    """Where a video is, and which of its frames to take."""
+
+    url: MediaText
+    fps: FramesPerSecond | None = None
+    max_frames: MaxFrames | None = None
+
+
+class VideoPart(Struct, frozen=True, kw_only=True, tag="video_url", tag_field="type"):
+    """A video; a text is short for its URL. The frames to take may be named at either place."""
+
+    video_url: VideoUrl | MediaText
+    fps: FramesPerSecond | None = None
+    max_frames: MaxFrames | None = None
 
 
 class RefusalPart(Struct, frozen=True, kw_only=True, tag="refusal", tag_field="type"):
@@ -143,9 +175,10 @@ def check_messages(messages: Sequence[ChatMessage]) -> None:
     """Refuse what a template could not be given.
 
     Raises:
-        UnsupportedParameterError: A part is not text, or an assistant's message holds what machd
-            does not take; ``param`` says where.
-        InvalidRequestError: A tool answers though nothing was called.
+        UnsupportedParameterError: A part is a sound or a file, or an assistant's message holds
+            what machd does not take; ``param`` says where.
+        InvalidRequestError: A tool answers though nothing was called, or an image or a video is in
+            neither a user's nor a tool's message.
     """
     has_called = False
     for index, message in enumerate(messages):
@@ -159,7 +192,8 @@ def check_messages(messages: Sequence[ChatMessage]) -> None:
                 f"{param}: no message before this one calls a tool", param=param
             )
         if message.content is not None and not isinstance(message.content, str):
-            _check_parts(message.content, where=f"{where}content")
+            takes_media = isinstance(message, UserMessage | ToolMessage)
+            _check_parts(message.content, takes_media=takes_media, where=f"{where}content")
 
 
 def check_final_message(messages: Sequence[ChatMessage]) -> None:
@@ -170,7 +204,9 @@ def check_final_message(messages: Sequence[ChatMessage]) -> None:
     """
     last = messages[-1]
     has_called = isinstance(last, AssistantMessage) and (last.tool_calls or last.function_call)
-    if not isinstance(last, AssistantMessage) or has_called or not _said(last).strip():
+    said = _content(last, where="")
+    has_text = isinstance(said, str) and bool(said.strip())
+    if not isinstance(last, AssistantMessage) or has_called or not has_text:
         raise InvalidRequestError(
             "continue_final_message needs a last message that is a text of the assistant's",
             param="continue_final_message",
@@ -181,19 +217,21 @@ def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, object]
     """Checked messages as :class:`machd.request.conversation.Conversation` has them.
 
     Text parts are joined without anything between them, and a tool's message gets the name of the
-    function that it answers for.
+    function that it answers for. Images and videos are decoded from base64, for a worker thread.
 
     Raises:
-        InvalidRequestError: The arguments of calls are nested too deeply or have too many parts.
+        InvalidRequestError: The arguments of calls are nested too deeply or have too many parts, or
+            an image or a video is not what can be read or fetched.
     """
     names: dict[str, str] = {}
     seen = []
     allowance = Allowance()
     for index, message in enumerate(messages):
-        one = _template_message(message, names)
+        where = f"messages[{index}]."
+        one = _template_message(message, names, where=where)
         if isinstance(message, AssistantMessage):
             names |= {call.id: call.function.name for call in _calls(message)}
-            one |= _assistant_fields(message, allowance, where=f"messages[{index}].")
+            one |= _assistant_fields(message, allowance, where=where)
         seen.append(one)
     return seen
 
@@ -208,21 +246,29 @@ def gap_between(text: str, later: str) -> str:
     return "\n"
 
 
-def _check_parts(parts: Sequence[_Part], *, where: str) -> None:
+def _check_parts(parts: Sequence[_Part], *, takes_media: bool, where: str) -> None:
     for index, part in enumerate(parts):
-        if not isinstance(part, TextPart | RefusalPart):
-            param = f"{where}[{index}].type"
-            kind = part.__struct_config__.tag
+        param = f"{where}[{index}].type"
+        kind = part.__struct_config__.tag
+        if isinstance(part, AudioPart | FilePart):
             raise UnsupportedParameterError(
-                f'{param}: parts of type "{kind}" are not supported, as the served model takes '
-                'text only; send "text"',
+                f'{param}: parts of type "{kind}" are not supported; send "text", "image_url" or '
+                '"video_url"',
+                param=param,
+            )
+        if isinstance(part, ImagePart | VideoPart) and not takes_media:
+            raise InvalidRequestError(
+                f'{param}: parts of type "{kind}" are taken in messages of the roles "user" and '
+                '"tool" only; send it in one of these',
                 param=param,
             )
 
 
-def _template_message(message: ChatMessage, names: Mapping[str, str]) -> dict[str, object]:
+def _template_message(
+    message: ChatMessage, names: Mapping[str, str], *, where: str
+) -> dict[str, object]:
     role = next(role for kind, role in _TEMPLATE_ROLES if isinstance(message, kind))
-    seen: dict[str, object] = {"role": role, "content": _said(message)}
+    seen: dict[str, object] = {"role": role, "content": _content(message, where=where)}
     name = message.name
     if isinstance(message, ToolMessage):
         seen["tool_call_id"] = message.tool_call_id
@@ -274,20 +320,45 @@ def _assistant_fields(
     return seen
 
 
-def _said(message: ChatMessage) -> str:
+def _content(message: ChatMessage, *, where: str) -> str | list[dict[str, object]]:
     content = message.content
     if content is None and isinstance(message, AssistantMessage):
         content = message.refusal
     if content is None or isinstance(content, str):
         return content or ""
-    return "".join(_part_text(part) for part in content)
+    return message_content(
+        _piece(part, where=f"{where}content[{index}].") for index, part in enumerate(content)
+    )
 
 
-def _part_text(part: _Part) -> str:
+def _piece(part: _Part, *, where: str) -> str | MediaSource:
     match part:
         case TextPart(text=text):
             return text
         case RefusalPart(refusal=text):
             return text
+        case ImagePart(image_url=str(url)):
+            return media_from_url(url, MediaKind.IMAGE, param=f"{where}image_url")
+        case ImagePart(image_url=ImageUrl(url=url)):
+            return media_from_url(url, MediaKind.IMAGE, param=f"{where}image_url.url")
+        case VideoPart():
+            return _video(part, where=where)
         case _:
             return ""
+
+
+def _video(part: VideoPart, *, where: str) -> MediaSource:
+    found = part.video_url
+    inner = VideoUrl(url=found) if isinstance(found, str) else found
+    return media_from_url(
+        inner.url,
+        MediaKind.VIDEO,
+        param=f"{where}video_url" if isinstance(found, str) else f"{where}video_url.url",
+        fps=agreed({f"{where}fps": part.fps, f"{where}video_url.fps": inner.fps}),
+        max_frames=agreed(
+            {
+                f"{where}max_frames": part.max_frames,
+                f"{where}video_url.max_frames": inner.max_frames,
+            }
+        ),
+    )

@@ -95,7 +95,7 @@ async def create_ollama_generate(
     body = await read_generation(request, context, OllamaGenerateRequest)
     identity = identify(request, context, endpoint="ollama_generate", prefix="ollama-")
     dialect = _dialect(OllamaGenerateDialect, context, identity, body)
-    if not body.prompt:
+    if not body.prompt and not body.images:
         return _loaded(dialect)
     prompt, guidance = await _prepared(context, body)
     return respond(
@@ -200,8 +200,9 @@ async def _prepared(
 ) -> tuple[tuple[int, ...], Guidance]:
     """Render a prompt, or tokenise it as it stands where it is raw or the model has no template."""
     service = context.service
-    if not body.raw and (service.tokenizer.has_chat_template or body.system):
-        prepared = await service.prepare(body.conversation())
+    needs_template = bool(body.system or body.images)
+    if not body.raw and (service.tokenizer.has_chat_template or needs_template):
+        prepared = await service.prepare(await service.in_worker(body.conversation))
         return prepared.prompt, prepared.guidance
     prompt = await service.in_worker(
         service.tokenizer.encode, body.prompt or "", add_special_tokens=True

@@ -12,6 +12,7 @@ from machd.dialects.wire.bounds import (
     CallId,
     ContentText,
     Label,
+    MediaText,
     MinP,
     ModelName,
     Penalty,
@@ -24,6 +25,7 @@ from machd.dialects.wire.bounds import (
     TopP,
 )
 from machd.dialects.wire.generation_request import GenerationRequest, SamplingFields
+from machd.dialects.wire.media import media_from_base64
 from machd.dialects.wire.other_servers import FalseOnly, OneOnly, TrueOnly, ZeroOnly
 from machd.dialects.wire.raw_json import Allowance, JsonObject, raw_object
 from machd.dialects.wire.reasoning import ReasoningOptions, reasoning_options
@@ -34,6 +36,10 @@ from machd.errors import InvalidRequestError, UnsupportedParameterError
 from machd.request.constraint import Constraint
 from machd.request.conversation import Conversation
 from machd.request.generation import WHOLE_ROOM, GenerationOptions
+from machd.request.media import MediaKind, message_content
+
+Images: TypeAlias = Annotated[list[MediaText], Meta(max_length=1024)]
+"""Files of images, each in base64."""
 
 
 class OllamaCalledFunction(Struct, frozen=True, kw_only=True):
@@ -62,6 +68,7 @@ class OllamaMessage(Struct, frozen=True, kw_only=True):
         thinking: What the assistant thought.
         tool_name: Of a tool's message, the function that it answers for.
         tool_call_id: Of a tool's message, the call that it answers.
+        images: Of a user's or a tool's message; they stand before its text.
     """
 
     role: Literal["system", "user", "assistant", "tool"]
@@ -70,7 +77,7 @@ class OllamaMessage(Struct, frozen=True, kw_only=True):
     tool_calls: Annotated[list[OllamaToolCall], Meta(max_length=MAX_TOOLS)] | None = None
     tool_name: Label | None = None
     tool_call_id: Label | None = None
-    images: Refused = UNSET
+    images: Images | None = None
 
     @property
     def text(self) -> str:
@@ -81,31 +88,51 @@ class OllamaMessage(Struct, frozen=True, kw_only=True):
 OllamaMessageList: TypeAlias = Annotated[list[OllamaMessage], Meta(max_length=8192)]
 """A conversation, oldest message first; none at all asks whether the model is loaded."""
 
-_NEUTRAL = neutral_values(OllamaMessage)
+_IMAGE_ROLES = ("user", "tool")
 
 
 def ollama_template_messages(messages: Sequence[OllamaMessage]) -> list[dict[str, object]]:
     """Messages as :class:`machd.request.conversation.Conversation` has them.
 
     Calls without an id get one, and a result without the id of its call answers the oldest open
-    call of its function, or else the oldest open call.
+    call of its function, or else the oldest open call. Images are decoded from base64, for a worker
+    thread.
 
     Raises:
-        UnsupportedParameterError: A message holds images.
-        InvalidRequestError: The arguments of calls are nested too deeply or have too many parts.
+        InvalidRequestError: The arguments of calls are nested too deeply or have too many parts, or
+            images are not base64 or belong to the system or the assistant.
     """
     seen = []
     open_calls: dict[str, str] = {}
     allowance = Allowance()
     for index, message in enumerate(messages):
-        refuse_unsupported(message, _NEUTRAL, where=f"messages[{index}].")
-        one: dict[str, object] = {"role": message.role, "content": message.text}
+        param = f"messages[{index}].images"
+        if message.images and message.role not in _IMAGE_ROLES:
+            raise InvalidRequestError(
+                f'{param}: images are taken in messages of the roles "user" and "tool" only; send '
+                "them in one of these",
+                param=param,
+            )
+        content = _content(message.images, message.text, param=param)
+        one: dict[str, object] = {"role": message.role, "content": content}
         if message.role == "assistant":
             one |= _assistant_fields(message, open_calls, allowance, position=index)
         elif message.role == "tool":
             one |= _result_fields(message, open_calls)
         seen.append(one)
     return seen
+
+
+def _content(
+    images: Sequence[str] | None, text: str, *, param: str
+) -> str | list[dict[str, object]]:
+    if not images:
+        return text
+    sources = [
+        media_from_base64(data, MediaKind.IMAGE, param=f"{param}[{index}]")
+        for index, data in enumerate(images)
+    ]
+    return message_content([*sources, text])
 
 
 def _assistant_fields(
@@ -329,9 +356,8 @@ class OllamaChatRequest(OllamaRequest, frozen=True, kw_only=True):
         An assistant's text at the end is continued where it stops, as Ollama does.
 
         Raises:
-            UnsupportedParameterError: A message holds images.
-            InvalidRequestError: Two tools have one name, or a schema or a call's arguments are
-                beyond their bounds.
+            InvalidRequestError: Two tools have one name, a schema or a call's arguments are beyond
+                their bounds, or an image is not base64.
         """
         assert self.messages, "a request without messages asks for no answer"
         messages, last = self.messages, self.messages[-1]
@@ -349,9 +375,10 @@ class OllamaChatRequest(OllamaRequest, frozen=True, kw_only=True):
 
 
 class OllamaGenerateRequest(OllamaRequest, frozen=True, kw_only=True):
-    """A prompt to answer; an empty one asks whether the model is loaded.
+    """A prompt to answer; an empty one without images asks whether the model is loaded.
 
     Attributes:
+        images: They stand before the prompt.
         raw: The prompt is continued as it stands, without a chat template.
         context: Refused: a conversation is continued at ``/api/chat``, by its messages.
     """
@@ -361,8 +388,8 @@ class OllamaGenerateRequest(OllamaRequest, frozen=True, kw_only=True):
     raw: bool | None = None
 
     suffix: _EmptyTextOnly = UNSET
+    images: Images | None = None
     context: Refused = UNSET
-    images: Refused = UNSET
     # A template is code that runs in the daemon (CVE-2025-61620): it comes with the model only.
     template: _EmptyTextOnly = UNSET
     width: ZeroOnly = UNSET
@@ -370,7 +397,7 @@ class OllamaGenerateRequest(OllamaRequest, frozen=True, kw_only=True):
     steps: ZeroOnly = UNSET
 
     def checked(self) -> Self:
-        """The request, as :meth:`OllamaRequest.checked`; a raw prompt has no system message."""
+        """The request, as :meth:`OllamaRequest.checked`; a raw prompt has no system message and no image."""
         if self.raw and self.system:
             raise InvalidRequestError(
                 "system and raw contradict each other; send one of them", param="system"
@@ -379,11 +406,22 @@ class OllamaGenerateRequest(OllamaRequest, frozen=True, kw_only=True):
             raise InvalidRequestError(
                 "think and raw contradict each other; send one of them", param="think"
             )
+        if self.raw and self.images:
+            raise InvalidRequestError(
+                "images and raw contradict each other, as a template says where images stand; send "
+                "one of them",
+                param="images",
+            )
         return OllamaRequest.checked(self)
 
     def conversation(self) -> Conversation:
-        """The prompt as a user's message, after the system message if there is one."""
-        messages: list[dict[str, object]] = [{"role": "user", "content": self.prompt or ""}]
+        """The prompt as a user's message, after the system message if there is one.
+
+        Raises:
+            InvalidRequestError: An image is not base64.
+        """
+        content = _content(self.images, self.prompt or "", param="images")
+        messages: list[dict[str, object]] = [{"role": "user", "content": content}]
         if self.system:
             messages.insert(0, {"role": "system", "content": self.system})
         reasoning = self.reasoning()

@@ -7,13 +7,16 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct
 
 from machd.dialects.responses.tools import CUSTOM_INPUT
-from machd.dialects.wire.bounds import CallId, ContentText, Label
+from machd.dialects.wire.bounds import CallId, ContentText, Label, MediaText
+from machd.dialects.wire.media import media_from_url
 from machd.dialects.wire.raw_json import Allowance
+from machd.dialects.wire.refusal import Ignored, Refused, neutral_values, refuse_unsupported
 from machd.dialects.wire.tools import past_arguments
 from machd.errors import InvalidRequestError, UnsupportedParameterError
+from machd.request.media import MediaKind, MediaSource, message_content
 
 
 class InputTextPart(Struct, frozen=True, kw_only=True, tag="input_text", tag_field="type"):
@@ -46,8 +49,18 @@ class ReasoningTextPart(Struct, frozen=True, kw_only=True, tag="reasoning_text",
     text: ContentText
 
 
-class InputImagePart(Struct, frozen=True, tag="input_image", tag_field="type"):
-    """An image; refused."""
+class InputImagePart(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, tag="input_image", tag_field="type"
+):
+    """An image by its URL; one by ``file_id`` is refused, as no files are stored.
+
+    Attributes:
+        detail: Ignored, as the model's processor alone picks a resolution.
+    """
+
+    image_url: MediaText | None = None
+    file_id: Refused = UNSET
+    detail: Ignored = UNSET
 
 
 class InputFilePart(Struct, frozen=True, tag="input_file", tag_field="type"):
@@ -70,6 +83,8 @@ _Part: TypeAlias = (
 )
 _Parts = Annotated[list[_Part], Meta(max_length=1024)]
 _TEXT_PARTS = (InputTextPart, OutputTextPart, RefusalTextPart)
+_SHOWN_PARTS = (*_TEXT_PARTS, InputImagePart)
+_IMAGE_NEUTRAL = neutral_values(InputImagePart)
 
 
 class InputItem(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -119,24 +134,38 @@ class InputItem(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
         Raises:
             InvalidRequestError: Something is missing.
-            UnsupportedParameterError: A part is no text.
+            UnsupportedParameterError: A part is neither a text nor an image that can stand there.
         """
         for name in _NEEDED[self.type or "message"]:
             if getattr(self, name) is None:
                 param = f"{place}.{name}"
                 raise InvalidRequestError(f"{param}: required, but missing", param=param)
-        text_parts = (ReasoningTextPart,) if self.type == "reasoning" else _TEXT_PARTS
-        _check_parts(self.content, text_parts, f"{place}.content")
-        _check_parts(self.output, _TEXT_PARTS, f"{place}.output")
+        shown_parts = _SHOWN_PARTS if self.role == "user" else _TEXT_PARTS
+        content_parts = (ReasoningTextPart,) if self.type == "reasoning" else shown_parts
+        _check_parts(self.content, content_parts, f"{place}.content")
+        _check_parts(self.output, _SHOWN_PARTS, f"{place}.output")
         return self
 
     @property
     def text(self) -> str:
-        """Its content or output; parts are joined without anything between them."""
-        content = self.output if (self.type or "").endswith("_output") else self.content
-        if content is None or isinstance(content, str):
-            return content or ""
-        return "".join(_part_text(part) for part in content)
+        """The text of its content; parts are joined without anything between them."""
+        if self.content is None or isinstance(self.content, str):
+            return self.content or ""
+        return "".join(_part_text(part) for part in self.content)
+
+    def message_content(self, place: str) -> str | list[dict[str, object]]:
+        """Its content or output as a template message has it; images are decoded from base64.
+
+        Raises:
+            InvalidRequestError: An image is not what can be read or fetched.
+        """
+        name = "output" if (self.type or "").endswith("_output") else "content"
+        found = self.output if name == "output" else self.content
+        if found is None or isinstance(found, str):
+            return found or ""
+        return message_content(
+            _piece(part, f"{place}.{name}[{index}]") for index, part in enumerate(found)
+        )
 
 
 _NEEDED: Mapping[str, tuple[str, ...]] = {
@@ -164,6 +193,29 @@ def _check_parts(
                 f"send {right}",
                 param=param,
             )
+        if isinstance(part, InputImagePart):
+            _check_image(part, f"{place}[{index}]")
+
+
+def _check_image(part: InputImagePart, place: str) -> None:
+    param = f"{place}.file_id"
+    if part.image_url is not None:
+        refuse_unsupported(part, _IMAGE_NEUTRAL, where=f"{place}.")
+    elif part.file_id is not UNSET:
+        raise UnsupportedParameterError(
+            f"{param}: no files are stored here; send the image in image_url, as a data: URL",
+            param=param,
+        )
+    else:
+        param = f"{place}.image_url"
+        raise InvalidRequestError(f"{param}: required, but missing", param=param)
+
+
+def _piece(part: _Part, place: str) -> str | MediaSource:
+    if isinstance(part, InputImagePart):
+        assert part.image_url is not None, "checked before"
+        return media_from_url(part.image_url, MediaKind.IMAGE, param=f"{place}.image_url")
+    return _part_text(part)
 
 
 def _part_text(part: _Part) -> str:
@@ -299,12 +351,12 @@ def item_messages(
         instructions: What the operator says before all of them.
 
     Raises:
-        InvalidRequestError: A call has no output, an output has no call, or a call's arguments
-            are nested too deeply.
+        InvalidRequestError: A call has no output, an output has no call, a call's arguments are
+            nested too deeply, or an image is not what can be read or fetched.
     """
     messages = _Messages()
     if instructions:
-        messages.say(_SYSTEM, instructions)
+        messages.instruct(instructions)
     for placed in items:
         messages.add(placed.item, placed.place)
     return messages.finished()
@@ -350,13 +402,13 @@ class _Messages:
             case _:
                 self._say_checked(item, place)
 
-    def say(self, role: str, text: str) -> None:
-        """Add a text; the operator's first words are one message, as templates take one alone."""
+    def instruct(self, text: str) -> None:
+        """Add the operator's words; the first ones are one message, as templates take one alone."""
         self._open = None
-        if role == _SYSTEM and not self._messages:
-            self._opening_words.append(text)
+        if self._messages:
+            self._messages.append({"role": _SYSTEM, "content": text})
         else:
-            self._messages.append({"role": role, "content": text})
+            self._opening_words.append(text)
 
     def finished(self) -> list[dict[str, object]]:
         self._check_answered("input")
@@ -371,7 +423,11 @@ class _Messages:
             self._turn(may_have_text=False).texts.append(item.text)
             return
         self._check_answered(place)
-        self.say("user" if item.role == "user" else _SYSTEM, item.text)
+        if item.role == "user":
+            self._open = None
+            self._messages.append({"role": "user", "content": item.message_content(place)})
+        else:
+            self.instruct(item.text)
 
     def _call(self, item: InputItem, place: str) -> None:
         if item.status == "incomplete":
@@ -405,7 +461,7 @@ class _Messages:
         self._messages.append(
             {
                 "role": "tool",
-                "content": item.text,
+                "content": item.message_content(place),
                 "tool_call_id": item.call_id,
                 "name": self._functions[item.call_id],
             }

@@ -16,8 +16,9 @@ from machd.dialects.wire.bounds import ContentText, ModelName, TokenIds
 from machd.dialects.wire.generation_request import check_token_ids
 from machd.dialects.wire.reasoning import TemplateVariables, reasoning_options
 from machd.dialects.wire.tools import ChatToolList, chat_tools
-from machd.errors import InvalidRequestError
+from machd.errors import InvalidRequestError, UnsupportedParameterError
 from machd.request.conversation import Conversation
+from machd.request.media import media_of
 
 
 class TokenizeRequest(Struct, frozen=True, kw_only=True):
@@ -78,12 +79,22 @@ class TokenizeRequest(Struct, frozen=True, kw_only=True):
         """The conversation; without messages for a ``prompt``.
 
         Raises:
-            InvalidRequestError: The tools or the arguments of calls are not what they can be.
-            UnsupportedParameterError: A template variable that machd does not pass on.
+            InvalidRequestError: The tools, the arguments of calls, an image or a video are not what
+                they can be.
+            UnsupportedParameterError: A template variable that machd does not pass on, or an image or
+                a video in a prompt that no chat completion could have.
         """
+        messages = template_messages(self.messages or [])
+        if not self.is_chat_prompt and (media := media_of(messages)):
+            param = media[0].param
+            raise UnsupportedParameterError(
+                f"{param}: images and videos are counted as a chat completion has them; leave out "
+                "add_special_tokens and add_generation_prompt: false",
+                param=param,
+            )
         reasoning = reasoning_options(effort=None, variables=self.chat_template_kwargs, budgets={})
         return Conversation(
-            messages=template_messages(self.messages or []),
+            messages=messages,
             tools=chat_tools(self.tools),
             thinks=reasoning.thinks,
             template_variables=reasoning.template_variables,

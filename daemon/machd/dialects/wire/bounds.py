@@ -27,6 +27,7 @@ MAX_TOOL_SCHEMAS_BYTES = 1024 * 1024
 """Bytes of JSON that the schemas of one request's tools may have together."""
 
 _MAX_TEXT_CHARS = 8 * 1024 * 1024
+_MAX_MEDIA_CHARS = 1024 * 1024 * 1024
 _MAX_TOKEN_ID = 2**31 - 1
 _MAX_PROMPT_TOKENS = 2**20
 
@@ -35,6 +36,15 @@ ModelName = Annotated[str, Meta(max_length=256)]
 
 ContentText = Annotated[str, Meta(max_length=_MAX_TEXT_CHARS)]
 """A prompt or a message's text, in characters."""
+
+MediaText = Annotated[str, Meta(max_length=_MAX_MEDIA_CHARS)]
+"""A URL of an image or a video, which may be a data: URL with the whole file; or its base64 alone."""
+
+FramesPerSecond = Annotated[float, Meta(gt=0.0, le=120.0)]
+"""Frames to take of each second of a video."""
+
+MaxFrames = Annotated[int, Meta(ge=1, le=4096)]
+"""Most frames to take of a video; ``vision.max_frames`` is met first."""
 
 CacheSalt = Annotated[str, Meta(min_length=1, max_length=256)]
 """A secret of the client's: prompts are only found again by requests that know it."""
