@@ -14,6 +14,7 @@ from machd.dialects.bodies import read_body
 from machd.dialects.wire.bounds import MAX_PROMPT_LOGPROBS
 from machd.dialects.wire.generation_request import GenerationRequest
 from machd.engine.protocol.engine import ModelDescription
+from machd.engine.protocol.media import MediaSpan
 from machd.errors import InvalidRequestError
 from machd.http.authentication import client_name
 from machd.http.context import ServerContext
@@ -85,6 +86,7 @@ def respond(  # noqa: PLR0913 - one argument for each part of an answer
     prompt_param: str,
     guidance: Guidance = NO_GUIDANCE,
     dropped_messages: int = 0,
+    media: tuple[MediaSpan, ...] = (),
 ) -> GenerationResponse:
     """Open the generation and hand it to the response that will own it.
 
@@ -99,6 +101,7 @@ def respond(  # noqa: PLR0913 - one argument for each part of an answer
         prompt_param: The request field that the prompts came from, for errors about them.
         guidance: What shapes the completions, and how they are read.
         dropped_messages: Messages that were left out of the prompt, for the header that says so.
+        media: Images and videos of the one prompt that has any.
 
     Raises:
         InvalidRequestError: The request asks for more than limits, context or bounds allow.
@@ -108,7 +111,12 @@ def respond(  # noqa: PLR0913 - one argument for each part of an answer
     settings = context.settings
     return GenerationResponse(
         context.service.open(
-            prompts, options, identity, prompt_param=prompt_param, guidance=guidance
+            prompts,
+            options,
+            identity,
+            prompt_param=prompt_param,
+            guidance=guidance,
+            media=media,
         ),
         dialect,
         StreamPolicy(

@@ -147,7 +147,7 @@ class Block:
         known = block._hash or _hash_of(block.digest)  # noqa: SLF001
         for one in reversed(unhashed):
             known = known.copy()
-            known.update(array("I", one.token_ids).tobytes())
+            known.update(array("Q", one.token_ids).tobytes())
             one._hash = known  # noqa: SLF001
         return known
 

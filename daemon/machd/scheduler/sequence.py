@@ -197,6 +197,7 @@ class Sequence:
             reserved_tokens=self.reserved_tokens,
             lane=self.lane,
             reused=reused,
+            media=() if self.is_opened else self.request.media,
         )
 
     def next_row(self, max_draft_tokens: int = 0) -> DecodeRow:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from machd.engine.protocol.media import MediaSpan
 from machd.engine.protocol.step import SampledToken
 from machd.errors import MachdError
 from machd.request.generation import SamplingParams
@@ -41,6 +42,7 @@ class SequenceRequest:
         namespace: Requests coalesce within one namespace.
         cache_namespace: Requests share blocks of the prefix cache within one cache namespace.
         priority: Order among waiting requests.
+        media: Images and videos of the prompt, in order; their keys in the prompt follow from their content.
     """
 
     sequence_id: str
@@ -54,6 +56,7 @@ class SequenceRequest:
     namespace: str = ""
     cache_namespace: str = ""
     priority: Priority = Priority.NORMAL
+    media: tuple[MediaSpan, ...] = ()
 
 
 class Subscriber:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from machd.engine.protocol.chat_format import JSON_TOOLS, ChatFormat, TextState
 from machd.engine.protocol.engine import Engine
+from machd.engine.protocol.media import Media, MediaSpan, token_ids_of
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import InvalidRequestError
 from machd.request.constraint import Constraint
 from machd.request.conversation import Conversation, ToolChoiceMode, template_tool
 from machd.request.generation import WHOLE_ROOM, Grammar, Thinking
+from machd.request.media import media_of
 from machd.serving.chat_output import ChatOutput
 from machd.serving.guidance import Guidance
+from machd.serving.media_prompt import KeyedPrompt, MediaRules, decode_media, keyed_prompt
 from machd.serving.tool_grammar import CallSpelling, answer_or_calls, arguments_alone, forced_calls
 from machd.serving.tool_prompt import write_tools
 from machd.serving.truncation import kept_messages, max_prompt_tokens
@@ -28,15 +32,30 @@ class PreparedConversation:
         prompt: Token ids.
         guidance: What shapes the answer, and how it is read.
         dropped_messages: The oldest messages that were left out to make the rest fit.
+        media: Images and videos of the prompt, in order.
     """
 
     prompt: tuple[int, ...]
     guidance: Guidance
     dropped_messages: int = 0
+    media: tuple[MediaSpan, ...] = ()
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The prompt in the model's own tokens, those of images included."""
+        return tuple(token_ids_of(self.prompt, self.media))
 
 
-def prepare_conversation(conversation: Conversation, engine: Engine) -> PreparedConversation:
+def prepare_conversation(
+    conversation: Conversation, engine: Engine, rules: MediaRules | None = None, namespace: str = ""
+) -> PreparedConversation:
     """Render, tokenise and compile; for a worker thread, as a prompt may be a megabyte.
+
+    Args:
+        conversation: To prepare.
+        engine: Its tokenizer, grammars and processor of images are used.
+        rules: For images and videos; needed where the conversation has any.
+        namespace: Only requests of one namespace share what is computed of images.
 
     Raises:
         ChatTemplateMissingError: The model takes no conversations.
@@ -47,20 +66,32 @@ def prepare_conversation(conversation: Conversation, engine: Engine) -> Prepared
     tokenizer = engine.tokenizer
     calls = _Calls.of(conversation, tokenizer)
 
-    def tokenised(messages: list[dict[str, object]]) -> _Prompt:
-        text = _rendered(replace(conversation, messages=messages), tokenizer, calls)
-        # The template writes the special tokens itself.
-        return _Prompt(text, tuple(tokenizer.encode(text, add_special_tokens=False)))
+    def rendered(messages: list[dict[str, object]]) -> str:
+        return _rendered(replace(conversation, messages=messages), tokenizer, calls)
+
+    # The template writes the special tokens itself.
+    encode = partial(tokenizer.encode, add_special_tokens=False)
+    processor, decoded = engine.media, dict[int, Media]()
+    if media_of(conversation.messages):
+        assert processor is not None, "the model takes images"
+        assert rules is not None, "images are held against rules"
+        decoded = decode_media(conversation.messages, processor, rules, namespace)
+
+    def tokenised(messages: list[dict[str, object]]) -> KeyedPrompt:
+        if decoded and processor is not None:
+            return keyed_prompt(messages, decoded, processor, render=rendered, encode=encode)
+        text = rendered(messages)
+        return KeyedPrompt(text, tuple(encode(text)))
 
     prompt, dropped_messages = tokenised(conversation.messages), 0
     limit_tokens = _limit_tokens(conversation, engine.model.context_tokens)
-    if len(prompt.token_ids) > limit_tokens:
+    if len(prompt.keys) > limit_tokens:
         kept = kept_messages(
-            conversation.messages, lambda kept: len(tokenised(kept).token_ids) <= limit_tokens
+            conversation.messages, lambda kept: len(tokenised(kept).keys) <= limit_tokens
         )
         dropped_messages = len(conversation.messages) - len(kept)
         prompt = tokenised(kept)
-        _check_latest_turn(conversation, len(prompt.token_ids))
+        _check_latest_turn(conversation, len(prompt.keys))
     text = prompt.text
     thinking = _thinking(conversation, tokenizer, text)
     output = ChatOutput(
@@ -75,15 +106,7 @@ def prepare_conversation(conversation: Conversation, engine: Engine) -> Prepared
     grammar = _grammar(conversation, engine, calls)
     predicted = _predicted(conversation, tokenizer, engine.model.context_tokens)
     guidance = Guidance(grammar, thinking, predicted, output)
-    return PreparedConversation(prompt.token_ids, guidance, dropped_messages)
-
-
-@dataclass(frozen=True, slots=True)
-class _Prompt:
-    """A rendered conversation."""
-
-    text: str
-    token_ids: tuple[int, ...]
+    return PreparedConversation(prompt.keys, guidance, dropped_messages, prompt.spans)
 
 
 def _limit_tokens(conversation: Conversation, context_tokens: int) -> float:

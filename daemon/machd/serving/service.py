@@ -17,6 +17,7 @@ import msgspec
 
 from machd.clock import Clock
 from machd.engine.protocol.engine import Engine, ModelDescription
+from machd.engine.protocol.media import MediaSpan
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import (
     ContextLengthExceededError,
@@ -139,6 +140,7 @@ class GenerationService:
         # Threads of their own: a plain prompt waits for no slow chat template and no large schema.
         self._renderers = Workers(_TOKENISER_THREADS, name="machd-chat")
         self._compiler = Workers(1, name="machd-grammar")
+        self._decoders = Workers(_TOKENISER_THREADS, name="machd-images")
 
     @property
     def open_count(self) -> int:
@@ -207,8 +209,15 @@ class GenerationService:
         """
         return await _within_limit(self._renderers, lambda: function(*args, **kwargs))
 
-    async def prepare(self, conversation: Conversation) -> PreparedConversation:
+    async def prepare(
+        self, conversation: Conversation, *, client: str = "", salt: str | None = None
+    ) -> PreparedConversation:
         """Render and tokenise a conversation and compile what constrains its answer.
+
+        Args:
+            conversation: To prepare.
+            client: Name of the API key, or ``anonymous``; images are shared within its namespace.
+            salt: What the client keeps the request apart by; None for nothing.
 
         Raises:
             ChatTemplateMissingError: The model takes no conversations.
@@ -219,8 +228,13 @@ class GenerationService:
         """
         self._check_media(conversation)
         pool = self._compiler if conversation.needs_grammar else self._renderers
-        engine = self.engine
-        prepared = await _within_limit(pool, lambda: prepare_conversation(conversation, engine))
+        engine, rules, namespace = self.engine, None, ""
+        if media_of(conversation.messages):
+            pool, rules = self._decoders, self._limits.media
+            namespace = cache_namespace(client, salt, is_shared=self._limits.shares_prefixes)
+        prepared = await _within_limit(
+            pool, lambda: prepare_conversation(conversation, engine, rules, namespace)
+        )
         if (grammar := prepared.guidance.grammar) is not None:
             constraint = conversation.constraint
             self._check_keywords(grammar, param="tools" if constraint is None else constraint.param)
@@ -246,6 +260,7 @@ class GenerationService:
         *,
         prompt_param: str,
         guidance: Guidance = NO_GUIDANCE,
+        media: tuple[MediaSpan, ...] = (),
     ) -> Generation:
         """Start ``options.n`` completions of every prompt.
 
@@ -255,6 +270,7 @@ class GenerationService:
             identity: Of the client and the request.
             prompt_param: The request field that the prompts came from, for errors about them.
             guidance: What shapes the completions, and how they are read.
+            media: Images and videos of the one prompt that has any.
 
         Raises:
             NotReadyError, DrainingError, EngineFaultError: No new work is taken.
@@ -270,7 +286,7 @@ class GenerationService:
             )
         self._check_room(len(prompts), options.n, prompt_param)
         max_tokens = [self._max_tokens(len(prompt), options, prompt_param) for prompt in prompts]
-        requests = self._requests(prompts, max_tokens, options, identity, guidance)
+        requests = self._requests(prompts, max_tokens, options, identity, guidance, media)
         # The texts come first: what fails before the stream is open leaves nothing behind.
         markers = guidance.output.markers
         texts = [
@@ -327,7 +343,7 @@ class GenerationService:
 
     def close(self) -> None:
         """Let the worker threads go."""
-        for pool in (self._workers, self._renderers, self._compiler):
+        for pool in (self._workers, self._renderers, self._compiler, self._decoders):
             pool.shutdown()
 
     def _check_media(self, conversation: Conversation) -> None:
@@ -377,6 +393,7 @@ class GenerationService:
         options: GenerationOptions,
         identity: GenerationIdentity,
         guidance: Guidance,
+        media: tuple[MediaSpan, ...],
     ) -> list[SequenceRequest]:
         stop_token_ids = frozenset(options.stop_token_ids)
         if not options.ignore_eos:
@@ -399,6 +416,7 @@ class GenerationService:
                     client, salt, is_shared=self._limits.shares_prefixes
                 ),
                 priority=Priority(options.priority),
+                media=media,
             )
             for prompt_index, prompt in enumerate(prompts)
             for choice in range(options.n)

@@ -68,7 +68,7 @@ class BlockContent:
 
 
 class BlockHead(msgspec.Struct, frozen=True):
-    """The description of a block in its file; bytes are base64, ``token_ids`` little-endian uint32."""
+    """The description of a block in its file; bytes are base64, ``token_ids`` little-endian uint64."""
 
     version: _Count
     key: bytes
@@ -84,7 +84,7 @@ class BlockHead(msgspec.Struct, frozen=True):
     @property
     def tokens(self) -> int:
         """Tokens of the block."""
-        return len(self.token_ids) // 4
+        return len(self.token_ids) // 8
 
     def saved(self, used_unix_s: float) -> SavedBlock:
         """Make the block that the file says it is."""
@@ -92,7 +92,7 @@ class BlockHead(msgspec.Struct, frozen=True):
             digest=self.digest,
             parent=self.parent,
             start=self.start,
-            token_ids=tuple(np.frombuffer(self.token_ids, dtype="<u4").tolist()),
+            token_ids=tuple(np.frombuffer(self.token_ids, dtype="<u8").tolist()),
             has_state=self.has_state,
             nbytes=self.nbytes,
             used_unix_s=used_unix_s,
@@ -126,7 +126,7 @@ def encode_block(saved: SavedBlock, content: BlockContent, key: bytes) -> tuple[
         digest=saved.digest,
         parent=saved.parent,
         start=saved.start,
-        token_ids=np.array(saved.token_ids, dtype="<u4").tobytes(),
+        token_ids=np.array(saved.token_ids, dtype="<u8").tobytes(),
         has_state=saved.has_state,
         nbytes=saved.nbytes,
         data_bytes=content.nbytes,
@@ -173,8 +173,8 @@ def read_head(first: bytes, size_bytes: int, key: bytes) -> BlockHead | None:
         head.version == BLOCK_VERSION
         and head.key == key
         and stop + head.data_bytes == size_bytes
-        and 0 < len(head.token_ids) <= 4 * _MAX_TOKENS
-        and len(head.token_ids) % 4 == 0
+        and 0 < len(head.token_ids) <= 8 * _MAX_TOKENS
+        and len(head.token_ids) % 8 == 0
         and head.start <= _MAX_START
         and head.nbytes <= _MAX_MEMORY_BYTES + 8 * size_bytes
     )

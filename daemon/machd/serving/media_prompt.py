@@ -1,0 +1,148 @@
+"""Images and videos of a conversation in its prompt: decoded, and their keys between the tokens of its text."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from machd.engine.protocol.media import Media, MediaBounds, MediaProcessor, MediaSpan
+from machd.errors import InvalidRequestError
+from machd.request.media import MEDIA_KEY, MediaSource, media_of
+from machd.serving.media_fetch import FetchRules, fetch
+
+Messages = list[dict[str, object]]
+
+
+@dataclass(frozen=True, slots=True)
+class MediaRules:
+    """What a request's images and videos are held against.
+
+    Attributes:
+        fetch: What may be fetched, and the bytes of one file.
+        bounds: Limits of decoding.
+        max_media: Images and videos that one request may have together.
+    """
+
+    fetch: FetchRules
+    bounds: MediaBounds
+    max_media: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedPrompt:
+    """A rendered prompt.
+
+    Attributes:
+        text: With placeholders.
+        keys: Token ids, and keys where images and videos lie.
+        spans: These, in order.
+    """
+
+    text: str
+    keys: tuple[int, ...]
+    spans: tuple[MediaSpan, ...] = ()
+
+
+def decode_media(
+    messages: Messages, processor: MediaProcessor, rules: MediaRules, namespace: str
+) -> dict[int, Media]:
+    """Fetch, decode and process the images and videos of a conversation; for a worker thread.
+
+    Returns:
+        What is made of each source, by the source's identity.
+
+    Raises:
+        InvalidRequestError: One cannot be used; the message names its field and says why.
+        OverloadedError: The system has no room for the process that decodes.
+    """
+    return {
+        id(source): processor.process(fetch(source, rules.fetch), rules.bounds, namespace)
+        for source in media_of(messages)
+    }
+
+
+def keyed_prompt(
+    messages: Messages,
+    decoded: dict[int, Media],
+    processor: MediaProcessor,
+    *,
+    render: Callable[[Messages], str],
+    encode: Callable[[str], Sequence[int]],
+) -> KeyedPrompt:
+    """Render a conversation with images and videos, and put their keys in place of its placeholders.
+
+    Args:
+        messages: As templates read them, with sources.
+        decoded: By the sources' identities.
+        processor: Knows the placeholders.
+        render: Renders messages without sources.
+        encode: Text to token ids.
+
+    Raises:
+        InvalidRequestError: The template refuses the messages, leaves an image out, or ends with one.
+    """
+    media = [decoded[id(source)] for source in media_of(messages)]
+    placeholders = [processor.placeholder(one.kind) for one in media]
+    # A text that a client typed stands for no image.
+    escapes = {one: f"\ue000{secrets.token_hex(8)}\ue001" for one in dict.fromkeys(placeholders)}
+    text = render([_rendered_message(one, processor, escapes) for one in messages])
+    keys: list[int] = []
+    spans: list[MediaSpan] = []
+    rest = text
+    for one, placeholder in zip(media, placeholders, strict=True):
+        before, found, rest = rest.partition(placeholder)
+        if not found:
+            raise InvalidRequestError(
+                "messages: the model's chat template leaves out an image or video of these messages",
+                param="messages",
+            )
+        keys += encode(_restored(before, escapes))
+        spans.append(MediaSpan(len(keys), one))
+        keys += one.keys
+    ending = encode(_restored(rest, escapes))
+    if not ending:
+        raise InvalidRequestError(
+            "messages: the prompt ends with an image or video; send a text behind it", param="messages"
+        )
+    return KeyedPrompt(_restored(text, escapes), (*keys, *ending), tuple(spans))
+
+
+def _rendered_message(
+    message: dict[str, object], processor: MediaProcessor, escapes: dict[str, str]
+) -> dict[str, object]:
+    """Return a message as the template is to see it: without sources, and placeholders in its text escaped."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return {**message, "content": _escaped(content, escapes)}
+    if not isinstance(content, list):
+        return message
+    parts: list[dict[str, object]] = []
+    for part in content:
+        source = part.get(MEDIA_KEY)
+        if isinstance(source, MediaSource):
+            parts.append({"type": str(source.kind)})
+        else:
+            parts.append({"type": "text", "text": _escaped(str(part.get("text", "")), escapes)})
+    if processor.reads_parts:
+        return {**message, "content": parts}
+    sources = iter(one for one in media_of([message]))
+    texts = [
+        str(part["text"]) if part["type"] == "text" else processor.placeholder(next(sources).kind) + "\n"
+        for part in parts
+    ]
+    return {**message, "content": "".join(texts)}
+
+
+def _escaped(text: str, escapes: dict[str, str]) -> str:
+    for placeholder, escape in escapes.items():
+        text = text.replace(placeholder, escape)
+    return text
+
+
+def _restored(text: str, escapes: dict[str, str]) -> str:
+    for placeholder, escape in escapes.items():
+        text = text.replace(escape, placeholder)
+    return text
+
+
