@@ -96,7 +96,7 @@ def build_tiny(
     model: Module = model_class(args_class.from_dict(_copied(configuration.config)))
     for name, numbers in configuration.attributes.items():
         setattr(model, name, mx.array(numbers))
-    _condition(model, configuration)
+    draw_weights(model, configuration)
     model.eval()
     return model
 
@@ -110,7 +110,7 @@ def _copied(value: object) -> object:
     return value
 
 
-def _condition(model: Module, configuration: TinyConfiguration) -> None:
+def draw_weights(model: Module, configuration: TinyConfiguration) -> None:
     """Give every parameter a size that keeps the signal's, and no parameter a neutral value."""
     random = np.random.default_rng(configuration.seed)
     flat = tree_flatten(model.parameters())
@@ -150,6 +150,8 @@ def _value(name: str, array: mx.array, noise: Floats, configuration: TinyConfigu
         return _floats(array) + np.float32(0.1) * noise
     if array.ndim <= 1 or array.size == max(array.shape):
         return _centre(last, array) + np.float32(0.3) * noise
+    if array.ndim >= 4 and last == "weight":  # a convolution: (channels, height, width, channels)
+        return noise * np.float32(configuration.gain / np.sqrt(array.size // array.shape[0]))
     if "embed" in name or name.endswith(("wte.weight", "wpe.weight", "tok_embeddings.weight")):
         return noise * np.float32(configuration.embedding_scale)
     # The last axis alone for a depthwise convolution's (channels, kernel, 1) too.
