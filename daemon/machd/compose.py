@@ -20,6 +20,7 @@ from machd.capabilities.versions import Versions
 from machd.clock import Clock
 from machd.dialects.app import AppSwitch, create_app
 from machd.engine.protocol.engine import Engine, ModelDescription
+from machd.engine.protocol.media import MediaBounds
 from machd.http.authentication import ApiKeys
 from machd.http.context import ServerContext
 from machd.http.file_limit import fit_connections
@@ -38,6 +39,8 @@ from machd.serving.fanout import Fanout
 from machd.serving.kv_memory import effective_budget_bytes, prefix_limits, prefix_shape
 from machd.serving.lifecycle import Lifecycle
 from machd.serving.loop import EngineLoop
+from machd.serving.media_fetch import FetchRules
+from machd.serving.media_prompt import MediaRules
 from machd.serving.response_store import ResponseStore
 from machd.serving.service import GenerationLimits, GenerationService
 from machd.serving.speculation_mode import draft_policy
@@ -337,6 +340,14 @@ def _generation_limits(settings: Settings) -> GenerationLimits:
         shares_prefixes=settings.cache.namespace == "shared",
         refuses_ignored_keywords=settings.structured_output.strict,
         max_images=settings.vision.max_images,
+        media=MediaRules(
+            FetchRules.of(settings.vision),
+            MediaBounds(
+                max_pixels=settings.vision.max_image_pixels,
+                max_frames=settings.vision.max_frames,
+                max_decode_s=settings.vision.max_decode_s,
+            ),
+        ),
     )
 
 

@@ -246,7 +246,7 @@ def test_prompt_logprobs_that_are_not_numbers_are_the_rows_fault(
     monkeypatch.setattr(
         mlx_engine._prefills,
         "_forward",
-        lambda ids, caches: forward(ids, caches) * (float("nan") if ids.shape[1] > 1 else 1.0),
+        lambda ids, *given: forward(ids, *given) * (float("nan") if ids.shape[1] > 1 else 1.0),
     )
     result = mlx_engine.run(StepPlan(prefill=(sound, broken)))
     assert [fault.slot_index for fault in result.faults] == [1]

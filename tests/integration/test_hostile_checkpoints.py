@@ -134,7 +134,7 @@ def test_health_and_plain_prompts_wait_for_no_template(templated: _Templated) ->
 
 def _is_rendering(renderer: TemplateRenderer) -> bool:
     child = renderer._child
-    return renderer._lock.locked() and child is not None and child._is_ready
+    return renderer._lock.locked() and child is not None and child._said is not None
 
 
 @pytest.mark.long

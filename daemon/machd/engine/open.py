@@ -109,6 +109,7 @@ def engine_loader(
             kv_format=kv_format_named(settings.cache.kv_quantization),
             residency=residency(settings),
             quantize=model.quantize,
+            media_bytes=settings.vision.cache_mb * 1_000_000 // 2,
         )
         _log_experts(loaded)
         for note in (*loaded.notes, *loaded.tokenizer.template_notes()):

@@ -21,12 +21,10 @@ class MediaRules:
     Attributes:
         fetch: What may be fetched, and the bytes of one file.
         bounds: Limits of decoding.
-        max_media: Images and videos that one request may have together.
     """
 
     fetch: FetchRules
     bounds: MediaBounds
-    max_media: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +101,8 @@ def keyed_prompt(
     ending = encode(_restored(rest, escapes))
     if not ending:
         raise InvalidRequestError(
-            "messages: the prompt ends with an image or video; send a text behind it", param="messages"
+            "messages: the prompt ends with an image or video; send a text behind it",
+            param="messages",
         )
     return KeyedPrompt(_restored(text, escapes), (*keys, *ending), tuple(spans))
 
@@ -128,7 +127,9 @@ def _rendered_message(
         return {**message, "content": parts}
     sources = iter(one for one in media_of([message]))
     texts = [
-        str(part["text"]) if part["type"] == "text" else processor.placeholder(next(sources).kind) + "\n"
+        str(part["text"])
+        if part["type"] == "text"
+        else processor.placeholder(next(sources).kind) + "\n"
         for part in parts
     ]
     return {**message, "content": "".join(texts)}
@@ -144,5 +145,3 @@ def _restored(text: str, escapes: dict[str, str]) -> str:
     for placeholder, escape in escapes.items():
         text = text.replace(escape, placeholder)
     return text
-
-

@@ -39,6 +39,7 @@ from machd.serving.generation import Generation, GenerationIdentity
 from machd.serving.guidance import NO_GUIDANCE, Guidance
 from machd.serving.key_limits import KeyLimits
 from machd.serving.lifecycle import Lifecycle
+from machd.serving.media_prompt import MediaRules
 from machd.serving.record import RequestObserver
 from machd.serving.text import CompletionText
 from machd.serving.workers import Workers
@@ -95,6 +96,7 @@ class GenerationLimits:
             otherwise it is refused.
         refuses_ignored_keywords: Whether a schema with keywords that no grammar holds is refused.
         max_images: Images and videos that one request may have together.
+        media: What they are held against one by one; needed for a model with vision.
     """
 
     max_tokens_default: int
@@ -106,6 +108,7 @@ class GenerationLimits:
     clamps_max_tokens: bool = True
     refuses_ignored_keywords: bool = False
     max_images: int = 8
+    media: MediaRules | None = None
 
 
 class GenerationService:
@@ -351,7 +354,7 @@ class GenerationService:
         media = media_of(conversation.messages)
         if not media:
             return
-        if getattr(self.model, "vision", None) is None:
+        if self.model.vision is None:
             param = media[0].param
             raise UnsupportedParameterError(
                 f"{param}: the served model takes text only; serve a vision model with machd[vision], "

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
-from machd.settings.section import SettingsSection
+from machd.settings.section import Mark, SettingsSection
 from machd.settings.texts import Text, UrlHost
 
 
@@ -60,7 +62,7 @@ class VisionSettings(SettingsSection):
         description="Directory whose files a request may name by file: URLs; links that lead out "
         "of it are refused. Without it every file: URL is.",
     )
-    cache_mb: int = Field(
+    cache_mb: Annotated[int, Mark.RESTART] = Field(
         default=512,
         ge=0,
         le=1_000_000_000,

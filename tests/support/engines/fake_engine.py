@@ -168,6 +168,11 @@ class FakeEngine:
         return self._tokenizer
 
     @property
+    def media(self) -> None:
+        """None: it takes text only."""
+        return
+
+    @property
     def grammars(self) -> LlguidanceCompiler:
         """Llguidance's compiler, for a vocabulary of bytes."""
         return self._grammars

@@ -14,6 +14,7 @@ from machd.dialects.anthropic.request import CountTokensRequest, MessagesRequest
 from machd.dialects.anthropic.stream import AnthropicDialect
 from machd.dialects.endpoint import endpoint
 from machd.dialects.generation import identify, read_conversation, respond
+from machd.http.authentication import client_name
 from machd.http.context import ServerContext
 
 
@@ -32,13 +33,14 @@ async def create_message(
         request, context, MessagesRequest, MessagesRequest.conversation
     )
     service = context.service
-    prepared = await service.prepare(conversation)
     identity = identify(request, context, endpoint="messages", prefix="msg_")
+    options = body.options()
+    prepared = await service.prepare(conversation, client=identity.client, salt=options.cache_salt)
     return respond(
         context,
         identity,
         [prepared.prompt],
-        body.options(),
+        options,
         AnthropicDialect(
             identity,
             service.model.model_id,
@@ -47,6 +49,7 @@ async def create_message(
         prompt_param="messages",
         guidance=prepared.guidance,
         dropped_messages=prepared.dropped_messages,
+        media=prepared.media,
     )
 
 
@@ -64,5 +67,5 @@ async def count_message_tokens(
         request, context, CountTokensRequest, CountTokensRequest.conversation
     )
     service = context.service
-    prepared = await service.prepare(conversation)
+    prepared = await service.prepare(conversation, client=client_name(request.scope))
     return TokenCount(input_tokens=len(prepared.prompt))

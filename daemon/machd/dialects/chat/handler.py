@@ -70,8 +70,8 @@ async def create_chat_completion(
     )
     service = context.service
     options = body.options()
-    prepared = await service.prepare(conversation)
     identity = identify(request, context, endpoint="chat_completions", prefix="chatcmpl-")
+    prepared = await service.prepare(conversation, client=identity.client, salt=options.cache_salt)
     signature = _Signature(
         service.model.model_id,
         system_fingerprint(service.model, context.versions),
@@ -91,6 +91,7 @@ async def create_chat_completion(
         prompt_param="messages",
         guidance=prepared.guidance,
         dropped_messages=prepared.dropped_messages,
+        media=prepared.media,
     )
 
 

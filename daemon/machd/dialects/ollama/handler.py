@@ -38,6 +38,7 @@ from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.http.context import ServerContext
 from machd.http.endpoint import JSON_LINES
+from machd.serving.conversation import PreparedConversation
 from machd.serving.generation import GenerationIdentity
 from machd.serving.guidance import NO_GUIDANCE, Guidance
 
@@ -67,7 +68,9 @@ async def create_ollama_chat(
     dialect = _dialect(OllamaChatDialect, context, identity, body)
     if not body.messages:
         return _loaded(dialect)
-    prepared = await service.prepare(await service.in_worker(body.conversation))
+    prepared = await service.prepare(
+        await service.in_worker(body.conversation), client=identity.client
+    )
     return respond(
         context,
         identity,
@@ -77,6 +80,7 @@ async def create_ollama_chat(
         prompt_param="messages",
         guidance=prepared.guidance,
         dropped_messages=prepared.dropped_messages,
+        media=prepared.media,
     )
 
 
@@ -97,15 +101,16 @@ async def create_ollama_generate(
     dialect = _dialect(OllamaGenerateDialect, context, identity, body)
     if not body.prompt and not body.images:
         return _loaded(dialect)
-    prompt, guidance = await _prepared(context, body)
+    prepared = await _prepared(context, body, identity)
     return respond(
         context,
         identity,
-        [prompt],
+        [prepared.prompt],
         body.generation(),
         dialect,
         prompt_param="prompt",
-        guidance=guidance,
+        guidance=prepared.guidance,
+        media=prepared.media,
     )
 
 
@@ -196,21 +201,22 @@ def _loaded(dialect: OllamaDialect) -> ASGIApp:
 
 
 async def _prepared(
-    context: ServerContext, body: OllamaGenerateRequest
-) -> tuple[tuple[int, ...], Guidance]:
+    context: ServerContext, body: OllamaGenerateRequest, identity: GenerationIdentity
+) -> PreparedConversation:
     """Render a prompt, or tokenise it as it stands where it is raw or the model has no template."""
     service = context.service
     needs_template = bool(body.system or body.images)
     if not body.raw and (service.tokenizer.has_chat_template or needs_template):
-        prepared = await service.prepare(await service.in_worker(body.conversation))
-        return prepared.prompt, prepared.guidance
+        conversation = await service.in_worker(body.conversation)
+        return await service.prepare(conversation, client=identity.client)
     prompt = await service.in_worker(
         service.tokenizer.encode, body.prompt or "", add_special_tokens=True
     )
     constraint = body.constraint()
     if constraint is None:
-        return tuple(prompt), NO_GUIDANCE
-    return tuple(prompt), Guidance(grammar=await service.compile(constraint))
+        return PreparedConversation(tuple(prompt), NO_GUIDANCE)
+    guidance = Guidance(grammar=await service.compile(constraint))
+    return PreparedConversation(tuple(prompt), guidance)
 
 
 def _details(model: ModelDescription) -> OllamaModelDetails:

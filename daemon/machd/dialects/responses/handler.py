@@ -43,7 +43,7 @@ async def create_response(
     client = client_name(request.scope)
     previous, referenced = _stored_items(context.responses, client, body)
     chain, conversation = await service.in_worker(_continued, body, previous, referenced)
-    prepared = await service.prepare(conversation)
+    prepared = await service.prepare(conversation, client=client, salt=body.options().cache_salt)
     identity = identify(request, context, endpoint="responses", prefix="resp_")
     if kinds := body.left_out_kinds:
         # The words are of a fixed table, never the client's own.
@@ -67,6 +67,7 @@ async def create_response(
         prompt_param="input",
         guidance=prepared.guidance,
         dropped_messages=prepared.dropped_messages,
+        media=prepared.media,
     )
 
 

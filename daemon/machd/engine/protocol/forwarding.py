@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from machd.engine.protocol.blocks import SavedBlock
 from machd.engine.protocol.engine import Engine, GrammarCompiler, MemoryReading, ModelDescription
+from machd.engine.protocol.media import MediaProcessor
 from machd.engine.protocol.step import StepPlan, StepResult
 from machd.engine.protocol.tokenizer import Tokenizer
 
@@ -29,6 +30,11 @@ class ForwardingEngine:
     def grammars(self) -> GrammarCompiler:
         """The engine's grammar compiler."""
         return self._engine.grammars
+
+    @property
+    def media(self) -> MediaProcessor | None:
+        """The decoder and processor of images and videos."""
+        return self._engine.media
 
     def run(self, plan: StepPlan) -> StepResult:
         """Compute one step."""

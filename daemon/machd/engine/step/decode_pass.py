@@ -14,7 +14,7 @@ A pass is dispatched, not computed: its logits are lazy until they are sampled.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -67,7 +67,7 @@ class DecodePass:
     logits: mx.array
     longest: int
     outcomes: tuple[DraftOutcome, ...] = ()
-    features: Mapping[str, mx.array] = NO_FEATURES
+    features: Mapping[str, mx.array] = field(default_factory=dict)
 
 
 class Passes:

@@ -180,9 +180,7 @@ def _inputs(processor: Any, placeholder: str, **given: Any) -> Processed:  # noq
     from mlx_vlm.utils import prepare_inputs  # noqa: PLC0415 - imported with the processor
 
     try:
-        inputs = prepare_inputs(  # type: ignore[no-untyped-call]
-            processor, prompts=placeholder, add_special_tokens=False, **given
-        )
+        inputs = prepare_inputs(processor, prompts=placeholder, add_special_tokens=False, **given)
     except MemoryError:
         raise
     except Exception as error:  # a processor's own error about a file it does not expect
