@@ -25,7 +25,10 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from machd_bench.embedded_tokenizer import EMBEDDED_VOCABULARY_TOKENS, write_embedded_tokenizer
+from machd.engine.loading.embedded_tokenizer import (
+    EMBEDDED_VOCABULARY_TOKENS,
+    write_embedded_tokenizer,
+)
 
 Floats = NDArray[np.float32]
 

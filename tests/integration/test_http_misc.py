@@ -107,6 +107,8 @@ def test_capabilities_describe_the_model_and_the_mode(http: httpx.Client) -> Non
         "tool_format": "json_tools",
         "reasoning": True,
         "structured_output": True,
+        "vision": False,
+        "video": False,
     }
     assert answer["speculation"]["mode"] == "off"
     assert answer["speculation"]["mode_reason"]

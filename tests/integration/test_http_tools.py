@@ -272,6 +272,8 @@ def test_capabilities_say_what_requests_may_use(http: httpx.Client) -> None:
         "tool_format": "json_tools",
         "reasoning": True,
         "structured_output": True,
+        "vision": False,
+        "video": False,
     }
 
 

@@ -220,6 +220,8 @@ class Features(Struct, frozen=True, kw_only=True):
         tool_format: Name of the way in which the model writes calls; null where it has none of
             its own.
         reasoning: The model's thoughts are told apart from its answer.
+        vision: Messages may hold images.
+        video: Messages may hold videos.
     """
 
     chat: bool
@@ -228,6 +230,8 @@ class Features(Struct, frozen=True, kw_only=True):
     tool_format: str | None = None
     reasoning: bool
     structured_output: bool
+    vision: bool
+    video: bool
 
 
 class Device(Struct, frozen=True, kw_only=True):

@@ -26,6 +26,7 @@ from machd.engine.protocol.step import LEAST_BATCHED_GAIN, ProposerKind
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.http.context import ServerContext
 from machd.http.endpoint import METRICS_TEXT, Answer
+from machd.request.media import MediaKind
 from machd.scheduler.draft_reading import DraftReading
 from machd.serving.cache_stats import CacheStats, cache_stats
 from machd.serving.decode_mode import decide_decode_mode
@@ -78,7 +79,7 @@ async def get_capabilities(
             dtype=model.dtype,
             quantization=model.quantization,
         ),
-        features=_features(service.tokenizer),
+        features=_features(service.tokenizer, model),
         device=Device(
             backend=model.backend,
             memory_bytes=model.device_memory_bytes or None,
@@ -104,9 +105,10 @@ async def get_metrics(metrics: NamedDependency[Metrics]) -> Response[bytes]:
     return Response(metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
 
-def _features(tokenizer: Tokenizer) -> Features:
-    """Return the features of the tokenizer's chat format."""
+def _features(tokenizer: Tokenizer, model: ModelDescription) -> Features:
+    """Return the features of the tokenizer's chat format, and what the model sees."""
     chat_format = tokenizer.chat_format
+    kinds = () if model.vision is None else model.vision.kinds
     return Features(
         chat=tokenizer.has_chat_template,
         logprobs=True,
@@ -114,6 +116,8 @@ def _features(tokenizer: Tokenizer) -> Features:
         tool_format=chat_format.tool_format,
         reasoning=chat_format.reasoning_markers is not None,
         structured_output=True,
+        vision=MediaKind.IMAGE in kinds,
+        video=MediaKind.VIDEO in kinds,
     )
 
 

@@ -11,7 +11,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
 
-from machd_bench.embedded_tokenizer import write_embedded_tokenizer
+from machd.engine.loading.embedded_tokenizer import write_embedded_tokenizer
 from machd_probes.tiny import TinyConfiguration, draw_weights
 from machd_probes.vision_families.chat_template import chat_template
 from machd_probes.vision_families.family import (

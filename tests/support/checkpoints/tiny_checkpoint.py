@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from machd.engine.loading.embedded import user_cache_directory
-from machd_bench.embedded_tokenizer import (
+from machd.engine.loading.embedded_tokenizer import (
     EMBEDDED_VOCABULARY_TOKENS,
     write_embedded_tokenizer,
 )

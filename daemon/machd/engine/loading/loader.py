@@ -44,16 +44,15 @@ from machd.engine.loading.precision import (
 from machd.engine.loading.source import ModelSource, SourceKind
 from machd.engine.loading.tokenizer_files import directory_tokenizer, gguf_tokenizer
 from machd.engine.loading.vision import (
-    NOT_INSTALLED,
     LoadedVision,
     build_vision_model,
     loads_vision,
     open_processor,
+    why_text_only,
 )
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.engine.vision.media_processor import CheckpointProcessor
-from machd.engine.vision.mlx_vlm_import import has_vision
 from machd.errors import ModelError, ModelFormatError, SettingsError
 
 MEDIA_BYTES = 256_000_000
@@ -144,10 +143,8 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
         own_files: tuple[Path, ...] = ()
     else:
         checkpoint = read_checkpoint(source.path, trust_remote_code=trust_remote_code)
-        sees = loads_vision(checkpoint)
-        if has_vision(checkpoint.config) and not sees:
-            vision_reason = NOT_INSTALLED
-        if "model_file" not in checkpoint.config and not sees:
+        vision_reason = why_text_only(checkpoint)
+        if "model_file" not in checkpoint.config and not loads_vision(checkpoint):
             check_architecture(checkpoint.config)
         notes = (vision_reason,) if vision_reason else ()
         tokenizer = directory_tokenizer(
@@ -155,22 +152,17 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
         )
         tokenizer.start_renderer()
         context = context_tokens(checkpoint.config, max_context_tokens)
-        if sees:
-            vision = build_vision_model(checkpoint)
-            model, architecture = vision.model, vision.family
-            _check_kv_format(model, kv_format)
-            _read_weights(model, checkpoint, dtype, progress, weight_format(quantize, model))
-        else:
-            model, experts = _load_directory(
-                checkpoint,
-                dtype,
-                progress,
-                trust_remote_code=trust_remote_code,
-                kv_format=kv_format,
-                residency=residency,
-                quantize=quantize,
-            )
-            architecture = architecture_name(model, checkpoint.model_type)
+        loaded = _load_directory(
+            checkpoint,
+            dtype,
+            progress,
+            trust_remote_code=trust_remote_code,
+            kv_format=kv_format,
+            residency=residency,
+            quantize=quantize,
+        )
+        model, experts, vision = loaded.model, loaded.experts, loaded.vision
+        architecture = loaded.architecture
         weight_files = tuple(checkpoint.weight_files)
         # Code that has run may have changed any class, mlx-lm's too.
         has_run = "model_file" in checkpoint.config or checkpoint.code_files
@@ -191,22 +183,33 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
     )
     written_unix_s = int(weight_files[0].stat().st_mtime)
     description = replace(description, created_unix_s=written_unix_s, vision_reason=vision_reason)
-    processor: CheckpointProcessor | None = None
-    if vision is not None:
-        progress.stage("loading the processor of images", None)
-        processor, seen = open_processor(vision, tokenizer, max_bytes=media_bytes)
-        description = replace(description, vision=seen)
-    return LoadedModel(
-        model,
-        tokenizer,
-        description,
-        notes,
-        weight_files,
-        kv_format,
-        experts,
-        processor,
-        media_bytes,
-    )
+    whole = LoadedModel(model, tokenizer, description, notes, weight_files, kv_format, experts)
+    return whole if vision is None else _with_vision(whole, vision, progress, media_bytes)
+
+
+def _with_vision(
+    loaded: LoadedModel, vision: LoadedVision, progress: LoadProgress, media_bytes: int
+) -> LoadedModel:
+    progress.stage("loading the processor of images", None)
+    processor, seen = open_processor(vision, loaded.tokenizer, max_bytes=media_bytes)
+    description = replace(loaded.description, vision=seen)
+    return replace(loaded, description=description, vision=processor, media_bytes=media_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _LoadedDirectory:
+    """A model of a directory.
+
+    Attributes:
+        architecture: The library's name of it.
+        experts: Its experts on disk; None if all are in memory.
+        vision: What it sees with; None for text only.
+    """
+
+    model: Module
+    architecture: str
+    experts: BankedModel | None = None
+    vision: LoadedVision | None = None
 
 
 def _load_gguf(
@@ -238,8 +241,15 @@ def _load_directory(  # noqa: PLR0913 - one argument for each setting of the mod
     kv_format: KvFormat,
     residency: Residency | None,
     quantize: str | None,
-) -> tuple[Module, BankedModel | None]:
-    """Load a directory, with its experts on disk if there are any and ``residency`` is given."""
+) -> _LoadedDirectory:
+    """Load a directory: with its vision tower, or with its experts on disk, as far as there are any."""
+    if loads_vision(checkpoint):
+        refuse_if_too_big(checkpoint.stored_bytes, available_memory_bytes())
+        vision = build_vision_model(checkpoint)
+        _check_kv_format(vision.model, kv_format)
+        target = weight_format(quantize, vision.model)
+        _read_weights(vision.model, checkpoint, dtype, progress, target)
+        return _LoadedDirectory(vision.model, vision.family, vision=vision)
     origins: TensorOrigins | None = None
     # A checkpoint's own model class is built by its own code, which cannot be recorded.
     if residency is not None and not checkpoint.has_own_model:
@@ -247,14 +257,16 @@ def _load_directory(  # noqa: PLR0913 - one argument for each setting of the mod
     else:
         refuse_if_too_big(checkpoint.stored_bytes, available_memory_bytes())
     model = _built(checkpoint, origins, trust_remote_code=trust_remote_code)
+    architecture = architecture_name(model, checkpoint.model_type)
     _check_kv_format(model, kv_format)
     if origins is not None and residency is not None:
         if switch_layers(model):
             refuse_quantising(quantize)
-            return model, load_banked(model, checkpoint, origins, residency, dtype, progress)
+            banked = load_banked(model, checkpoint, origins, residency, dtype, progress)
+            return _LoadedDirectory(model, architecture, banked)
         refuse_if_too_big(checkpoint.stored_bytes, available_memory_bytes())
     _read_weights(model, checkpoint, dtype, progress, weight_format(quantize, model))
-    return model, None
+    return _LoadedDirectory(model, architecture)
 
 
 def _built(

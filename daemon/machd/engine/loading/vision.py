@@ -25,7 +25,7 @@ EXAMPLE_PIXELS = 448
 _EXAMPLE_LIMIT_S = 60.0
 _EXAMPLE_MEMORY_BYTES = 1 << 30
 
-NOT_INSTALLED = (
+_NOT_INSTALLED = (
     "the checkpoint has a vision tower, and the extra vision is not installed, so it serves text only; "
     'for images: pip install "machd[vision]"'
 )
@@ -34,6 +34,13 @@ NOT_INSTALLED = (
 def loads_vision(checkpoint: Checkpoint) -> bool:
     """Tell whether a checkpoint is served with its vision tower."""
     return has_vision(checkpoint.config) and not checkpoint.has_own_model and is_installed()
+
+
+def why_text_only(checkpoint: Checkpoint) -> str:
+    """Return why a checkpoint with a vision tower is served without it; empty for all others."""
+    if not has_vision(checkpoint.config) or loads_vision(checkpoint):
+        return ""
+    return "" if is_installed() else _NOT_INSTALLED
 
 
 @dataclass(frozen=True, slots=True)

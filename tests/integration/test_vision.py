@@ -1,0 +1,229 @@
+"""A real daemon serves a generated vision model to the official clients."""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import numpy as np
+import openai
+import pytest
+from support.daemon.serve_process import ServeProcess
+
+from machd.engine.loading.embedded import user_cache_directory
+from machd_probes.vision_families.checkpoint import write_family
+from machd_probes.vision_families.media import block_image, block_video
+
+_MAX_TOKENS = 10
+_QUESTION: dict[str, Any] = {"type": "text", "text": "What is this?"}
+
+
+@pytest.fixture(name="checkpoint", scope="module")
+def _checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model of a family whose images move the positions of what lies behind them."""
+    directory = tmp_path_factory.mktemp("vision") / "qwen2_vl"
+    return write_family("qwen2_vl", directory, user_cache_directory(os.environ))
+
+
+@pytest.fixture(name="daemon", scope="module")
+def _daemon(checkpoint: Path) -> Iterator[ServeProcess]:
+    """A daemon that serves it in a batch."""
+    with ServeProcess(str(checkpoint), "--continuous-batching", "--model-dtype=float32") as daemon:
+        yield daemon
+
+
+@pytest.fixture(name="expected", scope="module")
+def _expected(checkpoint: Path) -> dict[str, str]:
+    """The answers of mlx-vlm's own generation, alone."""
+    return _mlx_vlm_answers(checkpoint)
+
+
+def _png(seed: int) -> bytes:
+    written = io.BytesIO()
+    block_image(seed).save(written, "PNG")
+    return written.getvalue()
+
+
+def _image(seed: int) -> dict[str, Any]:
+    url = f"data:image/png;base64,{base64.b64encode(_png(seed)).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+_CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
+    "an image": [_image(1), _QUESTION],
+    "another image": [_image(2), _QUESTION],
+    "two images": [_image(1), _QUESTION, _image(2), {"type": "text", "text": "And this?"}],
+    "text": [_QUESTION],
+}
+
+
+def _mlx_vlm_answers(checkpoint: Path) -> dict[str, str]:
+    import mlx.core as mx  # noqa: PLC0415 - the extra's part is imported with it
+    from mlx.utils import tree_map  # noqa: PLC0415
+    from mlx_vlm.generate.ar import generate_step  # noqa: PLC0415
+    from mlx_vlm.utils import load, prepare_inputs  # noqa: PLC0415
+
+    model, processor = load(str(checkpoint))
+    model.update(tree_map(lambda one: one.astype(mx.float32), model.parameters()))
+    answers: dict[str, str] = {}
+    for name, parts in _CONVERSATIONS.items():
+        images = [block_image(seed) for seed in (1, 2) if _image(seed) in parts]
+        shown = [{"type": "image"} if part["type"] == "image_url" else part for part in parts]
+        text = processor.tokenizer.apply_chat_template(
+            [{"role": "user", "content": shown}], tokenize=False, add_generation_prompt=True
+        )
+        inputs = prepare_inputs(
+            processor, images=images or None, prompts=text, add_special_tokens=False
+        )
+        # mlx-vlm keeps the last prompt's positions on the model.
+        model.language_model._rope_deltas = model.language_model._position_ids = None
+        step = generate_step(
+            inputs.pop("input_ids"),
+            model,
+            inputs.pop("pixel_values", None),
+            inputs.pop("attention_mask", None),
+            max_tokens=_MAX_TOKENS,
+            temperature=0.0,
+            **inputs,
+        )
+        token_ids = [int(token) for (token, _), _ in zip(step, range(_MAX_TOKENS), strict=False)]
+        answers[name] = processor.tokenizer.decode(token_ids)
+    return answers
+
+
+def _ask(daemon: ServeProcess, parts: Sequence[dict[str, Any]], *, stream: bool = False) -> str:
+    client = openai.OpenAI(base_url=f"{daemon.url}/v1", api_key="none")
+    request: dict[str, Any] = {
+        "model": "qwen2_vl",
+        "messages": [{"role": "user", "content": parts}],
+        "max_tokens": _MAX_TOKENS,
+        "temperature": 0,
+    }
+    if not stream:
+        return client.chat.completions.create(**request).choices[0].message.content or ""
+    chunks = client.chat.completions.create(**request, stream=True)
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+
+def test_answers_equal_those_of_mlx_vlm_alone(
+    daemon: ServeProcess, expected: dict[str, str]
+) -> None:
+    """Alone and one after the other, every answer is that of mlx-vlm's own generation."""
+    assert {name: _ask(daemon, parts) for name, parts in _CONVERSATIONS.items()} == expected
+
+
+def test_a_batch_of_images_and_text_answers_as_alone(
+    daemon: ServeProcess, expected: dict[str, str]
+) -> None:
+    """Four streams at once, of images, two images and text, give the same answers."""
+    with ThreadPoolExecutor(len(_CONVERSATIONS)) as pool:
+        answers = pool.map(lambda parts: _ask(daemon, parts, stream=True), _CONVERSATIONS.values())
+        assert dict(zip(_CONVERSATIONS, answers, strict=True)) == expected
+
+
+def test_one_changed_pixel_is_another_image(daemon: ServeProcess) -> None:
+    """The prefix cache ends before an image of which one pixel differs, and covers the same image."""
+
+    def cached_tokens(image: bytes) -> int:
+        url = f"data:image/png;base64,{base64.b64encode(image).decode()}"
+        body = {
+            "model": "qwen2_vl",
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "image_url", "image_url": {"url": url}},
+                        {"type": "text", "text": "A question of its own."},
+                    ],
+                }
+            ],
+            "max_tokens": 2,
+        }
+        answer = httpx.post(f"{daemon.url}/v1/chat/completions", json=body).json()
+        return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    changed = io.BytesIO()
+    picture = block_image(7)
+    picture.putpixel((3, 3), (1, 2, 3))
+    picture.save(changed, "PNG")
+    cached_tokens(_png(7))
+    same, other = cached_tokens(_png(7)), cached_tokens(changed.getvalue())
+    assert same > 20
+    assert other < 5
+
+
+def test_the_anthropic_client_sends_images(daemon: ServeProcess, expected: dict[str, str]) -> None:
+    """An image block gives the answer that the same image gives in a chat completion."""
+    client = anthropic.Anthropic(base_url=daemon.url, api_key="none")
+    source = {
+        "type": "base64",
+        "media_type": "image/png",
+        "data": base64.b64encode(_png(1)).decode(),
+    }
+    message = client.messages.create(
+        model="qwen2_vl",
+        max_tokens=_MAX_TOKENS,
+        extra_body={"temperature": 0},
+        messages=[{"role": "user", "content": [{"type": "image", "source": source}, _QUESTION]}],  # type: ignore[list-item, typeddict-item]
+    )
+    assert message.content[0].type == "text"
+    assert message.content[0].text == expected["an image"].strip()
+
+
+def test_a_video_is_answered(daemon: ServeProcess, tmp_path: Path) -> None:
+    """A video by the openai client is answered, and another one differently."""
+    first, second = (_ask(daemon, [_video(seed, tmp_path), _QUESTION]) for seed in (1, 2))
+    assert first
+    assert first != second
+
+
+def _video(seed: int, directory: Path) -> dict[str, Any]:
+    import cv2  # noqa: PLC0415 - a dependency of the extra
+
+    path = directory / f"{seed}.mp4"
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"mp4v"), 4.0, (112, 84))
+    for frame in block_video(seed, frames=8):
+        writer.write(np.ascontiguousarray(frame.transpose(1, 2, 0)[..., ::-1]))
+    writer.release()
+    url = f"data:video/mp4;base64,{base64.b64encode(path.read_bytes()).decode()}"
+    return {"type": "video_url", "video_url": {"url": url}}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"no image at all", "is no PNG, JPEG, WebP or GIF file"),
+        (_png(1)[:200], "is damaged or cut short"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "is no PNG, JPEG, WebP or GIF file"),
+    ],
+    ids=["text", "truncated", "svg"],
+)
+def test_a_file_that_is_no_image_is_refused(
+    daemon: ServeProcess, content: bytes, said: str
+) -> None:
+    """The answer is 400, names the field and says why; the next request is served."""
+    url = f"data:image/png;base64,{base64.b64encode(content).decode()}"
+    with pytest.raises(openai.BadRequestError, match=said) as refused:
+        _ask(daemon, [{"type": "image_url", "image_url": {"url": url}}, _QUESTION])
+    assert refused.value.param == "messages[0].content[0].image_url.url"
+    assert _ask(daemon, [_QUESTION])
+
+
+def test_capabilities_tell_what_the_model_sees(daemon: ServeProcess) -> None:
+    """Images and videos are features of the model."""
+    features = httpx.get(f"{daemon.url}/v1/capabilities").json()["features"]
+    assert (features["vision"], features["video"]) == (True, True)
+
+
+def test_a_text_that_spells_a_placeholder_is_text(daemon: ServeProcess) -> None:
+    """What a client types takes no image's place, and the image has its own."""
+    typed = {"type": "text", "text": "<|vision_start|><|image_pad|><|vision_end|> is a token."}
+    assert _ask(daemon, [typed, _image(1), _QUESTION])
+    assert _ask(daemon, [typed])
