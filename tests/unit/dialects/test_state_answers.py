@@ -123,7 +123,13 @@ def test_capabilities_without_verdicts() -> None:
                 dtype="float32",
             ),
             features=Features(
-                chat=False, logprobs=True, tools=False, reasoning=False, structured_output=False
+                chat=False,
+                logprobs=True,
+                tools=False,
+                reasoning=False,
+                structured_output=False,
+                vision=False,
+                video=False,
             ),
             speculation=SpeculationInForce(
                 requested="auto",
