@@ -28,6 +28,8 @@ _NOT_MEASURED = (
     *("machd_probes/progress", "machd_probes/report", "machd_probes/runner"),
     *("machd_probes/shrink", "machd_probes/stand_in.py", "machd_probes/startup"),
     *("machd_probes/table", "machd_probes/versions", "machd_probes/worker.py"),
+    # Images, which no architecture of mlx-lm's is measured with.
+    *("machd_probes/vision_families/", "engine/vision/", "engine/loading/vision"),
     # Of the engine: files, text and devices, which no log-probability depends on.
     *("engine/backend/", "engine/fake/", "engine/grammar/", "engine/tokenizer/"),
     *("engine/ceiling", "engine/open", "engine/static_batch", "engine/loading/checkpoint"),

@@ -13,7 +13,13 @@ from machd.engine.vision.media_processor import (
     ProcessorFiles,
     find_placeholder,
 )
-from machd.engine.vision.mlx_vlm_import import has_vision, import_family, is_installed
+from machd.engine.vision.mlx_vlm_import import (
+    COMPARED_FAMILIES,
+    VIDEO_FAMILIES,
+    has_vision,
+    import_family,
+    is_installed,
+)
 from machd.engine.vision.processor_child import ProcessRequest
 from machd.engine.vision.vision_model import VisionLanguageModel
 from machd.errors import ModelFormatError
@@ -25,6 +31,11 @@ EXAMPLE_PIXELS = 448
 _EXAMPLE_LIMIT_S = 60.0
 _EXAMPLE_MEMORY_BYTES = 1 << 30
 
+_NOT_COMPARED = (
+    "the checkpoint has a vision tower of a family whose answers were not compared with mlx-vlm's own, so it "
+    "serves text only"
+)
+
 _NOT_INSTALLED = (
     "the checkpoint has a vision tower, and the extra vision is not installed, so it serves text only; "
     'for images: pip install "machd[vision]"'
@@ -33,13 +44,17 @@ _NOT_INSTALLED = (
 
 def loads_vision(checkpoint: Checkpoint) -> bool:
     """Tell whether a checkpoint is served with its vision tower."""
-    return has_vision(checkpoint.config) and not checkpoint.has_own_model and is_installed()
+    is_compared = checkpoint.model_type in COMPARED_FAMILIES
+    is_usable = is_compared and is_installed() and not checkpoint.has_own_model
+    return is_usable and has_vision(checkpoint.config)
 
 
 def why_text_only(checkpoint: Checkpoint) -> str:
     """Return why a checkpoint with a vision tower is served without it; empty for all others."""
     if not has_vision(checkpoint.config) or loads_vision(checkpoint):
         return ""
+    if checkpoint.model_type not in COMPARED_FAMILIES:
+        return _NOT_COMPARED
     return "" if is_installed() else _NOT_INSTALLED
 
 
@@ -101,7 +116,7 @@ def open_processor(
 
     placeholder, reads_parts = find_placeholder(render, MediaKind.IMAGE, ready.image_texts)
     placeholders = {MediaKind.IMAGE: placeholder}
-    if ready.has_video:
+    if ready.has_video and loaded.family in VIDEO_FAMILIES:
         video, is_part = find_placeholder(render, MediaKind.VIDEO, ready.image_texts)
         if is_part:
             placeholders[MediaKind.VIDEO] = video

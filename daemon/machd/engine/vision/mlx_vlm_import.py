@@ -21,6 +21,20 @@ _VISION_KEYS = ("vision_config", "img_processor", "mm_vision_tower", "vision_tow
 """Keys of ``config.json`` that say a checkpoint has a vision tower."""
 
 
+COMPARED_FAMILIES = frozenset(
+    {
+        *("aya_vision", "glm4v", "idefics3", "internvl_chat", "kimi_vl", "lfm2_vl", "mistral3"),
+        *("pixtral", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "smolvlm"),
+    }
+)
+"""Families whose tokens were compared with mlx-vlm's own generation, alone and in a batch. What others compute of an
+image may depend on the whole prompt (paligemma, idefics2) or need more than embeddings (mllama)."""
+
+VIDEO_FAMILIES = frozenset({"qwen2_5_vl", "qwen2_vl"})
+"""Of these, families in which a video's tokens alone are those that it has in a prompt. Others write times between
+frames, whose tokens grow together with the text beside them."""
+
+
 def has_vision(config: Mapping[str, object]) -> bool:
     """Tell from ``config.json`` whether a checkpoint has a vision tower; imports nothing."""
     return any(config.get(key) for key in _VISION_KEYS)
