@@ -12,6 +12,7 @@ from typing import Any, Never, cast
 
 import pytest
 from support.clocks.manual_clock import ManualClock
+from support.clocks.polling import CEILING_S
 
 from machd.clock import SystemClock
 from machd.errors import InvalidRequestError
@@ -60,7 +61,7 @@ class _Host:
         finally:
             for end in self._ends:
                 with end:
-                    end.settimeout(1)
+                    end.settimeout(CEILING_S)
                     self.requests.append(end.recv(65_536))
 
     def refusal(self, url: str = _URL, rules: FetchRules = _RULES) -> str:

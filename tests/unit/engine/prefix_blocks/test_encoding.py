@@ -224,7 +224,7 @@ def test_header_above_the_limit_is_refused() -> None:
 @pytest.mark.parametrize(
     ("saved", "content"),
     [
-        (replace(SAVED, token_ids=(1 << 32,)), content_of(SAVED)),
+        (replace(SAVED, token_ids=(1 << 64,)), content_of(SAVED)),
         (replace(SAVED, token_ids=(-1,)), content_of(SAVED)),
         (SAVED, BlockContent({"a": np.array(["text"])}, {})),
         (SAVED, BlockContent({"a": np.array([object()])}, {})),
