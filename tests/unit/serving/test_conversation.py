@@ -54,6 +54,7 @@ class Parts:
     tokenizer: object
     grammars: RecordingCompiler
     model = FakeEngine().model
+    media = None
 
 
 class FormatTokenizer(FakeTokenizer):
