@@ -103,6 +103,15 @@ def test_bad_usage_is_told_before_anything_runs(args: tuple[str, ...], message: 
     assert message in " ".join(result.output.split())
 
 
+def test_nothing_measured_is_an_error_and_no_plot(tmp_path: Path) -> None:
+    """Where every weight format is left out, the command says so and draws nothing."""
+    plot = tmp_path / "bench.png"
+    absent = str(tmp_path / "absent")
+    with pytest.raises(EngineFaultError, match="nothing was measured"):
+        run(absent, "--formats", "f32", "--widths", "1", "--plot", str(plot))
+    assert not plot.exists()
+
+
 async def test_a_missed_goal_is_exit_code_1() -> None:
     """With --check, and by name; without it the report is all that there is."""
     async with FakeOpenAi(step_s=0.01, word_s=0.002, stalls=True).running() as url:

@@ -125,7 +125,7 @@ def test_health_and_plain_prompts_wait_for_no_template(templated: _Templated) ->
             assert not any(one.done() for one in chats)
         finally:
             with templated.strict():  # for the other two
-                child = templated.renderer._child
+                child = templated.renderer._child._child
                 assert child is not None
                 child._process.kill()
                 statuses = {one.result().status_code for one in chats}
@@ -133,8 +133,8 @@ def test_health_and_plain_prompts_wait_for_no_template(templated: _Templated) ->
 
 
 def _is_rendering(renderer: TemplateRenderer) -> bool:
-    child = renderer._child
-    return renderer._lock.locked() and child is not None and child._said is not None
+    child = renderer._child._child
+    return renderer._child._lock.locked() and child is not None and child._said is not None
 
 
 @pytest.mark.long

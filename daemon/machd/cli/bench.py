@@ -345,13 +345,20 @@ def bench(
     print_summary(console, report)
     if json_file is not None:
         json_file.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
-    if plot_file is not None:
+    if plot_file is not None and report.rows:
         write_plot(report, plot_file)
+    _check_measured(runner, report)
+    if is_check:
+        _tell_goals(report)
+
+
+def _check_measured(runner: Runner, report: Report) -> None:
+    """End with an error where scenarios failed or nothing was measured."""
     if runner.failures:
         failed = ", ".join(failure.partition(":")[0] for failure in runner.failures)
         raise EngineFaultError(f"the server did not get through: {failed}; the notes say why")
-    if is_check:
-        _tell_goals(report)
+    if not report.rows:
+        raise EngineFaultError("nothing was measured; the notes say why")
 
 
 def _run_remote(

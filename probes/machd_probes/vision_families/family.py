@@ -1,4 +1,4 @@
-"""What ``families/NAME.toml`` says of a vision-language family's generated checkpoint.
+"""Sizes and files of a vision-language family's generated checkpoint, read from ``families/NAME.toml``.
 
 A family is data: its configuration, the tokens that it adds to the embedded model's tokenizer, the
 spelling of media in its chat template, its processor's files, and how its weights are drawn.
@@ -23,7 +23,7 @@ CHATML: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class WeightRecipe:
-    """How a family's random weights are drawn; the fields are those of ``TinyConfiguration``."""
+    """Scales of a family's random weights; the fields are those of ``TinyConfiguration``."""
 
     gain: float = 1.5
     embedding_scale: float = 1.0

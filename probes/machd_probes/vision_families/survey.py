@@ -1,4 +1,4 @@
-"""What mlx-vlm does with each generated checkpoint, and whether images can be embedded one at a time.
+"""Survey of mlx-vlm on each generated checkpoint: do images embedded one at a time give the same answer?
 
 An engine that caches images embeds each alone: it runs the processor on the image's placeholder, asks
 the model for the embeddings of the tokens that come back, and puts their rows between the text's. The

@@ -60,7 +60,7 @@ class Base64Source(Struct, frozen=True, kw_only=True, tag="base64", tag_field="t
 
 
 class UrlSource(Struct, frozen=True, kw_only=True, tag="url", tag_field="type"):
-    """Where an image is."""
+    """The source of an image."""
 
     url: MediaText
 

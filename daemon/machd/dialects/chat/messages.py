@@ -32,7 +32,7 @@ class TextPart(Struct, frozen=True, kw_only=True, tag="text", tag_field="type"):
 
 
 class ImageUrl(Struct, frozen=True, kw_only=True):
-    """Where an image is; ``detail`` is ignored, as the model's processor alone picks a resolution."""
+    """An image's URL; ``detail`` is ignored, as the model's processor alone picks a resolution."""
 
     url: MediaText
     detail: Ignored = UNSET
@@ -53,7 +53,7 @@ class FilePart(Struct, frozen=True, tag="file", tag_field="type"):
 
 
 class VideoUrl(Struct, frozen=True, kw_only=True):
-    """Where a video is, and which of its frames to take."""
+    """A video's URL, and the frames to take of it."""
 
     url: MediaText
     fps: FramesPerSecond | None = None

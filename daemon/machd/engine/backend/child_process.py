@@ -12,13 +12,16 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import inf
 
 import psutil
 
 from machd.clock import SystemClock
+from machd.errors import OverloadedError
 
 HEADER = struct.Struct(">cQ")
 """Header of a message: its kind, and the number of bytes that follow."""
@@ -71,7 +74,7 @@ class ChildProcess:
         self._ready_bytes = 0
         self.end = weakref.finalize(self, _end, self._process, self._channel)
 
-    def is_usable(self, max_gained_bytes: int) -> bool:
+    def is_usable(self, max_gained_bytes: float) -> bool:
         """Tell whether the process runs, and has given back the memory of earlier requests."""
         return (
             self._process.poll() is None
@@ -152,6 +155,90 @@ class ChildProcess:
             return int(psutil.Process(self._process.pid).memory_info().rss)
         except psutil.Error:
             return 0  # it has just ended, which the socket reports
+
+
+class SharedChild:
+    """A process that is started again after it was stopped. Threads may share it, and wait for each other."""
+
+    def __init__(self, purpose: str, module: str, *arguments: str) -> None:
+        """Start nothing yet.
+
+        Args:
+            purpose: Such as ``images``, for the message that there is no room for the process.
+            module: That the process runs.
+            arguments: Of the module.
+        """
+        self._purpose = purpose
+        self._command = (module, *arguments)
+        self._lock = threading.Lock()
+        self._child: ChildProcess | None = None
+
+    def start(self) -> None:
+        """Let the process begin its imports; returns at once.
+
+        Raises:
+            OverloadedError: The system has no room for a process.
+        """
+        with self._lock:
+            self._running()
+
+    def ready(self) -> bytes:
+        """Wait until the process has finished its imports, and return what it says then.
+
+        Raises:
+            RuntimeError: It cannot start.
+            OverloadedError: The system has no room for it.
+        """
+        with self._lock, self._ended_on_error():
+            return self._running().wait_ready()
+
+    def ask(self, request: bytes, *, limit_s: float, memory_bytes: int) -> tuple[bytes, bytes]:
+        """Send a request, and return the kind and content of the answer.
+
+        Args:
+            request: Content of the message.
+            limit_s: Time that the answer may take.
+            memory_bytes: Memory that the process keeps to; it is stopped at twice as much.
+
+        Raises:
+            ChildStoppedError: There is no answer.
+            RuntimeError: The process cannot start.
+            OverloadedError: The system has no room for it.
+        """
+        with self._lock, self._ended_on_error():
+            child = self._running(memory_bytes)
+            child.wait_ready()
+            return child.ask(request, limit_s=limit_s, max_gained_bytes=2 * memory_bytes)
+
+    def close(self) -> None:
+        """End the process."""
+        with self._lock:
+            self._end()
+
+    @contextmanager
+    def _ended_on_error(self) -> Iterator[None]:
+        """End the process if the block raises: a late answer would be taken for that to the next request."""
+        try:
+            yield
+        except BaseException:
+            self._end()
+            raise
+
+    def _running(self, memory_bytes: float = inf) -> ChildProcess:
+        if self._child is None or not self._child.is_usable(memory_bytes):
+            self._end()
+            try:
+                self._child = ChildProcess(*self._command)
+            except OSError as error:
+                raise OverloadedError(
+                    f"no process for {self._purpose} can be started: {error.strerror}"
+                ) from error
+        return self._child
+
+    def _end(self) -> None:
+        if self._child is not None:
+            self._child.end()
+            self._child = None
 
 
 def send_frame(channel: socket.socket, kind: bytes, content: bytes) -> None:

@@ -33,7 +33,12 @@ _EXAMPLE_MEMORY_BYTES = 1 << 30
 
 _NOT_COMPARED = (
     "the checkpoint has a vision tower of a family whose answers were not compared with mlx-vlm's own, so it "
-    "serves text only"
+    "serves text only; docs/concepts/vision.md lists the families that take images"
+)
+
+_NO_WEIGHTS = (
+    "config.json names a vision tower, and the weights hold none (mlx_lm.convert leaves it out), so the model "
+    "serves text only; for images take a checkpoint that mlx_vlm.convert made"
 )
 
 _NOT_INSTALLED = (
@@ -46,7 +51,7 @@ def loads_vision(checkpoint: Checkpoint) -> bool:
     """Tell whether a checkpoint is served with its vision tower."""
     is_compared = checkpoint.model_type in COMPARED_FAMILIES
     is_usable = is_compared and is_installed() and not checkpoint.has_own_model
-    return is_usable and has_vision(checkpoint.config)
+    return is_usable and has_vision(checkpoint.config) and _has_vision_weights(checkpoint)
 
 
 def why_text_only(checkpoint: Checkpoint) -> str:
@@ -55,12 +60,18 @@ def why_text_only(checkpoint: Checkpoint) -> str:
         return ""
     if checkpoint.model_type not in COMPARED_FAMILIES:
         return _NOT_COMPARED
+    if not _has_vision_weights(checkpoint):
+        return _NO_WEIGHTS
     return "" if is_installed() else _NOT_INSTALLED
+
+
+def _has_vision_weights(checkpoint: Checkpoint) -> bool:
+    return any("vision" in name or "visual" in name for name in checkpoint.tensors)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedVision:
-    """What a model with vision has besides its weights.
+    """A model with vision before its weights are read.
 
     Attributes:
         family: mlx-vlm's name of the model family.

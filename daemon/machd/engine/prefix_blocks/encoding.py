@@ -21,7 +21,7 @@ from safetensors.numpy import load, save
 
 from machd.engine.protocol.blocks import SavedBlock
 
-BLOCK_VERSION = 1
+BLOCK_VERSION = 2
 """To be raised with every change of what is in a file, or of what its arrays mean."""
 
 MAX_BLOCK_BYTES = 4 << 30

@@ -23,6 +23,7 @@ _SAMPLE_BYTES = 64 << 10
 """Bytes that are read of a file's beginning, where its header is, and of its end."""
 
 _COMPUTING = ("mlx", "mlx-lm")
+_COMPUTING_IMAGES = ("mlx-vlm", "transformers", "pillow", "opencv-python")
 
 
 def block_key(loaded: LoadedModel) -> bytes:
@@ -54,6 +55,8 @@ def _parts(loaded: LoadedModel) -> Iterator[bytes]:
         f"{description.parameters} {description.weights_bytes} {description.vocabulary_tokens}",
         repr(description.cache),
     ]
+    if description.vision is not None:
+        texts += [f"{name} {installed_version(name)}" for name in _COMPUTING_IMAGES]
     for text in texts:
         yield text.encode()
     for file in (*sorted(loaded.weight_files), *_beside(loaded.weight_files)):

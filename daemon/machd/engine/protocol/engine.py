@@ -137,7 +137,7 @@ class MemoryReading:
 
 @dataclass(frozen=True, slots=True)
 class VisionDescription:
-    """What a model sees.
+    """Images and videos that a model takes.
 
     Attributes:
         kinds: Kinds of media that it takes.
@@ -172,7 +172,7 @@ class ModelDescription:
         proposer_reason: Why that is so, for the operator.
         code: Which code computes the model; None for an engine without a model of code.
         experts_on_disk: Experts are read from disk when a step needs them.
-        vision: What the model sees; None for a model that takes text only.
+        vision: Images and videos that the model takes; None for a model that takes text only.
         vision_reason: Why it takes text only although its checkpoint has a vision tower; else empty.
     """
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from machd.engine.backend.child_process import (
-    ChildProcess,
     ChildStoppedError,
+    SharedChild,
     as_bytes,
     as_text,
 )
@@ -30,7 +29,7 @@ from machd.engine.tokenizer.template_child import (
     refusal_message,
     render_text,
 )
-from machd.errors import InvalidRequestError, OverloadedError, TemplateLimitError
+from machd.errors import InvalidRequestError, TemplateLimitError
 
 _KNOWN_TEMPLATES = frozenset(
     {
@@ -79,8 +78,7 @@ class TemplateRenderer:
     def __init__(self, bounds: RenderBounds | None = None) -> None:
         """Start nothing yet."""
         self._bounds = bounds or RenderBounds()
-        self._lock = threading.Lock()
-        self._child: ChildProcess | None = None
+        self._child = SharedChild("the chat template", _CHILD_MODULE)
 
     def start(self) -> None:
         """Let the process begin its imports; returns at once.
@@ -88,8 +86,7 @@ class TemplateRenderer:
         Raises:
             OverloadedError: The system has no room for a process.
         """
-        with self._lock:
-            self._running_child()
+        self._child.start()
 
     def render(
         self,
@@ -115,7 +112,16 @@ class TemplateRenderer:
             limit_s=self._bounds.limit_s,
             memory_bytes=self._bounds.memory_bytes,
         )
-        kind, text = self._ask(as_bytes(json.dumps(request, ensure_ascii=False)))
+        bounds = self._bounds
+        try:
+            kind, content = self._child.ask(
+                as_bytes(json.dumps(request, ensure_ascii=False)),
+                limit_s=bounds.limit_s,
+                memory_bytes=bounds.memory_bytes,
+            )
+        except ChildStoppedError as error:
+            raise TemplateLimitError(f"{CANNOT_RENDER}: it {error}", param="messages") from error
+        text = as_text(content)
         if kind == RENDERED:
             return text
         if kind == REFUSED:
@@ -126,44 +132,7 @@ class TemplateRenderer:
 
     def close(self) -> None:
         """End the process."""
-        with self._lock:
-            self._end_child()
-
-    def _ask(self, request: bytes) -> tuple[bytes, str]:
-        bounds = self._bounds
-        with self._lock:
-            child = self._running_child()
-            try:
-                child.wait_ready()
-                kind, content = child.ask(
-                    request, limit_s=bounds.limit_s, max_gained_bytes=2 * bounds.memory_bytes
-                )
-            except ChildStoppedError as error:
-                self._end_child()
-                raise TemplateLimitError(
-                    f"{CANNOT_RENDER}: it {error}", param="messages"
-                ) from error
-            except BaseException:
-                # A late answer would be taken for that to the next request.
-                self._end_child()
-                raise
-        return kind, as_text(content)
-
-    def _running_child(self) -> ChildProcess:
-        if self._child is None or not self._child.is_usable(self._bounds.memory_bytes):
-            self._end_child()
-            try:
-                self._child = ChildProcess(_CHILD_MODULE)
-            except OSError as error:
-                raise OverloadedError(
-                    f"no process for the chat template can be started: {error.strerror}"
-                ) from error
-        return self._child
-
-    def _end_child(self) -> None:
-        if self._child is not None:
-            self._child.end()
-            self._child = None
+        self._child.close()
 
 
 def is_known_template(template: str) -> bool:

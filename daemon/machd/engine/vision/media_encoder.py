@@ -1,4 +1,4 @@
-"""What the language model takes of a prompt with images: embeddings in place of token ids, and positions.
+"""A language model's inputs for a prompt with images: embeddings in place of token ids, and positions.
 
 An image is encoded alone, with the tokens that frame it: its embeddings depend on nothing else of the prompt, so they are
 kept by content and put into every prompt that has it. Positions are the image's own, moved to its place.
@@ -78,7 +78,7 @@ class _Encoded:
 
 
 class MediaEncoder:
-    """The encoder of a model, and what it has computed lately. Lives on the engine thread.
+    """A model's vision encoder with a cache of embeddings. Lives on the engine thread.
 
     It satisfies the step's port ``PromptMedia``.
     """
@@ -203,7 +203,7 @@ class MediaEncoder:
         return _Encoded(by_token, np.zeros(token_ids.shape[1], dtype=np.bool_), ())
 
     def _encode(self, media: Media) -> _Encoded:
-        """Encode a media, or take what is known of its content.
+        """Return the features of an image or video, encoded now or before.
 
         Raises:
             MediaEncodingError: The encoder failed.

@@ -1,4 +1,4 @@
-"""The daemon's side of the process that decodes images and videos, and what that has made lately."""
+"""The process that decodes images and videos, as the daemon asks it, and a cache of its answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from machd.engine.backend.child_process import ChildProcess, ChildStoppedError, as_text
+from machd.engine.backend.child_process import ChildStoppedError, SharedChild, as_text
 from machd.engine.protocol.media import Media, MediaBounds, PlainArray
 from machd.engine.vision.processor_child import (
     PROCESSED,
@@ -18,7 +18,7 @@ from machd.engine.vision.processor_child import (
     ProcessRequest,
     Ready,
 )
-from machd.errors import InvalidRequestError, ModelFormatError, OverloadedError
+from machd.errors import InvalidRequestError, ModelFormatError
 from machd.request.media import MediaKind, MediaSource
 
 _CHILD_MODULE = "machd.engine.vision.processor_child"
@@ -39,26 +39,22 @@ class ProcessorFiles:
         Raises:
             OverloadedError: The system has no room for it.
         """
-        self._directory = directory
-        self._lock = threading.Lock()
-        self._child: ChildProcess | None = None
-        with self._lock:
-            self._running_child()
+        self._name = directory.name
+        self._child = SharedChild("images", _CHILD_MODULE, str(directory))
+        self._child.start()
 
     def ready(self) -> Ready:
-        """Wait for the processor, and return what it is.
+        """Wait until the processor is loaded, and describe it.
 
         Raises:
             ModelFormatError: It cannot be loaded.
         """
-        with self._lock:
-            try:
-                said = self._running_child().wait_ready()
-            except RuntimeError as error:
-                self._end_child()
-                raise ModelFormatError(
-                    f"the processor of {self._directory.name} cannot be loaded: {error}"
-                ) from error
+        try:
+            said = self._child.ready()
+        except RuntimeError as error:
+            raise ModelFormatError(
+                f"the processor of {self._name} cannot be loaded: {error}"
+            ) from error
         return msgspec.msgpack.decode(said, type=Ready)
 
     def ask(self, request: ProcessRequest) -> Processed:
@@ -68,46 +64,21 @@ class ProcessorFiles:
             ValueError: The file cannot be used; the message says why.
             OverloadedError: The system has no room for the process.
         """
-        with self._lock:
-            child = self._running_child()
-            try:
-                child.wait_ready()
-                kind, content = child.ask(
-                    msgspec.msgpack.encode(request),
-                    limit_s=request.limit_s,
-                    max_gained_bytes=2 * request.memory_bytes,
-                )
-            except ChildStoppedError as error:
-                self._end_child()
-                raise ValueError(f"the {request.kind} {error} to decode") from error
-            except BaseException:
-                # A late answer would be taken for that to the next request.
-                self._end_child()
-                raise
+        try:
+            kind, content = self._child.ask(
+                msgspec.msgpack.encode(request),
+                limit_s=request.limit_s,
+                memory_bytes=request.memory_bytes,
+            )
+        except ChildStoppedError as error:
+            raise ValueError(f"the {request.kind} {error} to decode") from error
         if kind != PROCESSED:
             raise ValueError(as_text(content))
         return msgspec.msgpack.decode(content, type=Processed)
 
     def close(self) -> None:
         """End the process."""
-        with self._lock:
-            self._end_child()
-
-    def _running_child(self) -> ChildProcess:
-        if self._child is None or not self._child.is_usable(_MEMORY_BYTES):
-            self._end_child()
-            try:
-                self._child = ChildProcess(_CHILD_MODULE, str(self._directory))
-            except OSError as error:
-                raise OverloadedError(
-                    f"no process for images can be started: {error.strerror}"
-                ) from error
-        return self._child
-
-    def _end_child(self) -> None:
-        if self._child is not None:
-            self._child.end()
-            self._child = None
+        self._child.close()
 
 
 class CheckpointProcessor:
@@ -212,11 +183,11 @@ class CheckpointProcessor:
 
 
 def _digest(source: MediaSource, max_frames: int, namespace: str) -> bytes:
-    """Hash everything that what is computed of a file depends on, and the namespace that may share it."""
+    """Hash a file with its sampling, and with the namespace that may share what is computed of it."""
     assert source.content is not None, "URLs are fetched before"
-    options = (source.kind, source.fps, max_frames) if source.kind is MediaKind.VIDEO else ()
+    sampling = (source.fps, max_frames) if source.kind is MediaKind.VIDEO else ()
     digest = hashlib.blake2b(digest_size=32)
-    for one in (namespace, *map(str, options)):
+    for one in (namespace, str(source.kind), *map(str, sampling)):
         digest.update(len(one).to_bytes(4, "little") + one.encode())
     digest.update(source.content)
     return digest.digest()

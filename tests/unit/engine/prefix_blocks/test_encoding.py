@@ -154,7 +154,7 @@ def test_file_of_another_key_is_refused() -> None:
     "changes",
     [
         {"version": 0},
-        {"version": 2},
+        {"version": 1},
         {"version": "1"},
         {"version": 10**400},
         {"start": -1},

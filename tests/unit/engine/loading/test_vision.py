@@ -1,0 +1,55 @@
+"""Checkpoints that are served with their vision tower, and why others are not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from machd.engine.backend.safetensors_header import StoredTensor
+from machd.engine.loading import vision
+from machd.engine.loading.checkpoint import Checkpoint
+from machd.engine.loading.vision import loads_vision, why_text_only
+
+_TENSOR = (Path("model.safetensors"), StoredTensor(0, 4))
+_WHOLE = Checkpoint(
+    path=Path("model"),
+    config={"model_type": "qwen2_vl", "vision_config": {"depth": 2}},
+    weight_files=(),
+    stored_bytes=4,
+    tensors={"visual.patch_embed.proj.weight": _TENSOR},
+    code_files=(),
+)
+
+
+def test_vision_is_loaded_for_a_compared_family() -> None:
+    """A checkpoint with a tower, its weights and a family that was compared is served with it."""
+    assert loads_vision(_WHOLE)
+    assert not why_text_only(_WHOLE)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "said"),
+    [
+        (replace(_WHOLE, tensors={"lm_head.weight": _TENSOR}), "the weights hold none"),
+        (replace(_WHOLE, config={**_WHOLE.config, "model_type": "paligemma"}), "not compared"),
+    ],
+    ids=["text weights alone", "another family"],
+)
+def test_vision_is_left_out_with_a_reason(checkpoint: Checkpoint, said: str) -> None:
+    """The operator is told why such a checkpoint takes text only."""
+    assert not loads_vision(checkpoint)
+    assert said in why_text_only(checkpoint)
+
+
+def test_vision_needs_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without mlx-vlm the text is served, and the command that installs it is named."""
+    monkeypatch.setattr(vision, "is_installed", lambda: False)
+    assert not loads_vision(_WHOLE)
+    assert "machd[vision]" in why_text_only(_WHOLE)
+
+
+def test_a_text_model_has_no_reason() -> None:
+    """Nothing is said of a model without a tower."""
+    assert not why_text_only(replace(_WHOLE, config={"model_type": "llama"}))
