@@ -25,11 +25,15 @@ _OVERRIDES = (
 _MAX_LINE_BYTES = 2**20
 _KEPT_LINES = 20
 _STOP_S = 30.0
+_FAULT_LEVELS = frozenset({"error", "critical"})
 
 
 class _LogLine(Struct):
     event: str = ""
+    level: str = ""
     url: str = ""
+    problem: str = ""
+    exception: str = ""
 
 
 @dataclass(slots=True)
@@ -76,7 +80,7 @@ class ServeProcess:
 
     @property
     def last_words(self) -> str:
-        """The last lines that it wrote for a person."""
+        """The last lines that it wrote for a person, and the last faults of its log."""
         return "\n".join(self.said) or "it said nothing"
 
     async def follow(self, ready: asyncio.Future[str]) -> None:
@@ -88,6 +92,9 @@ class ServeProcess:
             except msgspec.DecodeError:  # not of the log: what a person would be told
                 self.said.append(line.decode("utf-8", "replace").strip().removeprefix("machd: "))
                 continue
+            if log_line.level in _FAULT_LEVELS:
+                why = log_line.problem or log_line.exception.rstrip().rpartition("\n")[2]
+                self.said.append(f"{log_line.event}: {why}" if why else log_line.event)
             if log_line.event == "daemon.ready" and not ready.done():
                 ready.set_result(log_line.url)
         code = await self.process.wait()

@@ -185,8 +185,8 @@ def expert_parameters(
             dtype = array.dtype
             if mx.issubdtype(dtype, mx.floating) and parameter_name != "global_scale":
                 # mlx's gather_mm on the CPU computes float32 only.
-                plain = mx.float32 if backend == "cpu" and not is_quantised else dtype
-                dtype = dense_dtype or plain
+                only = mx.float32 if backend == "cpu" and not is_quantised else None
+                dtype = only or dense_dtype or dtype
             shape = tuple(array.shape[1:])
             yield ExpertParameter(name, parameter_name, shape, array.dtype, dtype), array
 

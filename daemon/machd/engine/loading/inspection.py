@@ -34,9 +34,9 @@ from machd.engine.loading.gguf_header import read_gguf_header
 from machd.engine.loading.model_code import read_model_code
 from machd.engine.loading.precision import (
     Quantization,
-    choose_dtype,
     computed_dtype,
     hold_in,
+    model_dtype,
     multiplies,
     quantization_of,
     weight_format,
@@ -48,7 +48,7 @@ from machd.engine.loading.template_abilities import (
     directory_abilities,
     gguf_abilities,
 )
-from machd.errors import ModelCodeError, ModelError, ModelFormatError
+from machd.errors import MachdError, ModelCodeError, ModelFormatError
 
 _BUILD_LIMIT_S = 15.0
 _BUILD_MEMORY_BYTES = 1 << 30
@@ -272,19 +272,20 @@ def _inspect(
     source, model, backend = opened.source, opened.model, backend_name()
     parameters = int(get_total_parameters(model))
     quantization = quantization_of(model)
+    quantised_to = weight_format(weights.quantize, model)
     bank = weights.bank if weights.is_banked else None
     if bank is not None:
         refuse_quantising(weights.quantize)
         held_dtype = bank.dense_dtype
     else:
-        held_dtype = choose_dtype(
+        held_dtype = model_dtype(
+            model,
             weights.dtype,
+            quantised_to,
             backend=backend,
-            parameters=parameters,
             # A dtype that the settings name is reported with its size, not refused.
             available_bytes=available_bytes if weights.dtype == "auto" else _NO_LIMIT_BYTES,
         )
-    quantised_to = weight_format(weights.quantize, model)
     hold_in(model, held_dtype, quantised_to)
     make_batchable(model)
     switches = [switch for _, switch in switch_layers(model)]
@@ -368,7 +369,7 @@ def _building(source: ModelSource) -> Iterator[None]:
     try:
         with _reading("building the model"):
             yield
-    except ModelError:
+    except MachdError:
         raise
     except Exception as error:
         raise ModelFormatError(

@@ -36,6 +36,7 @@ from machd.engine.loading.precision import (
     choose_dtype,
     computed_dtype,
     materialise,
+    model_dtype,
     quantization_of,
     refuse_if_too_big,
     weight_format,
@@ -314,12 +315,11 @@ def _read_weights(
     progress: LoadProgress,
     quantise_to: Quantization | None = None,
 ) -> None:
-    from mlx_lm import utils  # noqa: PLC0415 - after import_mlx_lm()
-
-    plain_dtype = choose_dtype(
+    plain_dtype = model_dtype(
+        model,
         dtype,
+        quantise_to,
         backend=backend_name(),
-        parameters=int(utils.get_total_parameters(model)),
         available_bytes=available_memory_bytes(),
     )
     progress.stage("loading the weights", checkpoint.stored_bytes)

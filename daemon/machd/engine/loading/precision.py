@@ -30,6 +30,11 @@ _MAX_CACHED_BYTES = 64 << 20
 
 _TRIAL_TOLERANCE = 1e-2
 
+_ONLY_FLOAT32 = (
+    "model.dtype: mlx multiplies experts in float32 only on the CPU, not in {}; leave model.dtype at auto, "
+    "or set model.quantize for fewer bytes"
+)
+
 _GIB = 1024**3
 
 
@@ -70,6 +75,53 @@ def choose_dtype(
     dtype = _DTYPES[requested]
     refuse_if_too_big(parameters * dtype.size, available_bytes, what=f"the weights in {requested}")
     return dtype
+
+
+def model_dtype(
+    model: Module,
+    requested: str,
+    quantise_to: Quantization | None,
+    *,
+    backend: str,
+    available_bytes: int,
+) -> mx.Dtype | None:
+    """Choose the dtype of a model's weights as :func:`choose_dtype`, and one that its experts can compute in.
+
+    mlx's ``gather_mm``, which multiplies tokens with plain experts, computes float32 only on the CPU.
+
+    Args:
+        model: Lazily loaded.
+        requested: The setting ``model.dtype``.
+        quantise_to: Format that plain layers are quantised to.
+        backend: ``cpu``, ``metal`` or ``cuda``.
+        available_bytes: Memory that the weights may take.
+
+    Raises:
+        ModelMemoryError: The dtype was named, or is the only one, and does not fit.
+        SettingsError: The experts cannot be computed in the dtype that was named.
+    """
+    from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear  # noqa: PLC0415
+    from mlx_lm.utils import get_total_parameters  # noqa: PLC0415
+
+    parameters = int(get_total_parameters(model))
+    dtype = choose_dtype(
+        requested, backend=backend, parameters=parameters, available_bytes=available_bytes
+    )
+    if backend != "cpu" or dtype is mx.float32:
+        return dtype
+    experts = SwitchLinear if dtype is None else (SwitchLinear, QuantizedSwitchLinear)
+    stay_plain = any(
+        isinstance(one, experts)
+        and (quantise_to is None or not _can_quantise(model, path, one, quantise_to))
+        for path, one in model.named_modules()
+    )
+    if not stay_plain:
+        return dtype
+    if dtype is not None:
+        raise SettingsError([_ONLY_FLOAT32.format(requested)])
+    what = "the weights in float32, the only dtype of experts on the CPU,"
+    refuse_if_too_big(parameters * mx.float32.size, available_bytes, what=what)
+    return mx.float32
 
 
 def refuse_if_too_big(
