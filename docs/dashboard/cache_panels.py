@@ -102,6 +102,30 @@ CACHES = PanelRow(
             total_rate("machd_expert_bank_read_bytes_total", "read"),
         ),
         panel(
+            "Images and videos",
+            "Images and videos a second in prompts of requests that ended.",
+            "cps",
+            rates_by("kind", "machd_prompt_media_total"),
+        ),
+        panel(
+            "Encodings looked up",
+            "Images and videos a second whose embeddings were kept, or had to be encoded.",
+            "cps",
+            rates_by("outcome", "machd_encoder_lookups_total"),
+        ),
+        panel(
+            "Time encoding images",
+            "Seconds a second, in which no stream moves. Much of it with few misses is images that are too large.",
+            "percentunit",
+            total_rate("machd_encoder_seconds_total", "encoding"),
+        ),
+        panel(
+            "Encoded images and videos",
+            "Memory of what is kept; vision.cache_mb is the limit.",
+            "bytes",
+            total("machd_encoder_cache_bytes", "used"),
+        ),
+        panel(
             "Stored responses",
             "Responses that later requests may refer to.",
             "short",

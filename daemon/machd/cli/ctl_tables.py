@@ -16,7 +16,14 @@ from machd.admin.status import AdminStatus, KvStatus, ModeStatus, SpeculationSta
 from machd.admin.warming import WarmedPrompt
 from machd.cli.ctl_text import counted, plain, print_lines, say, table_lines
 from machd.clock import SystemClock
-from machd.serving.cache_stats import CacheStats, DiskStats, ExpertBankStats, KvStats, PrefixStats
+from machd.serving.cache_stats import (
+    CacheStats,
+    DiskStats,
+    EncoderCacheStats,
+    ExpertBankStats,
+    KvStats,
+    PrefixStats,
+)
 
 _STATE_STYLES = {"ready": "bold green", "draining": "bold yellow", "failed": "bold red"}
 _WORDS = {"STATE", "MODE", "PROMPT"}
@@ -138,6 +145,8 @@ def _cache_lines(stats: CacheStats) -> Iterator[tuple[str, str]]:
         yield "since start", _disk_traffic(stats.disk)
     if stats.expert_bank is not None:
         yield "experts", _bank_line(stats.expert_bank)
+    if stats.encoder is not None:
+        yield "images", _encoder_line(stats.encoder)
     yield "KV cache", _kv_line(stats.kv)
     stale = "" if stats.status == "ok" else "; a generation runs, and what it changes shows later"
     yield "as of", f"{_moment(stats.as_of)}{stale}"
@@ -173,6 +182,12 @@ def _bank_line(bank: ExpertBankStats) -> str:
     hits = "" if bank.hit_rate is None else f"; hit rate {bank.hit_rate:.0%}"
     read = f"{shown_size(bank.bytes_read)} read from disk"
     return f"{size} in {counted(bank.entries, 'expert')}{hits}; {read}"
+
+
+def _encoder_line(encoder: EncoderCacheStats) -> str:
+    size = f"{shown_size(encoder.bytes)} in {counted(encoder.entries, 'image')}"
+    encoded = f"{encoder.misses} encoded in {encoder.encoding_s:.1f} s"
+    return f"{size}; {counted(encoder.hits, 'hit')}, {encoded}"
 
 
 def _disk_traffic(disk: DiskStats) -> str:

@@ -113,6 +113,24 @@ class ExpertBankStats(Struct, frozen=True, kw_only=True):
     read_ahead_hits: int
 
 
+class EncoderCacheStats(Struct, frozen=True, kw_only=True):
+    """Embeddings of images and videos; counts are since the start.
+
+    Attributes:
+        entries: Images and videos whose embeddings are kept.
+        bytes: Memory of these.
+        hits: Look-ups of embeddings that were there.
+        misses: Images and videos that were encoded.
+        encoding_s: Time that encoding took, in which no other sequence moves.
+    """
+
+    entries: int
+    bytes: int
+    hits: int
+    misses: int
+    encoding_s: float
+
+
 class CacheStats(Struct, frozen=True, kw_only=True):
     """The caches at one moment.
 
@@ -123,6 +141,7 @@ class CacheStats(Struct, frozen=True, kw_only=True):
         prefix: Null where there is no prefix cache.
         disk: The disk tier; null where there is none.
         expert_bank: Experts on disk; null where the whole model is in memory.
+        encoder: Embeddings of images and videos; null for a model that takes text only.
     """
 
     status: Literal["ok", "stale_generation_in_flight"]
@@ -131,6 +150,7 @@ class CacheStats(Struct, frozen=True, kw_only=True):
     prefix: PrefixStats | None = None
     disk: DiskStats | None = None
     expert_bank: ExpertBankStats | None = None
+    encoder: EncoderCacheStats | None = None
 
 
 _GB = 1_000_000_000
@@ -148,7 +168,7 @@ def cache_stats(loop: EngineLoop, model: ModelDescription, settings: Settings) -
     is_stale = not is_live and loop.snapshot.active_loops > 0
     snapshot = loop.snapshot if is_live else loop.idle_snapshot
     kv = kv_memory(snapshot, model)
-    disk, experts = snapshot.memory.disk, snapshot.memory.experts
+    disk, experts, media = snapshot.memory.disk, snapshot.memory.experts, snapshot.memory.media
     return CacheStats(
         status="stale_generation_in_flight" if is_stale else "ok",
         as_of=datetime.fromtimestamp(snapshot.taken_unix_s, UTC).isoformat(timespec="milliseconds"),
@@ -160,6 +180,7 @@ def cache_stats(loop: EngineLoop, model: ModelDescription, settings: Settings) -
         prefix=None if snapshot.prefix is None else PrefixStats(**asdict(snapshot.prefix)),
         disk=None if disk is None else _disk_stats(disk, settings.cache.disk_budget_gb),
         expert_bank=None if experts is None else _expert_stats(experts),
+        encoder=None if media is None else EncoderCacheStats(**asdict(media)),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from machd.engine.protocol.step import PromptLogprob, SampledToken
 from machd.errors import AbortError, ClientDisconnectedError, MachdError, UnavailableError
+from machd.request.media import MediaKind
 from machd.scheduler.events import (
     FinishReason,
     PromptReused,
@@ -173,6 +174,7 @@ class Generation:
         choices: list[tuple[str, CompletionText]],
         *,
         prompt_tokens: Sequence[int],
+        media_kinds: Sequence[MediaKind] = (),
         output: OutputFormat = PLAIN_OUTPUT,
         abort: AbortSequences,
         on_close: Callable[[Generation], None],
@@ -185,6 +187,7 @@ class Generation:
             stream: Where the sequences' events come out.
             choices: Sequence ids with a fresh text each, in the order of the answer's indices.
             prompt_tokens: Of each prompt.
+            media_kinds: Of each image and video in them.
             output: How the choices' texts are read.
             abort: Ends sequences; safe to call for finished ones.
             on_close: Called once, when the generation is closed.
@@ -201,6 +204,7 @@ class Generation:
         }
         self._stops_after_call = output.stops_after_call
         self._prompt_tokens = sum(prompt_tokens)
+        self._media_kinds = media_kinds
         self._first_prompt_tokens = prompt_tokens[0]
         self._choices_per_prompt = len(choices) // len(prompt_tokens)
         self._abort_sequences = abort
@@ -332,6 +336,8 @@ class Generation:
             coalesced_with=self._admission.coalesced_with if self._admission else None,
             model=identity.model,
             trace=identity.trace,
+            images=self._media_kinds.count(MediaKind.IMAGE),
+            videos=self._media_kinds.count(MediaKind.VIDEO),
         )
 
     @property

@@ -32,6 +32,8 @@ class RequestRecord:
         model: The served model's id.
         first_cached_tokens: Of the first prompt alone.
         trace: The trace that the request is part of, if any.
+        images: Images of its prompt.
+        videos: Videos of its prompt.
     """
 
     request_id: str
@@ -53,6 +55,8 @@ class RequestRecord:
     model: str = ""
     first_cached_tokens: int = 0
     trace: TraceContext | None = None
+    images: int = 0
+    videos: int = 0
 
 
 class RequestObserver(Protocol):

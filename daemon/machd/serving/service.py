@@ -309,6 +309,7 @@ class GenerationService:
             self._fanout.open([sequence_id for sequence_id, _ in texts]),
             texts,
             prompt_tokens=[len(prompt) for prompt in prompts],
+            media_kinds=[one.media.kind for one in media],
             output=guidance.output,
             abort=self._abort,
             on_close=self._closed,

@@ -7,7 +7,7 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from machd.engine.protocol.engine import DiskReading, ExpertReading
+from machd.engine.protocol.engine import DiskReading, ExpertReading, MediaReading
 from machd.scheduler.draft_reading import DraftReading
 from machd.scheduler.events import DecodeMode
 from machd.scheduler.prefix_limits import PrefixReading
@@ -27,6 +27,7 @@ _GB = 1_000_000_000
 _NO_PREFIX = PrefixReading(limit_bytes=0)
 _NO_DISK = DiskReading()
 _NO_EXPERTS = ExpertReading()
+_NO_MEDIA = MediaReading()
 
 _PREFIX: _Reads[PrefixReading] = (
     ("machd_prefix_cache_queries_total", {}, lambda now: now.queries),
@@ -59,6 +60,12 @@ _EXPERTS: _Reads[ExpertReading] = (
         lambda now: now.misses - now.read_ahead_hits,
     ),
     ("machd_expert_bank_read_bytes_total", {}, lambda now: now.bytes_read),
+)
+_MEDIA: _Reads[MediaReading] = (
+    ("machd_encoder_lookups_total", {"outcome": "hit"}, lambda now: now.hits),
+    ("machd_encoder_lookups_total", {"outcome": "miss"}, lambda now: now.misses),
+    ("machd_encoder_seconds_total", {}, lambda now: now.encoding_s),
+    ("machd_encoder_cache_bytes", {}, lambda now: now.bytes),
 )
 _DRAFTS: _Reads[DraftReading] = (
     ("machd_speculation_cycles_total", {}, lambda now: now.cycles),
@@ -120,10 +127,11 @@ def watch_gauges(  # noqa: PLR0913 - each part that knows something
 
 
 def watch_caches(metrics: Metrics, loop: EngineLoop, configuration: Configuration) -> None:
-    """Point the cache metrics at the newest snapshot; without a cache, a disk tier or a bank, they are 0."""
+    """Point the cache metrics at the newest snapshot; those of a part that the daemon lacks are 0."""
     _watch_all(metrics, _PREFIX, lambda: loop.snapshot.prefix or _NO_PREFIX)
     _watch_all(metrics, _DISK, lambda: loop.snapshot.memory.disk or _NO_DISK)
     _watch_all(metrics, _EXPERTS, lambda: loop.snapshot.memory.experts or _NO_EXPERTS)
+    _watch_all(metrics, _MEDIA, lambda: loop.snapshot.memory.media or _NO_MEDIA)
     metrics.watch("machd_block_files_budget_bytes", lambda: _disk_budget_bytes(loop, configuration))
 
 

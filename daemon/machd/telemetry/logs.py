@@ -160,6 +160,8 @@ class RequestLog:
             decode_mode=record.decode_mode.value if record.decode_mode else None,
             prompt_tokens=record.prompt_tokens,
             cached_tokens=record.cached_tokens,
+            images=record.images,
+            videos=record.videos,
             completion_tokens=record.completion_tokens,
             total_tokens=record.prompt_tokens + record.completion_tokens,
             queue_ms=_ms(record.queue_s),

@@ -116,6 +116,7 @@ METRICS: tuple[MetricSpec, ...] = (
     ),
     _counter("machd_prompt_tokens_total", "Prompt tokens of requests that ended."),
     _counter("machd_prompt_tokens_cached_total", "Prompt tokens that were not computed again."),
+    _counter("machd_prompt_media_total", "Images and videos in prompts of requests that ended.", "kind"),
     _counter("machd_generation_tokens_total", "Completion tokens of requests that ended."),
     _histogram(
         "machd_time_to_first_token_seconds", "From arrival to the first token.", _TTFT_BUCKETS_S
@@ -180,6 +181,13 @@ METRICS: tuple[MetricSpec, ...] = (
         "outcome",
     ),
     _reading("machd_expert_bank_read_bytes_total", "Bytes of experts read from the model's files."),
+    _reading(
+        "machd_encoder_lookups_total",
+        "Images and videos that a prompt's computation needed: hit was encoded before, miss had to be encoded.",
+        "outcome",
+    ),
+    _reading("machd_encoder_seconds_total", "Time that encoding images and videos took on the engine's thread."),
+    _gauge("machd_encoder_cache_bytes", "Memory of encoded images and videos that are kept."),
     _gauge("machd_speculation_mode", "1 on who guesses tokens ahead; off is nobody.", "mode"),
     _reading("machd_speculation_cycles_total", "Passes that verified guesses, each row's by itself."),
     _reading("machd_speculation_draft_tokens_total", "Tokens guessed ahead and verified."),

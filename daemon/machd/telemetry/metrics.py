@@ -22,6 +22,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from machd.errors import AbortError, MachdError, RowFaultError, UnavailableError
+from machd.request.media import MediaKind
 from machd.scheduler.events import (
     DecodeMode,
     DecodeModeChanged,
@@ -161,6 +162,9 @@ class Metrics:
         self._counters["machd_prompt_tokens_total"].inc(record.prompt_tokens)
         self._counters["machd_prompt_tokens_cached_total"].inc(record.cached_tokens)
         self._counters["machd_generation_tokens_total"].inc(record.completion_tokens)
+        media = self._counters["machd_prompt_media_total"]
+        media.labels(MediaKind.IMAGE.value).inc(record.images)
+        media.labels(MediaKind.VIDEO.value).inc(record.videos)
         self._observe("machd_request_duration_seconds", record.duration_s)
         for name, seconds_s in (
             ("machd_request_queue_time_seconds", record.queue_s),

@@ -14,7 +14,7 @@ from machd.admin.status import (
     StoredResponses,
 )
 from machd.cli.ctl_tables import event_line, print_cache, print_status
-from machd.serving.cache_stats import CacheStats, ExpertBankStats, KvStats
+from machd.serving.cache_stats import CacheStats, EncoderCacheStats, ExpertBankStats, KvStats
 
 _OFF = SpeculationStatus(
     mode="off",
@@ -119,6 +119,17 @@ def test_events_show_hand_overs_and_guesses() -> None:
         duration_s=0.5,
     )
     assert "drafted_tokens=8 accepted_tokens=3" in event_line(step, "08:00")
+
+
+def test_cache_table_shows_the_encoder(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line has what is kept, how often it was of use, and what encoding took."""
+    kv = KvStats(budget_bytes=0, reserved_bytes=0, used_bytes=0)
+    encoder = EncoderCacheStats(entries=3, bytes=12_000_000, hits=9, misses=4, encoding_s=2.51)
+    print_cache(
+        CacheStats(status="ok", as_of="2026-01-01T00:00:00.000+00:00", kv=kv, encoder=encoder)
+    )
+    text = " ".join(capsys.readouterr().out.split())
+    assert "images 12.0 MB in 3 images; 9 hits, 4 encoded in 2.5 s" in text
 
 
 def test_cache_table_shows_the_expert_bank(capsys: pytest.CaptureFixture[str]) -> None:

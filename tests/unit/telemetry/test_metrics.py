@@ -59,6 +59,7 @@ CONTRACT: dict[str, tuple[str, ...]] = {
     "machd_coalesced_requests_total": (),
     "machd_prompt_tokens_total": (),
     "machd_prompt_tokens_cached_total": (),
+    "machd_prompt_media_total": ("kind",),
     "machd_generation_tokens_total": (),
     "machd_time_to_first_token_seconds": (),
     "machd_inter_token_latency_seconds": (),
@@ -137,6 +138,8 @@ RECORD = RequestRecord(
     finish_reason="stop",
     error_code=None,
     client="anonymous",
+    images=2,
+    videos=1,
 )
 
 each_metric = pytest.mark.parametrize("spec", METRICS, ids=[spec.name for spec in METRICS])
@@ -323,6 +326,8 @@ def test_a_request_that_ended_is_counted() -> None:
     assert page.value("machd_prompt_tokens_total") == 10
     assert page.value("machd_prompt_tokens_cached_total") == 4
     assert page.value("machd_generation_tokens_total") == 6
+    assert page.value("machd_prompt_media_total", kind="image") == 2
+    assert page.value("machd_prompt_media_total", kind="video") == 1
     sums = {
         "machd_time_to_first_token_seconds": 1.1,
         "machd_request_duration_seconds": 3.1,

@@ -92,14 +92,14 @@ class MediaReading:
 
     Attributes:
         entries: Images and videos whose embeddings are kept.
-        nbytes: Memory of these.
+        bytes: Memory of these.
         hits: Look-ups of embeddings that were there.
         misses: Images and videos that were encoded.
         encoding_s: Time that encoding took, in which no other row moves.
     """
 
     entries: int = 0
-    nbytes: int = 0
+    bytes: int = 0
     hits: int = 0
     misses: int = 0
     encoding_s: float = 0.0

@@ -110,7 +110,7 @@ class MediaEncoder:
         """Return the cache at this moment, and counts since the start."""
         return MediaReading(
             entries=len(self._encoded),
-            nbytes=self._bytes,
+            bytes=self._bytes,
             hits=self._hits,
             misses=self._misses,
             encoding_s=self._encoding_s,
