@@ -138,7 +138,7 @@ def encode_matrix(matrix: MatrixReport) -> bytes:
 def _row(report: ArchitectureReport, versions: Versions) -> MatrixRow:
     return MatrixRow(
         **_fields(_capabilities(report, versions)),
-        probes=tuple(_probe_row(result) for result in report.results),
+        probes=tuple(probe_row(result) for result in report.results),
         problem=report.problem or UNSET,
     )
 
@@ -153,7 +153,8 @@ def _capabilities(report: ArchitectureReport, versions: Versions) -> ModelCapabi
     return ModelCapabilities(architecture=name, continuous_batching=verdict, versions=versions)
 
 
-def _probe_row(result: ProbeResult) -> ProbeRow:
+def probe_row(result: ProbeResult) -> ProbeRow:
+    """Return a result as a row has it."""
     measured = result.evidence
     return ProbeRow(
         probe=result.probe,

@@ -18,7 +18,9 @@ NONE = "-"
 """What is not known or was not measured."""
 
 _MARKS = {"supported": "yes", "blocked": "no", "unknown": "?"}
-_STYLES = {"yes": "green", "full": "green", "snapshot": "green", "no": "red", "?": "yellow"}
+STYLES = {"yes": "green", "full": "green", "snapshot": "green", "no": "red", "?": "yellow"}
+"""Styles of the marks in a table."""
+
 _WITHOUT_KIND = "not built"
 
 
@@ -118,7 +120,7 @@ def _table(rows: Sequence[MatrixRow], name_width: int) -> Table:
             mark(row.chunked_prefill),
         )
         table.add_row(
-            Text(row.architecture or ""), *(Text(cell, _STYLES.get(cell, "")) for cell in cells)
+            Text(row.architecture or ""), *(Text(cell, STYLES.get(cell, "")) for cell in cells)
         )
     return table
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -21,6 +21,12 @@ _PROBES = Path(__file__).resolve().parent
 _PROGRAM = Path(machd.__file__).resolve().parent
 _SOURCES = (_PROBES, _PROGRAM / "engine")
 
+_IMAGES = (
+    *("machd_probes/vision_families/", "machd_probes/vision_matrix/"),
+    *("engine/vision/", "engine/loading/vision"),
+)
+"""Beginnings of the paths of what no architecture of mlx-lm's is measured with."""
+
 _NOT_MEASURED = (
     # Of the probes: what starts them, keeps their results and shows them.
     *("machd_probes/catalogue", "machd_probes/command", "machd_probes/evidence_store"),
@@ -28,8 +34,8 @@ _NOT_MEASURED = (
     *("machd_probes/progress", "machd_probes/report", "machd_probes/runner"),
     *("machd_probes/shrink", "machd_probes/stand_in.py", "machd_probes/startup"),
     *("machd_probes/table", "machd_probes/versions", "machd_probes/worker.py"),
-    # Images, which no architecture of mlx-lm's is measured with.
-    *("machd_probes/vision_families/", "engine/vision/", "engine/loading/vision"),
+    *("machd_probes/vision_matrix/catalogue", "machd_probes/vision_matrix/command"),
+    *("machd_probes/vision_matrix/report", "machd_probes/vision_matrix/table"),
     # Of the engine: files, text and devices, which no log-probability depends on.
     *("engine/backend/", "engine/fake/", "engine/grammar/", "engine/tokenizer/"),
     *("engine/ceiling", "engine/open", "engine/static_batch", "engine/loading/checkpoint"),
@@ -44,6 +50,9 @@ _NOT_MEASURED = (
     *("engine/step/memory",),
 )
 """Beginnings of the paths of modules that have no part in what is measured."""
+
+VISION_PACKAGES = ("mlx-vlm", "transformers")
+"""Packages whose versions decide on answers about images, besides mlx and mlx-lm."""
 
 _ABSENT = "not installed"
 _SUFFIXES = frozenset({".py", ".toml"})
@@ -118,11 +127,27 @@ def probe_basis(*, backend: str, blas: str | None, dtype: str = PROBE_DTYPE) -> 
     )
 
 
-def sources_digest(roots: tuple[Path, ...] = _SOURCES) -> str:
-    """Hash of code and configurations, by their names; comments and docstrings do not count."""
+def vision_basis(*, backend: str, blas: str | None) -> ProbeBasis:
+    """The basis of a measurement of vision-language families made now; mlx-vlm's version is in its digest."""
+    basis = probe_basis(backend=backend, blas=blas)
+    versions = [f"{name} {installed_version(name)}" for name in VISION_PACKAGES]
+    digest = hashlib.sha256(
+        " ".join((sources_digest(has_images=True), *versions)).encode()
+    ).hexdigest()
+    return replace(basis, sources=digest[:16])
+
+
+def sources_digest(roots: tuple[Path, ...] = _SOURCES, *, has_images: bool = False) -> str:
+    """Hash of code and configurations, by their names; comments and docstrings do not count.
+
+    Args:
+        roots: Folders of sources.
+        has_images: Whether the sources that only images need count.
+    """
+    left_out = _NOT_MEASURED if has_images else (*_NOT_MEASURED, *_IMAGES)
     digest = hashlib.sha256()
     for root in roots:
-        for path in sorted(_files(root)):
+        for path in sorted(_files(root, left_out)):
             name = path.relative_to(root.parent).as_posix().encode()
             content = path.read_bytes()
             if path.suffix == ".py":
@@ -132,17 +157,13 @@ def sources_digest(roots: tuple[Path, ...] = _SOURCES) -> str:
     return digest.hexdigest()[:16]
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    return (
-        path
-        for path in folder.rglob("*")
-        if path.suffix in _SUFFIXES
-        # A configuration may have any name; only code is left out by it.
-        and not (
-            path.suffix == ".py"
-            and path.relative_to(folder.parent).as_posix().startswith(_NOT_MEASURED)
-        )
-    )
+def _files(folder: Path, left_out: tuple[str, ...]) -> Iterator[Path]:
+    # An architecture's configuration may have any name, so names of code leave none out.
+    beginnings = {".py": left_out, ".toml": tuple(set(left_out) & set(_IMAGES))}
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder.parent).as_posix()
+        if path.suffix in _SUFFIXES and not name.startswith(beginnings[path.suffix]):
+            yield path
 
 
 def _without_docstrings(tree: ast.Module) -> ast.Module:

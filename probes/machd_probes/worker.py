@@ -4,7 +4,8 @@ Not a command for people: :mod:`machd_probes.runner` starts it, so that a crash,
 out-of-memory ends this process and nothing else. ``machd_probes.worker_messages`` says what it
 writes to standard output; whatever models print goes to standard error. Without a name it says
 what computes, and ends. With ``--stand-in`` it reads an order from standard input, and probes a small
-model in place of the one that a daemon has loaded.
+model in place of the one that a daemon has loaded. After ``--vision`` the names are those of vision-language
+families.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
@@ -36,6 +39,9 @@ from machd_probes.worker_messages import (
 STAND_IN_FLAG = "--stand-in"
 """In place of names."""
 
+VISION_FLAG = "--vision"
+"""Before names of families."""
+
 _MAX_MEMORY_BYTES = 4 * 2**30
 """Of address space; a worker with mlx-lm in it has 240 MiB before the first model."""
 
@@ -48,6 +54,9 @@ def main() -> None:
     _end_with_parent()
     _let_run()
     names = sys.argv[1:]
+    has_families = names[:1] == [VISION_FLAG]
+    if has_families:
+        names = names[1:]
     try:
         ready = _prepare(with_models=bool(names))
     except MachdError as error:
@@ -60,10 +69,20 @@ def main() -> None:
         order = msgspec.json.decode(sys.stdin.buffer.read(), type=StandInOrder)
         for result in probe_stand_in(order):
             messages.write(encode_message(CheckFinished(result)))
+    elif has_families and names:
+        from machd_probes.vision_matrix.prober import probe_family  # noqa: PLC0415 - imports mlx
+
+        probe_all(names, partial(probe_family, cache_directory=_cache_directory()), messages)
     elif names:
         from machd_probes.prober import probe_architecture  # noqa: PLC0415 - imports mlx
 
         probe_all(names, probe_architecture, messages)
+
+
+def _cache_directory() -> Path:
+    from machd.settings.sources import process_environ  # noqa: PLC0415 - brings pydantic along
+
+    return user_cache_directory(process_environ())
 
 
 def messages_stream() -> BinaryIO:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -35,6 +36,7 @@ from machd.errors import ModelArchitectureError
 from machd.settings.sources import process_environ
 from machd_bench.generated_checkpoint import MoeShape, write_generated_checkpoint
 from machd_probes.tiny import tiny_configuration
+from machd_probes.vision_families import write_family
 
 MACHD = Path(sys.executable).with_name("machd")
 LIMIT_BYTES = 500_000_000
@@ -328,6 +330,8 @@ def test_a_reader_that_has_gone_is_no_traceback() -> None:
         ("--measure", "--arch", "llama"),
         ("--all-archs", "--arch", "llama"),
         ("--no-cache",),
+        ("--vision",),
+        ("somewhere", "--vision"),
         ("--require", "something"),
     ],
 )
@@ -379,6 +383,73 @@ def test_architectures_are_handed_to_the_probes(
     monkeypatch.setattr("machd_probes.command.check_architectures", check_architectures)
     assert invoke("--engine-blas", "off", *arguments).exit_code == 1
     assert calls == [(names, expected)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [(("--all-archs", "--vision"), None), (("--arch", "pixtral", "--vision"), ("pixtral",))],
+)
+def test_families_are_handed_to_the_vision_matrix(
+    monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], names: tuple[str, ...] | None
+) -> None:
+    """With --vision the names are those of mlx-vlm's families, and the answer is the exit code."""
+    calls = []
+
+    def check_families(wanted: tuple[str, ...] | None, **options: object) -> int:
+        calls.append((wanted, options["as_json"], options["require_batched"]))
+        return 1
+
+    monkeypatch.setattr("machd_probes.vision_matrix.command.check_families", check_families)
+    assert invoke(*arguments, "--json").exit_code == 1
+    assert calls == [(names, True, False)]
+
+
+@pytest.fixture(name="vision", scope="module")
+def _vision(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A vision model that takes images and videos."""
+    directory = tmp_path_factory.mktemp("check") / "qwen2_vl"
+    return write_family("qwen2_vl", directory, user_cache_directory(process_environ()))
+
+
+def test_vision_is_described_as_serving_finds_it(vision: Path) -> None:
+    """Processor, kinds and an image's tokens are told, and the caches are those of mlx-vlm's model."""
+    row = row_of(run(str(vision), "--json", "--model-dtype", "float32"))
+    assert row["architecture"] == "qwen2_vl"
+    assert row["layers"] == {"KVCache": 2}
+    assert row["vision"] == {
+        "served": True,
+        "reason": None,
+        "processor": "Qwen2VLProcessor",
+        "kinds": ["image", "video"],
+        "example_pixels": 448,
+        "example_tokens": 18,
+    }
+    table = run(str(vision))
+    lines = [line for line in table.output.splitlines() if line.startswith("vision")]
+    assert len(lines) == 1
+    assert "yes: image and video, by Qwen2VLProcessor" in lines[0]
+
+
+def test_weights_without_a_tower_are_text_only(
+    vision: Path, tmp_path: Path, run_here: RunsHere
+) -> None:
+    """A checkpoint that lost its tower is judged as a text model, and the reason is told."""
+    path = tmp_path / "text"
+    shutil.copytree(vision, path)
+    arrays = mx.load(str(path / "model.safetensors"))
+    assert isinstance(arrays, dict)
+    kept = {name: one for name, one in arrays.items() if "vision" not in name}
+    mx.save_safetensors(str(path / "model.safetensors"), kept, {"format": "mlx"})
+    row = row_of(run_here(str(path), "--json"))
+    assert row["vision"]["served"] is False
+    assert "the weights hold none" in row["vision"]["reason"]
+    assert "no: config.json names a vision tower" in run_here(str(path)).output
+
+
+def test_a_text_model_has_no_vision(tiny: TinyLlama, run_here: RunsHere) -> None:
+    """Nothing is said of a tower that no file names."""
+    assert row_of(run_here(str(tiny.path), "--json"))["vision"] is None
+    assert "vision" not in run_here(str(tiny.path)).output
 
 
 def test_measure_loads_the_model_and_prints_evidence(tiny: TinyLlama) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -43,6 +43,11 @@ _HOLDS_NOT = 1
 @click.option(
     "--arch", "archs", multiple=True, metavar="NAME", help="Measure this one; may be repeated."
 )
+@click.option(
+    "--vision",
+    is_flag=True,
+    help="With --all-archs or --arch: measure mlx-vlm's families with images instead.",
+)
 @click.option("--no-cache", is_flag=True, help="Measure architectures anew, and keep nothing.")
 @model_argument
 @settings_options
@@ -56,6 +61,7 @@ def check(
     measure: bool,
     all_archs: bool,
     archs: tuple[str, ...],
+    vision: bool,
     no_cache: bool,
 ) -> None:
     """Check whether MODEL will run here, and how.
@@ -64,7 +70,9 @@ def check(
     --measure says so: then every check runs on the weights, and serve finds what they say. MODEL is what serve takes; without it the embedded default is checked. With
     the options of serve it answers for a daemon that is started with them.
 
-    With --all-archs or --arch it measures tiny models of mlx-lm's architectures instead.
+    With --all-archs or --arch it measures tiny models of mlx-lm's architectures instead. With --vision too, it
+    compares tiny models of mlx-vlm's families with mlx-vlm's own generation, and exits with 1 if one that is served
+    with images answers otherwise.
     """
     is_model_given = loaded.origins["model.path"].kind is OriginKind.FLAG
     _refuse_conflicts(
@@ -74,12 +82,10 @@ def check(
             "--all-archs": all_archs,
             "--arch": bool(archs),
         },
-        no_cache=no_cache,
+        with_archs={"--no-cache": no_cache, "--vision": vision},
     )
     if all_archs or archs:
-        from machd_probes.command import check_architectures  # noqa: PLC0415 - only here
-
-        exit_code = check_architectures(
+        exit_code = _architecture_check(has_images=vision)(
             archs or None,
             as_json=as_json,
             use_cache=not no_cache,
@@ -97,8 +103,23 @@ def check(
     ctx.exit(_HOLDS if require is None or _is_batched(found) else _HOLDS_NOT)
 
 
-def _refuse_conflicts(given: dict[str, bool], *, no_cache: bool) -> None:
+def _architecture_check(*, has_images: bool) -> Callable[..., int]:
+    """Import what measures architectures, or families with images."""
+    if has_images:
+        from machd_probes.vision_matrix.command import check_families  # noqa: PLC0415 - only here
+
+        return check_families
+    from machd_probes.command import check_architectures  # noqa: PLC0415 - only here
+
+    return check_architectures
+
+
+def _refuse_conflicts(given: dict[str, bool], *, with_archs: dict[str, bool]) -> None:
     """MODEL and --measure are about one model, the others about architectures.
+
+    Args:
+        given: Which of these were given.
+        with_archs: The same of options that architectures alone have.
 
     Raises:
         UsageError: Two were given that do not go together.
@@ -108,8 +129,8 @@ def _refuse_conflicts(given: dict[str, bool], *, no_cache: bool) -> None:
     if of_archs and (of_model or len(of_archs) > 1):
         first, second = (*of_model, *of_archs)[:2]
         raise click.UsageError(f"{first} and {second} do not go together.")
-    if no_cache and not of_archs:
-        raise click.UsageError("--no-cache goes with --all-archs or --arch.")
+    for option in (name for name, is_given in with_archs.items() if is_given and not of_archs):
+        raise click.UsageError(f"{option} goes with --all-archs or --arch.")
 
 
 def _checked(loaded: LoadedSettings, *, measure: bool) -> ModelCheck:
@@ -132,11 +153,14 @@ def _checked(loaded: LoadedSettings, *, measure: bool) -> ModelCheck:
         from machd.engine.backend.mlx_lm_import import (  # noqa: PLC0415 - imports mlx
             import_mlx_lm_without_tokenizers,
         )
+        from machd.engine.loading.inspection import (  # noqa: PLC0415 - imports mlx
+            inspect_model,
+            needs_processors,
+        )
 
-        if not measure:
+        if not measure and not needs_processors(source):
             import_mlx_lm_without_tokenizers()
         from machd.cli.check_report import model_check  # noqa: PLC0415 - imports mlx
-        from machd.engine.loading.inspection import inspect_model  # noqa: PLC0415 - imports mlx
         from machd.engine.open import residency  # noqa: PLC0415
         from machd_probes.evidence_store import (  # noqa: PLC0415 - parses the matrix
             EvidenceStore,

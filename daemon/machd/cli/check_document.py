@@ -91,6 +91,26 @@ class ExpertsReport(Struct, frozen=True, kw_only=True):
     streaming_bytes: int
 
 
+class VisionReport(Struct, frozen=True, kw_only=True):
+    """The vision of a checkpoint with a vision tower.
+
+    Attributes:
+        served: Whether the model is served with it.
+        reason: Why not; null if it is.
+        processor: Class of the checkpoint's processor; null if it is not served.
+        kinds: Kinds of media that messages may hold.
+        example_pixels: Side of a square image, as an example.
+        example_tokens: Prompt tokens that this image takes; null if it is not served.
+    """
+
+    served: bool
+    reason: str | None = None
+    processor: str | None = None
+    kinds: list[str] = []
+    example_pixels: int
+    example_tokens: int | None = None
+
+
 class QualityReport(Struct, frozen=True, kw_only=True):
     """The quality that ``model.quantize`` costs, as perplexity of a fixed text; lower is better.
 
@@ -119,6 +139,7 @@ class ModelCheck(ModelCapabilities, frozen=True, kw_only=True):
         quantised_to: The format that ``model.quantize`` names, in full; null without it.
         quality: The quality that it costs; null without --measure.
         experts: The experts of a mixture-of-experts model; null for another.
+        vision: The model's vision; null for a checkpoint without a vision tower.
         native_quantization: Whether this backend multiplies with packed weights, by mode.
         notes: What a person should know.
     """
@@ -137,6 +158,7 @@ class ModelCheck(ModelCapabilities, frozen=True, kw_only=True):
     quantised_to: str | None = None
     quality: QualityReport | None = None
     experts: ExpertsReport | None = None
+    vision: VisionReport | None = None
     native_quantization: dict[str, bool]
     chat_template: ChatTemplateReport
     device: Device

@@ -17,9 +17,12 @@ from machd.cli.check_document import (
     ModelCheck,
     QualityReport,
     QuantizationReport,
+    VisionReport,
 )
 from machd.engine.loading.inspection import ExpertsInspection, ModelInspection
 from machd.engine.loading.template_abilities import TemplateAbilities
+from machd.engine.loading.vision import EXAMPLE_PIXELS
+from machd.engine.loading.vision_inspection import VisionInspection
 from machd.installed import installed_version
 from machd.serving.kv_memory import effective_budget_bytes
 
@@ -84,6 +87,7 @@ def model_check(
         quantised_to=None if found.quantised_to is None else str(found.quantised_to),
         quality=quality,
         experts=experts,
+        vision=None if found.vision is None else _vision(found.vision),
         native_quantization=found.native_modes,
         chat_template=_chat_template(found.template),
         device=Device(
@@ -116,6 +120,19 @@ def _experts(found: ModelInspection, experts: ExpertsInspection) -> ExpertsRepor
         on_disk=experts.is_banked,
         bank_bytes=bank.bank_bytes,
         streaming_bytes=bank.dense_bytes + bank.bank_bytes,
+    )
+
+
+def _vision(vision: VisionInspection) -> VisionReport:
+    takes = vision.takes
+    if takes is None:
+        return VisionReport(served=False, reason=vision.reason, example_pixels=EXAMPLE_PIXELS)
+    return VisionReport(
+        served=True,
+        processor=takes.processor,
+        kinds=[str(kind) for kind in takes.kinds],
+        example_pixels=EXAMPLE_PIXELS,
+        example_tokens=takes.example_tokens,
     )
 
 

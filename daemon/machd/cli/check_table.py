@@ -8,7 +8,13 @@ from msgspec import UNSET, UnsetType
 from rich.text import Text
 
 from machd.capabilities.document import Evidence, FeatureVerdict, SpeculationReport
-from machd.cli.check_document import ChatTemplateReport, ExpertsReport, ModelCheck, QualityReport
+from machd.cli.check_document import (
+    ChatTemplateReport,
+    ExpertsReport,
+    ModelCheck,
+    QualityReport,
+    VisionReport,
+)
 from machd.cli.ctl_text import print_lines
 
 _GB = 1_000_000_000
@@ -19,6 +25,8 @@ _STYLES = {
     "supported": "green",
     "unknown": "yellow",
     "blocked": "red",
+    "yes": "green",
+    "no": "yellow",
 }
 
 
@@ -39,6 +47,8 @@ def _lines(check: ModelCheck) -> Iterator[tuple[str, Text]]:
     yield "context", Text(_context(check))
     yield from _verdict_lines(check)
     yield "chat", Text(_chat(check.chat_template))
+    if check.vision is not None:
+        yield "vision", _vision(check.vision)
     yield "multiplied packed", Text(_native(check))
     yield "device", Text(_device(check))
     yield "versions", Text(_versions(check))
@@ -150,6 +160,17 @@ def _reasoning(template: ChatTemplateReport) -> str:
         return "no"
     switch = ", switched by enable_thinking" if template.reasoning_switch else ""
     return f"yes ({' … '.join(template.reasoning_tags)}{switch})"
+
+
+def _vision(vision: VisionReport) -> Text:
+    if not vision.served:
+        return _marked("no", vision.reason or "")
+    side = vision.example_pixels
+    return _marked(
+        "yes",
+        f"{' and '.join(vision.kinds)}, by {vision.processor}; an image of {side} x {side} pixels takes "
+        f"{vision.example_tokens:,} tokens",
+    )
 
 
 def _native(check: ModelCheck) -> str:

@@ -48,6 +48,13 @@ from machd.engine.loading.template_abilities import (
     directory_abilities,
     gguf_abilities,
 )
+from machd.engine.loading.vision import loads_vision
+from machd.engine.loading.vision_inspection import (
+    VisionInspection,
+    inspect_vision,
+    text_only_inspection,
+)
+from machd.engine.vision.vision_model import VisionLanguageModel
 from machd.errors import MachdError, ModelCodeError, ModelFormatError
 
 _BUILD_LIMIT_S = 15.0
@@ -110,6 +117,7 @@ class ModelInspection:
         device_memory_bytes: Memory of the device in all.
         available_bytes: The part of it that could be taken now.
         experts: The model's experts; None for a model without.
+        vision: The model's vision; None for a checkpoint without a vision tower.
         notes: Warnings for the report.
     """
 
@@ -132,7 +140,19 @@ class ModelInspection:
     code: ModelCode
     quantised_to: Quantization | None = None
     experts: ExpertsInspection | None = None
+    vision: VisionInspection | None = None
     notes: tuple[str, ...] = ()
+
+
+def needs_processors(source: ModelSource) -> bool:
+    """Tell whether :func:`inspect_model` runs a processor of images, whose classes are all of transformers'.
+
+    Raises:
+        ModelError: One of its kinds, about the configuration or the headers of the weights.
+    """
+    if source.kind is SourceKind.GGUF:
+        return False
+    return loads_vision(read_checkpoint(source.path, trust_remote_code=True))
 
 
 def inspect_model(  # noqa: PLR0913 - one argument for each setting of the model
@@ -147,7 +167,7 @@ def inspect_model(  # noqa: PLR0913 - one argument for each setting of the model
 ) -> ModelInspection:
     """Read configuration, headers and tokenizer files, and build the model without its weights.
 
-    Takes about as long as importing mlx-lm. No code of the checkpoint's runs, whatever the
+    Takes about as long as importing mlx-lm, and for a model with vision twice as long. No code of the checkpoint's runs, whatever the
     settings say; its chat template runs in transformers' sandbox, with little time and memory.
     A model without a chat template is no error, though serving it needs a setting: the template's
     ``problem`` says which. The arguments are those of ``load_model``; ``kv_budget_bytes`` is the KV budget,
@@ -168,7 +188,9 @@ def inspect_model(  # noqa: PLR0913 - one argument for each setting of the model
     available_bytes, device_bytes = available_memory_bytes(), device_memory_bytes()
     with _building(source):
         asked = residency or Residency("auto", kv_budget_bytes)
-        bank = _bank(opened.model, asked, dtype, available_bytes)
+        # A model with vision is served with all of its experts in memory.
+        is_text = not isinstance(opened.model, VisionLanguageModel)
+        bank = _bank(opened.model, asked, dtype, available_bytes) if is_text else None
         weights = _Weights(dtype, quantize, bank, is_banked=residency is not None)
         return _inspect(opened, weights, limit_tokens, available_bytes, device_bytes)
 
@@ -184,6 +206,7 @@ class _Opened:
     stored_bytes: int
     template: TemplateAbilities
     notes: tuple[str, ...] = ()
+    vision: VisionInspection | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,14 +253,21 @@ def _open_directory(source: ModelSource, chat_template: str | None) -> _Opened:
             "it: whether it runs here is not known; read the file that config.json names as "
             "model_file, and serve it with `--model-trust-remote-code` if you trust it"
         )
-    check_architecture(checkpoint.config)
-    template = directory_abilities(checkpoint, chat_template)
-    with _building(source):
-        model, _ = utils.load_model(checkpoint.path, lazy=True, trust_remote_code=False)
+    vision = text_only_inspection(checkpoint)
+    if loads_vision(checkpoint):
+        seen = inspect_vision(checkpoint, chat_template, partial(_building, source))
+        template = directory_abilities(checkpoint, chat_template)
+        model, architecture, vision = seen.model, seen.family, seen.vision
+    else:
+        check_architecture(checkpoint.config)
+        template = directory_abilities(checkpoint, chat_template)
+        with _building(source):
+            model, _ = utils.load_model(checkpoint.path, lazy=True, trust_remote_code=False)
+        architecture = architecture_name(model, checkpoint.model_type)
     return _Opened(
         source,
         model,
-        architecture_name(model, checkpoint.model_type),
+        architecture,
         checkpoint.config,
         checkpoint.stored_bytes,
         template,
@@ -245,6 +275,7 @@ def _open_directory(source: ModelSource, chat_template: str | None) -> _Opened:
             f"{name} names code of the checkpoint's own, which was not run"
             for name in checkpoint.code_files
         ),
+        vision,
     )
 
 
@@ -322,6 +353,7 @@ def _inspect(
         code=read_model_code(model, cache),
         quantised_to=quantised_to,
         experts=_experts(switches, weights),
+        vision=opened.vision,
         notes=tuple(
             shortened(note, _MAX_NOTE_CHARS)
             for note in (*opened.notes, *opened.template.notes, traced.note)

@@ -1,0 +1,45 @@
+"""A worker without mlx for families: the name of a family says what becomes of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from machd.capabilities.evidence import Evidence, Outcome, ProbeResult
+from machd.capabilities.facts import CacheFacts, LayerCacheFacts
+from machd.capabilities.matrix import ArchitectureReport
+from machd_probes.vision_matrix.catalogue import CHECK_NAMES, SERVED
+from machd_probes.worker import messages_stream, probe_all
+from machd_probes.worker_messages import WorkerReady, encode_message
+
+COMMAND = (sys.executable, str(Path(__file__).resolve()))
+
+
+def probe(name: str) -> ArchitectureReport:
+    """Make the report of a family."""
+    if name == "crash":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if name == "text":
+        served = ProbeResult(SERVED, Outcome.UNSUPPORTED, "text alone")
+        return ArchitectureReport(name, results=(served,))
+    layer = LayerCacheFacts("KVCache")
+    if name == "single":
+        layer = LayerCacheFacts("RotatingKVCache", window_tokens=8)
+    outcome = Outcome.FAILED if name == "wrong" else Outcome.PASSED
+    evidence = Evidence(0 if outcome is Outcome.PASSED else 7, 1.2e-5, 1.1e-6, cases=12)
+    results = [ProbeResult(check, outcome, "", evidence) for check in CHECK_NAMES]
+    served = ProbeResult(SERVED, Outcome.PASSED)
+    return ArchitectureReport(name, CacheFacts((layer,), 1024, 0), (served, *results))
+
+
+def main() -> None:
+    """Stand for a worker."""
+    messages = messages_stream()
+    messages.write(encode_message(WorkerReady("cpu", "FakeBLAS 1")))
+    probe_all(sys.argv[1:], probe, messages)
+
+
+if __name__ == "__main__":
+    main()
