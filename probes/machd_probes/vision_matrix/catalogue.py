@@ -14,10 +14,13 @@ IMAGE_CHECKS = ("image_alone", "two_images")
 BATCHING_CHECKS = ("images_in_batch", "text_beside_images")
 """What decides on rows with images in a batch."""
 
+WINDOW_CHECK = "window_overflow"
+"""What batching needs as well where layers keep a window: rows of text that are longer than it."""
+
 PREFIX_CHECK = "image_prefix"
 VIDEO_CHECK = "video"
 
-CHECK_NAMES = (*IMAGE_CHECKS, *BATCHING_CHECKS, PREFIX_CHECK, VIDEO_CHECK)
+CHECK_NAMES = (*IMAGE_CHECKS, *BATCHING_CHECKS, WINDOW_CHECK, PREFIX_CHECK, VIDEO_CHECK)
 """Every check: a function of ``machd_probes.vision_matrix.checks``."""
 
 _DIRECTORY = Path(__file__).resolve().parent.parent / "vision_families" / "families"

@@ -7,7 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from machd.capabilities.evidence import Evidence, Outcome
 from machd.capabilities.rules import prefix_cache
 from machd.capabilities.verdict import Support
+from machd_probes.checks import window_overflow
 from machd_probes.finding import Finding, no_data, unsupported
+from machd_probes.prober import loaded_subject
+from machd_probes.vision_matrix.catalogue import PREFIX_CHECK, VIDEO_CHECK, WINDOW_CHECK
 from machd_probes.vision_matrix.rows import AskedRow
 from machd_probes.vision_matrix.subject import VisionSubject, wrong_turns
 from machd_probes.vision_matrix.turns import VIDEO_TURNS
@@ -40,6 +43,11 @@ def images_in_batch(subject: VisionSubject) -> Finding:
 def text_beside_images(subject: VisionSubject) -> Finding:
     """Rows of text beside rows with images, in the same two ways."""
     return _found(_in_batch(subject, _TEXTS_AND_IMAGES))
+
+
+def windows(subject: VisionSubject) -> Finding:
+    """Rows of text that are longer than a window: the check of the text matrix, as serving runs it."""
+    return window_overflow.probe(loaded_subject(subject.engine, None))
 
 
 def image_prefix(subject: VisionSubject) -> Finding:
@@ -85,15 +93,13 @@ def video(subject: VisionSubject) -> Finding:
 
 
 CHECKS: Mapping[str, Callable[[VisionSubject], Finding]] = {
-    one.__name__: one
-    for one in (
-        image_alone,
-        two_images,
-        images_in_batch,
-        text_beside_images,
-        image_prefix,
-        video,
-    )
+    "image_alone": image_alone,
+    "two_images": two_images,
+    "images_in_batch": images_in_batch,
+    "text_beside_images": text_beside_images,
+    WINDOW_CHECK: windows,
+    PREFIX_CHECK: image_prefix,
+    VIDEO_CHECK: video,
 }
 """The checks by the names of :data:`machd_probes.vision_matrix.catalogue.CHECK_NAMES`."""
 

@@ -34,6 +34,7 @@ from machd_probes.vision_matrix.catalogue import (
     PREFIX_CHECK,
     SERVED,
     VIDEO_CHECK,
+    WINDOW_CHECK,
 )
 
 _NOT_MEASURED = Verdict(Support.UNKNOWN, "nothing was measured")
@@ -188,14 +189,14 @@ def _images(results: Sequence[ProbeResult]) -> Verdict:
 
 
 def _batching(facts: CacheFacts, images: Verdict, results: Sequence[ProbeResult]) -> Verdict:
-    """Judge batching; a window needs evidence of a full one, which no prompt here makes."""
+    """Judge batching; layers with a window need evidence of rows that are longer than it."""
     if images.support is Support.BLOCKED:
         return images
-    fed = _needed(results, BATCHING_CHECKS)
-    if facts.window_tokens:
-        fed = [one for one in fed if one.outcome is not Outcome.PASSED]
+    names = (*BATCHING_CHECKS, WINDOW_CHECK) if facts.window_tokens else BATCHING_CHECKS
     return measured(
-        continuous_batching(facts), fed, consequence="requests are served one at a time"
+        continuous_batching(facts),
+        _needed(results, names),
+        consequence="requests are served one at a time",
     )
 
 
