@@ -121,6 +121,11 @@ def row_of(streams: Sequence[Sequence[float]], joined: Answer) -> Row:
     )
     ratio = row.number("during_gap_p99_s") / row.number("before_gap_p50_s")
     row.figures["p99_ratio"] = ratio
+    longest_s = max(during, default=0.0)
+    row.figures |= {
+        "longest_gap_s": longest_s,
+        "longest_ratio": longest_s / row.number("before_gap_p50_s"),
+    }
     row.goals.append(
         Goal.judge("p99 gap meanwhile over median gap before", "at most", _GOAL, ratio)
     )
