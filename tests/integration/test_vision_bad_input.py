@@ -20,6 +20,7 @@ import httpx
 import pytest
 from support.clients import image_files
 from support.clients.image_files import encoded, picture
+from support.clocks.polling import CEILING_S
 from support.daemon.serve_process import ServeProcess
 
 from machd.engine.loading.embedded import user_cache_directory
@@ -97,7 +98,7 @@ def _streamed(url: str) -> str:
         "stream": True,
     }
     text = ""
-    with httpx.stream("POST", url + _CHAT, json=body, timeout=300) as answer:
+    with httpx.stream("POST", url + _CHAT, json=body, timeout=CEILING_S) as answer:
         for line in answer.iter_lines():
             if line.startswith("data: {"):
                 for choice in json.loads(line[6:])["choices"]:
@@ -163,7 +164,9 @@ _GOOD: dict[str, Callable[[], bytes]] = {
 @pytest.mark.parametrize("name", _GOOD)
 def test_a_good_image_is_answered(served: _Served, name: str) -> None:
     """Every kind of the formats that are taken is decoded, whatever its media type says."""
-    answer = httpx.post(served.daemon.url + _CHAT, json=_chat(_image(_GOOD[name]())), timeout=60)
+    answer = httpx.post(
+        served.daemon.url + _CHAT, json=_chat(_image(_GOOD[name]())), timeout=CEILING_S
+    )
     assert answer.status_code == 200, answer.text
     assert answer.json()["usage"]["prompt_tokens"] > 10
 
@@ -264,7 +267,7 @@ def test_a_bad_video_is_refused(served: _Served, name: str) -> None:
 def test_a_good_video_is_answered(served: _Served, container: str) -> None:
     """Every container that is taken is decoded, whatever its media type says."""
     content = image_files.video(container=container)
-    answer = httpx.post(served.daemon.url + _CHAT, json=_chat(_video(content)), timeout=60)
+    answer = httpx.post(served.daemon.url + _CHAT, json=_chat(_video(content)), timeout=CEILING_S)
     assert answer.status_code == 200, answer.text
 
 
@@ -274,7 +277,9 @@ def test_a_video_of_more_frames_than_allowed_gets_those(served: _Served) -> None
     def prompt_tokens(**fields: object) -> int:
         content = image_files.video(frames=40)
         answer = httpx.post(
-            served.daemon.url + _CHAT, json=_chat(_video(content, **fields)), timeout=60
+            served.daemon.url + _CHAT,
+            json=_chat(_video(content, **fields)),
+            timeout=CEILING_S,
         )
         assert answer.status_code == 200, answer.text
         return int(answer.json()["usage"]["prompt_tokens"])
@@ -329,7 +334,7 @@ def test_a_bad_url_is_refused(served: _Served, name: str) -> None:
 def test_a_file_of_the_allowed_folder_is_read(served: _Served) -> None:
     """A file: URL below vision.allow_files gives the same prompt as its bytes."""
     url = f"file://{served.images}/good.png"
-    answer = httpx.post(served.daemon.url + _CHAT, json=_chat(_at(url)), timeout=60)
+    answer = httpx.post(served.daemon.url + _CHAT, json=_chat(_at(url)), timeout=CEILING_S)
     assert answer.status_code == 200, answer.text
 
 
@@ -464,7 +469,9 @@ def test_a_bad_image_in_anthropics_words_has_anthropics_error(served: _Served, p
         ]
     path = f"{_MESSAGES}/count_tokens" if place == "counting" else _MESSAGES
     limits = {} if place == "counting" else {"max_tokens": 2}
-    answer = httpx.post(served.daemon.url + path, json={"messages": messages, **limits}, timeout=60)
+    answer = httpx.post(
+        served.daemon.url + path, json={"messages": messages, **limits}, timeout=CEILING_S
+    )
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
     assert (answer.json()["type"], error["type"]) == ("error", "invalid_request_error")
@@ -479,7 +486,9 @@ def test_a_bad_image_in_ollamas_words_has_ollamas_error(served: _Served, path: s
     body = (
         {"prompt": "look", "images": images} if path == "/api/generate" else {"messages": messages}
     )
-    answer = httpx.post(served.daemon.url + path, json={"model": "qwen2_vl", **body}, timeout=60)
+    answer = httpx.post(
+        served.daemon.url + path, json={"model": "qwen2_vl", **body}, timeout=CEILING_S
+    )
     assert answer.status_code == 400, answer.text
     assert f"images[0]: the image {_FORMATS}" in answer.json()["error"]
 
@@ -491,7 +500,7 @@ def _assert_refused(
         answer = httpx.post(
             served.daemon.url + path,
             json={**body, "stream": stream} if path != "/tokenize" else body,
-            timeout=60,
+            timeout=CEILING_S,
         )
         assert answer.status_code == 400, answer.text
         error = answer.json()["error"]
