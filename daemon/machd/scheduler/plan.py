@@ -95,7 +95,9 @@ def plan_step(
     max_draft_tokens = drafts.tokens_for(len(slots))
     if max_draft_tokens:
         # A chunk uses up the time by which a step may be longer.
-        max_draft_tokens = 0 if chunks or encode else pace.draft_tokens(lane, len(rows), max_draft_tokens)
+        max_draft_tokens = (
+            0 if chunks or encode else pace.draft_tokens(lane, len(rows), max_draft_tokens)
+        )
     return StepPlan(
         slots.released,
         chunks,
