@@ -215,6 +215,8 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
             "decode_mode",
             "prompt_tokens",
             "cached_tokens",
+            "images",
+            "videos",
             "completion_tokens",
             "total_tokens",
             "queue_ms",

@@ -61,6 +61,7 @@ class Plan:
 
     Attributes:
         requests: For each level of the sweep, rounded up to the same number for every client.
+        image_side: Width and height of images of the scenario vision-prefix, in pixels.
         expert_shares: Shares of the experts in memory that are compared.
         experts_gb: Size of the experts of a generated model, in units of 10^9 bytes.
         weight_formats: Weight formats that are compared.
@@ -77,6 +78,7 @@ class Plan:
     prefix_tokens: int = 1000
     users: int = 10
     system_tokens: int = 500
+    image_side: int = 512
     kv_formats: tuple[str, ...] = ()
     expert_shares: tuple[float, ...] = ()
     experts_gb: float = 1.5

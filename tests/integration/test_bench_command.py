@@ -26,6 +26,8 @@ from machd.settings.sources import load_settings
 from machd_bench.generated_checkpoint import MoeShape, write_generated_checkpoint
 from machd_bench.scenarios import SCENARIOS
 from machd_bench.serve_process import serve
+from machd_probes.vision_families import checkpoint
+from machd_probes.vision_families.checkpoint import write_family
 
 SHORT = ("--requests", "3", "--prompt-tokens", "4", "--max-tokens", "5", "--prefix-tokens", "60")
 
@@ -83,6 +85,8 @@ def test_a_silent_port_is_69(capfd: pytest.CaptureFixture[str]) -> None:
         (("--scenarios", "structured"), "structured needs --compare continuous"),
         (("--compare", "static", "--prefix"), "prefix needs --compare single, continuous"),
         (("--url", "http://h", "--speculation"), "speculation needs a server of the bench's own"),
+        (("--compare", "static", "--vision"), "needs --compare"),
+        (("--compare", "single", "--vision"), "image-join needs --compare continuous"),
         (("--kv", "int8"), "'int8' is no format; there are: none, affine8"),
         (("--extra-body", "{}"), "--model-id and --extra-body are for a server at --url"),
         (("--url", "http://h", "--extra-body", "[]"), "is not a JSON object"),
@@ -136,8 +140,43 @@ def test_the_server_gets_the_settings_of_the_command(tmp_path: Path) -> None:
     assert arguments == expected
 
 
-_NEED_EXPERTS_OR_TIME = {"experts", "formats"}
-"""Scenarios of a test of their own: a llama has no experts, and formats start a server each."""
+_NEED_A_TEST_OF_THEIR_OWN = {"experts", "formats", "vision-prefix", "image-join"}
+"""A llama has no experts and takes no images, and formats start a server each."""
+
+
+@pytest.mark.long
+def test_images_are_measured_on_a_generated_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without MODEL a vision model is written, its lookups pass, and nothing is left running or on disk."""
+    others = servers_of_this_process()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    asked: list[str] = []
+
+    def write_tiny(name: str, directory: Path, cache_directory: Path, *, scale: str) -> Path:
+        asked.append(scale)
+        return write_family(name, directory, cache_directory)
+
+    monkeypatch.setattr(checkpoint, "write_family", write_tiny)
+    path = tmp_path / "bench.json"
+    result = run("--vision", "--image-side", "112", *SHORT, "--json", str(path))
+
+    assert result.exit_code == 0, result.output
+    assert asked == ["mid"]
+    rows = rows_in(path)
+    assert rows.keys() == {"vision-prefix", "image-join", "server"}
+    steps = {one["case"]: one["figures"]["verdict"] for one in rows["vision-prefix"][:11]}
+    assert set(steps.values()) == {"PASS"}, steps
+    assert rows["image-join"][0]["figures"]["streams"] == 8
+    assert servers_of_this_process() == others
+    assert {one.name for one in tmp_path.iterdir()} == {"bench.json"}
+
+
+@pytest.mark.parametrize("name", ["vision-prefix", "image-join"])
+def test_a_text_model_has_no_figures_of_images(embedded_model_path: Path, name: str) -> None:
+    """The command says what the scenario needs."""
+    with pytest.raises(StartupError, match=f"{name} needs a model that takes images"):
+        run(str(embedded_model_path), "--scenarios", name, *SHORT)
 
 
 @pytest.mark.long
@@ -193,7 +232,7 @@ def test_every_scenario_is_measured_in_one_report(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     model = write_tiny_llama(tmp_path / "tiny-llama")
     path, plot = tmp_path / "bench.json", tmp_path / "bench.png"
-    names = [name for name in SCENARIOS if name not in _NEED_EXPERTS_OR_TIME]
+    names = [name for name in SCENARIOS if name not in _NEED_A_TEST_OF_THEIR_OWN]
 
     result = run(
         *(str(model), *SHORT, "--compare", "single,static,continuous", "--concurrency", "2"),

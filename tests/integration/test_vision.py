@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import io
 import os
 from collections.abc import Iterator, Sequence
@@ -12,14 +13,14 @@ from typing import Any
 
 import anthropic
 import httpx
-import numpy as np
 import openai
 import pytest
+from support.clients import image_files
 from support.daemon.serve_process import ServeProcess
 
 from machd.engine.loading.embedded import user_cache_directory
 from machd_probes.vision_families.checkpoint import write_family
-from machd_probes.vision_families.media import block_image, block_video
+from machd_probes.vision_families.media import block_image
 
 _MAX_TOKENS = 10
 _QUESTION: dict[str, Any] = {"type": "text", "text": "What is this?"}
@@ -112,6 +113,16 @@ def _ask(daemon: ServeProcess, parts: Sequence[dict[str, Any]], *, stream: bool 
     return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
 
 
+def _cached_tokens(daemon: ServeProcess, parts: Sequence[dict[str, Any]]) -> int:
+    body = {
+        "model": "qwen2_vl",
+        "messages": [{"role": "user", "content": parts}],
+        "max_tokens": 2,
+    }
+    answer = httpx.post(f"{daemon.url}/v1/chat/completions", json=body).json()
+    return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
 def test_answers_equal_those_of_mlx_vlm_alone(
     daemon: ServeProcess, expected: dict[str, str]
 ) -> None:
@@ -133,21 +144,11 @@ def test_one_changed_pixel_is_another_image(daemon: ServeProcess) -> None:
 
     def cached_tokens(image: bytes) -> int:
         url = f"data:image/png;base64,{base64.b64encode(image).decode()}"
-        body = {
-            "model": "qwen2_vl",
-            "messages": [
-                {
-                    "role": "user",
-                    "content": [
-                        {"type": "image_url", "image_url": {"url": url}},
-                        {"type": "text", "text": "A question of its own."},
-                    ],
-                }
-            ],
-            "max_tokens": 2,
-        }
-        answer = httpx.post(f"{daemon.url}/v1/chat/completions", json=body).json()
-        return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+        parts: list[dict[str, Any]] = [
+            {"type": "image_url", "image_url": {"url": url}},
+            {"type": "text", "text": "A question of its own."},
+        ]
+        return _cached_tokens(daemon, parts)
 
     changed = io.BytesIO()
     picture = block_image(7)
@@ -178,23 +179,49 @@ def test_the_anthropic_client_sends_images(daemon: ServeProcess, expected: dict[
     assert message.content[0].text == expected["an image"]
 
 
-def test_a_video_is_answered(daemon: ServeProcess, tmp_path: Path) -> None:
+def _video(seed: int, **fields: object) -> dict[str, Any]:
+    url = f"data:video/mp4;base64,{base64.b64encode(_video_file(seed)).decode()}"
+    return {"type": "video_url", "video_url": {"url": url}, **fields}
+
+
+@functools.cache
+def _video_file(seed: int) -> bytes:
+    return image_files.video(seed)
+
+
+def test_a_video_is_answered(daemon: ServeProcess) -> None:
     """A video by the openai client is answered, and another one differently."""
-    first, second = (_ask(daemon, [_video(seed, tmp_path), _QUESTION]) for seed in (1, 2))
+    first, second = (_ask(daemon, [_video(seed), _QUESTION]) for seed in (1, 2))
     assert first
     assert first != second
 
 
-def _video(seed: int, directory: Path) -> dict[str, Any]:
-    import cv2  # noqa: PLC0415 - a dependency of the extra
+def test_videos_images_and_text_in_one_batch_answer_as_alone(daemon: ServeProcess) -> None:
+    """Four streams at once, two of them of videos that differ in their frames alone."""
+    conversations = [
+        [_video(5, fps=2.0, max_frames=4), _QUESTION],
+        [_video(5, fps=4.0), _QUESTION],
+        [_image(5), _QUESTION],
+        [_QUESTION],
+    ]
+    with ThreadPoolExecutor(len(conversations)) as pool:
+        together = list(pool.map(lambda parts: _ask(daemon, parts, stream=True), conversations))
+    assert together == [_ask(daemon, parts) for parts in conversations]
+    assert len(set(together)) == len(conversations)
 
-    path = directory / f"{seed}.mp4"
-    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"mp4v"), 4.0, (112, 84))
-    for frame in block_video(seed, frames=8):
-        writer.write(np.ascontiguousarray(frame.transpose(1, 2, 0)[..., ::-1]))
-    writer.release()
-    url = f"data:video/mp4;base64,{base64.b64encode(path.read_bytes()).decode()}"
-    return {"type": "video_url", "video_url": {"url": url}}
+
+def test_a_video_with_other_frames_is_another_video(daemon: ServeProcess) -> None:
+    """The prefix cache covers the same video, and ends before it where fps or max_frames differ."""
+
+    def cached_tokens(**fields: object) -> int:
+        parts = [_video(8, **fields), {"type": "text", "text": "A question of its own."}]
+        return _cached_tokens(daemon, parts)
+
+    cached_tokens(fps=2.0, max_frames=4)
+    assert cached_tokens(fps=2.0, max_frames=4) > 15
+    assert cached_tokens(fps=1.0, max_frames=4) < 5
+    assert cached_tokens(fps=2.0, max_frames=2) < 5
+    assert cached_tokens(fps=1.0, max_frames=4) > 15
 
 
 @pytest.mark.parametrize(

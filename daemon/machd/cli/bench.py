@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
@@ -15,8 +17,10 @@ from machd.cli.options import SettingsCommand, model_argument, settings_options
 from machd.cli.progress import CountingBar
 from machd.cli.stopping import run_stoppable
 from machd.clock import SystemClock
-from machd.errors import EngineFaultError
+from machd.engine.loading.embedded import user_cache_directory
+from machd.errors import EngineFaultError, StartupError
 from machd.settings.keys import setting_keys
+from machd.settings.model import Settings
 from machd.settings.sources import LoadedSettings, OriginKind, process_environ
 from machd_bench.bench import Bench, Mode, Plan
 from machd_bench.connection import Address
@@ -36,6 +40,7 @@ _GOAL_MISSED = 1
 _KEY_VARIABLE = "OPENAI_API_KEY"
 _MODES = (Mode.SINGLE, Mode.STATIC, Mode.CONTINUOUS)
 _PREFIX = ("prefix", "sharing")
+_VISION = ("vision-prefix", "image-join")
 _SCENARIOS = {**SCENARIOS, GUARANTEES.name: GUARANTEES}
 _Item = TypeVar("_Item")
 _Command: TypeAlias = Callable[..., object]
@@ -49,6 +54,10 @@ _COUNTS = {
     "prefix_tokens": (2, "prefix: how long prompts are, and the beginning that longer ones share."),
     "users": (2, "sharing: how many ask at once with one system prompt."),
     "system_tokens": (1, "sharing: how long that one is."),
+    "image_side": (
+        28,
+        "vision-prefix: width and height of images in pixels; videos have half of it.",
+    ),
     "speculation_tokens": (16, "speculation: how long answers are."),
     "speculation_rounds": (1, "speculation: how often each prompt is asked; goals need three."),
 }
@@ -211,6 +220,11 @@ _file_type = click.Path(path_type=Path)
     callback=_read(_levels),
     help="formats: batch widths.",
 )
+@_flag(
+    "--vision",
+    "Measure images and videos: the scenarios vision-prefix and image-join. Without MODEL a vision model is"
+    " generated, and the whole run is of it.",
+)
 @_flag("--speculation", "Measure the scenario speculation; --speculation-mode says which kind.")
 @_flag("--guarantees", "Measure the scenario guarantees: what machd promises in seconds.")
 @_flag("--check", "Exit with code 1 if a goal of the run is missed; name each on standard error.")
@@ -256,6 +270,7 @@ def bench(
     experts_gb: float,
     weight_formats: tuple[str, ...] | None,
     widths: tuple[int, ...],
+    is_vision: bool,
     is_speculation: bool,
     is_guarantees: bool,
     is_check: bool,
@@ -272,11 +287,12 @@ def bench(
     which is the most that the machine could do. Settings are handed to the server. The mode static
     is mlx-lm's batch_generate without a server.
 
-    --prefix, --kv, --experts, --formats, --speculation and --guarantees stand for scenarios, and combine with others.
+    --prefix, --kv, --experts, --formats, --vision, --speculation and --guarantees stand for scenarios, and combine with others.
     """
     wanted = {
         *(names or ()),
         *(_PREFIX if is_prefix else ()),
+        *(_VISION if is_vision else ()),
         *(["kv-formats"] if kv_formats else ()),
         *(["experts"] if expert_shares else ()),
         *(["formats"] if weight_formats else ()),
@@ -286,7 +302,9 @@ def bench(
     scenarios = [one for one in _SCENARIOS.values() if one.name in wanted]
     arguments = forwarded_arguments(loaded)
     guessing = loaded.settings.speculation.mode
-    batches = {"prefix", "kv-formats", "experts", "formats"} & {one.name for one in scenarios}
+    batches = {"prefix", *_VISION, "kv-formats", "experts", "formats"} & {
+        one.name for one in scenarios
+    }
     compared = [Mode(name) for name in modes or ()] or [Mode.CONTINUOUS if batches else Mode.SINGLE]
     _refuse(
         (
@@ -340,8 +358,11 @@ def bench(
             api_key = process_environ().get(_KEY_VARIABLE)
             report = _run_remote(runner, url, api_key, model_id, extra)
         else:
-            work = runner.measure_modes(compared, loaded.settings, arguments)
-            report = run_stoppable(work)
+            is_generated = is_vision and loaded.settings.model.path is None
+            with _generated_vision_model(progress) if is_generated else nullcontext() as path:
+                settings = _with_model(loaded.settings, path)
+                arguments += [] if path is None else ["--model-path", path]
+                report = run_stoppable(runner.measure_modes(compared, settings, arguments))
     print_summary(console, report)
     if json_file is not None:
         json_file.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
@@ -350,6 +371,38 @@ def bench(
     _check_measured(runner, report)
     if is_check:
         _tell_goals(report)
+
+
+@contextmanager
+def _generated_vision_model(progress: CountingBar) -> Iterator[str]:
+    """Yield the path of a vision model that is removed afterwards.
+
+    Raises:
+        StartupError: The extra vision is not installed.
+    """
+    from machd_probes.vision_families.checkpoint import (  # noqa: PLC0415 - imports mlx
+        write_family,
+    )
+
+    progress.say("writing a vision model")
+    with tempfile.TemporaryDirectory(prefix="machd-vision-") as folder:
+        directory = Path(folder) / "qwen2_vl"
+        cache_directory = user_cache_directory(process_environ())
+        try:
+            write_family("qwen2_vl", directory, cache_directory, scale="mid")
+        except ImportError:
+            raise StartupError(
+                'a vision model is written with mlx-vlm, which is missing: pip install "machd[vision]"'
+            ) from None
+        yield os.fspath(directory)
+
+
+def _with_model(settings: Settings, path: str | None) -> Settings:
+    """Return the settings with another model; None leaves theirs."""
+    if path is None:
+        return settings
+    model = settings.model.model_copy(update={"path": path})
+    return settings.model_copy(update={"model": model})
 
 
 def _check_measured(runner: Runner, report: Report) -> None:

@@ -50,7 +50,7 @@ def create_app(
         exception_handlers=failures.handlers,
         guards=[require_api_key],
         state=State({"api_keys": api_keys}),
-        request_max_body_size=settings.limits.max_body_bytes,
+        request_max_body_size=None,  # read_json holds each endpoint's own limit
         cors_config=_cors(settings.http.allowed_origins),
         openapi_config=None,
         logging_config=None,

@@ -12,7 +12,7 @@ from litestar import Request
 from litestar.di import NamedDependency
 from msgspec import Meta, Struct
 
-from machd.dialects.bodies import read_body
+from machd.dialects.bodies import read_public_body
 from machd.dialects.endpoint import endpoint
 from machd.dialects.wire.bounds import (
     ContentText,
@@ -49,8 +49,7 @@ async def create_embeddings(
 
     The one place to ask a model about it, should that change.
     """
-    timeout_s = context.settings.limits.stall_timeout_s
-    body = await read_body(request, EmbeddingsRequest, timeout_s=timeout_s)
+    body = await read_public_body(request, context, EmbeddingsRequest)
     context.service.lifecycle.check_accepting()
     context.check_model(body.model)
     _refuse()

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from litestar import Request
 
 from machd.capabilities.versions import Versions
-from machd.dialects.bodies import read_body
+from machd.dialects.bodies import read_public_body
 from machd.dialects.wire.bounds import MAX_PROMPT_LOGPROBS
 from machd.dialects.wire.generation_request import GenerationRequest
 from machd.engine.protocol.engine import ModelDescription
@@ -171,8 +171,7 @@ async def _read(
         type_: Of the body.
         check: Gets the body and the tokens of the model's vocabulary.
     """
-    timeout_s = context.settings.limits.stall_timeout_s
-    body = await read_body(request, type_, timeout_s=timeout_s)
+    body = await read_public_body(request, context, type_, takes_media=type_.takes_media)
     service = context.service
     service.lifecycle.check_accepting()
     context.check_model(body.model)

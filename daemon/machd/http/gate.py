@@ -22,6 +22,7 @@ from machd.errors import (
 from machd.http.envelope import Envelope
 from machd.http.failures import always_answered, error_response
 from machd.http.hosts import host_name, needs_no_name_server, web_origin
+from machd.http.large_bodies import HeldBodies, lend
 from machd.http.stamps import stamp
 from machd.serving.trace_context import TraceContext, read_trace
 
@@ -32,11 +33,17 @@ caches before it checks a key: at 60,000 characters they took 139 MB."""
 
 
 class OpenRequests:
-    """Number of requests that are being answered, whichever settings they came under."""
+    """Requests that are being answered, whichever settings they came under.
+
+    Attributes:
+        count: Number of them.
+        bodies: What their large bodies take.
+    """
 
     def __init__(self) -> None:
         """Start with none."""
         self.count = 0
+        self.bodies = HeldBodies()
 
 
 class Gate:
@@ -91,9 +98,11 @@ class Gate:
         arrived_s = self._clock.monotonic_s()
         stamped = stamp(scope, envelope, arrived_s=arrived_s, trace=_trace(scope))
         id_headers = [(name, stamped.encode()) for name in envelope.id_headers]
+        lease = lend(scope, self._open_requests.bodies)
 
         async def send_stamped(message: Message) -> None:
             if message["type"] == "http.response.start":
+                lease.release()  # the handler is done with the body
                 message["headers"] = [*message.get("headers", []), *id_headers]
             await send(message)
 
@@ -103,7 +112,10 @@ class Gate:
         elif scope["path"] in _HEALTH_PATHS:
             await self._answer(scope, receive, send_stamped)
         else:
-            await self._count_in(scope, receive, send_stamped)
+            try:
+                await self._count_in(scope, receive, send_stamped)
+            finally:
+                lease.release()
 
     async def _count_in(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer unless too many requests are open already."""

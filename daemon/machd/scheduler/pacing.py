@@ -236,6 +236,18 @@ class StepPace:
         cost = self._similar_cost(lane, rows)
         return int(cost.chunk_tokens) if cost is not None else 0
 
+    def encode_s(self, lane: Lane | None, rows: int) -> float:
+        """Time for encoding in a step in which ``rows`` of ``lane`` decode; 0 asks for a step without.
+
+        Args:
+            lane: None where no row decodes.
+            rows: Decoding rows of that lane.
+        """
+        if lane is None:
+            return _ALONE_S
+        cost = self._similar_cost(lane, rows)
+        return 0.0 if cost is None else _MAX_STRETCH * cost.base_s
+
     def burst_tokens(self, completions: Iterable[int], *, context_tokens: int = 0) -> int:
         """Prompt tokens for a step of its own, before rows with so few tokens go on decoding.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from machd.engine.protocol.step import Lane, PrefillChunk, StepPlan, StepResult
+from machd.engine.protocol.step import EncodeRow, Lane, PrefillChunk, StepPlan, StepResult
 from machd.scheduler.config import NO_DRAFTS, DraftPolicy, SchedulerConfig
 from machd.scheduler.pacing import StepPace
 from machd.scheduler.prefix_cache import PrefixCache
@@ -41,7 +41,7 @@ class Planner:
         self.pace.observe(
             lane,
             len(plan.decode),
-            duration_s=duration_s,
+            duration_s=duration_s - result.encoding_s,
             prefill_tokens=prefill_tokens,
             context_tokens=max((chunk.start for chunk in plan.prefill), default=0),
             ahead_tokens=max(0, result.span_tokens - 1),
@@ -86,18 +86,26 @@ def plan_step(
     lane, rows = _decoding(slots, turn)
     budget_tokens = pace.prefill_tokens(lane, len(rows), context_tokens=context_tokens)
     chunks = prompts.chunks(budget_tokens)
+    encode_s = pace.encode_s(lane, len(rows))
+    encode = prompts.unencoded if encode_s else ()
+    if chunks:
+        encode_s /= 2  # so that a stream of prompts does not hold up an image for good
     if lane is None:
-        return StepPlan(slots.released, chunks, blocks=changes)
+        return StepPlan(slots.released, chunks, blocks=changes, encode=encode, encode_s=encode_s)
     max_draft_tokens = drafts.tokens_for(len(slots))
     if max_draft_tokens:
         # A chunk uses up the time by which a step may be longer.
-        max_draft_tokens = 0 if chunks else pace.draft_tokens(lane, len(rows), max_draft_tokens)
+        max_draft_tokens = (
+            0 if chunks or encode else pace.draft_tokens(lane, len(rows), max_draft_tokens)
+        )
     return StepPlan(
         slots.released,
         chunks,
         tuple(sequence.next_row(max_draft_tokens) for sequence in rows),
         changes,
         pace.span_cost(lane, len(rows)),
+        encode,
+        encode_s,
     )
 
 
@@ -124,11 +132,21 @@ def _decoding(slots: Slots, turn: Lane) -> tuple[Lane | None, list[Sequence]]:
 
 
 class _Prompts:
-    """Sequences in prefill that can begin now, in order."""
+    """Sequences in prefill that can begin now, in order.
+
+    Attributes:
+        unencoded: The first image or video that each waits for, or will after its next chunks.
+    """
 
     def __init__(self, sequences: Collection[Sequence], prefixes: PrefixCache | None) -> None:
         self._prefixes = prefixes
-        self._sequences = [one for one in sequences if prefixes is None or prefixes.is_ready(one)]
+        ready = [one for one in sequences if prefixes is None or prefixes.is_ready(one)]
+        self._sequences = [one for one in ready if not _needs_encoding(one)]
+        self.unencoded = tuple(
+            EncodeRow(one.slot_index, span.media)
+            for one in ready
+            if one.slot_index is not None and (span := one.next_unencoded) is not None
+        )
 
     @property
     def context_tokens(self) -> int:
@@ -140,7 +158,7 @@ class _Prompts:
         chunks: list[PrefillChunk] = []
         for sequence in self._sequences:
             rest = sequence.prompt_tokens - sequence.prefilled_tokens
-            if sequence.is_opened or rest > budget_tokens:
+            if sequence.is_opened or rest > budget_tokens or sequence.next_unencoded is not None:
                 break
             chunks.append(self._chunk(sequence, rest))
             budget_tokens -= rest
@@ -158,7 +176,15 @@ class _Prompts:
 
     def _chunk(self, sequence: Sequence, max_tokens: int) -> PrefillChunk:
         stop = min(sequence.prefilled_tokens + max_tokens, sequence.prompt_tokens)
+        if (span := sequence.next_unencoded) is not None:
+            stop = min(stop, span.start)
         if self._prefixes is None:
             return sequence.next_chunk(stop)
         stop = self._prefixes.stop_before(sequence, stop)
         return sequence.next_chunk(stop, self._prefixes.reused(sequence))
+
+
+def _needs_encoding(sequence: Sequence) -> bool:
+    """Return True if the prompt's next token lies in an image or video that is not encoded yet."""
+    span = sequence.next_unencoded
+    return span is not None and span.start <= sequence.prefilled_tokens

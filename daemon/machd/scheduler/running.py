@@ -108,6 +108,9 @@ class RunningSequences:
         for sequence, chunk in zip(sequences, plan.prefill, strict=True):
             sequence.is_opened = True
             sequence.prefilled_tokens += len(chunk.token_ids)
+        for row in plan.encode:
+            if row.media.digest in result.encoded:
+                self.at(row.slot_index).encoded |= {row.media.digest}
         for logprob in result.prompt_logprobs:
             self.at(logprob.slot_index).add_prompt_logprob(logprob)
         faulty = {fault.slot_index for fault in result.faults}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from machd.engine.protocol.blocks import ReusedPrefix
+from machd.engine.protocol.media import MediaSpan
 from machd.engine.protocol.step import DecodeRow, Lane, PrefillChunk, PromptLogprob, SampledToken
 from machd.scheduler.events import DecodeMode, PromptReused, PromptScored, SequenceAdmitted
 from machd.scheduler.pacing import Acceptance
@@ -37,6 +38,7 @@ class Sequence:
         reused_tokens: Prompt tokens taken from the prefix cache.
         prompt_logprobs: Log-probabilities of the prompt tokens computed so far, if requested.
         is_opened: The engine has a row for it.
+        encoded: Digests of the prompt's images and videos that the engine has encoded.
     """
 
     __slots__ = (
@@ -44,6 +46,7 @@ class Sequence:
         "acceptance",
         "admitted_s",
         "completion_token_ids",
+        "encoded",
         "is_opened",
         "lane",
         "number",
@@ -68,6 +71,7 @@ class Sequence:
         self.subscribers = [leader]
         self.prefilled_tokens = self.reused_tokens = 0
         self.is_opened = False
+        self.encoded: frozenset[bytes] = frozenset()
         self.prompt_logprobs: list[PromptLogprob] = []
         self.completion_token_ids: list[int] = []
         self.settled_tokens = -1
@@ -142,6 +146,12 @@ class Sequence:
         return self.prefilled_tokens == self.prompt_tokens
 
     @property
+    def next_unencoded(self) -> MediaSpan | None:
+        """The first image or video of the prompt's rest that is not encoded yet."""
+        rest = (one for one in self.request.media if one.stop > self.prefilled_tokens)
+        return next((one for one in rest if one.media.digest not in self.encoded), None)
+
+    @property
     def has_completion(self) -> bool:
         """False if the sequence ends after its prompt."""
         return self.request.max_tokens > 0
@@ -169,6 +179,7 @@ class Sequence:
         self.slot_index = self.lane = self.admitted_s = None
         self.prefilled_tokens = self.reused_tokens = 0
         self.is_opened = False
+        self.encoded = frozenset()
         self.prompt_logprobs = []
         for subscriber in self.subscribers:
             subscriber.requeue()

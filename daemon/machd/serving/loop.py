@@ -468,7 +468,7 @@ class EngineLoop:
 
         What the plan frees by itself comes first: rows that ended, blocks that are dropped.
         """
-        freeing = replace(plan, prefill=(), decode=())
+        freeing = replace(plan, prefill=(), decode=(), encode=())
         if not freeing.is_empty:
             self._step(engine, scheduler, freeing)
             return

@@ -188,6 +188,14 @@ class GenerationService:
         return self.engine.model
 
     @property
+    def takes_media(self) -> bool:
+        """True unless the served model is known to take text only."""
+        loaded = self._loop.loaded
+        if not loaded.done() or loaded.exception() is not None:
+            return True
+        return loaded.result().model.vision is not None
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """The served model's tokenizer."""
         return self.engine.tokenizer

@@ -200,7 +200,7 @@ class LimitsSettings(SettingsSection):
         default=2_097_152,
         ge=1024,
         le=1_073_741_824,
-        description="Bytes of a request body; beyond it 413.",
+        description="Bytes of a request body, without the base64 of images and videos; beyond it 413.",
     )
     max_stored_responses: int = Field(
         default=256,

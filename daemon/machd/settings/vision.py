@@ -30,8 +30,8 @@ class VisionSettings(SettingsSection):
         default=20_000_000,
         ge=1024,
         le=1_073_741_824,
-        description="Bytes of one encoded image or video; beyond it 400. What stands in a body "
-        "is also part of limits.max_body_bytes.",
+        description="Bytes of one encoded image or video; beyond it 400. Base64 in a body does not "
+        "count against limits.max_body_bytes; such a body may have 64 MiB.",
     )
     max_frames: int = Field(
         default=64,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from machd_bench.scenarios.ceiling import CEILING
 from machd_bench.scenarios.coalescing import COALESCING
 from machd_bench.scenarios.experts import EXPERTS
+from machd_bench.scenarios.image_join import IMAGE_JOIN
 from machd_bench.scenarios.kv_formats import KV_FORMATS
 from machd_bench.scenarios.long_prompt import LONG_PROMPT
 from machd_bench.scenarios.prefix import PREFIX
@@ -13,12 +14,14 @@ from machd_bench.scenarios.speculation import SPECULATION
 from machd_bench.scenarios.staggered import STAGGERED
 from machd_bench.scenarios.structured import STRUCTURED
 from machd_bench.scenarios.sweep import SWEEP
+from machd_bench.scenarios.vision_prefix import VISION_PREFIX
 from machd_bench.scenarios.weight_formats import WEIGHT_FORMATS
 
 SCENARIOS = {
     one.name: one
     for one in (
         *(SWEEP, STAGGERED, LONG_PROMPT, COALESCING, STRUCTURED),
-        *(PREFIX, SHARING, KV_FORMATS, EXPERTS, WEIGHT_FORMATS, SPECULATION, CEILING),
+        *(IMAGE_JOIN, PREFIX, SHARING, VISION_PREFIX),
+        *(KV_FORMATS, EXPERTS, WEIGHT_FORMATS, SPECULATION, CEILING),
     )
 }

@@ -9,7 +9,7 @@ more counts with the time for which it has been silent.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from itertools import pairwise
 
 from machd.errors import EngineFaultError
@@ -25,13 +25,42 @@ _SETTLE_TOKENS = 32
 """Of every stream before the long prompt arrives."""
 _MAX_TOKENS = 768
 """Where the streams would end; they are cut off as soon as all is known."""
-_ANSWER_TOKENS = 4
-"""Of the long prompt: a few after the first, so that the gaps around it can end."""
+ANSWER_TOKENS = 4
+"""Of the request that joins: a few after the first, so that the gaps around it can end."""
 _GOAL = 2.5
 """The most by which the slowest gaps may exceed the usual one while a long prompt is computed."""
 
 
 async def _long_prompt(bench: Bench) -> AsyncGenerator[Row]:
+    async def join() -> Answer:
+        (prompt,) = bench.prompts("long-prompt-itself", 1, bench.plan.long_prompt_tokens)
+        return await bench.ask(prompt, ANSWER_TOKENS)
+
+    yield await measure_join(
+        bench, "long-prompt", join, what="the long prompt", max_tokens=_MAX_TOKENS
+    )
+
+
+async def measure_join(
+    bench: Bench,
+    series: str,
+    join: Callable[[], Awaitable[Answer]],
+    *,
+    what: str,
+    max_tokens: int,
+) -> Row:
+    """Send a request once the streams have shown some tokens, and cut them off after its answer.
+
+    Args:
+        bench: Its server runs the streams.
+        series: Of their prompts.
+        join: Sends the request.
+        what: The request, for the error of streams that end too early.
+        max_tokens: Of each stream.
+
+    Raises:
+        EngineFaultError: A stream ended before the answer was here.
+    """
     settled = asyncio.Semaphore(0)
     streams: list[list[TimedPiece]] = [[] for _ in range(STREAMS)]
 
@@ -41,23 +70,22 @@ async def _long_prompt(bench: Bench) -> AsyncGenerator[Row]:
             if len(pieces) == _SETTLE_TOKENS:
                 settled.release()
 
-        return await bench.ask(prompt, _MAX_TOKENS, on_piece=on_piece)
+        return await bench.ask(prompt, max_tokens, on_piece=on_piece)
 
-    async def join() -> Answer:
-        (prompt,) = bench.prompts("long-prompt-itself", 1, bench.plan.long_prompt_tokens)
+    async def join_settled() -> Answer:
         for _ in streams:
             await settled.acquire()
-        return await bench.ask(prompt, _ANSWER_TOKENS)
+        return await join()
 
-    prompts = bench.prompts("long-prompt", STREAMS)
+    prompts = bench.prompts(series, STREAMS)
     running = [asyncio.create_task(stream(*pair)) for pair in zip(prompts, streams, strict=True)]
-    joining = asyncio.create_task(join())
+    joining = asyncio.create_task(join_settled())
     try:
         done, _ = await asyncio.wait({*running, joining}, return_when=asyncio.FIRST_COMPLETED)
         if joining not in done:
             [task.result() for task in done]  # raises what ended it, if that was an error
             raise EngineFaultError(
-                f"a stream ended before the long prompt had its answer: the server does not run "
+                f"a stream ended before {what} had its answer: the server does not run "
                 f"{STREAMS + 1} streams together, or it stops at an end of text"
             )
         joined = await joining
@@ -65,7 +93,7 @@ async def _long_prompt(bench: Bench) -> AsyncGenerator[Row]:
         for task in (*running, joining):
             task.cancel()
         await asyncio.gather(*running, joining, return_exceptions=True)
-    yield row_of([text_times(pieces) for pieces in streams], joined)
+    return row_of([text_times(pieces) for pieces in streams], joined)
 
 
 def row_of(streams: Sequence[Sequence[float]], joined: Answer) -> Row:
@@ -93,6 +121,11 @@ def row_of(streams: Sequence[Sequence[float]], joined: Answer) -> Row:
     )
     ratio = row.number("during_gap_p99_s") / row.number("before_gap_p50_s")
     row.figures["p99_ratio"] = ratio
+    longest_s = max(during, default=0.0)
+    row.figures |= {
+        "longest_gap_s": longest_s,
+        "longest_ratio": longest_s / row.number("before_gap_p50_s"),
+    }
     row.goals.append(
         Goal.judge("p99 gap meanwhile over median gap before", "at most", _GOAL, ratio)
     )

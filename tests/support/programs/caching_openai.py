@@ -14,6 +14,8 @@ TOKEN_BYTES = 1000
 
 _Tokens: TypeAlias = tuple[object, ...]
 
+_IMAGE_TOKENS = 240
+
 
 @dataclass
 class CachingOpenAi(FakeOpenAi):
@@ -60,8 +62,7 @@ class CachingOpenAi(FakeOpenAi):
     ) -> None:
         assert not is_follower
         _head(writer, 200)
-        prompt = fields.get("prompt") or fields["messages"]
-        tokens: _Tokens = tuple(prompt.split() if isinstance(prompt, str) else prompt)  # type: ignore[arg-type]
+        tokens = self._tokens(fields)
         salt = fields.get("cache_salt") if self.heeds_salt else None
         found = self._found(salt, tokens)
         await asyncio.sleep((len(tokens) - found) * self.word_s)
@@ -80,9 +81,44 @@ class CachingOpenAi(FakeOpenAi):
         writer.write(b"data: [DONE]\n\n")
         await writer.drain()
 
+    def _tokens(self, fields: dict[str, object]) -> _Tokens:
+        prompt = fields.get("prompt") or fields["messages"]
+        return tuple(prompt.split() if isinstance(prompt, str) else prompt)  # type: ignore[arg-type]
+
     def _found(self, salt: object, tokens: _Tokens) -> int:
         lengths = (n for n in range(len(tokens) - 1, 0, -1) if (salt, tokens[:n]) in self._kept)
         return next(lengths, 0)
 
     def _keep(self, salt: object, tokens: _Tokens) -> None:
         self._kept.update((salt, tokens[:n]) for n in range(1, len(tokens) + 1))
+
+
+@dataclass
+class SeeingOpenAi(CachingOpenAi):
+    """The same with images and videos, each of 240 tokens.
+
+    Attributes:
+        heeds_pixels: Whether it tells images apart.
+        heeds_frames: Whether it tells one video's samplings apart.
+    """
+
+    heeds_pixels: bool = True
+    heeds_frames: bool = True
+
+    def _tokens(self, fields: dict[str, object]) -> _Tokens:
+        messages = fields.get("messages")
+        if not isinstance(messages, list):
+            return super()._tokens(fields)
+        content = messages[0]["content"]
+        if isinstance(content, str):
+            return ("user", *content.split())
+        tokens: list[object] = ["user"]
+        for part in content:
+            kind = part["type"]
+            if kind == "text":
+                tokens += part["text"].split()
+                continue
+            key = part[kind]["url"] if self.heeds_pixels else kind
+            frames = (part.get("fps"), part.get("max_frames")) if self.heeds_frames else None
+            tokens += [f"{key}/{frames}/{n}" for n in range(_IMAGE_TOKENS)]
+        return tuple(tokens)

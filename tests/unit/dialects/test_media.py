@@ -17,7 +17,12 @@ from machd.dialects.responses.items import item_chain, item_messages
 from machd.dialects.responses.request import ResponsesRequest
 from machd.dialects.tokens.request import TokenizeRequest
 from machd.dialects.wire.decoding import decode_body
-from machd.dialects.wire.media import MAX_URL_CHARS, media_from_base64, media_from_url
+from machd.dialects.wire.media import (
+    MAX_URL_CHARS,
+    media_characters,
+    media_from_base64,
+    media_from_url,
+)
 from machd.errors import InvalidRequestError, UnsupportedParameterError
 from machd.request.media import MediaKind, MediaSource, media_of
 
@@ -783,3 +788,52 @@ def test_the_bytes_of_an_image_are_in_no_text_of_it() -> None:
         media_from_url(_HTTPS_URL, MediaKind.IMAGE, param="p"),
     ]
     assert not any(secret in repr(sources) for secret in ("PNG", "example"))
+
+
+@pytest.mark.parametrize(
+    ("type_", "body"),
+    [
+        (ChatCompletionRequest, {"messages": [{"role": "user", "content": [_image(_DATA_URL)]}]}),
+        (
+            ChatCompletionRequest,
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [_text("a"), {"type": "image_url", "image_url": _DATA_URL}],
+                    }
+                ]
+            },
+        ),
+        (ChatCompletionRequest, {"messages": [{"role": "user", "content": [_video(_DATA_URL)]}]}),
+        (
+            MessagesRequest,
+            {
+                "max_tokens": 1,
+                "messages": [{"role": "user", "content": [_base64_block(_DATA_URL)]}],
+            },
+        ),
+        (
+            ResponsesRequest,
+            {"input": [{"role": "user", "content": [_input_image(image_url=_DATA_URL)]}]},
+        ),
+        (
+            OllamaChatRequest,
+            {"messages": [{"role": "user", "content": "a", "images": [_DATA_URL]}]},
+        ),
+        (OllamaGenerateRequest, {"prompt": "a", "images": [_DATA_URL]}),
+        (TokenizeRequest, {"messages": [{"role": "user", "content": [_image(_DATA_URL)]}]}),
+    ],
+)
+def test_characters_of_images_are_counted_apart_from_text(
+    type_: type[Struct], body: dict[str, object]
+) -> None:
+    """In every dialect a body's images are told from its text, which has a limit of its own."""
+    assert media_characters(_decoded(type_, **body)) == len(_DATA_URL)
+
+
+def test_no_text_counts_as_an_image() -> None:
+    """A long text does not get by the limit of bodies, whatever it looks like."""
+    messages = [{"role": "user", "content": [_text(_DATA_URL)]}]
+    body = _decoded(ChatCompletionRequest, messages=messages, user=_DATA_URL)
+    assert media_characters(body) == 0

@@ -96,6 +96,7 @@ class CountTokensRequest(GenerationRequest, frozen=True, kw_only=True):
     """
 
     uses_tokens: ClassVar[bool] = False
+    takes_media: ClassVar[bool] = True
 
     messages: AnthropicMessageList
     system: SystemContent | None = None

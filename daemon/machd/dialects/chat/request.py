@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, Self, TypeAlias
+from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
@@ -73,6 +73,8 @@ class ChatCompletionRequest(SamplingRequest, frozen=True, kw_only=True):
     From ``chat_template_kwargs`` on, the fields are extensions that other servers spell the same
     way, up to those that are refused.
     """
+
+    takes_media: ClassVar[bool] = True
 
     messages: ChatMessageList
     max_completion_tokens: MaxTokens | None = None

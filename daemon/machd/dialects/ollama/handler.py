@@ -11,7 +11,7 @@ from litestar.di import NamedDependency
 from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp
 
-from machd.dialects.bodies import read_body
+from machd.dialects.bodies import read_public_body
 from machd.dialects.endpoint import endpoint
 from machd.dialects.generation import identify, read_generation, respond
 from machd.dialects.ollama.answer import (
@@ -119,8 +119,7 @@ async def show_ollama_model(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> OllamaModelFacts:
     """Describe the served model, in Ollama's words."""
-    timeout_s = context.settings.limits.stall_timeout_s
-    body = await read_body(request, OllamaShowRequest, timeout_s=timeout_s)
+    body = await read_public_body(request, context, OllamaShowRequest)
     service = context.service
     model = service.model
     context.check_model(body.model or body.name)

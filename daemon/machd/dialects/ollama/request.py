@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal, Self, TypeAlias
+from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
@@ -292,6 +292,8 @@ class OllamaRequest(GenerationRequest, frozen=True, kw_only=True):
         truncate: Ignored: a prompt that does not fit is always refused.
         shift: Ignored: a completion ends where the context does.
     """
+
+    takes_media: ClassVar[bool] = True
 
     stream: bool | None = None
     format: OllamaFormat = UNSET

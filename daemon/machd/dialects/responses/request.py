@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self, TypeAlias
+from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
@@ -112,6 +112,8 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
     ``background`` on are OpenAI's fields that machd refuses, and those of other endpoints that would
     change the answer if they were meant here.
     """
+
+    takes_media: ClassVar[bool] = True
 
     input: ContentText | InputItems
     instructions: ContentText | None = None

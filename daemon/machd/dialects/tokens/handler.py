@@ -8,7 +8,7 @@ from typing import Any
 from litestar import Request
 from litestar.di import NamedDependency
 
-from machd.dialects.bodies import read_body
+from machd.dialects.bodies import read_public_body
 from machd.dialects.endpoint import endpoint
 from machd.dialects.logprobs import token_text
 from machd.dialects.tokens.request import (
@@ -29,8 +29,7 @@ async def tokenize(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> TokenizeResponse:
     """Token ids of a text or a conversation."""
-    timeout_s = context.settings.limits.stall_timeout_s
-    body = await read_body(request, TokenizeRequest, timeout_s=timeout_s)
+    body = await read_public_body(request, context, TokenizeRequest, takes_media=True)
     service = context.service
     context.check_model(body.model or service.model.model_id)
     conversation = await service.in_worker(_checked_conversation, body)
@@ -56,8 +55,7 @@ async def detokenize(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> DetokenizeResponse:
     """Text of token ids."""
-    timeout_s = context.settings.limits.stall_timeout_s
-    body = await read_body(request, DetokenizeRequest, timeout_s=timeout_s)
+    body = await read_public_body(request, context, DetokenizeRequest)
     service = context.service
     context.check_model(body.model or service.model.model_id)
     await service.in_worker(body.check_vocabulary, service.model.vocabulary_tokens)

@@ -44,10 +44,12 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
 
     Attributes:
         uses_tokens: False if only the prompt is looked at, so that a client's limit on tokens does not count.
+        takes_media: True if it may hold images and videos.
         model: May be left out where every name is accepted.
     """
 
     uses_tokens: ClassVar[bool] = True
+    takes_media: ClassVar[bool] = False
 
     model: ModelName | None = None
 

@@ -9,8 +9,13 @@ from __future__ import annotations
 
 import re
 from binascii import a2b_base64
+from collections.abc import Iterator
 from types import MappingProxyType
+from typing import get_args
 
+from msgspec import Struct, structs
+
+from machd.dialects.wire.bounds import MediaText
 from machd.errors import InvalidRequestError
 from machd.request.media import MediaKind, MediaSource
 
@@ -167,3 +172,36 @@ def _decoded(data: str, *, param: str) -> bytes:
             f"{param}: there is no data; send the bytes of a file in base64", param=param
         )
     return content
+
+
+def media_characters(body: Struct) -> int:
+    """Count the characters of a decoded body's fields that hold images and videos."""
+    is_media: dict[type[Struct], dict[str, bool]] = {}
+    total, rest = 0, [body]
+    while rest:
+        one = rest.pop()
+        fields = is_media.get(type(one))
+        if fields is None:
+            fields = {field.name: _holds_media(field.type) for field in structs.fields(one)}
+            is_media[type(one)] = fields
+        for name, holds_media in fields.items():
+            for value in _values(getattr(one, name)):
+                if isinstance(value, Struct):
+                    rest.append(value)
+                elif holds_media and isinstance(value, str):
+                    total += len(value)
+    return total
+
+
+def _values(value: object) -> Iterator[object]:
+    """Yield a field's value, or the values of its list."""
+    if isinstance(value, list):
+        for one in value:
+            yield from _values(one)
+    else:
+        yield value
+
+
+def _holds_media(annotation: object) -> bool:
+    """Return whether a field's type allows the text of an image or a video."""
+    return annotation == MediaText or any(map(_holds_media, get_args(annotation)))

@@ -12,7 +12,7 @@ from enum import StrEnum
 from math import inf
 
 from machd.engine.protocol.blocks import BlockChange, HeldBlock, ReusedPrefix
-from machd.engine.protocol.media import MediaSpan
+from machd.engine.protocol.media import Media, MediaSpan
 from machd.request.generation import SamplingParams
 
 
@@ -56,6 +56,14 @@ class PrefillChunk:
     def opens(self) -> bool:
         """True for the first chunk of a row."""
         return self.start == 0 or self.reused is not None
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeRow:
+    """An image or video that has to be encoded before a row's next chunk."""
+
+    slot_index: int
+    media: Media
 
 
 class ProposerKind(StrEnum):
@@ -105,18 +113,25 @@ class SpanCost:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step: blocks to change, slots to free, prompts to prefill, rows to decode."""
+    """One step: blocks to change, slots to free, prompts to prefill, rows to decode, images to encode.
+
+    Attributes:
+        encode: What rows wait for, the most urgent first. What no step asks for any more is dropped half done.
+        encode_s: Time after which encoding pauses; the next step that asks for the same goes on with it.
+    """
 
     release: tuple[int, ...] = ()
     prefill: tuple[PrefillChunk, ...] = ()
     decode: tuple[DecodeRow, ...] = ()
     blocks: tuple[BlockChange, ...] = ()
     span_cost: SpanCost = SpanCost()
+    encode: tuple[EncodeRow, ...] = ()
+    encode_s: float = 0.0
 
     @property
     def is_empty(self) -> bool:
         """True if running the plan would do nothing."""
-        return not (self.blocks or self.release or self.prefill or self.decode)
+        return not (self.blocks or self.release or self.prefill or self.decode or self.encode)
 
     @property
     def prefill_tokens(self) -> int:
@@ -218,6 +233,8 @@ class StepResult:
         draft_faults: Rows whose proposer failed.
         span_tokens: Tokens of the longest span that was decoded; 0 if no row was.
         prompt_logprobs: Log-probabilities of the step's prompt tokens, for rows that asked.
+        encoded: Digests of what the plan asked to encode and is ready.
+        encoding_s: Time of the step that encoding took.
     """
 
     tokens: tuple[SampledToken, ...] = ()
@@ -229,6 +246,8 @@ class StepResult:
     draft_faults: tuple[DraftFault, ...] = ()
     span_tokens: int = 0
     prompt_logprobs: tuple[PromptLogprob, ...] = ()
+    encoded: tuple[bytes, ...] = ()
+    encoding_s: float = 0.0
 
 
 def slab_rows(rows: int, max_rows: int) -> int:

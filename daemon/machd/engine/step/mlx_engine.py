@@ -7,7 +7,7 @@ rows in one pass; each row of the serial lane has a pass of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -157,11 +157,24 @@ class MlxEngine:
         return self._parts.media_processor
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Change blocks, release slots, prefill, decode.
+        """Change blocks, release slots, prefill, decode, encode.
 
         Raises:
             StepMemoryError: The plan needs more memory than is left; nothing of it was done.
         """
+        result = self._run_bounded(plan)
+        if not plan.encode:
+            return result
+        assert self._parts.media is not None, "only a model with vision is given images"
+        outcome = self._parts.media.encode(plan.encode, plan.encode_s)
+        return replace(
+            result,
+            faults=(*result.faults, *outcome.faults),
+            encoded=outcome.encoded,
+            encoding_s=outcome.duration_s,
+        )
+
+    def _run_bounded(self, plan: StepPlan) -> StepResult:
         if not (plan.prefill or plan.decode):
             return self._run(plan)
         need = self._need_of(plan)

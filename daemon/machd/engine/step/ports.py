@@ -16,7 +16,7 @@ from machd.engine.kv.lane_kv import CachedRow
 from machd.engine.protocol.blocks import BlockChange, HeldBlock, ReusedPrefix, SavedBlock
 from machd.engine.protocol.engine import DiskReading, ExpertReading, MediaReading
 from machd.engine.protocol.media import MediaSpan
-from machd.engine.protocol.step import ProposerKind
+from machd.engine.protocol.step import EncodeRow, ProposerKind, RowFault
 from machd.request.generation import SamplingParams
 
 FindRow = Callable[[int], CachedRow | None]
@@ -42,6 +42,25 @@ class Experts(Protocol):
         ...
 
 
+class EncodeOutcome(Protocol):
+    """Result of a step's encoding; see :class:`machd.engine.protocol.step.StepResult`."""
+
+    @property
+    def encoded(self) -> tuple[bytes, ...]:
+        """Digests of what is ready."""
+        ...
+
+    @property
+    def faults(self) -> tuple[RowFault, ...]:
+        """Rows whose image or video cannot be encoded."""
+        ...
+
+    @property
+    def duration_s(self) -> float:
+        """Time that it took."""
+        ...
+
+
 class PromptMedia(Protocol):
     """Images and videos of prompts, as the model takes them."""
 
@@ -50,10 +69,16 @@ class PromptMedia(Protocol):
         """True if the model is told the positions of rows, which images move."""
         ...
 
+    def encode(self, rows: Sequence[EncodeRow], limit_s: float) -> EncodeOutcome:
+        """Encode what rows wait for, and pause after ``limit_s``."""
+        ...
+
     def inputs(
         self, keys: Sequence[int], start: int, spans: Sequence[MediaSpan]
     ) -> tuple[mx.array, dict[str, mx.array]]:
         """Return what the model takes of a stretch of a prompt.
+
+        What is not encoded yet is encoded now, however long it takes.
 
         Args:
             keys: The stretch.

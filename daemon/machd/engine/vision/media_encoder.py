@@ -1,13 +1,14 @@
 """A language model's inputs for a prompt with images: embeddings in place of token ids, and positions.
 
-An image is encoded alone, with the tokens that frame it: its embeddings depend on nothing else of the prompt, so they are
+An image is encoded alone, stage by stage beside the steps of other rows, with the tokens that frame it: its embeddings depend on nothing else of the prompt, so they are
 kept by content and put into every prompt that has it. Positions are the image's own, moved to its place.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -24,6 +25,8 @@ from machd.engine.protocol.media import (
     spans_between,
     token_ids_of,
 )
+from machd.engine.protocol.step import EncodeRow, RowFault
+from machd.engine.vision.encoder_stages import record_outputs, recording
 from machd.engine.vision.vision_model import GRIDS, VisionLanguageModel
 
 _TOKEN_FEATURES = ("inputs_embeds", "per_layer_inputs")
@@ -77,6 +80,34 @@ class _Encoded:
         )
 
 
+@dataclass(slots=True)
+class _Encoding:
+    """A media while it is encoded.
+
+    Attributes:
+        stages: Lazy outputs of the encoder's modules that are not computed yet, in order.
+        result: Lazy features.
+    """
+
+    stages: deque[mx.array]
+    result: _Encoded
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeOutcome:
+    """Result of a step's encoding; satisfies the step's port of the same name.
+
+    Attributes:
+        encoded: Digests of what is ready.
+        faults: Rows whose image or video cannot be encoded.
+        duration_s: Time that it took.
+    """
+
+    encoded: tuple[bytes, ...]
+    faults: tuple[RowFault, ...]
+    duration_s: float
+
+
 class MediaEncoder:
     """A model's vision encoder with a cache of embeddings. Lives on the engine thread.
 
@@ -95,6 +126,12 @@ class MediaEncoder:
         self._model = model.model
         self._clock = clock
         self._max_bytes = max_bytes
+        record_outputs(
+            module
+            for path, module in self._model.named_modules()
+            if path and path.partition(".")[0] != "language_model"
+        )
+        self._begun: dict[bytes, _Encoding] = {}
         self._encoded: OrderedDict[bytes, _Encoded] = OrderedDict()
         self._layouts: OrderedDict[bytes, MediaLayout] = OrderedDict()
         self._bytes = 0
@@ -116,6 +153,32 @@ class MediaEncoder:
             encoding_s=self._encoding_s,
         )
 
+    def encode(self, rows: Sequence[EncodeRow], limit_s: float) -> EncodeOutcome:
+        """Encode what rows wait for, and pause after ``limit_s``.
+
+        One at a time, the one that is begun first. The limit is exceeded by the rest of a stage: what a module of
+        the encoder computes beyond those inside it.
+        """
+        begin_s = self._clock.monotonic_s()
+        wanted = {row.media.digest for row in rows}
+        self._begun = {digest: one for digest, one in self._begun.items() if digest in wanted}
+        ready: list[bytes] = []
+        faults: list[RowFault] = []
+        for row in sorted(rows, key=lambda row: row.media.digest not in self._begun):
+            if row.media.digest in ready:
+                continue
+            try:
+                if not self._advance(row.media, begin_s + limit_s):
+                    break
+            except MediaEncodingError as cause:
+                self._begun.pop(row.media.digest, None)
+                faults.append(RowFault(row.slot_index, cause))
+            else:
+                ready.append(row.media.digest)
+        duration_s = self._clock.monotonic_s() - begin_s
+        self._encoding_s += duration_s
+        return EncodeOutcome(tuple(ready), tuple(faults), duration_s)
+
     def inputs(
         self, keys: Sequence[int], start: int, spans: Sequence[MediaSpan]
     ) -> tuple[mx.array, dict[str, mx.array]]:
@@ -128,6 +191,9 @@ class MediaEncoder:
 
         Returns:
             Token ids int32 [1, n], and features by name.
+
+        Raises:
+            MediaEncodingError: The encoder failed on what had been dropped, or was never asked for.
         """
         stop = start + len(keys)
         token_ids = mx.array([token_ids_of(keys, spans, start)], dtype=mx.int32)
@@ -146,6 +212,7 @@ class MediaEncoder:
 
     def clear(self) -> None:
         """Drop everything."""
+        self._begun.clear()
         self._encoded.clear()
         self._layouts.clear()
         self._bytes = 0
@@ -192,7 +259,7 @@ class MediaEncoder:
             begin, end = max(span.start, start), min(span.stop, stop)
             if begin > at:
                 yield self._text(token_ids[:, at - start : begin - start])
-            yield self._encode(span.media).between(begin - span.start, end - span.start)
+            yield self._encoded_now(span.media).between(begin - span.start, end - span.start)
             at = end
         if at < stop:
             yield self._text(token_ids[:, at - start :])
@@ -202,29 +269,56 @@ class MediaEncoder:
         by_token = {name: features[name] for name in _TOKEN_FEATURES if features[name] is not None}
         return _Encoded(by_token, np.zeros(token_ids.shape[1], dtype=np.bool_), ())
 
-    def _encode(self, media: Media) -> _Encoded:
-        """Return the features of an image or video, encoded now or before.
+    def _encoded_now(self, media: Media) -> _Encoded:
+        """Return the features of an image or video, whose encoding begins or ends here if it has to.
 
         Raises:
             MediaEncodingError: The encoder failed.
         """
         known = self._encoded.get(media.digest)
         if known is not None:
+            return known
+        # There is less room than one image takes: it was dropped as soon as it was encoded.
+        begin_s = self._clock.monotonic_s()
+        encoding = self._begun.get(media.digest) or self._begin(media)
+        self._finish(media, encoding)
+        self._encoding_s += self._clock.monotonic_s() - begin_s
+        return encoding.result
+
+    def _advance(self, media: Media, until_s: float) -> bool:
+        """Encode stages of an image or video, at least one; returns True once it is encoded.
+
+        Raises:
+            MediaEncodingError: The encoder failed.
+        """
+        if media.digest in self._encoded:
             self._encoded.move_to_end(media.digest)
             self._hits += 1
-            return known
+            return True
+        encoding = self._begun.get(media.digest) or self._begin(media)
+        with _encoder_errors(media):
+            while encoding.stages:
+                mx.eval(encoding.stages.popleft())
+                if self._clock.monotonic_s() >= until_s:
+                    return False
+        self._finish(media, encoding)
+        return True
+
+    def _begin(self, media: Media) -> _Encoding:
+        """Call the encoder, which computes nothing yet."""
         self._misses += 1
-        begin_s = self._clock.monotonic_s()
-        try:
-            encoded = self._compute(media)
+        with _encoder_errors(media), recording() as stages:
+            encoding = _Encoding(stages, self._compute(media))
+        self._begun[media.digest] = encoding
+        return encoding
+
+    def _finish(self, media: Media, encoding: _Encoding) -> None:
+        """Compute what is left, and keep the features."""
+        encoded = encoding.result
+        with _encoder_errors(media):
             mx.eval(list(encoded.by_token.values()), list(encoded.deepstack))
-        except MediaEncodingError:
-            raise
-        except Exception as error:  # mlx-vlm's and mlx's own
-            raise MediaEncodingError(f"the model's encoder failed on the {media.kind}") from error
-        self._encoding_s += self._clock.monotonic_s() - begin_s
+        del self._begun[media.digest]
         self._keep(media.digest, encoded)
-        return encoded
 
     def _compute(self, media: Media) -> _Encoded:
         token_ids = mx.array([media.token_ids], dtype=mx.int32)
@@ -273,6 +367,17 @@ class MediaEncoder:
 
 _MAX_LAYOUTS = 4096
 """Layouts kept, some kilobytes each."""
+
+
+@contextmanager
+def _encoder_errors(media: Media) -> Iterator[None]:
+    """Turn the errors of mlx-vlm and mlx into MediaEncodingError."""
+    try:
+        yield
+    except MediaEncodingError:
+        raise
+    except Exception as error:
+        raise MediaEncodingError(f"the model's encoder failed on the {media.kind}") from error
 
 
 def _array(one: PlainArray) -> mx.array:

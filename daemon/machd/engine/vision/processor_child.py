@@ -37,6 +37,7 @@ PROCESSED, REFUSED = b"p", b"f"
 
 _IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 _MAX_MESSAGE_CHARS = 200
+_ISO_MEDIA_BOXES = frozenset({b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip"})
 _TEXT_INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
 """What processors say of the text, which the daemon knows by itself."""
 
@@ -157,6 +158,8 @@ def _processed(processor: Any, request: ProcessRequest) -> Processed:  # noqa: A
         return _inputs(processor, request.placeholder, images=[_decoded_image(request)])
     if getattr(processor, "video_processor", None) is None:
         raise _RefusedError("cannot be used: the served model takes images and no video")
+    if not _is_video(request.content):
+        raise _RefusedError("is no MP4, MOV, WebM, Matroska or AVI file")
     with tempfile.NamedTemporaryFile(suffix=".video") as file:
         file.write(request.content)
         file.flush()
@@ -225,6 +228,8 @@ def _decoded_image(request: ProcessRequest) -> Image:
     try:
         image.load()
         turned = ImageOps.exif_transpose(image)
+        if turned.mode.startswith("I"):  # 16 bits a pixel, which convert would clip at 255
+            turned = Image.fromarray((np.asarray(turned) >> 8).astype(np.uint8))
         return turned.convert("RGB")
     except MemoryError:
         raise
@@ -232,11 +237,21 @@ def _decoded_image(request: ProcessRequest) -> Image:
         raise _RefusedError("is damaged or cut short") from error
 
 
+def _is_video(content: bytes) -> bool:
+    """Return whether a file begins as a container of one video.
+
+    OpenCV also reads playlists, which name other files and hosts.
+    """
+    is_iso_media = content[4:8] in _ISO_MEDIA_BOXES
+    is_matroska = content.startswith(b"\x1a\x45\xdf\xa3")
+    return is_iso_media or is_matroska or (content[:4], content[8:12]) == (b"RIFF", b"AVI ")
+
+
 def _check_video(path: str, max_pixels: int) -> None:
     """Read a video's header.
 
     Raises:
-        _RefusedError: OpenCV cannot read it, or its frames are too large.
+        _RefusedError: OpenCV cannot read it, it has no known number of frames, or they are too large.
     """
     import cv2  # noqa: PLC0415 - a dependency of mlx-vlm
 
@@ -244,11 +259,16 @@ def _check_video(path: str, max_pixels: int) -> None:
     try:
         width = int(capture.get(cv2.CAP_PROP_FRAME_WIDTH))
         height = int(capture.get(cv2.CAP_PROP_FRAME_HEIGHT))
+        frames = int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
         is_open = capture.isOpened()
     finally:
         capture.release()
     if not is_open or width < 1 or height < 1:
-        raise _RefusedError("is no file that OpenCV can read, such as MP4 or WebM")
+        raise _RefusedError(
+            "cannot be read by OpenCV: it is damaged, cut short, or its codec is unknown"
+        )
+    if frames < 1:
+        raise _RefusedError("does not say how many frames it has; convert it to MP4")
     if width * height > max_pixels:
         raise _RefusedError(
             f"has frames of {width} x {height} pixels, and vision.max_image_pixels is {max_pixels}"
