@@ -10,7 +10,7 @@ from mlx.nn.layers.base import Module
 from machd.engine.backend.device import available_memory_bytes, backend_name
 from machd.engine.backend.progress import LoadProgress
 from machd.engine.experts.banked_model import BankedModel, open_bank
-from machd.engine.experts.residency import MIN_SPARE_BYTES, Residency
+from machd.engine.experts.residency import Residency
 from machd.engine.experts.tensor_origins import TensorOrigins, expert_parameters, switch_layers
 from machd.engine.loading.checkpoint import Checkpoint
 from machd.engine.loading.precision import (
@@ -125,9 +125,9 @@ def load_banked(
         raise SettingsError([_NOT_ON_CUDA])
     plan = plan_bank(model, residency, dtype, available_bytes=available_bytes)
     refuse_if_too_big(
-        plan.dense_bytes + plan.bank_bytes + MIN_SPARE_BYTES,
+        plan.dense_bytes + plan.bank_bytes + residency.spare_bytes,
         available_bytes,
-        what="the weights, experts.resident_gb and 0.43 GiB for steps",
+        what="the weights, experts.resident_gb and what steps take",
     )
     switches = [switch for _, switch in switch_layers(model)]
     dense_stored_bytes = checkpoint.stored_bytes - sum(weights_bytes(one) for one in switches)
