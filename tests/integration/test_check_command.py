@@ -440,6 +440,10 @@ def test_weights_without_a_tower_are_text_only(
     assert isinstance(arrays, dict)
     kept = {name: one for name, one in arrays.items() if "vision" not in name}
     mx.save_safetensors(str(path / "model.safetensors"), kept, {"format": "mlx"})
+    config = json.loads((path / "config.json").read_text("utf-8"))
+    # mlx-lm's default differs from mlx-vlm's.
+    config["tie_word_embeddings"] = False
+    (path / "config.json").write_text(json.dumps(config), "utf-8")
     row = row_of(run_here(str(path), "--json"))
     assert row["vision"]["served"] is False
     assert "the weights hold none" in row["vision"]["reason"]

@@ -58,8 +58,12 @@ def _table(rows: Sequence[FamilyRow]) -> Table:
     table.add_column("\nfamily", min_width=max(width, 12), no_wrap=True)
     for number, (heading, least_width) in enumerate(_COLUMNS):
         is_figure = number >= len(_COLUMNS) - _FIGURES
-        justify = "right" if is_figure else "left"
-        table.add_column(heading, min_width=least_width, no_wrap=True, justify=justify)
+        table.add_column(
+            heading,
+            min_width=least_width,
+            no_wrap=True,
+            justify="right" if is_figure else "left",
+        )
     for row in rows:
         cells = (
             mark(row.images),

@@ -35,6 +35,7 @@ from machd.engine.loading.precision import (
     Quantization,
     choose_dtype,
     computed_dtype,
+    dtype_name,
     materialise,
     model_dtype,
     quantization_of,
@@ -315,13 +316,17 @@ def _read_weights(
     progress: LoadProgress,
     quantise_to: Quantization | None = None,
 ) -> None:
+    from mlx_lm import utils  # noqa: PLC0415 - after import_mlx_lm()
+
+    available_bytes = available_memory_bytes()
     plain_dtype = model_dtype(
-        model,
-        dtype,
-        quantise_to,
-        backend=backend_name(),
-        available_bytes=available_memory_bytes(),
+        model, dtype, quantise_to, backend=backend_name(), available_bytes=available_bytes
     )
+    if plain_dtype is not None and quantise_to is None:
+        needed_bytes = int(utils.get_total_parameters(model)) * plain_dtype.size
+        refuse_if_too_big(
+            needed_bytes, available_bytes, what=f"the weights in {dtype_name(plain_dtype)}"
+        )
     progress.stage("loading the weights", checkpoint.stored_bytes)
     try:
         materialise(model, plain_dtype, progress, quantise_to)

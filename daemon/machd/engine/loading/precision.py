@@ -87,6 +87,8 @@ def model_dtype(
 ) -> mx.Dtype | None:
     """Choose the dtype of a model's weights as :func:`choose_dtype`, and one that its experts can compute in.
 
+    It may not fit: where experts leave no choice but float32, the caller compares the sizes.
+
     mlx's ``gather_mm``, which multiplies tokens with plain experts, computes float32 only on the CPU.
 
     Args:
@@ -97,7 +99,7 @@ def model_dtype(
         available_bytes: Memory that the weights may take.
 
     Raises:
-        ModelMemoryError: The dtype was named, or is the only one, and does not fit.
+        ModelMemoryError: The dtype was named and does not fit.
         SettingsError: The experts cannot be computed in the dtype that was named.
     """
     from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear  # noqa: PLC0415
@@ -119,8 +121,6 @@ def model_dtype(
         return dtype
     if dtype is not None:
         raise SettingsError([_ONLY_FLOAT32.format(requested)])
-    what = "the weights in float32, the only dtype of experts on the CPU,"
-    refuse_if_too_big(parameters * mx.float32.size, available_bytes, what=what)
     return mx.float32
 
 
@@ -222,12 +222,17 @@ def hold_in(model: Module, dtype: mx.Dtype | None, quantise_to: Quantization | N
         pass
 
 
+def dtype_name(dtype: mx.Dtype) -> str:
+    """Name a dtype as the setting ``model.dtype`` does."""
+    return str(dtype).removeprefix("mlx.core.")
+
+
 def computed_dtype(model: Module) -> str:
     """Name the floating-point dtype of most of the weights, or of their scales."""
     sizes: Counter[str] = Counter()
     for array in _arrays(model):
         if mx.issubdtype(array.dtype, mx.floating):
-            sizes[str(array.dtype).removeprefix("mlx.core.")] += array.nbytes
+            sizes[dtype_name(array.dtype)] += array.nbytes
     return sizes.most_common(1)[0][0] if sizes else "float32"
 
 

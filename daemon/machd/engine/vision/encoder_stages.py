@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 import mlx.core as mx
 
@@ -40,8 +41,8 @@ def recording() -> Iterator[deque[mx.array]]:
 
 
 @cache
-def _recording_class(kind: type) -> type:
-    class Recording(kind):  # type: ignore[misc, valid-type]
+def _recording_class(kind: Any) -> Any:  # noqa: ANN401 - a class of mlx's
+    class Recording(kind):  # type: ignore[misc]
         """The module's class, whose output is recorded."""
 
         def __call__(self, *args: object, **named: object) -> object:
