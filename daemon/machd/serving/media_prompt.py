@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from machd.engine.protocol.media import Media, MediaBounds, MediaProcessor, MediaSpan
 from machd.errors import InvalidRequestError
-from machd.request.media import MEDIA_KEY, MediaSource, media_of
+from machd.request.media import MEDIA_KEY, MediaKind, MediaSource, media_of
 from machd.serving.media_fetch import FetchRules, fetch
 
 Messages = list[dict[str, object]]
@@ -81,13 +82,14 @@ def keyed_prompt(
         InvalidRequestError: The template refuses the messages, leaves an image out, or ends with one.
     """
     media = [decoded[id(source)] for source in media_of(messages)]
-    placeholders = [processor.placeholder(one.kind) for one in media]
+    placeholders = _placeholders(media, processor)
     # A text that a client typed stands for no image.
     escapes = {one: f"\ue000{secrets.token_hex(8)}\ue001" for one in dict.fromkeys(placeholders)}
-    text = render([_rendered_message(one, processor, escapes) for one in messages])
+    unwritten = iter(placeholders)
+    text = render([_rendered_message(one, processor, escapes, unwritten) for one in messages])
     keys: list[int] = []
     spans: list[MediaSpan] = []
-    rest = text
+    carried, rest = "", text
     for one, placeholder in zip(media, placeholders, strict=True):
         before, found, rest = rest.partition(placeholder)
         if not found:
@@ -95,10 +97,11 @@ def keyed_prompt(
                 "messages: the model's chat template leaves out an image or video of these messages",
                 param="messages",
             )
-        keys += encode(_restored(before, escapes))
+        keys += encode(carried + _restored(before, escapes) + one.text_before)
         spans.append(MediaSpan(len(keys), one))
         keys += one.keys
-    ending = encode(_restored(rest, escapes))
+        carried = one.text_after
+    ending = encode(carried + _restored(rest, escapes))
     if not ending:
         raise InvalidRequestError(
             "messages: the prompt ends with an image or video; send a text behind it",
@@ -107,10 +110,30 @@ def keyed_prompt(
     return KeyedPrompt(_restored(text, escapes), (*keys, *ending), tuple(spans))
 
 
+def _placeholders(media: Sequence[Media], processor: MediaProcessor) -> list[str]:
+    """Return the text that stands for each, which may count those of its kind."""
+    counts: Counter[MediaKind] = Counter()
+    placeholders: list[str] = []
+    for one in media:
+        counts[one.kind] += 1
+        placeholders.append(processor.placeholder(one.kind, counts[one.kind]))
+    return placeholders
+
+
 def _rendered_message(
-    message: dict[str, object], processor: MediaProcessor, escapes: dict[str, str]
+    message: dict[str, object],
+    processor: MediaProcessor,
+    escapes: dict[str, str],
+    unwritten: Iterator[str],
 ) -> dict[str, object]:
-    """Return a message as the template is to see it: without sources, and placeholders in its text escaped."""
+    """Return a message as the template is to see it: without sources, and placeholders in its text escaped.
+
+    Args:
+        message: With sources.
+        processor: Knows whether the template writes placeholders.
+        escapes: By placeholder.
+        unwritten: Placeholders of this message's sources and all later ones.
+    """
     content = message.get("content")
     if isinstance(content, str):
         return {**message, "content": _escaped(content, escapes)}
@@ -125,12 +148,8 @@ def _rendered_message(
             parts.append({"type": "text", "text": _escaped(str(part.get("text", "")), escapes)})
     if processor.reads_parts:
         return {**message, "content": parts}
-    sources = iter(one for one in media_of([message]))
     texts = [
-        str(part["text"])
-        if part["type"] == "text"
-        else processor.placeholder(next(sources).kind) + "\n"
-        for part in parts
+        str(part["text"]) if part["type"] == "text" else next(unwritten) + "\n" for part in parts
     ]
     return {**message, "content": "".join(texts)}
 

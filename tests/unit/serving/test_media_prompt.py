@@ -20,7 +20,7 @@ class _Processor:
     def __init__(self, *, reads_parts: bool = True) -> None:
         self.reads_parts = reads_parts
 
-    def placeholder(self, kind: MediaKind) -> str:
+    def placeholder(self, kind: MediaKind, number: int) -> str:
         assert kind is MediaKind.IMAGE
         return _PLACEHOLDER
 

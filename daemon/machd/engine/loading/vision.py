@@ -8,18 +8,13 @@ from dataclasses import dataclass
 from machd.engine.loading.checkpoint import Checkpoint
 from machd.engine.protocol.engine import VisionDescription
 from machd.engine.protocol.tokenizer import Tokenizer
+from machd.engine.vision.families import COMPARED_FAMILIES, VIDEO_FAMILIES
 from machd.engine.vision.media_processor import (
     CheckpointProcessor,
     ProcessorFiles,
     find_placeholder,
 )
-from machd.engine.vision.mlx_vlm_import import (
-    COMPARED_FAMILIES,
-    VIDEO_FAMILIES,
-    has_vision,
-    import_family,
-    is_installed,
-)
+from machd.engine.vision.mlx_vlm_import import has_vision, import_family, is_installed
 from machd.engine.vision.processor_child import ProcessRequest
 from machd.engine.vision.vision_model import VisionLanguageModel
 from machd.errors import ModelFormatError
@@ -125,18 +120,18 @@ def open_processor(
     def render(parts: list[dict[str, object]]) -> str:
         return tokenizer.render_chat([{"role": "user", "content": parts}])
 
-    placeholder, reads_parts = find_placeholder(render, MediaKind.IMAGE, ready.image_texts)
+    placeholder = find_placeholder(render, MediaKind.IMAGE, ready.image_texts)
     placeholders = {MediaKind.IMAGE: placeholder}
     if ready.has_video and loaded.family in VIDEO_FAMILIES:
-        video, is_part = find_placeholder(render, MediaKind.VIDEO, ready.image_texts)
-        if is_part:
+        video = find_placeholder(render, MediaKind.VIDEO, ready.image_texts)
+        if video.is_part:
             placeholders[MediaKind.VIDEO] = video
     written = io.BytesIO()
     Image.new("RGB", (EXAMPLE_PIXELS, EXAMPLE_PIXELS), "white").save(written, "PNG")
     request = ProcessRequest(
         kind=MediaKind.IMAGE,
         content=written.getvalue(),
-        placeholder=placeholder,
+        placeholder=placeholder.of(1),
         fps=None,
         max_frames=1,
         max_pixels=EXAMPLE_PIXELS**2,
@@ -147,7 +142,5 @@ def open_processor(
         processed = loaded.files.ask(request)
     except ValueError as error:
         raise ModelFormatError(f"the model's processor takes no image: {error}") from error
-    processor = CheckpointProcessor(
-        loaded.files, placeholders, reads_parts=reads_parts, max_bytes=max_bytes
-    )
+    processor = CheckpointProcessor(loaded.files, placeholders, max_bytes=max_bytes)
     return processor, VisionDescription(processor.kinds, ready.name, len(processed.token_ids))

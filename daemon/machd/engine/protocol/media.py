@@ -37,12 +37,16 @@ class Media:
         digest: Hash of the file's bytes, of how it was processed, and of the namespace that may share it.
         token_ids: The model's tokens that stand for it, those that frame it included.
         arrays: What the model's encoder takes besides the token ids, such as ``pixel_values``.
+        text_before: Text that belongs in front of them, and is tokenised with the prompt's.
+        text_after: Text that belongs behind them.
     """
 
     kind: MediaKind
     digest: bytes
     token_ids: tuple[int, ...]
     arrays: Mapping[str, PlainArray] = field(repr=False)
+    text_before: str = ""
+    text_after: str = ""
 
     @cached_property
     def keys(self) -> tuple[int, ...]:
@@ -117,8 +121,8 @@ class MediaEncodingError(Exception):
 class MediaProcessor(Protocol):
     """Decodes images and videos, and processes them for the served model. Every method may be called from any thread."""
 
-    def placeholder(self, kind: MediaKind) -> str:
-        """Return the text that stands for one in a rendered prompt.
+    def placeholder(self, kind: MediaKind, number: int) -> str:
+        """Return the text that stands for a rendered prompt's ``number``-th one of its kind, from 1.
 
         Raises:
             InvalidRequestError: The model takes none of this kind.

@@ -6,6 +6,7 @@ import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -28,6 +29,25 @@ _MEMORY_BYTES = 2 << 30
 
 RenderParts = Callable[[list[dict[str, object]]], str]
 """Renders a user's message of these parts to prompt text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placeholder:
+    """Text that stands for an image or a video in a rendered prompt.
+
+    Attributes:
+        first: For the first one of a prompt.
+        is_numbered: The 1 in it counts the prompt's images.
+        is_part: The chat template writes it for a part of a message's content.
+    """
+
+    first: str
+    is_numbered: bool = False
+    is_part: bool = True
+
+    def of(self, number: int) -> str:
+        """Return the text of a prompt's ``number``-th one, from 1."""
+        return self.first.replace("1", str(number)) if self.is_numbered else self.first
 
 
 class ProcessorFiles:
@@ -87,22 +107,19 @@ class CheckpointProcessor:
     def __init__(
         self,
         files: ProcessorFiles,
-        placeholders: dict[MediaKind, str],
+        placeholders: dict[MediaKind, Placeholder],
         *,
-        reads_parts: bool,
         max_bytes: int,
     ) -> None:
         """Take the process over.
 
         Args:
             files: Decodes and processes.
-            placeholders: Text that stands for one of each kind that the model takes.
-            reads_parts: The chat template writes placeholders itself.
+            placeholders: Of each kind that the model takes.
             max_bytes: Memory for what was processed; the least recently used goes first.
         """
         self._files = files
         self._placeholders = placeholders
-        self._reads_parts = reads_parts
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._known: OrderedDict[bytes, Media] = OrderedDict()
@@ -116,17 +133,17 @@ class CheckpointProcessor:
     @property
     def reads_parts(self) -> bool:
         """True if the chat template writes placeholders itself."""
-        return self._reads_parts
+        return self._placeholders[MediaKind.IMAGE].is_part
 
-    def placeholder(self, kind: MediaKind) -> str:
-        """Return the text that stands for one in a rendered prompt.
+    def placeholder(self, kind: MediaKind, number: int) -> str:
+        """Return the text that stands for a rendered prompt's ``number``-th one, from 1.
 
         Raises:
             InvalidRequestError: The model takes none of this kind.
         """
         if kind not in self._placeholders:
             raise InvalidRequestError(f"the served model takes no {kind}", param="messages")
-        return self._placeholders[kind]
+        return self._placeholders[kind].of(number)
 
     def process(self, source: MediaSource, bounds: MediaBounds, namespace: str) -> Media:
         """Decode and process one file, or take what is known of it.
@@ -145,7 +162,7 @@ class CheckpointProcessor:
         request = ProcessRequest(
             kind=source.kind,
             content=source.content,
-            placeholder=self.placeholder(source.kind),
+            placeholder=self.placeholder(source.kind, 1),
             fps=source.fps,
             max_frames=max_frames,
             max_pixels=bounds.max_pixels,
@@ -160,7 +177,14 @@ class CheckpointProcessor:
             name: PlainArray(one.shape, one.dtype, one.content)
             for name, one in processed.arrays.items()
         }
-        media = Media(source.kind, digest, processed.token_ids, arrays)
+        media = Media(
+            source.kind,
+            digest,
+            processed.token_ids,
+            arrays,
+            processed.text_before,
+            processed.text_after,
+        )
         self._keep(media)
         return media
 
@@ -197,27 +221,27 @@ _MARK = "zq7marker"
 """A word that no template contains; around a part it shows how the template writes that."""
 
 
-def find_placeholder(
-    render: RenderParts, kind: MediaKind, texts: Sequence[str]
-) -> tuple[str, bool]:
+def find_placeholder(render: RenderParts, kind: MediaKind, texts: Sequence[str]) -> Placeholder:
     """Find the text that stands for an image or a video in a rendered prompt.
 
     Args:
         render: Renders a user's message of parts.
         kind: Of the part.
-        texts: The processor's own, the likeliest first.
-
-    Returns:
-        The text; and whether the template writes it for a part of content. Otherwise the processor's first
-        text is to be written into the message.
+        texts: The processor's own, the likeliest first. Where the template writes nothing for a part, the first
+            of them is to be written into the message.
     """
     text: dict[str, object] = {"type": "text", "text": _MARK}
+    part: dict[str, object] = {"type": str(kind)}
     try:
-        rendered = render([text, {"type": str(kind)}, text])
+        rendered = render([text, part, text, part, text])
     except InvalidRequestError:
         rendered = ""
-    _, _, rest = rendered.partition(_MARK)
-    between, mark, _ = rest.partition(_MARK)
-    if mark and between.strip():
-        return between.strip(), True
-    return texts[0], False
+    pieces = [one.strip() for one in rendered.split(_MARK)]
+    if len(pieces) != _PIECES or not pieces[1]:
+        return Placeholder(texts[0], "1" in texts[0], is_part=False)
+    _, first, second, _ = pieces
+    return Placeholder(first, first != second and first.replace("1", "2") == second)
+
+
+_PIECES = 4
+"""Texts around and between three marks."""

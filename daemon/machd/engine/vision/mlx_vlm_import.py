@@ -14,25 +14,12 @@ from typing import Any
 from mlx.nn.layers.base import Module
 
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
+from machd.engine.vision.families import ONE_TILE_FAMILIES
 from machd.errors import ModelArchitectureError
 
 PACKAGE = "mlx_vlm.models."
 _VISION_KEYS = ("vision_config", "img_processor", "mm_vision_tower", "vision_tower")
 """Keys of ``config.json`` that say a checkpoint has a vision tower."""
-
-
-COMPARED_FAMILIES = frozenset(
-    {
-        *("aya_vision", "glm4v", "idefics3", "internvl_chat", "kimi_vl", "lfm2_vl", "mistral3"),
-        *("pixtral", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "smolvlm"),
-    }
-)
-"""Families whose tokens were compared with mlx-vlm's own generation, alone and in a batch. What others compute of an
-image may depend on the whole prompt (paligemma, idefics2) or need more than embeddings (mllama)."""
-
-VIDEO_FAMILIES = frozenset({"qwen2_5_vl", "qwen2_vl"})
-"""Of these, families in which a video's tokens alone are those that it has in a prompt. Others write times between
-frames, whose tokens grow together with the text beside them."""
 
 
 def has_vision(config: Mapping[str, object]) -> bool:
@@ -83,6 +70,8 @@ class Family:
         processor = load_processor(self.directory, add_detokenizer=False)
         if image_processor is not None:
             processor.image_processor = image_processor
+        if self.name in ONE_TILE_FAMILIES:
+            processor.image_processor.max_patches = 1
         return processor
 
 

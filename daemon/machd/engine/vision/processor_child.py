@@ -27,6 +27,7 @@ from machd.engine.backend.child_process import (
 )
 from machd.engine.backend.inspection_bounds import bounded
 from machd.engine.backend.model_files import shortened
+from machd.engine.vision.families import IMAGE_TEXTS
 from machd.errors import ModelFormatError
 from machd.request.media import MediaKind
 
@@ -74,10 +75,18 @@ class ProcessedArray(msgspec.Struct, frozen=True):
 
 
 class Processed(msgspec.Struct, frozen=True):
-    """What a processor makes of one file: tokens, and arrays for the model's encoder."""
+    """What a processor makes of one file: tokens, and arrays for the model's encoder.
+
+    Attributes:
+        token_ids: From the first special token to the last.
+        text_before: Text that the processor writes in front of them.
+        text_after: Text that it writes behind them.
+    """
 
     token_ids: tuple[int, ...]
     arrays: dict[str, ProcessedArray]
+    text_before: str = ""
+    text_after: str = ""
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -101,8 +110,8 @@ def main() -> None:
     """Load the checkpoint's processor, then answer requests until the parent closes its side."""
     with parent_channel() as channel:
         try:
-            processor = _load_processor(sys.argv[1])
-            ready = msgspec.msgpack.encode(_described(processor))
+            family, processor = _load_processor(sys.argv[1])
+            ready = msgspec.msgpack.encode(_described(family, processor))
         except BaseException:  # noqa: BLE001 - any library's; the parent reports it
             send_frame(channel, UNABLE, as_bytes(traceback.format_exc(limit=-3)))
             return
@@ -112,19 +121,26 @@ def main() -> None:
             send_frame(channel, *_answer(processor, request))
 
 
-def _load_processor(directory: str) -> Any:  # noqa: ANN401 - mlx-vlm's and transformers' have no common class
+def _load_processor(directory: str) -> tuple[str, Any]:
+    """Load a checkpoint's processor; mlx-vlm's and transformers' have no common class.
+
+    Returns:
+        The name of its family, and the processor.
+    """
     import mlx.core as mx  # noqa: PLC0415 - the first import of this process
 
     # The daemon has the device; what is small is computed here.
     mx.set_default_device(mx.cpu)
     from machd.engine.vision.mlx_vlm_import import import_family  # noqa: PLC0415 - imports mlx-vlm
 
-    return import_family(directory).load_processor()
+    family = import_family(directory)
+    return family.name, family.load_processor()
 
 
-def _described(processor: Any) -> Ready:  # noqa: ANN401 - see _load_processor
+def _described(family: str, processor: Any) -> Ready:  # noqa: ANN401 - see _load_processor
     tokenizer = getattr(processor, "tokenizer", processor)
-    named = [getattr(processor, name, None) for name in ("boi_token", "image_token")]
+    named = [IMAGE_TEXTS.get(family)]
+    named += [getattr(processor, name, None) for name in ("boi_token", "image_token")]
     named += [getattr(tokenizer, name, None) for name in ("boi_token", "image_token")]
     texts = [str(one) for one in named if one] + ["<image>"]
     return Ready(
@@ -180,17 +196,63 @@ def _inputs(processor: Any, placeholder: str, **given: Any) -> Processed:  # noq
     Raises:
         _RefusedError: The processor, or the codec of a video, raised.
     """
-    from mlx_vlm.utils import prepare_inputs  # noqa: PLC0415 - imported with the processor
-
     try:
-        inputs = prepare_inputs(processor, prompts=placeholder, add_special_tokens=False, **given)
+        inputs = _called(processor, placeholder, given)
     except MemoryError:
         raise
     except Exception as error:  # a processor's own error about a file it does not expect
         said = shortened(f"{type(error).__name__}: {error}", _MAX_MESSAGE_CHARS)
         raise _RefusedError(f"cannot be processed for this model ({said})") from error
+    tokenizer = getattr(processor, "tokenizer", processor)
     token_ids = np.array(inputs["input_ids"]).reshape(-1).tolist()
-    return Processed(tuple(token_ids), _arrays(inputs))
+    text_before, own_ids, text_after = _without_text(tokenizer, token_ids)
+    return Processed(tuple(own_ids), _arrays(inputs), text_before, text_after)
+
+
+def _called(processor: Any, placeholder: str, given: Mapping[str, Any]) -> Mapping[str, Any]:  # noqa: ANN401 - the same
+    """Call the processor as mlx-vlm does, or with nothing but the placeholder and the file.
+
+    The second way is for processors that hand mlx-vlm's options on to an image processor of transformers, which
+    refuses them (llava).
+    """
+    from mlx_vlm.utils import prepare_inputs  # noqa: PLC0415 - imported with the processor
+
+    try:
+        inputs: Mapping[str, Any] = prepare_inputs(
+            processor, prompts=placeholder, add_special_tokens=False, **given
+        )
+    except ValueError:
+        if "images" not in given:
+            raise
+        inputs = dict(processor(text=[placeholder], images=given["images"]))
+        begun = processor.tokenizer("")["input_ids"]
+        token_ids = np.array(inputs["input_ids"]).reshape(-1)
+        if begun and token_ids[: len(begun)].tolist() == begun:
+            inputs = {**inputs, "input_ids": token_ids[len(begun) :]}
+    return inputs
+
+
+def _without_text(tokenizer: Any, token_ids: list[int]) -> tuple[str, list[int], str]:  # noqa: ANN401 - the same
+    """Split a media's tokens from the text around them, which grows together with the prompt's text.
+
+    A special token ends every other token, so what lies between the first and the last is tokenised alone as in
+    any prompt. Tokens stay where text would not give them again.
+    """
+    known = getattr(tokenizer, "added_tokens_decoder", None) or getattr(
+        tokenizer, "all_special_ids", ()
+    )
+    special = [at for at, one in enumerate(token_ids) if one < 0 or one in known]
+    if not special:
+        return "", token_ids, ""
+    first, end = special[0], special[-1] + 1
+    parts = (token_ids[:first], token_ids[end:])
+    before, after = (
+        tokenizer.decode(one, skip_special_tokens=False) if one else "" for one in parts
+    )
+    for text, part in zip((before, after), parts, strict=True):
+        if list(tokenizer.encode(text, add_special_tokens=False)) != part:
+            return "", token_ids, ""
+    return before, token_ids[first:end], after
 
 
 def _arrays(inputs: Mapping[str, Any]) -> dict[str, ProcessedArray]:

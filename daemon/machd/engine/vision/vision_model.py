@@ -7,6 +7,7 @@ here passes positions explicitly, where the model takes any but those of its cac
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -71,6 +72,7 @@ class VisionLanguageModel(Module):
         """Make empty caches of one row, of mlx-lm's classes where mlx-vlm's do the same."""
         from mlx_vlm.models.cache import make_prompt_cache  # noqa: PLC0415 - a part of the extra
 
+        _complete_state_caches()
         return [_as_mlx_lm(cache) for cache in make_prompt_cache(self.model.language_model)]
 
 
@@ -101,3 +103,53 @@ def _as_mlx_lm(cache: Cache) -> Cache:
     if name == "ChunkedKVCache":
         return kind(cache.chunk_size)
     return kind()
+
+
+def _complete_state_caches() -> None:
+    """Give mlx-lm's caches of states the two methods by which mlx-vlm's layers write states (qwen3_5).
+
+    mlx-vlm's own class is a copy of mlx-lm's with these and with what speculation needs, which machd does by itself.
+    """
+    from mlx_lm.models.cache import ArraysCache  # noqa: PLC0415 - after import_mlx_lm()
+
+    if not hasattr(ArraysCache, "update_window"):
+        ArraysCache.update_window = _update_window
+        ArraysCache.update_recurrent = _update_recurrent
+
+
+def _update_window(
+    cache: Cache, index: int, source: mx.array, width: int, *, lengths: mx.array | None = None
+) -> mx.array:
+    """Keep the last ``width`` inputs of a convolution.
+
+    Args:
+        cache: Of states.
+        index: The state's.
+        source: The state before and the new inputs, [rows, width + tokens, dim].
+        width: Inputs that the convolution looks back.
+        lengths: New tokens of each row that count; None for all.
+    """
+    tokens = source.shape[1] - width
+    if lengths is None:
+        window = mx.contiguous(source[:, tokens:])
+    else:
+        at = mx.clip(lengths, 0, tokens)[:, None] + mx.arange(width)  # [rows, width]
+        window = mx.take_along_axis(source, at[..., None], axis=1)
+    cache[index] = window
+    return window
+
+
+def _update_recurrent(
+    cache: Cache,
+    index: int,
+    length: int,  # noqa: ARG001 - mlx-vlm's signature
+    update: Callable[[mx.array | None, None], tuple[mx.array, ...]],
+) -> tuple[mx.array, mx.array]:
+    """Compute a recurrent state's next value, and keep it.
+
+    Returns:
+        The layer's output and the new state.
+    """
+    output, state = update(cache[index], None)[:2]
+    cache[index] = state
+    return output, state

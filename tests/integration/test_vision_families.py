@@ -1,0 +1,84 @@
+"""A real daemon answers images of each family as mlx-vlm's own generation does."""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.daemon.serve_process import ServeProcess
+
+from machd.engine.loading.embedded import user_cache_directory
+from machd.engine.vision.families import COMPARED_FAMILIES, VIDEO_FAMILIES
+from machd_probes.vision_families.checkpoint import write_family
+from machd_probes.vision_families.media import block_image, write_video
+from machd_probes.vision_families.own_generation import Turn, own_answers
+
+_MAX_TOKENS = 10
+_VIDEO = "a video"
+_TURNS: Mapping[str, Turn] = {
+    "an image": (1, "What is this?"),
+    "another image": (2, "What is this?"),
+    "two images": (1, "What is this?", 2, "And this?"),
+    "an image between lines": ("Look:\n", 3, "\nWhat is this?"),
+    "text": ("What is this?",),
+}
+_DIFFERENT = ("gemma3", "llama4", "llava", "qwen3_5")
+"""Families that differ in more than sizes: text around images, attention in chunks, the processor's call, and state."""
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(one, marks=() if one in _DIFFERENT else pytest.mark.long)
+        for one in sorted(COMPARED_FAMILIES)
+    ],
+)
+def test_a_family_answers_as_mlx_vlm_does(family: str, tmp_path: Path) -> None:
+    """Images, two images and text, each alone and all at once, get the tokens of mlx-vlm's own generation."""
+    checkpoint = write_family(family, tmp_path / family, user_cache_directory(os.environ))
+    videos = {_VIDEO: write_video(5, tmp_path / "5.mp4")} if family in VIDEO_FAMILIES else {}
+    turns = {**_TURNS, **({_VIDEO: (_VIDEO, "What is this?")} if videos else {})}
+    with ServeProcess(str(checkpoint), "--continuous-batching", "--model-dtype=float32") as daemon:
+        alone = {name: _answer(daemon, family, turn, videos) for name, turn in turns.items()}
+        with ThreadPoolExecutor(len(turns)) as pool:
+            answers = pool.map(lambda turn: _answer(daemon, family, turn, videos), turns.values())
+            at_once = dict(zip(turns, answers, strict=True))
+    expected = own_answers(checkpoint, turns, _MAX_TOKENS, videos=videos)
+    assert alone == expected
+    assert at_once == expected
+
+
+def _answer(daemon: ServeProcess, family: str, turn: Turn, videos: Mapping[str, Path]) -> str:
+    body = {
+        "model": family,
+        "messages": [{"role": "user", "content": [_part(one, videos) for one in turn]}],
+        "max_tokens": _MAX_TOKENS,
+        "temperature": 0,
+    }
+    answer = httpx.post(f"{daemon.url}/v1/chat/completions", json=body, timeout=300).json()
+    return str(answer["choices"][0]["message"]["content"]) if "choices" in answer else str(answer)
+
+
+def _part(one: int | str, videos: Mapping[str, Path]) -> dict[str, Any]:
+    if isinstance(one, int):
+        written = io.BytesIO()
+        block_image(one).save(written, "PNG")
+        return {
+            "type": "image_url",
+            "image_url": {"url": _data_url("image/png", written.getvalue())},
+        }
+    if one in videos:
+        content = videos[one].read_bytes()
+        return {"type": "video_url", "video_url": {"url": _data_url("video/mp4", content)}}
+    return {"type": "text", "text": one}
+
+
+def _data_url(kind: str, content: bytes) -> str:
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
