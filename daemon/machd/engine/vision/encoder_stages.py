@@ -26,7 +26,8 @@ def record_outputs(modules: Iterable[Layer]) -> None:
     Python looks ``__call__`` up in the class, so each module gets a subclass of its class.
     """
     for module in modules:
-        module.__class__ = _recording_class(type(module))
+        kind: Any = type(module)
+        module.__class__ = _recording_class(kind)
 
 
 @contextmanager
