@@ -86,7 +86,7 @@ def plan_step(
     lane, rows = _decoding(slots, turn)
     budget_tokens = pace.prefill_tokens(lane, len(rows), context_tokens=context_tokens)
     chunks = prompts.chunks(budget_tokens)
-    encode_s = pace.encode_s(lane, len(rows))
+    encode_s = pace.encode_s(lane, len(rows)) if prompts.unencoded else 0.0
     encode = prompts.unencoded if encode_s else ()
     if chunks:
         encode_s /= 2  # so that a stream of prompts does not hold up an image for good
