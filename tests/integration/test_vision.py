@@ -6,7 +6,7 @@ import base64
 import functools
 import io
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from support.daemon.serve_process import ServeProcess
 from machd.engine.loading.embedded import user_cache_directory
 from machd_probes.vision_families.checkpoint import write_family
 from machd_probes.vision_families.media import block_image
+from machd_probes.vision_families.own_generation import Turn, own_answers
 
 _MAX_TOKENS = 10
 _QUESTION: dict[str, Any] = {"type": "text", "text": "What is this?"}
@@ -43,7 +44,7 @@ def _daemon(checkpoint: Path) -> Iterator[ServeProcess]:
 @pytest.fixture(name="expected", scope="module")
 def _expected(checkpoint: Path) -> dict[str, str]:
     """The answers of mlx-vlm's own generation, alone."""
-    return _mlx_vlm_answers(checkpoint)
+    return own_answers(checkpoint, _TURNS, _MAX_TOKENS, videos={})
 
 
 def _png(seed: int) -> bytes:
@@ -57,46 +58,16 @@ def _image(seed: int) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-_CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
-    "an image": [_image(1), _QUESTION],
-    "another image": [_image(2), _QUESTION],
-    "two images": [_image(1), _QUESTION, _image(2), {"type": "text", "text": "And this?"}],
-    "text": [_QUESTION],
+_TURNS: Mapping[str, Turn] = {
+    "an image": (1, "What is this?"),
+    "another image": (2, "What is this?"),
+    "two images": (1, "What is this?", 2, "And this?"),
+    "text": ("What is this?",),
 }
-
-
-def _mlx_vlm_answers(checkpoint: Path) -> dict[str, str]:
-    import mlx.core as mx  # noqa: PLC0415 - the extra's part is imported with it
-    from mlx.utils import tree_map  # noqa: PLC0415
-    from mlx_vlm.generate.ar import generate_step  # noqa: PLC0415
-    from mlx_vlm.utils import load, prepare_inputs  # noqa: PLC0415
-
-    model, processor = load(str(checkpoint))
-    model.update(tree_map(lambda one: one.astype(mx.float32), model.parameters()))
-    answers: dict[str, str] = {}
-    for name, parts in _CONVERSATIONS.items():
-        images = [block_image(seed) for seed in (1, 2) if _image(seed) in parts]
-        shown = [{"type": "image"} if part["type"] == "image_url" else part for part in parts]
-        text = processor.tokenizer.apply_chat_template(
-            [{"role": "user", "content": shown}], tokenize=False, add_generation_prompt=True
-        )
-        inputs = prepare_inputs(
-            processor, images=images or None, prompts=text, add_special_tokens=False
-        )
-        # mlx-vlm keeps the last prompt's positions on the model.
-        model.language_model._rope_deltas = model.language_model._position_ids = None
-        step = generate_step(
-            inputs.pop("input_ids"),
-            model,
-            inputs.pop("pixel_values", None),
-            inputs.pop("attention_mask", None),
-            max_tokens=_MAX_TOKENS,
-            temperature=0.0,
-            **inputs,
-        )
-        token_ids = [int(token) for (token, _), _ in zip(step, range(_MAX_TOKENS), strict=False)]
-        answers[name] = processor.tokenizer.decode(token_ids)
-    return answers
+_CONVERSATIONS: Mapping[str, list[dict[str, Any]]] = {
+    name: [_image(one) if isinstance(one, int) else {"type": "text", "text": one} for one in turn]
+    for name, turn in _TURNS.items()
+}
 
 
 def _ask(daemon: ServeProcess, parts: Sequence[dict[str, Any]], *, stream: bool = False) -> str:

@@ -12,12 +12,13 @@ from typing import Any
 
 import httpx
 import pytest
+from support.clients import image_files
 from support.daemon.serve_process import ServeProcess
 
 from machd.engine.loading.embedded import user_cache_directory
 from machd.engine.vision.families import COMPARED_FAMILIES, VIDEO_FAMILIES
 from machd_probes.vision_families.checkpoint import write_family
-from machd_probes.vision_families.media import block_image, write_video
+from machd_probes.vision_families.media import block_image
 from machd_probes.vision_families.own_generation import Turn, own_answers
 
 _MAX_TOKENS = 10
@@ -43,8 +44,10 @@ _DIFFERENT = ("gemma3", "llama4", "llava", "qwen3_5")
 def test_a_family_answers_as_mlx_vlm_does(family: str, tmp_path: Path) -> None:
     """Images, two images and text, each alone and all at once, get the tokens of mlx-vlm's own generation."""
     checkpoint = write_family(family, tmp_path / family, user_cache_directory(os.environ))
-    videos = {_VIDEO: write_video(5, tmp_path / "5.mp4")} if family in VIDEO_FAMILIES else {}
-    turns = {**_TURNS, **({_VIDEO: (_VIDEO, "What is this?")} if videos else {})}
+    turns, videos = dict(_TURNS), {_VIDEO: tmp_path / "5.mp4"}
+    if family in VIDEO_FAMILIES:
+        videos[_VIDEO].write_bytes(image_files.video(5))
+        turns[_VIDEO] = (_VIDEO, "What is this?")
     with ServeProcess(str(checkpoint), "--continuous-batching", "--model-dtype=float32") as daemon:
         alone = {name: _answer(daemon, family, turn, videos) for name, turn in turns.items()}
         with ThreadPoolExecutor(len(turns)) as pool:

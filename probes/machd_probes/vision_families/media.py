@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,19 +26,6 @@ def block_video(
     """Make a video whose frames are unlike each other: uint8 [frames, channels, height, width]."""
     pictures = [_blocks(seed + number, width, height) for number in range(frames)]
     return np.stack(pictures).transpose(0, 3, 1, 2)
-
-
-def write_video(seed: int, path: Path) -> Path:
-    """Write a video of two seconds, eight frames, as MP4."""
-    import cv2  # noqa: PLC0415 - a dependency of the extra
-
-    frames = block_video(seed, frames=8)
-    _, _, height, width = frames.shape
-    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"mp4v"), 4.0, (width, height))
-    for frame in frames:
-        writer.write(np.ascontiguousarray(frame.transpose(1, 2, 0)[..., ::-1]))
-    writer.release()
-    return path
 
 
 def _blocks(seed: int, width: int, height: int) -> NDArray[np.uint8]:

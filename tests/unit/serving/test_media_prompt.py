@@ -17,12 +17,13 @@ _PLACEHOLDER = "<image>"
 class _Processor:
     """A processor of one placeholder."""
 
-    def __init__(self, *, reads_parts: bool = True) -> None:
+    def __init__(self, *, reads_parts: bool = True, is_numbered: bool = False) -> None:
         self.reads_parts = reads_parts
+        self._is_numbered = is_numbered
 
     def placeholder(self, kind: MediaKind, number: int) -> str:
         assert kind is MediaKind.IMAGE
-        return _PLACEHOLDER
+        return f"<image{number}>" if self._is_numbered else _PLACEHOLDER
 
     def process(self, *_: object) -> Media:
         raise AssertionError("everything is decoded already")
@@ -112,3 +113,39 @@ def test_an_image_that_the_template_leaves_out_is_refused() -> None:
             render=lambda _: "nothing",
             encode=lambda text: [ord(one) for one in text],
         )
+
+
+def test_text_around_an_image_is_tokenised_with_the_prompt() -> None:
+    """Text that the processor writes around an image becomes part of the texts before and behind it."""
+    source, tokenised = _source("x"), []
+
+    def encode(text: str) -> list[int]:
+        tokenised.append(text)
+        return [ord(one) for one in text]
+
+    prompt = keyed_prompt(
+        [_message("a\n", source, "b")],
+        {id(source): Media(MediaKind.IMAGE, b"x", (900,), {}, "\n\n", "\n")},
+        _Processor(),
+        render=_render,
+        encode=encode,
+    )
+    assert tokenised == ["a\n\n\n", "\nb!"]
+    assert [span.start for span in prompt.spans] == [len("a\n\n\n")]
+
+
+def test_placeholders_may_count_images() -> None:
+    """Where placeholders are numbered, each image has its own, over all messages."""
+    first, second = _source("x"), _source("y")
+    prompt = keyed_prompt(
+        [_message(first, "a"), _message(second, "b")],
+        {
+            id(one): Media(MediaKind.IMAGE, one.content or b"", (900,), {})
+            for one in (first, second)
+        },
+        _Processor(reads_parts=False, is_numbered=True),
+        render=_render,
+        encode=lambda text: [ord(one) for one in text],
+    )
+    assert prompt.text == "<image1>\na<image2>\nb!"
+    assert [span.media.digest for span in prompt.spans] == [b"x", b"y"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from machd.engine.loading.checkpoint import Checkpoint
 from machd.engine.protocol.engine import VisionDescription
 from machd.engine.protocol.tokenizer import Tokenizer
-from machd.engine.vision.families import COMPARED_FAMILIES, VIDEO_FAMILIES
+from machd.engine.vision.families import VIDEO_FAMILIES, why_refused
 from machd.engine.vision.media_processor import (
     CheckpointProcessor,
     ProcessorFiles,
@@ -26,11 +26,6 @@ EXAMPLE_PIXELS = 448
 _EXAMPLE_LIMIT_S = 60.0
 _EXAMPLE_MEMORY_BYTES = 1 << 30
 
-_NOT_COMPARED = (
-    "the checkpoint has a vision tower of a family whose answers were not compared with mlx-vlm's own, so it "
-    "serves text only; docs/concepts/vision.md lists the families that take images"
-)
-
 _NO_WEIGHTS = (
     "config.json names a vision tower, and the weights hold none (mlx_lm.convert leaves it out), so the model "
     "serves text only; for images take a checkpoint that mlx_vlm.convert made"
@@ -44,8 +39,8 @@ _NOT_INSTALLED = (
 
 def loads_vision(checkpoint: Checkpoint) -> bool:
     """Tell whether a checkpoint is served with its vision tower."""
-    is_compared = checkpoint.model_type in COMPARED_FAMILIES
-    is_usable = is_compared and is_installed() and not checkpoint.has_own_model
+    is_served = not why_refused(checkpoint.config)
+    is_usable = is_served and is_installed() and not checkpoint.has_own_model
     return is_usable and has_vision(checkpoint.config) and _has_vision_weights(checkpoint)
 
 
@@ -53,8 +48,11 @@ def why_text_only(checkpoint: Checkpoint) -> str:
     """Return why a checkpoint with a vision tower is served without it; empty for all others."""
     if not has_vision(checkpoint.config) or loads_vision(checkpoint):
         return ""
-    if checkpoint.model_type not in COMPARED_FAMILIES:
-        return _NOT_COMPARED
+    if reason := why_refused(checkpoint.config):
+        return (
+            f"the checkpoint has a vision tower, but images are not served: {reason}; it serves text only, and "
+            "docs/concepts/vision.md lists the families that take images"
+        )
     if not _has_vision_weights(checkpoint):
         return _NO_WEIGHTS
     return "" if is_installed() else _NOT_INSTALLED

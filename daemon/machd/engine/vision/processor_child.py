@@ -205,7 +205,7 @@ def _inputs(processor: Any, placeholder: str, **given: Any) -> Processed:  # noq
         raise _RefusedError(f"cannot be processed for this model ({said})") from error
     tokenizer = getattr(processor, "tokenizer", processor)
     token_ids = np.array(inputs["input_ids"]).reshape(-1).tolist()
-    text_before, own_ids, text_after = _without_text(tokenizer, token_ids)
+    text_before, own_ids, text_after = without_text(tokenizer, token_ids)
     return Processed(tuple(own_ids), _arrays(inputs), text_before, text_after)
 
 
@@ -232,7 +232,7 @@ def _called(processor: Any, placeholder: str, given: Mapping[str, Any]) -> Mappi
     return inputs
 
 
-def _without_text(tokenizer: Any, token_ids: list[int]) -> tuple[str, list[int], str]:  # noqa: ANN401 - the same
+def without_text(tokenizer: Any, token_ids: list[int]) -> tuple[str, list[int], str]:  # noqa: ANN401 - the same
     """Split a media's tokens from the text around them, which grows together with the prompt's text.
 
     A special token ends every other token, so what lies between the first and the last is tokenised alone as in

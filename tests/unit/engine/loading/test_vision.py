@@ -33,9 +33,21 @@ def test_vision_is_loaded_for_a_compared_family() -> None:
     ("checkpoint", "said"),
     [
         (replace(_WHOLE, tensors={"lm_head.weight": _TENSOR}), "the weights hold none"),
-        (replace(_WHOLE, config={**_WHOLE.config, "model_type": "paligemma"}), "not compared"),
+        (replace(_WHOLE, config={**_WHOLE.config, "model_type": "paligemma"}), "attends to all"),
+        (replace(_WHOLE, config={**_WHOLE.config, "model_type": "new_vl"}), "not compared"),
+        (
+            replace(
+                _WHOLE,
+                config={
+                    **_WHOLE.config,
+                    "model_type": "gemma4",
+                    "text_config": {"use_bidirectional_attention": "vision"},
+                },
+            ),
+            "in one pass",
+        ),
     ],
-    ids=["text weights alone", "another family"],
+    ids=["text weights alone", "a refused family", "an unknown family", "both directions"],
 )
 def test_vision_is_left_out_with_a_reason(checkpoint: Checkpoint, said: str) -> None:
     """The operator is told why such a checkpoint takes text only."""
