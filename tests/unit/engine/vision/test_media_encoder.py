@@ -7,7 +7,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx import nn
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.linear import Linear
 from support.clocks.manual_clock import ManualClock
 
 from machd.engine.protocol.media import Media, MediaEncodingError, PlainArray
@@ -32,12 +33,12 @@ class _Features:
         return {"inputs_embeds": self._embeddings, **dict.fromkeys(names)}
 
 
-class _Tower(nn.Module):
+class _Tower(Module):
     """A vision tower of a few layers."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.blocks = [nn.Linear(_DIM, _DIM) for _ in range(_LAYERS)]
+        self.blocks = [Linear(_DIM, _DIM) for _ in range(_LAYERS)]
 
     def __call__(self, pixels: mx.array) -> mx.array:
         for block in self.blocks:
@@ -45,14 +46,14 @@ class _Tower(nn.Module):
         return pixels
 
 
-class _Model(nn.Module):
+class _Model(Module):
     """A model of mlx-vlm's shape, whose encoder can be told to fail."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         mx.random.seed(0)
         self.vision_tower = _Tower()
-        self.language_model = nn.Linear(_DIM, _DIM)
+        self.language_model = Linear(_DIM, _DIM)
         self.fails = False
         self.calls = 0
 
