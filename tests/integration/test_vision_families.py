@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from support.clients import image_files
+from support.clocks.polling import CEILING_S
 from support.daemon.serve_process import ServeProcess
 
 from machd.engine.loading.embedded import user_cache_directory
@@ -65,7 +66,7 @@ def _answer(daemon: ServeProcess, family: str, turn: Turn, videos: Mapping[str, 
         "max_tokens": _MAX_TOKENS,
         "temperature": 0,
     }
-    answer = httpx.post(f"{daemon.url}/v1/chat/completions", json=body, timeout=300).json()
+    answer = httpx.post(f"{daemon.url}/v1/chat/completions", json=body, timeout=CEILING_S).json()
     return str(answer["choices"][0]["message"]["content"]) if "choices" in answer else str(answer)
 
 

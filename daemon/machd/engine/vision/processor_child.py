@@ -11,7 +11,7 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -238,9 +238,8 @@ def without_text(tokenizer: Any, token_ids: list[int]) -> tuple[str, list[int], 
     A special token ends every other token, so what lies between the first and the last is tokenised alone as in
     any prompt. Tokens stay where text would not give them again.
     """
-    known = getattr(tokenizer, "added_tokens_decoder", None) or getattr(
-        tokenizer, "all_special_ids", ()
-    )
+    known: Collection[int] = tokenizer.all_special_ids
+    known = getattr(tokenizer, "added_tokens_decoder", known)
     special = [at for at, one in enumerate(token_ids) if one < 0 or one in known]
     if not special:
         return "", token_ids, ""

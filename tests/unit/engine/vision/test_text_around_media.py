@@ -15,6 +15,7 @@ class _Letters:
     """A tokenizer of letters and two special tokens; ``x`` is never tokenised."""
 
     added_tokens_decoder = _SPECIAL
+    all_special_ids = tuple(_SPECIAL)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         assert not skip_special_tokens
