@@ -45,6 +45,9 @@ VISION_FLAG = "--vision"
 _MAX_MEMORY_BYTES = 4 * 2**30
 """Of address space; a worker with mlx-lm in it has 240 MiB before the first model."""
 
+_MAX_VISION_MEMORY_BYTES = 16 * 2**30
+"""The same for families with images: mlx-vlm fixes phi3_v's tower at 300 million weights, which both sides hold."""
+
 _PARENT_CHECK_S = 1.0
 
 
@@ -57,8 +60,9 @@ def main() -> None:
     has_families = names[:1] == [VISION_FLAG]
     if has_families:
         names = names[1:]
+    memory_bytes = _MAX_VISION_MEMORY_BYTES if has_families else _MAX_MEMORY_BYTES
     try:
-        ready = _prepare(with_models=bool(names))
+        ready = _prepare(with_models=bool(names), max_memory_bytes=memory_bytes)
     except MachdError as error:
         sys.stderr.write(error.message + "\n")
         sys.exit(error.exit_code)
@@ -140,11 +144,12 @@ def limit_resources(max_memory_bytes: int | None) -> None:
             resource.setrlimit(which, (soft, hard))
 
 
-def _prepare(*, with_models: bool) -> WorkerReady:
+def _prepare(*, with_models: bool, max_memory_bytes: int = _MAX_MEMORY_BYTES) -> WorkerReady:
     """Choose the BLAS and the scratch directory, then import mlx, in that order.
 
     Args:
         with_models: Whether to import mlx-lm too, which takes 1.5 s.
+        max_memory_bytes: Cap of the address space on the CPU.
 
     Raises:
         StartupError: The BLAS asked for cannot be loaded, or the scratch directory is not private.
@@ -169,7 +174,7 @@ def _prepare(*, with_models: bool) -> WorkerReady:
     if on_cpu:
         # As the daemon does: what is probed is what will serve.
         mx.disable_compile()
-    limit_resources(_MAX_MEMORY_BYTES if on_cpu else None)
+    limit_resources(max_memory_bytes if on_cpu else None)
     return WorkerReady(report.backend, report.name)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -13,6 +14,7 @@ import numpy as np
 from mlx.utils import tree_map
 
 from machd.engine.protocol.step import SampledToken, TokenLogprob
+from machd.engine.vision.mlx_vlm_import import import_family
 from machd_probes.vision_matrix.turns import ImagePart, Turn, VideoPart
 
 Untyped = Any
@@ -22,14 +24,14 @@ class OwnGeneration:
     """A checkpoint that mlx-vlm has loaded, in float32."""
 
     def __init__(self, directory: Path) -> None:
-        """Load model and processor.
+        """Load model and processor, which reads images as one tile where machd's does.
 
         Raises:
             Exception: Any error of mlx-vlm's about the files.
         """
-        from mlx_vlm.utils import load  # noqa: PLC0415 - an extra, and takes a second
-
-        self._model, self._processor = load(str(directory))
+        family = import_family(directory)
+        self._model: Untyped = family.load_model()
+        self._processor = family.load_processor()
         self._model.update(tree_map(_as_float32, self._model.parameters()))
 
     def tokens(self, turn: Turn, count: int, top_logprobs: int) -> list[SampledToken]:
@@ -73,6 +75,9 @@ class OwnGeneration:
             tokenize=False,
             add_generation_prompt=True,
         )
+        if type(self._processor).__name__ == "Phi3VProcessor":
+            # mlx-vlm's processor drops the first token of the text behind an image, so it gets one to drop.
+            text = re.sub(r"<\|image_\d+\|>", r"\g<0><|end|>", text)
         images = [one.picture() for one in turn if isinstance(one, ImagePart)]
         with ExitStack() as files:
             videos = [_file(one, files) for one in turn if isinstance(one, VideoPart)]
