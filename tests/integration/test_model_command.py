@@ -49,7 +49,7 @@ def test_generate_writes_a_vision_model(tmp_path: Path) -> None:
     ("options", "said"),
     [
         (("--family", "qwen2vl"), "the nearest are qwen2_vl"),
-        (("--family", "phi3_v"), "cannot be generated"),
+        (("--family", "fastvlm"), "cannot be generated"),
         (("--family", "pixtral", "--scale", "mid"), "has no scale 'mid'"),
         (("--gb", "1"), "takes --scale"),
     ],
