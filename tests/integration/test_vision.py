@@ -21,7 +21,8 @@ from support.daemon.serve_process import ServeProcess
 from machd.engine.loading.embedded import user_cache_directory
 from machd_probes.vision_families.checkpoint import write_family
 from machd_probes.vision_families.media import block_image
-from machd_probes.vision_families.own_generation import Turn, own_answers
+from machd_probes.vision_matrix.mlx_vlm_generation import OwnGeneration
+from machd_probes.vision_matrix.turns import ImagePart, Turn
 
 _MAX_TOKENS = 10
 _QUESTION: dict[str, Any] = {"type": "text", "text": "What is this?"}
@@ -44,28 +45,26 @@ def _daemon(checkpoint: Path) -> Iterator[ServeProcess]:
 @pytest.fixture(name="expected", scope="module")
 def _expected(checkpoint: Path) -> dict[str, str]:
     """The answers of mlx-vlm's own generation, alone."""
-    return own_answers(checkpoint, _TURNS, _MAX_TOKENS, videos={})
-
-
-def _png(seed: int) -> bytes:
-    written = io.BytesIO()
-    block_image(seed).save(written, "PNG")
-    return written.getvalue()
+    own = OwnGeneration(checkpoint)
+    return {name: own.answer(turn, _MAX_TOKENS) for name, turn in _TURNS.items()}
 
 
 def _image(seed: int) -> dict[str, Any]:
-    url = f"data:image/png;base64,{base64.b64encode(_png(seed)).decode()}"
+    url = f"data:image/png;base64,{base64.b64encode(ImagePart(seed).content()).decode()}"
     return {"type": "image_url", "image_url": {"url": url}}
 
 
 _TURNS: Mapping[str, Turn] = {
-    "an image": (1, "What is this?"),
-    "another image": (2, "What is this?"),
-    "two images": (1, "What is this?", 2, "And this?"),
+    "an image": (ImagePart(1), "What is this?"),
+    "another image": (ImagePart(2), "What is this?"),
+    "two images": (ImagePart(1), "What is this?", ImagePart(2), "And this?"),
     "text": ("What is this?",),
 }
 _CONVERSATIONS: Mapping[str, list[dict[str, Any]]] = {
-    name: [_image(one) if isinstance(one, int) else {"type": "text", "text": one} for one in turn]
+    name: [
+        _image(one.seed) if isinstance(one, ImagePart) else {"type": "text", "text": one}
+        for one in turn
+    ]
     for name, turn in _TURNS.items()
 }
 
@@ -125,8 +124,8 @@ def test_one_changed_pixel_is_another_image(daemon: ServeProcess) -> None:
     picture = block_image(7)
     picture.putpixel((3, 3), (1, 2, 3))
     picture.save(changed, "PNG")
-    cached_tokens(_png(7))
-    same, other = cached_tokens(_png(7)), cached_tokens(changed.getvalue())
+    cached_tokens(ImagePart(7).content())
+    same, other = cached_tokens(ImagePart(7).content()), cached_tokens(changed.getvalue())
     assert same > 20
     assert other < 5
 
@@ -137,7 +136,7 @@ def test_the_anthropic_client_sends_images(daemon: ServeProcess, expected: dict[
     source = {
         "type": "base64",
         "media_type": "image/png",
-        "data": base64.b64encode(_png(1)).decode(),
+        "data": base64.b64encode(ImagePart(1).content()).decode(),
     }
     turn: Any = {"role": "user", "content": [{"type": "image", "source": source}, _QUESTION]}
     message = client.messages.create(
@@ -199,7 +198,7 @@ def test_a_video_with_other_frames_is_another_video(daemon: ServeProcess) -> Non
     ("content", "said"),
     [
         (b"no image at all", "is no PNG, JPEG, WebP or GIF file"),
-        (_png(1)[:200], "is damaged or cut short"),
+        (ImagePart(1).content()[:200], "is damaged or cut short"),
         (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "is no PNG, JPEG, WebP or GIF file"),
     ],
     ids=["text", "truncated", "svg"],

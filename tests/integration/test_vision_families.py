@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -12,23 +11,21 @@ from typing import Any
 
 import httpx
 import pytest
-from support.clients import image_files
 from support.clocks.polling import CEILING_S
 from support.daemon.serve_process import ServeProcess
 
 from machd.engine.loading.embedded import user_cache_directory
 from machd.engine.vision.families import COMPARED_FAMILIES, VIDEO_FAMILIES
 from machd_probes.vision_families.checkpoint import write_family
-from machd_probes.vision_families.media import block_image
-from machd_probes.vision_families.own_generation import Turn, own_answers
+from machd_probes.vision_matrix.mlx_vlm_generation import OwnGeneration
+from machd_probes.vision_matrix.turns import ImagePart, Turn, VideoPart
 
 _MAX_TOKENS = 10
-_VIDEO = "a video"
 _TURNS: Mapping[str, Turn] = {
-    "an image": (1, "What is this?"),
-    "another image": (2, "What is this?"),
-    "two images": (1, "What is this?", 2, "And this?"),
-    "an image between lines": ("Look:\n", 3, "\nWhat is this?"),
+    "an image": (ImagePart(1), "What is this?"),
+    "another image": (ImagePart(2), "What is this?"),
+    "two images": (ImagePart(1), "What is this?", ImagePart(2), "And this?"),
+    "an image between lines": ("Look:\n", ImagePart(3), "\nWhat is this?"),
     "text": ("What is this?",),
 }
 _DIFFERENT = ("gemma3", "llama4", "llava", "qwen3_5")
@@ -45,24 +42,24 @@ _DIFFERENT = ("gemma3", "llama4", "llava", "qwen3_5")
 def test_a_family_answers_as_mlx_vlm_does(family: str, tmp_path: Path) -> None:
     """Images, two images and text, each alone and all at once, get the tokens of mlx-vlm's own generation."""
     checkpoint = write_family(family, tmp_path / family, user_cache_directory(os.environ))
-    turns, videos = dict(_TURNS), {_VIDEO: tmp_path / "5.mp4"}
+    turns = dict(_TURNS)
     if family in VIDEO_FAMILIES:
-        videos[_VIDEO].write_bytes(image_files.video(5))
-        turns[_VIDEO] = (_VIDEO, "What is this?")
+        turns["a video"] = (VideoPart(5), "What is this?")
     with ServeProcess(str(checkpoint), "--continuous-batching", "--model-dtype=float32") as daemon:
-        alone = {name: _answer(daemon, family, turn, videos) for name, turn in turns.items()}
+        alone = {name: _answer(daemon, family, turn) for name, turn in turns.items()}
         with ThreadPoolExecutor(len(turns)) as pool:
-            answers = pool.map(lambda turn: _answer(daemon, family, turn, videos), turns.values())
+            answers = pool.map(lambda turn: _answer(daemon, family, turn), turns.values())
             at_once = dict(zip(turns, answers, strict=True))
-    expected = own_answers(checkpoint, turns, _MAX_TOKENS, videos=videos)
+    own = OwnGeneration(checkpoint)
+    expected = {name: own.answer(turn, _MAX_TOKENS) for name, turn in turns.items()}
     assert alone == expected
     assert at_once == expected
 
 
-def _answer(daemon: ServeProcess, family: str, turn: Turn, videos: Mapping[str, Path]) -> str:
+def _answer(daemon: ServeProcess, family: str, turn: Turn) -> str:
     body = {
         "model": family,
-        "messages": [{"role": "user", "content": [_part(one, videos) for one in turn]}],
+        "messages": [{"role": "user", "content": [_part(one) for one in turn]}],
         "max_tokens": _MAX_TOKENS,
         "temperature": 0,
     }
@@ -70,18 +67,12 @@ def _answer(daemon: ServeProcess, family: str, turn: Turn, videos: Mapping[str, 
     return str(answer["choices"][0]["message"]["content"]) if "choices" in answer else str(answer)
 
 
-def _part(one: int | str, videos: Mapping[str, Path]) -> dict[str, Any]:
-    if isinstance(one, int):
-        written = io.BytesIO()
-        block_image(one).save(written, "PNG")
-        return {
-            "type": "image_url",
-            "image_url": {"url": _data_url("image/png", written.getvalue())},
-        }
-    if one in videos:
-        content = videos[one].read_bytes()
-        return {"type": "video_url", "video_url": {"url": _data_url("video/mp4", content)}}
-    return {"type": "text", "text": one}
+def _part(one: str | ImagePart | VideoPart) -> dict[str, Any]:
+    if isinstance(one, str):
+        return {"type": "text", "text": one}
+    if isinstance(one, VideoPart):
+        return {"type": "video_url", "video_url": {"url": _data_url("video/mp4", one.content())}}
+    return {"type": "image_url", "image_url": {"url": _data_url("image/png", one.content())}}
 
 
 def _data_url(kind: str, content: bytes) -> str:

@@ -34,6 +34,15 @@ class OwnGeneration:
         self._processor = family.load_processor()
         self._model.update(tree_map(_as_float32, self._model.parameters()))
 
+    def answer(self, turn: Turn, max_tokens: int) -> str:
+        """Generate greedily, and decode."""
+        token_ids = [one.token_id for one in self.tokens(turn, max_tokens, 1)]
+        return str(self._tokenizer.decode(token_ids))
+
+    @property
+    def _tokenizer(self) -> Untyped:
+        return getattr(self._processor, "tokenizer", self._processor)
+
     def tokens(self, turn: Turn, count: int, top_logprobs: int) -> list[SampledToken]:
         """Generate greedily.
 
@@ -69,8 +78,7 @@ class OwnGeneration:
         """Run the processor as mlx-vlm does; with the bare prompt and images where its own call fails."""
         from mlx_vlm.utils import prepare_inputs  # noqa: PLC0415 - imported with the model
 
-        tokenizer = getattr(self._processor, "tokenizer", self._processor)
-        text = tokenizer.apply_chat_template(
+        text = self._tokenizer.apply_chat_template(
             [{"role": "user", "content": _content(turn)}],
             tokenize=False,
             add_generation_prompt=True,
