@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Mapping
-from contextlib import ExitStack
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ class OwnGeneration:
         """
         family = import_family(directory)
         self._model: Untyped = family.load_model()
-        self._processor = family.load_processor()
+        with _ignored_warnings():
+            self._processor = family.load_processor()
         self._model.update(tree_map(_as_float32, self._model.parameters()))
 
     def answer(self, turn: Turn, max_tokens: int) -> str:
@@ -87,7 +89,7 @@ class OwnGeneration:
             # mlx-vlm's processor drops the first token of the text behind an image, so it gets one to drop.
             text = re.sub(r"<\|image_\d+\|>", r"\g<0><|end|>", text)
         images = [one.picture() for one in turn if isinstance(one, ImagePart)]
-        with ExitStack() as files:
+        with ExitStack() as files, _ignored_warnings():
             videos = [_file(one, files) for one in turn if isinstance(one, VideoPart)]
             pairs = (("images", images), ("videos", videos))
             given: dict[str, Untyped] = {name: media for name, media in pairs if media}
@@ -100,6 +102,14 @@ class OwnGeneration:
                     raise
                 inputs = dict(self._processor(text=[text], **given))
         return inputs
+
+
+@contextmanager
+def _ignored_warnings() -> Iterator[None]:
+    """Let a processor warn: mlx-vlm takes a warning that was made an error for a file that cannot be read."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _file(video: VideoPart, files: ExitStack) -> str:
