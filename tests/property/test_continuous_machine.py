@@ -1183,7 +1183,7 @@ def test_the_machine_notices_a_broken_scheduler(broken: type[Scheduler]) -> None
         run_state_machine_as_test(
             Broken,
             settings=settings(
-                max_examples=2000,
+                max_examples=8000,
                 stateful_step_count=30,
                 deadline=None,
                 database=None,
