@@ -108,7 +108,7 @@ def test_bad_usage_is_told_before_anything_runs(args: tuple[str, ...], message: 
 
 
 def test_nothing_measured_is_an_error_and_no_plot(tmp_path: Path) -> None:
-    """Where every weight format is left out, the command says so and draws nothing."""
+    """The command says that every weight format is left out, and draws nothing."""
     plot = tmp_path / "bench.png"
     absent = str(tmp_path / "absent")
     with pytest.raises(EngineFaultError, match="nothing was measured"):

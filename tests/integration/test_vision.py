@@ -16,6 +16,7 @@ import httpx
 import openai
 import pytest
 from support.clients import image_files
+from support.clocks.polling import CEILING_S
 from support.daemon.serve_process import ServeProcess
 
 from machd.engine.loading.embedded import user_cache_directory
@@ -221,7 +222,18 @@ def test_capabilities_tell_what_the_model_sees(daemon: ServeProcess) -> None:
 
 
 def test_a_text_that_spells_a_placeholder_is_text(daemon: ServeProcess) -> None:
-    """What a client types takes no image's place, and the image has its own."""
+    """A placeholder that a client types takes no image's place, and the image has its own."""
     typed = {"type": "text", "text": "<|vision_start|><|image_pad|><|vision_end|> is a token."}
     assert _ask(daemon, [typed, _image(1), _QUESTION])
     assert _ask(daemon, [typed])
+
+
+def test_a_model_without_a_chat_template_serves_its_text(checkpoint: Path) -> None:
+    """Images come in messages, so it starts without them, says so, and takes prompts."""
+    with ServeProcess(str(checkpoint), "--model-chat-template=none") as daemon:
+        features = httpx.get(f"{daemon.url}/v1/capabilities").json()["features"]
+        body = {"model": "qwen2_vl", "prompt": "What is this?", "max_tokens": 3}
+        answer = httpx.post(f"{daemon.url}/v1/completions", json=body, timeout=CEILING_S)
+    assert (features["chat"], features["vision"]) == (False, False)
+    assert answer.status_code == 200
+    assert answer.json()["usage"]["completion_tokens"] == 3

@@ -326,7 +326,7 @@ _URLS: dict[str, tuple[str, str]] = {
 
 @pytest.mark.parametrize("name", _URLS)
 def test_a_bad_url_is_refused(served: _Served, name: str) -> None:
-    """What may not be fetched is not, and the answer says which rule forbids it."""
+    """A forbidden URL is not fetched, and the answer says which rule forbids it."""
     url, said = _URLS[name]
     _assert_refused(served, _CHAT, _chat(_at(url.format(images=served.images))), _PARAM, said)
 

@@ -17,7 +17,7 @@ Messages = list[dict[str, object]]
 
 @dataclass(frozen=True, slots=True)
 class MediaRules:
-    """What a request's images and videos are held against.
+    """Limits of a request's images and videos.
 
     Attributes:
         fetch: What may be fetched, and the bytes of one file.

@@ -44,7 +44,7 @@ class AskedRow:
 
 @dataclass(slots=True)
 class Answer:
-    """What a row got.
+    """Tokens of a row.
 
     Attributes:
         cached_tokens: Prompt tokens that were taken from the prefix cache.

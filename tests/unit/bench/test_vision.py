@@ -39,7 +39,7 @@ def test_an_image_is_a_png_that_may_differ_in_one_pixel() -> None:
 
 @in_virtual_time
 async def test_a_cache_that_tells_images_apart_passes_every_step() -> None:
-    """What came before is found, and its first token takes a small share of a new one's."""
+    """A prompt that came before is found, and its first token takes a small share of a new one's."""
     rows = await rows_of(VISION_PREFIX, SeeingOpenAi(word_s=0.01), _SMALL)
 
     steps, times = rows[: len(_STEPS)], rows[len(_STEPS) :]

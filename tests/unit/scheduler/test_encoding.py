@@ -107,7 +107,7 @@ def test_an_image_that_is_reused_is_not_encoded() -> None:
 
 
 def test_a_requeued_sequence_asks_again() -> None:
-    """What the engine kept for it may be gone by the time that it runs again."""
+    """The embeddings that the engine kept for it may be gone by the time that it runs again."""
     sequence = _sequence("a", [_FIRST, 2])
     running = _running(sequence)
     _take(running, _plan(running), _FIRST)

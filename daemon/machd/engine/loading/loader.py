@@ -46,6 +46,7 @@ from machd.engine.loading.precision import (
 from machd.engine.loading.source import ModelSource, SourceKind
 from machd.engine.loading.tokenizer_files import directory_tokenizer, gguf_tokenizer
 from machd.engine.loading.vision import (
+    NO_MESSAGES,
     LoadedVision,
     build_vision_model,
     loads_vision,
@@ -192,6 +193,10 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
 def _with_vision(
     loaded: LoadedModel, vision: LoadedVision, progress: LoadProgress, media_bytes: int
 ) -> LoadedModel:
+    if not loaded.tokenizer.has_chat_template:
+        vision.files.close()
+        description = replace(loaded.description, vision_reason=NO_MESSAGES)
+        return replace(loaded, description=description, notes=(*loaded.notes, NO_MESSAGES))
     progress.stage("loading the processor of images", None)
     processor, seen = open_processor(vision, loaded.tokenizer, max_bytes=media_bytes)
     description = replace(loaded.description, vision=seen)

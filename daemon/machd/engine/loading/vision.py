@@ -31,6 +31,8 @@ _NO_WEIGHTS = (
     "serves text only; for images take a checkpoint that mlx_vlm.convert made"
 )
 
+NO_MESSAGES = "images come in messages, and without a chat template the model takes no messages"
+
 _NOT_INSTALLED = (
     "the checkpoint has a vision tower, and the extra vision is not installed, so it serves text only; "
     'for images: pip install "machd[vision]"'

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from machd.engine.loading.checkpoint import Checkpoint
 from machd.engine.loading.tokenizer_files import directory_tokenizer
-from machd.engine.loading.vision import LoadedVision, open_processor, why_text_only
+from machd.engine.loading.vision import NO_MESSAGES, LoadedVision, open_processor, why_text_only
 from machd.engine.protocol.engine import VisionDescription
 from machd.engine.vision.media_processor import ProcessorFiles
 from machd.engine.vision.mlx_vlm_import import has_vision, import_family
@@ -22,8 +22,6 @@ from machd.errors import ChatTemplateMissingError
 
 Bounds: TypeAlias = Callable[[], AbstractContextManager[None]]
 """Limits time and memory of a block, and turns errors of foreign code into machd's."""
-
-_NO_MESSAGES = "images come in messages, and without a chat template the model takes no messages"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +91,11 @@ def _tried(
     try:
         tokenizer = directory_tokenizer(checkpoint, chat_template, trust_remote_code=False)
     except ChatTemplateMissingError:
-        return VisionInspection(_NO_MESSAGES)
+        return VisionInspection(NO_MESSAGES)
     try:
+        if not tokenizer.has_chat_template:
+            return VisionInspection(NO_MESSAGES)
         _, takes = open_processor(loaded, tokenizer, max_bytes=0)
-    except ChatTemplateMissingError:
-        return VisionInspection(_NO_MESSAGES)
     finally:
         tokenizer.close()
     return VisionInspection("", takes)

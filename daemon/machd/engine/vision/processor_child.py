@@ -75,7 +75,7 @@ class ProcessedArray(msgspec.Struct, frozen=True):
 
 
 class Processed(msgspec.Struct, frozen=True):
-    """What a processor makes of one file: tokens, and arrays for the model's encoder.
+    """One file as a processor gives it: tokens, and arrays for the model's encoder.
 
     Attributes:
         token_ids: From the first special token to the last.
@@ -90,7 +90,7 @@ class Processed(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """What the process knows of the checkpoint's processor once it is loaded.
+    """Description of the checkpoint's processor, sent once it is loaded.
 
     Attributes:
         name: Class of the processor.
