@@ -136,8 +136,10 @@ def test_expert_bank_is_shown_on_every_surface(daemon: ServeProcess) -> None:
     assert capabilities["verdict"] == "supported"
     assert "look-ahead" in capabilities["reason"]
     bank = _bank(daemon.url)
-    assert bank["capacity_bytes"] == bank["resident_bytes"] == 32 * _EXPERT_BYTES
-    assert bank["entries"] == 32
+    assert bank["capacity_bytes"] == 32 * _EXPERT_BYTES
+    assert bank["resident_bytes"] == bank["entries"] * _EXPERT_BYTES
+    # Read-ahead of the last pass may still be on its way into a quarter of the slots.
+    assert 24 <= bank["entries"] <= 32
     page = httpx.get(f"{daemon.url}/metrics").text
     samples = {
         (one.name, one.labels.get("outcome")): one.value
