@@ -9,18 +9,23 @@ import os
 import signal
 import textwrap
 from collections.abc import Callable
+from pathlib import Path
 
 import click
 
 from machd import __version__
 from machd.cli.options import SettingsCommand, model_argument, settings_options, settings_sources
 from machd.cli.progress import ProgressBar
+from machd.clock import SystemClock
 from machd.daemon import Daemon
 from machd.engine.loading.embedded import user_cache_directory
-from machd.engine.open import engine_loader
+from machd.engine.open import engine_loader, follower
 from machd.engine.protocol.engine import Engine
+from machd.engine.ranks.joining import RankPlace, rank_place
+from machd.follower import Follower
 from machd.serving.decode_mode import DecodeModeDecision
 from machd.serving.notify import forget_service_variables
+from machd.settings.model import Settings
 from machd.settings.sources import LoadedSettings
 from machd.telemetry.logs import configure_logs
 from machd_probes.startup import startup_measures
@@ -34,6 +39,10 @@ def serve(loaded: LoadedSettings) -> None:
     settings, sources = loaded.settings, settings_sources()
     forget_service_variables(os.environ)  # noqa: TID251 - whatever is started from here on inherits it
     configure_logs(level=settings.logging.level, log_format=settings.logging.format)
+    place = rank_place(sources.environ)
+    if place is not None and not place.leads:
+        _follow(settings, user_cache_directory(sources.environ), place)
+        return
     with ProgressBar() as progress:
 
         def announce(url: str, engine: Engine) -> None:
@@ -50,6 +59,7 @@ def serve(loaded: LoadedSettings) -> None:
             cache_directory=cache_directory,
             set_variable=os.environ.__setitem__,  # noqa: TID251 - mlx reads TMPDIR by itself
             progress=progress,
+            place=place,
         )
         make_daemon = functools.partial(
             Daemon,
@@ -65,6 +75,20 @@ def serve(loaded: LoadedSettings) -> None:
         )
         daemon = _made_between_signals(make_daemon)
         asyncio.run(daemon.run())
+
+
+def _follow(settings: Settings, cache_directory: Path, place: RankPlace) -> None:
+    """Be a rank that rank 0 orders."""
+    with ProgressBar() as progress:
+        run = follower(
+            settings,
+            cache_directory=cache_directory,
+            set_variable=os.environ.__setitem__,  # noqa: TID251 - mlx reads TMPDIR by itself
+            progress=progress,
+            place=place,
+        )
+        stall_timeout_s = settings.engine.stall_timeout_s
+        Follower(run, stall_timeout_s=stall_timeout_s, clock=SystemClock()).run()
 
 
 def _made_between_signals(make_daemon: Callable[[], Daemon]) -> Daemon:

@@ -21,12 +21,12 @@ from machd.engine.prefix_blocks.memory_tier import MemoryTier
 from machd.engine.protocol.step import ProposerKind
 from machd.engine.step.memory import StepMemory
 from machd.engine.step.mlx_engine import EngineParts, MlxEngine
-from machd.engine.step.ports import Proposer
+from machd.engine.step.ports import Proposer, Ranks
 from machd.engine.vision.media_encoder import MediaEncoder
 from machd.engine.vision.vision_model import VisionLanguageModel
 
 
-def make_engine(
+def make_engine(  # noqa: PLR0913 - see engine_parts
     loaded: LoadedModel,
     *,
     max_rows: int = 256,
@@ -34,6 +34,7 @@ def make_engine(
     leaves_blocks: bool = True,
     disk_tier: DiskTier | None = None,
     proposer: Proposer | None = None,
+    ranks: Ranks | None = None,
 ) -> MlxEngine:
     """Make an engine of a loaded model; see :func:`engine_parts`."""
     parts = engine_parts(
@@ -42,6 +43,7 @@ def make_engine(
         leaves_blocks=leaves_blocks,
         disk_tier=disk_tier,
         proposer=proposer,
+        ranks=ranks,
     )
     return MlxEngine(parts, max_rows=max_rows)
 
@@ -53,6 +55,7 @@ def engine_parts(
     leaves_blocks: bool = True,
     disk_tier: DiskTier | None = None,
     proposer: Proposer | None = None,
+    ranks: Ranks | None = None,
 ) -> EngineParts:
     """Collect the parts of an engine, which owns them from then on.
 
@@ -63,22 +66,26 @@ def engine_parts(
         leaves_blocks: Blocks may be stored of rows that have left with their last token.
         disk_tier: Blocks on disk; None for none.
         proposer: Source of draft tokens; None for none.
+        ranks: The ranks that compute the model, each its shard; None where this process computes it alone.
     """
     model, description = loaded.model, loaded.description
     is_cpu = description.backend == "cpu"
     experts = loaded.experts
     # A pass with experts on disk waits for each layer's choice, so none can be dispatched ahead of it.
     looks_ahead = (not is_cpu if looks_ahead is None else looks_ahead) and experts is None
+    # A rank is told the tokens of a pass, so they have to be read before it.
+    looks_ahead = looks_ahead and ranks is None
     if experts is not None:
         experts.connect_previews()
-    if is_cpu:
-        fuse_layers(model)
+    if is_cpu and ranks is None:
+        fuse_layers(model)  # what it fuses would have to be sharded
     is_standard = description.cache.kind is KvCacheKind.STANDARD
     # Under look-ahead a pass is dispatched before the chunk that could share it is known.
     is_packable = not looks_ahead and is_standard and takes_mixed_caches(model)
     has_blocks = prefix_cache(description.cache).extent is not PrefixExtent.NONE
     vocabulary_tokens = description.vocabulary_tokens
     form = BlockForm.of_model(model, loaded.kv_format) if disk_tier is not None else None
+    tightest = None if ranks is None else ranks.tightest
     media = None
     if loaded.vision is not None:
         assert isinstance(model, VisionLanguageModel), "only such a model has a processor"
@@ -97,11 +104,12 @@ def engine_parts(
         masks=TokenMasks(vocabulary_tokens, SystemClock()),
         blocks=MemoryTier(disk_tier, form),
         keeps_finished_rows=leaves_blocks and has_blocks,
-        memory=StepMemory(computing_memory_bytes, SystemClock()),
+        memory=StepMemory(computing_memory_bytes, SystemClock(), tightest),
         proposer=proposer,
         looks_ahead=looks_ahead,
         pack=mixed_caches if is_packable else None,
         experts=experts,
         media=media,
         media_processor=loaded.vision,
+        ranks=ranks,
     )

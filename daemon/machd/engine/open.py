@@ -14,20 +14,25 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from machd.clock import SystemClock
 from machd.engine.backend.blas import BlasChoice, choose_blas, measure_blas
 from machd.engine.backend.heap import map_large_arrays
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.backend.progress import LoadProgress
 from machd.engine.backend.scratch import private_scratch_directory, use_scratch_directory
-from machd.engine.loading.source import resolve_model
+from machd.engine.loading.source import ModelSource, resolve_model
 from machd.engine.prefix_blocks.directory import check_block_directory
 from machd.engine.protocol.engine import Engine
+from machd.engine.ranks.joining import RankPlace, join, refuse_with_ranks
 from machd.errors import SettingsError
 from machd.settings.model import Settings
 
 if TYPE_CHECKING:
     from machd.engine.experts.residency import Residency  # imports mlx
     from machd.engine.loading.loader import LoadedModel  # imports mlx
+    from machd.engine.loading.sharding import Sharding  # imports mlx
+    from machd.engine.ranks.rank_group import RankGroup  # imports mlx
+    from machd.engine.step.mlx_engine import MlxEngine  # imports mlx
     from machd.engine.step.ports import Proposer
 
 
@@ -38,6 +43,7 @@ def engine_loader(
     set_variable: Callable[[str, str], None],
     progress: LoadProgress,
     blas: BlasChoice | None = None,
+    place: RankPlace | None = None,
 ) -> Callable[[], Engine]:
     """Prepare the process for mlx, then give the function that loads the model.
 
@@ -50,10 +56,11 @@ def engine_loader(
         set_variable: Sets an environment variable of this process.
         progress: Told about loading.
         blas: The library that this process has loaded already; chosen by the settings unless given.
+        place: This process's place among ranks, of which it leads; None where it computes alone.
 
     Raises:
         StartupError: The BLAS asked for cannot be loaded, or the scratch directory is not private.
-        SettingsError: The directory for blocks cannot be used.
+        SettingsError: The directory for blocks cannot be used, or ranks cannot do what is asked.
     """
     block_directory = _block_directory(settings)
     if settings.cache.disk_dir and not settings.cache.prefix:
@@ -63,10 +70,94 @@ def engine_loader(
         )
     if block_directory is not None:
         check_block_directory(block_directory)
-    choice = blas or choose_blas(settings.engine.blas)
-    use_scratch_directory(private_scratch_directory(cache_directory / "machd"), set_variable)
+    prepared = _prepared(
+        settings,
+        cache_directory,
+        set_variable,
+        progress,
+        blas or choose_blas(settings.engine.blas),
+        place,
+    )
 
     def load() -> Engine:
+        group, loaded = prepared()
+        from machd.engine.speculation.choice import choose_proposer  # noqa: PLC0415 - imports mlx
+        from machd.engine.step.draft_sampling import RowDraws  # noqa: PLC0415 - imports mlx
+
+        vocabulary_tokens = loaded.description.vocabulary_tokens
+        proposing = choose_proposer(
+            settings,
+            loaded,
+            open_draws=functools.partial(RowDraws, vocabulary_tokens=vocabulary_tokens),
+            cache_directory=cache_directory,
+            progress=progress,
+        )
+        description = replace(loaded.description, proposer_reason=proposing.reason)
+        loaded = replace(loaded, description=description)
+        if group is None:
+            return _engine(loaded, settings, block_directory, proposing.proposer)
+        from machd.engine.ranks.leading_engine import LeadingEngine  # noqa: PLC0415 - imports mlx
+
+        shard = _shard_engine(loaded, settings, group, proposing.proposer)
+        return LeadingEngine(shard, group, SystemClock().unix_s)
+
+    return load
+
+
+def follower(
+    settings: Settings,
+    *,
+    cache_directory: Path,
+    set_variable: Callable[[str, str], None],
+    progress: LoadProgress,
+    place: RankPlace,
+) -> Callable[[Callable[[], None]], None]:
+    """Prepare the process for mlx, then give the function that loads a shard and follows rank 0 to its end.
+
+    It takes what is to be called at each order of rank 0; see :func:`machd.engine.ranks.following.follow`.
+
+    Args:
+        settings: Validated settings.
+        cache_directory: The user's cache directory.
+        set_variable: Sets an environment variable of this process.
+        progress: Told about loading.
+        place: This process's place among the ranks.
+
+    Raises:
+        StartupError: The BLAS asked for cannot be loaded, or the scratch directory is not private.
+        SettingsError: Ranks cannot do what is asked.
+    """
+    blas = choose_blas(settings.engine.blas)
+    prepared = _prepared(settings, cache_directory, set_variable, progress, blas, place)
+
+    def run(on_order: Callable[[], None]) -> None:
+        group, loaded = prepared()
+        assert group is not None, "a rank that follows is not alone"
+        from machd.engine.ranks.following import follow  # noqa: PLC0415 - imports mlx
+
+        engine = _shard_engine(loaded, settings, group, None)
+        try:
+            follow(engine, group, on_order)
+        finally:
+            engine.close()
+
+    return run
+
+
+def _prepared(
+    settings: Settings,
+    cache_directory: Path,
+    set_variable: Callable[[str, str], None],
+    progress: LoadProgress,
+    choice: BlasChoice,
+    place: RankPlace | None,
+) -> Callable[[], tuple[RankGroup | None, LoadedModel]]:
+    """Prepare the process for mlx; gives what joins the other ranks, if there are any, and loads the model."""
+    if place is not None:
+        refuse_with_ranks(settings)
+    use_scratch_directory(private_scratch_directory(cache_directory / "machd"), set_variable)
+
+    def load() -> tuple[RankGroup | None, LoadedModel]:
         model = settings.model
         source = resolve_model(
             model.path, offline=model.offline, cache_directory=cache_directory, progress=progress
@@ -78,8 +169,6 @@ def engine_loader(
         from machd.engine.backend.device import has_process_limit  # noqa: PLC0415 - imports mlx
         from machd.engine.kv.formats import kv_format_named  # noqa: PLC0415 - imports mlx
         from machd.engine.loading.loader import load_model  # noqa: PLC0415 - imports mlx
-        from machd.engine.speculation.choice import choose_proposer  # noqa: PLC0415 - imports mlx
-        from machd.engine.step.draft_sampling import RowDraws  # noqa: PLC0415 - imports mlx
 
         log = structlog.get_logger("machd.engine")
         report = measure_blas(choice)
@@ -98,6 +187,7 @@ def engine_loader(
             # Compiled pieces are no faster there (a SwiGLU of 16 rows: 0.48 ms, plain 0.33), and
             # they would need a C++ compiler while the daemon runs.
             mx.disable_compile()
+        group = None if place is None else _joined(place, settings, source, progress)
         loaded = load_model(
             source,
             dtype=model.dtype,
@@ -110,23 +200,54 @@ def engine_loader(
             residency=residency(settings),
             quantize=model.quantize,
             media_bytes=settings.vision.cache_mb * 1_000_000 // 2,
+            sharding=None if group is None else _sharding(group, settings),
         )
         _log_experts(loaded)
         for note in (*loaded.notes, *loaded.tokenizer.template_notes()):
             log.warning("model.note", note=note)
-        vocabulary_tokens = loaded.description.vocabulary_tokens
-        proposing = choose_proposer(
-            settings,
-            loaded,
-            open_draws=functools.partial(RowDraws, vocabulary_tokens=vocabulary_tokens),
-            cache_directory=cache_directory,
-            progress=progress,
-        )
-        description = replace(loaded.description, proposer_reason=proposing.reason)
-        loaded = replace(loaded, description=description)
-        return _engine(loaded, settings, block_directory, proposing.proposer)
+        return group, loaded
 
     return load
+
+
+def _joined(
+    place: RankPlace, settings: Settings, source: ModelSource, progress: LoadProgress
+) -> RankGroup | None:
+    """Join the other ranks, and compare what all have to have in common; None if there is no other."""
+    from machd.engine.ranks.sameness import check_same, common_facts  # noqa: PLC0415 - imports mlx
+
+    progress.stage(f"rank {place.rank}: waiting for the others", None)
+    group = join(place)
+    if group is not None:
+        check_same(group, common_facts(settings, source))
+        structlog.get_logger("machd.engine").info(
+            "ranks.joined", rank=group.rank, ranks=group.size, backend=place.backend
+        )
+    return group
+
+
+def _sharding(group: RankGroup, settings: Settings) -> Sharding:
+    from machd.engine.loading.sharding import Sharding  # noqa: PLC0415 - imports mlx
+
+    return Sharding(group.group, settings.distributed.mode)
+
+
+def _shard_engine(
+    loaded: LoadedModel, settings: Settings, group: RankGroup, proposer: Proposer | None
+) -> MlxEngine:
+    """Make the engine of one rank, after the ranks have compared what they loaded."""
+    from machd.engine.assembly import make_engine  # noqa: PLC0415 - imports mlx
+    from machd.engine.ranks.agreement import Agreement  # noqa: PLC0415 - imports mlx
+    from machd.engine.ranks.sameness import check_same, shard_facts  # noqa: PLC0415 - imports mlx
+
+    check_same(group, shard_facts(loaded.description))
+    return make_engine(
+        loaded,
+        max_rows=settings.continuous_batching.max_b,
+        leaves_blocks=settings.cache.prefix,
+        proposer=proposer,
+        ranks=Agreement(group),
+    )
 
 
 def _engine(

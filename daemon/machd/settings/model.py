@@ -22,6 +22,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from machd.settings.batching import ContinuousBatchingSettings
 from machd.settings.cache import CacheSettings
+from machd.settings.distributed import DistributedSettings
 from machd.settings.experts import ExpertsSettings
 from machd.settings.models import ModelsSettings
 from machd.settings.section import Mark, SettingsSection
@@ -369,6 +370,7 @@ class Settings(BaseSettings):
     )
     cache: CacheSettings = Field(default_factory=CacheSettings)
     experts: ExpertsSettings = Field(default_factory=ExpertsSettings)
+    distributed: DistributedSettings = Field(default_factory=DistributedSettings)
     vision: VisionSettings = Field(default_factory=VisionSettings)
     speculation: SpeculationSettings = Field(default_factory=SpeculationSettings)
     structured_output: StructuredOutputSettings = Field(default_factory=StructuredOutputSettings)

@@ -36,6 +36,7 @@ from machd.engine.loading.precision import (
     choose_dtype,
     computed_dtype,
     dtype_name,
+    hold_in,
     materialise,
     model_dtype,
     quantization_of,
@@ -43,6 +44,7 @@ from machd.engine.loading.precision import (
     weight_format,
     weights_bytes,
 )
+from machd.engine.loading.sharding import CannotShardError, Sharding, cut, least
 from machd.engine.loading.source import ModelSource, SourceKind
 from machd.engine.loading.tokenizer_files import directory_tokenizer, gguf_tokenizer
 from machd.engine.loading.vision import (
@@ -104,6 +106,7 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
     residency: Residency | None = None,
     quantize: str | None = None,
     media_bytes: int = MEDIA_BYTES,
+    sharding: Sharding | None = None,
 ) -> LoadedModel:
     """Check, load and measure a model.
 
@@ -120,6 +123,7 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
         residency: Memory for the experts; None to keep the whole model in memory.
         quantize: The setting ``model.quantize``.
         media_bytes: Memory for processed images and videos.
+        sharding: The ranks that compute the model, of which this one loads its shard; every rank calls this.
 
     Raises:
         ModelError: One of its kinds; nothing is left in memory.
@@ -140,7 +144,7 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
         tokenizer.start_renderer()
         context = context_tokens(llama_config(header), max_context_tokens)
         # A llama's caches are standard ones, which every KV format fits.
-        model = _load_gguf(header, dtype, progress, quantize)
+        model = _load_gguf(header, dtype, progress, quantize, sharding)
         architecture = "llama"
         weight_files: tuple[Path, ...] = (source.path,)
         own_files: tuple[Path, ...] = ()
@@ -163,6 +167,7 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
             kv_format=kv_format,
             residency=residency,
             quantize=quantize,
+            sharding=sharding,
         )
         model, experts, vision = loaded.model, loaded.experts, loaded.vision
         architecture = loaded.architecture
@@ -220,7 +225,11 @@ class _LoadedDirectory:
 
 
 def _load_gguf(
-    header: GgufHeader, dtype: str, progress: LoadProgress, quantize: str | None
+    header: GgufHeader,
+    dtype: str,
+    progress: LoadProgress,
+    quantize: str | None,
+    sharding: Sharding | None,
 ) -> Module:
     stored_bytes = sum(tensor.size_bytes for tensor in header.tensors)
     available_bytes = available_memory_bytes()
@@ -235,6 +244,9 @@ def _load_gguf(
     model = build_llama(header, load_llama_weights(header, plain_dtype, progress))
     if (target := weight_format(quantize, model)) is not None:
         materialise(model, None, SilentProgress(), target)
+    if sharding is not None:
+        model = cut(lambda: model, sharding)
+        mx.eval(model.parameters())
     mx.clear_cache()
     return model
 
@@ -248,8 +260,11 @@ def _load_directory(  # noqa: PLR0913 - one argument for each setting of the mod
     kv_format: KvFormat,
     residency: Residency | None,
     quantize: str | None,
+    sharding: Sharding | None,
 ) -> _LoadedDirectory:
-    """Load a directory: with its vision tower, or with its experts on disk, as far as there are any."""
+    """Load a directory: with its vision tower, its experts on disk, or a shard, as far as there are any."""
+    if sharding is not None:
+        return _load_shard(checkpoint, dtype, progress, kv_format, quantize, sharding)
     if loads_vision(checkpoint):
         refuse_if_too_big(checkpoint.stored_bytes, available_memory_bytes())
         vision = build_vision_model(checkpoint)
@@ -273,6 +288,40 @@ def _load_directory(  # noqa: PLR0913 - one argument for each setting of the mod
             return _LoadedDirectory(model, architecture, banked)
         refuse_if_too_big(checkpoint.stored_bytes, available_memory_bytes())
     _read_weights(model, checkpoint, dtype, progress, weight_format(quantize, model))
+    return _LoadedDirectory(model, architecture)
+
+
+def _load_shard(
+    checkpoint: Checkpoint,
+    dtype: str,
+    progress: LoadProgress,
+    kv_format: KvFormat,
+    quantize: str | None,
+    sharding: Sharding,
+) -> _LoadedDirectory:
+    """Load this rank's shard; weights are converted before they are cut, as they are for one rank."""
+    if loads_vision(checkpoint):
+        raise CannotShardError("a model with vision is served by one rank")
+    available_bytes, size = least(sharding.group, available_memory_bytes()), sharding.group.size()
+    refuse_if_too_big(checkpoint.stored_bytes // size, available_bytes)
+
+    def built() -> Module:
+        model = _built(checkpoint, None, trust_remote_code=False)
+        _check_kv_format(model, kv_format)
+        target = weight_format(quantize, model)
+        plain_dtype = model_dtype(
+            model, dtype, target, backend=backend_name(), available_bytes=available_bytes * size
+        )
+        hold_in(model, plain_dtype, target)
+        return model
+
+    model = cut(built, sharding)
+    architecture = architecture_name(model, checkpoint.model_type)
+    progress.stage("loading the weights", weights_bytes(model))
+    try:
+        materialise(model, None, progress)
+    except RuntimeError as error:
+        raise ModelFormatError(f"{checkpoint.path.name}: {error}") from error
     return _LoadedDirectory(model, architecture)
 
 

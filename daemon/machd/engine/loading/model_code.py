@@ -17,6 +17,9 @@ _LAYERS = "mlx.nn.layers"
 _PACKED = "Quantized"
 """Prefix of the names of layers with packed weights, in mlx and mlx-lm."""
 
+_WHOLE = {"AllToShardedLinear": "Linear", "ShardedToAllLinear": "Linear"}
+"""Layers of which a rank has a part, with the layer that one rank alone has."""
+
 
 def read_model_code(
     model: LanguageModel, cache: CacheFacts, own_files: Iterable[Path] = ()
@@ -44,7 +47,8 @@ def _name(layer: Layer) -> str:
         for name, value in sorted(vars(layer).items())
         if value is True and not name.startswith("_")
     ]
-    return " ".join([f"{module}.{kind.__qualname__.removeprefix(_PACKED)}", *switches])
+    name = kind.__qualname__.removeprefix(_PACKED)
+    return " ".join([f"{module}.{_WHOLE.get(name, name)}", *switches])
 
 
 def _described(layer: LayerCacheFacts) -> str:

@@ -106,6 +106,22 @@ class MediaReading:
 
 
 @dataclass(frozen=True, slots=True)
+class RankReading:
+    """The memory of one rank at one moment.
+
+    Attributes:
+        active_bytes: Held by the array library, weights included.
+        available_bytes: What the process can still take.
+        heard_unix_s: When the rank last took part in a step or said this.
+    """
+
+    rank: int
+    active_bytes: int
+    available_bytes: int
+    heard_unix_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryReading:
     """Bytes at one moment.
 
@@ -120,6 +136,7 @@ class MemoryReading:
         disk: The disk tier of blocks; None without one.
         experts: The bank of experts; None where all are in memory.
         media: The encoder's cache; None for a model without vision.
+        ranks: Every rank of the model; none where this process computes it alone.
         is_stale: Whether the memory could not be read, so that these are older bytes.
     """
 
@@ -132,6 +149,7 @@ class MemoryReading:
     disk: DiskReading | None = None
     experts: ExpertReading | None = None
     media: MediaReading | None = None
+    ranks: tuple[RankReading, ...] = ()
     is_stale: bool = False
 
 

@@ -215,6 +215,23 @@ class DraftFault:
     cause: BaseException = field(compare=False)
 
 
+@dataclass(frozen=True, slots=True)
+class SettledRow:
+    """What a row keeps of a pass.
+
+    Attributes:
+        kept_tokens: Tokens of its span whose keys and values stay.
+        last_token_id: Input of its next pass; None if its logits cannot be used.
+        is_finite: No key or value behind the kept ones is NaN.
+        has_failed: It leaves the lane.
+    """
+
+    kept_tokens: int
+    last_token_id: int | None
+    is_finite: bool
+    has_failed: bool
+
+
 LEAST_BATCHED_GAIN = 1.1
 """Tokens a second with tokens ahead over those without that justify them where other rows wait."""
 

@@ -22,6 +22,7 @@ from machd.engine.protocol.step import (
     DraftFault,
     DraftOutcome,
     RowFault,
+    SettledRow,
     SpanCost,
 )
 from machd.engine.step.decode_pass import Chunk, DecodePass, Passes
@@ -81,6 +82,11 @@ class Decoder:
     def slot_indices(self) -> frozenset[int]:
         """Slots of the rows that the next step computes."""
         return frozenset(row.slot_index for row in self._rows)
+
+    @property
+    def row_states(self) -> list[tuple[int, int, int]]:
+        """Slot, length and last token of each row."""
+        return [(row.slot_index, row.length, row.last_token_id) for row in self._rows]
 
     @property
     def kv_bytes(self) -> int:
@@ -265,12 +271,9 @@ class Decoder:
     def _settle(self, sampled: Sampled) -> Decoded:
         """Read the sampled tokens, roll rejected tokens ahead back, and move every row on."""
         verdicts = _verdicts(sampled)
-        if sampled.current.longest > 1:
-            if any(verdict.tokens[-1] is None for verdict in verdicts.values()):
-                sampled = self._sample(self._recompute(sampled.current))
-                verdicts = _verdicts(sampled)
-            else:
-                self._roll_back(sampled.current, verdicts)
+        if sampled.current.longest > 1 and any(one.tokens[-1] is None for one in verdicts.values()):
+            sampled = self._sample(self._recompute(sampled.current))
+            verdicts = _verdicts(sampled)
         current = sampled.current
         decoded = Decoded(drafts=list(current.outcomes), span_tokens=current.longest)
         if current.longest > 1:
@@ -283,7 +286,9 @@ class Decoder:
             else:
                 decoded.tokens += [token for token in verdict.tokens if token is not None]
         decoded.faults = [RowFault(row.slot_index, cause) for row, cause in causes.items()]
-        self._remove(causes)
+        self._keep(
+            current, [_settled(verdicts.get(row), has_failed=row in causes) for row in current.rows]
+        )
         decoded.draft_faults = self._take_draft_faults()
         return decoded
 
@@ -298,13 +303,7 @@ class Decoder:
         last = verdict.tokens[-1]
         if last is None:
             return FloatingPointError("the row's logits are not numbers")
-        row.settled_passes += 1
-        if not verdict.is_finite:
-            # Zero times NaN is NaN: masked columns leak into later tokens' attention. Only after a padded
-            # pass, before which look-ahead removes no row.
-            self._kv.wipe(self._rows.index(row), row.length)
         row.sampling.take(verdict.sampling)
-        row.last_token_id = last.token_id
         if row.proposals is not None:
             row.proposals.extend([token.token_id for token in verdict.tokens if token is not None])
         matcher = row.sampling.matcher
@@ -320,9 +319,24 @@ class Decoder:
             self._sampler = None  # it was made with the matcher
         return None
 
-    def _roll_back(self, current: DecodePass, verdicts: Mapping[DecoderRow, Verdict]) -> None:
+    def _keep(self, current: DecodePass, settled: Sequence[SettledRow]) -> None:
+        """Keep of a pass what its rows keep: roll the rest back, and remove the rows that failed."""
+        if current.longest > 1:
+            self._roll_back(current, [one.kept_tokens for one in settled])
+        for row, one in zip(current.rows, settled, strict=True):
+            if one.last_token_id is None:
+                continue
+            row.settled_passes += 1
+            row.last_token_id = one.last_token_id
+            if not one.is_finite:
+                # Zero times NaN is NaN: masked columns leak into later tokens' attention. Only after a padded
+                # pass, before which look-ahead removes no row.
+                self._kv.wipe(self._rows.index(row), row.length)
+        pairs = zip(current.rows, settled, strict=True)
+        self._remove([row for row, one in pairs if one.has_failed])
+
+    def _roll_back(self, current: DecodePass, kept: Sequence[int]) -> None:
         """Remove rejected tokens ahead from the caches."""
-        kept = [1 + verdicts[row].accepted_tokens for row in current.rows]
         rejected = [span.length - count for span, count in zip(current.spans, kept, strict=True)]
         for row, count in zip(current.rows, rejected, strict=True):
             row.length -= count
@@ -372,6 +386,15 @@ def _verdicts(sampled: Sampled) -> dict[DecoderRow, Verdict]:
             verdicts[row] = verify(span, chosen[begin : begin + span.length])
             begin += span.length
     return verdicts
+
+
+def _settled(verdict: Verdict | None, *, has_failed: bool) -> SettledRow:
+    """Return what a row keeps of a pass; None for a row that was not sampled."""
+    if verdict is None:
+        return SettledRow(kept_tokens=1, last_token_id=None, is_finite=True, has_failed=True)
+    last = verdict.tokens[-1]
+    last_token_id = None if last is None else last.token_id
+    return SettledRow(1 + verdict.accepted_tokens, last_token_id, verdict.is_finite, has_failed)
 
 
 def _outcome(row: DecoderRow, span: Span, accepted_tokens: int) -> list[DraftOutcome]:

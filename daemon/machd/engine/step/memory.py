@@ -30,6 +30,9 @@ _LEARNING_TOKENS = 64
 _MAX_READING_AGE_S = 0.25
 """For steps that only decode, which take about what the last one took."""
 
+_RANKED_CHECKS = 16
+"""Steps that only decode of which ranks check one: they have to wait for one another to do so."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepNeed:
@@ -54,13 +57,22 @@ class StepNeed:
 class StepMemory:
     """Memory that steps take, and what is left for them. Lives on the engine thread."""
 
-    def __init__(self, read_available: Callable[[], int], clock: Clock) -> None:
+    def __init__(
+        self,
+        read_available: Callable[[], int],
+        clock: Clock,
+        tightest: Callable[[int, int], tuple[int, int]] | None = None,
+    ) -> None:
         """Look at what is left now, with the model loaded, and have mlx keep within it.
 
         Args:
             read_available: Bytes that the process can still take; may raise OSError later.
             clock: Reads time.
+            tightest: Takes a step's need and what is left for it, and returns those of the rank that has
+                least to spare; None where this process computes alone.
         """
+        self._tightest = tightest
+        self._checks = 0
         self._read_available = read_available
         self._clock = clock
         self._available_bytes = read_available()
@@ -105,9 +117,15 @@ class StepMemory:
         Raises:
             StepMemoryError: It does not.
         """
+        self._checks += 1
+        if self._tightest is not None and not need.prompt_tokens and self._checks % _RANKED_CHECKS:
+            return  # for none of the ranks, or all of them would have to know
         is_decode_only = not (need.prompt_tokens or need.kv_bytes)
         self._look(max_age_s=_MAX_READING_AGE_S if is_decode_only else 0.0)
-        needed_bytes, left_bytes = self.needed_bytes(need), self.left_of(self._available_bytes)
+        left_bytes = self.left_of(self._available_bytes)
+        needed_bytes = self.needed_bytes(need)
+        if self._tightest is not None:
+            needed_bytes, left_bytes = self._tightest(needed_bytes, left_bytes)
         if needed_bytes > left_bytes:
             raise StepMemoryError(needed_bytes=needed_bytes, left_bytes=left_bytes)
 

@@ -6,12 +6,14 @@ rows in one pass; each row of the serial lane has a pass of its own.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from mlx.nn.layers.base import Module
 
 from machd.engine.backend.device import (
@@ -45,10 +47,19 @@ from machd.engine.step.decoder import Decoder
 from machd.engine.step.decoder_row import Decoded, DecoderRow
 from machd.engine.step.look_ahead import LookAheadDecoder
 from machd.engine.step.memory import StepMemory, StepNeed
-from machd.engine.step.ports import BlockTier, Experts, Masks, Matcher, PromptMedia, Proposer
+from machd.engine.step.ports import (
+    BlockTier,
+    Experts,
+    Masks,
+    Matcher,
+    PromptMedia,
+    Proposer,
+    Ranks,
+)
 from machd.engine.step.prefill import Prefills, is_scored
 from machd.engine.step.prompt_scores import scoring_bytes
 from machd.engine.step.proposals import RowProposals
+from machd.engine.step.ranked_decoder import FollowingDecoder, LeadingDecoder
 from machd.engine.step.sampling import RowSampling
 from machd.request.generation import SamplingParams
 
@@ -80,6 +91,7 @@ class EngineParts:
         experts: Experts on disk; None if all are in memory.
         media: Images and videos of prompts; None for a model that takes text only.
         media_processor: Decodes images and videos; None for such a model.
+        ranks: The ranks that compute the model together; None where this process computes it alone.
     """
 
     model: Any
@@ -98,6 +110,7 @@ class EngineParts:
     experts: Experts | None = None
     media: PromptMedia | None = None
     media_processor: MediaProcessor | None = None
+    ranks: Ranks | None = None
 
 
 class MlxEngine:
@@ -236,6 +249,11 @@ class MlxEngine:
             media=None if self._parts.media is None else self._parts.media.reading(),
         )
 
+    def row_checksum(self) -> int:
+        """Return a checksum of the rows: their slots, lengths and last tokens, in the order of their lanes."""
+        rows = [one for decoder in self._decoders for one in decoder.row_states]
+        return zlib.crc32(np.array(rows, dtype=np.int64).tobytes())
+
     def saved_blocks(self) -> tuple[SavedBlock, ...]:
         """Return the blocks of the disk tier."""
         return self._blocks.saved()
@@ -310,7 +328,16 @@ class MlxEngine:
 
     def _seat_all(self, slot_indices: Sequence[int], faults: list[RowFault]) -> set[int]:
         """Move whole prompts into their lanes; returns the slots seated, and adds to ``faults``."""
-        return {slot_index for slot_index in slot_indices if self._seat(slot_index, faults)}
+        ranks = self._parts.ranks
+        if ranks is None or not slot_indices:
+            return {slot_index for slot_index in slot_indices if self._seat(slot_index, faults)}
+        if ranks.leads:
+            seated = {slot_index for slot_index in slot_indices if self._seat(slot_index, faults)}
+            ranks.failed_slots([one for one in slot_indices if one not in seated])
+            return seated
+        for slot_index in (failed := ranks.failed_slots(())):
+            self._prefills.pop(slot_index)
+        return {one for one in slot_indices if one not in failed and self._seat(one, faults)}
 
     def _seat(self, slot_index: int, faults: list[RowFault]) -> bool:
         prefill = self._prefills.pop(slot_index)
@@ -340,6 +367,10 @@ class MlxEngine:
         parts, vocabulary_tokens = self._parts, self._description.vocabulary_tokens
         if not parts.looks_ahead:
             passes = Passes(self._forward, kv, pack=parts.pack, has_positions=self._has_positions)
+            if parts.ranks is not None and parts.ranks.leads:
+                return LeadingDecoder(passes, kv, vocabulary_tokens, parts.masks, parts.ranks)
+            if parts.ranks is not None:
+                return FollowingDecoder(passes, kv, vocabulary_tokens, parts.ranks)
             return Decoder(passes, kv, vocabulary_tokens, parts.masks)
         on_finished = self._blocks.keep_row if parts.keeps_finished_rows else None
         passes = Passes(self._forward, kv, is_eager=True, has_positions=self._has_positions)

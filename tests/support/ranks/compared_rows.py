@@ -1,0 +1,186 @@
+"""One rank of a group on loopback: computes rows of tiny models, and compares them with one process.
+
+``python -m support.ranks.compared_rows MODE FAULT VARIANT...`` prints a JSON line for each variant on rank 0.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from machd.engine.assembly import make_engine
+from machd.engine.backend.mlx_lm_import import import_mlx_lm
+from machd.engine.fake.tokenizer import FakeTokenizer
+from machd.engine.loading.loader import LoadedModel, describe_model
+from machd.engine.loading.sharding import CannotShardError, Sharding, cut
+from machd.engine.protocol.engine import Engine
+from machd.engine.protocol.step import Lane, SampledToken, SettledRow
+from machd.engine.ranks.agreement import Agreement
+from machd.engine.ranks.following import follow
+from machd.engine.ranks.joining import join, rank_place
+from machd.engine.ranks.leading_engine import LeadingEngine
+from machd.engine.ranks.rank_group import RankGroup
+from machd.engine.ranks.sameness import check_same, shard_facts
+from machd.request.constraint import Constraint, ConstraintKind
+from machd.request.generation import SamplingParams
+from machd.scheduler.prefix_cache import PrefixCache
+from machd.scheduler.prefix_limits import PrefixLimits
+from machd.serving.kv_memory import prefix_shape
+from machd.serving.media_prompt import KeyedPrompt
+from machd.settings.cache import CacheSettings
+from machd_probes.known_drafts import KnownDrafts
+from machd_probes.play import Join, play
+from machd_probes.scripts import LENGTHS, MIXED, random_prompt, scripts
+from machd_probes.tiny import tiny_configuration, tiny_model
+from machd_probes.vision_matrix.rows import AskedRow, Rows
+
+from support.engines.constrained_rows import run_rows
+
+TOKENS = 8
+PROMPTS = tuple(random_prompt(length, seed) for seed, length in enumerate(LENGTHS))
+_BLOCK_TOKENS = 16
+_DRAFT_TOKENS = 3
+
+Tokens = list[list[int]]
+
+
+class SelfishAgreement(Agreement):
+    """A fault: a follower that keeps other tokens than it is told."""
+
+    def settled(self, rows: Sequence[SettledRow] | None) -> list[SettledRow] | None:
+        """Return what rank 0 keeps, with tokens of this rank's own."""
+        told = super().settled(rows)
+        if self.leads or told is None:
+            return told
+        return [replace(row, last_token_id=1 + (row.last_token_id or 0)) for row in told]
+
+
+class DeafGroup(RankGroup):
+    """A fault: a follower that misses its twentieth message."""
+
+    heard = 0
+
+    def tell(self, message: bytes) -> bytes:
+        """Return the next message."""
+        self.heard += 1
+        if not self.leads and self.heard == 20:
+            super().tell(message)
+        return super().tell(message)
+
+
+class KnownAnswers(dict[tuple[int, ...], list[int]]):
+    """Answers by prompt, none for other prompts."""
+
+    def __missing__(self, prompt: tuple[int, ...]) -> list[int]:
+        """Return no draft tokens."""
+        return []
+
+
+def built(variant: str, sharding: Sharding | None) -> LoadedModel:
+    """Build a tiny model, or a rank's shard of it."""
+    model = tiny_model(tiny_configuration(variant))
+    if sharding is not None:
+        model = cut(lambda: tiny_model(tiny_configuration(variant)), sharding)
+    description = describe_model(
+        model,
+        model_id=f"tiny-{variant}",
+        architecture=variant.partition("+")[0],
+        context_tokens=1024,
+        eos_token_ids=frozenset({2}),
+    )
+    return LoadedModel(model, FakeTokenizer(), description)
+
+
+def ids(said: Sequence[Sequence[SampledToken]]) -> Tokens:
+    """Return token ids alone."""
+    return [[token.token_id for token in row] for row in said]
+
+
+def answers(engine: Engine) -> dict[str, Tokens]:
+    """Return what the rows of each way to compute say."""
+    every = scripts(PROMPTS, TOKENS)
+    constraint = Constraint(ConstraintKind.REGEX, "(ab|cd){2}e", "test")
+    grammar = SamplingParams(temperature=0.0, grammar=engine.grammars.compile(constraint))
+    rows = {
+        "alone": [Join(prompt, TOKENS, lane=Lane.SERIAL) for prompt in PROMPTS],
+        "seeded": [
+            Join(prompt, TOKENS, sampling, lane=Lane.SERIAL)
+            for prompt, sampling in zip(PROMPTS, MIXED, strict=True)
+        ],
+    }
+    said = {name: ids(play(engine, joins, slots=1)) for name, joins in rows.items()}
+    said["grammar"] = run_rows(engine, PROMPTS[:3], [grammar] * 3, max_tokens=TOKENS).tokens
+    for name in ("early leaves", "down to one and up again", "slots taken again", "chunked prefill"):
+        said[f"batch: {name}"] = ids(every[name].play(engine))
+    said["drafts"] = ids(
+        play(engine, [Join(one, TOKENS) for one in PROMPTS], drafts=lambda _step, _rows: _DRAFT_TOKENS)
+    )
+    return said | after_a_prefix_hit(engine)
+
+
+def after_a_prefix_hit(engine: Engine) -> dict[str, Tokens]:
+    """Return what a row says whose prompt begins with blocks of another one's."""
+    shape = prefix_shape(CacheSettings(block_tokens=_BLOCK_TOKENS), engine.model)
+    prefixes = PrefixCache(shape, PrefixLimits(max_bytes=1 << 30))
+    rows = Rows(engine, prefixes=prefixes, top_logprobs=1)
+    said = tuple(range(3, 3 + TOKENS))  # what is compared is the likeliest token after each of them
+    for prompt in (PROMPTS[5], (*PROMPTS[5][:33], *PROMPTS[2])):
+        (answer,) = rows.answers([AskedRow(KeyedPrompt("", prompt), said)])
+    likeliest = [token.top_logprobs[0].token_id for token in answer.tokens]
+    rows.forget()
+    return {"prefix hit": [likeliest], "cached tokens": [[answer.cached_tokens]]}
+
+
+def compared(variant: str, group: RankGroup, mode: str, agree: Callable[[RankGroup], Agreement]) -> dict[str, object]:
+    """Compute a variant on this rank, and compare on rank 0; returns what differs, by way to compute."""
+    try:
+        loaded = built(variant, Sharding(group.group, mode))
+        check_same(group, shard_facts(loaded.description))
+    except Exception as error:
+        return {"variant": variant, "refused": f"{type(error).__name__}: {error}"}
+    if not group.leads:
+        engine = make_engine(loaded, ranks=agree(group))
+        follow(engine, group, lambda: None)
+        engine.close()
+        return {}
+    reference = make_engine(built(variant, None))
+    expected = answers(reference)
+    reference.close()
+    known = KnownAnswers(zip(PROMPTS, expected["alone"], strict=True))
+    drafts = KnownDrafts(known, loaded.description.vocabulary_tokens)
+    shard = make_engine(loaded, ranks=agree(group), proposer=drafts)
+    engine = LeadingEngine(shard, group, time.time)
+    memory = engine.memory()
+    assert len(memory.ranks) == group.size
+    said = answers(engine)
+    engine.close()
+    different = {
+        name: [said[name], expected[name]] for name in expected if said[name] != expected[name]
+    }
+    return {"variant": variant, "ways": len(expected), "different": different, "hit": said["cached tokens"][0][0]}
+
+
+def main() -> None:
+    """Compare each variant."""
+    mode, fault, *variants = sys.argv[1:]
+    place = rank_place(os.environ)
+    assert place is not None, "mlx.launch starts this"
+    import_mlx_lm()
+    group = join(place)
+    assert group is not None, "there are several ranks"
+    if fault == "deaf":
+        group = DeafGroup(group.group)
+    agree = SelfishAgreement if fault == "selfish" else Agreement
+    for variant in variants:
+        begin_s = time.monotonic()
+        found = compared(variant, group, mode, agree)
+        if group.leads:
+            print(json.dumps({**found, "s": round(time.monotonic() - begin_s, 1)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
