@@ -96,6 +96,21 @@ class KvStatus(Struct, frozen=True, kw_only=True):
     quantization: str = "none"
 
 
+class RankStatus(Struct, frozen=True, kw_only=True):
+    """One of the ranks that compute the model.
+
+    Attributes:
+        active_bytes: Held by the array library, weights included.
+        available_bytes: What its process can still take.
+        heartbeat_age_s: Since all ranks last told their memory.
+    """
+
+    rank: int
+    active_bytes: int
+    available_bytes: int
+    heartbeat_age_s: float
+
+
 class StoredResponses(Struct, frozen=True, kw_only=True):
     """Responses that later requests may refer to, and the bytes they count."""
 
@@ -145,6 +160,7 @@ class AdminStatus(AdminState, frozen=True, kw_only=True):
         cache: What ``GET /v1/cache/stats`` answers; null while the model loads.
         heartbeat_age_s: Since the engine last began a step or found itself idle.
         event_loop_lag_s: How late the event loop was when last measured.
+        ranks: The ranks that compute the model; empty where this process computes it alone.
     """
 
     version: str
@@ -163,6 +179,7 @@ class AdminStatus(AdminState, frozen=True, kw_only=True):
     config: ConfigStatus
     faults: Faults
     speculation: SpeculationStatus | None = None
+    ranks: tuple[RankStatus, ...] = ()
 
 
 class ProbeReport(Struct, frozen=True, kw_only=True):
@@ -198,6 +215,15 @@ async def get_status(admin: NamedDependency[AdminContext]) -> AdminStatus:
         event_loop_lag_s=round(admin.lag.last_s, 6),
         config=_config_status(admin.configuration),
         faults=Faults(row=_faults(admin.metrics, "row"), engine=_faults(admin.metrics, "engine")),
+        ranks=tuple(
+            RankStatus(
+                rank=one.rank,
+                active_bytes=one.active_bytes,
+                available_bytes=one.available_bytes,
+                heartbeat_age_s=round(max(0.0, admin.clock.unix_s() - one.heard_unix_s), 3),
+            )
+            for one in snapshot.memory.ranks
+        ),
     )
 
 

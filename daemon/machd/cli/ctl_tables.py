@@ -122,6 +122,9 @@ def _status_lines(status: AdminStatus) -> Iterator[tuple[str, Text | str]]:
     yield "responses", f"{responses.count} stored, {shown_size(responses.size_bytes)}"
     lag_ms = status.event_loop_lag_s * 1000
     yield "engine", f"heartbeat {status.heartbeat_age_s:.1f} s ago; event loop {lag_ms:.0f} ms late"
+    for rank in status.ranks:
+        held, left = shown_size(rank.active_bytes), shown_size(rank.available_bytes)
+        yield f"rank {rank.rank}", f"{held} held, {left} left; {rank.heartbeat_age_s:.1f} s ago"
     yield "settings", _settings(status)
     if status.config.overrides:
         keys = ", ".join(status.config.overrides)

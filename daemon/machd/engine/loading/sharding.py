@@ -61,8 +61,6 @@ class Sharding:
 class CannotShardError(ModelError):
     """The model cannot be computed by this many ranks."""
 
-    code = "model_not_sharded"
-
 
 def least(group: mx.distributed.Group, value: int) -> int:
     """Return the least of the ranks' values. A collective."""

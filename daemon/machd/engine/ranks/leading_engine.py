@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 from machd.engine.protocol.engine import MemoryReading, RankReading
@@ -81,14 +81,15 @@ class LeadingEngine(ForwardingEngine):
     def close(self) -> None:
         """End every rank."""
         if not self._is_lost:
-            self._order(Close(self._orders))
+            with contextlib.suppress(RuntimeError):  # a rank that is gone has ended already
+                self._order(Close(self._orders))
         super().close()
 
     def _order(self, order: Order) -> None:
         self._group.tell(encoded(order))
         self._orders += 1
 
-    @contextmanager
+    @contextlib.contextmanager
     def _together(self) -> Iterator[None]:
         if self._is_lost:
             raise RanksLostError

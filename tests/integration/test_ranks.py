@@ -1,0 +1,160 @@
+"""Several processes that compute one model: their tokens, their faults, and their ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+from support.checkpoints.tiny_checkpoint import write_tiny_llama
+from support.clocks.polling import CEILING_S, wait_until
+from support.ranks.launched_ranks import free_ports, launched, rank_command, rank_pids
+
+_COMPARED = ("-m", "support.ranks.compared_rows")
+_WAYS = 10
+"""Alone, seeded, with a grammar, with drafts, four ways to share a batch, a prefix hit and its tokens."""
+
+
+def _compared(
+    ranks: int, mode: str, fault: str, variants: list[str]
+) -> tuple[list[dict[str, object]], str]:
+    """Return what rank 0 found for each variant, and what all ranks printed besides."""
+    ended = subprocess.run(
+        rank_command(ranks, [*_COMPARED, mode, fault, *variants]),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=CEILING_S,
+        check=False,
+    )
+    lines = [json.loads(one) for one in ended.stdout.splitlines() if one.startswith("{")]
+    return lines, ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("ranks", "mode", "variant"),
+    [
+        (2, "tensor", "llama"),
+        (2, "pipeline", "qwen2"),
+        pytest.param(2, "tensor", "qwen3_moe", marks=pytest.mark.long),
+        pytest.param(2, "tensor", "qwen3_5", marks=pytest.mark.long),
+        pytest.param(2, "pipeline", "deepseek_v3", marks=pytest.mark.long),
+    ],
+)
+def test_ranks_say_the_tokens_of_one_process(ranks: int, mode: str, variant: str) -> None:
+    """Alone, in a batch, seeded, with a grammar, with drafts and after a prefix hit."""
+    found, printed = _compared(ranks, mode, "none", [variant])
+
+    assert [(one["variant"], one.get("ways"), one.get("different")) for one in found] == [
+        (variant, _WAYS, {})
+    ], printed
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [("selfish", "this rank's rows are not those of rank 0"), ("deaf", "ValidationError")],
+)
+def test_a_rank_that_does_something_else_ends_the_group(fault: str, said: str) -> None:
+    """A follower that keeps other tokens than it is told, or misses an order, is noticed."""
+    found, printed = _compared(2, "tensor", fault, ["llama"])
+
+    assert found == []
+    assert said in printed
+    assert "RanksLostError" in printed
+
+
+def test_heads_that_cannot_be_shared_evenly_are_refused() -> None:
+    """mlx-lm would divide them with a remainder, and give every rank slices of several heads."""
+    found, printed = _compared(3, "tensor", "none", ["llama"])
+
+    assert len(found) == 1, printed
+    assert "CannotShardError" in str(found[0]["refused"])
+
+
+class _Ranks:
+    """A daemon of two ranks."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self.port, self.admin_port = free_ports(1), free_ports(1)
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.arguments = [
+            *("-m", "machd", "serve", str(checkpoint), "--port", str(self.port)),
+            *("--admin-listen", f"127.0.0.1:{self.admin_port}", "--probe-on-start", "off"),
+            *("--continuous-batching-enabled",),
+        ]
+
+    @property
+    def is_ready(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/health/ready").is_success
+        except httpx.HTTPError:
+            return False
+
+    @property
+    def is_busy(self) -> bool:
+        found = httpx.get(f"{self.url}/v1/cache/stats").json()
+        return bool(found["status"] != "ok")
+
+    def ask(self, *, max_tokens: int) -> httpx.Response:
+        body = {
+            "model": "tiny",
+            "prompt": "one two three",
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+        }
+        return httpx.post(f"{self.url}/v1/completions", json=body, timeout=CEILING_S)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny llama of four heads."""
+    return write_tiny_llama(tmp_path_factory.mktemp("ranks") / "tiny", kv_heads=4)
+
+
+def test_a_daemon_of_two_ranks_serves_and_stops_in_order(checkpoint: Path, tmp_path: Path) -> None:
+    """Its status shows both, and a stop that every rank is told of lets requests finish."""
+    daemon = _Ranks(checkpoint)
+    with launched(2, daemon.arguments, log=tmp_path / "log") as launcher:
+        wait_until(
+            lambda: daemon.is_ready, "the daemon is ready", seen=(tmp_path / "log").read_text
+        )
+        assert daemon.ask(max_tokens=8).json()["usage"]["completion_tokens"] == 8
+        for pid in rank_pids(launcher):
+            os.kill(pid, signal.SIGTERM)
+        launcher.wait(CEILING_S)
+
+    printed = (tmp_path / "log").read_text()
+    assert printed.count("daemon.stopped") == 2
+    assert "exited with code" not in printed
+
+
+def test_requests_get_an_error_when_a_rank_dies(checkpoint: Path, tmp_path: Path) -> None:
+    """Rank 0 answers what is open and ends with code 70, so a supervisor can start all of them again."""
+    daemon, log = _Ranks(checkpoint), tmp_path / "log"
+    with launched(2, daemon.arguments, log=log) as launcher, ThreadPoolExecutor(1) as workers:
+        wait_until(lambda: daemon.is_ready, "the daemon is ready", seen=log.read_text)
+        answer = workers.submit(daemon.ask, max_tokens=8000)
+        wait_until(lambda: daemon.is_busy, "the request runs", seen=log.read_text)
+        os.kill(rank_pids(launcher)[1], signal.SIGKILL)
+        launcher.wait(CEILING_S)
+
+    assert answer.result().status_code == httpx.codes.SERVICE_UNAVAILABLE
+    assert answer.result().json()["error"]["code"] == "engine_fault"
+    assert "rank 0 exited with code 70" in log.read_text()
+
+
+def test_a_rank_ends_with_code_70_when_rank_0_dies(checkpoint: Path, tmp_path: Path) -> None:
+    """No rank waits for one that is gone."""
+    daemon, log = _Ranks(checkpoint), tmp_path / "log"
+    with launched(2, daemon.arguments, log=log) as launcher:
+        wait_until(lambda: daemon.is_ready, "the daemon is ready", seen=log.read_text)
+        os.kill(rank_pids(launcher)[0], signal.SIGKILL)
+        launcher.wait(CEILING_S)
+
+    assert "rank 1 exited with code 70" in log.read_text()

@@ -1,0 +1,82 @@
+"""Ranks on loopback, started by mlx.launch as an operator starts them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from support.clocks.polling import wait_until
+
+_LAUNCH = Path(sys.executable).with_name("mlx.launch")
+_TESTS = Path(__file__).parents[2]
+
+
+def rank_command(ranks: int, arguments: Sequence[str]) -> list[str]:
+    """Return the command that starts so many ranks of ``python ARGUMENTS`` on free ports of loopback."""
+    launch = ["-n", str(ranks), "--backend", "ring", "-p", str(free_ports(ranks))]
+    # One thread each for products: more would spin on the same cores.
+    return [
+        *(sys.executable, str(_LAUNCH), *launch, "--env", "OPENBLAS_NUM_THREADS=1"),
+        *("--env", f"PYTHONPATH={_TESTS}", "--python", sys.executable, "--", *arguments),
+    ]
+
+
+@contextlib.contextmanager
+def launched(
+    ranks: int, arguments: Sequence[str], *, log: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run ranks, and kill what is left of them at the end; ``log`` gets what all of them print."""
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            rank_command(ranks, arguments),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def rank_pids(launcher: subprocess.Popen[bytes]) -> list[int]:
+    """Return the processes of the ranks, rank 0 first."""
+    children = Path(f"/proc/{launcher.pid}/task").glob("*/children")
+    found: list[int] = []
+
+    def are_there() -> bool:
+        found[:] = sorted({int(one) for file in children for one in file.read_text().split()})
+        return bool(found)
+
+    wait_until(are_there, "mlx.launch starts ranks")
+    return sorted(found, key=_rank)
+
+
+def _rank(pid: int) -> int:
+    variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    ranks = [one.removeprefix(b"MLX_RANK=") for one in variables if one.startswith(b"MLX_RANK=")]
+    return int(ranks[0]) if ranks else -1
+
+
+def free_ports(count: int) -> int:
+    """Return the first of ``count`` ports in a row that nobody listens on."""
+    while True:
+        with contextlib.ExitStack() as stack:
+            first = stack.enter_context(socket.socket())
+            first.bind(("127.0.0.1", 0))
+            start = int(first.getsockname()[1])
+            try:
+                for port in range(start + 1, start + count):
+                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            except (OSError, OverflowError):
+                continue
+            return start
