@@ -327,6 +327,12 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
         "Do what `advice` says; the prompts are computed instead.",
     ),
     LogEvent(
+        "ranks.joined",
+        ("info",),
+        ("rank", "ranks", "backend"),
+        "All ranks are connected and have the same versions, settings and model.",
+    ),
+    LogEvent(
         "experts.on_disk",
         ("info",),
         ("capacity_bytes", "in_memory", "experts"),
