@@ -28,7 +28,7 @@ def test_a_rank_is_what_mlx_launch_says(environ: dict[str, str], place: RankPlac
 @pytest.mark.parametrize("environ", [{"MLX_RANK": "1"}, {"MLX_RANK": "x", "MLX_HOSTFILE": "hosts"}])
 def test_half_of_the_variables_are_refused(environ: dict[str, str]) -> None:
     """A process that should be a rank and cannot find the others does not serve beside them."""
-    with pytest.raises(StartupError, match="mlx.launch"):
+    with pytest.raises(StartupError, match=r"mlx\.launch"):
         rank_place(environ)
 
 
