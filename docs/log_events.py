@@ -47,6 +47,12 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
     ),
     LogEvent("daemon.resumed", ("info",), (), "An operator lets new work in again."),
     LogEvent(
+        "daemon.leaving",
+        ("info",),
+        ("notice_s", "open_requests"),
+        "A stop was asked for: `/health/ready` says 503, and work is taken for `limits.drain_notice_s`.",
+    ),
+    LogEvent(
         "daemon.draining",
         ("info",),
         ("open_requests",),

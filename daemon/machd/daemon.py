@@ -191,7 +191,8 @@ class Daemon:
                 parts.loop.start()
                 await self._load_model(parts, servers, report)
             if not self._stop.is_set():
-                await self._wait_for_end(parts, servers)
+                await self._wait_for_end(parts, servers, self._stop)
+            await self._give_notice(parts, servers, report)
             await self._drain(parts, servers, report)
         finally:
             parts.lifecycle.become(State.STOPPED)
@@ -234,16 +235,22 @@ class Daemon:
         self._log.info("daemon.ready", url=self.url, model=engine.model.model_id)
         self._on_ready(self.url, engine)
 
-    async def _wait_for_end(self, parts: Parts, servers: HttpServers) -> None:
-        """Until a stop is asked for; an engine or a server that fails ends the daemon.
+    async def _wait_for_end(
+        self,
+        parts: Parts,
+        servers: HttpServers,
+        stop_event: asyncio.Event,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Serve until a stop is asked for; an engine or a server that fails ends the daemon.
 
         Raises:
             FaultError: One did.
         """
-        stop = asyncio.create_task(self._stop.wait())
+        stop = asyncio.create_task(stop_event.wait())
         failed = asyncio.create_task(_engine_watch(parts).failed())
         ended = asyncio.create_task(servers.wait_ended())
-        await _first_of(stop, ended, failed)
+        await _first_of(stop, ended, failed, timeout_s=timeout_s)
         for task in (stop, failed, ended):
             task.cancel()
         if ended.done() and not ended.cancelled():
@@ -257,7 +264,7 @@ class Daemon:
         Raises:
             EngineFaultError: Always.
         """
-        if parts.lifecycle.state is State.READY:
+        if parts.lifecycle.state in {State.READY, State.LEAVING}:
             parts.lifecycle.become(State.FAILED)
         servers.leave()
         fault = EngineFaultError("the engine has stopped; the server is restarting")
@@ -265,6 +272,22 @@ class Daemon:
         await parts.service.drain(_LAST_ANSWER_S)
         finished = parts.loop.finished
         raise fault from finished.exception() if finished.done() else None
+
+    async def _give_notice(self, parts: Parts, servers: HttpServers, report: ServiceReport) -> None:
+        """Go on serving while routers learn from /health/ready that the daemon leaves.
+
+        A daemon that loads, or that an operator drains, gives no notice: it was not ready before.
+
+        Raises:
+            FaultError: The engine or a server failed meanwhile.
+        """
+        notice_s = parts.configuration.settings.limits.drain_notice_s
+        if notice_s == 0.0 or parts.lifecycle.state is not State.READY:
+            return
+        parts.lifecycle.become(State.LEAVING)
+        self._log.info("daemon.leaving", notice_s=notice_s, open_requests=parts.service.open_count)
+        report.stopping()
+        await self._wait_for_end(parts, servers, self._stop_now, notice_s)
 
     async def _drain(self, parts: Parts, servers: HttpServers, report: ServiceReport) -> None:
         """Take nothing new and let the open generations end, up to the deadline.
@@ -339,5 +362,5 @@ def _engine_watch(parts: Parts) -> EngineWatch:
     )
 
 
-async def _first_of(*futures: asyncio.Future[Any]) -> None:
-    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+async def _first_of(*futures: asyncio.Future[Any], timeout_s: float | None = None) -> None:
+    await asyncio.wait(futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)

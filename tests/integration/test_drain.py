@@ -25,8 +25,14 @@ _NEVER_S = 3600
 """A timeout that is longer than any test waits: what ends nevertheless has not waited for it."""
 
 
-def _start(gate: StepGate, *, drain_timeout_s: float = _NEVER_S) -> RunningDaemon:
-    flags = {"limits.drain_timeout_s": drain_timeout_s, "limits.stall_timeout_s": _NEVER_S}
+def _start(
+    gate: StepGate, *, drain_timeout_s: float = _NEVER_S, drain_notice_s: float = 0.0
+) -> RunningDaemon:
+    flags = {
+        "limits.drain_timeout_s": drain_timeout_s,
+        "limits.drain_notice_s": drain_notice_s,
+        "limits.stall_timeout_s": _NEVER_S,
+    }
     return RunningDaemon(
         lambda: FakeEngine(told, before_step=gate, context_tokens=1_000_000), flags
     )
@@ -39,9 +45,9 @@ def _no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("machd.daemon._SERVER_JOIN_S", _NEVER_S)
 
 
-def _wait_until_draining(url: str) -> None:
+def _wait_until_not_ready(url: str) -> None:
     wait_until(
-        lambda: httpx.get(f"{url}/health/ready").status_code == 503, "the daemon is draining"
+        lambda: httpx.get(f"{url}/health/ready").status_code == 503, "the daemon is not ready"
     )
 
 
@@ -57,7 +63,7 @@ def test_a_stream_ends_well_while_new_requests_are_refused() -> None:
         stream.post_json(_CHAT, chat("say hello there", stream=True))
         stream.read_until(b'"content":"h"')
         daemon.stop()
-        _wait_until_draining(daemon.url)
+        _wait_until_not_ready(daemon.url)
         ready = client.get("/health/ready")
         assert ready.json()["state"] == "draining"
         assert ready.json()["reason"]
@@ -80,6 +86,82 @@ def test_a_stream_ends_well_while_new_requests_are_refused() -> None:
         assert daemon.error is None
 
 
+def test_new_requests_are_answered_during_the_notice() -> None:
+    """From the signal on the daemon is not ready, and answers new requests as before."""
+    gate = StepGate()
+    gate.open()
+    with (
+        _start(gate, drain_notice_s=_NEVER_S) as daemon,
+        httpx.Client(base_url=daemon.url) as client,
+    ):
+        daemon.stop()
+        _wait_until_not_ready(daemon.url)
+        ready = client.get("/health/ready").json()
+        assert (ready["status"], ready["state"]) == ("unavailable", "leaving")
+        assert client.get("/health/live").status_code == 200
+        for is_stream in (False, True):
+            answer = client.post(_CHAT, json=chat("say hi", stream=is_stream))
+            assert answer.status_code == 200
+        assert scrape(daemon.url, "machd_state", state="leaving") == 1
+        assert scrape(daemon.url, "machd_rejections_total", reason="draining") == 0
+
+
+def test_the_drain_begins_when_the_notice_is_over() -> None:
+    """After the notice new requests get 503 ``draining``, and what was taken during it is finished."""
+    gate = StepGate(at_decode)
+    with (
+        _start(gate, drain_notice_s=0.5) as daemon,
+        RawClient(daemon.url) as stream,
+        gate,
+    ):
+        daemon.stop()
+        stream.post_json(_CHAT, chat("say hello there", stream=True))
+        stream.read_until(b'"content":"h"')
+        wait_until(
+            lambda: scrape(daemon.url, "machd_state", state="draining") == 1, "the notice is over"
+        )
+        refused = httpx.post(f"{daemon.url}{_CHAT}", json=chat("say hi"))
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "draining"
+        gate.open()
+        assert sse_text(stream.read_answer().body) == "hello there"
+        assert daemon.join(CEILING_S)
+        assert daemon.error is None
+
+
+def test_an_idle_daemon_gives_its_whole_notice() -> None:
+    """Without open requests the notice is not cut short: only a second stop ends it."""
+    gate = StepGate()
+    gate.open()
+    with _start(gate, drain_notice_s=_NEVER_S) as daemon:
+        daemon.stop()
+        _wait_until_not_ready(daemon.url)
+        assert scrape(daemon.url, "machd_state", state="leaving") == 1
+        daemon.stop()
+        assert daemon.join(CEILING_S)
+        assert daemon.error is None
+
+
+def test_a_second_stop_during_the_notice_ends_at_once() -> None:
+    """The second stop waits neither for the notice nor for the drain: streams end with the error."""
+    gate = StepGate(at_decode)
+    with (
+        _start(gate, drain_notice_s=_NEVER_S) as daemon,
+        RawClient(daemon.url) as stream,
+        gate,
+    ):
+        stream.post_json(_CHAT, chat("say hello", stream=True))
+        stream.read_until(b'"content":"h"')
+        daemon.stop()
+        _wait_until_not_ready(daemon.url)
+        gate.wait_until_held()
+        daemon.stop()
+        assert sse_data(stream.read_answer().body)[-1]["error"]["code"] == "drain_deadline"
+        gate.open()
+        assert daemon.join(CEILING_S)
+        assert daemon.error is None
+
+
 def test_what_waits_is_finished_too() -> None:
     """A request that was queued before the stop is answered before the end."""
     gate = StepGate()
@@ -96,7 +178,7 @@ def test_what_waits_is_finished_too() -> None:
             lambda: scrape(daemon.url, "machd_requests_waiting") == 1, "one request waits"
         )
         daemon.stop()
-        _wait_until_draining(daemon.url)
+        _wait_until_not_ready(daemon.url)
         gate.open()
         assert running.read_answer().json()["usage"]["completion_tokens"] == 5000
         assert waiting.read_answer().json()["choices"][0]["message"]["content"] == "patience"
@@ -154,7 +236,7 @@ def test_a_second_stop_ends_at_once() -> None:
         stream.post_json(_CHAT, chat("say hello", stream=True))
         stream.read_until(b'"content":"h"')
         daemon.stop()
-        _wait_until_draining(daemon.url)
+        _wait_until_not_ready(daemon.url)
         gate.wait_until_held()
         daemon.stop()
         answer = stream.read_answer()
@@ -174,7 +256,7 @@ def test_a_second_stop_does_not_wait_for_a_client_that_reads_nothing() -> None:
         slow.read_until(b"data: ")
         wait_until(lambda: is_idle(daemon.url), "the engine has computed the slow one's stream")
         daemon.stop()
-        _wait_until_draining(daemon.url)
+        _wait_until_not_ready(daemon.url)
         daemon.stop()
         has_ended = daemon.join(CEILING_S)
         slow.reset()

@@ -65,6 +65,20 @@ def test_from_loading_to_the_end(ear: NotifySocket, tmp_path: Path) -> None:
     assert len(ear.values("READY")) == 1
 
 
+def test_stopping_is_said_when_the_notice_begins(ear: NotifySocket) -> None:
+    """STOPPING goes out with the signal, and asks for the time of the notice and of the drain."""
+    flags = {"limits.drain_timeout_s": 30, "limits.drain_notice_s": 3600}
+    with ServiceDaemon(flags, _environ(ear)) as daemon:
+        url = daemon.read_url()
+        daemon.terminate()
+        stopping = ear.wait_for("STOPPING", "1")
+        assert int(stopping.fields["EXTEND_TIMEOUT_USEC"]) > 3_630_000_000
+        assert stopping.fields["STATUS"].startswith("leaving, ")
+        assert _ask(url, "say hi").status_code == 200
+        daemon.terminate()
+        assert daemon.wait() == 0
+
+
 @pytest.mark.parametrize("is_inherited", [False, True])
 def test_ready_comes_when_the_first_request_would_be_answered(
     ear: NotifySocket, *, is_inherited: bool

@@ -19,7 +19,7 @@ from machd.serving.kv_memory import kv_memory
 from machd.serving.speculation_mode import decide_speculation
 from machd.telemetry.metrics import Metrics
 
-_State: TypeAlias = Literal["loading", "ready", "draining", "stopped", "failed"]
+_State: TypeAlias = Literal["loading", "ready", "leaving", "draining", "stopped", "failed"]
 
 
 class AdminState(Struct, frozen=True, kw_only=True):

@@ -25,7 +25,12 @@ from machd.serving.cache_stats import (
     PrefixStats,
 )
 
-_STATE_STYLES = {"ready": "bold green", "draining": "bold yellow", "failed": "bold red"}
+_STATE_STYLES = {
+    "ready": "bold green",
+    "leaving": "bold yellow",
+    "draining": "bold yellow",
+    "failed": "bold red",
+}
 _WORDS = {"STATE", "MODE", "PROMPT"}
 _MB = 1_000_000
 _LARGEST_MB = 1000

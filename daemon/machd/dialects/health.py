@@ -49,13 +49,14 @@ async def get_health_live(
 
 @endpoint("GET|HEAD /health/ready", Health, Answer(503, Health), public=True)
 async def get_health_ready(context: NamedDependency[ServerContext]) -> Response[bytes]:
-    """Tell whether the daemon accepts work.
+    """Tell whether the daemon should be sent new work.
 
-    It does while an operator has the model measured: requests then queue as behind a long answer.
+    It should while an operator has the model measured: requests then queue as behind a long answer.
+    It should not once a stop was asked for, although work is accepted for ``limits.drain_notice_s``.
     """
     lifecycle = context.service.lifecycle
     try:
-        lifecycle.check_accepting()
+        lifecycle.check_ready()
     except MachdError as error:
         return _answer(lifecycle.state, error.message)
     return _answer(lifecycle.state, None)

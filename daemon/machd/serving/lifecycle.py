@@ -19,6 +19,7 @@ class State(StrEnum):
 
     LOADING = "loading"
     READY = "ready"
+    LEAVING = "leaving"
     DRAINING = "draining"
     STOPPED = "stopped"
     FAILED = "failed"
@@ -26,7 +27,8 @@ class State(StrEnum):
 
 _NEXT = {
     State.LOADING: {State.READY, State.DRAINING, State.STOPPED, State.FAILED},
-    State.READY: {State.DRAINING, State.FAILED, State.STOPPED},
+    State.READY: {State.LEAVING, State.DRAINING, State.FAILED, State.STOPPED},
+    State.LEAVING: {State.DRAINING, State.FAILED, State.STOPPED},
     State.DRAINING: {State.READY, State.STOPPED, State.FAILED},
     State.STOPPED: set(),
     State.FAILED: {State.STOPPED},
@@ -107,7 +109,7 @@ class Lifecycle:
             EngineFaultError: The engine is gone.
         """
         match self._state:
-            case State.READY:
+            case State.READY | State.LEAVING:
                 return
             case State.LOADING:
                 raise NotReadyError("the model is still loading", retry_after_s=_RETRY_AFTER_S)
@@ -118,3 +120,18 @@ class Lifecycle:
                 )
             case State.FAILED:
                 raise EngineFaultError("the engine has stopped; the server is restarting")
+
+    def check_ready(self) -> None:
+        """Check that a router may send new work, or say why not.
+
+        A leaving daemon accepts work that arrives all the same: routers poll, and learn late.
+
+        Raises:
+            MachdError: The daemon is leaving, or accepts no work (:meth:`check_accepting`).
+        """
+        if self._state is State.LEAVING:
+            raise DrainingError(
+                "the server is about to drain: send new work to another one",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        self.check_accepting()

@@ -88,10 +88,11 @@ class ServiceReport:
             self._notifier.ready(self._noted_status())
 
     def stopping(self) -> None:
-        """The daemon leaves, after the time that open requests get."""
+        """The daemon leaves, after its notice and the time that open requests get."""
         self._is_stopping = True
-        drain_s = self._configuration.settings.limits.drain_timeout_s
-        self._notifier.stopping(timeout_s=drain_s + _LEAVING_S, status=self._noted_status())
+        limits = self._configuration.settings.limits
+        timeout_s = limits.drain_notice_s + limits.drain_timeout_s + _LEAVING_S
+        self._notifier.stopping(timeout_s=timeout_s, status=self._noted_status())
 
     @property
     def status(self) -> str:
@@ -101,6 +102,8 @@ class ServiceReport:
                 return "loading the model"
             case State.READY:
                 return self._counts + self._reload_problem
+            case State.LEAVING:
+                return f"leaving, {self._counts}"
             case State.DRAINING:
                 count = self._service.open_count
                 return f"draining, {count} {'request' if count == 1 else 'requests'} open"

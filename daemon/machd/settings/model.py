@@ -260,6 +260,13 @@ class LimitsSettings(SettingsSection):
         description="Seconds that running requests get to finish when the daemon stops; 0 ends "
         "them at once.",
     )
+    drain_notice_s: float = Field(
+        default=0.0,
+        ge=0.0,
+        le=_DAY_S,
+        description="Seconds between a stop's signal and the drain: /health/ready says 503, new "
+        "requests are still taken, so that a router has time to notice.",
+    )
 
 
 class AuthSettings(SettingsSection):

@@ -16,7 +16,8 @@ from machd.serving.lifecycle import Lifecycle, State
 
 WAYS = {
     State.LOADING: [State.READY, State.DRAINING, State.STOPPED, State.FAILED],
-    State.READY: [State.DRAINING, State.STOPPED, State.FAILED],
+    State.READY: [State.LEAVING, State.DRAINING, State.STOPPED, State.FAILED],
+    State.LEAVING: [State.DRAINING, State.STOPPED, State.FAILED],
     State.DRAINING: [State.READY, State.STOPPED, State.FAILED],
     State.FAILED: [State.STOPPED],
     State.STOPPED: [],
@@ -25,6 +26,8 @@ WAYS = {
 
 def _in(state: State) -> Lifecycle:
     lifecycle = Lifecycle()
+    if state is State.LEAVING:
+        lifecycle.become(State.READY)
     lifecycle.become(state)
     return lifecycle
 
@@ -55,8 +58,18 @@ def test_a_stopped_daemon_stays_stopped() -> None:
 
 
 def test_a_ready_daemon_takes_work() -> None:
-    """Ready is the one state that lets requests in."""
-    _in(State.READY).check_accepting()
+    """A ready daemon accepts requests, and a router may send them."""
+    lifecycle = _in(State.READY)
+    lifecycle.check_accepting()
+    lifecycle.check_ready()
+
+
+def test_a_leaving_daemon_accepts_work_but_is_not_ready() -> None:
+    """A leaving daemon accepts requests, while a router is told to send none."""
+    lifecycle = _in(State.LEAVING)
+    lifecycle.check_accepting()
+    with pytest.raises(DrainingError, match="about to drain"):
+        lifecycle.check_ready()
 
 
 @pytest.mark.parametrize(
@@ -70,13 +83,15 @@ def test_a_ready_daemon_takes_work() -> None:
 )
 def test_every_other_state_says_why_not(state: State, error_class: type[MachdError]) -> None:
     """A client gets a 503 with the state's own code, and a time to come back where one is known."""
-    with pytest.raises(error_class) as refusal:
-        _in(state).check_accepting()
+    lifecycle = _in(state)
+    for check in (lifecycle.check_accepting, lifecycle.check_ready):
+        with pytest.raises(error_class) as refusal:
+            check()
 
-    error = refusal.value
-    assert type(error) is error_class
-    assert error.http_status == 503
-    assert not isinstance(error, UnavailableError) or error.retry_after_s >= 1
+        error = refusal.value
+        assert type(error) is error_class
+        assert error.http_status == 503
+        assert not isinstance(error, UnavailableError) or error.retry_after_s >= 1
 
 
 def test_a_drained_daemon_can_resume() -> None:
