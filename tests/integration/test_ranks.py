@@ -95,14 +95,18 @@ class _Ranks:
             return False
 
     def ask(self, *, max_tokens: int) -> httpx.Response:
-        body = {
+        body = self.body(max_tokens=max_tokens)
+        return httpx.post(f"{self.url}/v1/completions", json=body, timeout=CEILING_S)
+
+    @staticmethod
+    def body(*, max_tokens: int) -> dict[str, object]:
+        return {
             "model": "tiny",
             "prompt": "one two three",
             "max_tokens": max_tokens,
             "temperature": 0,
             "ignore_eos": True,
         }
-        return httpx.post(f"{self.url}/v1/completions", json=body, timeout=CEILING_S)
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +130,23 @@ def test_a_daemon_of_two_ranks_serves_and_stops_in_order(checkpoint: Path, tmp_p
     printed = (tmp_path / "log").read_text()
     assert printed.count("daemon.stopped") == 2
     assert "exited with code" not in printed
+
+
+def test_requests_get_an_error_when_a_rank_dies(checkpoint: Path, tmp_path: Path) -> None:
+    """Rank 0 answers what is open and ends with code 70, so a supervisor can start all of them again."""
+    daemon, log = _Ranks(checkpoint), tmp_path / "log"
+    with launched(2, daemon.arguments, log=log) as launcher:
+        wait_until(lambda: daemon.is_ready, "the daemon is ready", seen=log.read_text)
+        url, body = f"{daemon.url}/v1/completions", daemon.body(max_tokens=8000)
+        with httpx.stream("POST", url, json={**body, "stream": True}, timeout=CEILING_S) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            os.kill(rank_pids(launcher)[1], signal.SIGKILL)
+            rest = "".join(lines)
+        launcher.wait(CEILING_S)
+
+    assert "engine_fault" in rest
+    assert "rank 0 exited with code 70" in log.read_text()
 
 
 def test_a_rank_ends_with_code_70_when_rank_0_dies(checkpoint: Path, tmp_path: Path) -> None:
