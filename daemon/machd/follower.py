@@ -1,4 +1,4 @@
-"""The life of a process that is a rank and not rank 0: it serves nobody and does what rank 0 orders."""
+"""The life of a process on any rank but rank 0: it has no HTTP and runs the orders of rank 0."""
 
 from __future__ import annotations
 

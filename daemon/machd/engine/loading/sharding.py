@@ -18,7 +18,7 @@ from machd.errors import ModelError
 
 
 class ShardMode(StrEnum):
-    """How a model is cut; the values of ``distributed.mode`` but for ``auto``."""
+    """Way to cut a model; the values of ``distributed.mode`` but for ``auto``."""
 
     TENSOR = "tensor"
     """Every rank computes a part of the heads and of the hidden units of each layer."""

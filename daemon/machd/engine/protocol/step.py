@@ -217,7 +217,7 @@ class DraftFault:
 
 @dataclass(frozen=True, slots=True)
 class SettledRow:
-    """What a row keeps of a pass.
+    """Part of a pass that a row keeps.
 
     Attributes:
         kept_tokens: Tokens of its span whose keys and values stay.

@@ -1,4 +1,4 @@
-"""What ranks agree on within a step: rank 0's decisions, and the memory of the tightest rank.
+"""Agreement of ranks within a step: rank 0's decisions, and the memory of the tightest rank.
 
 Satisfies :class:`machd.engine.step.ports.Ranks` by structure.
 """

@@ -1,4 +1,4 @@
-"""What rank 0 orders: each verb of the engine as a message.
+"""Orders of rank 0: each verb of the engine as a message.
 
 A step's plan goes over as it is but for what only rank 0 needs of it: sampling parameters, of which
 followers know one, and costs and draft lengths, from which rank 0 alone chooses spans.
