@@ -20,6 +20,7 @@ can end a command names its ``exit_code``. Nothing in machd decides by the text 
         . ModelArchitectureError      mlx-lm does not know the architecture
         . ModelCodeError              the checkpoint wants to run its own code
         . ModelMemoryError            the weights do not fit
+        . ModelShardingError          so many ranks cannot compute it together
         . ChatTemplateMissingError    no chat template for messages              exit 2, 400
     + RequestError                    the client's request is wrong              4xx
       - InvalidRequestError           400
@@ -151,6 +152,12 @@ class ModelMemoryError(ModelError):
     """The weights do not fit into memory."""
 
     code = "model_memory"
+
+
+class ModelShardingError(ModelError):
+    """The model cannot be computed by this many ranks."""
+
+    code = "model_sharding"
 
 
 class ChatTemplateMissingError(ModelError):

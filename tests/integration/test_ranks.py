@@ -72,7 +72,7 @@ def test_heads_that_cannot_be_shared_evenly_are_refused() -> None:
     found, printed = _compared(3, "tensor", "none", ["llama"])
 
     assert len(found) == 1, printed
-    assert "CannotShardError" in str(found[0]["refused"])
+    assert "ModelShardingError" in str(found[0]["refused"])
 
 
 class _Ranks:

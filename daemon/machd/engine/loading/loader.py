@@ -44,7 +44,7 @@ from machd.engine.loading.precision import (
     weight_format,
     weights_bytes,
 )
-from machd.engine.loading.sharding import CannotShardError, Sharding, cut, least
+from machd.engine.loading.sharding import Sharding, cut, least
 from machd.engine.loading.source import ModelSource, SourceKind
 from machd.engine.loading.tokenizer_files import directory_tokenizer, gguf_tokenizer
 from machd.engine.loading.vision import (
@@ -58,7 +58,7 @@ from machd.engine.loading.vision import (
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.engine.vision.media_processor import CheckpointProcessor
-from machd.errors import ModelError, ModelFormatError, SettingsError
+from machd.errors import ModelError, ModelFormatError, ModelShardingError, SettingsError
 
 MEDIA_BYTES = 256_000_000
 """Memory for processed images and videos, and as much for their embeddings, unless given."""
@@ -301,7 +301,7 @@ def _load_shard(
 ) -> _LoadedDirectory:
     """Load this rank's shard; weights are converted before they are cut, as they are for one rank."""
     if loads_vision(checkpoint):
-        raise CannotShardError("a model with vision is served by one rank")
+        raise ModelShardingError("a model with vision is served by one rank")
     available_bytes, size = least(sharding.group, available_memory_bytes()), sharding.group.size()
     refuse_if_too_big(checkpoint.stored_bytes // size, available_bytes)
 

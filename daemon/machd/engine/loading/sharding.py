@@ -14,7 +14,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from machd.engine.backend.untyped import LanguageModel
-from machd.errors import ModelError
+from machd.errors import ModelShardingError
 
 
 class ShardMode(StrEnum):
@@ -43,23 +43,21 @@ class Sharding:
         """Return the ways to try, the better one first.
 
         Raises:
-            CannotShardError: mlx-lm knows none, or not the one that was asked for.
+            ModelShardingError: mlx-lm knows none, or not the one that was asked for.
         """
         known = shard_modes(model)
         name = type(model).__module__.rpartition(".")[2]
         if not known:
-            raise CannotShardError(f"mlx-lm cannot cut {name} for several ranks; serve it with one")
+            raise ModelShardingError(
+                f"mlx-lm cannot cut {name} for several ranks; serve it with one"
+            )
         if self.mode == "auto":
             return known
         if self.mode not in known:
-            raise CannotShardError(
+            raise ModelShardingError(
                 f"distributed.mode: mlx-lm cannot cut {name} by {self.mode}, only by {known[0]}"
             )
         return (ShardMode(self.mode),)
-
-
-class CannotShardError(ModelError):
-    """The model cannot be computed by this many ranks."""
 
 
 def least(group: mx.distributed.Group, value: int) -> int:
@@ -85,14 +83,14 @@ def cut(build: Callable[[], Module], sharding: Sharding) -> Module:
     """Build a model and cut it to this rank's shard, in the first way that works.
 
     Raises:
-        CannotShardError: None does; the reason is the first one's.
+        ModelShardingError: None does; the reason is the first one's.
     """
     model = build()
-    first: CannotShardError | None = None
+    first: ModelShardingError | None = None
     for mode in sharding.modes(model):
         try:
             shard(model, sharding.group, mode)
-        except CannotShardError as error:
+        except ModelShardingError as error:
             first = first or error
             model = build()
         else:
@@ -110,7 +108,7 @@ def shard(model: LanguageModel, group: mx.distributed.Group, mode: ShardMode) ->
         mode: One of its :func:`shard_modes`.
 
     Raises:
-        CannotShardError: It cannot be cut evenly.
+        ModelShardingError: It cannot be cut evenly.
     """
     before = _counts(model)
     try:
@@ -119,7 +117,7 @@ def shard(model: LanguageModel, group: mx.distributed.Group, mode: ShardMode) ->
         else:
             model.model.pipeline(group)
     except ValueError as error:
-        raise CannotShardError(f"{_ways(mode, group)}: {error}") from error
+        raise ModelShardingError(f"{_ways(mode, group)}: {error}") from error
     if mode is ShardMode.TENSOR:
         _check_even(before, _counts(model), group)
 
@@ -128,11 +126,11 @@ def _check_even(before: dict[str, int], after: dict[str, int], group: mx.distrib
     """Refuse a number of heads that was divided with a remainder: each rank's slices are not its heads then.
 
     Raises:
-        CannotShardError: One was.
+        ModelShardingError: One was.
     """
     for name, count in before.items():
         if after.get(name, count) not in (count, count / group.size()):
-            raise CannotShardError(
+            raise ModelShardingError(
                 f"{_ways(ShardMode.TENSOR, group)}: {name.rpartition('.')[2]} is {count}, which "
                 f"{group.size()} ranks cannot share evenly"
             )
