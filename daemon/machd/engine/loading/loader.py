@@ -44,6 +44,7 @@ from machd.engine.loading.precision import (
     weight_format,
     weights_bytes,
 )
+from machd.engine.loading.shard_reader import ShardReader
 from machd.engine.loading.sharding import Sharding, cut, least
 from machd.engine.loading.source import ModelSource, SourceKind
 from machd.engine.loading.tokenizer_files import directory_tokenizer, gguf_tokenizer
@@ -305,21 +306,26 @@ def _load_shard(
     available_bytes, size = least(sharding.group, available_memory_bytes()), sharding.group.size()
     refuse_if_too_big(checkpoint.stored_bytes // size, available_bytes)
 
+    reader = ShardReader(checkpoint)
+
     def built() -> Module:
-        model = _built(checkpoint, None, trust_remote_code=False)
+        model = _built(checkpoint, reader, trust_remote_code=False)
+        reader.note_stored(model)
         _check_kv_format(model, kv_format)
         target = weight_format(quantize, model)
         plain_dtype = model_dtype(
             model, dtype, target, backend=backend_name(), available_bytes=available_bytes * size
         )
         hold_in(model, plain_dtype, target)
+        reader.note_cast(model)
         return model
 
-    model = cut(built, sharding)
+    with reader.recording_cut():
+        model = cut(built, sharding)
     architecture = architecture_name(model, checkpoint.model_type)
     progress.stage("loading the weights", weights_bytes(model))
     try:
-        materialise(model, None, progress)
+        reader.materialise(model, progress)
     except RuntimeError as error:
         raise ModelFormatError(f"{checkpoint.path.name}: {error}") from error
     return _LoadedDirectory(model, architecture)
