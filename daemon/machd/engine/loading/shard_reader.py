@@ -119,7 +119,9 @@ class ShardReader(TensorOrigins):
         shard = distributed._shard  # noqa: SLF001 - mlx has no other place that every slice passes
 
         def recorded(  # type: ignore[no-untyped-def]  # noqa: ANN202
-            parameters: dict[str, object], predicate: Callable[..., object], group: object = None
+            parameters: dict[str, object],
+            predicate: Callable[..., object],
+            group: Any = None,  # noqa: ANN401 - mlx's group
         ):
             taken: dict[str, tuple[mx.array, Any]] = {}
 
@@ -129,8 +131,11 @@ class ShardReader(TensorOrigins):
                 return chosen
 
             result = shard(parameters, noted, group)
-            for path, array in tree_flatten(result):
-                weight, chosen = taken.get(path, (None, None))
+            flat: Any = tree_flatten(result)
+            for path, array in flat:
+                if path not in taken:
+                    continue
+                weight, chosen = taken[path]
                 source = self._sources.get(id(weight))
                 if source is None or chosen is None:
                     continue
@@ -144,7 +149,7 @@ class ShardReader(TensorOrigins):
                 self._cut[id(array)] = _CutArray(array, part)
             return result
 
-        distributed._shard = recorded  # noqa: SLF001
+        distributed._shard = recorded  # type: ignore[assignment]  # noqa: SLF001
         try:
             yield
         finally:
@@ -232,7 +237,7 @@ def read_slice(part: StoredSlice) -> tuple[mx.array, int]:
 
 
 def _fill(descriptor: int, into: np.ndarray[Any, Any], offset: int, file: Path) -> int:
-    view = memoryview(into).cast("B") if into.ndim > 1 else memoryview(into)
+    view = into.reshape(-1).data
     done_bytes = 0
     while done_bytes < len(view):
         count = os.preadv(descriptor, [view[done_bytes:]], offset + done_bytes)

@@ -49,7 +49,7 @@ class _Model(Module):
     """One fused projection and one back."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.qkv = Linear(64, 256, bias=True)
         self.out = Linear(128, 64, bias=True)
         self.norm = RMSNorm(64)
