@@ -94,6 +94,14 @@ class _Ranks:
         except httpx.HTTPError:
             return False
 
+    @property
+    def live_status(self) -> int | None:
+        """Status of the liveness endpoint; None while there is no answer."""
+        try:
+            return httpx.get(f"{self.url}/health/live").status_code
+        except httpx.HTTPError:
+            return None
+
     def ask(self, *, max_tokens: int) -> httpx.Response:
         body = self.body(max_tokens=max_tokens)
         return httpx.post(f"{self.url}/v1/completions", json=body, timeout=CEILING_S)
@@ -123,6 +131,8 @@ def test_a_daemon_of_two_ranks_serves_and_stops_in_order(checkpoint: Path, tmp_p
             lambda: daemon.is_ready, "the daemon is ready", seen=(tmp_path / "log").read_text
         )
         assert daemon.ask(max_tokens=8).json()["usage"]["completion_tokens"] == 8
+        capabilities = httpx.get(f"{daemon.url}/v1/capabilities").json()
+        assert capabilities["distributed"]["ranks"] == 2
         for pid in rank_pids(launcher):
             os.kill(pid, signal.SIGTERM)
         launcher.wait(CEILING_S)
@@ -147,6 +157,36 @@ def test_requests_get_an_error_when_a_rank_dies(checkpoint: Path, tmp_path: Path
 
     assert "engine_fault" in rest
     assert "rank 0 exited with code 70" in log.read_text()
+
+
+def test_rank_0_ends_with_code_70_when_a_rank_dies_while_nothing_runs(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    """mlx.launch tells rank 0 to stop as soon as the other one has died, and its end is no order's end."""
+    daemon, log = _Ranks(checkpoint), tmp_path / "log"
+    with launched(2, daemon.arguments, log=log) as launcher:
+        wait_until(lambda: daemon.is_ready, "the daemon is ready", seen=log.read_text)
+        os.kill(rank_pids(launcher)[1], signal.SIGKILL)
+        launcher.wait(CEILING_S)
+
+    assert "rank 0 exited with code 70" in log.read_text()
+
+
+def test_rank_0_is_not_live_when_a_rank_hangs_while_nothing_runs(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    """Rank 0 asks the others every half second, and ends when one has not answered for engine.stall_timeout_s."""
+    daemon, log = _Ranks(checkpoint), tmp_path / "log"
+    arguments = [*daemon.arguments, "--engine-stall-timeout-s", "10"]
+    with launched(2, arguments, log=log) as launcher:
+        wait_until(lambda: daemon.is_ready, "the daemon is ready", seen=log.read_text)
+        os.kill(rank_pids(launcher)[1], signal.SIGSTOP)
+        wait_until(lambda: daemon.live_status == 503, "the hang shows", seen=log.read_text)
+        wait_until(
+            lambda: "rank 0 exited with code 70" in log.read_text(),
+            "rank 0 ends",
+            seen=log.read_text,
+        )
 
 
 def test_a_rank_ends_with_code_70_when_rank_0_dies(checkpoint: Path, tmp_path: Path) -> None:

@@ -20,10 +20,12 @@ _TESTS = Path(__file__).parents[2]
 def rank_command(ranks: int, arguments: Sequence[str]) -> list[str]:
     """Return the command that starts so many ranks of ``python ARGUMENTS`` on free ports of loopback."""
     launch = ["-n", str(ranks), "--backend", "ring", "-p", str(free_ports(ranks))]
+    # Ranks import what this process imports, from a worktree for instance.
+    path = os.pathsep.join(part for part in (str(_TESTS), os.environ.get("PYTHONPATH")) if part)
     # One thread each for products: more would spin on the same cores.
     return [
         *(sys.executable, str(_LAUNCH), *launch, "--env", "OPENBLAS_NUM_THREADS=1"),
-        *("--env", f"PYTHONPATH={_TESTS}", "--python", sys.executable, "--", *arguments),
+        *("--env", f"PYTHONPATH={path}", "--python", sys.executable, "--", *arguments),
     ]
 
 
