@@ -133,6 +133,10 @@ def test_a_daemon_of_two_ranks_serves_and_stops_in_order(checkpoint: Path, tmp_p
         assert daemon.ask(max_tokens=8).json()["usage"]["completion_tokens"] == 8
         capabilities = httpx.get(f"{daemon.url}/v1/capabilities").json()
         assert capabilities["distributed"]["ranks"] == 2
+        metrics = httpx.get(f"{daemon.url}/metrics").text
+        for rank in ("0", "1"):
+            assert f'machd_rank_memory_bytes{{kind="active",rank="{rank}"}}' in metrics
+            assert f'machd_rank_heartbeat_timestamp_seconds{{rank="{rank}"}} 1' in metrics
         for pid in rank_pids(launcher):
             os.kill(pid, signal.SIGTERM)
         launcher.wait(CEILING_S)
