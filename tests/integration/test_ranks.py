@@ -12,7 +12,8 @@ import httpx
 import pytest
 from support.checkpoints.tiny_checkpoint import write_tiny_llama
 from support.clocks.polling import CEILING_S, wait_until
-from support.ranks.launched_ranks import free_ports, launched, rank_command, rank_pids
+from support.ranks.launched_ranks import launched, rank_command, rank_pids
+from support.ranks.ranks_daemon import RanksDaemon
 
 _COMPARED = ("-m", "support.ranks.compared_rows")
 _WAYS = 10
@@ -75,48 +76,6 @@ def test_heads_that_cannot_be_shared_evenly_are_refused() -> None:
     assert "ModelShardingError" in str(found[0]["refused"])
 
 
-class _Ranks:
-    """A daemon of two ranks."""
-
-    def __init__(self, checkpoint: Path) -> None:
-        self.port, self.admin_port = free_ports(1), free_ports(1)
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.arguments = [
-            *("-m", "machd", "serve", str(checkpoint), "--port", str(self.port)),
-            *("--admin-listen", f"127.0.0.1:{self.admin_port}", "--probe-on-start", "off"),
-            *("--continuous-batching-enabled",),
-        ]
-
-    @property
-    def is_ready(self) -> bool:
-        try:
-            return httpx.get(f"{self.url}/health/ready").is_success
-        except httpx.HTTPError:
-            return False
-
-    @property
-    def live_status(self) -> int | None:
-        """Status of the liveness endpoint; None while there is no answer."""
-        try:
-            return httpx.get(f"{self.url}/health/live").status_code
-        except httpx.HTTPError:
-            return None
-
-    def ask(self, *, max_tokens: int) -> httpx.Response:
-        body = self.body(max_tokens=max_tokens)
-        return httpx.post(f"{self.url}/v1/completions", json=body, timeout=CEILING_S)
-
-    @staticmethod
-    def body(*, max_tokens: int) -> dict[str, object]:
-        return {
-            "model": "tiny",
-            "prompt": "one two three",
-            "max_tokens": max_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-        }
-
-
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny llama of four heads."""
@@ -125,7 +84,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_daemon_of_two_ranks_serves_and_stops_in_order(checkpoint: Path, tmp_path: Path) -> None:
     """Its status shows both, and a stop that every rank is told of lets requests finish."""
-    daemon = _Ranks(checkpoint)
+    daemon = RanksDaemon(checkpoint)
     with launched(2, daemon.arguments, log=tmp_path / "log") as launcher:
         wait_until(
             lambda: daemon.is_ready, "the daemon is ready", seen=(tmp_path / "log").read_text
@@ -148,7 +107,7 @@ def test_a_daemon_of_two_ranks_serves_and_stops_in_order(checkpoint: Path, tmp_p
 
 def test_requests_get_an_error_when_a_rank_dies(checkpoint: Path, tmp_path: Path) -> None:
     """Rank 0 answers what is open and ends with code 70, so a supervisor can start all of them again."""
-    daemon, log = _Ranks(checkpoint), tmp_path / "log"
+    daemon, log = RanksDaemon(checkpoint), tmp_path / "log"
     with launched(2, daemon.arguments, log=log) as launcher:
         wait_until(lambda: daemon.is_ready, "the daemon is ready", seen=log.read_text)
         url, body = f"{daemon.url}/v1/completions", daemon.body(max_tokens=8000)
@@ -167,7 +126,7 @@ def test_rank_0_ends_with_code_70_when_a_rank_dies_while_nothing_runs(
     checkpoint: Path, tmp_path: Path
 ) -> None:
     """mlx.launch tells rank 0 to stop as soon as the other one has died, and its end is no order's end."""
-    daemon, log = _Ranks(checkpoint), tmp_path / "log"
+    daemon, log = RanksDaemon(checkpoint), tmp_path / "log"
     with launched(2, daemon.arguments, log=log) as launcher:
         wait_until(lambda: daemon.is_ready, "the daemon is ready", seen=log.read_text)
         os.kill(rank_pids(launcher)[1], signal.SIGKILL)
@@ -180,7 +139,7 @@ def test_rank_0_is_not_live_when_a_rank_hangs_while_nothing_runs(
     checkpoint: Path, tmp_path: Path
 ) -> None:
     """Rank 0 asks the others every half second, and ends when one has not answered for engine.stall_timeout_s."""
-    daemon, log = _Ranks(checkpoint), tmp_path / "log"
+    daemon, log = RanksDaemon(checkpoint), tmp_path / "log"
     arguments = [*daemon.arguments, "--engine-stall-timeout-s", "10"]
     with launched(2, arguments, log=log) as launcher:
         wait_until(lambda: daemon.is_ready, "the daemon is ready", seen=log.read_text)
@@ -195,7 +154,7 @@ def test_rank_0_is_not_live_when_a_rank_hangs_while_nothing_runs(
 
 def test_a_rank_ends_with_code_70_when_rank_0_dies(checkpoint: Path, tmp_path: Path) -> None:
     """No rank waits for one that is gone."""
-    daemon, log = _Ranks(checkpoint), tmp_path / "log"
+    daemon, log = RanksDaemon(checkpoint), tmp_path / "log"
     with launched(2, daemon.arguments, log=log) as launcher:
         wait_until(lambda: daemon.is_ready, "the daemon is ready", seen=log.read_text)
         os.kill(rank_pids(launcher)[0], signal.SIGKILL)

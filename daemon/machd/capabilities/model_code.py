@@ -6,7 +6,7 @@ Plain data, read from a model in memory by ``engine/loading/model_code.py``.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,14 +19,12 @@ class ModelCode:
             switches that are on; a packed layer counts as a plain one.
         caches: What its caches are, a text for each kind of layer.
         digest: Of the source files that define the model, imported ones included.
-        shard_modes: Ways in which the code can cut the model for several ranks, the better one first.
     """
 
     package: str
     layers: frozenset[str]
     caches: frozenset[str]
     digest: str
-    shard_modes: tuple[str, ...] = field(default=(), compare=False)
 
     def covers(self, other: ModelCode, shared: frozenset[str] = frozenset()) -> bool:
         """Return whether evidence measured on a model with this code holds for ``other``.
@@ -45,12 +43,19 @@ class ModelCode:
         """Return the union of the code of two models of one architecture."""
         assert (self.package, self.digest) == (other.package, other.digest), "one architecture"
         return ModelCode(
-            self.package,
-            self.layers | other.layers,
-            self.caches | other.caches,
-            self.digest,
-            self.shard_modes,
+            self.package, self.layers | other.layers, self.caches | other.caches, self.digest
         )
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedCode(ModelCode):
+    """The code of a model in memory, with what no evidence depends on.
+
+    Attributes:
+        shard_modes: Ways in which the code can cut the model for several ranks, the better one first.
+    """
+
+    shard_modes: tuple[str, ...]
 
 
 def shared_layers(every: Iterable[ModelCode]) -> frozenset[str]:

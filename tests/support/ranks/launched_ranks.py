@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from support.clocks.polling import wait_until
@@ -31,12 +31,26 @@ def rank_command(ranks: int, arguments: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def launched(
-    ranks: int, arguments: Sequence[str], *, log: Path
+    ranks: int,
+    arguments: Sequence[str],
+    *,
+    log: Path,
+    prefix: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run ranks, and kill what is left of them at the end; ``log`` gets what all of them print."""
+    """Run ranks, and kill what is left of them at the end.
+
+    Args:
+        ranks: How many.
+        arguments: Of Python, on each rank.
+        log: Gets what all of them print.
+        prefix: A command that starts mlx.launch.
+        environ: More variables.
+    """
     with log.open("wb") as out:
         process = subprocess.Popen(
-            rank_command(ranks, arguments),
+            [*prefix, *rank_command(ranks, arguments)],
+            env={**os.environ, **(environ or {})},
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,

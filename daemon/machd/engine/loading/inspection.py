@@ -17,7 +17,7 @@ from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
 
 from machd.capabilities.facts import CacheFacts
-from machd.capabilities.model_code import ModelCode
+from machd.capabilities.model_code import LoadedCode
 from machd.engine.backend.device import available_memory_bytes, backend_name, device_memory_bytes
 from machd.engine.backend.inspection_bounds import bounded, printable
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
@@ -139,7 +139,7 @@ class ModelInspection:
     backend: str
     device_memory_bytes: int
     available_bytes: int
-    code: ModelCode
+    code: LoadedCode
     quantised_to: Quantization | None = None
     experts: ExpertsInspection | None = None
     vision: VisionInspection | None = None
