@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -16,16 +17,22 @@ from support.ranks.launched_ranks import launched, rank_command, rank_pids
 from support.ranks.ranks_daemon import RanksDaemon
 
 _COMPARED = ("-m", "support.ranks.compared_rows")
+_LOADING = ("-m", "support.ranks.loading_ranks")
 _WAYS = 10
 """Alone, seeded, with a grammar, with drafts, four ways to share a batch, a prefix hit and its tokens."""
 
 
 def _compared(
     ranks: int, mode: str, fault: str, variants: list[str]
-) -> tuple[list[dict[str, object]], str]:
+) -> tuple[list[dict[str, Any]], str]:
     """Return what rank 0 found for each variant, and what all ranks printed besides."""
+    return _printed(ranks, [*_COMPARED, mode, fault, *variants])
+
+
+def _printed(ranks: int, arguments: list[str]) -> tuple[list[dict[str, Any]], str]:
+    """Return the lines of JSON that ranks printed, and everything that they printed."""
     ended = subprocess.run(
-        rank_command(ranks, [*_COMPARED, mode, fault, *variants]),
+        rank_command(ranks, arguments),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -41,6 +48,7 @@ def _compared(
     [
         (2, "tensor", "llama"),
         (2, "pipeline", "qwen2"),
+        (4, "tensor", "qwen3"),
         pytest.param(2, "tensor", "qwen3_moe", marks=pytest.mark.long),
         pytest.param(2, "tensor", "qwen3_5", marks=pytest.mark.long),
         pytest.param(2, "pipeline", "deepseek_v3", marks=pytest.mark.long),
@@ -66,6 +74,30 @@ def test_a_rank_that_does_something_else_ends_the_group(fault: str, said: str) -
     assert found == []
     assert said in printed
     assert "RanksLostError" in printed
+
+
+def test_rank_0_sees_the_bytes_of_every_rank_while_they_load() -> None:
+    """Ranks of 7 and 14 tensors meet as often, and rank 0 alone shows them."""
+    found, printed = _printed(2, [*_LOADING, "-1"])
+    shown = {one["rank"]: one["loaded_bytes"] for one in found}
+
+    assert [one["ended"] for one in found] == ["loaded", "loaded"], printed
+    assert len(shown[0]) == 10
+    assert shown[0] == sorted(shown[0])
+    assert shown[0][-1] == 7000 + 14000
+    assert shown[1] == []
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_every_rank_learns_which_one_failed_to_load_and_why(failing: int) -> None:
+    """The reason comes from the rank itself, and no rank waits for it any more."""
+    found, printed = _printed(2, [*_LOADING, str(failing)])
+    ended = {one["rank"]: one["ended"] for one in found}
+
+    assert ended == {
+        failing: "a file is damaged",
+        1 - failing: f"rank {failing} could not load its shard: a file is damaged",
+    }, printed
 
 
 def test_heads_that_cannot_be_shared_evenly_are_refused() -> None:
@@ -101,6 +133,7 @@ def test_a_daemon_of_two_ranks_serves_and_stops_in_order(checkpoint: Path, tmp_p
         launcher.wait(CEILING_S)
 
     printed = (tmp_path / "log").read_text()
+    assert printed.count('"event": "ranks.loading"') == 10, "rank 0 alone tells it"
     assert printed.count("daemon.stopped") == 2
     assert "exited with code" not in printed
 
