@@ -339,6 +339,12 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
         "All ranks are connected and have the same versions, settings and model.",
     ),
     LogEvent(
+        "ranks.loading",
+        ("info",),
+        ("loaded_bytes", "total_bytes"),
+        "Weights that each rank has loaded, and those that it will have, in the order of ranks.",
+    ),
+    LogEvent(
         "experts.on_disk",
         ("info",),
         ("capacity_bytes", "in_memory", "experts"),

@@ -207,6 +207,9 @@ class Daemon:
             for watch in watches:
                 watch.cancel()
             self._log.info("daemon.stopped")
+        finished = parts.loop.finished
+        if finished.done() and (error := finished.exception()) is not None:
+            raise EngineFaultError("the engine had failed when it was told to stop") from error
 
     async def _load_model(self, parts: Parts, servers: HttpServers, report: ServiceReport) -> None:
         """Wait for the model, or for a stop.

@@ -57,6 +57,20 @@ ENGINE = PanelRow(
             total("process_resident_memory_bytes", "process"),
         ),
         panel(
+            "Memory of ranks",
+            "What MLX holds on each rank, weights included, and what its process can still take. The tightest "
+            "rank decides what a step may have; no line without ranks.",
+            "bytes",
+            Query(of("machd_rank_memory_bytes"), "rank {{rank}} {{kind}}"),
+        ),
+        panel(
+            "Heartbeat of ranks",
+            "Since each rank last answered rank 0, twice a second when nothing runs. A line that only rises is a "
+            "rank that hangs.",
+            "s",
+            Query(f"time() - {of('machd_rank_heartbeat_timestamp_seconds')}", "rank {{rank}}"),
+        ),
+        panel(
             "Processor",
             "Cores in use by the process; only Linux tells.",
             "short",

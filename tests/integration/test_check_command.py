@@ -149,6 +149,19 @@ def row_of(result: Run) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("embedded_model_path")
+def test_ranks_and_the_memory_that_each_needs_are_told() -> None:
+    """The embedded model has nine heads: three ranks share them, and two cannot."""
+    row = row_of(run("--json", "--continuous-batching-kv-budget-gb", "1"))
+    shares = {share["ranks"]: share for share in row["distributed"]["shares"]}
+
+    assert row["distributed"]["verdict"] == "supported"
+    assert row["weights_bytes"] / 3 < shares[3]["weights_bytes"] < row["weights_bytes"]
+    assert shares[3]["memory_bytes"] > shares[3]["weights_bytes"] + 1_000_000_000
+    assert "n_heads is 9, which 2 ranks cannot share evenly" in shares[2]["reason"]
+    assert "3 with" in run("--continuous-batching-kv-budget-gb", "1").output
+
+
+@pytest.mark.usefixtures("embedded_model_path")
 def test_the_embedded_model() -> None:
     """Without MODEL it is the embedded default, whose figures are known."""
     result = run("--json", "--require", "batched", "--model-dtype", "float32")

@@ -96,6 +96,7 @@ def test_capabilities_describe_the_model_and_the_mode(http: httpx.Client) -> Non
     assert answer["layers"] == {"KVCache": 1}
     assert answer["decode_mode"]["active"] == "single"
     assert answer["decode_mode"]["reason"]
+    assert answer["distributed"] is None, "an engine without a model of code"
     assert answer["max_b"] == 1
     assert answer["model"]["id"] == "fake"
     assert answer["model"]["context_tokens"] == 4096

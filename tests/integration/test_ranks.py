@@ -7,24 +7,32 @@ import os
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from support.checkpoints.tiny_checkpoint import write_tiny_llama
 from support.clocks.polling import CEILING_S, wait_until
-from support.ranks.launched_ranks import free_ports, launched, rank_command, rank_pids
+from support.ranks.launched_ranks import launched, rank_command, rank_pids
+from support.ranks.ranks_daemon import RanksDaemon
 
 _COMPARED = ("-m", "support.ranks.compared_rows")
+_LOADING = ("-m", "support.ranks.loading_ranks")
 _WAYS = 10
 """Alone, seeded, with a grammar, with drafts, four ways to share a batch, a prefix hit and its tokens."""
 
 
 def _compared(
     ranks: int, mode: str, fault: str, variants: list[str]
-) -> tuple[list[dict[str, object]], str]:
+) -> tuple[list[dict[str, Any]], str]:
     """Return what rank 0 found for each variant, and what all ranks printed besides."""
+    return _printed(ranks, [*_COMPARED, mode, fault, *variants])
+
+
+def _printed(ranks: int, arguments: list[str]) -> tuple[list[dict[str, Any]], str]:
+    """Return the lines of JSON that ranks printed, and everything that they printed."""
     ended = subprocess.run(
-        rank_command(ranks, [*_COMPARED, mode, fault, *variants]),
+        rank_command(ranks, arguments),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -40,6 +48,7 @@ def _compared(
     [
         (2, "tensor", "llama"),
         (2, "pipeline", "qwen2"),
+        (4, "tensor", "qwen3"),
         pytest.param(2, "tensor", "qwen3_moe", marks=pytest.mark.long),
         pytest.param(2, "tensor", "qwen3_5", marks=pytest.mark.long),
         pytest.param(2, "pipeline", "deepseek_v3", marks=pytest.mark.long),
@@ -67,46 +76,36 @@ def test_a_rank_that_does_something_else_ends_the_group(fault: str, said: str) -
     assert "RanksLostError" in printed
 
 
+def test_rank_0_sees_the_bytes_of_every_rank_while_they_load() -> None:
+    """Ranks of 7 and 14 tensors meet as often, and rank 0 alone shows them."""
+    found, printed = _printed(2, [*_LOADING, "-1"])
+    shown = {one["rank"]: one["loaded_bytes"] for one in found}
+
+    assert [one["ended"] for one in found] == ["loaded", "loaded"], printed
+    assert len(shown[0]) == 10
+    assert shown[0] == sorted(shown[0])
+    assert shown[0][-1] == 7000 + 14000
+    assert shown[1] == []
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_every_rank_learns_which_one_failed_to_load_and_why(failing: int) -> None:
+    """The reason comes from the rank itself, and no rank waits for it any more."""
+    found, printed = _printed(2, [*_LOADING, str(failing)])
+    ended = {one["rank"]: one["ended"] for one in found}
+
+    assert ended == {
+        failing: "a file is damaged",
+        1 - failing: f"rank {failing} could not load its shard: a file is damaged",
+    }, printed
+
+
 def test_heads_that_cannot_be_shared_evenly_are_refused() -> None:
     """mlx-lm would divide them with a remainder, and give every rank slices of several heads."""
     found, printed = _compared(3, "tensor", "none", ["llama"])
 
     assert len(found) == 1, printed
     assert "ModelShardingError" in str(found[0]["refused"])
-
-
-class _Ranks:
-    """A daemon of two ranks."""
-
-    def __init__(self, checkpoint: Path) -> None:
-        self.port, self.admin_port = free_ports(1), free_ports(1)
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.arguments = [
-            *("-m", "machd", "serve", str(checkpoint), "--port", str(self.port)),
-            *("--admin-listen", f"127.0.0.1:{self.admin_port}", "--probe-on-start", "off"),
-            *("--continuous-batching-enabled",),
-        ]
-
-    @property
-    def is_ready(self) -> bool:
-        try:
-            return httpx.get(f"{self.url}/health/ready").is_success
-        except httpx.HTTPError:
-            return False
-
-    def ask(self, *, max_tokens: int) -> httpx.Response:
-        body = self.body(max_tokens=max_tokens)
-        return httpx.post(f"{self.url}/v1/completions", json=body, timeout=CEILING_S)
-
-    @staticmethod
-    def body(*, max_tokens: int) -> dict[str, object]:
-        return {
-            "model": "tiny",
-            "prompt": "one two three",
-            "max_tokens": max_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-        }
 
 
 @pytest.fixture(scope="module")
@@ -117,24 +116,31 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_daemon_of_two_ranks_serves_and_stops_in_order(checkpoint: Path, tmp_path: Path) -> None:
     """Its status shows both, and a stop that every rank is told of lets requests finish."""
-    daemon = _Ranks(checkpoint)
+    daemon = RanksDaemon(checkpoint)
     with launched(2, daemon.arguments, log=tmp_path / "log") as launcher:
         wait_until(
             lambda: daemon.is_ready, "the daemon is ready", seen=(tmp_path / "log").read_text
         )
         assert daemon.ask(max_tokens=8).json()["usage"]["completion_tokens"] == 8
+        capabilities = httpx.get(f"{daemon.url}/v1/capabilities").json()
+        assert capabilities["distributed"]["ranks"] == 2
+        metrics = httpx.get(f"{daemon.url}/metrics").text
+        for rank in ("0", "1"):
+            assert f'machd_rank_memory_bytes{{kind="active",rank="{rank}"}}' in metrics
+            assert f'machd_rank_heartbeat_timestamp_seconds{{rank="{rank}"}} 1' in metrics
         for pid in rank_pids(launcher):
             os.kill(pid, signal.SIGTERM)
         launcher.wait(CEILING_S)
 
     printed = (tmp_path / "log").read_text()
+    assert printed.count('"event": "ranks.loading"') == 10, "rank 0 alone tells it"
     assert printed.count("daemon.stopped") == 2
     assert "exited with code" not in printed
 
 
 def test_requests_get_an_error_when_a_rank_dies(checkpoint: Path, tmp_path: Path) -> None:
     """Rank 0 answers what is open and ends with code 70, so a supervisor can start all of them again."""
-    daemon, log = _Ranks(checkpoint), tmp_path / "log"
+    daemon, log = RanksDaemon(checkpoint), tmp_path / "log"
     with launched(2, daemon.arguments, log=log) as launcher:
         wait_until(lambda: daemon.is_ready, "the daemon is ready", seen=log.read_text)
         url, body = f"{daemon.url}/v1/completions", daemon.body(max_tokens=8000)
@@ -149,9 +155,39 @@ def test_requests_get_an_error_when_a_rank_dies(checkpoint: Path, tmp_path: Path
     assert "rank 0 exited with code 70" in log.read_text()
 
 
+def test_rank_0_ends_with_code_70_when_a_rank_dies_while_nothing_runs(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    """mlx.launch tells rank 0 to stop as soon as the other one has died, and its end is no order's end."""
+    daemon, log = RanksDaemon(checkpoint), tmp_path / "log"
+    with launched(2, daemon.arguments, log=log) as launcher:
+        wait_until(lambda: daemon.is_ready, "the daemon is ready", seen=log.read_text)
+        os.kill(rank_pids(launcher)[1], signal.SIGKILL)
+        launcher.wait(CEILING_S)
+
+    assert "rank 0 exited with code 70" in log.read_text()
+
+
+def test_rank_0_is_not_live_when_a_rank_hangs_while_nothing_runs(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    """Rank 0 asks the others every half second, and ends when one has not answered for engine.stall_timeout_s."""
+    daemon, log = RanksDaemon(checkpoint), tmp_path / "log"
+    arguments = [*daemon.arguments, "--engine-stall-timeout-s", "10"]
+    with launched(2, arguments, log=log) as launcher:
+        wait_until(lambda: daemon.is_ready, "the daemon is ready", seen=log.read_text)
+        os.kill(rank_pids(launcher)[1], signal.SIGSTOP)
+        wait_until(lambda: daemon.live_status == 503, "the hang shows", seen=log.read_text)
+        wait_until(
+            lambda: "rank 0 exited with code 70" in log.read_text(),
+            "rank 0 ends",
+            seen=log.read_text,
+        )
+
+
 def test_a_rank_ends_with_code_70_when_rank_0_dies(checkpoint: Path, tmp_path: Path) -> None:
     """No rank waits for one that is gone."""
-    daemon, log = _Ranks(checkpoint), tmp_path / "log"
+    daemon, log = RanksDaemon(checkpoint), tmp_path / "log"
     with launched(2, daemon.arguments, log=log) as launcher:
         wait_until(lambda: daemon.is_ready, "the daemon is ready", seen=log.read_text)
         os.kill(rank_pids(launcher)[0], signal.SIGKILL)

@@ -95,6 +95,26 @@ class ExpertStreamingReport(FeatureVerdict, frozen=True, kw_only=True):
     active: bool
 
 
+class DistributedVerdict(FeatureVerdict, frozen=True, kw_only=True):
+    """The verdict on several ranks that share the model.
+
+    Attributes:
+        modes: Ways in which the model's code can cut it, the better one first; see ``distributed.mode``.
+    """
+
+    modes: list[str]
+
+
+class DistributedReport(DistributedVerdict, frozen=True, kw_only=True):
+    """Several ranks: the verdict, and how many there are.
+
+    Attributes:
+        ranks: Ranks that compute the model now.
+    """
+
+    ranks: int
+
+
 SpeculationMode: TypeAlias = Literal["off", "ngram", "draft", "dflash"]
 """Source of draft tokens."""
 
@@ -260,6 +280,7 @@ class Capabilities(ModelCapabilities, frozen=True, kw_only=True):
     kv_quantization: KvQuantizationReport | None = None
     prefix_cache: PrefixCacheReport | None = None
     expert_streaming: ExpertStreamingReport | None = None
+    distributed: DistributedReport | None = None
     speculation: SpeculationInForce
     decode_mode: DecodeModeReport
     max_b: int

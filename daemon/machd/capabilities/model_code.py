@@ -47,6 +47,17 @@ class ModelCode:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedCode(ModelCode):
+    """The code of a model in memory, with what no evidence depends on.
+
+    Attributes:
+        shard_modes: Ways in which the code can cut the model for several ranks, the better one first.
+    """
+
+    shard_modes: tuple[str, ...]
+
+
 def shared_layers(every: Iterable[ModelCode]) -> frozenset[str]:
     """Return the layers that belong to no architecture: mlx's, and those in shared modules.
 

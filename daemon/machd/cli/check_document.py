@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from machd.capabilities.document import Device, ModelCapabilities
+from machd.capabilities.document import Device, DistributedVerdict, ModelCapabilities
 
 
 class MemoryFit(Struct, frozen=True, kw_only=True):
@@ -111,6 +111,33 @@ class VisionReport(Struct, frozen=True, kw_only=True):
     example_tokens: int | None = None
 
 
+class RankShare(Struct, frozen=True, kw_only=True):
+    """The model cut for a number of ranks in one way.
+
+    Attributes:
+        weights_bytes: Weights of the rank that has most of them; null if the model cannot be cut so.
+        memory_bytes: What each rank's machine needs: its weights, working memory and the whole KV budget;
+            null likewise.
+        reason: Why it cannot be cut so; null if it can.
+    """
+
+    mode: Literal["tensor", "pipeline"]
+    ranks: int
+    weights_bytes: int | None = None
+    memory_bytes: int | None = None
+    reason: str | None = None
+
+
+class DistributedCheck(DistributedVerdict, frozen=True, kw_only=True):
+    """Several ranks that share the model: the verdict, and what each number of them would need.
+
+    Attributes:
+        shares: From 2 to 8 ranks, in each way that the model's code knows.
+    """
+
+    shares: list[RankShare]
+
+
 class QualityReport(Struct, frozen=True, kw_only=True):
     """The quality that ``model.quantize`` costs, as perplexity of a fixed text; lower is better.
 
@@ -140,6 +167,7 @@ class ModelCheck(ModelCapabilities, frozen=True, kw_only=True):
         quality: The quality that it costs; null without --measure.
         experts: The experts of a mixture-of-experts model; null for another.
         vision: The model's vision; null for a checkpoint without a vision tower.
+        distributed: Several ranks that share the model, and the machines that they need.
         native_quantization: Whether this backend multiplies with packed weights, by mode.
         notes: What a person should know.
     """
@@ -159,6 +187,7 @@ class ModelCheck(ModelCapabilities, frozen=True, kw_only=True):
     quality: QualityReport | None = None
     experts: ExpertsReport | None = None
     vision: VisionReport | None = None
+    distributed: DistributedCheck
     native_quantization: dict[str, bool]
     chat_template: ChatTemplateReport
     device: Device

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import machd
-from machd.capabilities.document import Device, wire_capabilities
+from machd.capabilities.distributed import distributed
+from machd.capabilities.document import Device, wire_capabilities, wire_verdict
 from machd.capabilities.evidence import ProbeResult
 from machd.capabilities.fit import Fit, FitVerdict, MemoryNeeds, judge_fit
+from machd.capabilities.verdict import Support
 from machd.capabilities.verdicts import judge
 from machd.capabilities.versions import Versions
 from machd.cli.check_document import (
     ChatTemplateReport,
+    DistributedCheck,
     ExpertsReport,
     MemoryFit,
     ModelCheck,
     QualityReport,
     QuantizationReport,
+    RankShare,
     VisionReport,
 )
 from machd.engine.loading.inspection import ExpertsInspection, ModelInspection
+from machd.engine.loading.sharding_plan import RankPlan
 from machd.engine.loading.template_abilities import TemplateAbilities
 from machd.engine.loading.vision import EXAMPLE_PIXELS
 from machd.engine.loading.vision_inspection import VisionInspection
@@ -88,6 +94,7 @@ def model_check(
         quality=quality,
         experts=experts,
         vision=None if found.vision is None else _vision(found.vision),
+        distributed=_distributed(found, kv_budget_bytes),
         native_quantization=found.native_modes,
         chat_template=_chat_template(found.template),
         device=Device(
@@ -133,6 +140,34 @@ def _vision(vision: VisionInspection) -> VisionReport:
         kinds=[str(kind) for kind in takes.kinds],
         example_pixels=EXAMPLE_PIXELS,
         example_tokens=takes.example_tokens,
+    )
+
+
+def _distributed(found: ModelInspection, kv_budget_bytes: int) -> DistributedCheck:
+    """Judge several ranks; a model that no number of them can share is blocked, whatever its code knows."""
+    modes, plans = found.code.shard_modes, found.rank_plans
+    takes = None if found.vision is None else found.vision.takes
+    verdict = distributed(found.architecture, modes, has_vision=takes is not None)
+    if plans and all(plan.reason for plan in plans):
+        verdict = replace(verdict, support=Support.BLOCKED, reason=plans[0].reason)
+    wire = wire_verdict(verdict)
+    return DistributedCheck(
+        verdict=wire.verdict,
+        reason=wire.reason,
+        source=wire.source,
+        modes=list(modes),
+        shares=[_share(plan, kv_budget_bytes) for plan in plans],
+    )
+
+
+def _share(plan: RankPlan, kv_budget_bytes: int) -> RankShare:
+    if plan.reason:
+        return RankShare(mode=plan.mode.value, ranks=plan.ranks, reason=plan.reason)
+    return RankShare(
+        mode=plan.mode.value,
+        ranks=plan.ranks,
+        weights_bytes=plan.weights_bytes,
+        memory_bytes=plan.weights_bytes + plan.working_bytes + kv_budget_bytes,
     )
 
 

@@ -10,9 +10,11 @@ from rich.text import Text
 from machd.capabilities.document import Evidence, FeatureVerdict, SpeculationReport
 from machd.cli.check_document import (
     ChatTemplateReport,
+    DistributedCheck,
     ExpertsReport,
     ModelCheck,
     QualityReport,
+    RankShare,
     VisionReport,
 )
 from machd.cli.ctl_text import print_lines
@@ -72,6 +74,9 @@ def _verdict_lines(check: ModelCheck) -> Iterator[tuple[str, Text]]:
             # The reason of a pass has the figures; that of a failure may be a sentence.
             if isinstance(verdict.evidence, Evidence) and verdict.verdict != "supported":
                 yield "  evidence", Text(_evidence(verdict.evidence))
+    yield "several machines", _marked(check.distributed.verdict, check.distributed.reason)
+    if needs := _machines(check.distributed):
+        yield "  needed of each", Text(needs)
 
 
 def _marked(verdict: str, reason: str) -> Text:
@@ -160,6 +165,18 @@ def _reasoning(template: ChatTemplateReport) -> str:
         return "no"
     switch = ", switched by enable_thinking" if template.reasoning_switch else ""
     return f"yes ({' … '.join(template.reasoning_tags)}{switch})"
+
+
+def _machines(distributed: DistributedCheck) -> str:
+    """List what each machine needs, by their number, cut in the first way that works."""
+    shares: dict[int, RankShare] = {}
+    for share in distributed.shares:
+        if share.memory_bytes is not None:
+            shares.setdefault(share.ranks, share)
+    return ", ".join(
+        f"{ranks} with {_gb(shares[ranks].memory_bytes or 0)} ({shares[ranks].mode})"
+        for ranks in sorted(shares)
+    )
 
 
 def _vision(vision: VisionReport) -> Text:

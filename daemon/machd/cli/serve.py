@@ -18,6 +18,7 @@ from machd.cli.options import SettingsCommand, model_argument, settings_options,
 from machd.cli.progress import ProgressBar
 from machd.clock import SystemClock
 from machd.daemon import Daemon
+from machd.engine.backend.progress import SilentProgress
 from machd.engine.loading.embedded import user_cache_directory
 from machd.engine.open import engine_loader, follower
 from machd.engine.protocol.engine import Engine
@@ -78,17 +79,16 @@ def serve(loaded: LoadedSettings) -> None:
 
 
 def _follow(settings: Settings, cache_directory: Path, place: RankPlace) -> None:
-    """Be a rank that rank 0 orders."""
-    with ProgressBar() as progress:
-        run = follower(
-            settings,
-            cache_directory=cache_directory,
-            set_variable=os.environ.__setitem__,  # noqa: TID251 - mlx reads TMPDIR by itself
-            progress=progress,
-            place=place,
-        )
-        stall_timeout_s = settings.engine.stall_timeout_s
-        Follower(run, stall_timeout_s=stall_timeout_s, clock=SystemClock()).run()
+    """Be a rank that rank 0 orders; rank 0 shows its progress."""
+    run = follower(
+        settings,
+        cache_directory=cache_directory,
+        set_variable=os.environ.__setitem__,  # noqa: TID251 - mlx reads TMPDIR by itself
+        progress=SilentProgress(),
+        place=place,
+    )
+    stall_timeout_s = settings.engine.stall_timeout_s
+    Follower(run, stall_timeout_s=stall_timeout_s, clock=SystemClock()).run()
 
 
 def _made_between_signals(make_daemon: Callable[[], Daemon]) -> Daemon:

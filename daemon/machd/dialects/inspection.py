@@ -6,10 +6,12 @@ import msgspec
 from litestar import Response
 from litestar.di import NamedDependency
 
+from machd.capabilities.distributed import distributed
 from machd.capabilities.document import (
     Capabilities,
     DecodeModeReport,
     Device,
+    DistributedReport,
     ExpertStreamingReport,
     Features,
     KvQuantizationReport,
@@ -19,7 +21,9 @@ from machd.capabilities.document import (
     SpeculationInForce,
     SpeculationReport,
     wire_capabilities,
+    wire_verdict,
 )
+from machd.capabilities.model_code import LoadedCode
 from machd.dialects.endpoint import endpoint
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.step import LEAST_BATCHED_GAIN, ProposerKind
@@ -64,6 +68,7 @@ async def get_capabilities(
             "expert_streaming": _expert_streaming(row, model),
             "prefix_cache": _prefix_cache(row, loop),
         },
+        distributed=_distributed(model, ranks=len(loop.snapshot.memory.ranks) or 1),
         decode_mode=DecodeModeReport(
             requested=decision.requested.value,
             active=loop.snapshot.mode.value,
@@ -137,6 +142,16 @@ def _expert_streaming(row: ModelCapabilities, model: ModelDescription) -> Expert
     if model.experts_on_disk:
         fields["reason"] += f"; {_NO_LOOK_AHEAD}"
     return ExpertStreamingReport(**fields, active=model.experts_on_disk)
+
+
+def _distributed(model: ModelDescription, *, ranks: int) -> DistributedReport | None:
+    """Return the verdict on several ranks, and how many there are; None for a model without code."""
+    if not isinstance(model.code, LoadedCode):
+        return None
+    modes = model.code.shard_modes
+    verdict = distributed(model.architecture, modes, has_vision=model.vision is not None)
+    fields = msgspec.structs.asdict(wire_verdict(verdict))
+    return DistributedReport(**fields, modes=list(modes), ranks=ranks)
 
 
 def _prefix_cache(row: ModelCapabilities, loop: EngineLoop) -> PrefixCacheReport:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from machd.engine.loading.loader import LoadedModel  # imports mlx
     from machd.engine.loading.sharding import Sharding  # imports mlx
     from machd.engine.ranks.rank_group import RankGroup  # imports mlx
+    from machd.engine.ranks.shared_loading import SharedLoading  # imports mlx
     from machd.engine.step.mlx_engine import MlxEngine  # imports mlx
     from machd.engine.step.ports import Proposer
 
@@ -188,13 +189,15 @@ def _prepared(
             # they would need a C++ compiler while the daemon runs.
             mx.disable_compile()
         group = None if place is None else _joined(place, settings, source, progress)
-        loaded = load_model(
+        shared = None if group is None else _shared(group, progress)
+        load_shard = functools.partial(
+            load_model,
             source,
             dtype=model.dtype,
             max_context_tokens=model.max_context_tokens,
             trust_remote_code=model.trust_remote_code,
             chat_template=model.chat_template,
-            progress=progress,
+            progress=shared or progress,
             blas=report.name,
             kv_format=kv_format_named(settings.cache.kv_quantization),
             residency=residency(settings),
@@ -202,6 +205,7 @@ def _prepared(
             media_bytes=settings.vision.cache_mb * 1_000_000 // 2,
             sharding=None if group is None else _sharding(group, settings),
         )
+        loaded = load_shard() if shared is None else shared.load(load_shard)
         _log_experts(loaded)
         for note in (*loaded.notes, *loaded.tokenizer.template_notes()):
             log.warning("model.note", note=note)
@@ -224,6 +228,12 @@ def _joined(
             "ranks.joined", rank=group.rank, ranks=group.size, backend=place.backend
         )
     return group
+
+
+def _shared(group: RankGroup, progress: LoadProgress) -> SharedLoading:
+    from machd.engine.ranks.shared_loading import SharedLoading  # noqa: PLC0415 - imports mlx
+
+    return SharedLoading(group, progress)
 
 
 def _sharding(group: RankGroup, settings: Settings) -> Sharding:

@@ -285,6 +285,8 @@ class EngineLoop:
                     events + scheduler.end_all(self._stop.error, self._clock.monotonic_s())
                 )
                 self._put_away(engine, scheduler)
+                # A last look: an engine that lost one of its ranks has failed, however idle it was.
+                self._note(engine, scheduler, idle=True)
                 return
             events += scheduler.admit(self._clock.monotonic_s())
             if events:

@@ -7,7 +7,7 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from machd.engine.protocol.engine import DiskReading, ExpertReading, MediaReading
+from machd.engine.protocol.engine import DiskReading, ExpertReading, MediaReading, RankReading
 from machd.scheduler.draft_reading import DraftReading
 from machd.scheduler.events import DecodeMode
 from machd.scheduler.prefix_limits import PrefixReading
@@ -66,6 +66,11 @@ _MEDIA: _Reads[MediaReading] = (
     ("machd_encoder_lookups_total", {"outcome": "miss"}, lambda now: now.misses),
     ("machd_encoder_seconds_total", {}, lambda now: now.encoding_s),
     ("machd_encoder_cache_bytes", {}, lambda now: now.bytes),
+)
+_RANK: _Reads[RankReading] = (
+    ("machd_rank_memory_bytes", {"kind": "active"}, lambda now: now.active_bytes),
+    ("machd_rank_memory_bytes", {"kind": "available"}, lambda now: now.available_bytes),
+    ("machd_rank_heartbeat_timestamp_seconds", {}, lambda now: now.heard_unix_s),
 )
 _DRAFTS: _Reads[DraftReading] = (
     ("machd_speculation_cycles_total", {}, lambda now: now.cycles),
@@ -133,6 +138,18 @@ def watch_caches(metrics: Metrics, loop: EngineLoop, configuration: Configuratio
     _watch_all(metrics, _EXPERTS, lambda: loop.snapshot.memory.experts or _NO_EXPERTS)
     _watch_all(metrics, _MEDIA, lambda: loop.snapshot.memory.media or _NO_MEDIA)
     metrics.watch("machd_block_files_budget_bytes", lambda: _disk_budget_bytes(loop, configuration))
+
+
+def watch_ranks(metrics: Metrics, loop: EngineLoop) -> None:
+    """Point the metrics of ranks at the newest snapshot. Their number is known once the model is loaded."""
+
+    def reader(rank: int, read: Callable[[RankReading], float]) -> Callable[[], float]:
+        return lambda: read(loop.snapshot.memory.ranks[rank])
+
+    for one in loop.snapshot.memory.ranks:
+        rank = str(one.rank)
+        for name, labels, read in _RANK:
+            metrics.watch(name, reader(one.rank, read), rank=rank, **labels)
 
 
 def watch_drafts(metrics: Metrics, loop: EngineLoop, configuration: Configuration) -> None:

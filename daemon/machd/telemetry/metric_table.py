@@ -212,6 +212,17 @@ METRICS: tuple[MetricSpec, ...] = (
         "machd_engine_heartbeat_age_seconds",
         "Since the engine thread last began a step or found itself idle.",
     ),
+    _gauge(
+        "machd_rank_memory_bytes",
+        "Memory of each rank: held by the array library, and what its process can still take; none without ranks.",
+        "rank",
+        "kind",
+    ),
+    _gauge(
+        "machd_rank_heartbeat_timestamp_seconds",
+        "When each rank last answered rank 0, in seconds since 1970; none without ranks.",
+        "rank",
+    ),
     _gauge("machd_event_loop_lag_seconds", "How late the event loop woke up, the last time."),
     _gauge("machd_mlx_memory_bytes", "Bytes that MLX holds, by kind.", "kind"),
     _gauge(

@@ -19,6 +19,7 @@ from machd.serving.kv_memory import asked_budget_bytes, effective_budget_bytes
 from machd.serving.loop import EngineLoop
 from machd.serving.speculation_mode import SpeculationDecision, decide_speculation
 from machd.settings.model import Settings
+from machd.telemetry.gauges import watch_ranks
 from machd.telemetry.metrics import Metrics
 
 
@@ -77,6 +78,7 @@ class ServedModel:
             backend=model.backend,
         )
         self._export(verdicts)
+        watch_ranks(self._metrics, self._loop)
         speculation = decide_speculation(self._configuration.settings.speculation, model, verdicts)
         self._metrics.watch_one_of(
             "machd_speculation_mode", "mode", list(ProposerKind), lambda: speculation.active

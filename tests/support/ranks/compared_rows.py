@@ -10,8 +10,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 
@@ -46,6 +47,15 @@ from support.engines.constrained_rows import run_rows
 TOKENS = 8
 PROMPTS = tuple(random_prompt(length, seed) for seed, length in enumerate(LENGTHS))
 _BLOCK_TOKENS = 16
+_RANKS_OF_TINY = 2
+_HEADS = {
+    "num_key_value_heads",
+    "num_attention_groups",
+    "linear_num_key_heads",
+    "o_groups",
+    "index_n_heads",
+}
+_LAYERS = {"num_hidden_layers"}
 _DRAFT_TOKENS = 3
 
 Tokens = list[list[int]]
@@ -91,11 +101,28 @@ class KnownAnswers(dict[tuple[int, ...], list[int]]):
         return []
 
 
-def built(variant: str, sharding: Sharding | None) -> LoadedModel:
-    """Build a tiny model, or a rank's shard of it."""
-    model = tiny_model(tiny_configuration(variant))
+def divisible(config: Mapping[str, Any], mode: str, ranks: int) -> dict[str, Any]:
+    """Return a configuration with as many heads of keys, or layers, as ranks need; two have them as it is."""
+    if ranks <= _RANKS_OF_TINY:
+        return dict(config)
+    names = _LAYERS if mode == "pipeline" else _HEADS
+    return {
+        name: divisible(value, mode, ranks)
+        if isinstance(value, Mapping)
+        else max(value, ranks)
+        if name in names
+        else value
+        for name, value in config.items()
+    }
+
+
+def built(variant: str, mode: str, ranks: int, sharding: Sharding | None) -> LoadedModel:
+    """Build a tiny model that so many ranks can share, or a rank's shard of it."""
+    configuration = tiny_configuration(variant)
+    configuration = replace(configuration, config=divisible(configuration.config, mode, ranks))
+    model = tiny_model(configuration)
     if sharding is not None:
-        model = cut(lambda: tiny_model(tiny_configuration(variant)), sharding)
+        model = cut(lambda: tiny_model(configuration), sharding)
     description = describe_model(
         model,
         model_id=f"tiny-{variant}",
@@ -163,7 +190,7 @@ def compared(
 ) -> dict[str, object]:
     """Compute a variant on this rank, and compare on rank 0; returns what differs, by way to compute."""
     try:
-        loaded = built(variant, Sharding(group.group, mode))
+        loaded = built(variant, mode, group.size, Sharding(group.group, mode))
         check_same(group, shard_facts(loaded.description))
     except Exception as error:  # noqa: BLE001 - it is what the test looks at
         return {"variant": variant, "refused": f"{type(error).__name__}: {error}"}
@@ -173,7 +200,7 @@ def compared(
         engine.close()
         return {}
     drafts = KnownDrafts(known := KnownAnswers(), loaded.description.vocabulary_tokens)
-    reference = make_engine(built(variant, None), proposer=drafts)
+    reference = make_engine(built(variant, mode, group.size, None), proposer=drafts)
     expected = answers(reference, known)
     reference.close()
     shard = make_engine(loaded, ranks=agree(group), proposer=drafts)

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from support.clocks.polling import wait_until
@@ -20,21 +20,37 @@ _TESTS = Path(__file__).parents[2]
 def rank_command(ranks: int, arguments: Sequence[str]) -> list[str]:
     """Return the command that starts so many ranks of ``python ARGUMENTS`` on free ports of loopback."""
     launch = ["-n", str(ranks), "--backend", "ring", "-p", str(free_ports(ranks))]
+    # Ranks import what this process imports, from a worktree for instance.
+    path = os.pathsep.join(part for part in (str(_TESTS), os.environ.get("PYTHONPATH")) if part)
     # One thread each for products: more would spin on the same cores.
     return [
         *(sys.executable, str(_LAUNCH), *launch, "--env", "OPENBLAS_NUM_THREADS=1"),
-        *("--env", f"PYTHONPATH={_TESTS}", "--python", sys.executable, "--", *arguments),
+        *("--env", f"PYTHONPATH={path}", "--python", sys.executable, "--", *arguments),
     ]
 
 
 @contextlib.contextmanager
 def launched(
-    ranks: int, arguments: Sequence[str], *, log: Path
+    ranks: int,
+    arguments: Sequence[str],
+    *,
+    log: Path,
+    prefix: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run ranks, and kill what is left of them at the end; ``log`` gets what all of them print."""
+    """Run ranks, and kill what is left of them at the end.
+
+    Args:
+        ranks: How many.
+        arguments: Of Python, on each rank.
+        log: Gets what all of them print.
+        prefix: A command that starts mlx.launch.
+        environ: More variables.
+    """
     with log.open("wb") as out:
         process = subprocess.Popen(
-            rank_command(ranks, arguments),
+            [*prefix, *rank_command(ranks, arguments)],
+            env={**os.environ, **(environ or {})},
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,

@@ -92,6 +92,18 @@ def test_the_shipped_units_are_right(tmp_path: Path) -> None:
     _analyze("security", "--offline=yes", "--threshold=15", service, runtime=tmp_path)
 
 
+@_needs_systemd
+def test_the_shipped_unit_of_ranks_is_right(tmp_path: Path) -> None:
+    """It restarts a group whatever exit code it ended with, and lets rank 0 finish what is open."""
+    unit = Path(shutil.copy(_SHIPPED / "ranks" / "machd-ranks.service", tmp_path))
+    text = unit.read_text()
+
+    assert _analyze("verify", unit, runtime=tmp_path) == ""
+    for line in ("Type=notify", "NotifyAccess=all", "Restart=always", "KillMode=control-group"):
+        assert f"\n{line}\n" in text
+    assert "\nExecStop=/bin/sh -c 'pkill -TERM -P $MAINPID " in text
+
+
 @pytest.mark.parametrize(
     ("host", "port", "address", "has_wall"),
     [
@@ -157,3 +169,15 @@ def test_the_property_lists_are_what_launchd_knows(kind: str) -> None:
     assert job["Umask"] == 0o077
     assert job["ExitTimeOut"] > 60  # limits.drain_timeout_s
     assert ("UserName" in job) == (kind == "daemon"), "the machine's daemon is not root"
+
+
+def test_the_shipped_property_list_of_ranks_is_what_launchd_knows() -> None:
+    """It starts the same command as the unit for systemd, and starts it again whatever it ended with."""
+    job = plistlib.loads((_SHIPPED / "ranks" / "org.machd.ranks.plist").read_bytes())
+    unit = (_SHIPPED / "ranks" / "machd-ranks.service").read_text()
+    launch, *arguments = job["ProgramArguments"]
+
+    assert set(job) <= _KEYS
+    assert Path(launch).name == "mlx.launch"
+    assert f"mlx.launch {' '.join(arguments)}\n" in unit
+    assert job["KeepAlive"] is True

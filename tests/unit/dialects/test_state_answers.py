@@ -147,6 +147,7 @@ def test_capabilities_without_verdicts() -> None:
     assert wire["architecture"] is None
     assert wire["model"]["id"] == "m"
     assert wire["continuous_batching"] is None
+    assert wire["distributed"] is None
     assert wire["decode_mode"] == {"requested": "batched", "active": "single", "reason": "loading"}
     assert {"max_b", "features", "speculation", "device"} <= set(wire)
     assert wire["speculation"]["acceptance"] is None

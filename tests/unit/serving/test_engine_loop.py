@@ -529,6 +529,28 @@ def test_a_stop_wakes_an_idle_thread_and_closes_the_engine() -> None:
     assert closed_on == ["machd-engine"]
 
 
+def test_an_idle_engine_that_is_lost_when_it_stops_is_a_fault() -> None:
+    """The last look at the engine tells a failure that no request met."""
+
+    class _Lost(BaseException):
+        pass
+
+    class _LostEngine(FakeEngine):
+        is_lost = False
+
+        def memory(self) -> MemoryReading:
+            if self.is_lost:
+                raise _Lost
+            return super().memory()
+
+    engine = _LostEngine()
+    with running_thread(engine) as thread:
+        thread.loop.loaded.result(CEILING_S)
+        engine.is_lost = True
+        thread.loop.stop(STOPPED)
+        assert isinstance(thread.fault(), _Lost)
+
+
 def test_what_was_submitted_before_a_stop_is_answered() -> None:
     """A request in the same batch of messages as the stop ends with the stop's error."""
     gate = StepGate()

@@ -17,7 +17,7 @@ from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
 
 from machd.capabilities.facts import CacheFacts
-from machd.capabilities.model_code import ModelCode
+from machd.capabilities.model_code import LoadedCode
 from machd.engine.backend.device import available_memory_bytes, backend_name, device_memory_bytes
 from machd.engine.backend.inspection_bounds import bounded, printable
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
@@ -42,6 +42,7 @@ from machd.engine.loading.precision import (
     weight_format,
     weights_bytes,
 )
+from machd.engine.loading.sharding_plan import RankPlan, plan_ranks
 from machd.engine.loading.source import ModelSource, SourceKind
 from machd.engine.loading.template_abilities import (
     TemplateAbilities,
@@ -118,6 +119,7 @@ class ModelInspection:
         available_bytes: The part of it that could be taken now.
         experts: The model's experts; None for a model without.
         vision: The model's vision; None for a checkpoint without a vision tower.
+        rank_plans: The model cut for several ranks, each number and each way; none for one with vision.
         notes: Warnings for the report.
     """
 
@@ -137,10 +139,11 @@ class ModelInspection:
     backend: str
     device_memory_bytes: int
     available_bytes: int
-    code: ModelCode
+    code: LoadedCode
     quantised_to: Quantization | None = None
     experts: ExpertsInspection | None = None
     vision: VisionInspection | None = None
+    rank_plans: tuple[RankPlan, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -319,6 +322,7 @@ def _inspect(
         )
     hold_in(model, held_dtype, quantised_to)
     make_batchable(model)
+    sees = isinstance(model, VisionLanguageModel)
     switches = [switch for _, switch in switch_layers(model)]
     traced = trace_model(model)
     cache = traced.cache
@@ -354,6 +358,7 @@ def _inspect(
         quantised_to=quantised_to,
         experts=_experts(switches, weights),
         vision=opened.vision,
+        rank_plans=() if sees else plan_ranks(model, _working_bytes),
         notes=tuple(
             shortened(note, _MAX_NOTE_CHARS)
             for note in (*opened.notes, *opened.template.notes, traced.note)

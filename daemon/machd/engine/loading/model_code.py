@@ -9,8 +9,9 @@ from pathlib import Path
 from types import ModuleType
 
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
-from machd.capabilities.model_code import ModelCode
+from machd.capabilities.model_code import LoadedCode
 from machd.engine.backend.untyped import LanguageModel, Layer
+from machd.engine.loading.sharding import shard_modes
 
 _MODELS = ("mlx_lm.models.", "mlx_vlm.models.")
 _LAYERS = "mlx.nn.layers"
@@ -23,7 +24,7 @@ _WHOLE = {"AllToShardedLinear": "Linear", "ShardedToAllLinear": "Linear"}
 
 def read_model_code(
     model: LanguageModel, cache: CacheFacts, own_files: Iterable[Path] = ()
-) -> ModelCode:
+) -> LoadedCode:
     """Name the classes of a model's layers, and hash the files that define them.
 
     Takes some milliseconds. Call it when layers have been repaired and not yet fused. Python code of
@@ -33,7 +34,8 @@ def read_model_code(
     package = type(getattr(model, "language_model", model)).__module__
     layers = frozenset(_name(module) for module in model.modules())
     caches = frozenset(_described(layer) for layer in cache.layers)
-    return ModelCode(package, layers, caches, _digest(package, own_files))
+    modes = tuple(str(mode) for mode in shard_modes(model))
+    return LoadedCode(package, layers, caches, _digest(package, own_files), modes)
 
 
 def _name(layer: Layer) -> str:

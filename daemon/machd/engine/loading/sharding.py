@@ -116,7 +116,8 @@ def shard(model: LanguageModel, group: mx.distributed.Group, mode: ShardMode) ->
             model.shard(group)
         else:
             model.model.pipeline(group)
-    except ValueError as error:
+    # Some of its code asserts, or divides the heads of a layer until none is left.
+    except (ValueError, AssertionError, ZeroDivisionError) as error:
         raise ModelShardingError(f"{_ways(mode, group)}: {error}") from error
     if mode is ShardMode.TENSOR:
         _check_even(before, _counts(model), group)

@@ -1,0 +1,56 @@
+"""A daemon that several ranks are, as a client sees it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+
+from support.clocks.polling import CEILING_S
+from support.ranks.launched_ranks import free_ports
+
+
+class RanksDaemon:
+    """A daemon of several ranks: what each of them is started with, and the address of rank 0."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        """Choose free ports; nothing runs yet."""
+        self.port, self.admin_port = free_ports(1), free_ports(1)
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.arguments = [
+            *("-m", "machd", "serve", str(checkpoint), "--port", str(self.port)),
+            *("--admin-listen", f"127.0.0.1:{self.admin_port}", "--probe-on-start", "off"),
+            *("--continuous-batching-enabled",),
+        ]
+
+    @property
+    def is_ready(self) -> bool:
+        """Return whether rank 0 takes requests."""
+        try:
+            return httpx.get(f"{self.url}/health/ready").is_success
+        except httpx.HTTPError:
+            return False
+
+    @property
+    def live_status(self) -> int | None:
+        """Status of the liveness endpoint; None while there is no answer."""
+        try:
+            return httpx.get(f"{self.url}/health/live").status_code
+        except httpx.HTTPError:
+            return None
+
+    def ask(self, *, max_tokens: int) -> httpx.Response:
+        """Complete a prompt."""
+        body = self.body(max_tokens=max_tokens)
+        return httpx.post(f"{self.url}/v1/completions", json=body, timeout=CEILING_S)
+
+    @staticmethod
+    def body(*, max_tokens: int) -> dict[str, object]:
+        """Return the body of a completion."""
+        return {
+            "model": "tiny",
+            "prompt": "one two three",
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+        }
