@@ -24,6 +24,7 @@ from machd.settings.batching import ContinuousBatchingSettings
 from machd.settings.cache import CacheSettings
 from machd.settings.distributed import DistributedSettings
 from machd.settings.experts import ExpertsSettings
+from machd.settings.kv_events import KvEventsSettings
 from machd.settings.models import ModelsSettings
 from machd.settings.section import Mark, SettingsSection
 from machd.settings.speculation import SpeculationSettings
@@ -376,6 +377,7 @@ class Settings(BaseSettings):
         default_factory=ContinuousBatchingSettings
     )
     cache: CacheSettings = Field(default_factory=CacheSettings)
+    kv_events: KvEventsSettings = Field(default_factory=KvEventsSettings)
     experts: ExpertsSettings = Field(default_factory=ExpertsSettings)
     distributed: DistributedSettings = Field(default_factory=DistributedSettings)
     vision: VisionSettings = Field(default_factory=VisionSettings)
@@ -406,6 +408,20 @@ class Settings(BaseSettings):
             raise ValueError(
                 "vision.allow_urls: true needs the hosts that may be fetched from; name them in "
                 "vision.url_hosts, or set vision.allow_urls to false"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _kv_events_have_blocks(self) -> Self:
+        if self.kv_events.replay_endpoint is not None and self.kv_events.endpoint is None:
+            raise ValueError(
+                "kv_events.replay_endpoint: needs events to send again; name an endpoint for them in "
+                "kv_events.endpoint"
+            )
+        if self.kv_events.endpoint is not None and not self.cache.prefix:
+            raise ValueError(
+                "kv_events.endpoint: events are about the prefix cache; set cache.prefix to true, or "
+                "leave the endpoint out"
             )
         return self
 
