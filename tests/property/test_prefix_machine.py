@@ -8,6 +8,7 @@ machine would notice.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -31,6 +32,7 @@ from support.engines.chained_engine import (
     said,
 )
 from support.engines.scripted_drafts import drafts_by
+from support.programs.kv_subscriber import WorkerBlocks
 from support.schedulers.sequence_samples import EagerPace, batching_of
 
 from machd.engine.protocol.blocks import (
@@ -47,6 +49,7 @@ from machd.engine.protocol.blocks import (
 from machd.engine.protocol.engine import MemoryReading
 from machd.engine.protocol.step import StepPlan, StepResult
 from machd.errors import EngineFaultError
+from machd.kv_events.block_ledger import BlockLedger
 from machd.request.generation import SamplingParams
 from machd.scheduler.block_pool import BlockPool
 from machd.scheduler.block_tree import Block, BlockTree, Walk
@@ -79,6 +82,9 @@ SELDOM = st.sampled_from([True, False, False, False])
 RARELY = st.sampled_from([False] * 11 + [True])
 TOKENS = st.sampled_from([1, 2, 3, 4, 5, 6] * 2 + [0])
 """Completions without tokens reuse and leave little: they are few, so that the others meet often."""
+
+PUBLISHED_TOKENS = 3
+"""Tokens of a published block, which is not the size of the tree's."""
 
 
 @dataclass
@@ -184,10 +190,12 @@ class PrefixMachine(RuleBasedStateMachine):
         )
         self.engine.disk, self.engine.draft_script = disk, self.guesses
         saved = sorted((one for one, _ in disk.values()), key=lambda one: one.start)
-        self.cache = self.cache_class(self.shape, self.limits)
+        self.seen = WorkerBlocks()
+        ledger = BlockLedger(self.seen.apply, PUBLISHED_TOKENS, b"secret")
+        self.cache = self.cache_class(self.shape, self.limits, observer=ledger)
         if self.pool_class is not BlockPool or self.tree_class is not BlockTree:
             tree = self.cache._tree = self.tree_class(self.shape.model_key)
-            self.cache._pool = self.pool_class(tree, self.shape.costs, self.limits)
+            self.cache._pool = self.pool_class(tree, self.shape.costs, self.limits, ledger)
         tier = self.cache._pool.disk_tier
         tier.max_loads = tier.max_saves = self.moved
         self.cache._pool.find_saved(saved)
@@ -435,6 +443,20 @@ class PrefixMachine(RuleBasedStateMachine):
         if not unsettled:
             counted = self.shape.costs.counted
             assert kept.bytes == sum(counted(one.nbytes) for one in self.engine.blocks.values())
+
+    @invariant()
+    def published_blocks_are_those_in_memory(self) -> None:
+        """A subscriber knows every text that the engine has, and none that is in no memory."""
+        held: list[Text] = []
+        in_memory: list[Text] = []
+        for block in self.cache._tree:
+            text = tuple(token for one in block.path() for token in one.token_ids)
+            first = block.start // PUBLISHED_TOKENS + 1
+            for count in range(first, block.stop // PUBLISHED_TOKENS + 1):
+                in_memory += [text[: count * PUBLISHED_TOKENS]] * block.is_in_memory
+                held += [text[: count * PUBLISHED_TOKENS]] * block.is_held
+        published = Counter(self.seen.texts.values())
+        assert Counter(held) <= published <= Counter(in_memory)
 
     @invariant()
     def files_are_the_tier_s(self) -> None:

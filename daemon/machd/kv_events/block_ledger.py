@@ -55,7 +55,7 @@ class BlockLedger:
         """Publish that the blocks that end in a block are gone."""
         hashes = self._hashes.pop(block, None)
         if hashes:
-            self._publish(BlockRemoved(hashes))
+            self._publish(BlockRemoved(hashes[::-1]))  # children first
 
     def was_split(self, head: Block, tail: Block) -> None:
         """Divide the published blocks between two halves; nothing changes for a subscriber."""

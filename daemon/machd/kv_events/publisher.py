@@ -14,13 +14,12 @@ import threading
 from collections import deque
 from pathlib import Path
 
-import msgspec
 import structlog
 import zmq
 
 from machd.clock import Clock, Throttle
 from machd.errors import ListenError
-from machd.kv_events.wire import BlockStored, EventBatch, KvEvent
+from machd.kv_events.wire import BlockStored, EventEncoding, KvEvent, encoded_batch
 
 MAX_QUEUED_EVENTS = 10_000
 _MAX_BATCH_TOKENS = 4096
@@ -43,7 +42,13 @@ class KvEventPublisher:
     """
 
     def __init__(
-        self, endpoint: str, replay_endpoint: str | None, topic: str, clock: Clock
+        self,
+        endpoint: str,
+        clock: Clock,
+        *,
+        replay_endpoint: str | None = None,
+        topic: str = "",
+        encoding: EventEncoding = "map",
     ) -> None:
         """Bind the sockets and start the thread.
 
@@ -54,7 +59,7 @@ class KvEventPublisher:
         self._clock = clock
         self._report = Throttle(clock)
         self._log = structlog.get_logger("machd.kv_events")
-        self._encoder = msgspec.msgpack.Encoder()
+        self._encoding = encoding
         self._queue: deque[KvEvent] = deque()
         self._lost_count = self._noted_count = self._logged_count = 0
         self._next_sequence = 0
@@ -140,7 +145,7 @@ class KvEventPublisher:
     def _send_queue(self) -> None:
         while batch := self._take():
             self._note_lost()
-            payload = self._encoder.encode(EventBatch(self._clock.unix_s(), batch))
+            payload = encoded_batch(self._clock.unix_s(), batch, self._encoding)
             sequence, self._next_sequence = self._next_sequence, self._next_sequence + 1
             self._events.send_multipart([self._topic, _packed(sequence), payload])
             if self._replay is not None:

@@ -63,7 +63,13 @@ def open_kv_events(section: KvEventsSettings, block_size: int, clock: Clock) -> 
         raise SettingsError(
             [f"kv_events.endpoint: {error.name} is not installed; pip install 'machd[kv-events]'"]
         ) from None
-    publisher = KvEventPublisher(section.endpoint, section.replay_endpoint, section.topic, clock)
+    publisher = KvEventPublisher(
+        section.endpoint,
+        clock,
+        replay_endpoint=section.replay_endpoint,
+        topic=section.topic,
+        encoding=section.encoding,
+    )
     endpoints = [one for one in (publisher.endpoint, publisher.replay_endpoint) if one]
     is_exposed = any(is_reachable_from_outside(one) for one in endpoints)
     log = structlog.get_logger("machd.kv_events")

@@ -1,20 +1,23 @@
-"""KV events as they are on the wire: msgpack arrays that vLLM's subscribers decode.
+"""KV events as they are on the wire, in msgpack, as vLLM's subscribers decode them.
 
-Field order and class names are the format (vLLM 0.15, ``vllm/distributed/kv_events.py``): an event is
-an array of its class's name and its fields, a batch an array of time, events and rank.
+Names and order of the fields are the format. A batch is an array in every version. An event is a map
+with its class's name under ``type`` since vLLM 0.24, and an array that begins with that name before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
 MEDIUM = "GPU"
 """vLLM's word for the tier that the model computes from: on every platform, machd's blocks in memory."""
 
+EventEncoding = Literal["map", "array"]
 
-class BlockStored(msgspec.Struct, array_like=True, tag=True, frozen=True, gc=False):
+
+class BlockStored(msgspec.Struct, tag=True, frozen=True, gc=False):
     """Consecutive blocks of one text that are in memory now.
 
     Attributes:
@@ -35,29 +38,26 @@ class BlockStored(msgspec.Struct, array_like=True, tag=True, frozen=True, gc=Fal
     lora_name: str | None = None
 
 
-class BlockRemoved(msgspec.Struct, array_like=True, tag=True, frozen=True, gc=False):
+class BlockRemoved(msgspec.Struct, tag=True, frozen=True, gc=False):
     """Blocks that left memory."""
 
     block_hashes: tuple[int, ...]
     medium: str | None = MEDIUM
 
 
-class AllBlocksCleared(msgspec.Struct, array_like=True, tag=True, frozen=True, gc=False):
+class AllBlocksCleared(msgspec.Struct, tag=True, frozen=True, gc=False):
     """No block is in memory."""
 
 
 KvEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 
-class EventBatch(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The payload of one message.
+def encoded_batch(unix_s: float, events: Sequence[KvEvent], encoding: EventEncoding) -> bytes:
+    """Return the payload of one message: time, events and data-parallel rank.
 
-    Attributes:
-        ts: Seconds since 1970-01-01 UTC.
-        events: In the order in which they happened.
-        data_parallel_rank: Always 0: each daemon is a worker of its own.
+    The rank is always 0: each daemon is a worker of its own.
     """
-
-    ts: float
-    events: Sequence[KvEvent]
-    data_parallel_rank: int = 0
+    if encoding == "map":
+        return msgspec.msgpack.encode((unix_s, events, 0))
+    arrays = [(type(one).__name__, *msgspec.structs.astuple(one)) for one in events]
+    return msgspec.msgpack.encode((unix_s, arrays, 0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -45,4 +45,9 @@ class KvEventsSettings(SettingsSection):
         default="",
         examples=["kv-events"],
         description="First frame of each message, which subscribers can filter by.",
+    )
+    encoding: Annotated[Literal["map", "array"], Mark.RESTART] = Field(
+        default="map",
+        description="Form of an event: map as vLLM 0.24 and later has it, array for subscribers made for "
+        "earlier versions.",
     )
