@@ -51,6 +51,7 @@ from machd.engine.protocol.step import StepPlan, StepResult
 from machd.errors import EngineFaultError
 from machd.kv_events.block_ledger import BlockLedger
 from machd.request.generation import SamplingParams
+from machd.scheduler.block_observer import BlockObserver
 from machd.scheduler.block_pool import BlockPool
 from machd.scheduler.block_tree import Block, BlockTree, Walk
 from machd.scheduler.config import NO_DRAFTS, DraftPolicy, SchedulerConfig, continuous
@@ -833,10 +834,15 @@ class WaitsForGood(PrefixCache):
     """Keeps a row waiting until its leader has left."""
 
     def __init__(
-        self, shape: PrefixConfig, limits: PrefixLimits, saved: Iterable[SavedBlock] = ()
+        self,
+        shape: PrefixConfig,
+        limits: PrefixLimits,
+        saved: Iterable[SavedBlock] = (),
+        *,
+        observer: BlockObserver | None = None,
     ) -> None:
         """Replace the choice of leaders."""
-        super().__init__(shape, limits, saved)
+        super().__init__(shape, limits, saved, observer=observer)
         self._leaders = _LeadsForGood(
             self._rows,
             block_tokens=shape.block_tokens,
