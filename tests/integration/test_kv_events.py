@@ -181,6 +181,8 @@ def test_an_open_endpoint_is_logged_as_a_warning(tmp_path: Path) -> None:
         ({"kv_events.endpoint": "127.0.0.1:5557"}, "is not tcp://ADDRESS:PORT or ipc://PATH"),
         ({"kv_events.endpoint": "tcp://127.0.0.1:99999"}, "is not tcp://ADDRESS:PORT"),
         ({"kv_events.endpoint": "inproc://x"}, "is not tcp://ADDRESS:PORT"),
+        ({"kv_events.endpoint": "ipc://@abstract"}, "is not tcp://ADDRESS:PORT"),
+        ({"kv_events.endpoint": "ipc://*"}, "is not tcp://ADDRESS:PORT"),
         ({"kv_events.replay_endpoint": "tcp://127.0.0.1:1"}, "needs events to send again"),
         (
             {"kv_events.endpoint": "tcp://127.0.0.1:1", "cache.prefix": False},

@@ -121,6 +121,7 @@ class PrefixMachine(RuleBasedStateMachine):
     cache_class: ClassVar[type[PrefixCache]] = PrefixCache
     pool_class: ClassVar[type[BlockPool]] = BlockPool
     tree_class: ClassVar[type[BlockTree]] = BlockTree
+    ledger_class: ClassVar[type[BlockLedger]] = BlockLedger
 
     def __init__(self) -> None:
         """Nothing yet; the first rule chooses the configuration."""
@@ -192,7 +193,7 @@ class PrefixMachine(RuleBasedStateMachine):
         self.engine.disk, self.engine.draft_script = disk, self.guesses
         saved = sorted((one for one, _ in disk.values()), key=lambda one: one.start)
         self.seen = WorkerBlocks()
-        ledger = BlockLedger(self.seen.apply, PUBLISHED_TOKENS, b"secret")
+        ledger = self.ledger_class(self.seen.apply, PUBLISHED_TOKENS, b"secret")
         self.cache = self.cache_class(self.shape, self.limits, observer=ledger)
         if self.pool_class is not BlockPool or self.tree_class is not BlockTree:
             tree = self.cache._tree = self.tree_class(self.shape.model_key)
@@ -900,6 +901,28 @@ class KeepsStateOfMore(PrefixCache):
         super()._extend(row, text, upto, position=position, is_end=is_end)
 
 
+class TellsOfNoRemoval(BlockLedger):
+    """Publishes no block that leaves."""
+
+    def left(self, block: Block) -> None:
+        """Tell nothing."""
+
+
+class IgnoresSplits(BlockLedger):
+    """Leaves all published blocks with the tail."""
+
+    def was_split(self, head: Block, tail: Block) -> None:  # noqa: ARG002 - of the port
+        """Divide nothing."""
+        self._hashes[head] = ()
+
+
+class HashesWithoutNamespace(BlockLedger):
+    """Continues no namespace's digest."""
+
+    def _hash(self, previous: bytes, tokens: Text) -> int:
+        return super()._hash(previous if len(previous) == 8 else b"", tokens)
+
+
 POSITIONAL = [
     PinsNothing,
     EvictsPinned,
@@ -917,6 +940,9 @@ POSITIONAL = [
     WaitsForGood,
     NeverLetsGo,
     BeginsTooSoon,
+    TellsOfNoRemoval,
+    IgnoresSplits,
+    HashesWithoutNamespace,
 ]
 STATEFUL = [NeedsNoState, StoresAhead, KeepsStateOfMore]
 
@@ -927,7 +953,7 @@ STATEFUL = [NeedsNoState, StoresAhead, KeepsStateOfMore]
     + [(StatefulPrefixMachine, one) for one in STATEFUL],
 )
 def test_the_machine_notices_a_broken_cache(
-    machine: type[PrefixMachine], broken: type[PrefixCache | BlockPool | BlockTree]
+    machine: type[PrefixMachine], broken: type[PrefixCache | BlockPool | BlockTree | BlockLedger]
 ) -> None:
     """Each way of being wrong shows, so a green machine means something."""
 
@@ -935,6 +961,7 @@ def test_the_machine_notices_a_broken_cache(
         cache_class = broken if issubclass(broken, PrefixCache) else PrefixCache
         pool_class = broken if issubclass(broken, BlockPool) else BlockPool
         tree_class = broken if issubclass(broken, BlockTree) else BlockTree
+        ledger_class = broken if issubclass(broken, BlockLedger) else BlockLedger
 
     _check_that_it_fails(Broken)
 

@@ -14,7 +14,9 @@ _MAX_PORT = 65_535
 
 
 def _endpoint(text: str) -> str:
-    if text.startswith("ipc://") and len(text) > len("ipc://"):
+    if re.fullmatch(
+        r"ipc://[^@*].*", text
+    ):  # no abstract and no nameless sockets: they have no mode
         return text
     parts = re.fullmatch(r"tcp://([^\s/]+):([0-9]{1,5})", text)
     if parts is None or int(parts[2]) > _MAX_PORT:
