@@ -17,6 +17,7 @@ from support.engines.fake_engine import FakeEngine
 from support.programs.kv_subscriber import KvSubscriber
 
 from machd.errors import ListenError, SettingsError
+from machd.scheduler.prefix_cache import PrefixCache
 
 BLOCK_SIZE = 16
 _BEGINNINGS = [
@@ -55,22 +56,50 @@ def _complete(http: httpx.Client, prompt: str, **fields: Any) -> dict[str, Any]:
     return dict(answer.json()["usage"])
 
 
-def _settle(daemon: AdminDaemon, subscriber: KvSubscriber) -> None:
-    """Catch up with all that was published, by what the replay has in the end."""
+@pytest.fixture(name="caches")
+def _caches(monkeypatch: pytest.MonkeyPatch) -> list[PrefixCache]:
+    """Every prefix cache that a daemon of this process makes."""
+    made: list[PrefixCache] = []
 
-    def is_settled() -> bool:
+    class Noted(PrefixCache):
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            super().__init__(*arguments, **named)
+            made.append(self)
+
+    monkeypatch.setattr("machd.compose.PrefixCache", Noted)
+    return made
+
+
+def _texts_in_memory(cache: PrefixCache) -> list[tuple[int, ...]]:
+    """Every whole block's text up to its end, once for each namespace that has it."""
+    texts: list[tuple[int, ...]] = []
+    for block in cache._tree:
+        text = tuple(token for one in block.path() for token in one.token_ids)
+        first = block.start // BLOCK_SIZE + 1
+        counts = range(first, block.stop // BLOCK_SIZE + 1) if block.is_held else ()
+        texts += [text[: count * BLOCK_SIZE] for count in counts]
+    return texts
+
+
+def _settle(subscriber: KvSubscriber, cache: PrefixCache) -> None:
+    """Wait until nothing runs, and what the subscriber knows is what the cache has."""
+
+    def agrees() -> bool:
         subscriber.take_waiting()
-        known = list(subscriber.sequences)
-        with _subscriber(daemon.directory) as other:
-            other.replay(0)
-            return known[-1:] == other.sequences[-1:] and subscriber.blocks.texts == (
-                other.blocks.texts
-            )
+        subscriber.replay(subscriber.next_sequence)
+        try:
+            expected = sorted(_texts_in_memory(cache))
+        except RuntimeError:  # the engine thread has just changed the tree
+            return False
+        is_at_rest = not cache._rows and not cache.changes
+        return is_at_rest and sorted(subscriber.blocks.texts.values()) == expected
 
-    wait_until(is_settled, "the last event", seen=lambda: subscriber.sequences[-3:])
+    wait_until(agrees, "the subscriber's view", seen=lambda: subscriber.sequences[-3:])
 
 
-def test_events_agree_with_the_cache_after_random_requests(tmp_path: Path) -> None:
+def test_events_agree_with_the_cache_after_random_requests(
+    tmp_path: Path, caches: list[PrefixCache]
+) -> None:
     """What a router foretells for a prompt is what the daemon then reuses, to the block."""
     with (
         _subscriber(tmp_path) as subscriber,
@@ -78,7 +107,7 @@ def test_events_agree_with_the_cache_after_random_requests(tmp_path: Path) -> No
     ):
         for prompt in _prompts(60, seed=1):
             _complete(daemon.http, prompt)
-        _settle(daemon, subscriber)
+        _settle(subscriber, caches[0])
         stats = daemon.http.get("/v1/cache/stats").json()["prefix"]
         assert stats["evictions"], "blocks came and went"
         assert subscriber.blocks.texts
@@ -89,31 +118,34 @@ def test_events_agree_with_the_cache_after_random_requests(tmp_path: Path) -> No
             cached = _complete(daemon.http, prompt)["prompt_tokens_details"]["cached_tokens"]
             tried += 1
             agreed += cached // BLOCK_SIZE * BLOCK_SIZE == foretold
-            _settle(daemon, subscriber)
+            _settle(subscriber, caches[0])
         assert agreed == tried
+        assert subscriber.live_count, "not everything was replayed"
         assert subscriber.sequences == sorted(set(subscriber.sequences)), "no gap, no repetition"
 
 
-def test_clearing_the_cache_clears_the_routers_view(tmp_path: Path) -> None:
+def test_clearing_the_cache_clears_the_routers_view(
+    tmp_path: Path, caches: list[PrefixCache]
+) -> None:
     """AllBlocksCleared is told, and the prompts after it are stored anew."""
     with (
         _subscriber(tmp_path) as subscriber,
         AdminDaemon(tmp_path, lambda: FakeEngine(told), _flags(tmp_path)) as daemon,
     ):
         _complete(daemon.http, _BEGINNINGS[0])
-        _settle(daemon, subscriber)
+        _settle(subscriber, caches[0])
         assert subscriber.blocks.texts
         clears = subscriber.blocks.clears
         daemon.admin.post("/admin/cache/clear").raise_for_status()
-        _settle(daemon, subscriber)
+        _settle(subscriber, caches[0])
         assert not subscriber.blocks.texts
         assert subscriber.blocks.clears == clears + 1
         _complete(daemon.http, _BEGINNINGS[0])
-        _settle(daemon, subscriber)
+        _settle(subscriber, caches[0])
         assert subscriber.blocks.texts
 
 
-def test_a_late_subscriber_learns_all_by_replay(tmp_path: Path) -> None:
+def test_a_late_subscriber_learns_all_by_replay(tmp_path: Path, caches: list[PrefixCache]) -> None:
     """It asks from number 0 on, and has what an early one has."""
     with (
         _subscriber(tmp_path) as early,
@@ -121,7 +153,7 @@ def test_a_late_subscriber_learns_all_by_replay(tmp_path: Path) -> None:
     ):
         for prompt in _prompts(20, seed=3):
             _complete(daemon.http, prompt)
-        _settle(daemon, early)
+        _settle(early, caches[0])
         with _subscriber(tmp_path) as late:
             late.replay(0)
             assert late.blocks.texts == early.blocks.texts
@@ -134,8 +166,14 @@ def test_a_stalled_subscriber_stalls_no_request(tmp_path: Path) -> None:
         _subscriber(tmp_path) as stalled,
         AdminDaemon(tmp_path, lambda: FakeEngine(told), _flags(tmp_path)) as daemon,
     ):
-        _complete(daemon.http, _BEGINNINGS[0])
-        wait_until(lambda: bool(stalled.take_waiting()), "the subscription")
+        greetings = iter(_prompts(10_000, seed=5))
+
+        def is_subscribed() -> bool:
+            _complete(daemon.http, next(greetings))
+            stalled.take_waiting()
+            return stalled.live_count > 0
+
+        wait_until(is_subscribed, "the subscription")
         for prompt in _prompts(150, seed=4):
             _complete(daemon.http, prompt)
         with _subscriber(tmp_path) as reader:
@@ -143,7 +181,7 @@ def test_a_stalled_subscriber_stalls_no_request(tmp_path: Path) -> None:
             assert reader.blocks.texts
 
 
-def test_salts_and_keys_are_in_no_event(tmp_path: Path) -> None:
+def test_salts_and_keys_are_in_no_event(tmp_path: Path, caches: list[PrefixCache]) -> None:
     """Equal prompts under two salts have hashes that share nothing, and no salt is sent."""
     with (
         _subscriber(tmp_path) as subscriber,
@@ -151,7 +189,7 @@ def test_salts_and_keys_are_in_no_event(tmp_path: Path) -> None:
     ):
         for salt in ("xyzzy-salt-one", "xyzzy-salt-two"):
             _complete(daemon.http, _BEGINNINGS[0], cache_salt=salt)
-        _settle(daemon, subscriber)
+        _settle(subscriber, caches[0])
         texts = subscriber.blocks.texts
         assert len(texts) == 2 * len(set(texts.values()))
         subscriber._replay.send_multipart([b"", (0).to_bytes(8, "big")])

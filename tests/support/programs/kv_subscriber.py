@@ -92,7 +92,10 @@ class WorkerBlocks:
 
 
 class KvSubscriber:
-    """Two sockets: a subscription, and one for replay. A context manager."""
+    """Two sockets: a subscription, and one for replay. A context manager.
+
+    It does as a router does: what came before its subscription, or was dropped, it asks for.
+    """
 
     def __init__(self, endpoint: str, replay_endpoint: str | None = None, topic: str = "") -> None:
         """Connect; endpoints need not be bound yet."""
@@ -101,11 +104,14 @@ class KvSubscriber:
         self._events.subscribe(topic)
         self._events.connect(endpoint)
         self._replay = self._context.socket(zmq.DEALER)
+        self._has_replay = replay_endpoint is not None
         if replay_endpoint is not None:
             self._replay.connect(replay_endpoint)
         self.blocks = WorkerBlocks()
         self.sequences: list[int] = []
         self.topics: set[bytes] = set()
+        self.next_sequence = 0
+        self.live_count = 0
 
     def __enter__(self) -> KvSubscriber:
         """Nothing more."""
@@ -117,11 +123,14 @@ class KvSubscriber:
 
     def take_waiting(self) -> list[Batch]:
         """Take in what has arrived; never waits."""
-        batches = []
+        batches: list[Batch] = []
         while self._events.poll(0):
             topic, sequence, payload = self._events.recv_multipart()
             self.topics.add(topic)
-            batches.append(self._take(sequence, payload))
+            self.live_count += 1
+            if self._has_replay and int.from_bytes(sequence, "big") > self.next_sequence:
+                batches += self.replay(self.next_sequence)
+            batches += self._take(sequence, payload)
         return batches
 
     def replay(self, first: int) -> list[Batch]:
@@ -135,12 +144,17 @@ class KvSubscriber:
             if sequence == (-1).to_bytes(8, "big", signed=True):
                 assert payload == b""
                 return batches
-            batches.append(self._take(sequence, payload))
+            batches += self._take(sequence, payload)
 
-    def _take(self, sequence: bytes, payload: bytes) -> Batch:
+    def _take(self, sequence: bytes, payload: bytes) -> list[Batch]:
+        """Take in a batch, unless it is known."""
         assert len(sequence) == 8
+        number = int.from_bytes(sequence, "big")
+        if number < self.next_sequence:
+            return []
         batch = _BATCH.decode(payload)
-        self.sequences.append(int.from_bytes(sequence, "big"))
+        self.sequences.append(number)
+        self.next_sequence = number + 1
         for event in batch.events:
             self.blocks.apply(event)
-        return batch
+        return [batch]
