@@ -151,7 +151,7 @@ class Parts:
         self.app = AppSwitch(self._make_app(settings, api_keys, self.max_connections))
         self.metrics.export_vllm_names(on=settings.metrics.vllm_names)
         # Last: it binds sockets and has to be closed.
-        self.kv_events = open_kv_events(settings.kv_events, settings.cache.block_tokens, clock)
+        self.kv_events = open_kv_events(settings.kv_events, settings.cache, clock)
         watch_gauges(
             self.metrics,
             loop=self.loop,

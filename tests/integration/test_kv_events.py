@@ -230,8 +230,8 @@ def test_an_open_endpoint_is_logged_as_a_warning(tmp_path: Path) -> None:
 )
 def test_settings_without_sense_are_refused(flags: dict[str, object], problem: str) -> None:
     """At start, with what is wrong."""
-    with pytest.raises(SettingsError) as wrong:
-        RunningDaemon(flags=flags)
+    with pytest.raises(SettingsError) as wrong, RunningDaemon(flags=flags):
+        pass
     assert problem in str(wrong.value.problems)
 
 

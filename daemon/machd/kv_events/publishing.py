@@ -13,6 +13,7 @@ from machd.errors import SettingsError
 from machd.kv_events.block_ledger import BlockLedger
 from machd.kv_events.wire import KvEvent
 from machd.scheduler.block_observer import BlockObserver
+from machd.settings.cache import CacheSettings
 from machd.settings.kv_events import KvEventsSettings
 
 _SECRET_BYTES = 32
@@ -48,15 +49,25 @@ class KvEvents:
         self._publisher.close(within_s=within_s)
 
 
-def open_kv_events(section: KvEventsSettings, block_size: int, clock: Clock) -> KvEvents | None:
+def open_kv_events(
+    section: KvEventsSettings, cache: CacheSettings, clock: Clock
+) -> KvEvents | None:
     """Bind the endpoints; None where the settings name none.
 
     Raises:
-        SettingsError: The extra is not installed.
+        SettingsError: The extra is not installed, or there is nothing to publish or to replay.
         ListenError: An endpoint is taken.
     """
     if section.endpoint is None:
+        if section.replay_endpoint is not None:
+            problem = "needs events to send again; name an endpoint for them in kv_events.endpoint"
+            raise SettingsError([f"kv_events.replay_endpoint: {problem}"])
         return None
+    if not cache.prefix:
+        problem = (
+            "events are about the prefix cache; set cache.prefix to true, or leave the endpoint out"
+        )
+        raise SettingsError([f"kv_events.endpoint: {problem}"])
     try:
         from machd.kv_events.publisher import KvEventPublisher  # noqa: PLC0415 - an extra
     except ModuleNotFoundError as error:
@@ -67,7 +78,7 @@ def open_kv_events(section: KvEventsSettings, block_size: int, clock: Clock) -> 
         section.endpoint,
         clock,
         replay_endpoint=section.replay_endpoint,
-        topic=section.topic,
+        topic=section.topic or "",
         encoding=section.encoding,
     )
     endpoints = [one for one in (publisher.endpoint, publisher.replay_endpoint) if one]
@@ -79,7 +90,7 @@ def open_kv_events(section: KvEventsSettings, block_size: int, clock: Clock) -> 
         replay_endpoint=publisher.replay_endpoint,
         is_exposed=is_exposed,
     )
-    return KvEvents(publisher, block_size)
+    return KvEvents(publisher, cache.block_tokens)
 
 
 def is_reachable_from_outside(endpoint: str) -> bool:

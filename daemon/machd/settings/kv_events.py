@@ -43,10 +43,10 @@ class KvEventsSettings(SettingsSection):
         description="ZMQ endpoint that sends the last events again, to a subscriber that missed some. "
         "Whoever connects reads prompts there, too.",
     )
-    topic: Annotated[str, Mark.RESTART] = Field(
-        default="",
+    topic: Annotated[Text | None, Mark.RESTART] = Field(
+        default=None,
         examples=["kv-events"],
-        description="First frame of each message, which subscribers can filter by.",
+        description="First frame of each message, which subscribers can filter by. Without it the frame is empty.",
     )
     encoding: Annotated[Literal["map", "array"], Mark.RESTART] = Field(
         default="map",

@@ -412,20 +412,6 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
-    def _kv_events_have_blocks(self) -> Self:
-        if self.kv_events.replay_endpoint is not None and self.kv_events.endpoint is None:
-            raise ValueError(
-                "kv_events.replay_endpoint: needs events to send again; name an endpoint for them in "
-                "kv_events.endpoint"
-            )
-        if self.kv_events.endpoint is not None and not self.cache.prefix:
-            raise ValueError(
-                "kv_events.endpoint: events are about the prefix cache; set cache.prefix to true, or "
-                "leave the endpoint out"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _admin_listens_elsewhere(self) -> Self:
         listen = self.admin.listen
         if is_same_address(self.server.host, self.server.port, listen):

@@ -20,6 +20,7 @@ from machd.kv_events import publisher as publisher_module
 from machd.kv_events.publisher import KvEventPublisher
 from machd.kv_events.publishing import is_reachable_from_outside, open_kv_events
 from machd.kv_events.wire import AllBlocksCleared, BlockRemoved, BlockStored, encoded_batch
+from machd.settings.cache import CacheSettings
 from machd.settings.kv_events import KvEventsSettings
 
 
@@ -234,15 +235,16 @@ def test_endpoints_beyond_loopback_are_known(endpoint: str, *, is_reachable: boo
 
 def test_without_an_endpoint_nothing_is_opened() -> None:
     """The default."""
-    assert open_kv_events(KvEventsSettings(), 64, SystemClock()) is None
+    assert open_kv_events(KvEventsSettings(), CacheSettings(), SystemClock()) is None
 
 
 def test_the_extra_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without pyzmq the daemon says what to install."""
     monkeypatch.delitem(sys.modules, "machd.kv_events.publisher")
     monkeypatch.setitem(sys.modules, "zmq", None)
+    section = KvEventsSettings(endpoint="tcp://127.0.0.1:1")
     with pytest.raises(SettingsError) as wrong:
-        open_kv_events(KvEventsSettings(endpoint="tcp://127.0.0.1:1"), 64, SystemClock())
+        open_kv_events(section, CacheSettings(), SystemClock())
     assert "pip install 'machd[kv-events]'" in wrong.value.problems[0]
 
 
