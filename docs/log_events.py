@@ -415,6 +415,20 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
     ),
     # Traces
     LogEvent(
+        "kv_events.listening",
+        ("info", "warning"),
+        ("endpoint", "replay_endpoint", "is_exposed"),
+        "KV events are published there; a warning where other machines can connect.",
+        "Whoever connects reads the prompts' tokens: see that only routers can.",
+    ),
+    LogEvent(
+        "kv_events.lost",
+        ("warning",),
+        ("count",),
+        "Events were dropped, because they came faster than they could be sent.",
+        "Routers see a gap, and foretell too much or too little until the blocks change; requests are not affected.",
+    ),
+    LogEvent(
         "spans.lost",
         ("warning",),
         ("count", "cause", "advice"),

@@ -27,6 +27,7 @@ from machd.http.file_limit import fit_connections
 from machd.http.gate import OpenRequests
 from machd.http.model_names import ModelNames
 from machd.installed import installed_version
+from machd.kv_events.publishing import open_kv_events
 from machd.scheduler.admission import Batching, KvBudget, KvPolicy
 from machd.scheduler.config import SchedulerConfig, continuous, single_flight
 from machd.scheduler.events import DecodeMode, Event
@@ -94,8 +95,8 @@ class Parts:
             measures: Find out what the model can do; called on the engine thread.
 
         Raises:
-            SettingsError, ListenError: The daemon may not listen like that, or the limit of open files has
-                no room for ``limits.max_connections``.
+            SettingsError, ListenError: The daemon may not listen like that, an extra is not installed, or
+                the limit of open files has no room for ``limits.max_connections``.
         """
         settings = loaded.settings
         self._clock = clock
@@ -149,6 +150,8 @@ class Parts:
         self._client_names = api_keys.names
         self.app = AppSwitch(self._make_app(settings, api_keys, self.max_connections))
         self.metrics.export_vllm_names(on=settings.metrics.vllm_names)
+        # Last: it binds sockets and has to be closed.
+        self.kv_events = open_kv_events(settings.kv_events, settings.cache, clock)
         watch_gauges(
             self.metrics,
             loop=self.loop,
@@ -208,7 +211,12 @@ class Parts:
         if not section.prefix or verdicts.prefix_cache.support is not Support.SUPPORTED:
             return None
         limits = self._prefix_limits(engine.model, self.configuration.settings)
-        return PrefixCache(prefix_shape(section, engine.model), limits, engine.saved_blocks())
+        return PrefixCache(
+            prefix_shape(section, engine.model),
+            limits,
+            engine.saved_blocks(),
+            observer=None if self.kv_events is None else self.kv_events.observer(),
+        )
 
     def _prefix_limits(self, model: ModelDescription, settings: Settings) -> PrefixLimits:
         """Return the limits of blocks: nothing where they turned out to be wrong."""

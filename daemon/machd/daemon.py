@@ -52,6 +52,9 @@ _LAST_ANSWER_S = 1.0
 _LAST_SPANS_S = 2.0
 """How long the last spans may take to be sent."""
 
+_LAST_EVENTS_S = 2.0
+"""How long the last KV events may take to be sent."""
+
 
 class Daemon:
     """One process: a listener, a server, an engine thread. Runs once."""
@@ -204,6 +207,8 @@ class Daemon:
                 await asyncio.to_thread(tracer.close, within_s=_LAST_SPANS_S)
             if parts.loop.loaded.done():
                 await _join(parts.loop)
+            if parts.kv_events is not None:
+                await asyncio.to_thread(parts.kv_events.close, within_s=_LAST_EVENTS_S)
             for watch in watches:
                 watch.cancel()
             self._log.info("daemon.stopped")

@@ -8,6 +8,7 @@ machine would notice.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -31,6 +32,7 @@ from support.engines.chained_engine import (
     said,
 )
 from support.engines.scripted_drafts import drafts_by
+from support.programs.kv_subscriber import WorkerBlocks
 from support.schedulers.sequence_samples import EagerPace, batching_of
 
 from machd.engine.protocol.blocks import (
@@ -47,7 +49,9 @@ from machd.engine.protocol.blocks import (
 from machd.engine.protocol.engine import MemoryReading
 from machd.engine.protocol.step import StepPlan, StepResult
 from machd.errors import EngineFaultError
+from machd.kv_events.block_ledger import BlockLedger
 from machd.request.generation import SamplingParams
+from machd.scheduler.block_observer import BlockObserver
 from machd.scheduler.block_pool import BlockPool
 from machd.scheduler.block_tree import Block, BlockTree, Walk
 from machd.scheduler.config import NO_DRAFTS, DraftPolicy, SchedulerConfig, continuous
@@ -79,6 +83,9 @@ SELDOM = st.sampled_from([True, False, False, False])
 RARELY = st.sampled_from([False] * 11 + [True])
 TOKENS = st.sampled_from([1, 2, 3, 4, 5, 6] * 2 + [0])
 """Completions without tokens reuse and leave little: they are few, so that the others meet often."""
+
+PUBLISHED_TOKENS = 3
+"""Tokens of a published block, which is not the size of the tree's."""
 
 
 @dataclass
@@ -114,6 +121,7 @@ class PrefixMachine(RuleBasedStateMachine):
     cache_class: ClassVar[type[PrefixCache]] = PrefixCache
     pool_class: ClassVar[type[BlockPool]] = BlockPool
     tree_class: ClassVar[type[BlockTree]] = BlockTree
+    ledger_class: ClassVar[type[BlockLedger]] = BlockLedger
 
     def __init__(self) -> None:
         """Nothing yet; the first rule chooses the configuration."""
@@ -184,10 +192,12 @@ class PrefixMachine(RuleBasedStateMachine):
         )
         self.engine.disk, self.engine.draft_script = disk, self.guesses
         saved = sorted((one for one, _ in disk.values()), key=lambda one: one.start)
-        self.cache = self.cache_class(self.shape, self.limits)
+        self.seen = WorkerBlocks()
+        ledger = self.ledger_class(self.seen.apply, PUBLISHED_TOKENS, b"secret")
+        self.cache = self.cache_class(self.shape, self.limits, observer=ledger)
         if self.pool_class is not BlockPool or self.tree_class is not BlockTree:
             tree = self.cache._tree = self.tree_class(self.shape.model_key)
-            self.cache._pool = self.pool_class(tree, self.shape.costs, self.limits)
+            self.cache._pool = self.pool_class(tree, self.shape.costs, self.limits, ledger)
         tier = self.cache._pool.disk_tier
         tier.max_loads = tier.max_saves = self.moved
         self.cache._pool.find_saved(saved)
@@ -435,6 +445,20 @@ class PrefixMachine(RuleBasedStateMachine):
         if not unsettled:
             counted = self.shape.costs.counted
             assert kept.bytes == sum(counted(one.nbytes) for one in self.engine.blocks.values())
+
+    @invariant()
+    def published_blocks_are_those_in_memory(self) -> None:
+        """A subscriber knows every text that the engine has, and none that is in no memory."""
+        held: list[Text] = []
+        in_memory: list[Text] = []
+        for block in self.cache._tree:
+            text = tuple(token for one in block.path() for token in one.token_ids)
+            first = block.start // PUBLISHED_TOKENS + 1
+            for count in range(first, block.stop // PUBLISHED_TOKENS + 1):
+                in_memory += [text[: count * PUBLISHED_TOKENS]] * block.is_in_memory
+                held += [text[: count * PUBLISHED_TOKENS]] * block.is_held
+        published = Counter(self.seen.texts.values())
+        assert Counter(held) <= published <= Counter(in_memory)
 
     @invariant()
     def files_are_the_tier_s(self) -> None:
@@ -811,10 +835,15 @@ class WaitsForGood(PrefixCache):
     """Keeps a row waiting until its leader has left."""
 
     def __init__(
-        self, shape: PrefixConfig, limits: PrefixLimits, saved: Iterable[SavedBlock] = ()
+        self,
+        shape: PrefixConfig,
+        limits: PrefixLimits,
+        saved: Iterable[SavedBlock] = (),
+        *,
+        observer: BlockObserver | None = None,
     ) -> None:
         """Replace the choice of leaders."""
-        super().__init__(shape, limits, saved)
+        super().__init__(shape, limits, saved, observer=observer)
         self._leaders = _LeadsForGood(
             self._rows,
             block_tokens=shape.block_tokens,
@@ -872,6 +901,28 @@ class KeepsStateOfMore(PrefixCache):
         super()._extend(row, text, upto, position=position, is_end=is_end)
 
 
+class TellsOfNoRemoval(BlockLedger):
+    """Publishes no block that leaves."""
+
+    def left(self, block: Block) -> None:
+        """Tell nothing."""
+
+
+class IgnoresSplits(BlockLedger):
+    """Leaves all published blocks with the tail."""
+
+    def was_split(self, head: Block, tail: Block) -> None:  # noqa: ARG002 - of the port
+        """Divide nothing."""
+        self._hashes[head] = ()
+
+
+class HashesWithoutNamespace(BlockLedger):
+    """Continues no namespace's digest."""
+
+    def _hash(self, previous: bytes, tokens: Text) -> int:
+        return super()._hash(previous if len(previous) == 8 else b"", tokens)
+
+
 POSITIONAL = [
     PinsNothing,
     EvictsPinned,
@@ -889,6 +940,9 @@ POSITIONAL = [
     WaitsForGood,
     NeverLetsGo,
     BeginsTooSoon,
+    TellsOfNoRemoval,
+    IgnoresSplits,
+    HashesWithoutNamespace,
 ]
 STATEFUL = [NeedsNoState, StoresAhead, KeepsStateOfMore]
 
@@ -899,7 +953,7 @@ STATEFUL = [NeedsNoState, StoresAhead, KeepsStateOfMore]
     + [(StatefulPrefixMachine, one) for one in STATEFUL],
 )
 def test_the_machine_notices_a_broken_cache(
-    machine: type[PrefixMachine], broken: type[PrefixCache | BlockPool | BlockTree]
+    machine: type[PrefixMachine], broken: type[PrefixCache | BlockPool | BlockTree | BlockLedger]
 ) -> None:
     """Each way of being wrong shows, so a green machine means something."""
 
@@ -907,6 +961,7 @@ def test_the_machine_notices_a_broken_cache(
         cache_class = broken if issubclass(broken, PrefixCache) else PrefixCache
         pool_class = broken if issubclass(broken, BlockPool) else BlockPool
         tree_class = broken if issubclass(broken, BlockTree) else BlockTree
+        ledger_class = broken if issubclass(broken, BlockLedger) else BlockLedger
 
     _check_that_it_fails(Broken)
 

@@ -20,6 +20,7 @@ from machd.engine.protocol.blocks import (
     StoreBlock,
 )
 from machd.scheduler.block_counts import BlockCounts
+from machd.scheduler.block_observer import BlockObserver, NoObserver
 from machd.scheduler.block_tree import Block, BlockTree
 from machd.scheduler.disk_tier import DiskTier
 from machd.scheduler.eviction import EvictionOrder
@@ -51,9 +52,16 @@ class BlockPool:
         limit_bytes: Memory limit in force.
     """
 
-    def __init__(self, tree: BlockTree, costs: BlockCosts, limits: PrefixLimits) -> None:
-        """Start with an empty tree."""
+    def __init__(
+        self,
+        tree: BlockTree,
+        costs: BlockCosts,
+        limits: PrefixLimits,
+        observer: BlockObserver | None = None,
+    ) -> None:
+        """Start with an empty tree; ``observer`` is told which blocks are in memory."""
         self.tree = tree
+        self._observer = observer or NoObserver()
         self.changes: list[BlockChange] = []
         self.disk_tier = DiskTier(tree, self.changes, costs, limits.disk_bytes)
         self.counts = BlockCounts()
@@ -157,6 +165,7 @@ class BlockPool:
         block.nbytes = nbytes - head.nbytes
         self._by_id[head.block_id] = head
         self.changes.append(SplitBlock(block.block_id, head.block_id, at))
+        self._observer.was_split(head, block)
         if is_saved:
             self.disk_tier.write_halves(head, block)
         return head
@@ -221,6 +230,7 @@ class BlockPool:
             self._resize(block, self._costs.counted(one.nbytes))
             block.has_state = one.has_state
             block.is_held, block.is_pending = True, False
+            self._observer.entered(block)
             self._order.offer(block)
         for block_id in lost:
             if block_id in self._by_id:
@@ -246,6 +256,8 @@ class BlockPool:
                 self._remove(block)  # and files of descendants, now unreachable
         if dropped:
             self.changes.append(DropBlocks(tuple(dropped)))
+        if not self._by_id:
+            self._observer.cleared()
         self.tree.forget_empty_roots()
         return count
 
@@ -271,6 +283,7 @@ class BlockPool:
             self._leave_memory(block, is_told=False)
             if not block.is_saved:
                 self._remove(block)
+        self._observer.cleared()
 
     def check_invariants(self) -> None:
         """Assert that counts and bytes match the blocks of the tree."""
@@ -319,6 +332,7 @@ class BlockPool:
         del self._by_id[block.block_id]
         self.counts.leave(block)
         block.is_held = block.is_pending = False
+        self._observer.left(block)
         parent = block.before
         if not parent.memory_children:
             self._order.offer(parent)

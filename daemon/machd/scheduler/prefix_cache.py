@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from machd.engine.protocol.blocks import BlockChange, ReusedPrefix, SavedBlock
 from machd.engine.protocol.step import StepPlan, StepResult
+from machd.scheduler.block_observer import BlockObserver
 from machd.scheduler.block_pool import BlockPool, RowPosition
 from machd.scheduler.block_tree import Block, BlockTree, common_tokens
 from machd.scheduler.leaders import Leaders, PrefixRow
@@ -50,14 +51,26 @@ class PrefixCache:
     """Block pool and radix tree, with the running rows that share them."""
 
     def __init__(
-        self, shape: PrefixConfig, limits: PrefixLimits, saved: Iterable[SavedBlock] = ()
+        self,
+        shape: PrefixConfig,
+        limits: PrefixLimits,
+        saved: Iterable[SavedBlock] = (),
+        *,
+        observer: BlockObserver | None = None,
     ) -> None:
-        """Start with the blocks that the disk tier has saved."""
+        """Start with the blocks that the disk tier has saved.
+
+        Args:
+            shape: Sizes, and the model's key.
+            limits: Limits of the blocks.
+            saved: Blocks on disk.
+            observer: Told which blocks are in memory.
+        """
         self._block_tokens = shape.block_tokens
         self._min_gain_tokens = shape.min_gain_tokens
         self._is_stateful = shape.costs.is_stateful
         self._tree = BlockTree(shape.model_key)
-        self._pool = BlockPool(self._tree, shape.costs, limits)
+        self._pool = BlockPool(self._tree, shape.costs, limits, observer)
         self._pool.find_saved(saved)
         self._rows: dict[int, PrefixRow] = {}
         self._leaders = Leaders(

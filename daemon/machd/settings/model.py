@@ -24,6 +24,7 @@ from machd.settings.batching import ContinuousBatchingSettings
 from machd.settings.cache import CacheSettings
 from machd.settings.distributed import DistributedSettings
 from machd.settings.experts import ExpertsSettings
+from machd.settings.kv_events import KvEventsSettings
 from machd.settings.models import ModelsSettings
 from machd.settings.section import Mark, SettingsSection
 from machd.settings.speculation import SpeculationSettings
@@ -376,6 +377,7 @@ class Settings(BaseSettings):
         default_factory=ContinuousBatchingSettings
     )
     cache: CacheSettings = Field(default_factory=CacheSettings)
+    kv_events: KvEventsSettings = Field(default_factory=KvEventsSettings)
     experts: ExpertsSettings = Field(default_factory=ExpertsSettings)
     distributed: DistributedSettings = Field(default_factory=DistributedSettings)
     vision: VisionSettings = Field(default_factory=VisionSettings)

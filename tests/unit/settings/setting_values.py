@@ -31,6 +31,8 @@ _TEXTS_OF_A_FORM: Mapping[str, st.SearchStrategy[object]] = {
     "speculation.mode": st.sampled_from(["auto", "off", "ngram", "dflash"]),
     # True needs hosts besides.
     "vision.allow_urls": st.sampled_from([False]),
+    "kv_events.endpoint": _NAMES.map(lambda name: f"ipc:///{name}"),
+    "kv_events.replay_endpoint": _NAMES.map(lambda name: f"ipc:///{name}"),
     "vision.url_hosts": st.lists(_NAMES, max_size=3).map(tuple),
     "http.allowed_hosts": st.lists(_NAMES, max_size=3).map(tuple),
     "models.aliases": st.lists(_NAMES, max_size=3).map(tuple),

@@ -47,7 +47,12 @@ def sample_text(key: SettingKey) -> str:
         return str(key.default / 2)
     if key.kind in {ValueKind.INTEGER, ValueKind.NUMBER}:
         return str(int(key.least or 0) + 1)
-    forms = {"http.allowed_origins": "https://a.example", "admin.listen": "unix:/somewhere"}
+    forms = {
+        "http.allowed_origins": "https://a.example",
+        "admin.listen": "unix:/somewhere",
+        "kv_events.endpoint": "ipc:///somewhere",
+        "kv_events.replay_endpoint": "ipc:///somewhere",
+    }
     return forms.get(key.dotted, "somewhere")
 
 

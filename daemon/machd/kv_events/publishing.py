@@ -1,0 +1,104 @@
+"""From the settings to published KV events; ZMQ is an extra that is imported only where an endpoint is set."""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+from typing import Protocol
+
+import structlog
+
+from machd.clock import Clock
+from machd.errors import SettingsError
+from machd.kv_events.block_ledger import BlockLedger
+from machd.kv_events.wire import KvEvent
+from machd.scheduler.block_observer import BlockObserver
+from machd.settings.cache import CacheSettings
+from machd.settings.kv_events import KvEventsSettings
+
+_SECRET_BYTES = 32
+
+
+class Publisher(Protocol):
+    """Sends events in the background."""
+
+    def put(self, event: KvEvent) -> None:
+        """Queue an event; never waits."""
+        ...
+
+    def close(self, *, within_s: float) -> None:
+        """Stop, within ``within_s`` seconds. Blocks; not for the event loop."""
+        ...
+
+
+class KvEvents:
+    """The published blocks of one daemon."""
+
+    def __init__(self, publisher: Publisher, block_size: int) -> None:
+        """Publish through ``publisher``, in blocks of ``block_size`` tokens."""
+        self._publisher = publisher
+        self._block_size = block_size
+        self._secret = secrets.token_bytes(_SECRET_BYTES)
+
+    def observer(self) -> BlockObserver:
+        """Return the observer of a new, empty prefix cache."""
+        return BlockLedger(self._publisher.put, self._block_size, self._secret)
+
+    def close(self, *, within_s: float) -> None:
+        """Close the sockets, within ``within_s`` seconds. Blocks; not for the event loop."""
+        self._publisher.close(within_s=within_s)
+
+
+def open_kv_events(
+    section: KvEventsSettings, cache: CacheSettings, clock: Clock
+) -> KvEvents | None:
+    """Bind the endpoints; None where the settings name none.
+
+    Raises:
+        SettingsError: The extra is not installed, or there is nothing to publish or to replay.
+        ListenError: An endpoint is taken.
+    """
+    if section.endpoint is None:
+        if section.replay_endpoint is not None:
+            problem = "needs events to send again; name an endpoint for them in kv_events.endpoint"
+            raise SettingsError([f"kv_events.replay_endpoint: {problem}"])
+        return None
+    if not cache.prefix:
+        problem = (
+            "events are about the prefix cache; set cache.prefix to true, or leave the endpoint out"
+        )
+        raise SettingsError([f"kv_events.endpoint: {problem}"])
+    try:
+        from machd.kv_events.publisher import KvEventPublisher  # noqa: PLC0415 - an extra
+    except ModuleNotFoundError as error:
+        raise SettingsError(
+            [f"kv_events.endpoint: {error.name} is not installed; pip install 'machd[kv-events]'"]
+        ) from None
+    publisher = KvEventPublisher(
+        section.endpoint,
+        clock,
+        replay_endpoint=section.replay_endpoint,
+        topic=section.topic or "",
+        encoding=section.encoding,
+    )
+    endpoints = [one for one in (publisher.endpoint, publisher.replay_endpoint) if one]
+    is_exposed = any(is_reachable_from_outside(one) for one in endpoints)
+    log = structlog.get_logger("machd.kv_events")
+    (log.warning if is_exposed else log.info)(
+        "kv_events.listening",
+        endpoint=publisher.endpoint,
+        replay_endpoint=publisher.replay_endpoint,
+        is_exposed=is_exposed,
+    )
+    return KvEvents(publisher, cache.block_tokens)
+
+
+def is_reachable_from_outside(endpoint: str) -> bool:
+    """Return True if other machines may connect to an endpoint."""
+    if not endpoint.startswith("tcp://"):
+        return False
+    host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host != "localhost"
