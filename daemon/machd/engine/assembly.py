@@ -11,7 +11,7 @@ from machd.engine.backend.device import computing_memory_bytes
 from machd.engine.grammar.grammar import LlguidanceCompiler
 from machd.engine.grammar.masks import TokenMasks
 from machd.engine.grammar.matcher import matcher_for
-from machd.engine.kernels.fused_llama import fuse_layers, takes_mixed_caches
+from machd.engine.kernels.fused_llama import fuse_layers, reads_by_slab, takes_mixed_caches
 from machd.engine.kernels.mixed import mixed_caches
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.prefix_blocks.conversion import BlockForm
@@ -95,6 +95,7 @@ def engine_parts(
         description=replace(
             description,
             block_key=block_key(loaded),
+            has_length_classes=reads_by_slab(model),
             proposer=ProposerKind.OFF if proposer is None else proposer.kind,
         ),
         tokenizer=loaded.tokenizer,

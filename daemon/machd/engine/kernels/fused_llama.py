@@ -49,16 +49,21 @@ def fuse_layers(model: LanguageModel) -> int:
     return count
 
 
+def reads_by_slab(model: LanguageModel) -> bool:
+    """Return True if every layer's attention reads the rows of a batch slab by slab."""
+    blocks = getattr(getattr(model, "model", None), "layers", None) or []
+    return bool(blocks) and all(
+        type(getattr(block, "self_attn", None)) is _Attention for block in blocks
+    )
+
+
 def takes_mixed_caches(model: LanguageModel) -> bool:
     """Return True if every layer's attention can tell decoding rows from a prompt's tokens.
 
     A layer with a window cannot: the window is in the mask, and a mixed pass has none.
     """
-    blocks = getattr(getattr(model, "model", None), "layers", None) or []
-    return bool(blocks) and all(
-        type(getattr(block, "self_attn", None)) is _Attention
-        and not getattr(block, "use_sliding", False)
-        for block in blocks
+    return reads_by_slab(model) and not any(
+        getattr(block, "use_sliding", False) for block in model.model.layers
     )
 
 
@@ -134,8 +139,8 @@ class _Attention(Module):
         values = heads[:, rotated:]
         if isinstance(cache, MixedCache):
             mixed = cache.attend(queries, keys, values, scale=self._scale)
-        elif isinstance(cache, SlabCache) and tokens == 1 and cache.sees_all(mask):
-            mixed = attend_rows(queries, keys, values, cache, scale=self._scale)
+        elif isinstance(cache, SlabCache):
+            mixed = attend_rows(queries, keys, values, cache, scale=self._scale, mask=mask)
         else:
             if cache is not None:
                 keys, values = cache.update_and_fetch(keys, values)

@@ -195,9 +195,8 @@ class Decoder:
 
     @property
     def _room_tokens(self) -> int:
-        """Most tokens ahead with which the longest row, padded, stays within the lane's largest reservation."""
-        most_reserved = max(row.length + row.tokens_left for row in self._rows)
-        return most_reserved - max(row.length for row in self._rows)
+        """Most tokens ahead with which every row, padded, stays within what is reserved for the lane."""
+        return max(0, self._kv.room_tokens - 1)
 
     # Forward and sampling
 
@@ -345,11 +344,7 @@ class Decoder:
             self._passes.compute_again(current, kept)
 
     def _remove(self, rows: Collection[DecoderRow]) -> None:
-        """Remove rows; the last rows move into the gaps, all others keep their places.
-
-        ``keep`` leaves the old columns as they are, and a later row takes them over: those that may hold NaN
-        are wiped. With look-ahead the pass under way is not read yet, so every row that leaves or moves may.
-        """
+        """Remove rows; the last rows move into the gaps, all others keep their places."""
         before = self._rows
         if not any(row in rows for row in before):
             return
@@ -362,14 +357,7 @@ class Decoder:
         if not order:
             self._kv.clear()
             return
-        suspects = [place for place, row in enumerate(before) if not row.is_known_finite]
-        left = [place for place in suspects if before[place].is_gone]
-        moved = [place for place in suspects if place >= len(order) and place not in left]
-        for place in left:
-            self._kv.wipe(place)
         self._kv.keep(order)
-        for place in moved:
-            self._kv.wipe(place)
 
 
 def _verdicts(sampled: Sampled) -> dict[DecoderRow, Verdict]:

@@ -25,13 +25,13 @@ from machd.engine.backend.untyped import Cache
 from machd.engine.kv.batch_lane import BatchLaneKv
 from machd.engine.kv.kv_format import KvFormat
 from machd.engine.kv.lane_kv import CachedRow, LaneKv
-from machd.engine.kv.quantized_cache import STEP_TOKENS
 from machd.engine.kv.row_caches import make_row_caches
 from machd.engine.kv.serial_lane import SerialLaneKv
 from machd.engine.protocol.blocks import SavedBlock
 from machd.engine.protocol.engine import GrammarCompiler, MemoryReading, ModelDescription
 from machd.engine.protocol.media import FIRST_MEDIA_KEY, MediaProcessor
 from machd.engine.protocol.step import (
+    COLUMN_STEP,
     DecodeRow,
     Lane,
     PrefillChunk,
@@ -138,7 +138,7 @@ class MlxEngine:
             parts.kv_format,
             parts.media,
         )
-        self._batch = self._decoder(BatchLaneKv(max_rows))
+        self._batch = self._decoder(self._batch_kv())
         self._serial: dict[int, Decoder] = {}
         self._memory = parts.memory
         self._warm_up()
@@ -267,7 +267,7 @@ class MlxEngine:
             decoder.close()
         self._serial.clear()
         self._blocks.forget_rows()
-        self._batch = self._decoder(BatchLaneKv(self._max_rows))
+        self._batch = self._decoder(self._batch_kv())
         mx.clear_cache()
 
     def close(self) -> None:
@@ -286,6 +286,10 @@ class MlxEngine:
         self._model = None
         del self._parts
         mx.clear_cache()
+
+    def _batch_kv(self) -> BatchLaneKv:
+        has_length_classes = self._description.has_length_classes
+        return BatchLaneKv(self._max_rows, has_length_classes=has_length_classes)
 
     @property
     def _decoders(self) -> list[Decoder]:
@@ -419,8 +423,8 @@ class MlxEngine:
         kv_tokens, joining = 0, list[tuple[int, int]]()
         for chunk in plan.prefill:
             reused_tokens = len(chunk.reused.token_ids) if chunk.reused is not None else 0
-            # A prompt's own caches grow by STEP_TOKENS at a time, and each layer is copied to do so.
-            kv_tokens += reused_tokens + len(chunk.token_ids) + STEP_TOKENS
+            # A prompt's own caches grow by COLUMN_STEP at a time, and each layer is copied to do so.
+            kv_tokens += reused_tokens + len(chunk.token_ids) + COLUMN_STEP
             if chunk.is_last and chunk.lane is Lane.BATCH:
                 joining.append((chunk.start + len(chunk.token_ids), chunk.reserved_tokens))
         decoding = frozenset(row.slot_index for row in plan.decode)
