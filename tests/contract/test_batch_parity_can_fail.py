@@ -11,7 +11,7 @@ from support.engines.tiny_engines import alone, loaded
 from support.engines.tiny_models import TinyKind
 
 from machd.engine.assembly import make_engine
-from machd.engine.kernels import mixed
+from machd.engine.kernels import packed
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.kv.slab import SlabCache
 from machd.engine.step import sampling
@@ -136,8 +136,8 @@ def penalties_count_the_neighbours_tokens(patch: pytest.MonkeyPatch) -> None:
 
 def a_chunk_beside_rows_is_seen_by_none(patch: pytest.MonkeyPatch) -> None:
     """Prompt tokens in a step of others are left as zeros in their cache."""
-    right = mixed._as_tokens
-    patch.setattr(mixed, "_as_tokens", lambda rows: right(rows) * 0)
+    right = packed._as_tokens
+    patch.setattr(packed, "_as_tokens", lambda rows: right(rows) * 0)
 
 
 _FAULTS: list[tuple[Plant, TinyKind, str]] = [

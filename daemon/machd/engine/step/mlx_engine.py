@@ -136,7 +136,8 @@ class MlxEngine:
             parts.blocks,
             parts.description,
             parts.kv_format,
-            parts.media,
+            media=parts.media,
+            pack=parts.pack,
         )
         self._batch = self._decoder(self._batch_kv())
         self._serial: dict[int, Decoder] = {}
@@ -204,7 +205,7 @@ class MlxEngine:
         decoders = self._decoders_of(plan_rows)
         step, prompt_logprobs = Decoded(), list[PromptLogprob]()
         if decoders == [self._batch] and self._can_pack(plan.prefill):
-            step = self._decode_beside(plan.prefill[0], plan_rows, plan.span_cost)
+            step = self._decode_beside(plan.prefill, plan_rows, plan.span_cost)
         else:
             whole, prompt_logprobs, step.faults = self._prefills.compute(plan.prefill)
             seated = self._seat_all(whole, step.faults)
@@ -316,18 +317,16 @@ class MlxEngine:
     def _can_pack(self, chunks: Sequence[PrefillChunk]) -> bool:
         """Return True if prompt tokens can be computed in the pass of the batch's rows."""
         is_packable = self._parts.pack is not None
-        return is_packable and len(chunks) == 1 and not is_scored(chunks[0])
+        return is_packable and bool(chunks) and not any(is_scored(chunk) for chunk in chunks)
 
     def _decode_beside(
-        self, chunk: PrefillChunk, plan_rows: Mapping[int, DecodeRow], cost: SpanCost
+        self, chunks: Sequence[PrefillChunk], plan_rows: Mapping[int, DecodeRow], cost: SpanCost
     ) -> Decoded:
-        """Decode the batch and compute a chunk in one pass; its row joins for the next one."""
-        prefill, beside = self._prefills.beside(chunk)
+        """Decode the batch and compute chunks in one pass; whole prompts join for the next one."""
+        beside = self._prefills.beside(chunks)
         decoded = self._batch.decode(plan_rows, cost, beside)
-        if beside is not None:
-            prefill.wait()
-        if chunk.is_last:
-            self._seat_all([chunk.slot_index], decoded.faults)
+        mx.eval([cache.state for chunk in beside for cache in chunk.caches])
+        self._seat_all([chunk.slot_index for chunk in chunks if chunk.is_last], decoded.faults)
         return decoded
 
     def _seat_all(self, slot_indices: Sequence[int], faults: list[RowFault]) -> set[int]:
