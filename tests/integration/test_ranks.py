@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,15 @@ import httpx
 import pytest
 from support.checkpoints.tiny_checkpoint import write_tiny_llama
 from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.serve_process import ServeProcess
 from support.ranks.launched_ranks import launched, rank_command, rank_pids
 from support.ranks.ranks_daemon import RanksDaemon
 
 _COMPARED = ("-m", "support.ranks.compared_rows")
 _LOADING = ("-m", "support.ranks.loading_ranks")
+_READING = ("-m", "support.ranks.reading_ranks")
+_FLOAT32 = ("--model-dtype", "float32")
+_PROMPTS = ("one two three", "The capital of France is", "def add(a, b):")
 _WAYS = 10
 """Alone, seeded, with a grammar, with drafts, four ways to share a batch, a prefix hit and its tokens."""
 
@@ -112,6 +117,45 @@ def test_heads_that_cannot_be_shared_evenly_are_refused() -> None:
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny llama of four heads."""
     return write_tiny_llama(tmp_path_factory.mktemp("ranks") / "tiny", kv_heads=4)
+
+
+@pytest.fixture(scope="module")
+def wide_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A llama whose halves of a row are long enough to be read by offset."""
+    directory = tmp_path_factory.mktemp("wide") / "tiny"
+    return write_tiny_llama(directory, hidden=512, layers=4, head_dim=512, kv_heads=4)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux counts the bytes that a process reads")
+def test_a_rank_reads_its_shard_and_little_else(wide_checkpoint: Path) -> None:
+    """Half of the layers and all of the embedding, with a tenth to spare."""
+    found, printed = _printed(2, [*_READING, str(wide_checkpoint)])
+    stored_bytes = (wide_checkpoint / "model.safetensors").stat().st_size
+
+    assert sorted(one["rank"] for one in found) == [0, 1], printed
+    for one in found:
+        assert 1.1 * one["shard_bytes"] < stored_bytes, "a whole file is told from a shard"
+        assert one["shard_bytes"] <= one["read_bytes"] <= 1.1 * one["shard_bytes"]
+
+
+def test_ranks_that_load_files_say_the_tokens_of_one_process(
+    wide_checkpoint: Path, tmp_path: Path
+) -> None:
+    """Each rank reads its half by offset, and the text of several prompts stays the same."""
+    log = tmp_path / "log"
+    daemon = RanksDaemon(wide_checkpoint)
+    with launched(2, [*daemon.arguments, *_FLOAT32], log=log):
+        wait_until(lambda: daemon.is_ready, "the daemon is ready", seen=log.read_text)
+        sharded = [_text(daemon.url, prompt) for prompt in _PROMPTS]
+    with ServeProcess(str(wide_checkpoint), "--probe-on-start", "off", *_FLOAT32) as alone:
+        assert [_text(alone.url, prompt) for prompt in _PROMPTS] == sharded
+    assert len(set(sharded)) == len(_PROMPTS), "other prompts have other answers"
+
+
+def _text(url: str, prompt: str) -> str:
+    body = {**RanksDaemon.body(max_tokens=16), "prompt": prompt}
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=CEILING_S)
+    return str(answer.raise_for_status().json()["choices"][0]["text"])
 
 
 def test_a_daemon_of_two_ranks_serves_and_stops_in_order(checkpoint: Path, tmp_path: Path) -> None:
