@@ -37,6 +37,9 @@ from machd.settings.sources import LoadedSettings, SettingsSources
 _ENGINE_JOIN_S = 5.0
 """How long a step in flight may take to end when the daemon leaves."""
 
+_HUNG_JOIN_S = 0.5
+"""The same for a step that has already taken longer than ``engine.stall_timeout_s``."""
+
 _WRITING_JOIN_S = 12.0
 """How long the engine, once it has stopped, may take to give back what it has: the disk tier of blocks
 writes what is queued."""
@@ -206,7 +209,8 @@ class Daemon:
             for tracer in parts.tracers:
                 await asyncio.to_thread(tracer.close, within_s=_LAST_SPANS_S)
             if parts.loop.loaded.done():
-                await _join(parts.loop)
+                stall_timeout_s = parts.configuration.settings.engine.stall_timeout_s
+                await _join(parts.loop, stall_timeout_s)
             if parts.kv_events is not None:
                 await asyncio.to_thread(parts.kv_events.close, within_s=_LAST_EVENTS_S)
             for watch in watches:
@@ -356,9 +360,10 @@ class Daemon:
                 report.reloaded()
 
 
-async def _join(loop: EngineLoop) -> None:
+async def _join(loop: EngineLoop, stall_timeout_s: float) -> None:
     """Wait for the engine thread: for a step that hangs not long, for what is written longer."""
-    if not await asyncio.to_thread(loop.join, _ENGINE_JOIN_S) and loop.finished.done():
+    step_s = _HUNG_JOIN_S if loop.heartbeat_age_s > stall_timeout_s else _ENGINE_JOIN_S
+    if not await asyncio.to_thread(loop.join, step_s) and loop.finished.done():
         await asyncio.to_thread(loop.join, _WRITING_JOIN_S)
 
 
