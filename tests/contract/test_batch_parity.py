@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.engines.parity import NOISE, Alone, margins
+from support.engines.small_classes import small_classes
 from support.engines.tiny_engines import alone, loaded
 from support.engines.tiny_models import TinyKind, each_kind_and_look_ahead
 
 from machd.engine.assembly import make_engine
-from machd.engine.kv import row_positions
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import Lane
@@ -74,9 +74,9 @@ def test_a_long_prompt_in_chunks_beside_running_rows(kind: TinyKind) -> None:
 
 
 @pytest.mark.parametrize("name", ["seven", "early leaves", "chunked prefill", "slots taken again"])
-def test_rows_read_in_stretches_are_right(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many stretches of rows a step is read in: here one for each difference in length."""
-    monkeypatch.setattr(row_positions, "_GROUP_COLUMNS", 0)
+def test_rows_in_slabs_of_their_own_are_right(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many slabs the rows lie in: here classes of 8 columns, so that rows outgrow them all the time."""
+    small_classes(monkeypatch)
     assert _differences(TinyKind.STANDARD, SCRIPTS[name], looks_ahead=False) == []
 
 

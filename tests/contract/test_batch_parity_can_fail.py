@@ -11,7 +11,7 @@ from support.engines.tiny_engines import alone, loaded
 from support.engines.tiny_models import TinyKind
 
 from machd.engine.assembly import make_engine
-from machd.engine.kernels import mixed
+from machd.engine.kernels import packed
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.kv.slab import SlabCache
 from machd.engine.step import sampling
@@ -64,9 +64,9 @@ def positions_are_the_longest_rows(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SlabCache, "offset", property(offset))
 
 
-def rows_are_exchanged_in_the_slab(patch: pytest.MonkeyPatch) -> None:
-    """A row that moves keeps the keys and values of the place where it goes."""
-    patch.setattr(SlabCache, "keep", lambda *_: None)
+def rows_lose_their_keys_when_they_move(patch: pytest.MonkeyPatch) -> None:
+    """A row that moves into a gap finds nothing there."""
+    patch.setattr(SlabCache, "_moving", lambda *_: {})
 
 
 def the_window_is_forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -136,8 +136,8 @@ def penalties_count_the_neighbours_tokens(patch: pytest.MonkeyPatch) -> None:
 
 def a_chunk_beside_rows_is_seen_by_none(patch: pytest.MonkeyPatch) -> None:
     """Prompt tokens in a step of others are left as zeros in their cache."""
-    right = mixed._as_tokens
-    patch.setattr(mixed, "_as_tokens", lambda rows: right(rows) * 0)
+    right = packed._as_tokens
+    patch.setattr(packed, "_as_tokens", lambda rows: right(rows) * 0)
 
 
 _FAULTS: list[tuple[Plant, TinyKind, str]] = [
@@ -147,8 +147,8 @@ _FAULTS: list[tuple[Plant, TinyKind, str]] = [
     (the_oldest_column_is_lost, TinyKind.STANDARD, "two"),
     (positions_are_the_longest_rows, TinyKind.STANDARD, "four"),
     (positions_are_the_longest_rows, TinyKind.HYBRID_GDN, "staggered"),
-    (rows_are_exchanged_in_the_slab, TinyKind.STANDARD, "early leaves"),
-    (rows_are_exchanged_in_the_slab, TinyKind.HYBRID, "down to one and up again"),
+    (rows_lose_their_keys_when_they_move, TinyKind.STANDARD, "early leaves"),
+    (rows_lose_their_keys_when_they_move, TinyKind.HYBRID, "down to one and up again"),
     (the_window_is_forgotten, TinyKind.ROTATING, "seven"),
     (the_window_is_forgotten, TinyKind.NESTED_ROTATING, "staggered"),
     (states_do_not_follow_their_rows, TinyKind.HYBRID_GDN, "early leaves"),

@@ -137,12 +137,19 @@ SIZES = st.tuples(
 
 
 BATCHINGS = st.builds(
-    lambda max_b, window_s, chunk_tokens, coalesce, policy, budget_tokens: Batching(
+    lambda max_b, window_s, chunk_tokens, coalesce, policy, budget_tokens, has_classes: Batching(
         max_b,
         window_s,
         chunk_tokens,
         coalesce,
-        KvBudget(budget_tokens * 10, 10, PER_SEQUENCE_BYTES, policy),
+        # A row of these takes the 256 columns of the first length class.
+        KvBudget(
+            budget_tokens * 10 * (20 if has_classes else 1),
+            10,
+            PER_SEQUENCE_BYTES,
+            policy,
+            has_classes,
+        ),
     ),
     max_b=st.sampled_from([1, 2, 3, 4, 4]),
     window_s=st.sampled_from([0.0, 0.0, 1.0]),
@@ -150,6 +157,7 @@ BATCHINGS = st.builds(
     coalesce=st.booleans(),
     policy=st.sampled_from(list(KvPolicy)),
     budget_tokens=st.sampled_from([12, 24, 40, 60, 60, 1000]),
+    has_classes=st.booleans(),
 )
 ALONE = Batching(
     max_b=1,
@@ -645,8 +653,11 @@ class ContinuousMachine(RuleBasedStateMachine):
         return self._bytes_of(batch, serial)
 
     def _bytes_of(self, batch: list[int], serial: list[int]) -> int:
-        rows = slab_rows(len(batch), self.batching.max_b) if batch else 0
-        positions = rows * max(batch, default=0) + sum(serial)
+        if self.batching.kv.has_length_classes:
+            positions = 256 * len(batch) + sum(serial)
+        else:
+            rows = slab_rows(len(batch), self.batching.max_b) if batch else 0
+            positions = rows * max(batch, default=0) + sum(serial)
         subscribers = len(batch) + len(serial)
         return positions * self.batching.kv.bytes_per_token + subscribers * PER_SEQUENCE_BYTES
 

@@ -11,8 +11,8 @@ from machd.engine.backend.device import computing_memory_bytes
 from machd.engine.grammar.grammar import LlguidanceCompiler
 from machd.engine.grammar.masks import TokenMasks
 from machd.engine.grammar.matcher import matcher_for
-from machd.engine.kernels.fused_llama import fuse_layers, takes_mixed_caches
-from machd.engine.kernels.mixed import mixed_caches
+from machd.engine.kernels.fused_llama import fuse_layers, reads_by_slab, takes_packed_caches
+from machd.engine.kernels.packed import packed_caches
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.prefix_blocks.conversion import BlockForm
 from machd.engine.prefix_blocks.disk_tier import DiskTier
@@ -81,7 +81,7 @@ def engine_parts(
         fuse_layers(model)  # what it fuses would have to be sharded
     is_standard = description.cache.kind is KvCacheKind.STANDARD
     # Under look-ahead a pass is dispatched before the chunk that could share it is known.
-    is_packable = not looks_ahead and is_standard and takes_mixed_caches(model)
+    is_packable = not looks_ahead and is_standard and takes_packed_caches(model)
     has_blocks = prefix_cache(description.cache).extent is not PrefixExtent.NONE
     vocabulary_tokens = description.vocabulary_tokens
     form = BlockForm.of_model(model, loaded.kv_format) if disk_tier is not None else None
@@ -95,6 +95,7 @@ def engine_parts(
         description=replace(
             description,
             block_key=block_key(loaded),
+            has_length_classes=reads_by_slab(model),
             proposer=ProposerKind.OFF if proposer is None else proposer.kind,
         ),
         tokenizer=loaded.tokenizer,
@@ -107,7 +108,7 @@ def engine_parts(
         memory=StepMemory(computing_memory_bytes, SystemClock(), tightest),
         proposer=proposer,
         looks_ahead=looks_ahead,
-        pack=mixed_caches if is_packable else None,
+        pack=packed_caches if is_packable else None,
         experts=experts,
         media=media,
         media_processor=loaded.vision,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from machd.engine.protocol.step import Lane, slab_rows
+from machd.engine.protocol.step import Lane, reserved_columns, slab_rows
 from machd.errors import KvBudgetExceededError, KvBudgetSpentError
 
 
@@ -27,12 +27,15 @@ class KvBudget:
     Attributes:
         bytes_per_token: Bytes of one position in one sequence, from live cache facts.
         bytes_per_sequence: Bytes of a sequence of any length (recurrent state).
+        has_length_classes: A row of the batch lane takes the columns of its length class; otherwise all rows
+            take as many as the longest.
     """
 
     budget_bytes: int
     bytes_per_token: int
     bytes_per_sequence: int
     policy: KvPolicy
+    has_length_classes: bool = False
 
     def reservation_bytes(self, tokens: int) -> int:
         """Bytes to reserve for a sequence of ``tokens`` positions, prompt and completion together."""
@@ -70,17 +73,20 @@ class Promised:
     max_rows: int = 1
 
     def bytes_of(self, kv: KvBudget) -> int:
-        """Bytes that all rows can take; every row of the batch slab is as long as its longest."""
+        """Bytes that all rows can take, with the columns that the batch's arrays have to spare."""
         rows = len(self.batch)
-        positions = slab_rows(rows, self.max_rows) * max(self.batch) if rows else 0
-        batch_bytes = positions * kv.bytes_per_token + rows * kv.bytes_per_sequence
+        if kv.has_length_classes:
+            columns = reserved_columns(self.batch)
+        else:
+            columns = slab_rows(rows, self.max_rows) * max(self.batch, default=0)
+        batch_bytes = columns * kv.bytes_per_token + rows * kv.bytes_per_sequence
         return batch_bytes + sum(kv.reservation_bytes(one) for one in self.serial)
 
     def lane_for(self, kv: KvBudget, tokens: int) -> Lane | None:
         """Return a lane with room for ``tokens`` more positions; None while there is none.
 
-        A sequence that would make the batch slab too large may still fit in the serial lane, without
-        padding. That lane has one row at a time, because each costs all others a turn.
+        A sequence that would make the batch's arrays too large may still fit in the serial lane, without
+        columns to spare. That lane has one row at a time, because each costs all others a turn.
         """
         lanes = (Lane.BATCH,) if self.serial else (Lane.BATCH, Lane.SERIAL)
         for lane in lanes:

@@ -28,6 +28,10 @@ _MAX_STRETCH = 0.5
 """Share of its base time by which prompt tokens may lengthen a step. The slowest steps in a hundred take
 half as long again, and are to stay about twice as long as usual ones."""
 
+_MAX_SHARE = 1.8
+"""Most by which that stretch grows where many prompts wait beside few rows: it is their users' time as well. So a
+step stays under twice its base time."""
+
 _FIRST_CHUNK_TOKENS, _MIN_CHUNK_TOKENS = 8.0, 4.0
 """The fewest are computed even beyond the aim: a prompt that never got in would be worse."""
 
@@ -166,6 +170,9 @@ class _StepCost:
 
     def _fit_chunk(self, prefill_tokens: int, more_s: float) -> None:
         allowed_s = _MAX_STRETCH * self.base_s
+        more_s *= min(
+            1.0, self.chunk_tokens / prefill_tokens
+        )  # where many waited it had more tokens
         # Beyond the bounds the exact ratio does not matter, and a cost of nothing has none.
         cost_s = max(more_s, allowed_s / _MAX_GROWTH)
         ratio = max(_MAX_SHRINK, allowed_s / cost_s) if cost_s else _MAX_GROWTH
@@ -218,7 +225,9 @@ class StepPace:
         """Recent seconds for each prompt token, rows beside it included; 0 before the first."""
         return self._prompt_token_s
 
-    def prefill_tokens(self, lane: Lane | None, rows: int, *, context_tokens: int = 0) -> int:
+    def prefill_tokens(
+        self, lane: Lane | None, rows: int, *, waiting: int = 1, context_tokens: int = 0
+    ) -> int:
         """Prompt tokens for a step in which ``rows`` of ``lane`` decode.
 
         0 asks for a step without prefill, to measure it: three times for a new number of rows, later
@@ -227,6 +236,7 @@ class StepPace:
         Args:
             lane: None where no row decodes.
             rows: Decoding rows of that lane.
+            waiting: Prompts that could be computed.
             context_tokens: Tokens before the next chunk of the prompt.
         """
         if lane is None:
@@ -234,7 +244,10 @@ class StepPace:
         if self._beside_decode is not None:
             return self._beside_decode
         cost = self._similar_cost(lane, rows)
-        return int(cost.chunk_tokens) if cost is not None else 0
+        if cost is None:
+            return 0
+        share = min(max(1.0, 2.0 * (waiting - 1) / rows), _MAX_SHARE)
+        return min(int(cost.chunk_tokens * share), PREFILL_CHUNK_TOKENS)
 
     def encode_s(self, lane: Lane | None, rows: int) -> float:
         """Time for encoding in a step in which ``rows`` of ``lane`` decode; 0 asks for a step without.

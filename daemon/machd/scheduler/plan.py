@@ -84,7 +84,9 @@ def plan_step(
     if burst := prompts.whole(burst_tokens):
         return StepPlan(slots.released, burst, blocks=changes)
     lane, rows = _decoding(slots, turn)
-    budget_tokens = pace.prefill_tokens(lane, len(rows), context_tokens=context_tokens)
+    budget_tokens = pace.prefill_tokens(
+        lane, len(rows), waiting=prompts.count, context_tokens=context_tokens
+    )
     chunks = prompts.chunks(budget_tokens)
     encode_s = pace.encode_s(lane, len(rows)) if prompts.unencoded else 0.0
     encode = prompts.unencoded if encode_s else ()
@@ -147,6 +149,11 @@ class _Prompts:
             for one in ready
             if one.slot_index is not None and (span := one.next_unencoded) is not None
         )
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self._sequences)
 
     @property
     def context_tokens(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -13,9 +14,11 @@ from machd.engine.kv import row_caches, slab
 from machd.engine.kv.batch_lane import BatchLaneKv
 from machd.engine.kv.kv_format import PLAIN, KvFormat
 from machd.engine.kv.quantized_cache import QuantizedCache
-from machd.engine.kv.row_positions import RowPositions
+from machd.engine.kv.row_positions import RowPositions, SlabRows
 from machd.engine.kv.slab import SlabCache
+from machd.engine.kv.slab_layout import Layout
 from machd.engine.step import mlx_engine
+from support.engines.small_classes import small_classes
 
 from mlx_lm.models.cache import (  # isort: skip - after the engine
     ArraysCache,
@@ -146,89 +149,91 @@ def late_rows_are_a_position_ahead(patch: pytest.MonkeyPatch) -> None:
 
 def a_neighbours_place_is_written(patch: pytest.MonkeyPatch) -> None:
     """A step's keys and values go to the row in the next place."""
-    write, rotate = SlabCache._written, BatchRotatingKVCache._update_in_place
+    write, rotate = SlabCache._write_rows, BatchRotatingKVCache._update_in_place
 
-    def rolled_write(self: SlabCache, held: mx.array, new: mx.array) -> mx.array:
-        return write(self, held, mx.roll(new, 1, 0) if new.shape[2] == 1 else new)
+    def rolled_write(self: SlabCache, array: mx.array, new: mx.array, rows: SlabRows) -> None:
+        write(self, array, mx.roll(new, 1, 0) if new.shape[2] == 1 else new, rows)
 
     def rolled_update(self: BatchRotatingKVCache, keys: mx.array, values: mx.array) -> Any:
         return rotate(self, mx.roll(keys, 1, 0), mx.roll(values, 1, 0))
 
-    patch.setattr(SlabCache, "_written", rolled_write)
+    patch.setattr(SlabCache, "_write_rows", rolled_write)
     patch.setattr(BatchRotatingKVCache, "_update_in_place", rolled_update)
 
 
 def the_wrong_row_moves(patch: pytest.MonkeyPatch) -> None:
-    """Into the place of a row that left goes the one before the last."""
-    right = BatchLaneKv._keep
+    """Into the place of a row that left goes what the one before the last holds."""
+    right, moving = BatchLaneKv._keep, SlabCache._moving
 
     def keep(self: BatchLaneKv, cache: Cache, order: list[int]) -> None:
         if not isinstance(cache, CacheList):
             order = [old if old == place else old - 1 for place, old in enumerate(order)]
         right(self, cache, order)
 
+    def move(self: SlabCache, before: Layout, after: Layout) -> Any:
+        shifted = (replace(one, rows=(*one.rows[1:], one.rows[0])) for one in before)
+        return moving(self, tuple(shifted), after)
+
     patch.setattr(BatchLaneKv, "_keep", keep)
+    patch.setattr(SlabCache, "_moving", move)
 
 
-def a_lists_second_cache_is_left_alone(patch: pytest.MonkeyPatch) -> None:
-    """When rows leave, of a list of caches the first alone hears of it."""
+def a_lists_states_are_in_reverse(patch: pytest.MonkeyPatch) -> None:
+    """When rows leave, of a list of caches those with a state keep it in reverse order."""
     right = BatchLaneKv._keep
-    patch.setattr(
-        BatchLaneKv,
-        "_keep",
-        lambda self, cache, order: right(
-            self, cache.caches[0] if isinstance(cache, CacheList) else cache, order
-        ),
-    )
+
+    def keep(self: BatchLaneKv, cache: Cache, order: list[int]) -> None:
+        if not isinstance(cache, CacheList):
+            right(self, cache, order)
+            return
+        for inner in cache.caches:
+            right(self, inner, order if isinstance(inner, SlabCache) else order[::-1])
+
+    patch.setattr(BatchLaneKv, "_keep", keep)
 
 
 def a_former_rows_token_stays(patch: pytest.MonkeyPatch) -> None:
     """The first position of a place that is taken again is the former row's."""
-    right = SlabCache.place
+    right = slab._take
 
-    def place(self: SlabCache, row: int, arrays: Sequence[mx.array]) -> None:
-        taken: set[int] = vars(self).setdefault("taken", set())
-        held = self.keys if row in taken and row < _rows(self.keys) else None
-        right(self, row, arrays)
-        taken.add(row)
-        if held is not None and self.keys is not None:
-            self.keys[row : row + 1, :, :1] = held[row : row + 1, :, :1]
+    def take(
+        arrays: Sequence[mx.array], place: int, row: Sequence[mx.array], *, is_blank: bool
+    ) -> None:
+        held = mx.array(arrays[0][place : place + 1, :, :1])
+        right(arrays, place, row, is_blank=is_blank)
+        if not is_blank:
+            arrays[0][place : place + 1, :, :1] = held
 
-    patch.setattr(SlabCache, "place", place)
-
-
-def _rows(keys: mx.array | None) -> int:
-    return 0 if keys is None else int(keys.shape[0])
+    patch.setattr(slab, "_take", take)
 
 
-def the_last_column_is_lost_in_growth(patch: pytest.MonkeyPatch) -> None:
-    """When the slab gets more columns, what the last one held is not copied."""
-    right = slab._laid_out
-
-    def laid_out(old: mx.array | None, like: mx.array, rows: int, tokens: int) -> mx.array:
-        if old is not None and tokens > old.shape[2]:
-            old = old[:, :, :-1]
-        return right(old, like, rows, tokens)
-
-    patch.setattr(slab, "_laid_out", laid_out)
+def the_last_column_is_lost_when_rows_move(patch: pytest.MonkeyPatch) -> None:
+    """When a row's slab becomes another one, what its last column held is not copied."""
+    _columns_are_lost(patch, lambda _: True)
 
 
-def the_last_quantized_column_is_lost_in_growth(patch: pytest.MonkeyPatch) -> None:
+def the_last_quantized_column_is_lost_when_rows_move(patch: pytest.MonkeyPatch) -> None:
     """The same in 8 bits alone: the last column gets neither words nor scales."""
-    right = SlabCache._make_room
+    _columns_are_lost(patch, lambda cache: cache.kv_format is not PLAIN)
 
-    def make_room(self: SlabCache, like: Sequence[mx.array], rows: int, tokens: int) -> None:
-        if (
-            self.kv_format is PLAIN
-            or self.layout(rows, tokens, self._positions.limits) == self._shape
-        ):
-            right(self, like, rows, tokens)
+
+def _columns_are_lost(patch: pytest.MonkeyPatch, is_affected: Callable[[SlabCache], bool]) -> None:
+    small_classes(patch)  # or the probes' short rows would never move
+    follow, filled = SlabCache._follow, RowPositions.filled
+
+    def short_follow(self: SlabCache, arriving: Any) -> None:
+        before = {key: one.number for one in self._layout for key in one.rows}
+        follow(self, arriving)
+        if not (self._slabs and is_affected(self)):
             return
-        with pytest.MonkeyPatch.context() as growing:
-            the_last_column_is_lost_in_growth(growing)
-            right(self, like, rows, tokens)
+        for one, arrays in zip(self._layout, self._slabs, strict=True):
+            for place, key in enumerate(one.rows):
+                last = filled(self._positions, key) - 1
+                if last >= 0 and before.get(key, one.number) != one.number:
+                    for array in arrays:
+                        array[place : place + 1, :, last : last + 1] = 0
 
-    patch.setattr(SlabCache, "_make_room", make_room)
+    patch.setattr(SlabCache, "_follow", short_follow)
 
 
 def two_rows_exchange_their_states(patch: pytest.MonkeyPatch) -> None:
@@ -305,13 +310,13 @@ def _without_last(array: mx.array) -> mx.array:
 
 def scales_are_the_next_rows(patch: pytest.MonkeyPatch) -> None:
     """A step's scales in 8 bits are written to the row in the next place, its words to its own."""
-    right = SlabCache._written
+    right = SlabCache._write_rows
 
-    def written(self: SlabCache, held: mx.array, new: mx.array) -> mx.array:
+    def write(self: SlabCache, array: mx.array, new: mx.array, rows: SlabRows) -> None:
         is_scales = self.kv_format is not PLAIN and new.dtype != mx.uint32
-        return right(self, held, mx.roll(new, 1, 0) if is_scales else new)
+        right(self, array, mx.roll(new, 1, 0) if is_scales else new, rows)
 
-    patch.setattr(SlabCache, "_written", written)
+    patch.setattr(SlabCache, "_write_rows", write)
 
 
 def a_left_batch_is_not_dropped(patch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from machd.engine import assembly
 from machd.engine.backend.untyped import Cache
-from machd.engine.kernels import batchable, mixed
+from machd.engine.kernels import batchable, packed
 from machd.engine.kv.kv_format import KvFormat
 from machd.engine.kv.lane_kv import PrefilledRow
 from machd.engine.protocol.step import PrefillChunk
@@ -84,17 +84,17 @@ def a_chunk_loses_its_last_token(patch: pytest.MonkeyPatch) -> None:
 
 def a_chunk_beside_rows_begins_anew(patch: pytest.MonkeyPatch) -> None:
     """Prompt tokens in a step of others stand where the prompt begins."""
-    right = mixed.mixed_caches
+    right = packed.packed_caches
 
-    def mixed_caches(slabs: Any, prompt: Any, tokens: int) -> Any:
-        caches = right(slabs, prompt, tokens)
-        rows = len(caches[0].offset) - tokens
-        positions = mx.concatenate([caches[0].offset[:rows], mx.arange(tokens, dtype=mx.int32)])
+    def packed_caches(rows: Any, prompts: Any) -> Any:
+        caches = right(rows, prompts)
+        chunks = [mx.arange(tokens, dtype=mx.int32) for _, tokens in prompts]
+        decoding = len(caches[0].offset) - sum(tokens for _, tokens in prompts)
         for cache in caches:
-            cache.offset = positions
+            cache.offset = mx.concatenate([caches[0].offset[:decoding], *chunks])
         return caches
 
-    patch.setattr(assembly, "mixed_caches", mixed_caches)
+    patch.setattr(assembly, "packed_caches", packed_caches)
 
 
 def padding_is_remembered(patch: pytest.MonkeyPatch) -> None:

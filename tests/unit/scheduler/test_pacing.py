@@ -107,6 +107,22 @@ def test_the_chunk_settles_where_the_step_takes_as_long_as_aimed_at(
     assert all(later >= earlier * 0.5 - 1 for earlier, later in pairwise(chunks))
 
 
+@pytest.mark.parametrize(("waiting", "share"), [(1, 1.0), (5, 1.0), (7, 1.5), (13, 1.8), (90, 1.8)])
+def test_where_many_prompts_wait_they_get_more_of_a_step(waiting: int, share: float) -> None:
+    """Beside eight rows; a lone prompt never does, and the chunk that one would get stays as it was learnt."""
+    pace = StepPace(beside_decode=None)
+    _settle(pace, lambda tokens: 0.002 * tokens, idle_s=0.080)
+    alone = pace.prefill_tokens(Lane.BATCH, 8)
+    for _ in range(50):
+        tokens = pace.prefill_tokens(Lane.BATCH, 8, waiting=waiting)
+        if not tokens:  # the measure is renewed now and then
+            pace.observe(Lane.BATCH, 8, duration_s=0.080)
+            continue
+        assert tokens == pytest.approx(share * alone, abs=share)
+        pace.observe(Lane.BATCH, 8, prefill_tokens=tokens, duration_s=0.080 + 0.002 * tokens)
+    assert pace.prefill_tokens(Lane.BATCH, 8) in {0, *range(alone - 1, alone + 2)}
+
+
 def test_a_chunk_beyond_the_goal_stays_at_the_smallest() -> None:
     """A prompt whose smallest chunk is too dear still gets in, four tokens a step."""
     pace = StepPace(beside_decode=None)

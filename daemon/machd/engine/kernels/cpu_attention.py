@@ -14,7 +14,6 @@ import mlx.core as mx
 
 from machd.engine.kernels.exponential import MIN_EXPONENT, exp2
 from machd.engine.kv.kv_format import FoldedKv, KvFormat
-from machd.engine.kv.row_positions import RowGroup
 from machd.engine.kv.slab import SlabCache
 
 _BLOCK_SCORES = 256 * 1024
@@ -77,39 +76,52 @@ def attend(
 
 
 def attend_rows(
-    queries: mx.array, keys: mx.array, values: mx.array, slab: SlabCache, *, scale: float
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    cache: SlabCache,
+    *,
+    scale: float,
+    mask: mx.array | str | None = None,
 ) -> mx.array:
-    """Write a step's keys and values, and attend each row to its own columns.
+    """Write a pass's keys and values, and attend each row to its own columns, slab by slab.
 
     Args:
-        queries: float32 [rows, heads, 1, head_dim].
-        keys: float32 [rows, kv_heads, 1, head_dim].
+        queries: [rows, heads, tokens, head_dim].
+        keys: [rows, kv_heads, tokens, head_dim].
         values: The same, with a head_dim of its own.
-        slab: Opened for a step of one token.
+        cache: Opened for a pass of so many tokens.
         scale: Of the scores.
+        mask: One of the cache's; None where each token sees all its row's positions so far.
 
     Returns:
-        float32 [rows, heads, 1, head_dim of the values].
+        [rows, heads, tokens, head_dim of the values].
     """
-    slab.write(keys, values)
+    cache.write(keys, values)
+    sees_all = cache.sees_all(mask)
+    is_foldable = sees_all and queries.shape[2] == 1 and queries.dtype == mx.float32
     parts = []
-    for group in slab.row_groups:
-        seeing = queries[group.begin : group.end]
-        folded = _folded(slab, group) if queries.dtype == mx.float32 else None
-        if folded is None:
-            seen = slab.decoded(group.begin, group.end, group.width)
-            parts.append(attend(seeing, *seen, scale=scale, mask=group.mask))
-        else:
-            parts.append(_attend_folded(seeing, folded, slab.kv_format, scale, group))
-    return parts[0] if len(parts) == 1 else mx.concatenate(parts)
-
-
-def _folded(slab: SlabCache, group: RowGroup) -> FoldedKv | None:
-    return slab.folded(group.begin, group.end, group.width)
+    for rows, arrays in cache.by_slab():
+        seeing = rows.of(queries)
+        folded = cache.folded(rows, arrays) if is_foldable else None
+        if folded is not None:
+            parts.append(_attend_folded(seeing, folded, cache.kv_format, scale, rows.mask))
+            continue
+        own_mask = rows.mask
+        if not sees_all:
+            assert isinstance(mask, mx.array), "a window is in the mask"
+            own_mask = rows.of(mask)[..., : rows.width]
+        seen = cache.decoded_rows(rows, arrays)
+        parts.append(attend(seeing, *seen, scale=scale, mask=own_mask))
+    return cache.in_row_order(parts)
 
 
 def _attend_folded(
-    queries: mx.array, folded: FoldedKv, kv_format: KvFormat, scale: float, group: RowGroup
+    queries: mx.array,
+    folded: FoldedKv,
+    kv_format: KvFormat,
+    scale: float,
+    mask: mx.array | str | None,
 ) -> mx.array:
     """Attention of one token a row over keys and values that are never decoded.
 
@@ -127,8 +139,8 @@ def _attend_folded(
     scores = products.squeeze(-1) * keys.scales  # [rows, kv_heads, repeats, width]
     if keys.offsets is not None:
         scores = scores + queries.sum(axis=-1, keepdims=True) * keys.offsets
-    if group.mask is not None:
-        scores = mx.where(group.mask, scores, _MASKED)
+    if isinstance(mask, mx.array):
+        scores = mx.where(mask, scores, _MASKED)
     distances = scores - scores.max(axis=-1, keepdims=True)
     weights = exp2(mx.maximum(distances, MIN_EXPONENT))
     scaled = weights * values.scales

@@ -16,7 +16,7 @@ from mlx.nn.layers.linear import Linear
 from machd.engine.backend.untyped import Cache, LanguageModel, Layer
 from machd.engine.kernels.cpu_attention import attend, attend_rows
 from machd.engine.kernels.exponential import silu_product
-from machd.engine.kernels.mixed import MixedCache
+from machd.engine.kernels.packed import PackedCache
 from machd.engine.kv.slab import SlabCache
 
 _ROTATION_TOLERANCE = 1e-5
@@ -49,16 +49,21 @@ def fuse_layers(model: LanguageModel) -> int:
     return count
 
 
-def takes_mixed_caches(model: LanguageModel) -> bool:
-    """Return True if every layer's attention can tell decoding rows from a prompt's tokens.
-
-    A layer with a window cannot: the window is in the mask, and a mixed pass has none.
-    """
+def reads_by_slab(model: LanguageModel) -> bool:
+    """Return True if every layer's attention reads the rows of a batch slab by slab."""
     blocks = getattr(getattr(model, "model", None), "layers", None) or []
     return bool(blocks) and all(
-        type(getattr(block, "self_attn", None)) is _Attention
-        and not getattr(block, "use_sliding", False)
-        for block in blocks
+        type(getattr(block, "self_attn", None)) is _Attention for block in blocks
+    )
+
+
+def takes_packed_caches(model: LanguageModel) -> bool:
+    """Return True if every layer's attention can tell decoding rows from a prompt's tokens.
+
+    A layer with a window cannot: the window is in the mask, and a packed pass has none.
+    """
+    return reads_by_slab(model) and not any(
+        getattr(block, "use_sliding", False) for block in model.model.layers
     )
 
 
@@ -132,10 +137,10 @@ class _Attention(Module):
         turned = self._rotation(heads[:, :rotated], cache.offset if cache is not None else 0)
         queries, keys = turned[:, : self._heads], turned[:, self._heads :]
         values = heads[:, rotated:]
-        if isinstance(cache, MixedCache):
+        if isinstance(cache, PackedCache):
             mixed = cache.attend(queries, keys, values, scale=self._scale)
-        elif isinstance(cache, SlabCache) and tokens == 1 and cache.sees_all(mask):
-            mixed = attend_rows(queries, keys, values, cache, scale=self._scale)
+        elif isinstance(cache, SlabCache):
+            mixed = attend_rows(queries, keys, values, cache, scale=self._scale, mask=mask)
         else:
             if cache is not None:
                 keys, values = cache.update_and_fetch(keys, values)

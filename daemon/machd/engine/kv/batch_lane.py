@@ -18,18 +18,24 @@ from machd.engine.kv.rollback import CacheCheckpoint, supports_rollback, unroll_
 from machd.engine.kv.row_caches import format_of, innermost, is_cache_list, kv_arrays
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.kv.slab import SlabCache
+from machd.engine.kv.slab_layout import LayoutRule, LengthClasses, OneSlab
 
 
 class BatchLaneKv(LaneKv):
     """A lane of any number of rows that are computed together."""
 
-    def __init__(self, max_rows: int) -> None:
-        """Begin without rows; there will never be more than ``max_rows``."""
-        self._max_rows = max_rows
+    def __init__(self, max_rows: int, *, has_length_classes: bool = False) -> None:
+        """Begin without rows.
+
+        Args:
+            max_rows: Most rows that there will ever be.
+            has_length_classes: The model's attention reads slab by slab, so rows may lie in several.
+        """
+        self._rule: LayoutRule = LengthClasses() if has_length_classes else OneSlab(max_rows)
         self._checkpoint: CacheCheckpoint | None = None
         self._checkpoint_lengths: list[int] = []
         self._padded: list[Cache] = []
-        self._positions = RowPositions()
+        self._positions = RowPositions(self._rule)
         self.layers: list[Cache] = []
         self._slabs: list[SlabCache] = []
         self._merged: list[Cache] = []
@@ -44,6 +50,11 @@ class BatchLaneKv(LaneKv):
         """True if every cache that is no slab is of a class with a known rollback."""
         rows = len(self._positions.lengths)
         return all(supports_rollback(cache, rows) for cache in self._merged)
+
+    @property
+    def room_tokens(self) -> int:
+        """Room within the slabs or within what rows have reserved."""
+        return self._positions.room_tokens()
 
     def join(self, row: PrefilledRow) -> None:
         """Copy a row in, layer by layer."""
@@ -66,7 +77,7 @@ class BatchLaneKv(LaneKv):
 
     def clear(self) -> None:
         """Drop the batch."""
-        self._positions = RowPositions()
+        self._positions = RowPositions(self._rule)
         self.layers, self._slabs, self._merged = [], [], []
         self._checkpoint = None
 
@@ -111,19 +122,16 @@ class BatchLaneKv(LaneKv):
     ) -> int:
         """Growth of the slabs, and a copy of all other caches if a row joins.
 
-        A slab's old array is freed once it is copied to the new one, a layer at a time.
+        What rows leave is freed once they are copied, a layer at a time.
         """
-        lengths = [*self._positions.lengths, *(length for length, _ in joining)]
-        if not lengths:
-            return 0
-        limits = [*self._positions.limits, *(limit for _, limit in joining)]
-        slab = self._slabs[0] if self._slabs else SlabCache(self._positions, self._max_rows)
-        rows, columns = slab.layout(len(lengths), max(lengths) + tokens, limits)
+        merged_bytes = held_bytes(self._merged) if joining else 0
+        before, after = self._positions.layout, self._positions.after(joining, tokens)
+        if before == after:
+            return merged_bytes
         slab_bytes = held_bytes(self._slabs)
-        grown_bytes = max(0, rows * columns * bytes_per_token - slab_bytes)
-        if grown_bytes:
-            grown_bytes += slab_bytes // max(len(self._slabs) + len(self._merged), 1)
-        return grown_bytes + (held_bytes(self._merged) if joining else 0)
+        columns = sum(slab.places * slab.columns for slab in after)
+        layers = max(len(self._slabs) + len(self._merged), 1)
+        return max(0, columns * bytes_per_token - slab_bytes) + slab_bytes // layers + merged_bytes
 
     def _joined(self, batch: Cache, single: Cache, place: int, row: PrefilledRow) -> Cache:
         from mlx_lm.models.cache import ArraysCache, CacheList  # noqa: PLC0415 - after import_mlx_lm()
@@ -132,14 +140,13 @@ class BatchLaneKv(LaneKv):
             inner = batch.caches if batch is not None else [None] * len(single.caches)
             pairs = zip(inner, single.caches, strict=True)
             return CacheList(*(self._joined(b, s, place, row) for b, s in pairs))
-        arrays = kv_arrays(single)
+        arrays = kv_arrays(single, row.index)
         if arrays is not None:
             if batch is None:
-                batch = SlabCache(self._positions, self._max_rows, format_of(single))
-            one = slice(row.index, row.index + 1)
+                batch = SlabCache(self._positions, format_of(single))
             # Without positions there need not be arrays yet, and a layer may never have any.
             filled = arrays if row.length else ()
-            batch.place(place, [array[one, :, : row.length] for array in filled])
+            batch.place(place, [array[:, :, : row.length] for array in filled])
             return batch
         merged = single.merge([single])
         if batch is None:
@@ -151,7 +158,7 @@ class BatchLaneKv(LaneKv):
 
     def _keep(self, cache: Cache, order: list[int]) -> None:
         if isinstance(cache, SlabCache):
-            cache.keep(order)
+            cache.keep()
         elif is_cache_list(cache):
             for inner in cache.caches:
                 self._keep(inner, order)
@@ -190,14 +197,12 @@ def padded_caches(
     Returns:
         One cache a layer, opened for the pass, and token ids int32 [rows, longest].
     """
-    positions = RowPositions()
+    positions = RowPositions(OneSlab(len(prompts)))
     lengths = [len(prompt) for prompt in prompts]
     for length in lengths:
         positions.append(0, length)
     positions.open_pass(lengths)
     longest = max(lengths)
     padded = [[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts]
-    caches: list[Cache] = [
-        SlabCache(positions, len(prompts), kv_format) for _ in range(layer_count)
-    ]
+    caches: list[Cache] = [SlabCache(positions, kv_format) for _ in range(layer_count)]
     return caches, mx.array(padded, dtype=mx.int32)

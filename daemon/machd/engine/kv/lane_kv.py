@@ -80,6 +80,11 @@ class LaneKv(Protocol):
         """
         ...
 
+    @property
+    def room_tokens(self) -> int:
+        """Tokens that a pass may have of each row, padding included, within the columns reserved for them."""
+        ...
+
     def locate(self, row: int, length: int) -> CachedRow:
         """Find a row's caches.
 

@@ -12,9 +12,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from machd.engine.kv.kv_format import PLAIN, KvFormat, KvWidths
-
-STEP_TOKENS = 256
-"""Columns are allocated in multiples of this, as in mlx-lm's caches."""
+from machd.engine.protocol.step import COLUMN_STEP
 
 
 class FormatCache:
@@ -22,14 +20,17 @@ class FormatCache:
 
     Attributes:
         kv_format: Encodes and decodes the arrays.
-        arrays: [rows, heads, columns, n] each, with room to spare; none before the first write.
     """
 
     def __init__(self, kv_format: KvFormat) -> None:
         """Begin without positions."""
         self.kv_format = kv_format
-        self.arrays: list[mx.array] = []
         self._widths: KvWidths | None = None
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """[rows, heads, columns, n] each, with room to spare; none before the first write."""
+        raise NotImplementedError
 
     @property
     def keys(self) -> mx.array | None:
@@ -66,6 +67,10 @@ class FormatCache:
         """Return True before the first write."""
         return not self.arrays
 
+    def row_arrays(self, row: int) -> tuple[mx.array, ...]:
+        """Return a row's arrays [1, heads, columns, n]; none before the first write."""
+        return tuple(array[row : row + 1] for array in self.arrays)
+
     def decoded(self, begin: int, end: int, width: int) -> tuple[mx.array, mx.array]:
         """Decode rows ``begin`` to ``end`` up to a column: [rows, heads, width, head_dim] each."""
         seen = [array[begin:end, :, :width] for array in self.arrays]
@@ -87,7 +92,17 @@ class QuantizedCache(FormatCache):
     def __init__(self, kv_format: KvFormat) -> None:
         """Begin without positions."""
         super().__init__(kv_format)
+        self._arrays: list[mx.array] = []
         self.offset = 0
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """[1, heads, columns, n] each, with room to spare; none before the first write."""
+        return self._arrays
+
+    @arrays.setter
+    def arrays(self, arrays: list[mx.array]) -> None:
+        self._arrays = arrays
 
     def size(self) -> int:
         """Return the number of positions."""
@@ -140,7 +155,7 @@ class QuantizedCache(FormatCache):
         held = self.arrays[0].shape[2] if self.arrays else 0
         if columns <= held:
             return
-        missing = -(-(columns - self.offset) // STEP_TOKENS) * STEP_TOKENS
+        missing = -(-(columns - self.offset) // COLUMN_STEP) * COLUMN_STEP
         rooms = [mx.zeros((*one.shape[:2], missing, one.shape[3]), dtype=one.dtype) for one in like]
         if not self.arrays:
             self.arrays = rooms

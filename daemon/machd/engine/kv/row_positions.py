@@ -1,73 +1,95 @@
-"""The positions of a batch's rows, and the masks that follow from them: one for all layers."""
+"""The positions of a batch's rows, the slabs where they lie, and their masks: one for all layers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import mlx.core as mx
 
-_GROUP_COLUMNS = 1536
-"""Unused columns, over all rows, that cost as much to read as a call of its own: at 9 heads a column
-takes about 0.1 us in a layer, and the operations of another call 0.15 ms."""
+from machd.engine.kv.slab_layout import Layout, LayoutRule, RowExtent, Slab
 
 
 @dataclass(frozen=True, slots=True)
-class RowGroup:
-    """Neighbouring rows of about one length.
+class SlabRows:
+    """The rows of one slab in the running pass.
 
     Attributes:
-        begin: The first row.
-        end: The row after the last.
+        rows: Number of rows, in places 0 to ``rows``.
+        index: int32 [rows], each one's number in the batch; None where the slab has all rows in their order.
+        places: int32 [rows], 0 to ``rows``.
+        start: int32 [rows], positions before the pass.
+        shared_start: The start of all rows where it is the same; None where it differs.
         width: Columns that the longest of them has.
-        mask: bool [rows, 1, 1, width], the columns that each sees; None for all.
+        mask: bool [rows, 1, tokens, width], the columns that each token sees; mlx-lm's "causal" where all rows
+            begin at one place; None for all columns.
     """
 
-    begin: int
-    end: int
+    rows: int
+    index: mx.array | None
+    places: mx.array
+    start: mx.array
+    shared_start: int | None
     width: int
-    mask: mx.array | None
+    mask: mx.array | str | None
+
+    def of(self, batch: mx.array) -> mx.array:
+        """Take these rows' part of an array with all rows of the batch."""
+        return batch if self.index is None else batch[self.index]
 
 
 class RowPositions:
-    """The positions of each row of a batch, moved on once a step.
+    """The positions of each row of a batch, moved on once a pass.
 
     Attributes:
-        lengths: Positions that each row has, in row order; those of the running step included.
+        lengths: Positions that each row has, in row order; those of the running pass included.
         limits: Positions that each row may ever have.
-        step: Number of the running step.
-        rows: int32 [rows], their places.
-        start: int32 [rows], positions before the running step.
+        keys: Each row's name in the layout.
+        layout: The slabs, with room for the running pass.
+        step: Number of the running pass.
+        start: int32 [rows], positions before the running pass.
         end: int32 [rows], positions after it.
-        tokens: Columns that the running step writes for each row, padding included.
-        width: Columns that the step reads: up to the end of the longest row.
+        tokens: Columns that the running pass writes for each row, padding included.
+        width: Columns that the pass reads: up to the end of the longest row.
         shared_start: The start of all rows where it is the same; None where it differs.
     """
 
-    def __init__(self) -> None:
-        """Begin without rows."""
+    def __init__(self, rule: LayoutRule) -> None:
+        """Begin without rows, which ``rule`` lays out."""
+        self._rule = rule
+        self._next_key = 0
         self.lengths: list[int] = []
         self.limits: list[int] = []
+        self.keys: list[int] = []
+        self.layout: Layout = ()
         self.step = 0
         self.tokens = 0
         self.width = 0
         self.shared_start: int | None = None
-        self.start = self.end = self.rows = mx.zeros((0,), dtype=mx.int32)
+        self.start = self.end = mx.zeros((0,), dtype=mx.int32)
+        self._columns: list[int] = []
+        self._filled: dict[int, int] = {}
+        self._starts: list[int] = []
         self._is_changed = False
         self._masks: dict[tuple[int, int | None], mx.array] = {}
-        self._groups: list[RowGroup] = []
+        self._by_slab: list[SlabRows] = []
+        self._back: mx.array | None = None
 
     def append(self, length: int, limit: int) -> None:
         """Add a row that has ``length`` positions and may come to have ``limit``."""
         self.lengths.append(length)
         self.limits.append(limit)
+        self.keys.append(self._next_key)
+        self._next_key += 1
+        self._lay_out(self.lengths)
         self._is_changed = True
 
     def keep(self, order: Sequence[int]) -> None:
         """Keep the rows of ``order``, in that order."""
         self.lengths = [self.lengths[row] for row in order]
         self.limits = [self.limits[row] for row in order]
+        self.keys = [self.keys[row] for row in order]
+        self._lay_out(self.lengths)
         self._is_changed = True
 
     def cut(self, counts: Sequence[int]) -> None:
@@ -76,7 +98,7 @@ class RowPositions:
         self.end = _int32(self.lengths)
 
     def open_pass(self, lengths: Sequence[int] | None = None) -> None:
-        """Begin a forward pass.
+        """Begin a forward pass, with room for it.
 
         Args:
             lengths: Tokens of each row's span, shorter ones padded to the longest; one each unless
@@ -84,49 +106,61 @@ class RowPositions:
         """
         self.step += 1
         self.tokens = 1 if lengths is None else max(lengths)
+        needed = [one + self.tokens for one in self.lengths]
+        if any(one > columns for one, columns in zip(needed, self._columns, strict=True)):
+            self._lay_out(needed)
         first = self.lengths[0]
         self.shared_start = first if all(one == first for one in self.lengths) else None
         # The end of the last step is on the device already, unless rows have changed since.
         self.start = _int32(self.lengths) if self._is_changed else self.end
-        if self._is_changed:
-            self.rows = mx.arange(len(self.lengths), dtype=mx.int32)
         self._is_changed = False
-        self.width = max(self.lengths) + self.tokens
+        self.width = max(needed)
+        self._masks.clear()
+        self._by_slab.clear()
+        self._starts = self.lengths
         if lengths is None:
             self.end = self.start + 1
-            self.lengths = [one + 1 for one in self.lengths]
+            self.lengths = needed
         else:
             self.end = self.start + _int32(lengths)
             self.lengths = [one + new for one, new in zip(self.lengths, lengths, strict=True)]
-        self._masks.clear()
-        self._groups.clear()
 
-    def row_groups(self) -> list[RowGroup]:
-        """Divide the rows of a step of one token into groups of about one length.
+    def room_tokens(self) -> int:
+        """Return the most tokens that a pass may have, padding included, within what is reserved for rows."""
+        return min(
+            max(columns, limit) - length
+            for columns, limit, length in zip(self._columns, self.limits, self.lengths, strict=True)
+        )
 
-        A group reads as many columns of each row as its longest has; another group costs a call of its
-        own.
-        """
-        if not self._groups:
-            ends = [0]
-            for row in range(1, len(self.lengths)):
-                begin, before = ends[-1], self.lengths[ends[-1] : row]
-                together = (row + 1 - begin) * max(*before, self.lengths[row])
-                if together > len(before) * max(before) + self.lengths[row] + _GROUP_COLUMNS:
-                    ends.append(row)
-            pairs = pairwise([*ends, len(self.lengths)])
-            self._groups = [self._group(begin, end) for begin, end in pairs]
-        return self._groups
+    def by_slab(self) -> list[SlabRows]:
+        """Return the rows of each slab in the running pass."""
+        if not self._by_slab:
+            numbers = {key: number for number, key in enumerate(self.keys)}
+            self._by_slab = [self._rows_of(slab, numbers) for slab in self.layout]
+            order = [numbers[key] for slab in self.layout for key in slab.rows]
+            back = sorted(range(len(order)), key=order.__getitem__)
+            self._back = None if order == sorted(order) else _int32(back)
+        return self._by_slab
 
-    def _group(self, begin: int, end: int) -> RowGroup:
-        lengths = self.lengths[begin:end]
-        width = max(lengths)
-        if min(lengths) == width:
-            return RowGroup(begin, end, width, None)
-        return RowGroup(begin, end, width, self.mask(None)[begin:end, ..., :width])
+    def in_row_order(self, parts: Sequence[mx.array]) -> mx.array:
+        """Join the parts of an array with all rows, one of each slab, in the batch's order."""
+        joined = parts[0] if len(parts) == 1 else mx.concatenate(list(parts))
+        return joined if self._back is None else joined[self._back]
+
+    def filled(self, key: int) -> int:
+        """Return the positions that a row had when the layout was made, which move with it."""
+        return self._filled[key]
+
+    def after(self, joining: Sequence[tuple[int, int]], tokens: int) -> Layout:
+        """Return the layout of a pass of so many tokens after rows with such lengths and limits have joined."""
+        needed = [one + tokens for one in self.lengths]
+        rows = self._extents(needed)
+        for key, (length, limit) in enumerate(joining, start=self._next_key):
+            rows.append(RowExtent(key, length + tokens, limit))
+        return self._rule.lay_out(self.layout, rows) if rows else ()
 
     def mask(self, window_tokens: int | None) -> mx.array:
-        """Make the mask of the running step, or take the one made before.
+        """Make the mask of the running pass, or take the one made before.
 
         Returns:
             bool [rows, 1, tokens, width], the columns that each token sees.
@@ -141,6 +175,33 @@ class RowPositions:
                 mask = mask & (columns > own - window_tokens)
             self._masks[key] = mask
         return self._masks[key]
+
+    def _rows_of(self, slab: Slab, numbers: dict[int, int]) -> SlabRows:
+        order = [numbers[key] for key in slab.rows]
+        starts = [self._starts[row] for row in order]
+        width = max(starts) + self.tokens
+        shared = starts[0] if min(starts) == max(starts) else None
+        places = mx.arange(len(order), dtype=mx.int32)
+        if len(order) == len(self.keys) and order == sorted(order):
+            index, start = None, self.start
+        else:
+            index = _int32(order)
+            start = _int32(starts)
+        mask: mx.array | str | None = None
+        if shared is None:
+            mask = self.mask(None) if index is None else self.mask(None)[index][..., :width]
+        elif self.tokens > 1:
+            mask = "causal"
+        return SlabRows(len(order), index, places, start, shared, width, mask)
+
+    def _extents(self, needed: Sequence[int]) -> list[RowExtent]:
+        return [RowExtent(*row) for row in zip(self.keys, needed, self.limits, strict=True)]
+
+    def _lay_out(self, needed: Sequence[int]) -> None:
+        self.layout = self._rule.lay_out(self.layout, self._extents(needed))
+        columns = {key: slab.columns for slab in self.layout for key in slab.rows}
+        self._columns = [columns[key] for key in self.keys]
+        self._filled = dict(zip(self.keys, self.lengths, strict=True))
 
 
 def _int32(values: Sequence[int]) -> mx.array:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from machd.engine.backend.untyped import Cache
 from machd.engine.kv.lane_kv import LaneKv, PrefilledRow
-from machd.engine.kv.quantized_cache import STEP_TOKENS
 from machd.engine.kv.rollback import CacheCheckpoint, supports_rollback
 from machd.engine.kv.row_caches import innermost
+from machd.engine.protocol.step import COLUMN_STEP
 
 
 class SerialLaneKv(LaneKv):
@@ -18,6 +18,7 @@ class SerialLaneKv(LaneKv):
         """Begin without the row."""
         self.layers: list[Cache] = []
         self._can_roll_back = False
+        self._room_tokens = 0
         self._checkpoint: CacheCheckpoint | None = None
         self._added = 0
 
@@ -31,11 +32,17 @@ class SerialLaneKv(LaneKv):
         """True if every cache is of a class with a known rollback."""
         return self._can_roll_back
 
+    @property
+    def room_tokens(self) -> int:
+        """Positions that are left of the row's reservation."""
+        return self._room_tokens
+
     def join(self, row: PrefilledRow) -> None:
         """Take over the row's caches."""
         assert not self.layers, "there is one row"
         assert row.index == 0, "the row was computed alone"
         self.layers = list(row.layers)
+        self._room_tokens = row.limit - row.length
         self._can_roll_back = all(supports_rollback(cache) for cache in innermost(self.layers))
 
     def keep(self, order: Sequence[int]) -> None:
@@ -49,7 +56,9 @@ class SerialLaneKv(LaneKv):
 
     def open_pass(self, lengths: Sequence[int] | None = None) -> None:
         """Count the pass's tokens; the caches count their positions themselves."""
-        self._added += 1 if lengths is None else lengths[0]
+        added = 1 if lengths is None else lengths[0]
+        self._added += added
+        self._room_tokens -= added
 
     def checkpoint(self) -> None:
         """Remember the state of every cache."""
@@ -60,10 +69,12 @@ class SerialLaneKv(LaneKv):
         """Remove the row's last positions; not done where there is recurrent state."""
         checkpoint, self._checkpoint = self._checkpoint, None
         assert checkpoint is not None, "there is a checkpoint"
-        return checkpoint.roll_back(counts, [self._added])
+        is_done = checkpoint.roll_back(counts, [self._added])
+        self._room_tokens += counts[0] if is_done else self._added
+        return is_done
 
     def growth_bytes(
         self, joining: Sequence[tuple[int, int]], tokens: int, bytes_per_token: int
     ) -> int:
         """Growth by 256 positions at a time; the row that joins brings its own caches."""
-        return max(tokens, STEP_TOKENS) * bytes_per_token if self.layers or joining else 0
+        return max(tokens, COLUMN_STEP) * bytes_per_token if self.layers or joining else 0

@@ -1,48 +1,66 @@
-"""Keys and values of a whole batch in one array a layer, each row from its own column 0.
+"""Keys and values of a whole batch in a few arrays a layer, each row from its own column 0.
 
 A row's token at position ``p`` lies in column ``p`` of the row. Nothing is shifted when a row joins or
-leaves, masks and windows are those of the row alone, and a step writes one column a row. Columns after
-a row's end hold what other rows left, and are masked out.
+leaves, masks and windows are those of the row alone, and a pass writes one column a row and token. Columns
+after a row's end hold what was there before, and are masked out.
 
-The array has room to spare in both directions, so a join writes the joining row and nothing else. When
-the room is used up the array is laid out anew, half as large again, and when it is far too large,
-smaller. Only then are other rows copied.
+Where rows lie is planned for all layers by :mod:`machd.engine.kv.slab_layout`. A layer follows the plan when
+a row joins or leaves, and otherwise when it is next written: it copies the rows that have moved, and whole
+slabs only where there are places to add.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import mlx.core as mx
 
 from machd.engine.kv.kv_format import PLAIN, FoldedKv, KvFormat, KvWidths
-from machd.engine.kv.quantized_cache import STEP_TOKENS, FormatCache
-from machd.engine.kv.row_positions import RowGroup, RowPositions
-from machd.engine.protocol.step import slab_rows
+from machd.engine.kv.quantized_cache import FormatCache
+from machd.engine.kv.row_positions import RowPositions, SlabRows
+from machd.engine.kv.slab_layout import Layout, Slab
 
 _SLICED_COST = 3
 """Time that the CPU takes to make floats of a column in a slice, over that of one in the whole array."""
 
-_MAX_SPARE = 2
-"""When rows leave, an array is laid out anew if it is more than so many times what the remaining rows
-may come to need, which is what the KV budget has promised them."""
+_Arriving = Mapping[int, Sequence[mx.array]]
+"""Arrays [1, heads, length, n] of rows that join, by key."""
+
+_NONE: _Arriving = MappingProxyType({})
 
 
 class SlabCache(FormatCache):
     """One layer's keys and values, with the methods that mlx-lm's models expect of a cache."""
 
-    def __init__(self, positions: RowPositions, max_rows: int, kv_format: KvFormat = PLAIN) -> None:
+    def __init__(self, positions: RowPositions, kv_format: KvFormat = PLAIN) -> None:
         """Begin without rows.
 
         Args:
             positions: The batch's, shared by its layers.
-            max_rows: Rows that there can ever be.
             kv_format: Storage of keys and values.
         """
         super().__init__(kv_format)
         self._positions = positions
-        self._max_rows = max_rows
+        self._layout: Layout = ()
+        self._slabs: list[list[mx.array]] = []
         self._written_step = 0
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """The arrays of the only slab; none before the first write."""
+        assert len(self._slabs) < 2, "rows in several slabs have no array in common"
+        return self._slabs[0] if self._slabs else []
+
+    @property
+    def state(self) -> tuple[mx.array, ...]:
+        """The arrays that a forward pass has to compute."""
+        return tuple(array for arrays in self._slabs for array in arrays)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, room to spare included."""
+        return sum(array.nbytes for array in self.state)
 
     @property
     def offset(self) -> mx.array:
@@ -55,10 +73,9 @@ class SlabCache(FormatCache):
         """Rows of the batch."""
         return len(self._positions.lengths)
 
-    @property
-    def row_groups(self) -> list[RowGroup]:
-        """Groups of rows of about one length, for a step of one token."""
-        return self._positions.row_groups()
+    def empty(self) -> bool:
+        """Return True before the first write."""
+        return not self._slabs
 
     def size(self) -> int:
         """Return the positions of the longest row."""
@@ -74,19 +91,19 @@ class SlabCache(FormatCache):
         return_array: bool = False,  # noqa: FBT001, FBT002 - mlx-lm's signature
         window_size: int | None = None,
     ) -> mx.array | str | None:
-        """Make the mask of the running step, or mlx-lm's name for it where rows are equally long."""
+        """Make the mask of the running pass, or mlx-lm's name for it where rows are equally long."""
         positions = self._positions
-        assert positions.tokens == N, "the step was opened for so many tokens"
+        assert positions.tokens == N, "the pass was opened for so many tokens"
         if positions.shared_start is not None and window_size is None and not return_array:
             return None if N == 1 else "causal"
         return positions.mask(window_size)
 
     def sees_all(self, mask: mx.array | str | None) -> bool:
-        """Return True if a mask of :meth:`make_mask` lets each row see all its positions."""
-        return mask is None or mask is self._positions.mask(None)
+        """Return True if a mask of :meth:`make_mask` lets each token see all its row's positions so far."""
+        return not isinstance(mask, mx.array) or mask is self._positions.mask(None)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Write the step's tokens and read all columns that any row may see.
+        """Write the pass's tokens and read all columns that any row may see, of rows in one slab.
 
         Args:
             keys: [rows, heads, tokens, head_dim].
@@ -99,136 +116,185 @@ class SlabCache(FormatCache):
         return self.keys_and_values()
 
     def write(self, keys: mx.array, values: mx.array) -> None:
-        """Write the step's tokens; see :meth:`update_and_fetch`."""
-        positions = self._positions
+        """Write the pass's tokens; see :meth:`update_and_fetch`."""
         new = self.kv_format.encode(keys, values)
-        self._make_room(new, keys.shape[0], positions.width)
-        self.arrays = [self._written(*pair) for pair in zip(self.arrays, new, strict=True)]
+        self._follow(_NONE)
+        if not self._slabs:
+            self._slabs = [_blank(slab, new) for slab in self._layout]
+        for rows, arrays in zip(self._positions.by_slab(), self._slabs, strict=True):
+            for array, one in zip(arrays, new, strict=True):
+                if one.size:
+                    self._write_rows(array, rows.of(one), rows)
         self._widths = KvWidths.of(keys, values)
-        self._written_step = positions.step
+        self._written_step = self._positions.step
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """Read all columns that any row may see; see :meth:`update_and_fetch`."""
         return self.decoded(0, self.rows, self._positions.width)
 
-    def folded(self, begin: int, end: int, width: int) -> FoldedKv | None:
-        """Fold rows ``begin`` to ``end`` up to a column, for attention without decoding.
+    def by_slab(self) -> list[tuple[SlabRows, list[mx.array]]]:
+        """Return the rows of each slab in the running pass, and its arrays [places, heads, columns, n]."""
+        return list(zip(self._positions.by_slab(), self._slabs, strict=True))
 
-        The parts cover more columns than ``width`` where those cost less than a slice.
+    def in_row_order(self, parts: Sequence[mx.array]) -> mx.array:
+        """Join the parts of an array with all rows, one of each slab, in the batch's order."""
+        return self._positions.in_row_order(parts)
+
+    def decoded_rows(self, rows: SlabRows, arrays: Sequence[mx.array]) -> tuple[mx.array, mx.array]:
+        """Decode the rows of a slab up to their longest one's end: [rows, heads, width, head_dim] each."""
+        seen = [array[: rows.rows, :, : rows.width] for array in arrays]
+        return self.kv_format.decode(seen, self._known_widths)
+
+    def folded(self, rows: SlabRows, arrays: Sequence[mx.array]) -> FoldedKv | None:
+        """Fold the rows of a slab up to their longest one's end, for attention without decoding.
+
+        The parts cover more columns where those cost less than a slice.
         """
-        rows, _, columns, _ = self.arrays[0].shape
-        seen = self.arrays
-        if columns > width * _SLICED_COST:
-            columns = width
-        if (begin, end, columns) != (0, rows, self.arrays[0].shape[2]):
-            seen = [array[begin:end, :, :columns] for array in seen]
-        return self.kv_format.fold(seen, self._known_widths, width)
+        places, _, columns, _ = arrays[0].shape
+        seen = columns if columns <= rows.width * _SLICED_COST else rows.width
+        if (rows.rows, seen) != (places, columns):
+            arrays = [array[: rows.rows, :, :seen] for array in arrays]
+        return self.kv_format.fold(arrays, self._known_widths, rows.width)
+
+    def row_arrays(self, row: int) -> tuple[mx.array, ...]:
+        """Return a row's arrays [1, heads, columns, n]; none before the first write."""
+        arrays, place = self._place_of(row)
+        return tuple(array[place : place + 1] for array in arrays)
 
     def place(self, row: int, arrays: Sequence[mx.array]) -> None:
         """Copy a row in.
 
         Args:
-            row: Its place, after all others.
+            row: Its number, after all others.
             arrays: [1, heads, length, n] each, of this cache's format; none without positions.
         """
-        if arrays:
-            self._make_room(arrays, row + 1, arrays[0].shape[2])
-        elif self.arrays:
-            self._make_room(self.arrays, row + 1, 0)
-        for slab, array in zip(self.arrays, arrays, strict=bool(arrays)):
-            if array.size:
-                slab[row : row + 1, :, : array.shape[2]] = array
+        self._follow({self._positions.keys[row]: arrays} if arrays else _NONE)
 
-    def keep(self, order: Sequence[int]) -> None:
-        """Keep the rows of ``order``, their old places, once the batch's positions have kept them.
-
-        A row is copied only if it changes its place.
-        """
-        if not self.arrays:
-            return
-        lengths = self._positions.lengths
-        held_rows, held_columns = self._shape
-        rows = slab_rows(len(order), self._max_rows)
-        columns = min(held_columns, max(self._positions.limits))
-        if rows * columns * _MAX_SPARE < held_rows * held_columns:
-            self._shrink(order, rows, columns)
-            return
-        moves = [(old, new) for new, old in enumerate(order) if old != new]
-        for slab in self.arrays:
-            copies = [mx.contiguous(slab[old : old + 1, :, : lengths[new]]) for old, new in moves]
-            # Before the slab is written, or all of it would be copied to keep what they read.
-            mx.eval(copies)
-            for copy, (_, new) in zip(copies, moves, strict=True):
-                slab[new : new + 1, :, : copy.shape[2]] = copy
+    def keep(self) -> None:
+        """Keep the rows that the batch's positions have kept; a row is copied only if it changes its place."""
+        held_bytes = self.nbytes
+        self._follow(_NONE)
+        if self.nbytes < held_bytes:
+            mx.eval(self.state)  # frees what was held
 
     def wipe(self, row: int, begin: int = 0) -> None:
         """Zero a row from a column on: a NaN reaches later tokens through a mask, as 0 x NaN is NaN."""
-        for slab in self.arrays:
-            if row < slab.shape[0] and begin < slab.shape[2]:
-                slab[row : row + 1, :, begin:] = 0
+        arrays, place = self._place_of(row)
+        for array in arrays:
+            if begin < array.shape[2]:
+                array[place : place + 1, :, begin:] = 0
 
-    def layout(self, rows: int, tokens: int, limits: Sequence[int]) -> tuple[int, int]:
-        """Rows and columns of the array once it has room for ``rows`` rows of ``tokens`` positions.
+    def _place_of(self, row: int) -> tuple[Sequence[mx.array], int]:
+        """Return the arrays of a row's slab, none before the first write, and its place there."""
+        key = self._positions.keys[row]
+        for slab, arrays in zip(self._layout, self._slabs, strict=bool(self._slabs)):
+            if key in slab.rows:
+                return arrays, slab.rows.index(key)
+        return (), 0
 
-        Args:
-            rows: Rows of the batch then.
-            tokens: Positions of the longest.
-            limits: Positions that each of them may ever have.
-        """
-        held_rows, held_columns = self._shape
-        if rows <= held_rows and tokens <= held_columns:
-            return held_rows, held_columns
-        new_rows = max(held_rows, slab_rows(rows, self._max_rows))
-        # Half as much again, so that growing stays rare; never more than any row may use, which is
-        # less than there was if a longer row has left.
-        wanted = held_columns
-        if tokens > held_columns:
-            wanted = -(-max(tokens, held_columns * 3 // 2) // STEP_TOKENS) * STEP_TOKENS
-        return new_rows, min(wanted, max(tokens, *limits))
-
-    @property
-    def _shape(self) -> tuple[int, int]:
-        """Rows and columns held."""
-        if not self.arrays:
-            return 0, 0
-        rows, _, columns, _ = self.arrays[0].shape
-        return rows, columns
-
-    def _written(self, slab: mx.array, new: mx.array) -> mx.array:
-        positions = self._positions
-        if not new.size:
-            return slab
-        start = positions.shared_start
+    def _write_rows(self, array: mx.array, new: mx.array, rows: SlabRows) -> None:
+        start, tokens = rows.shared_start, new.shape[2]
         if start is not None:
-            slab[: new.shape[0], :, start : start + new.shape[2]] = new
-        elif positions.tokens == 1:
-            slab[positions.rows, :, positions.start] = new[:, :, 0]  # [rows, heads, n]
+            array[: rows.rows, :, start : start + tokens] = new
+        elif tokens == 1:
+            array[rows.places, :, rows.start] = new[:, :, 0]  # [rows, heads, n]
         else:
             # A shorter row's padding lands after its end, where its next tokens will overwrite it.
-            offsets = mx.arange(positions.tokens, dtype=mx.int32)
-            columns = positions.start[:, None] + offsets  # [rows, tokens]
-            by_column = new.transpose(0, 2, 1, 3)  # [rows, tokens, heads, n]
-            slab[positions.rows[:, None], :, columns] = by_column
-        return slab
+            columns = rows.start[:, None] + mx.arange(tokens, dtype=mx.int32)  # [rows, tokens]
+            array[rows.places[:, None], :, columns] = new.transpose(0, 2, 1, 3)
 
-    def _make_room(self, like: Sequence[mx.array], rows: int, tokens: int) -> None:
-        shape = self.layout(rows, tokens, self._positions.limits)
-        if shape == self._shape:
+    def _follow(self, arriving: _Arriving) -> None:
+        """Lay the arrays out as the batch's positions say."""
+        before, after = self._layout, self._positions.layout
+        self._layout = after
+        if before is after or not (self._slabs or arriving):
             return
-        held: Sequence[mx.array | None] = self.arrays or [None] * len(like)
-        self.arrays = [_laid_out(old, one, *shape) for old, one in zip(held, like, strict=True)]
+        like = self._slabs[0] if self._slabs else next(iter(arriving.values()))
+        held = {
+            slab.number: (slab, arrays)
+            for slab, arrays in zip(before, self._slabs, strict=bool(self._slabs))
+        }
+        copies = {**self._moving(before, after), **arriving}
+        self._slabs = [self._laid_out(slab, held, copies, like) for slab in after]
 
-    def _shrink(self, order: Sequence[int], rows: int, columns: int) -> None:
-        index = mx.array(list(order), dtype=mx.int32)
-        for place, slab in enumerate(self.arrays):
-            kept = slab[:, :, :columns][index]
-            self.arrays[place] = _laid_out(kept, kept, rows, columns)
-        mx.eval(self.arrays)
+    def _moving(self, before: Layout, after: Layout) -> _Arriving:
+        """Copy the rows that leave their place, before anything is written there."""
+        if not self._slabs:
+            return {}
+        stays = {key for slab in after for key in _staying(_origin(slab, before), slab)}
+        places = {
+            key: (arrays, place)
+            for slab, arrays in zip(before, self._slabs, strict=True)
+            for place, key in enumerate(slab.rows)
+        }
+        copies = {
+            key: [
+                mx.contiguous(array[place : place + 1, :, : self._positions.filled(key)])
+                for array in arrays
+            ]
+            for key, (arrays, place) in places.items()
+            if key not in stays and any(key in slab.rows for slab in after)
+        }
+        # Or all of a slab would be copied when it is written, to keep what they read.
+        mx.eval(copies)
+        return copies
+
+    def _laid_out(
+        self,
+        slab: Slab,
+        held: Mapping[int, tuple[Slab, list[mx.array]]],
+        copies: _Arriving,
+        like: Sequence[mx.array],
+    ) -> list[mx.array]:
+        """Make a slab's arrays of those that were there and of the rows that have moved."""
+        origin = _origin(slab, [one for one, _ in held.values()])
+        arrays = [] if origin is None else held[origin.number][1]
+        blank_from = slab.places  # what rows have left behind is still there
+        if origin is None or origin.shape != slab.shape:
+            old, arrays = arrays, _blank(slab, like)
+            blank_from = 0 if origin is None else min(len(origin.rows), slab.places)
+            for array, one in zip(arrays, old, strict=bool(old)):
+                columns = min(array.shape[2], one.shape[2])
+                array[:blank_from, :, :columns] = one[:blank_from, :, :columns]
+        stays = _staying(origin, slab)
+        for place, key in enumerate(slab.rows):
+            if key not in stays:
+                _take(arrays, place, copies.get(key, ()), is_blank=place >= blank_from)
+        return arrays
 
 
-def _laid_out(old: mx.array | None, like: mx.array, rows: int, tokens: int) -> mx.array:
-    """Copy ``old`` to the front of a zeroed array [rows, heads, tokens, head_dim]."""
-    new = mx.zeros((rows, like.shape[1], tokens, like.shape[3]), dtype=like.dtype)
-    if old is not None and old.size:
-        new[: old.shape[0], :, : old.shape[2]] = old[:, :, :tokens]
-    return new
+def _origin(slab: Slab, before: Sequence[Slab]) -> Slab | None:
+    """Return the slab that this one was, or whose rows it begins with; None for a new one."""
+    for one in before:
+        if one.number == slab.number or (one.rows and one.rows == slab.rows[: len(one.rows)]):
+            return one
+    return None
+
+
+def _staying(origin: Slab | None, slab: Slab) -> set[int]:
+    """Return the rows that keep their places."""
+    if origin is None:
+        return set()
+    return {old for old, new in zip(origin.rows, slab.rows, strict=False) if old == new}
+
+
+def _take(
+    arrays: Sequence[mx.array], place: int, row: Sequence[mx.array], *, is_blank: bool
+) -> None:
+    """Put a row into a place, and zeros after it: a row that was there may have left a NaN."""
+    length = row[0].shape[2] if row else 0
+    for array, one in zip(arrays, row, strict=bool(row)):
+        if one.size:
+            array[place : place + 1, :, :length] = one
+    if not is_blank:
+        for array in arrays:
+            if length < array.shape[2]:
+                array[place : place + 1, :, length:] = 0
+
+
+def _blank(slab: Slab, like: Sequence[mx.array]) -> list[mx.array]:
+    """Make the arrays of a slab, all zeros: [places, heads, columns, n] each."""
+    return [
+        mx.zeros((slab.places, one.shape[1], slab.columns, one.shape[3]), dtype=one.dtype)
+        for one in like
+    ]

@@ -190,6 +190,8 @@ class ModelDescription:
         proposer_reason: Why that is so, for the operator.
         code: Which code computes the model; None for an engine without a model of code.
         experts_on_disk: Experts are read from disk when a step needs them.
+        has_length_classes: A row's keys and values take the columns of its length class; otherwise those of the
+            longest row of the batch.
         vision: Images and videos that the model takes; None for a model that takes text only.
         vision_reason: Why it takes text only although its checkpoint has a vision tower; else empty.
     """
@@ -213,6 +215,7 @@ class ModelDescription:
     proposer_reason: str = ""
     code: ModelCode | None = None
     experts_on_disk: bool = False
+    has_length_classes: bool = False
     vision: VisionDescription | None = None
     vision_reason: str = ""
 

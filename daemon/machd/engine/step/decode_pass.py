@@ -5,7 +5,7 @@ Shapes of a pass, as the decoder chooses its spans and the engine what rides bes
 - plain: one token of each row, ``[rows, 1]``;
 - padded: spans of unequal length, ``[rows, longest]``. Short ones end in zeros, which
   :meth:`~machd.engine.kv.lane_kv.LaneKv.open_pass` keeps out of attention and of recurrent state;
-- packed: one token of each row and, each as a row of its own, the tokens of a prompt's chunk,
+- packed: one token of each row and, each as a row of its own, the tokens of prompts' chunks,
   ``[rows + chunk tokens, 1]``. The model's attention reads each row's own caches.
 
 A pass is dispatched, not computed: its logits are lazy until they are sampled.
@@ -31,13 +31,14 @@ Forward = Callable[[mx.array, list[Any], Mapping[str, mx.array]], mx.array]
 
 Features are embeddings in place of token ids, and positions [3, rows, n] for models that are told them.
 
-Of a packed pass the rows are those of the lane and then the chunk's tokens; n is 1.
+Of a packed pass the rows are those of the lane and then the chunks' tokens; n is 1.
 """
 
 NO_FEATURES: Mapping[str, mx.array] = MappingProxyType({})
 
-PackCaches = Callable[[list[Cache], Sequence[Cache], int], list[Any]]
-"""The rows' caches, a prompt's, and the number of its tokens, to the caches of a packed pass."""
+PackCaches = Callable[[list[Cache], Sequence[tuple[Sequence[Cache], int]]], list[Any]]
+"""The rows' caches, none where no row decodes, and each prompt's with the number of its tokens, to the caches
+of a packed pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ class Passes:
             kv: Caches of the lane's rows.
             is_eager: Start every pass on the device at once. Otherwise a pass starts early only where
                 masks are filled meanwhile.
-            pack: Makes the caches of a pass with a chunk beside; None where there is no such pass.
+            pack: Makes the caches of a pass with chunks beside; None where there is no such pass.
             has_positions: The model is told the positions of rows.
         """
         self._forward = forward
@@ -103,15 +104,15 @@ class Passes:
         rows: Sequence[DecoderRow],
         last_ids: mx.array,
         spans: Sequence[Span] = (),
-        beside: Chunk | None = None,
+        beside: Sequence[Chunk] = (),
     ) -> DecodePass:
-        """Dispatch the pass over every row's span; raises the rows' lengths and passes.
+        """Dispatch the pass over every row's span; raises the rows' lengths.
 
         Args:
             rows: All rows of the lane, at least one.
             last_ids: int32 [rows], their last tokens.
             spans: Each row's span; plain ones unless given.
-            beside: Prompt tokens to compute as well; only beside plain spans.
+            beside: Chunks of prompts to compute as well; only beside plain spans.
         """
         spans = spans or [Span((), (row.sampling,)) for row in rows]
         lengths = [span.length for span in spans]
@@ -123,19 +124,17 @@ class Passes:
             token_ids = mx.concatenate([token_ids, mx.array(padded, dtype=mx.int32)], axis=1)
         self._kv.open_pass(lengths if longest > 1 else None)
         layers = self._kv.layers
-        if beside is not None:
+        if beside:
             assert longest == 1, "a chunk rides beside plain spans"
             assert self._pack is not None, "the model's layers compute both"
-            layers = self._pack(layers, beside.caches, len(beside.token_ids))
-            chunk = mx.array(beside.token_ids, dtype=mx.int32)[:, None]
-            token_ids = mx.concatenate([token_ids, chunk])  # [rows + tokens, 1]
+            packed_ids, layers = packed(self._pack, layers, beside)
+            token_ids = mx.concatenate([token_ids, packed_ids])  # [rows + tokens, 1]
         features = (
             {"position_ids": _positions(rows, longest)} if self._has_positions else NO_FEATURES
         )
         logits = _at_spans(self._forward(token_ids, layers, features)[: len(rows)], lengths)
         self._kv.close_pass()
         for row, length in zip(rows, lengths, strict=True):
-            row.passes += 1
             row.length += length
         if self._is_eager or any(row.sampling.matcher is not None for row in rows):
             mx.async_eval(logits)
@@ -149,6 +148,21 @@ class Passes:
         self._forward(current.token_ids[:, :longest], self._kv.layers, features)
         self._kv.close_pass()
         mx.eval([cache.state for cache in self._kv.layers])
+
+
+def packed(
+    pack: PackCaches, layers: list[Cache], chunks: Sequence[Chunk]
+) -> tuple[mx.array, list[Any]]:
+    """Return the token ids int32 [tokens, 1] of chunks, and the caches of the pass that computes them.
+
+    Args:
+        pack: Makes the caches.
+        layers: The decoding rows' caches; none where no row decodes.
+        chunks: At least one.
+    """
+    token_ids = [token_id for chunk in chunks for token_id in chunk.token_ids]
+    caches = pack(layers, [(chunk.caches, len(chunk.token_ids)) for chunk in chunks])
+    return mx.array(token_ids, dtype=mx.int32)[:, None], caches
 
 
 def _positions(rows: Sequence[DecoderRow], tokens: int) -> mx.array:

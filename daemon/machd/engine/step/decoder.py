@@ -129,19 +129,19 @@ class Decoder:
                 row.proposals.close()
 
     def decode(
-        self, plan_rows: Mapping[int, DecodeRow], cost: SpanCost, beside: Chunk | None = None
+        self, plan_rows: Mapping[int, DecodeRow], cost: SpanCost, beside: Sequence[Chunk] = ()
     ) -> Decoded:
         """Decode all rows of the lane, at least one: each gets its accepted tokens ahead and one token more.
 
         Args:
             plan_rows: The plan's rows by slot; a row that joined in this step may be missing, and decodes too.
             cost: Cost of tokens ahead.
-            beside: Prompt tokens to compute in the same pass, which has no tokens ahead then.
+            beside: Chunks of prompts to compute in the same pass, which has no tokens ahead then.
 
         Returns:
             Tokens or a fault for each row; with look-ahead, neither for a row that has just joined.
         """
-        spans = self._choose_ahead(plan_rows, cost) if beside is None else []
+        spans = self._choose_ahead(plan_rows, cost) if not beside else []
         return self._settle(self._sample(self._dispatch(spans, beside)))
 
     # Choosing tokens ahead
@@ -195,13 +195,12 @@ class Decoder:
 
     @property
     def _room_tokens(self) -> int:
-        """Most tokens ahead with which the longest row, padded, stays within the lane's largest reservation."""
-        most_reserved = max(row.length + row.tokens_left for row in self._rows)
-        return most_reserved - max(row.length for row in self._rows)
+        """Most tokens ahead with which every row, padded, stays within what is reserved for the lane."""
+        return max(0, self._kv.room_tokens - 1)
 
     # Forward and sampling
 
-    def _dispatch(self, spans: Sequence[Span] = (), beside: Chunk | None = None) -> DecodePass:
+    def _dispatch(self, spans: Sequence[Span] = (), beside: Sequence[Chunk] = ()) -> DecodePass:
         last_ids = mx.array([row.last_token_id for row in self._rows], dtype=mx.int32)
         return self._passes.dispatch(self._rows, last_ids, spans, beside)
 
@@ -260,7 +259,6 @@ class Decoder:
         assert is_rolled_back, "a whole pass can be rolled back"
         for place, (row, span) in enumerate(zip(current.rows, current.spans, strict=True)):
             row.length -= span.length
-            row.passes -= 1
             self._kv.wipe(place, row.length)
         pairs = zip(current.rows, current.spans, strict=True)
         rejected = [one for row, span in pairs for one in _outcome(row, span, 0)]
@@ -326,7 +324,6 @@ class Decoder:
         for row, one in zip(current.rows, settled, strict=True):
             if one.last_token_id is None:
                 continue
-            row.settled_passes += 1
             row.last_token_id = one.last_token_id
             if not one.is_finite:
                 # Zero times NaN is NaN: masked columns leak into later tokens' attention. Only after a padded
@@ -345,11 +342,7 @@ class Decoder:
             self._passes.compute_again(current, kept)
 
     def _remove(self, rows: Collection[DecoderRow]) -> None:
-        """Remove rows; the last rows move into the gaps, all others keep their places.
-
-        ``keep`` leaves the old columns as they are, and a later row takes them over: those that may hold NaN
-        are wiped. With look-ahead the pass under way is not read yet, so every row that leaves or moves may.
-        """
+        """Remove rows; the last rows move into the gaps, all others keep their places."""
         before = self._rows
         if not any(row in rows for row in before):
             return
@@ -362,14 +355,7 @@ class Decoder:
         if not order:
             self._kv.clear()
             return
-        suspects = [place for place, row in enumerate(before) if not row.is_known_finite]
-        left = [place for place in suspects if before[place].is_gone]
-        moved = [place for place in suspects if place >= len(order) and place not in left]
-        for place in left:
-            self._kv.wipe(place)
         self._kv.keep(order)
-        for place in moved:
-            self._kv.wipe(place)
 
 
 def _verdicts(sampled: Sampled) -> dict[DecoderRow, Verdict]:

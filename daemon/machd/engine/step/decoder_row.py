@@ -20,8 +20,6 @@ class DecoderRow:
         last_token_id: Last token read: input of the next pass or, with look-ahead, of the pass under way.
         length: Positions in the caches, those of a pass under way included.
         position_shift: What its images add to the positions of tokens behind them.
-        passes: Forward passes dispatched with the row.
-        settled_passes: Those of them that were read and left no NaN in the row's caches.
         is_gone: Left the lane; a pass under way drops its tokens.
     """
 
@@ -32,8 +30,6 @@ class DecoderRow:
     last_token_id: int = 0
     length: int = 0
     position_shift: int = 0
-    passes: int = 0
-    settled_passes: int = 0
     is_gone: bool = False
 
     @property
@@ -45,11 +41,6 @@ class DecoderRow:
     def forced_tokens(self) -> int:
         """Tokens that the row's grammar dictates next."""
         return 0 if self.sampling.matcher is None else len(self.sampling.matcher.forced)
-
-    @property
-    def is_known_finite(self) -> bool:
-        """True if no key or value of the row can be NaN; a prompt is known only after a first pass."""
-        return 0 < self.settled_passes == self.passes
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ those of :class:`~machd.engine.step.decoder.Decoder`; only their order differs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import mlx.core as mx
@@ -57,14 +57,14 @@ class LookAheadDecoder(Decoder):
         return replace(row, length=row.length - 1, is_exact=False)
 
     def decode(
-        self, plan_rows: Mapping[int, DecodeRow], cost: SpanCost, beside: Chunk | None = None
+        self, plan_rows: Mapping[int, DecodeRow], cost: SpanCost, beside: Sequence[Chunk] = ()
     ) -> Decoded:
         """Sample the pass under way, dispatch the next one, then read the tokens.
 
         A row that joined while a pass was under way has neither a token nor a fault yet. Where tokens
         ahead are expected, the next pass is not dispatched: they follow tokens that have to be read.
         """
-        assert beside is None, "the pass is under way before its chunk is known"
+        assert not beside, "the pass is under way before its chunk is known"
         current, self._under_way = self._under_way, None
         if current is None:
             current = self._dispatch(self._choose_ahead(plan_rows, cost))

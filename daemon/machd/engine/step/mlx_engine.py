@@ -25,13 +25,13 @@ from machd.engine.backend.untyped import Cache
 from machd.engine.kv.batch_lane import BatchLaneKv
 from machd.engine.kv.kv_format import KvFormat
 from machd.engine.kv.lane_kv import CachedRow, LaneKv
-from machd.engine.kv.quantized_cache import STEP_TOKENS
 from machd.engine.kv.row_caches import make_row_caches
 from machd.engine.kv.serial_lane import SerialLaneKv
 from machd.engine.protocol.blocks import SavedBlock
 from machd.engine.protocol.engine import GrammarCompiler, MemoryReading, ModelDescription
 from machd.engine.protocol.media import FIRST_MEDIA_KEY, MediaProcessor
 from machd.engine.protocol.step import (
+    COLUMN_STEP,
     DecodeRow,
     Lane,
     PrefillChunk,
@@ -136,9 +136,10 @@ class MlxEngine:
             parts.blocks,
             parts.description,
             parts.kv_format,
-            parts.media,
+            media=parts.media,
+            pack=parts.pack,
         )
-        self._batch = self._decoder(BatchLaneKv(max_rows))
+        self._batch = self._decoder(self._batch_kv())
         self._serial: dict[int, Decoder] = {}
         self._memory = parts.memory
         self._warm_up()
@@ -204,7 +205,7 @@ class MlxEngine:
         decoders = self._decoders_of(plan_rows)
         step, prompt_logprobs = Decoded(), list[PromptLogprob]()
         if decoders == [self._batch] and self._can_pack(plan.prefill):
-            step = self._decode_beside(plan.prefill[0], plan_rows, plan.span_cost)
+            step = self._decode_beside(plan.prefill, plan_rows, plan.span_cost)
         else:
             whole, prompt_logprobs, step.faults = self._prefills.compute(plan.prefill)
             seated = self._seat_all(whole, step.faults)
@@ -267,7 +268,7 @@ class MlxEngine:
             decoder.close()
         self._serial.clear()
         self._blocks.forget_rows()
-        self._batch = self._decoder(BatchLaneKv(self._max_rows))
+        self._batch = self._decoder(self._batch_kv())
         mx.clear_cache()
 
     def close(self) -> None:
@@ -286,6 +287,10 @@ class MlxEngine:
         self._model = None
         del self._parts
         mx.clear_cache()
+
+    def _batch_kv(self) -> BatchLaneKv:
+        has_length_classes = self._description.has_length_classes
+        return BatchLaneKv(self._max_rows, has_length_classes=has_length_classes)
 
     @property
     def _decoders(self) -> list[Decoder]:
@@ -312,18 +317,16 @@ class MlxEngine:
     def _can_pack(self, chunks: Sequence[PrefillChunk]) -> bool:
         """Return True if prompt tokens can be computed in the pass of the batch's rows."""
         is_packable = self._parts.pack is not None
-        return is_packable and len(chunks) == 1 and not is_scored(chunks[0])
+        return is_packable and bool(chunks) and not any(is_scored(chunk) for chunk in chunks)
 
     def _decode_beside(
-        self, chunk: PrefillChunk, plan_rows: Mapping[int, DecodeRow], cost: SpanCost
+        self, chunks: Sequence[PrefillChunk], plan_rows: Mapping[int, DecodeRow], cost: SpanCost
     ) -> Decoded:
-        """Decode the batch and compute a chunk in one pass; its row joins for the next one."""
-        prefill, beside = self._prefills.beside(chunk)
+        """Decode the batch and compute chunks in one pass; whole prompts join for the next one."""
+        beside = self._prefills.beside(chunks)
         decoded = self._batch.decode(plan_rows, cost, beside)
-        if beside is not None:
-            prefill.wait()
-        if chunk.is_last:
-            self._seat_all([chunk.slot_index], decoded.faults)
+        mx.eval([cache.state for chunk in beside for cache in chunk.caches])
+        self._seat_all([chunk.slot_index for chunk in chunks if chunk.is_last], decoded.faults)
         return decoded
 
     def _seat_all(self, slot_indices: Sequence[int], faults: list[RowFault]) -> set[int]:
@@ -419,8 +422,8 @@ class MlxEngine:
         kv_tokens, joining = 0, list[tuple[int, int]]()
         for chunk in plan.prefill:
             reused_tokens = len(chunk.reused.token_ids) if chunk.reused is not None else 0
-            # A prompt's own caches grow by STEP_TOKENS at a time, and each layer is copied to do so.
-            kv_tokens += reused_tokens + len(chunk.token_ids) + STEP_TOKENS
+            # A prompt's own caches grow by COLUMN_STEP at a time, and each layer is copied to do so.
+            kv_tokens += reused_tokens + len(chunk.token_ids) + COLUMN_STEP
             if chunk.is_last and chunk.lane is Lane.BATCH:
                 joining.append((chunk.start + len(chunk.token_ids), chunk.reserved_tokens))
         decoding = frozenset(row.slot_index for row in plan.decode)

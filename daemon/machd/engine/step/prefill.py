@@ -1,4 +1,7 @@
-"""Prefill: prompts computed into caches, chunk by chunk alone, or several whole ones together.
+"""Prefill: prompts computed into caches, alone or together in one pass.
+
+Together means behind one another without padding, where the model's attention can tell them apart. For other
+models of standard caches whole prompts of like length share a padded call.
 
 The last token of a prompt with a completion is never prefilled: it is the first span of the row's decode.
 So the output head runs over no prompt but those whose log-probabilities were asked for, and over a chunk
@@ -19,7 +22,7 @@ from machd.engine.kv.lane_kv import CachedRow, PrefilledRow
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.media import MediaEncodingError
 from machd.engine.protocol.step import Lane, PrefillChunk, PromptLogprob, RowFault
-from machd.engine.step.decode_pass import NO_FEATURES, Chunk, Forward
+from machd.engine.step.decode_pass import NO_FEATURES, Chunk, Forward, PackCaches, packed
 from machd.engine.step.ports import BlockTier, PromptMedia
 from machd.engine.step.prompt_scores import PromptScores
 
@@ -124,14 +127,16 @@ class Prefill:
 class Prefills:
     """All prompts that are being computed, by slot."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one argument for each part of the engine
         self,
         forward: Forward,
         make_caches: Callable[[], list[Cache]],
         blocks: BlockTier,
         model: ModelDescription,
         kv_format: KvFormat,
+        *,
         media: PromptMedia | None = None,
+        pack: PackCaches | None = None,
     ) -> None:
         """Begin without prompts.
 
@@ -142,8 +147,10 @@ class Prefills:
             model: Description of the model.
             kv_format: Format of keys and values.
             media: Images and videos of prompts; None for a model that takes text only.
+            pack: Makes the caches of a packed pass; None where the model's layers cannot compute one.
         """
         self._media = media
+        self._pack = pack
         self._forward = forward
         self._make_caches = make_caches
         self._blocks = blocks
@@ -189,26 +196,21 @@ class Prefills:
         """Remove all prompts."""
         self._open.clear()
 
-    def beside(self, chunk: PrefillChunk) -> tuple[Prefill, Chunk | None]:
-        """Open a chunk that rides in the rows' pass; None if it has no token to compute."""
-        prefill = self.open(chunk)
-        token_ids = prefill.append(chunk)
-        return prefill, Chunk(token_ids, prefill.caches) if token_ids else None
+    def beside(self, chunks: Sequence[PrefillChunk]) -> list[Chunk]:
+        """Open chunks of a packed pass; returns those that have a token to compute."""
+        return _to_compute((chunk, self.open(chunk)) for chunk in chunks)
 
     def compute(
         self, chunks: Sequence[PrefillChunk]
     ) -> tuple[list[int], list[PromptLogprob], list[RowFault]]:
-        """Compute chunks, whole prompts of like length together.
+        """Compute chunks, together where that costs less.
 
         Returns:
             Slots whose prompt is whole now, log-probabilities that were asked for, and rows whose
             logits are not finite, or whose experts could not be read or images encoded.
         """
         prefills = [self.open(chunk) for chunk in chunks]
-        pairs = zip(chunks, prefills, strict=True)
-        groups = padded_groups([prefill for chunk, prefill in pairs if self._can_share(chunk)])
-        shared = [group for group in groups if len(group) > 1]
-        computed = {prefill for group in shared if self._share(group) for prefill in group}
+        computed = self._compute_together(chunks, prefills)
         logprobs: list[PromptLogprob] = []
         faults: list[RowFault] = []
         for chunk, prefill in zip(chunks, prefills, strict=True):
@@ -220,6 +222,24 @@ class Prefills:
                     self.drop([chunk.slot_index])
         whole = [one.slot_index for one in chunks if one.is_last and one.slot_index in self._open]
         return whole, logprobs, faults
+
+    def _compute_together(
+        self, chunks: Sequence[PrefillChunk], prefills: Sequence[Prefill]
+    ) -> set[Prefill]:
+        """Compute what can share a pass, and return it; the rest is to be computed one by one."""
+        pairs = list(zip(chunks, prefills, strict=True))
+        if self._pack is None:
+            groups = padded_groups([prefill for chunk, prefill in pairs if self._can_share(chunk)])
+            shared = [group for group in groups if len(group) > 1]
+            return {prefill for group in shared if self._share(group) for prefill in group}
+        plain = [(chunk, prefill) for chunk, prefill in pairs if not is_scored(chunk)]
+        if len(plain) == 1:
+            return set()
+        if together := _to_compute(plain):
+            token_ids, caches = packed(self._pack, [], together)
+            self._forward(token_ids, caches, NO_FEATURES)
+            mx.eval([cache.state for chunk in together for cache in chunk.caches])
+        return {prefill for _, prefill in plain}
 
     def _share(self, group: Sequence[Prefill]) -> bool:
         """Compute a group in one call; False if a prompt of it needs weights that could not be read."""
@@ -239,6 +259,12 @@ class Prefills:
         is_whole = chunk.start == 0 and chunk.is_last and len(chunk.token_ids) > 1
         is_plain = chunk.lane is Lane.BATCH and not is_scored(chunk) and self._media is None
         return is_whole and is_plain and self._model.cache.kind is KvCacheKind.STANDARD
+
+
+def _to_compute(opened: Iterable[tuple[PrefillChunk, Prefill]]) -> list[Chunk]:
+    """Append chunks to their prompts; returns those that have a token to compute."""
+    chunks = [Chunk(prefill.append(chunk), prefill.caches) for chunk, prefill in opened]
+    return [chunk for chunk in chunks if chunk.token_ids]
 
 
 def is_scored(chunk: PrefillChunk) -> bool:

@@ -60,7 +60,7 @@ class FollowingDecoder(Decoder):
         self._ranks = ranks
 
     def decode(
-        self, plan_rows: Mapping[int, DecodeRow], cost: SpanCost, beside: Chunk | None = None
+        self, plan_rows: Mapping[int, DecodeRow], cost: SpanCost, beside: Sequence[Chunk] = ()
     ) -> Decoded:
         """Compute the passes that rank 0 computes, and keep what it keeps.
 
@@ -71,7 +71,7 @@ class FollowingDecoder(Decoder):
             EngineFaultError: Rank 0 has other rows.
         """
         del plan_rows, cost
-        assert beside is None, "ranks compute chunks on their own"
+        assert not beside, "ranks compute chunks on their own"
         told = self._ranks.spans(())
         rows = self._rows
         _check_rows(len(told) or len(rows), len(rows))

@@ -9,9 +9,9 @@ import pytest
 
 from machd.engine.kernels import cpu_attention
 from machd.engine.kernels.cpu_attention import attend, attend_rows
-from machd.engine.kv import row_positions
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.kv.slab import SlabCache
+from machd.engine.kv.slab_layout import LengthClasses, OneSlab
 
 _HEAD_DIM = 16
 _SCALE = _HEAD_DIM**-0.5
@@ -109,20 +109,20 @@ def test_nan_key_reaches_its_own_row_only() -> None:
     assert not mx.isnan(mixed[mx.array([row for row in range(64) if row != 3])]).any()
 
 
-def test_attend_rows_does_not_depend_on_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each row gets the same result however rows are grouped."""
-    lengths = (300, 7, 8, 120, 119, 118, 1, 400)
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_attend_rows_does_not_depend_on_slabs(tokens: int) -> None:
+    """Each row gets the same result whether rows lie in one slab or in several, in whatever order."""
+    lengths = (300, 7, 8, 500, 119, 255, 1, 900)
     mixed = []
-    for columns in (1, 1 << 20):
-        monkeypatch.setattr(row_positions, "_GROUP_COLUMNS", columns)
-        positions = RowPositions()
-        cache = SlabCache(positions, len(lengths))
+    for rule, slabs in ((OneSlab(len(lengths)), 1), (LengthClasses(), 4)):
+        positions = RowPositions(rule)
+        cache = SlabCache(positions)
         for row, length in enumerate(lengths):
-            positions.append(length, 500)
+            positions.append(length, 1000)
             _, keys, values = _tensors(1, 4, 2, 1, length)
             cache.place(row, [keys, values])
-        positions.open_pass()
-        queries, keys, values = _tensors(len(lengths), 4, 2, 1, 1)
+        positions.open_pass([tokens] * len(lengths))
+        queries, keys, values = _tensors(len(lengths), 4, 2, tokens, tokens)
         mixed.append(attend_rows(queries, keys, values, cache, scale=_SCALE))
-        assert len(cache.row_groups) == (1 if columns > 1 else 6)
+        assert len(positions.layout) == slabs
     assert mx.allclose(mixed[0], mixed[1], atol=1e-5)

@@ -19,6 +19,7 @@ from machd.engine.kv.quantized_cache import QuantizedCache
 from machd.engine.kv.row_caches import fill_kv_arrays, kv_arrays, make_row_caches
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.kv.slab import SlabCache
+from machd.engine.kv.slab_layout import OneSlab
 from machd.engine.loading.cache_facts import measure_model
 
 _CODED = ("affine8", "affine4", "turboquant")
@@ -247,8 +248,8 @@ def test_wipe_zeroes_one_row(name: str) -> None:
 def test_folded_attention_equals_decoded_attention(name: str, lengths: tuple[int, ...]) -> None:
     """Attention over folded keys and values equals attention over decoded ones."""
     kv_format = kv_format_named(name)
-    positions = RowPositions()
-    slab = SlabCache(positions, len(lengths), kv_format)
+    positions = RowPositions(OneSlab(len(lengths)))
+    slab = SlabCache(positions, kv_format)
     for row, length in enumerate(lengths):
         positions.append(length, length + 50)
         arrays = kv_format.encode(_random(1, 3, length, 64, seed=row), _random(1, 3, length, 64))

@@ -17,6 +17,7 @@ from machd.engine.kv.rollback import CacheCheckpoint, supports_rollback, unroll_
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.kv.serial_lane import SerialLaneKv
 from machd.engine.kv.slab import SlabCache
+from machd.engine.kv.slab_layout import LengthClasses, OneSlab
 
 from mlx_lm.models.cache import (  # isort: skip - after the engine
     ArraysCache,
@@ -281,7 +282,7 @@ def test_unrolled_window_holds_the_row_only(length: int, steps: int) -> None:
 
 def test_row_positions_are_cut_on_host_and_device() -> None:
     """A step after a rollback begins at each row's new end."""
-    positions = RowPositions()
+    positions = RowPositions(LengthClasses())
     positions.append(5, 30)
     positions.append(9, 30)
     positions.open_pass([4, 2])
@@ -303,8 +304,8 @@ def test_row_positions_are_cut_on_host_and_device() -> None:
 
 def test_wipe_zeroes_a_row_from_a_column_on() -> None:
     """Wiping keeps earlier columns and other rows, and a column behind the last is none."""
-    positions = RowPositions()
-    slab = SlabCache(positions, 2)
+    positions = RowPositions(OneSlab(2))
+    slab = SlabCache(positions)
     for _ in range(2):
         positions.append(6, 20)
         slab.place(len(positions.lengths) - 1, [mx.ones((1, 1, 6, 2))] * 2)

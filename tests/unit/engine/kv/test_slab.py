@@ -1,104 +1,137 @@
-"""The slab's size is bounded by its rows' KV reservations, whatever rows were there before."""
+"""Slabs hold each row's own keys and values, whoever joins, grows, moves and leaves."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import mlx.core as mx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from machd.engine.kv import row_positions
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.kv.slab import SlabCache
-from machd.engine.protocol.step import slab_rows
+from machd.engine.kv.slab_layout import LayoutRule, LengthClasses, OneSlab
 
 _HEADS, _HEAD_DIM = 2, 4
 
+_each_rule = pytest.mark.parametrize(
+    "rule", [LengthClasses, lambda: OneSlab(16)], ids=["classes", "one"]
+)
+_Rule = Callable[[], LayoutRule]
+
 
 class _Slab:
-    """One layer, with keys that hold their row's name."""
+    """One layer, with keys that hold their row's name and position."""
 
-    def __init__(self, max_rows: int) -> None:
-        self.positions = RowPositions()
-        self.cache = SlabCache(self.positions, max_rows)
-        self.max_rows = max_rows
-        self.names: list[float] = []
+    def __init__(self, rule: LayoutRule) -> None:
+        self.positions = RowPositions(rule)
+        self.cache = SlabCache(self.positions)
+        self.names: list[int] = []
+        self._next_name = 1
 
     def join(self, length: int, limit: int) -> None:
-        """Add a row, named by a number."""
-        name = float(len(self.names) + 1 + sum(self.names))
+        """Add a row."""
         self.positions.append(length, limit)
-        if length:
-            keys = mx.full((1, _HEADS, length, _HEAD_DIM), name)
-            self.cache.place(len(self.names), [keys, -keys])
-        else:
-            self.cache.place(len(self.names), [])
-        self.names.append(name)
+        self.names.append(self._next_name)
+        self._next_name += 1
+        keys = _keys(self.names[-1], 0, length)
+        self.cache.place(len(self.names) - 1, [keys, -keys] if length else [])
 
     def keep(self, *order: int) -> None:
         """Keep these rows."""
-        self.positions.keep(order)
-        self.cache.keep(order)
         self.names = [self.names[row] for row in order]
+        self.positions.keep(order)
+        self.cache.keep()
 
-    def step(self) -> None:
-        """Write one token a row."""
-        self.positions.open_pass()
-        keys = mx.array(self.names)[:, None, None, None]
-        keys = mx.broadcast_to(keys, (len(self.names), _HEADS, 1, _HEAD_DIM))
-        self.cache.update_and_fetch(keys, -keys)
+    def step(self, *lengths: int) -> None:
+        """Write a span a row, one token each unless given; what pads it is NaN."""
+        starts = list(self.positions.lengths)
+        self.positions.open_pass(lengths or None)
+        spans = lengths or (1,) * len(starts)
+        longest = max(spans)
+        keys = mx.concatenate(
+            [
+                mx.pad(
+                    _keys(name, start, span),
+                    [(0, 0), (0, 0), (0, longest - span), (0, 0)],
+                    constant_values=mx.nan,
+                )
+                for name, start, span in zip(self.names, starts, spans, strict=True)
+            ]
+        )
+        self.cache.write(keys, -keys)
 
     def check(self) -> None:
-        """Check that every row holds its own keys, and the slab little more than was reserved."""
-        keys, values = self.cache.keys, self.cache.values
-        assert keys is not None
-        assert values is not None
+        """Check that every row holds its own keys, and that nothing behind those of other rows is NaN."""
         for row, (name, length) in enumerate(zip(self.names, self.positions.lengths, strict=True)):
-            assert mx.all(keys[row, :, :length] == name)
-            assert mx.all(values[row, :, :length] == -name)
-        promised = slab_rows(len(self.names), self.max_rows) * max(self.positions.limits)
-        assert keys.shape[0] * keys.shape[2] <= 2 * promised
+            expected = _keys(name, 0, length)
+            for sign, array in zip((1, -1), self.cache.row_arrays(row), strict=True):
+                assert mx.array_equal(sign * array[:, :, :length], expected)
 
 
-def test_slab_stays_within_reservations_of_joining_rows() -> None:
-    """The array never exceeds the sum of the reservations while rows only join."""
-    slab = _Slab(max_rows=8)
-    for number in range(8):
-        slab.join(5 + 40 * number, 30 + 41 * number)
+def _keys(name: int, begin: int, length: int) -> mx.array:
+    """Keys [1, heads, length, head_dim] that differ by row and position."""
+    positions = mx.arange(begin, begin + length, dtype=mx.float32)
+    return mx.broadcast_to(
+        (name * 10_000 + positions)[None, None, :, None], (1, _HEADS, length, _HEAD_DIM)
+    )
+
+
+_EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("joins"), st.integers(0, 700)),
+        st.tuples(st.just("leaves"), st.integers(0, 15)),
+        st.tuples(st.just("steps"), st.integers(1, 90)),
+    ),
+    min_size=1,
+    max_size=20,
+)
+
+
+@_each_rule
+@settings(max_examples=60, deadline=None)
+@given(events=_EVENTS)
+def test_every_row_keeps_its_own_keys(rule: _Rule, events: list[tuple[str, int]]) -> None:
+    """Through random histories of joins, leaves and passes, with spans of unequal length."""
+    slab = _Slab(rule())
+    for name, number in events:
+        if name == "joins" and len(slab.names) < 16:
+            slab.join(number, number + 1200)
+        elif name == "leaves" and len(slab.names) > 1:
+            last, gap = len(slab.names) - 1, number % len(slab.names)
+            slab.keep(*(last if row == gap else row for row in range(last)))
+        elif name == "steps" and slab.names:
+            spans = [1 + (number * (row + 1)) % 7 for row in range(len(slab.names))]
+            if max(slab.positions.lengths) + 7 < 1200:
+                slab.step(*(spans if number % 2 else ()))
+                slab.check()
+    if slab.names:
         slab.step()
         slab.check()
-        assert slab.cache.keys is not None
-        rows, _, columns, _ = slab.cache.keys.shape
-        assert rows * columns <= slab_rows(number + 1, 8) * max(slab.positions.limits)
 
 
-def test_slab_is_not_widened_by_a_row_that_left() -> None:
-    """Short rows after a long one get short rows of the slab."""
-    slab = _Slab(max_rows=8)
-    slab.join(1000, 1020)
-    slab.join(300, 312)
+def test_a_place_that_is_taken_again_holds_nothing_of_the_former_row() -> None:
+    """A NaN behind a row would reach it through a mask, as 0 x NaN is NaN."""
+    slab = _Slab(LengthClasses())
+    for _ in range(3):
+        slab.join(200, 256)
     slab.step()
-    slab.keep(1)
-    for _ in range(6):
-        slab.join(300, 312)
-        slab.step()
-        slab.check()
-
-
-def test_slab_shrinks_when_rows_leave() -> None:
-    """The slab shrinks as rows leave a wide batch one by one."""
-    slab = _Slab(max_rows=16)
-    for number in range(16):
-        slab.join(10 + 60 * number, 1000)
+    slab.cache._slabs[0][0][1] = mx.nan
+    slab.keep(0, 2)
+    slab.join(5, 256)
     slab.step()
-    while len(slab.names) > 1:
-        slab.keep(*range(len(slab.names) - 1))
-        slab.step()
-        slab.check()
+    slab.check()
+
+    for row in range(3):
+        assert not any(mx.isnan(array).any() for array in slab.cache.row_arrays(row))
 
 
+@_each_rule
 @pytest.mark.parametrize("rows", [1, 2, 3, 8])
-def test_row_without_positions_keeps_its_place(rows: int) -> None:
+def test_row_without_positions_keeps_its_place(rule: _Rule, rows: int) -> None:
     """A row without positions keeps its place when others leave, and in a new layout."""
-    slab = _Slab(max_rows=16)
+    slab = _Slab(rule())
     for _ in range(rows):
         slab.join(5, 50)
     slab.step()
@@ -109,9 +142,10 @@ def test_row_without_positions_keeps_its_place(rows: int) -> None:
     assert slab.positions.lengths == [1]
 
 
-def test_slab_of_rows_without_positions_is_made_by_the_first_step() -> None:
+@_each_rule
+def test_slab_of_rows_without_positions_is_made_by_the_first_step(rule: _Rule) -> None:
     """The slab of rows without positions is made by their first step."""
-    slab = _Slab(max_rows=4)
+    slab = _Slab(rule())
     for _ in range(3):
         slab.join(0, 20)
     slab.keep(0, 2)
@@ -119,32 +153,33 @@ def test_slab_of_rows_without_positions_is_made_by_the_first_step() -> None:
     slab.check()
 
 
-def test_row_groups_join_rows_of_about_one_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long row among short ones is a group of its own; each mask shows a row its own columns."""
-    monkeypatch.setattr(row_positions, "_GROUP_COLUMNS", 100)
-    positions = RowPositions()
-    for length in (10, 12, 400, 9, 9):
+def test_one_slab_shrinks_when_rows_leave() -> None:
+    """A slab that is far too large for the rows that are left frees its memory."""
+    slab = _Slab(OneSlab(16))
+    for number in range(16):
+        slab.join(10 + 60 * number, 1000)
+    slab.step()
+    held_bytes = slab.cache.nbytes
+    slab.keep(0)
+
+    assert slab.cache.nbytes < held_bytes / 8
+    slab.check()
+
+
+def test_masks_show_a_row_its_own_columns() -> None:
+    """Each slab reads as far as its longest row, and masks only where its rows differ."""
+    positions = RowPositions(LengthClasses())
+    for length in (10, 12, 400, 9):
         positions.append(length, 500)
     positions.open_pass()
 
-    row_groups = positions.row_groups()
+    short, long = positions.by_slab()
 
-    assert [(group.begin, group.end, group.width) for group in row_groups] == [
-        (0, 2, 13),
-        (2, 3, 401),
-        (3, 5, 10),
+    assert [(one.rows, one.width, one.shared_start) for one in (short, long)] == [
+        (3, 13, None),
+        (1, 401, 400),
     ]
-    assert row_groups[0].mask is not None
-    assert row_groups[0].mask[:, 0, 0].sum(axis=-1).tolist() == [11, 13]
-    assert row_groups[1].mask is row_groups[2].mask is None
-
-
-def test_row_groups_ignore_short_differences() -> None:
-    """Rows whose padding costs less than another call form one group."""
-    positions = RowPositions()
-    for length in (100, 150, 200):
-        positions.append(length, 500)
-    positions.open_pass()
-    assert [(group.begin, group.end, group.width) for group in positions.row_groups()] == [
-        (0, 3, 201)
-    ]
+    assert isinstance(short.mask, mx.array)
+    assert short.mask[:, 0, 0].sum(axis=-1).tolist() == [11, 13, 10]
+    assert long.mask is None
+    assert positions.in_row_order([mx.array([0, 1, 3]), mx.array([2])]).tolist() == [0, 1, 2, 3]

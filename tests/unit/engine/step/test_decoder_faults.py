@@ -13,6 +13,7 @@ from support.engines.tiny_engines import alone, loaded
 from support.engines.tiny_models import VOCABULARY_TOKENS, TinyKind, tiny_model
 
 from machd.engine.assembly import make_engine
+from machd.engine.kv import slab
 from machd.engine.kv.batch_lane import BatchLaneKv
 from machd.engine.kv.slab import SlabCache
 from machd.engine.protocol.engine import Engine
@@ -336,11 +337,14 @@ def test_a_row_of_no_numbers_that_moves_leaves_nothing_where_it_was(
         assert _wrong(TinyKind.STANDARD, join, batch.tokens[slot_index]) == []
 
 
-def test_without_wiping_a_later_row_fails_in_the_place_of_a_row_of_no_numbers(
+def test_without_zeros_a_later_row_fails_in_the_place_of_a_row_of_no_numbers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """So wiping is needed: a mask alone does not keep out what is no number."""
-    monkeypatch.setattr(SlabCache, "wipe", lambda *_: None)
+    """So a place is zeroed when it is taken: a mask alone does not keep out what is no number."""
+    take = slab._take
+    monkeypatch.setattr(
+        slab, "_take", lambda arrays, place, row, **_: take(arrays, place, row, is_blank=True)
+    )
     batch = _Batch(_poisoned_engine(TinyKind.STANDARD, looks_ahead=False))
     batch.step(joins={0: _LONG})
 

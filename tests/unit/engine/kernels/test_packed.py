@@ -5,6 +5,7 @@ That tokens stay what they are is in the contract suite's scripts of chunked pre
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -77,7 +78,7 @@ def test_a_prompt_of_one_token_needs_no_pass(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_other_layers_get_a_pass_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A layer that is not fused never gets a mixed cache."""
+    """A layer that is not fused never gets a packed cache."""
     engine = _with_two_rows(TinyKind.HYBRID)
     plan = StepPlan(prefill=(_chunk(2, 5, is_last=False),), decode=_ROWS)
     assert _passes(monkeypatch, engine, plan) == [1, 2]
@@ -88,3 +89,20 @@ def test_looking_ahead_keeps_them_apart(monkeypatch: pytest.MonkeyPatch) -> None
     engine = _with_two_rows(TinyKind.STANDARD, looks_ahead=True)
     plan = StepPlan(prefill=(_chunk(2, 5, is_last=False),), decode=_ROWS)
     assert 7 not in _passes(monkeypatch, engine, plan)
+
+
+def test_prompts_that_come_together_share_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole ones and chunks, of whatever length, without padding; a scored one has a pass of its own."""
+    engine = make_engine(tiny_model(TinyKind.STANDARD), looks_ahead=False)
+    scored = replace(
+        _chunk(3, 6), sampling=SamplingParams(temperature=0.0, prompt_logprobs=0), start=0
+    )
+    chunks = (_chunk(0, 40), _chunk(1, 7, is_last=False), _chunk(2, 1), scored)
+    assert _passes(monkeypatch, engine, StepPlan(prefill=chunks))[0] == 39 + 7
+
+
+def test_chunks_of_several_prompts_ride_beside_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are, the weights are read once."""
+    engine = _with_two_rows(TinyKind.STANDARD)
+    plan = StepPlan(prefill=(_chunk(2, 5), _chunk(3, 11, is_last=False)), decode=_ROWS)
+    assert _passes(monkeypatch, engine, plan) == [2 + 4 + 11]

@@ -1,0 +1,101 @@
+"""One pass for the next token of every row and for tokens of several prompts.
+
+On the CPU a step of a few tokens takes as long as reading the weights. A chunk in a pass of its own
+reads them again; in the pass of the running rows it costs only its tokens. Prompts that come together are
+computed behind one another, without padding, whatever their lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from machd.engine.backend.untyped import Cache
+from machd.engine.kernels.cpu_attention import attend, attend_rows
+from machd.engine.kv.slab import SlabCache
+
+
+class PackedCache:
+    """One layer's slabs of the decoding rows, with the caches of the prompts.
+
+    To the model all tokens are rows of one token. Only attention tells them apart, so it has to be one
+    of :mod:`machd.engine.kernels.fused_llama`, which calls :meth:`attend`.
+    """
+
+    def __init__(
+        self, rows: SlabCache | None, prompts: Sequence[tuple[Cache, int]], positions: mx.array
+    ) -> None:
+        """Borrow all.
+
+        Args:
+            rows: Holds the decoding rows, opened for a step of one token; None where none decodes.
+            prompts: Each holds a prompt so far, mlx-lm's standard cache or one in the rows' format, and takes
+                so many tokens more.
+            positions: int32 [rows + tokens], the position of each of the pass's tokens in its row.
+        """
+        self._rows = rows
+        self._prompts = prompts
+        self.offset = positions
+
+    def make_mask(self, *_: object, **__: object) -> None:
+        """Return None: no mask fits all rows; see :meth:`attend`."""
+
+    def attend(
+        self, queries: mx.array, keys: mx.array, values: mx.array, *, scale: float
+    ) -> mx.array:
+        """Write the pass's keys and values, and attend each token to its own row.
+
+        Args:
+            queries: [rows + tokens, heads, 1, head_dim], rotated.
+            keys: [rows + tokens, kv_heads, 1, head_dim], rotated.
+            values: The same, with a head_dim of its own.
+            scale: Of the scores.
+
+        Returns:
+            [rows + tokens, heads, 1, head_dim of the values].
+        """
+        parts, begin = [], 0
+        if self._rows is not None:
+            begin = self._rows.rows
+            parts.append(
+                attend_rows(queries[:begin], keys[:begin], values[:begin], self._rows, scale=scale)
+            )
+        for prompt, tokens in self._prompts:
+            own = slice(begin, begin + tokens)
+            seen = prompt.update_and_fetch(_as_tokens(keys[own]), _as_tokens(values[own]))
+            filled = attend(_as_tokens(queries[own]), *seen, scale=scale, mask="causal")
+            parts.append(_as_tokens(filled))
+            begin += tokens
+        return mx.concatenate(parts)
+
+
+def packed_caches(
+    rows: Sequence[SlabCache], prompts: Sequence[tuple[Sequence[Cache], int]]
+) -> list[PackedCache]:
+    """Make one cache a layer for a pass of all rows and of so many tokens of each prompt.
+
+    Args:
+        rows: One cache a layer; none where no row decodes.
+        prompts: A prompt's caches, one a layer, and its tokens in this pass.
+    """
+    starts = [caches[0].offset for caches, _ in prompts]
+    chunks = [
+        mx.arange(start, start + tokens, dtype=mx.int32)
+        for start, (_, tokens) in zip(starts, prompts, strict=True)
+    ]
+    # One array for all layers, so that angles are computed from it once.
+    positions = mx.concatenate([rows[0].offset, *chunks] if rows else chunks)
+    return [
+        PackedCache(
+            rows[layer] if rows else None,
+            [(caches[layer], tokens) for caches, tokens in prompts],
+            positions,
+        )
+        for layer in range(len(prompts[0][0]))
+    ]
+
+
+def _as_tokens(rows: mx.array) -> mx.array:
+    """Turn [n, heads, 1, head_dim] into [1, heads, n, head_dim], or the other way round."""
+    return rows.transpose(2, 1, 0, 3)

@@ -1,0 +1,220 @@
+"""Where the rows of a batch lie: in slabs, each an array a layer whose rows have the same number of columns.
+
+A layout is planned once for all layers and says nothing of their arrays. Two rules make one:
+:class:`LengthClasses`, by which a long row costs short ones nothing, for models whose attention reads slab
+by slab; and :class:`OneSlab` for all others, which read one array. Both keep near what the scheduler has
+promised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Protocol
+
+from machd.engine.protocol.step import (
+    COLUMN_STEP,
+    CROWDED_COLUMNS,
+    class_columns,
+    reserved_columns,
+    slab_rows,
+)
+
+_SLAB_COLUMNS = 4096
+"""Most columns of a slab, over all rows, before another one is begun: adding a place copies them."""
+
+_MAX_SPARE = 2
+"""When rows leave, slabs are laid out anew if they are more than so many times what the remaining rows
+may come to need, which is what the KV budget has promised them."""
+
+_MAX_ROOM = 1.25
+"""What length classes may take when a row joins or grows, places to spare included, over what was promised."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowExtent:
+    """A row, as a layout sees it.
+
+    Attributes:
+        key: Its name as long as it is in the batch.
+        needed: Columns that it needs now.
+        limit: Columns that it may ever need.
+    """
+
+    key: int
+    needed: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slab:
+    """An array a layer.
+
+    Attributes:
+        number: Its name as long as it exists.
+        columns: Columns of each row.
+        places: Rows that there is room for.
+        rows: Keys of the rows, from place 0 on.
+    """
+
+    number: int
+    columns: int
+    places: int
+    rows: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Places and columns."""
+        return self.places, self.columns
+
+
+Layout = tuple[Slab, ...]
+
+
+class LayoutRule(Protocol):
+    """Plans layouts."""
+
+    def lay_out(self, before: Layout, rows: Sequence[RowExtent]) -> Layout:
+        """Find a place for each row, moving as few as possible.
+
+        Args:
+            before: The layout so far; rows that are no longer among ``rows`` have left.
+            rows: In the batch's order, at least one.
+        """
+        ...
+
+
+class OneSlab:
+    """All rows in one slab, in the batch's order, as long as the longest."""
+
+    def __init__(self, max_rows: int) -> None:
+        """Plan for at most ``max_rows`` rows."""
+        self._max_rows = max_rows
+        self._numbers = count()
+
+    def lay_out(self, before: Layout, rows: Sequence[RowExtent]) -> Layout:
+        """Keep the slab while it is large enough and not far too large."""
+        keys = tuple(row.key for row in rows)
+        held_places, held_columns = (before[0].places, before[0].columns) if before else (0, 0)
+        needed, limit = max(row.needed for row in rows), max(row.limit for row in rows)
+        least_places = slab_rows(len(rows), self._max_rows)
+        least_columns = max(needed, min(held_columns, limit))
+        if least_places * least_columns * _MAX_SPARE < held_places * held_columns:
+            return (Slab(next(self._numbers), least_columns, least_places, keys),)
+        if len(rows) <= held_places and needed <= held_columns:
+            return (replace(before[0], rows=keys),)
+        # Half as much again, so that growing stays rare; never more than any row may use, which is
+        # less than there was if a longer row has left.
+        columns = held_columns
+        if needed > held_columns:
+            columns = _rounded(max(needed, held_columns * 3 // 2))
+        columns = min(columns, max(needed, limit))
+        return (Slab(next(self._numbers), columns, max(held_places, least_places), keys),)
+
+
+class LengthClasses:
+    """Rows of about one length in slabs of their own; a row that outgrows its class moves alone."""
+
+    def __init__(self) -> None:
+        """Begin without slabs."""
+        self._numbers = count()
+
+    def lay_out(self, before: Layout, rows: Sequence[RowExtent]) -> Layout:
+        """Keep rows in their places while these are long enough, and fill the gaps that others leave."""
+        held = {key: slab.columns for slab in before for key in slab.rows}
+        wanted = {row.key: _columns_of(row, held.get(row.key, 0)) for row in rows}
+        slabs = [_Filling(slab, wanted) for slab in before]
+        settled = {key for slab in slabs for key in slab.rows}
+        homeless = [key for key in wanted if key not in settled]
+        for key in homeless:
+            self._place(slabs, key, wanted[key])
+        for columns in {slab.columns for slab in slabs}:
+            _close_gaps([slab for slab in slabs if slab.columns == columns])
+        filled = [slab for slab in slabs if slab.keys]
+        promised = reserved_columns(max(row.limit, row.needed) for row in rows)
+        return _within(filled, int(promised * (_MAX_ROOM if homeless else _MAX_SPARE)))
+
+    def _place(self, slabs: list[_Filling], key: int, columns: int) -> None:
+        alike = [slab for slab in slabs if slab.columns == columns]
+        for slab in alike:
+            if slab.take(key):
+                return
+        most = max(1, _SLAB_COLUMNS // columns)
+        for slab in alike:
+            if slab.places < most:
+                slab.places = min(2 * slab.places, most)
+                slab.take(key)
+                return
+        slabs.append(_Filling(Slab(next(self._numbers), columns, 1, (key,)), {key: columns}))
+
+
+class _Filling:
+    """A slab whose rows are being placed; a gap is None."""
+
+    def __init__(self, slab: Slab, wanted: Mapping[int, int]) -> None:
+        self.number, self.columns, self.places = slab.number, slab.columns, slab.places
+        self.rows: list[int | None] = [
+            key if wanted.get(key) == slab.columns else None for key in slab.rows
+        ]
+
+    @property
+    def keys(self) -> list[int]:
+        """Its rows, gaps left out."""
+        return [key for key in self.rows if key is not None]
+
+    @property
+    def has_room(self) -> bool:
+        """True if a row more fits."""
+        return None in self.rows or len(self.rows) < self.places
+
+    def take(self, key: int) -> bool:
+        """Place a row, if there is room."""
+        if None in self.rows:
+            self.rows[self.rows.index(None)] = key
+            return True
+        if len(self.rows) < self.places:
+            self.rows.append(key)
+            return True
+        return False
+
+
+def _columns_of(row: RowExtent, held: int) -> int:
+    """Return the columns of a row's class, which it keeps as long as they are enough."""
+    if held and held >= row.needed:
+        return held
+    columns = class_columns(row.needed)
+    if columns > CROWDED_COLUMNS:  # alone in its slab, which need not be like others
+        columns = min(columns, _rounded(max(row.needed, row.limit)))
+    return columns
+
+
+def _close_gaps(slabs: Sequence[_Filling]) -> None:
+    """Move the last rows of a class into its gaps, so that all slabs but its last one are full."""
+    while True:
+        for slab in slabs:
+            while slab.rows and slab.rows[-1] is None:
+                slab.rows.pop()
+        slabs = [slab for slab in slabs if slab.rows]
+        gap = next((slab for slab in slabs if slab.has_room), None)
+        if gap is None or (gap is slabs[-1] and None not in gap.rows):
+            return
+        gap.take(_taken(slabs[-1]))
+
+
+def _taken(slab: _Filling) -> int:
+    key = slab.rows.pop()
+    assert key is not None, "trailing gaps are gone"
+    return key
+
+
+def _within(slabs: Sequence[_Filling], columns: int) -> Layout:
+    """Make the layout, with fewer empty places if it would have more columns than these."""
+    if sum(slab.places * slab.columns for slab in slabs) > columns:
+        for slab in slabs:
+            slab.places = min(slab.places, int(len(slab.rows) * _MAX_ROOM))
+    return tuple(Slab(slab.number, slab.columns, slab.places, tuple(slab.keys)) for slab in slabs)
+
+
+def _rounded(columns: int) -> int:
+    return -(-columns // COLUMN_STEP) * COLUMN_STEP
