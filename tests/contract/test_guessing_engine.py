@@ -13,7 +13,13 @@ from support.engines.tiny_models import TinyKind, tiny_model
 
 from machd.engine.assembly import make_engine
 from machd.engine.kv.row_caches import innermost
-from machd.engine.protocol.step import DecodeRow, PrefillChunk, StepPlan, StepResult
+from machd.engine.protocol.step import (
+    DecodeRow,
+    PrefillChunk,
+    StepPlan,
+    StepResult,
+    reserved_columns,
+)
 from machd.engine.speculation.ngram import NgramProposer
 from machd.engine.step import decoder
 from machd.engine.step.mlx_engine import MlxEngine
@@ -76,16 +82,16 @@ def test_prompt_lookup_changes_nothing(kind: TinyKind, name: str, looks_ahead: b
     assert engine.memory().kv_used_bytes == 0
 
 
-def test_guesses_need_no_more_than_rows_were_promised(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Padding to a neighbour's guesses stays within the longest row's positions, up to its last token."""
-    del monkeypatch
+def test_guesses_need_no_more_than_rows_were_promised() -> None:
+    """Padding to a neighbour's guesses stays within what was reserved, up to the last token."""
     engine = make_engine(tiny_model(TinyKind.STANDARD), proposer=_SameForAll(), max_rows=2)
     _start(engine, (tuple(range(1, 101)) * 3, 330), ((1, 2, 3), 300))
     drafted = 0
     for _ in range(28):
         drafted += len(_decode(engine, 0, 1, max_draft_tokens=16).drafts)
-        cache = innermost(engine._batch._kv.layers)[0]
-        assert cache.arrays[0].shape[2] <= 330
+        keys_and_values = innermost(engine._batch._kv.layers)[0].state
+        columns = sum(array.shape[0] * array.shape[2] for array in keys_and_values[::2])
+        assert columns <= reserved_columns([330, 300])
     assert drafted
 
 
@@ -110,7 +116,7 @@ def test_what_is_no_number_behind_a_failing_row_is_wiped(monkeypatch: pytest.Mon
             return verdict
         for cache in innermost(engine._batch._kv.layers):
             length = engine._batch._kv._positions.lengths[1]  # type: ignore[attr-defined]
-            for array in cache.arrays:
+            for array in cache.state:
                 array[1:2, :, length - 1 : length] = float("nan")
         verdict.sampling.matcher = Refusing()  # type: ignore[assignment]
         return replace(verdict, is_finite=False)
@@ -118,7 +124,7 @@ def test_what_is_no_number_behind_a_failing_row_is_wiped(monkeypatch: pytest.Mon
     monkeypatch.setattr(decoder, "verify", poisoned)
     (fault,) = _decode(engine, 0, 1).faults
     assert fault.slot_index == 1
-    arrays = [array for cache in innermost(engine._batch._kv.layers) for array in cache.arrays]
+    arrays = [array for cache in innermost(engine._batch._kv.layers) for array in cache.state]
     assert not any(bool(mx.any(mx.isnan(array))) for array in arrays)
 
 

@@ -594,9 +594,10 @@ def test_a_choice_that_fails_ends_its_request_with_all_its_choices(
         gate.wait_until_held()
         crowd.post("late")
         crowd.post("bad", n=2, seed=_BAD_SEED - 1, max_tokens=900)
-        # Its second choice waits for the blocks of the first one's prompt.
         plans = (crowd.step() for _ in range(_SLOTS + 1))
         assert any(len(plan.decode) == _SLOTS for plan in plans)
+        # What the step before said is sent once this one has begun.
+        crowd.step()
         crowd["bad"].read_until(b"data: ")
         gate.open()
 

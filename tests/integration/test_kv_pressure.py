@@ -24,6 +24,7 @@ from support.daemon.scraping import is_idle, scrape
 from support.engines.dialogue import completion, sse_text, told
 from support.engines.fake_engine import FakeEngine
 from support.engines.gated_engine import GatedEngine
+from support.engines.small_classes import small_classes
 from support.engines.step_gate import StepGate
 
 from machd.engine.protocol.engine import Engine
@@ -49,6 +50,12 @@ _FLAGS: dict[str, object] = {
 _LETTERS = "etaoin shrdlu,.ETAOINSHRDLU0123456789"
 _FITTING = 40
 _NEVER = 4
+
+
+@pytest.fixture(autouse=True)
+def _classes_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row of the smallest class would take more than the whole budget."""
+    small_classes(monkeypatch)
 
 
 @pytest.fixture(autouse=True)
@@ -401,24 +408,27 @@ def test_who_needs_much_is_not_starved_by_those_who_need_little(watch: _Watch) -
     assert admitted == [b"small 0", b"large", *smalls]
 
 
-@pytest.mark.parametrize("prompt_tokens", [2, 3, 25])
+@pytest.mark.parametrize(("prompt_tokens", "max_tokens"), [(2, 130), (3, 127), (25, 80)])
 def test_who_decodes_alone_says_the_same_when_its_prompt_came_with_others(
-    prompt_tokens: int, watch: _Watch
+    prompt_tokens: int, max_tokens: int, watch: _Watch
 ) -> None:
-    """Prompts of both lanes are computed in one step, and each row goes on from its own cache."""
+    """Prompts of both lanes are computed in one step, and each row goes on from its own cache.
+
+    The last one fits the budget only without the columns that its class has to spare.
+    """
     gate = StepGate()
     bodies = [
         {
             "model": "tiny-llama",
             "prompt": _LETTERS[start : start + length],
-            "max_tokens": max_tokens,
+            "max_tokens": tokens,
             "temperature": 0,
             "ignore_eos": True,
         }
-        for start, length, max_tokens in (
+        for start, length, tokens in (
             (0, 4, 40),
             (5, prompt_tokens, 10),
-            (9, prompt_tokens, 80),
+            (9, prompt_tokens, max_tokens),
         )
     ]
     with RunningDaemon(_tiny()) as daemon:

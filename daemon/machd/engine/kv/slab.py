@@ -221,7 +221,7 @@ class SlabCache(FormatCache):
         """Copy the rows that leave their place, before anything is written there."""
         if not self._slabs:
             return {}
-        stays = {key for slab in after for key in _staying(_origin(slab, before), slab)}
+        stays = {key for slab in after for key in _staying(_origin(slab, before, after), slab)}
         places = {
             key: (arrays, place)
             for slab, arrays in zip(before, self._slabs, strict=True)
@@ -247,7 +247,7 @@ class SlabCache(FormatCache):
         like: Sequence[mx.array],
     ) -> list[mx.array]:
         """Make a slab's arrays of those that were there and of the rows that have moved."""
-        origin = _origin(slab, [one for one, _ in held.values()])
+        origin = _origin(slab, [one for one, _ in held.values()], self._layout)
         arrays = [] if origin is None else held[origin.number][1]
         blank_from = slab.places  # what rows have left behind is still there
         if origin is None or origin.shape != slab.shape:
@@ -263,11 +263,19 @@ class SlabCache(FormatCache):
         return arrays
 
 
-def _origin(slab: Slab, before: Sequence[Slab]) -> Slab | None:
-    """Return the slab that this one was, or whose rows it begins with; None for a new one."""
-    for one in before:
-        if one.number == slab.number or (one.rows and one.rows == slab.rows[: len(one.rows)]):
-            return one
+def _origin(slab: Slab, before: Sequence[Slab], after: Sequence[Slab]) -> Slab | None:
+    """Return the slab that this one was, or a slab without a future whose rows it begins with, if there is one.
+
+    Rows that leave a slab which goes on are copied: others may take their places in the same step.
+    """
+    numbers = {one.number: one for one in before}
+    if slab.number in numbers:
+        return numbers[slab.number]
+    ending = numbers.keys() - {one.number for one in after}
+    for number in ending:
+        rows = numbers[number].rows
+        if rows and rows == slab.rows[: len(rows)]:
+            return numbers[number]
     return None
 
 

@@ -8,6 +8,7 @@ import mlx.core as mx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.engines.small_classes import small_classes
 
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.kv.slab import SlabCache
@@ -89,12 +90,7 @@ _EVENTS = st.lists(
 )
 
 
-@_each_rule
-@settings(max_examples=60, deadline=None)
-@given(events=_EVENTS)
-def test_every_row_keeps_its_own_keys(rule: _Rule, events: list[tuple[str, int]]) -> None:
-    """Through random histories of joins, leaves and passes, with spans of unequal length."""
-    slab = _Slab(rule())
+def _play(slab: _Slab, events: list[tuple[str, int]]) -> None:
     for name, number in events:
         if name == "joins" and len(slab.names) < 16:
             slab.join(number, number + 1200)
@@ -109,6 +105,34 @@ def test_every_row_keeps_its_own_keys(rule: _Rule, events: list[tuple[str, int]]
     if slab.names:
         slab.step()
         slab.check()
+
+
+@_each_rule
+@settings(max_examples=60, deadline=None)
+@given(events=_EVENTS)
+def test_every_row_keeps_its_own_keys(rule: _Rule, events: list[tuple[str, int]]) -> None:
+    """Through random histories of joins, leaves and passes, with spans of unequal length."""
+    _play(_Slab(rule()), events)
+
+
+def test_rows_that_outgrow_their_classes_in_one_step_keep_their_own_keys() -> None:
+    """The shorter row takes the place that the longer one leaves, whose keys move first."""
+    slab = _Slab(LengthClasses())
+    for length in (384, 256):
+        slab.join(length, 2000)
+    slab.step()
+    slab.check()
+
+
+@settings(max_examples=300, deadline=None)
+@given(events=_EVENTS)
+def test_every_row_keeps_its_own_keys_in_classes_of_a_few_columns(
+    events: list[tuple[str, int]],
+) -> None:
+    """Rows outgrow their classes in nearly every step, several of them in one."""
+    with pytest.MonkeyPatch.context() as patch:
+        small_classes(patch)
+        _play(_Slab(LengthClasses()), [(name, number % 90) for name, number in events])
 
 
 def test_a_place_that_is_taken_again_holds_nothing_of_the_former_row() -> None:
