@@ -109,6 +109,7 @@ class _StepCost:
 
     __slots__ = (
         "_ahead_s",
+        "_last_ratio",
         "_patience_steps",
         "_plain_s",
         "_rows",
@@ -122,6 +123,7 @@ class _StepCost:
         self._rows = rows
         self._plain_s: deque[float] = deque(maxlen=_SAMPLES)
         self._ahead_s: deque[float] = deque(maxlen=_SAMPLES)  # for one token ahead of every row
+        self._last_ratio: float | None = None
         self._unused_steps = 0
         self._patience_steps = _FIRST_PATIENCE_STEPS
         self.chunk_tokens = (
@@ -170,14 +172,16 @@ class _StepCost:
 
     def _fit_chunk(self, prefill_tokens: int, more_s: float) -> None:
         allowed_s = _MAX_STRETCH * self.base_s
-        more_s *= min(
-            1.0, self.chunk_tokens / prefill_tokens
-        )  # where many waited it had more tokens
+        # Where many prompts wait it had more tokens.
+        more_s *= min(1.0, self.chunk_tokens / prefill_tokens)
         # Beyond the bounds the exact ratio does not matter, and a cost of nothing has none.
         cost_s = max(more_s, allowed_s / _MAX_GROWTH)
         ratio = max(_MAX_SHRINK, allowed_s / cost_s) if cost_s else _MAX_GROWTH
         if ratio > 1 and prefill_tokens < int(self.chunk_tokens):
             return  # the prompt's rest: that a shorter chunk fits says nothing about this one
+        # The gentler of two in a row: a step in which rows move to longer classes is one of its own.
+        before, self._last_ratio = self._last_ratio or ratio, ratio
+        ratio = max(min(ratio, 1.0), before) if before < 1 else min(max(ratio, 1.0), before)
         wanted = max(_MIN_CHUNK_TOKENS, self.chunk_tokens * ratio)
         self.chunk_tokens = min(float(PREFILL_CHUNK_TOKENS), wanted)
 
