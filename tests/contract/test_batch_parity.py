@@ -80,6 +80,16 @@ def test_rows_in_slabs_of_their_own_are_right(name: str, monkeypatch: pytest.Mon
     assert _differences(TinyKind.STANDARD, SCRIPTS[name], looks_ahead=False) == []
 
 
+def test_rows_that_outgrow_their_classes_in_one_step_are_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each of them takes the place that the next longer one leaves."""
+    small_classes(monkeypatch)
+    rows = [Join(random_prompt(length, length), TOKENS) for length in (48, 32, 24, 16, 12, 8)]
+
+    assert _differences(TinyKind.STANDARD, Script(tuple(rows)), looks_ahead=False) == []
+
+
 _JOINS = st.builds(
     lambda length, seed, tokens, at_step, chunk_tokens, leaves_after, sampling, lane: Join(
         random_prompt(length, seed),
@@ -122,6 +132,22 @@ def test_no_history_changes_a_row(
         assert _differences(kind, script, looks_ahead=looks_ahead) == []
 
     _holds()
+
+
+@pytest.mark.parametrize("max_examples", [20, pytest.param(150, marks=pytest.mark.long)])
+def test_no_history_in_small_classes_changes_a_row(max_examples: int) -> None:
+    """Nor does it where rows move from slab to slab all the time."""
+
+    @settings(max_examples=max_examples, derandomize=True)
+    @given(joins=st.lists(_JOINS, min_size=2, max_size=8), slots=st.integers(2, 7))
+    def _holds(joins: list[Join], slots: int) -> None:
+        script = Script(tuple(joins), slots)
+
+        assert _differences(TinyKind.STANDARD, script, looks_ahead=False) == []
+
+    with pytest.MonkeyPatch.context() as patch:
+        small_classes(patch)
+        _holds()
 
 
 @_KINDS
