@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TypeAlias, TypeVar
 
 import click
 import msgspec
 from rich.console import Console
 
+from machd.cli.bench_options import (
+    count_options,
+    flag,
+    json_fields,
+    levels,
+    names_of,
+    output_file,
+    parsed_by,
+    server_url,
+    shares,
+)
 from machd.cli.options import SettingsCommand, model_argument, settings_options
 from machd.cli.progress import CountingBar
 from machd.cli.stopping import run_stoppable
@@ -23,7 +33,6 @@ from machd.settings.keys import setting_keys
 from machd.settings.model import Settings
 from machd.settings.sources import LoadedSettings, OriginKind, process_environ
 from machd_bench.bench import Bench, Mode, Plan
-from machd_bench.connection import Address
 from machd_bench.plot import can_plot, write_plot
 from machd_bench.report import Report, Row, Verdict
 from machd_bench.runner import Runner
@@ -42,108 +51,6 @@ _MODES = (Mode.SINGLE, Mode.STATIC, Mode.CONTINUOUS)
 _PREFIX = ("prefix", "sharing")
 _VISION = ("vision-prefix", "image-join")
 _SCENARIOS = {**SCENARIOS, GUARANTEES.name: GUARANTEES}
-_Item = TypeVar("_Item")
-_Command: TypeAlias = Callable[..., object]
-_Decorator: TypeAlias = Callable[[_Command], _Command]
-
-_COUNTS = {
-    "requests": (1, "Requests a level, rounded up to as many for every client."),
-    "prompt_tokens": (1, "About how long prompts are."),
-    "max_tokens": (1, "How long answers are; two make the first time between tokens."),
-    "long_prompt_tokens": (1, "long-prompt: how long the prompt is that joins running streams."),
-    "prefix_tokens": (2, "prefix: how long prompts are, and the beginning that longer ones share."),
-    "users": (2, "sharing: how many ask at once with one system prompt."),
-    "system_tokens": (1, "sharing: how long that one is."),
-    "image_side": (
-        28,
-        "vision-prefix: width and height of images in pixels; videos have half of it.",
-    ),
-    "speculation_tokens": (16, "speculation: how long answers are."),
-    "speculation_rounds": (1, "speculation: how often each prompt is asked; goals need three."),
-}
-"""Whole numbers of a plan, the least of each, and what they are."""
-
-
-def _count_options(command: _Command) -> _Command:
-    plan = Plan()
-    for name, (least, text) in reversed(_COUNTS.items()):
-        flag, default = f"--{name.replace('_', '-')}", getattr(plan, name)
-        kind = click.IntRange(least)
-        command = click.option(flag, default=default, show_default=True, type=kind, help=text)(
-            command
-        )
-    return command
-
-
-def _flag(name: str, text: str) -> _Decorator:
-    return click.option(name, f"is_{name[2:]}", is_flag=True, help=text)
-
-
-def _read(
-    parse: Callable[[str], _Item],
-) -> Callable[[click.Context, click.Parameter, str | None], _Item | None]:
-    """Make a callback of a parser that raises ValueError."""
-
-    def read(_ctx: click.Context, _param: click.Parameter, text: str | None) -> _Item | None:
-        try:
-            return None if text is None else parse(text)
-        except ValueError as error:
-            raise click.BadParameter(str(error)) from None
-
-    return read
-
-
-def _levels(text: str) -> tuple[int, ...]:
-    levels = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
-    if min(levels) < 1:
-        raise ValueError(f"{text!r} is not a list of positive numbers such as 1,2,4")
-    return tuple(dict.fromkeys(levels))
-
-
-def _shares(text: str) -> tuple[float, ...]:
-    try:
-        shares = [float(part) for part in text.split(",")]
-    except ValueError:
-        shares = []
-    if not shares or not all(0 < share <= 1 for share in shares):
-        raise ValueError(f"{text!r} is not a list of shares such as 0.25,0.5,1")
-    return tuple(dict.fromkeys(shares))
-
-
-def _names(kind: str, known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
-    def parse(text: str) -> tuple[str, ...]:
-        names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
-        for name in names:
-            if name not in known:
-                raise ValueError(f"{name!r} is no {kind}; there are: {', '.join(known)}")
-        return names
-
-    return parse
-
-
-def _output_file(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Path | None:
-    """Make the folder now: a minute of measuring should not end in an error."""
-    if path is None:
-        return None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise click.BadParameter(f"cannot make {path.parent}: {error.strerror}") from None
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise click.BadParameter(f"{path} cannot be written")
-    return path
-
-
-def _url(text: str) -> str:
-    Address.of(text)
-    return text
-
-
-def _fields(text: str) -> dict[str, object]:
-    try:
-        return msgspec.json.decode(text, type=dict[str, object])
-    except msgspec.DecodeError as error:
-        raise ValueError(f"{text!r} is not a JSON object: {error}") from None
 
 
 _file_type = click.Path(path_type=Path)
@@ -153,7 +60,7 @@ _file_type = click.Path(path_type=Path)
 @click.option(
     "--url",
     metavar="URL",
-    callback=_read(_url),
+    callback=parsed_by(server_url),
     help="Measure the server at URL, machd or another of the"
     f" OpenAI API, instead of starting one. Its key is read from ${_KEY_VARIABLE}.",
 )
@@ -163,37 +70,37 @@ _file_type = click.Path(path_type=Path)
     default="1,2,4",
     show_default=True,
     metavar="N,...",
-    callback=_read(_levels),
+    callback=parsed_by(levels),
     help="Clients of each level of the sweep; each has one request open at any time.",
 )
 @click.option(
     "--compare",
     "modes",
     metavar="MODE,...",
-    callback=_read(_names("mode", _MODES)),
+    callback=parsed_by(names_of("mode", _MODES)),
     help=f"Ways to decode, one after the other: {', '.join(_MODES)}.  [default: single]",
 )
 @click.option(
     "--scenarios",
     "names",
     metavar="NAME,...",
-    callback=_read(_names("scenario", _SCENARIOS)),
+    callback=parsed_by(names_of("scenario", _SCENARIOS)),
     help=f"What to measure: {', '.join(_SCENARIOS)}.  [default: sweep]",
 )
-@_count_options
-@_flag("--prefix", "Measure the prefix cache: the scenarios prefix and sharing.")
+@count_options
+@flag("--prefix", "Measure the prefix cache: the scenarios prefix and sharing.")
 @click.option(
     "--kv",
     "kv_formats",
     metavar="FORMAT,...",
-    callback=_read(_names("format", FORMATS)),
+    callback=parsed_by(names_of("format", FORMATS)),
     help="Measure these formats of keys and values: the scenario kv-formats.",
 )
 @click.option(
     "--experts",
     "expert_shares",
     metavar="SHARE,...",
-    callback=_read(_shares),
+    callback=parsed_by(shares),
     help="Measure these shares of a model's experts in memory, with the others on disk: the scenario experts."
     " Without MODEL one is generated.",
 )
@@ -208,7 +115,7 @@ _file_type = click.Path(path_type=Path)
     "--formats",
     "weight_formats",
     metavar="FORMAT,...",
-    callback=_read(_names("format", WEIGHT_FORMAT_SETTINGS)),
+    callback=parsed_by(names_of("format", WEIGHT_FORMAT_SETTINGS)),
     help="Measure a model in these weight formats: the scenario formats."
     f" There are: {', '.join(WEIGHT_FORMAT_SETTINGS)}.",
 )
@@ -217,17 +124,17 @@ _file_type = click.Path(path_type=Path)
     default="1,2,4,8,16",
     show_default=True,
     metavar="N,...",
-    callback=_read(_levels),
+    callback=parsed_by(levels),
     help="formats: batch widths.",
 )
-@_flag(
+@flag(
     "--vision",
     "Measure images and videos: the scenarios vision-prefix and image-join. Without MODEL a vision model is"
     " generated, and the whole run is of it.",
 )
-@_flag("--speculation", "Measure the scenario speculation; --speculation-mode says which kind.")
-@_flag("--guarantees", "Measure the scenario guarantees: what machd promises in seconds.")
-@_flag("--check", "Exit with code 1 if a goal of the run is missed; name each on standard error.")
+@flag("--speculation", "Measure the scenario speculation; --speculation-mode says which kind.")
+@flag("--guarantees", "Measure the scenario guarantees: what machd promises in seconds.")
+@flag("--check", "Exit with code 1 if a goal of the run is missed; name each on standard error.")
 @click.option(
     "--model-id",
     metavar="NAME",
@@ -237,21 +144,21 @@ _file_type = click.Path(path_type=Path)
     "--extra-body",
     "extra",
     metavar="JSON",
-    callback=_read(_fields),
+    callback=parsed_by(json_fields),
     help="With --url: fields for every request, such as '{\"ignore_eos\": true}'.",
 )
 @click.option(
     "--json",
     "json_file",
     type=_file_type,
-    callback=_output_file,
+    callback=output_file,
     help="Write the figures to this file.",
 )
 @click.option(
     "--plot",
     "plot_file",
     type=_file_type,
-    callback=_output_file,
+    callback=output_file,
     help="Draw the figures into this PNG file; needs matplotlib.",
 )
 @model_argument
