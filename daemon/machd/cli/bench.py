@@ -49,6 +49,7 @@ _GOAL_MISSED = 1
 _KEY_VARIABLE = "OPENAI_API_KEY"
 _MODES = (Mode.SINGLE, Mode.STATIC, Mode.CONTINUOUS)
 _PREFIX = ("prefix", "sharing")
+_SPECULATION = ("speculation", "speculation-batched")
 _VISION = ("vision-prefix", "image-join")
 _SCENARIOS = {**SCENARIOS, GUARANTEES.name: GUARANTEES}
 
@@ -132,7 +133,11 @@ _file_type = click.Path(path_type=Path)
     "Measure images and videos: the scenarios vision-prefix and image-join. Without MODEL a vision model is"
     " generated, and the whole run is of it.",
 )
-@flag("--speculation", "Measure the scenario speculation; --speculation-mode says which kind.")
+@flag(
+    "--speculation",
+    "Measure drafts, of one stream and of several: the scenarios speculation and speculation-batched."
+    " --speculation-mode says which kind.",
+)
 @flag("--guarantees", "Measure the scenario guarantees: what machd promises in seconds.")
 @flag("--check", "Exit with code 1 if a goal of the run is missed; name each on standard error.")
 @click.option(
@@ -203,7 +208,7 @@ def bench(
         *(["kv-formats"] if kv_formats else ()),
         *(["experts"] if expert_shares else ()),
         *(["formats"] if weight_formats else ()),
-        *(["speculation"] if is_speculation else ()),
+        *(_SPECULATION if is_speculation else ()),
         *(["guarantees"] if is_guarantees else ()),
     } or {"sweep"}
     scenarios = [one for one in _SCENARIOS.values() if one.name in wanted]
@@ -223,7 +228,7 @@ def bench(
             "--model-id and --extra-body are for a server at --url",
         ),
         (
-            guessing == OFF and "speculation" in {one.name for one in scenarios},
+            guessing == OFF and bool(wanted.intersection(_SPECULATION)),
             f"speculation.mode is {OFF}: name what to compare it with, as --speculation-mode ngram",
         ),
         (

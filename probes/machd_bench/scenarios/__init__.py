@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from machd_bench.scenarios.batched_speculation import BATCHED_SPECULATION
 from machd_bench.scenarios.ceiling import CEILING
 from machd_bench.scenarios.coalescing import COALESCING
 from machd_bench.scenarios.experts import EXPERTS
@@ -22,6 +23,7 @@ SCENARIOS = {
     for one in (
         *(SWEEP, STAGGERED, LONG_PROMPT, COALESCING, STRUCTURED),
         *(IMAGE_JOIN, PREFIX, SHARING, VISION_PREFIX),
-        *(KV_FORMATS, EXPERTS, WEIGHT_FORMATS, SPECULATION, CEILING),
+        *(KV_FORMATS, EXPERTS, WEIGHT_FORMATS),
+        *(SPECULATION, BATCHED_SPECULATION, CEILING),
     )
 }
