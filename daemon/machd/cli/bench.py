@@ -14,6 +14,7 @@ from rich.console import Console
 
 from machd.cli.bench_options import (
     count_options,
+    each_parsed_by,
     flag,
     json_fields,
     levels,
@@ -33,6 +34,7 @@ from machd.settings.keys import setting_keys
 from machd.settings.model import Settings
 from machd.settings.sources import LoadedSettings, OriginKind, process_environ
 from machd_bench.bench import Bench, Mode, Plan
+from machd_bench.peer import Peer
 from machd_bench.plot import can_plot, write_plot
 from machd_bench.report import Report, Row, Verdict
 from machd_bench.runner import Runner
@@ -64,6 +66,14 @@ _file_type = click.Path(path_type=Path)
     callback=parsed_by(server_url),
     help="Measure the server at URL, machd or another of the"
     f" OpenAI API, instead of starting one. Its key is read from ${_KEY_VARIABLE}.",
+)
+@click.option(
+    "--against",
+    "peers",
+    metavar="[NAME=]URL[#MODEL]",
+    multiple=True,
+    callback=each_parsed_by(Peer.of),
+    help="Take turns with the server at URL, at each level of --concurrency: the scenario peers. May be repeated.",
 )
 @click.option(
     "--concurrency",
@@ -173,6 +183,7 @@ def bench(
     /,
     *,
     url: str | None,
+    peers: tuple[Peer, ...],
     concurrencies: tuple[int, ...],
     modes: tuple[str, ...] | None,
     names: tuple[str, ...] | None,
@@ -202,6 +213,7 @@ def bench(
     --prefix, --kv, --experts, --formats, --vision, --speculation and --guarantees stand for scenarios, and combine with others.
     """
     wanted = {
+        *(["peers"] if peers else ()),
         *(names or ()),
         *(_PREFIX if is_prefix else ()),
         *(_VISION if is_vision else ()),
@@ -214,7 +226,7 @@ def bench(
     scenarios = [one for one in _SCENARIOS.values() if one.name in wanted]
     arguments = forwarded_arguments(loaded)
     guessing = loaded.settings.speculation.mode
-    batches = {"prefix", *_VISION, "kv-formats", "experts", "formats"} & {
+    batches = {"peers", "prefix", *_VISION, "kv-formats", "experts", "formats"} & {
         one.name for one in scenarios
     }
     compared = [Mode(name) for name in modes or ()] or [Mode.CONTINUOUS if batches else Mode.SINGLE]
@@ -222,6 +234,10 @@ def bench(
         (
             url is not None and bool(modes or arguments),
             "--url measures a server that runs already: MODEL, --compare and settings are not its",
+        ),
+        (
+            "peers" in wanted and not peers,
+            "peers needs a server to take turns with: --against URL",
         ),
         (
             url is None and (model_id, extra) != (None, None),
@@ -248,6 +264,7 @@ def bench(
     clock = SystemClock()
     plan = Plan(
         concurrencies=concurrencies,
+        peers=peers,
         kv_formats=kv_formats or (),
         expert_shares=expert_shares or (),
         experts_gb=experts_gb,

@@ -29,6 +29,7 @@ _COUNTS = {
         28,
         "vision-prefix: width and height of images in pixels; videos have half of it.",
     ),
+    "peer_rounds": (1, "--against: how often each server is asked, at each number of streams."),
     "speculation_tokens": (16, "speculation: how long answers are."),
     "speculation_rounds": (1, "speculation: how often each prompt is asked; goals need three."),
 }
@@ -60,6 +61,22 @@ def parsed_by(
     def read(_ctx: click.Context, _param: click.Parameter, text: str | None) -> _Item | None:
         try:
             return None if text is None else parse(text)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
+
+    return read
+
+
+def each_parsed_by(
+    parse: Callable[[str], _Item],
+) -> Callable[[click.Context, click.Parameter, tuple[str, ...]], tuple[_Item, ...]]:
+    """Make a callback of an option that may be repeated, of a parser that raises ValueError."""
+
+    def read(
+        _ctx: click.Context, _param: click.Parameter, texts: tuple[str, ...]
+    ) -> tuple[_Item, ...]:
+        try:
+            return tuple(map(parse, texts))
         except ValueError as error:
             raise click.BadParameter(str(error)) from None
 

@@ -9,6 +9,7 @@ from machd_bench.scenarios.experts import EXPERTS
 from machd_bench.scenarios.image_join import IMAGE_JOIN
 from machd_bench.scenarios.kv_formats import KV_FORMATS
 from machd_bench.scenarios.long_prompt import LONG_PROMPT
+from machd_bench.scenarios.peers import PEERS
 from machd_bench.scenarios.prefix import PREFIX
 from machd_bench.scenarios.sharing import SHARING
 from machd_bench.scenarios.speculation import SPECULATION
@@ -21,7 +22,7 @@ from machd_bench.scenarios.weight_formats import WEIGHT_FORMATS
 SCENARIOS = {
     one.name: one
     for one in (
-        *(SWEEP, STAGGERED, LONG_PROMPT, COALESCING, STRUCTURED),
+        *(SWEEP, PEERS, STAGGERED, LONG_PROMPT, COALESCING, STRUCTURED),
         *(IMAGE_JOIN, PREFIX, SHARING, VISION_PREFIX),
         *(KV_FORMATS, EXPERTS, WEIGHT_FORMATS),
         *(SPECULATION, BATCHED_SPECULATION, CEILING),
