@@ -68,6 +68,7 @@ class Plan:
         weight_formats: Weight formats that are compared.
         widths: Batch widths at which each is measured.
         started_unix_s: Also seeds prompts: a server that keeps running may remember others'.
+        architectures: Of the scenario parity; empty takes one of each kind.
         peers: Servers that machd takes turns with.
         peer_rounds: How often each is asked, at each number of streams.
         speculation_mode: Value of ``speculation.mode`` that is compared with ``off``.
@@ -87,6 +88,7 @@ class Plan:
     experts_gb: float = 1.5
     weight_formats: tuple[str, ...] = ()
     widths: tuple[int, ...] = (1, 2, 4, 8, 16)
+    architectures: tuple[str, ...] = ()
     peers: tuple[Peer, ...] = ()
     peer_rounds: int = 4
     speculation_mode: str = "auto"

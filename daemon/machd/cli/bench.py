@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 
 import click
@@ -19,19 +16,20 @@ from machd.cli.bench_options import (
     json_fields,
     levels,
     names_of,
+    output_directory,
     output_file,
     parsed_by,
     server_url,
     shares,
 )
+from machd.cli.bench_report import measure_report, refuse_other_options
+from machd.cli.generated_vision_model import generated_vision_model, with_model
 from machd.cli.options import SettingsCommand, model_argument, settings_options
 from machd.cli.progress import CountingBar
 from machd.cli.stopping import run_stoppable
 from machd.clock import SystemClock
-from machd.engine.loading.embedded import user_cache_directory
-from machd.errors import EngineFaultError, StartupError
+from machd.errors import EngineFaultError
 from machd.settings.keys import setting_keys
-from machd.settings.model import Settings
 from machd.settings.sources import LoadedSettings, OriginKind, process_environ
 from machd_bench.bench import Bench, Mode, Plan
 from machd_bench.peer import Peer
@@ -98,6 +96,16 @@ _file_type = click.Path(path_type=Path)
     callback=parsed_by(names_of("scenario", _SCENARIOS)),
     help=f"What to measure: {', '.join(_SCENARIOS)}.  [default: sweep]",
 )
+@click.option(
+    "--report",
+    "report_directory",
+    type=_file_type,
+    metavar="DIR",
+    callback=output_directory,
+    help="Measure everything that a report from your machine should have, and write report.json and report.html into"
+    " DIR. They hold no names, paths, addresses or texts of yours.",
+)
+@flag("--quick", "With --report: smaller loads, and two architectures.")
 @count_options
 @flag("--prefix", "Measure the prefix cache: the scenarios prefix and sharing.")
 @click.option(
@@ -197,6 +205,8 @@ def bench(
     is_speculation: bool,
     is_guarantees: bool,
     is_check: bool,
+    is_quick: bool,
+    report_directory: Path | None,
     model_id: str | None,
     extra: dict[str, object] | None,
     json_file: Path | None,
@@ -212,6 +222,11 @@ def bench(
 
     --prefix, --kv, --experts, --formats, --vision, --speculation and --guarantees stand for scenarios, and combine with others.
     """
+    arguments = forwarded_arguments(loaded)
+    if report_directory is not None:
+        refuse_other_options(click.get_current_context())
+        measure_report(loaded, arguments, report_directory, is_quick=is_quick)
+        return
     wanted = {
         *(["peers"] if peers else ()),
         *(names or ()),
@@ -224,9 +239,8 @@ def bench(
         *(["guarantees"] if is_guarantees else ()),
     } or {"sweep"}
     scenarios = [one for one in _SCENARIOS.values() if one.name in wanted]
-    arguments = forwarded_arguments(loaded)
     guessing = loaded.settings.speculation.mode
-    batches = {"peers", "prefix", *_VISION, "kv-formats", "experts", "formats"} & {
+    batches = {"peers", "prefix", "memory", *_VISION, "kv-formats", "experts", "formats"} & {
         one.name for one in scenarios
     }
     compared = [Mode(name) for name in modes or ()] or [Mode.CONTINUOUS if batches else Mode.SINGLE]
@@ -235,6 +249,7 @@ def bench(
             url is not None and bool(modes or arguments),
             "--url measures a server that runs already: MODEL, --compare and settings are not its",
         ),
+        (is_quick, "--quick goes with --report"),
         (
             "peers" in wanted and not peers,
             "peers needs a server to take turns with: --against URL",
@@ -264,6 +279,7 @@ def bench(
     clock = SystemClock()
     plan = Plan(
         concurrencies=concurrencies,
+        architectures=(),
         peers=peers,
         kv_formats=kv_formats or (),
         expert_shares=expert_shares or (),
@@ -288,50 +304,22 @@ def bench(
             report = _run_remote(runner, url, api_key, model_id, extra)
         else:
             is_generated = is_vision and loaded.settings.model.path is None
-            with _generated_vision_model(progress) if is_generated else nullcontext() as path:
-                settings = _with_model(loaded.settings, path)
+            with generated_vision_model(progress) if is_generated else nullcontext() as path:
+                settings = with_model(loaded.settings, path)
                 arguments += [] if path is None else ["--model-path", path]
                 report = run_stoppable(runner.measure_modes(compared, settings, arguments))
     print_summary(console, report)
-    if json_file is not None:
-        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
-    if plot_file is not None and report.rows:
-        write_plot(report, plot_file)
+    _write(report, json_file, plot_file)
     _check_measured(runner, report)
     if is_check:
         _tell_goals(report)
 
 
-@contextmanager
-def _generated_vision_model(progress: CountingBar) -> Iterator[str]:
-    """Yield the path of a vision model that is removed afterwards.
-
-    Raises:
-        StartupError: The extra vision is not installed.
-    """
-    from machd_probes.vision_families.checkpoint import (  # noqa: PLC0415 - imports mlx
-        write_family,
-    )
-
-    progress.say("writing a vision model")
-    with tempfile.TemporaryDirectory(prefix="machd-vision-") as folder:
-        directory = Path(folder) / "qwen2_vl"
-        cache_directory = user_cache_directory(process_environ())
-        try:
-            write_family("qwen2_vl", directory, cache_directory, scale="mid")
-        except ImportError:
-            raise StartupError(
-                'a vision model is written with mlx-vlm, which is missing: pip install "machd[vision]"'
-            ) from None
-        yield os.fspath(directory)
-
-
-def _with_model(settings: Settings, path: str | None) -> Settings:
-    """Return the settings with another model; None leaves theirs."""
-    if path is None:
-        return settings
-    model = settings.model.model_copy(update={"path": path})
-    return settings.model_copy(update={"model": model})
+def _write(report: Report, json_file: Path | None, plot_file: Path | None) -> None:
+    if json_file is not None:
+        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+    if plot_file is not None and report.rows:
+        write_plot(report, plot_file)
 
 
 def _check_measured(runner: Runner, report: Report) -> None:

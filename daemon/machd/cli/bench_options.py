@@ -136,6 +136,15 @@ def output_file(_ctx: click.Context, _param: click.Parameter, path: Path | None)
     return path
 
 
+def output_directory(
+    _ctx: click.Context, _param: click.Parameter, path: Path | None
+) -> Path | None:
+    """Make the folder now, as for a file."""
+    if path is not None:
+        output_file(_ctx, _param, path / "report.json")
+    return path
+
+
 def server_url(text: str) -> str:
     """Return the text as it is.
 

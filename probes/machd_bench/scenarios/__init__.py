@@ -9,6 +9,8 @@ from machd_bench.scenarios.experts import EXPERTS
 from machd_bench.scenarios.image_join import IMAGE_JOIN
 from machd_bench.scenarios.kv_formats import KV_FORMATS
 from machd_bench.scenarios.long_prompt import LONG_PROMPT
+from machd_bench.scenarios.memory import MEMORY
+from machd_bench.scenarios.parity import PARITY, WEIGHTS
 from machd_bench.scenarios.peers import PEERS
 from machd_bench.scenarios.prefix import PREFIX
 from machd_bench.scenarios.sharing import SHARING
@@ -25,6 +27,7 @@ SCENARIOS = {
         *(SWEEP, PEERS, STAGGERED, LONG_PROMPT, COALESCING, STRUCTURED),
         *(IMAGE_JOIN, PREFIX, SHARING, VISION_PREFIX),
         *(KV_FORMATS, EXPERTS, WEIGHT_FORMATS),
-        *(SPECULATION, BATCHED_SPECULATION, CEILING),
+        *(SPECULATION, BATCHED_SPECULATION, MEMORY),
+        *(PARITY, WEIGHTS, CEILING),
     )
 }
