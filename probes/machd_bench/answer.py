@@ -63,6 +63,7 @@ class Answer:
         cached_tokens: Of the prompt, taken from the server's prefix cache; None if it does not say.
         text: Without its reasoning.
         first_text: What of it was here at its first moment.
+        is_counted: Whether ``completion_tokens`` is the server's own count.
         is_coalesced: Whether this is a copy of another request's answer, as ``X-Coalesced`` says.
     """
 
@@ -75,6 +76,7 @@ class Answer:
     text: str = ""
     first_text: str = ""
     is_coalesced: bool = False
+    is_counted: bool = False
 
     @property
     def ttft_s(self) -> float:
@@ -113,6 +115,7 @@ class Answer:
             text="".join(event.text for _, event in events),
             first_text="".join(event.text for at, event in events if at <= text_s[0]),
             is_coalesced="x-coalesced" in exchange.headers,
+            is_counted=usage.completion_tokens > 0,
         )
 
 

@@ -23,6 +23,7 @@ from machd.clock import Clock
 from machd_bench.answer import Answer
 from machd_bench.bare_model import ROOM, BareModel
 from machd_bench.connection import Address, PieceListener
+from machd_bench.peer import Peer
 from machd_bench.prompts import Prompt, make_prompts
 from machd_bench.report import Figure, Row, model_facts
 from machd_bench.serve_process import serve
@@ -67,6 +68,9 @@ class Plan:
         weight_formats: Weight formats that are compared.
         widths: Batch widths at which each is measured.
         started_unix_s: Also seeds prompts: a server that keeps running may remember others'.
+        architectures: Of the scenario parity; empty takes one of each kind.
+        peers: Servers that machd takes turns with.
+        peer_rounds: How often each is asked, at each number of streams.
         speculation_mode: Value of ``speculation.mode`` that is compared with ``off``.
     """
 
@@ -84,6 +88,9 @@ class Plan:
     experts_gb: float = 1.5
     weight_formats: tuple[str, ...] = ()
     widths: tuple[int, ...] = (1, 2, 4, 8, 16)
+    architectures: tuple[str, ...] = ()
+    peers: tuple[Peer, ...] = ()
+    peer_rounds: int = 4
     speculation_mode: str = "auto"
     speculation_tokens: int = 64
     speculation_rounds: int = 3

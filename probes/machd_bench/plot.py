@@ -24,6 +24,12 @@ _LOGARITHMIC_FROM = 20.0
 """Between the largest and the smallest of the values: above, a linear scale hides the small."""
 _PERCENTILES = ("p50", "p90", "p99")
 _KINDS = (("latency", "whole request", "--"), ("ttft", "first token", "-"), ("gap", "gap", ":"))
+_MEMORY = {
+    "active_bytes": "MLX, active",
+    "peak_bytes": "MLX, peak",
+    "rss_bytes": "resident",
+    "wired_bytes": "wired, whole machine",
+}
 _VERDICT_COLOURS = {
     Verdict.PASS: COLOURS[2],
     Verdict.MISSED: COLOURS[1],
@@ -48,7 +54,8 @@ def saved_figure(path: Path, size_inches: tuple[float, float]) -> Iterator[Figur
     figure = Figure(figsize=size_inches, layout="constrained")
     FigureCanvasAgg(figure)
     yield figure
-    figure.savefig(path, dpi=_DOTS_PER_INCH, format="png")
+    # Without the address that matplotlib writes into every file of its own.
+    figure.savefig(path, dpi=_DOTS_PER_INCH, format="png", metadata={"Software": None})
 
 
 def write_plot(report: Report, path: Path) -> None:
@@ -57,6 +64,7 @@ def write_plot(report: Report, path: Path) -> None:
     panels += [_long_prompt] if report.of("long-prompt") else []
     panels += [_experts] if report.of("experts") else []
     panels += [_weight_formats] if report.of("formats") else []
+    panels += [_memory] if report.of("memory") else []
     panels += [_goals] if report.goals or not panels else []
     columns = min(len(panels), 3)
     rows = -(-len(panels) // columns)
@@ -70,7 +78,7 @@ def write_plot(report: Report, path: Path) -> None:
         for axes in grid[len(panels) :]:
             axes.set_visible(False)
         model, machine = report.model, report.machine
-        parts = (model["id"], model.get("dtype"), model.get("blas"), machine["cpu"])
+        parts = (model.get("id"), model.get("dtype"), model.get("blas"), machine["cpu"])
         caption = ", ".join(str(part) for part in parts if part)
         tokens = f"{report.plan['prompt_tokens']} prompt tokens, {report.plan['max_tokens']} new"
         caption = (
@@ -199,6 +207,18 @@ def _weight_formats(axes: Axes, report: Report) -> None:
     axes.minorticks_off()
     axes.set_xlabel("batch width; a ring: faster than others from here on")
     _title(axes, "Tokens/s in each weight format", "tokens/s")
+
+
+def _memory(axes: Axes, report: Report) -> None:
+    """Draw each kind of memory by load."""
+    rows = report.of("memory")
+    for colour, (name, label) in zip(COLOURS, _MEMORY.items(), strict=False):
+        if any(row.number(name) for row in rows):
+            values_gb = [row.number(name) / 1e9 for row in rows]
+            axes.plot(range(len(rows)), values_gb, marker="o", color=colour, label=label)
+    axes.set_ylim(bottom=0)
+    axes.set_xticks(range(len(rows)), [row.case for row in rows], fontsize=7)
+    _title(axes, "Memory by load", "GB")
 
 
 def _goals(axes: Axes, report: Report) -> None:

@@ -12,6 +12,7 @@ from machd_bench.report import Figure, Report, Row
 from machd_bench.scenario import Scenario
 
 _NONE = "-"
+_MODE = "mode"
 _MIB = 2**20
 _GIB = 2**30
 
@@ -21,9 +22,26 @@ def print_scenario(console: Console, scenario: Scenario, rows: Sequence[Row]) ->
     if not rows:
         return
     table = Table(header_style="", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    headings, lines = table_cells(scenario, rows)
+    for heading in headings:
+        is_text = heading in {"", _MODE}
+        table.add_column(heading, justify="left" if is_text else "right", no_wrap=True)
+    for cells in lines:
+        table.add_row(*cells)
+    modes = "" if _MODE in headings else f", {rows[0].mode}"
+    console.print(f"{scenario.name}{modes}: {scenario.about}", markup=False, highlight=False)
+    console.print(table)
+    console.print()
+
+
+def table_cells(scenario: Scenario, rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Headings, words and unit on lines of their own, and a line of cells for each row.
+
+    Columns that no row has a figure for are left out, and that of modes if there is one mode.
+    """
     has_modes = len({row.mode for row in rows}) > 1
     columns = [[row.mode for row in rows]] if has_modes else []
-    headings = ["mode"] if has_modes else []
+    headings = [_MODE] if has_modes else []
     columns.append([row.case for row in rows])
     headings.append("")
     for name in scenario.columns:
@@ -33,15 +51,7 @@ def print_scenario(console: Console, scenario: Scenario, rows: Sequence[Row]) ->
             words = name.rpartition("_")[0] if unit else name
             headings.append(f"{words.replace('_', chr(10))}\n{unit}".strip())
             columns.append([_cell(value, scale) for value in values])
-    for heading in headings:
-        is_text = heading in {"", "mode"}
-        table.add_column(heading, justify="left" if is_text else "right", no_wrap=True)
-    for cells in zip(*columns, strict=True):
-        table.add_row(*cells)
-    modes = "" if has_modes else f", {rows[0].mode}"
-    console.print(f"{scenario.name}{modes}: {scenario.about}", markup=False, highlight=False)
-    console.print(table)
-    console.print()
+    return headings, [list(cells) for cells in zip(*columns, strict=True)]
 
 
 def print_summary(console: Console, report: Report) -> None:

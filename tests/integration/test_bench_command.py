@@ -66,6 +66,24 @@ async def test_every_scenario_runs_against_any_server(tmp_path: Path) -> None:
     assert any("not restarted" in note for note in report["notes"])
 
 
+async def test_servers_take_turns_in_one_report(tmp_path: Path) -> None:
+    """Two servers at URLs, with a name and a model of the second: the table and the JSON hold the ratio."""
+    path = tmp_path / "bench.json"
+    quick, slow = FakeOpenAi(0.001, word_s=0.001), FakeOpenAi(0.02, word_s=0.001)
+    async with quick.running() as url, slow.running() as peer:
+        args = ("--url", url, "--against", f"mlx_lm.server={peer}#second", "--peer-rounds", "2")
+        result = await asyncio.to_thread(
+            run, *args, *SHORT, "--concurrency", "16", "--json", str(path)
+        )
+
+    assert result.exit_code == 0, result.output
+    assert "16 streams, mlx_lm.server" in result.output
+    first, second = [one["figures"] for one in rows_in(path)["peers"]]
+    assert (first["rounds"], second["server"]) == (2, "mlx_lm.server")
+    assert second["tps_p25_ratio"] > 1
+    assert {body["model"] for _, body in slow.asked} == {"second"}
+
+
 def test_a_silent_port_is_69(capfd: pytest.CaptureFixture[str]) -> None:
     """A port without a listener is told by the exit code and by one line."""
     with socket.socket() as unused:
@@ -81,7 +99,7 @@ def test_a_silent_port_is_69(capfd: pytest.CaptureFixture[str]) -> None:
     ("args", "message"),
     [
         (("--compare", "batched"), "is no mode; there are: single, static, continuous"),
-        (("--scenarios", "sweep,none"), "is no scenario; there are: sweep, staggered,"),
+        (("--scenarios", "sweep,none"), "is no scenario; there are: sweep, peers, staggered,"),
         (("--scenarios", "structured"), "structured needs --compare continuous"),
         (("--compare", "static", "--prefix"), "prefix needs --compare single, continuous"),
         (("--url", "http://h", "--speculation"), "speculation needs a server of the bench's own"),
@@ -95,6 +113,9 @@ def test_a_silent_port_is_69(capfd: pytest.CaptureFixture[str]) -> None:
         (("--url", "http://h", "model"), "--url measures a server that runs already"),
         (("--url", "localhost:8080"), "is not a URL such as"),
         (("--users", "1"), "1 is not in the range"),
+        (("--against", "localhost:8081"), "is not a URL such as"),
+        (("--scenarios", "peers"), "peers needs a server to take turns with"),
+        (("--against", "http://h", "--compare", "single"), "peers needs --compare continuous"),
         (("--check",), "--check needs a goal"),
         (("--json", "/dev/null/file"), "cannot make"),
     ],
@@ -140,8 +161,8 @@ def test_the_server_gets_the_settings_of_the_command(tmp_path: Path) -> None:
     assert arguments == expected
 
 
-_NEED_A_TEST_OF_THEIR_OWN = {"experts", "formats", "vision-prefix", "image-join"}
-"""A llama has no experts and takes no images, and formats start a server each."""
+_NEED_A_TEST_OF_THEIR_OWN = {"experts", "formats", "vision-prefix", "image-join", "peers"}
+"""A llama has no experts and takes no images, formats start a server each, and peers are other servers."""
 
 
 @pytest.mark.long

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TypeAlias, TypeVar
 
 import click
 import msgspec
 from rich.console import Console
 
+from machd.cli.bench_options import (
+    count_options,
+    each_parsed_by,
+    flag,
+    json_fields,
+    levels,
+    names_of,
+    output_directory,
+    output_file,
+    parsed_by,
+    server_url,
+    shares,
+)
+from machd.cli.bench_report import measure_report, refuse_other_options
+from machd.cli.generated_vision_model import generated_vision_model, with_model
 from machd.cli.options import SettingsCommand, model_argument, settings_options
 from machd.cli.progress import CountingBar
 from machd.cli.stopping import run_stoppable
 from machd.clock import SystemClock
-from machd.engine.loading.embedded import user_cache_directory
-from machd.errors import EngineFaultError, StartupError
+from machd.errors import EngineFaultError
 from machd.settings.keys import setting_keys
-from machd.settings.model import Settings
 from machd.settings.sources import LoadedSettings, OriginKind, process_environ
 from machd_bench.bench import Bench, Mode, Plan
-from machd_bench.connection import Address
+from machd_bench.peer import Peer
 from machd_bench.plot import can_plot, write_plot
 from machd_bench.report import Report, Row, Verdict
 from machd_bench.runner import Runner
@@ -40,110 +49,9 @@ _GOAL_MISSED = 1
 _KEY_VARIABLE = "OPENAI_API_KEY"
 _MODES = (Mode.SINGLE, Mode.STATIC, Mode.CONTINUOUS)
 _PREFIX = ("prefix", "sharing")
+_SPECULATION = ("speculation", "speculation-batched")
 _VISION = ("vision-prefix", "image-join")
 _SCENARIOS = {**SCENARIOS, GUARANTEES.name: GUARANTEES}
-_Item = TypeVar("_Item")
-_Command: TypeAlias = Callable[..., object]
-_Decorator: TypeAlias = Callable[[_Command], _Command]
-
-_COUNTS = {
-    "requests": (1, "Requests a level, rounded up to as many for every client."),
-    "prompt_tokens": (1, "About how long prompts are."),
-    "max_tokens": (1, "How long answers are; two make the first time between tokens."),
-    "long_prompt_tokens": (1, "long-prompt: how long the prompt is that joins running streams."),
-    "prefix_tokens": (2, "prefix: how long prompts are, and the beginning that longer ones share."),
-    "users": (2, "sharing: how many ask at once with one system prompt."),
-    "system_tokens": (1, "sharing: how long that one is."),
-    "image_side": (
-        28,
-        "vision-prefix: width and height of images in pixels; videos have half of it.",
-    ),
-    "speculation_tokens": (16, "speculation: how long answers are."),
-    "speculation_rounds": (1, "speculation: how often each prompt is asked; goals need three."),
-}
-"""Whole numbers of a plan, the least of each, and what they are."""
-
-
-def _count_options(command: _Command) -> _Command:
-    plan = Plan()
-    for name, (least, text) in reversed(_COUNTS.items()):
-        flag, default = f"--{name.replace('_', '-')}", getattr(plan, name)
-        kind = click.IntRange(least)
-        command = click.option(flag, default=default, show_default=True, type=kind, help=text)(
-            command
-        )
-    return command
-
-
-def _flag(name: str, text: str) -> _Decorator:
-    return click.option(name, f"is_{name[2:]}", is_flag=True, help=text)
-
-
-def _read(
-    parse: Callable[[str], _Item],
-) -> Callable[[click.Context, click.Parameter, str | None], _Item | None]:
-    """Make a callback of a parser that raises ValueError."""
-
-    def read(_ctx: click.Context, _param: click.Parameter, text: str | None) -> _Item | None:
-        try:
-            return None if text is None else parse(text)
-        except ValueError as error:
-            raise click.BadParameter(str(error)) from None
-
-    return read
-
-
-def _levels(text: str) -> tuple[int, ...]:
-    levels = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
-    if min(levels) < 1:
-        raise ValueError(f"{text!r} is not a list of positive numbers such as 1,2,4")
-    return tuple(dict.fromkeys(levels))
-
-
-def _shares(text: str) -> tuple[float, ...]:
-    try:
-        shares = [float(part) for part in text.split(",")]
-    except ValueError:
-        shares = []
-    if not shares or not all(0 < share <= 1 for share in shares):
-        raise ValueError(f"{text!r} is not a list of shares such as 0.25,0.5,1")
-    return tuple(dict.fromkeys(shares))
-
-
-def _names(kind: str, known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
-    def parse(text: str) -> tuple[str, ...]:
-        names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
-        for name in names:
-            if name not in known:
-                raise ValueError(f"{name!r} is no {kind}; there are: {', '.join(known)}")
-        return names
-
-    return parse
-
-
-def _output_file(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Path | None:
-    """Make the folder now: a minute of measuring should not end in an error."""
-    if path is None:
-        return None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise click.BadParameter(f"cannot make {path.parent}: {error.strerror}") from None
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise click.BadParameter(f"{path} cannot be written")
-    return path
-
-
-def _url(text: str) -> str:
-    Address.of(text)
-    return text
-
-
-def _fields(text: str) -> dict[str, object]:
-    try:
-        return msgspec.json.decode(text, type=dict[str, object])
-    except msgspec.DecodeError as error:
-        raise ValueError(f"{text!r} is not a JSON object: {error}") from None
 
 
 _file_type = click.Path(path_type=Path)
@@ -153,9 +61,17 @@ _file_type = click.Path(path_type=Path)
 @click.option(
     "--url",
     metavar="URL",
-    callback=_read(_url),
+    callback=parsed_by(server_url),
     help="Measure the server at URL, machd or another of the"
     f" OpenAI API, instead of starting one. Its key is read from ${_KEY_VARIABLE}.",
+)
+@click.option(
+    "--against",
+    "peers",
+    metavar="[NAME=]URL[#MODEL]",
+    multiple=True,
+    callback=each_parsed_by(Peer.of),
+    help="Take turns with the server at URL, at each level of --concurrency: the scenario peers. May be repeated.",
 )
 @click.option(
     "--concurrency",
@@ -163,37 +79,47 @@ _file_type = click.Path(path_type=Path)
     default="1,2,4",
     show_default=True,
     metavar="N,...",
-    callback=_read(_levels),
+    callback=parsed_by(levels),
     help="Clients of each level of the sweep; each has one request open at any time.",
 )
 @click.option(
     "--compare",
     "modes",
     metavar="MODE,...",
-    callback=_read(_names("mode", _MODES)),
+    callback=parsed_by(names_of("mode", _MODES)),
     help=f"Ways to decode, one after the other: {', '.join(_MODES)}.  [default: single]",
 )
 @click.option(
     "--scenarios",
     "names",
     metavar="NAME,...",
-    callback=_read(_names("scenario", _SCENARIOS)),
+    callback=parsed_by(names_of("scenario", _SCENARIOS)),
     help=f"What to measure: {', '.join(_SCENARIOS)}.  [default: sweep]",
 )
-@_count_options
-@_flag("--prefix", "Measure the prefix cache: the scenarios prefix and sharing.")
+@click.option(
+    "--report",
+    "report_directory",
+    type=_file_type,
+    metavar="DIR",
+    callback=output_directory,
+    help="Measure everything that a report from your machine should have, and write report.json and report.html into"
+    " DIR. They hold no names, paths, addresses or texts of yours.",
+)
+@flag("--quick", "With --report: smaller loads, and two architectures.")
+@count_options
+@flag("--prefix", "Measure the prefix cache: the scenarios prefix and sharing.")
 @click.option(
     "--kv",
     "kv_formats",
     metavar="FORMAT,...",
-    callback=_read(_names("format", FORMATS)),
+    callback=parsed_by(names_of("format", FORMATS)),
     help="Measure these formats of keys and values: the scenario kv-formats.",
 )
 @click.option(
     "--experts",
     "expert_shares",
     metavar="SHARE,...",
-    callback=_read(_shares),
+    callback=parsed_by(shares),
     help="Measure these shares of a model's experts in memory, with the others on disk: the scenario experts."
     " Without MODEL one is generated.",
 )
@@ -208,7 +134,7 @@ _file_type = click.Path(path_type=Path)
     "--formats",
     "weight_formats",
     metavar="FORMAT,...",
-    callback=_read(_names("format", WEIGHT_FORMAT_SETTINGS)),
+    callback=parsed_by(names_of("format", WEIGHT_FORMAT_SETTINGS)),
     help="Measure a model in these weight formats: the scenario formats."
     f" There are: {', '.join(WEIGHT_FORMAT_SETTINGS)}.",
 )
@@ -217,17 +143,21 @@ _file_type = click.Path(path_type=Path)
     default="1,2,4,8,16",
     show_default=True,
     metavar="N,...",
-    callback=_read(_levels),
+    callback=parsed_by(levels),
     help="formats: batch widths.",
 )
-@_flag(
+@flag(
     "--vision",
     "Measure images and videos: the scenarios vision-prefix and image-join. Without MODEL a vision model is"
     " generated, and the whole run is of it.",
 )
-@_flag("--speculation", "Measure the scenario speculation; --speculation-mode says which kind.")
-@_flag("--guarantees", "Measure the scenario guarantees: what machd promises in seconds.")
-@_flag("--check", "Exit with code 1 if a goal of the run is missed; name each on standard error.")
+@flag(
+    "--speculation",
+    "Measure drafts, of one stream and of several: the scenarios speculation and speculation-batched."
+    " --speculation-mode says which kind.",
+)
+@flag("--guarantees", "Measure the scenario guarantees: what machd promises in seconds.")
+@flag("--check", "Exit with code 1 if a goal of the run is missed; name each on standard error.")
 @click.option(
     "--model-id",
     metavar="NAME",
@@ -237,21 +167,21 @@ _file_type = click.Path(path_type=Path)
     "--extra-body",
     "extra",
     metavar="JSON",
-    callback=_read(_fields),
+    callback=parsed_by(json_fields),
     help="With --url: fields for every request, such as '{\"ignore_eos\": true}'.",
 )
 @click.option(
     "--json",
     "json_file",
     type=_file_type,
-    callback=_output_file,
+    callback=output_file,
     help="Write the figures to this file.",
 )
 @click.option(
     "--plot",
     "plot_file",
     type=_file_type,
-    callback=_output_file,
+    callback=output_file,
     help="Draw the figures into this PNG file; needs matplotlib.",
 )
 @model_argument
@@ -261,6 +191,7 @@ def bench(
     /,
     *,
     url: str | None,
+    peers: tuple[Peer, ...],
     concurrencies: tuple[int, ...],
     modes: tuple[str, ...] | None,
     names: tuple[str, ...] | None,
@@ -274,6 +205,8 @@ def bench(
     is_speculation: bool,
     is_guarantees: bool,
     is_check: bool,
+    is_quick: bool,
+    report_directory: Path | None,
     model_id: str | None,
     extra: dict[str, object] | None,
     json_file: Path | None,
@@ -289,20 +222,25 @@ def bench(
 
     --prefix, --kv, --experts, --formats, --vision, --speculation and --guarantees stand for scenarios, and combine with others.
     """
+    arguments = forwarded_arguments(loaded)
+    if report_directory is not None:
+        refuse_other_options(click.get_current_context())
+        measure_report(loaded, arguments, report_directory, is_quick=is_quick)
+        return
     wanted = {
+        *(["peers"] if peers else ()),
         *(names or ()),
         *(_PREFIX if is_prefix else ()),
         *(_VISION if is_vision else ()),
         *(["kv-formats"] if kv_formats else ()),
         *(["experts"] if expert_shares else ()),
         *(["formats"] if weight_formats else ()),
-        *(["speculation"] if is_speculation else ()),
+        *(_SPECULATION if is_speculation else ()),
         *(["guarantees"] if is_guarantees else ()),
     } or {"sweep"}
     scenarios = [one for one in _SCENARIOS.values() if one.name in wanted]
-    arguments = forwarded_arguments(loaded)
     guessing = loaded.settings.speculation.mode
-    batches = {"prefix", *_VISION, "kv-formats", "experts", "formats"} & {
+    batches = {"peers", "prefix", "memory", *_VISION, "kv-formats", "experts", "formats"} & {
         one.name for one in scenarios
     }
     compared = [Mode(name) for name in modes or ()] or [Mode.CONTINUOUS if batches else Mode.SINGLE]
@@ -311,12 +249,17 @@ def bench(
             url is not None and bool(modes or arguments),
             "--url measures a server that runs already: MODEL, --compare and settings are not its",
         ),
+        (is_quick, "--quick goes with --report"),
+        (
+            "peers" in wanted and not peers,
+            "peers needs a server to take turns with: --against URL",
+        ),
         (
             url is None and (model_id, extra) != (None, None),
             "--model-id and --extra-body are for a server at --url",
         ),
         (
-            guessing == OFF and "speculation" in {one.name for one in scenarios},
+            guessing == OFF and bool(wanted.intersection(_SPECULATION)),
             f"speculation.mode is {OFF}: name what to compare it with, as --speculation-mode ngram",
         ),
         (
@@ -336,6 +279,8 @@ def bench(
     clock = SystemClock()
     plan = Plan(
         concurrencies=concurrencies,
+        architectures=(),
+        peers=peers,
         kv_formats=kv_formats or (),
         expert_shares=expert_shares or (),
         experts_gb=experts_gb,
@@ -359,50 +304,22 @@ def bench(
             report = _run_remote(runner, url, api_key, model_id, extra)
         else:
             is_generated = is_vision and loaded.settings.model.path is None
-            with _generated_vision_model(progress) if is_generated else nullcontext() as path:
-                settings = _with_model(loaded.settings, path)
+            with generated_vision_model(progress) if is_generated else nullcontext() as path:
+                settings = with_model(loaded.settings, path)
                 arguments += [] if path is None else ["--model-path", path]
                 report = run_stoppable(runner.measure_modes(compared, settings, arguments))
     print_summary(console, report)
-    if json_file is not None:
-        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
-    if plot_file is not None and report.rows:
-        write_plot(report, plot_file)
+    _write(report, json_file, plot_file)
     _check_measured(runner, report)
     if is_check:
         _tell_goals(report)
 
 
-@contextmanager
-def _generated_vision_model(progress: CountingBar) -> Iterator[str]:
-    """Yield the path of a vision model that is removed afterwards.
-
-    Raises:
-        StartupError: The extra vision is not installed.
-    """
-    from machd_probes.vision_families.checkpoint import (  # noqa: PLC0415 - imports mlx
-        write_family,
-    )
-
-    progress.say("writing a vision model")
-    with tempfile.TemporaryDirectory(prefix="machd-vision-") as folder:
-        directory = Path(folder) / "qwen2_vl"
-        cache_directory = user_cache_directory(process_environ())
-        try:
-            write_family("qwen2_vl", directory, cache_directory, scale="mid")
-        except ImportError:
-            raise StartupError(
-                'a vision model is written with mlx-vlm, which is missing: pip install "machd[vision]"'
-            ) from None
-        yield os.fspath(directory)
-
-
-def _with_model(settings: Settings, path: str | None) -> Settings:
-    """Return the settings with another model; None leaves theirs."""
-    if path is None:
-        return settings
-    model = settings.model.model_copy(update={"path": path})
-    return settings.model_copy(update={"model": model})
+def _write(report: Report, json_file: Path | None, plot_file: Path | None) -> None:
+    if json_file is not None:
+        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+    if plot_file is not None and report.rows:
+        write_plot(report, plot_file)
 
 
 def _check_measured(runner: Runner, report: Report) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
@@ -19,6 +19,7 @@ from rich.progress import (
     TaskID,
     TextColumn,
     TimeElapsedColumn,
+    TimeRemainingColumn,
 )
 from rich.text import Text
 
@@ -59,9 +60,17 @@ class TerminalBar:
 class CountingBar(TerminalBar):
     """One bar that counts things."""
 
-    def __init__(self, description: str = "", *, total: int | None = None) -> None:
-        """Count to ``total``, if it is known yet."""
-        super().__init__(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    def __init__(
+        self,
+        description: str = "",
+        *,
+        total: int | None = None,
+        columns: Iterable[ProgressColumn] = (),
+    ) -> None:
+        """Count to ``total``, if it is known yet; ``columns`` come behind the count."""
+        super().__init__(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *columns
+        )
         self._task = self._progress.add_task(description, total=total)
 
     def advance(self, count: int = 1) -> None:
@@ -83,6 +92,14 @@ class CountingBar(TerminalBar):
             yield
         finally:
             self._progress.start()
+
+
+class EstimatingBar(CountingBar):
+    """One bar that counts things, with the time that the rest will take at the speed so far."""
+
+    def __init__(self, *, total: int) -> None:
+        """Count to ``total``."""
+        super().__init__(total=total, columns=[TextColumn("left:"), TimeRemainingColumn()])
 
 
 class _KnownBytes(DownloadColumn):

@@ -25,6 +25,8 @@ from machd_bench.scenarios.draft_counters import read_counters
 from machd_bench.server import Dialect, Server
 
 OFF = "off"
+SETTLED_S = 0.05
+"""Between two readings of counters, until they stay as they are."""
 LEAST_JUDGED_ROUNDS = 3
 """Fewer show nothing, whatever came out of them."""
 _GOALS = {"quote": 2.5, "edit": 1.6, "prose": 0.98}
@@ -35,7 +37,6 @@ _NAMES = {
     "prose": ("fisherman", "bread", "train"),
 }
 _WARM_UP_TOKENS = 8
-_SETTLED_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,20 +78,25 @@ async def _decode(server: Server, text: str, tokens: int) -> TimedDecode:
     return decode
 
 
+def prompt_text(workload: str, name: str) -> str:
+    """Return one of the prompts that are files beside this module."""
+    file = files("machd_bench.scenarios") / "speculation_prompts" / f"{workload}-{name}.txt"
+    return file.read_text(encoding="utf-8").rstrip("\n")
+
+
 async def _ask_both(
     off: Server, on: Server, prompt: tuple[str, str], tokens: int, turn: tuple[int, int]
 ) -> Pair:
     """One prompt of both servers; ``turn`` is the round's number and the prompt's."""
     workload, name = prompt
-    file = files("machd_bench.scenarios") / "speculation_prompts" / f"{workload}-{name}.txt"
-    text = file.read_text(encoding="utf-8").rstrip("\n")
+    text = prompt_text(workload, name)
     read = partial(read_counters, on)
-    before = await settled(read, _SETTLED_S)
+    before = await settled(read, SETTLED_S)
     answers: dict[bool, TimedDecode] = {}
     is_on_first = bool(sum(turn) % 2)
     for is_on in (is_on_first, not is_on_first):
         answers[is_on] = await _decode(on if is_on else off, text, tokens)
-    counters = await settled(read, _SETTLED_S)
+    counters = await settled(read, SETTLED_S)
     counters.subtract(before)
     return Pair(workload, name, turn[0], answers[False], answers[True], counters)
 
@@ -138,7 +144,7 @@ def speculation_row(case: str, pairs: Sequence[Pair]) -> Row:
     return row
 
 
-async def _as_chat(server: Server) -> Server:
+async def as_chat(server: Server) -> Server:
     """Messages are sent as chats, which is what they are, unless the model has no template."""
     chat = replace(server, dialect=Dialect(is_chat=True))
     try:
@@ -155,7 +161,7 @@ async def _speculation(bench: Bench) -> AsyncGenerator[Row]:
         if not bench.has_room(off, "speculation"):
             return
         async with bench.serve("--speculation-mode", plan.speculation_mode) as on:
-            off, on = await _as_chat(off), await _as_chat(on)  # noqa: PLW2901 - asked otherwise
+            off, on = await as_chat(off), await as_chat(on)  # noqa: PLW2901 - asked otherwise
             for number in range(plan.speculation_rounds):
                 bench.progress.say(f"speculation, round {number + 1} of {plan.speculation_rounds}")
                 for index, prompt in enumerate(prompts):
