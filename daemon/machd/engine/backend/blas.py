@@ -46,6 +46,11 @@ _ADVICE = (
 """Measured with mlx 0.32.4 on two cores: a product of 16 rows takes 1.5 ms instead of 22, one of a
 4096 x 4096 matrix and one row 6.1 instead of 14.2."""
 
+_ADVICE_LOADED = (
+    "was loaded and took several times as long for 16 rows as for one: on a busy machine its threads "
+    "wait for a core; if `machd version` shows it on an idle machine too, name another library in "
+    "engine.blas"
+)
 
 Compare = Callable[[Sequence[str]], Sequence[BlasTrial]]
 """Measures the libraries at these paths."""
@@ -83,7 +88,7 @@ class BlasReport:
         one_row_ms: Best of five; None where nothing was measured.
         sixteen_rows_ms: The same for 16 rows.
         is_reference: Whether 16 rows cost so much more than one that batching gains nothing.
-        advice: What to install and what it gains; None when nothing needs doing.
+        advice: What to do about it; None when nothing needs doing.
     """
 
     backend: str
@@ -167,13 +172,15 @@ def measure_blas(choice: BlasChoice, *, clock: Clock | None = None) -> BlasRepor
     clock = clock or SystemClock()
     one_row_ms, sixteen_rows_ms = _products_ms(clock)
     is_reference = sixteen_rows_ms / max(one_row_ms, 1e-6) >= _REFERENCE_RATIO
+    name = _library_name(choice, is_reference=is_reference)
+    advice = _ADVICE if choice.library is None else f"{name} {_ADVICE_LOADED}"
     return BlasReport(
         backend=backend,
-        name=_library_name(choice, is_reference=is_reference),
+        name=name,
         one_row_ms=one_row_ms,
         sixteen_rows_ms=sixteen_rows_ms,
         is_reference=is_reference,
-        advice=_ADVICE if is_reference and sys.platform == "linux" else None,
+        advice=advice if is_reference and sys.platform == "linux" else None,
     )
 
 

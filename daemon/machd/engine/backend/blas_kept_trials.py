@@ -40,11 +40,8 @@ class KeptTrials:
         return self._all().get(key)
 
     def keep(self, key: str, trials: Sequence[BlasTrial]) -> None:
-        """Add trials, and forget the oldest of too many.
-
-        Trials that ran out of time say more of the machine at that moment: they are not kept.
-        """
-        if any(trial.problem is not None and not trial.is_broken for trial in trials):
+        """Add trials, and forget the oldest of too many; nothing is kept of a machine that was busy."""
+        if not all(trial.is_lasting for trial in trials):
             return
         kept = self._all()
         kept.pop(key, None)

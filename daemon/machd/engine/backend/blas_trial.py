@@ -66,6 +66,7 @@ class BlasTrial:
         sixteen_rows_ms: The same of 16 rows.
         problem: What went wrong; None for a library that was measured.
         is_broken: Whether the library cannot be used; False also where the time was too short.
+        turns: How often it was measured.
     """
 
     library: str
@@ -73,6 +74,12 @@ class BlasTrial:
     sixteen_rows_ms: float | None = None
     problem: str | None = None
     is_broken: bool = False
+    turns: int = 0
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether it holds for later starts too: on a busy machine no time is left for all turns."""
+        return self.is_broken or self.turns == _TURNS
 
     @property
     def mean_ms(self) -> float | None:
@@ -155,6 +162,7 @@ def _better(earlier: BlasTrial, later: BlasTrial) -> BlasTrial:
         later,
         one_row_ms=min(earlier.one_row_ms, later.one_row_ms),
         sixteen_rows_ms=min(earlier.sixteen_rows_ms, later.sixteen_rows_ms),
+        turns=earlier.turns + later.turns,
     )
 
 
@@ -188,7 +196,7 @@ def _trial(
         one_row_ms, sixteen_rows_ms = (float(one) for one in json.loads(done.stdout))
     except (ValueError, TypeError):
         return BlasTrial(library, problem=_said(done.stderr), is_broken=True)
-    return BlasTrial(library, one_row_ms, sixteen_rows_ms)
+    return BlasTrial(library, one_row_ms, sixteen_rows_ms, turns=1)
 
 
 def _ended_by(number: int) -> str:
