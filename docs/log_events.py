@@ -98,15 +98,16 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
     LogEvent(
         "blas.measured",
         ("info",),
-        ("backend", "library", "one_row_ms", "sixteen_rows_ms"),
-        "Which BLAS multiplies matrices, and how it takes a batch.",
+        ("backend", "library", "one_row_ms", "sixteen_rows_ms", "reason", "compared"),
+        "Which BLAS multiplies matrices, how it takes a batch, and why it was chosen; `compared` has the times or the "
+        "problem of each library for the model's product.",
     ),
     LogEvent(
         "blas.slow",
         ("warning",),
         ("advice",),
         "The BLAS gains nothing from a batch.",
-        "Install what `advice` names.",
+        "Do what `advice` says.",
     ),
     LogEvent(
         "model.note",

@@ -18,11 +18,12 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Any, TypeAlias
 
-from machd.engine.backend.blas import choose_blas, measure_blas
+from machd.engine.backend.blas import measure_blas
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.backend.scratch import private_scratch_directory, use_scratch_directory
 from machd.engine.loading.embedded import user_cache_directory
 from machd.engine.loading.source import resolve_model
+from machd.engine.open import choose_blas_for
 from machd.errors import EngineFaultError, MachdError
 from machd.settings.model import Settings
 from machd.settings.sources import process_environ
@@ -145,8 +146,15 @@ def _serve(pipe: Connection, settings: Settings) -> None:
 
 
 def _load(settings: Settings) -> tuple[object, Callable[[_Query], object]]:
-    cache_directory = user_cache_directory(process_environ())
-    choice = choose_blas(settings.engine.blas)
+    environ = process_environ()
+    cache_directory = user_cache_directory(environ)
+    choice = choose_blas_for(
+        settings.model.path,
+        settings.engine.blas,
+        cache_directory=cache_directory,
+        environ=environ,
+        set_variable=os.environ.__setitem__,  # noqa: TID251 - the libraries read theirs by themselves
+    )
     use_scratch_directory(
         private_scratch_directory(cache_directory / "machd"),
         os.environ.__setitem__,  # noqa: TID251 - mlx reads TMPDIR by itself

@@ -26,7 +26,7 @@ from machd_probes.prober import loaded_subject, run_check
 from machd_probes.runner import WORKER_COMMAND
 from machd_probes.stand_in_process import StandInProcess
 from machd_probes.versions import probe_basis
-from machd_probes.worker_messages import StandInOrder
+from machd_probes.worker_messages import BLAS_VARIABLE, StandInOrder
 
 _START_S = 6.0
 """For a stand-in, while the daemon starts: the process takes two, a check less than one."""
@@ -43,6 +43,7 @@ class ModelProbe:
         cache_directory: Path,
         *,
         model_path: str | None = None,
+        blas: str | None = None,
         environ: Mapping[str, str] | None = None,
         clock: Clock | None = None,
         worker_command: Sequence[str] = WORKER_COMMAND,
@@ -52,6 +53,8 @@ class ModelProbe:
         Args:
             cache_directory: The user's cache directory.
             model_path: ``model.path``; None for the embedded default.
+            blas: ``engine.blas`` for the process that measures a stand-in, which has to compute with
+                the library of this process; what the environment says unless given.
             environ: Of the process that measures a stand-in; this one's unless given.
             clock: Reads time; the machine's unless given.
             worker_command: Starts that process.
@@ -59,6 +62,8 @@ class ModelProbe:
         self._cache_directory = cache_directory
         self._model_path = model_path
         self._environ = dict(os.environ if environ is None else environ)  # noqa: TID251 - for a child
+        if blas is not None:
+            self._environ[BLAS_VARIABLE] = blas
         self._clock = clock or SystemClock()
         self._worker_command = worker_command
         self._store: EvidenceStore | None = None

@@ -18,6 +18,7 @@ def startup_measures(
     cache_directory: Path,
     *,
     model_path: str | None = None,
+    blas: str | None = None,
     on_measure: Callable[[], object] = lambda: None,
 ) -> Measures:
     """Give what finds out about the loaded model; it imports mlx when it is first called.
@@ -25,6 +26,7 @@ def startup_measures(
     Args:
         cache_directory: The user's cache directory.
         model_path: ``model.path``; None for the embedded default.
+        blas: As of :class:`machd_probes.model_probe.ModelProbe`.
         on_measure: Called before the start's measurement begins.
     """
 
@@ -33,7 +35,7 @@ def startup_measures(
         # After the engine was loaded: mlx is to be imported when its BLAS is chosen.
         from machd_probes.model_probe import ModelProbe  # noqa: PLC0415
 
-        return ModelProbe(cache_directory, model_path=model_path)
+        return ModelProbe(cache_directory, model_path=model_path, blas=blas)
 
     def announced(measure: Measure) -> Measure:
         def announce(engine: Engine) -> Results:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -44,7 +45,8 @@ _NOT_MEASURED = (
     *("engine/ranks/", "engine/loading/shard", "engine/step/ranked_decoder"),
     *("engine/loading/inspection", "engine/loading/loader", "engine/loading/model_code"),
     *("engine/backend/safetensors_header", "engine/loading/source"),
-    *("engine/loading/template_abilities", "engine/loading/tokenizer_files"),
+    *("engine/loading/product_shape", "engine/loading/template_abilities"),
+    *("engine/loading/tokenizer_files",),
     *("engine/prefix_blocks/directory", "engine/prefix_blocks/disk_tier"),
     *("engine/prefix_blocks/encoding", "engine/prefix_blocks/key"),
     *("engine/prefix_blocks/scan", "engine/prefix_blocks/writer"),
@@ -57,6 +59,7 @@ VISION_PACKAGES = ("mlx-vlm", "transformers")
 """Packages whose versions decide on answers about images, besides mlx and mlx-lm."""
 
 _ABSENT = "not installed"
+_VERSION = re.compile(r" \d[\w.]*$")
 _SUFFIXES = frozenset({".py", ".toml"})
 
 
@@ -98,16 +101,15 @@ class ProbeBasis:
     def computes_like(self, other: ProbeBasis) -> bool:
         """Return whether results of another basis hold under this one.
 
-        The version of machd and the BLAS may differ: the digest says which code computes, and every
-        BLAS multiplies the same matrices, up to the noise that each comparison allows for.
+        The version of machd may differ, because the digest says which code computes, and so may that
+        of the BLAS. Another BLAS rounds a row of a batch in its own way: its results are its own.
         """
-        return (self.mlx, self.mlx_lm, self.backend, self.dtype, self.sources) == (
-            other.mlx,
-            other.mlx_lm,
-            other.backend,
-            other.dtype,
-            other.sources,
-        )
+        return self._computing == other._computing
+
+    @property
+    def _computing(self) -> tuple[str | None, ...]:
+        library = self.blas and _VERSION.sub("", self.blas)
+        return self.mlx, self.mlx_lm, self.backend, self.dtype, self.sources, library
 
 
 def probe_basis(*, backend: str, blas: str | None, dtype: str = PROBE_DTYPE) -> ProbeBasis:

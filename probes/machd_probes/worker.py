@@ -158,7 +158,8 @@ def _prepare(*, with_models: bool, max_memory_bytes: int = _MAX_MEMORY_BYTES) ->
     from machd.settings.sources import process_environ  # noqa: PLC0415
 
     environ = process_environ()
-    choice = choose_blas(environ.get(BLAS_VARIABLE) or "auto")
+    # Without comparing libraries: workers that run side by side have to choose alike.
+    choice = choose_blas(environ.get(BLAS_VARIABLE) or "auto", environ=environ)
     use_scratch_directory(
         private_scratch_directory(user_cache_directory(environ) / "machd"),
         os.environ.__setitem__,  # noqa: TID251 - mlx reads TMPDIR by itself

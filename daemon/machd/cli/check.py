@@ -15,7 +15,7 @@ from machd.capabilities.facts import CacheFacts
 from machd.cli.check_document import ModelCheck, QualityReport
 from machd.cli.options import SettingsCommand, model_argument, settings_options
 from machd.cli.progress import ProgressBar
-from machd.engine.backend.blas import BlasChoice, choose_blas, measure_blas
+from machd.engine.backend.blas import BlasChoice, measure_blas
 from machd.engine.backend.scratch import private_scratch_directory, use_scratch_directory
 from machd.engine.loading.embedded import user_cache_directory
 from machd.engine.loading.source import resolve_model
@@ -135,9 +135,18 @@ def _refuse_conflicts(given: dict[str, bool], *, with_archs: dict[str, bool]) ->
 
 def _checked(loaded: LoadedSettings, *, measure: bool) -> ModelCheck:
     settings = loaded.settings
-    cache_directory = user_cache_directory(process_environ())
+    from machd.engine.open import choose_blas_for, residency  # noqa: PLC0415 - a help text needs neither
+
+    environ = process_environ()
+    cache_directory = user_cache_directory(environ)
     # Both before anything imports mlx, as serve does.
-    blas = choose_blas(settings.engine.blas)
+    blas = choose_blas_for(
+        settings.model.path,
+        settings.engine.blas,
+        cache_directory=cache_directory,
+        environ=environ,
+        set_variable=os.environ.__setitem__,  # noqa: TID251 - the libraries read theirs by themselves
+    )
     use_scratch_directory(
         private_scratch_directory(cache_directory / "machd"),
         os.environ.__setitem__,  # noqa: TID251 - mlx reads TMPDIR by itself
@@ -161,7 +170,6 @@ def _checked(loaded: LoadedSettings, *, measure: bool) -> ModelCheck:
         if not measure and not needs_processors(source):
             import_mlx_lm_without_tokenizers()
         from machd.cli.check_report import model_check  # noqa: PLC0415 - imports mlx
-        from machd.engine.open import residency  # noqa: PLC0415
         from machd_probes.evidence_store import (  # noqa: PLC0415 - parses the matrix
             EvidenceStore,
             weights_key,
@@ -223,7 +231,11 @@ def _measured(loaded: LoadedSettings, progress: ProgressBar, blas: BlasChoice) -
     with _loaded_engine(loaded.settings, progress, blas) as engine:
         progress.stage("measuring", None)
         cache_directory = user_cache_directory(process_environ())
-        probe = ModelProbe(cache_directory, model_path=loaded.settings.model.path)
+        probe = ModelProbe(
+            cache_directory,
+            model_path=loaded.settings.model.path,
+            blas=blas.for_other_processes,
+        )
         results = probe.measure_weights(engine, anew=True)
         assert results is not None, "a model in memory has code"
         is_quantised = loaded.settings.model.quantize is not None

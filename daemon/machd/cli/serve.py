@@ -18,9 +18,10 @@ from machd.cli.options import SettingsCommand, model_argument, settings_options,
 from machd.cli.progress import ProgressBar
 from machd.clock import SystemClock
 from machd.daemon import Daemon
+from machd.engine.backend.blas import BlasChoice
 from machd.engine.backend.progress import SilentProgress
 from machd.engine.loading.embedded import user_cache_directory
-from machd.engine.open import engine_loader, follower
+from machd.engine.open import choose_blas_for, engine_loader, follower
 from machd.engine.protocol.engine import Engine
 from machd.engine.ranks.joining import RankPlace, rank_place
 from machd.follower import Follower
@@ -41,8 +42,17 @@ def serve(loaded: LoadedSettings) -> None:
     forget_service_variables(os.environ)  # noqa: TID251 - whatever is started from here on inherits it
     configure_logs(level=settings.logging.level, log_format=settings.logging.format)
     place = rank_place(sources.environ)
+    cache_directory = user_cache_directory(sources.environ)
+    blas = choose_blas_for(
+        settings.model.path,
+        settings.engine.blas,
+        cache_directory=cache_directory,
+        environ=sources.environ,
+        set_variable=os.environ.__setitem__,  # noqa: TID251 - the libraries read theirs by themselves
+        place=place,
+    )
     if place is not None and not place.leads:
-        _follow(settings, user_cache_directory(sources.environ), place)
+        _follow(settings, cache_directory, blas, place)
         return
     with ProgressBar() as progress:
 
@@ -54,12 +64,12 @@ def serve(loaded: LoadedSettings) -> None:
             gc.freeze()
             click.echo(welcome(url, daemon.admin_url, engine, daemon.decode_mode), err=True)
 
-        cache_directory = user_cache_directory(sources.environ)
         load = engine_loader(
             settings,
             cache_directory=cache_directory,
             set_variable=os.environ.__setitem__,  # noqa: TID251 - mlx reads TMPDIR by itself
             progress=progress,
+            blas=blas,
             place=place,
         )
         make_daemon = functools.partial(
@@ -71,6 +81,7 @@ def serve(loaded: LoadedSettings) -> None:
             measures=startup_measures(
                 cache_directory,
                 model_path=settings.model.path,
+                blas=blas.for_other_processes,
                 on_measure=lambda: progress.stage("probing", None),
             ),
         )
@@ -78,13 +89,14 @@ def serve(loaded: LoadedSettings) -> None:
         asyncio.run(daemon.run())
 
 
-def _follow(settings: Settings, cache_directory: Path, place: RankPlace) -> None:
+def _follow(settings: Settings, cache_directory: Path, blas: BlasChoice, place: RankPlace) -> None:
     """Be a rank that rank 0 orders; rank 0 shows its progress."""
     run = follower(
         settings,
         cache_directory=cache_directory,
         set_variable=os.environ.__setitem__,  # noqa: TID251 - mlx reads TMPDIR by itself
         progress=SilentProgress(),
+        blas=blas,
         place=place,
     )
     stall_timeout_s = settings.engine.stall_timeout_s

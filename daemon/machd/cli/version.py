@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as distribution_version
@@ -10,7 +11,11 @@ from importlib.metadata import version as distribution_version
 import click
 
 import machd
-from machd.engine.backend.blas import BlasReport, choose_blas, measure_blas
+from machd.engine.backend.blas import BlasChoice, BlasReport, measure_blas
+from machd.engine.backend.blas_trial import BlasTrial
+from machd.engine.loading.embedded import user_cache_directory
+from machd.engine.open import choose_blas_for
+from machd.settings.sources import process_environ
 
 
 @click.command()
@@ -27,16 +32,25 @@ def version(*, as_json: bool, blas: str) -> None:
     """Print versions and measure the matrix library.
 
     The measurement multiplies one row and sixteen rows by a 2048 x 2048 float32 matrix: where
-    sixteen cost about as much as one, batching pays.
+    sixteen cost about as much as one, batching pays. Where several libraries are installed, it shows
+    their times for the products of the default model too: 1 row, then 16 rows.
     """
-    report = measure_blas(choose_blas(blas))
+    environ = process_environ()
+    choice = choose_blas_for(
+        None,
+        blas,
+        cache_directory=user_cache_directory(environ),
+        environ=environ,
+        set_variable=os.environ.__setitem__,  # noqa: TID251 - the libraries read theirs by themselves
+    )
+    report = measure_blas(choice)
     facts: dict[str, object] = {
         "machd": machd.__version__,
         "mlx": _version_of("mlx"),
         "mlx_lm": _version_of("mlx-lm"),
         "python": platform.python_version(),
         "backend": report.backend,
-        "blas": _blas_facts(report),
+        "blas": _blas_facts(report, choice),
     }
     if as_json:
         click.echo(json.dumps(facts, indent=2))
@@ -45,6 +59,8 @@ def version(*, as_json: bool, blas: str) -> None:
         click.echo(f"{name.replace('_', '-'):8} {facts[name]}")
     if report.name is not None:
         click.echo(f"{'BLAS':8} {_blas_line(report)}")
+        for trial in choice.trials:
+            click.echo(f"{'':8} {_trial_line(trial)}")
     if report.advice is not None:
         click.echo(f"advice   {report.advice}")
 
@@ -56,7 +72,7 @@ def _version_of(distribution: str) -> str:
         return "not installed"
 
 
-def _blas_facts(report: BlasReport) -> dict[str, object] | None:
+def _blas_facts(report: BlasReport, choice: BlasChoice) -> dict[str, object] | None:
     if report.name is None:
         return None
     return {
@@ -66,7 +82,15 @@ def _blas_facts(report: BlasReport) -> dict[str, object] | None:
         "ratio": report.ratio,
         "is_reference": report.is_reference,
         "advice": report.advice,
+        "reason": choice.reason,
+        "compared": [trial.figures for trial in choice.trials],
     }
+
+
+def _trial_line(trial: BlasTrial) -> str:
+    if trial.one_row_ms is None or trial.sixteen_rows_ms is None:
+        return f"{trial.library}: {trial.problem}"
+    return f"{trial.library}: {trial.one_row_ms:.2f} ms, {trial.sixteen_rows_ms:.2f} ms"
 
 
 def _blas_line(report: BlasReport) -> str:

@@ -7,7 +7,8 @@ imported with care; everything that computes then happens on the thread that loa
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,10 +17,14 @@ import structlog
 
 from machd.clock import SystemClock
 from machd.engine.backend.blas import BlasChoice, choose_blas, measure_blas
+from machd.engine.backend.blas_kept_trials import KeptTrials, conditions_key
+from machd.engine.backend.blas_trial import BlasTrial, compare_libraries
+from machd.engine.backend.cpu_threads import thread_variables
 from machd.engine.backend.heap import map_large_arrays
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.backend.progress import LoadProgress
 from machd.engine.backend.scratch import private_scratch_directory, use_scratch_directory
+from machd.engine.loading.product_shape import product_shape
 from machd.engine.loading.source import ModelSource, resolve_model
 from machd.engine.prefix_blocks.directory import check_block_directory
 from machd.engine.protocol.engine import Engine
@@ -35,6 +40,49 @@ if TYPE_CHECKING:
     from machd.engine.ranks.shared_loading import SharedLoading  # imports mlx
     from machd.engine.step.mlx_engine import MlxEngine  # imports mlx
     from machd.engine.step.ports import Proposer
+
+
+def choose_blas_for(
+    model: str | None,
+    choice: str,
+    *,
+    cache_directory: Path,
+    environ: Mapping[str, str],
+    set_variable: Callable[[str, str], None],
+    place: RankPlace | None = None,
+) -> BlasChoice:
+    """Bound the threads of matrix libraries, then load the fastest for a model. Call it before mlx is imported.
+
+    Where several libraries are installed, they are compared within a second; the times are kept, so
+    that later starts take some milliseconds.
+
+    Args:
+        model: ``model.path``; None for the embedded default.
+        choice: ``engine.blas``.
+        cache_directory: The user's cache directory.
+        environ: The environment of this process.
+        set_variable: Sets an environment variable of this process.
+        place: This process's place among ranks. Nothing is measured then: all ranks have to add in
+            the same order, and one rank's clock could choose another library.
+
+    Raises:
+        StartupError: The library asked for cannot be loaded.
+    """
+    threads = thread_variables(environ) if sys.platform == "linux" else {}
+    for name, value in threads.items():
+        set_variable(name, value)
+    environ = {**environ, **threads}
+
+    def compare(libraries: Sequence[str]) -> Sequence[BlasTrial]:
+        shape = product_shape(model, cache_directory=cache_directory)
+        kept, key = KeptTrials(cache_directory), conditions_key(libraries, shape, environ)
+        trials = kept.find(key)
+        if trials is None:
+            trials = compare_libraries(libraries, shape, environ)
+            kept.keep(key, trials)
+        return trials
+
+    return choose_blas(choice, environ=environ, compare=compare if place is None else None)
 
 
 def engine_loader(
@@ -56,7 +104,7 @@ def engine_loader(
         cache_directory: The user's cache directory.
         set_variable: Sets an environment variable of this process.
         progress: Told about loading.
-        blas: The library that this process has loaded already; chosen by the settings unless given.
+        blas: The library that this process has loaded already; chosen without comparing unless given.
         place: This process's place among ranks, of which it leads; None where it computes alone.
 
     Raises:
@@ -112,6 +160,7 @@ def follower(
     set_variable: Callable[[str, str], None],
     progress: LoadProgress,
     place: RankPlace,
+    blas: BlasChoice | None = None,
 ) -> Callable[[Callable[[], None]], None]:
     """Prepare the process for mlx, then give the function that loads a shard and follows rank 0 to its end.
 
@@ -123,12 +172,13 @@ def follower(
         set_variable: Sets an environment variable of this process.
         progress: Told about loading.
         place: This process's place among the ranks.
+        blas: As of :func:`engine_loader`.
 
     Raises:
         StartupError: The BLAS asked for cannot be loaded, or the scratch directory is not private.
         SettingsError: Ranks cannot do what is asked.
     """
-    blas = choose_blas(settings.engine.blas)
+    blas = blas or choose_blas(settings.engine.blas)
     prepared = _prepared(settings, cache_directory, set_variable, progress, blas, place)
 
     def run(on_order: Callable[[], None]) -> None:
@@ -179,6 +229,8 @@ def _prepared(
             library=report.name,
             one_row_ms=_rounded(report.one_row_ms),
             sixteen_rows_ms=_rounded(report.sixteen_rows_ms),
+            reason=choice.reason,
+            compared=[trial.figures for trial in choice.trials],
         )
         if report.advice:
             log.warning("blas.slow", advice=report.advice)

@@ -112,7 +112,8 @@ class EngineSettings(SettingsSection):
 
     blas: Annotated[Text, Mark.RESTART] = Field(
         default="auto",
-        description="Matrix library of the CPU backend: auto takes the fastest one found, off "
+        description="Matrix library of the CPU backend: auto measures the libraries that are "
+        "installed (at most a second, and the times are kept) and takes the fastest, off "
         "keeps MLX's own, anything else is the path of a shared library.",
     )
     stall_timeout_s: float = Field(

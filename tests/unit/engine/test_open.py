@@ -1,4 +1,4 @@
-"""Log lines about the disk tier's directory when an engine is opened."""
+"""A BLAS is chosen for the model before an engine is opened, and the log says what is wrong with the disk tier."""
 
 from __future__ import annotations
 
@@ -12,10 +12,15 @@ from support.clocks.polling import CEILING_S
 from support.engines.block_samples import content_of, file_of, saved_block
 from unit.engine.tiny_llama import TinyLlama
 
+from machd.engine import open as opening
+from machd.engine.backend import blas
+from machd.engine.backend.blas import BlasChoice
+from machd.engine.backend.blas_trial import BlasTrial, ProductShape
 from machd.engine.loading.loader import load_model
-from machd.engine.open import _engine
+from machd.engine.open import _engine, choose_blas_for
 from machd.engine.prefix_blocks.disk_tier import DiskTier
 from machd.engine.prefix_blocks.key import block_key
+from machd.engine.ranks.joining import RankPlace
 from machd.settings.cache import CacheSettings
 from machd.settings.model import Settings
 
@@ -65,3 +70,78 @@ def test_damaged_files_are_warned_of(tmp_path: Path, tiny: TinyLlama) -> None:
             _engine(loaded, settings, root).close()
         warned = [one for one in lines if one["event"] == "blocks.damaged"]
         assert [(one["count"], one["log_level"]) for one in warned] == [(1, "warning")] * count
+
+
+class _Comparison:
+    """Stands in for the measurement of two installed libraries; ``b`` is the faster."""
+
+    def __init__(self) -> None:
+        self.shapes: list[ProductShape] = []
+        self.environ: dict[str, str] = {}
+
+    def __call__(
+        self, libraries: tuple[str, ...], shape: ProductShape, environ: dict[str, str]
+    ) -> tuple[BlasTrial, ...]:
+        self.shapes.append(shape)
+        self.environ = environ
+        return tuple(BlasTrial(one, 3.0 - n, 3.0 - n, turns=2) for n, one in enumerate(libraries))
+
+
+@pytest.fixture(name="comparison")
+def _comparison(monkeypatch: pytest.MonkeyPatch) -> _Comparison:
+    """Two libraries are installed, mlx is not imported, and nothing is loaded."""
+    comparison = _Comparison()
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.delitem(sys.modules, "mlx.core", raising=False)
+    monkeypatch.setattr(blas, "_expects_cuda", lambda: False)
+    monkeypatch.setattr(blas, "installed_libraries", lambda _environ: ("a", "b"))
+    monkeypatch.setattr(blas, "_load", lambda _library: None)
+    monkeypatch.setattr(opening, "compare_libraries", comparison)
+    return comparison
+
+
+def _chosen(
+    tmp_path: Path, variables: dict[str, str], place: RankPlace | None = None
+) -> BlasChoice:
+    return choose_blas_for(
+        str(tmp_path),
+        "auto",
+        cache_directory=tmp_path,
+        environ={"OPENBLAS_NUM_THREADS": "3"},
+        set_variable=variables.__setitem__,
+        place=place,
+    )
+
+
+def test_libraries_are_compared_once_with_the_models_shape(
+    tmp_path: Path, comparison: _Comparison
+) -> None:
+    """The next start takes the same library without measuring; another model is measured."""
+    config = tmp_path / "config.json"
+    config.write_text('{"hidden_size": 576, "intermediate_size": 1536}', "utf-8")
+    choices = [_chosen(tmp_path, {}) for _ in range(2)]
+    assert [one.library for one in choices] == ["b", "b"]
+    assert choices[0].trials == choices[1].trials
+    assert comparison.shapes == [ProductShape(576, 1536)]
+
+    config.write_text('{"hidden_size": 64, "intermediate_size": 128}', "utf-8")
+    assert _chosen(tmp_path, {}).library == "b"
+    assert comparison.shapes[1:] == [ProductShape(64, 128)]
+
+
+def test_ranks_measure_nothing(tmp_path: Path, comparison: _Comparison) -> None:
+    """They take the first library of a fixed order, so that no clock of one rank decides."""
+    place = RankPlace(rank=0, backend="ring")
+    assert _chosen(tmp_path, {}, place).library == "a"
+    assert comparison.shapes == []
+
+
+def test_threads_are_bounded_before_a_library_is_loaded(
+    tmp_path: Path, comparison: _Comparison, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This process and the measurement get the same numbers, and the operator's stand."""
+    monkeypatch.setattr("machd.engine.backend.cpu_threads.usable_cpus", lambda **_: 2)
+    variables: dict[str, str] = {}
+    _chosen(tmp_path, variables)
+    assert variables == {"MKL_NUM_THREADS": "2", "BLIS_NUM_THREADS": "2"}
+    assert comparison.environ == {**variables, "OPENBLAS_NUM_THREADS": "3"}

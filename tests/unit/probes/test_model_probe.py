@@ -62,6 +62,22 @@ def test_unknown_code_is_measured_and_remembered(tmp_path: Path) -> None:
     assert again.measure_next(engine) is None
 
 
+def test_a_small_model_is_measured_with_the_library_of_the_daemon(tmp_path: Path) -> None:
+    """The worker is told which BLAS to load: its results are kept as that library's."""
+    seen = tmp_path / "seen"
+    script = "import os, pathlib, sys; pathlib.Path(sys.argv[1]).write_text(os.environ['LME_BLAS'])"
+    probe = ModelProbe(
+        tmp_path,
+        model_path=str(tmp_path / "nowhere"),
+        blas="/lib/libmine.so",
+        environ={"LME_BLAS": "auto"},
+        worker_command=(sys.executable, "-c", script, str(seen)),
+    )
+    assert probe.measure_next(make_engine(tiny_loaded("qwen2"))) == ()
+    wait_until(lambda: not probe.is_measuring, "the worker has ended")
+    assert seen.read_text("utf-8") == "/lib/libmine.so"
+
+
 def test_without_its_repair_a_model_is_found_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

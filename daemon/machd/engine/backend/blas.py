@@ -3,7 +3,8 @@
 The ``mlx-cpu`` wheel links the reference BLAS, whose cost grows with every row of a batch. A
 library loaded with ``RTLD_GLOBAL`` before mlx answers mlx's ``cblas_sgemm`` in its place, without
 ``LD_PRELOAD`` and without starting the process again. :func:`choose_blas` loads it and must run
-before anything imports mlx; :func:`measure_blas` imports mlx and shows what it got.
+before anything imports mlx; :func:`measure_blas` imports mlx and shows what it got. Which of several
+libraries is the fastest differs by CPU, so the caller may have them compared first.
 """
 
 from __future__ import annotations
@@ -11,31 +12,22 @@ from __future__ import annotations
 import ctypes
 import importlib.metadata
 import os
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from machd.clock import Clock, SystemClock
+from machd.engine.backend.blas_candidates import SONAMES, installed_libraries
+from machd.engine.backend.blas_trial import BlasTrial, fastest
 from machd.errors import StartupError
 from machd.settings.problems import shortened
 
 _AUTO = "auto"
 _OFF = "off"
 
-_CANDIDATES = (
-    "libopenblas.so.0",
-    "libopenblasp.so.0",  # Fedora's pthreads build
-    "libopenblaso.so.0",  # Fedora's OpenMP build
-    "libmkl_rt.so.2",
-    "libblis.so.4",
-    "libflexiblas.so.3",
-)
-"""Shared libraries that export an optimised ``cblas_sgemm``, best known first.
-
-``libblas.so.3`` and ``libcblas.so.3`` are left out: on a plain machine they are the reference BLAS.
-"""
-
+_MKL_VERSION_BYTES = 256
 _PRODUCT_ROWS = 16
 _PRODUCT_WIDTH = 2048
 _REPEATS = 5
@@ -54,6 +46,15 @@ _ADVICE = (
 """Measured with mlx 0.32.4 on two cores: a product of 16 rows takes 1.5 ms instead of 22, one of a
 4096 x 4096 matrix and one row 6.1 instead of 14.2."""
 
+_ADVICE_LOADED = (
+    "was loaded and took several times as long for 16 rows as for one: on a busy machine its threads "
+    "wait for a core; if `machd version` shows it on an idle machine too, name another library in "
+    "engine.blas"
+)
+
+Compare = Callable[[Sequence[str]], Sequence[BlasTrial]]
+"""Measures the libraries at these paths."""
+
 
 @dataclass(frozen=True, slots=True)
 class BlasChoice:
@@ -63,11 +64,18 @@ class BlasChoice:
         requested: ``auto``, ``off`` or the path that was asked for.
         library: The file that was loaded; None when mlx keeps its own.
         reason: Why, in a few words for the start-up log.
+        trials: Times of the libraries that were compared; empty where none were.
     """
 
     requested: str
     library: str | None
     reason: str
+    trials: tuple[BlasTrial, ...] = ()
+
+    @property
+    def for_other_processes(self) -> str:
+        """The value of ``engine.blas`` with which another process computes with the same library."""
+        return self.library or self.requested
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +88,7 @@ class BlasReport:
         one_row_ms: Best of five; None where nothing was measured.
         sixteen_rows_ms: The same for 16 rows.
         is_reference: Whether 16 rows cost so much more than one that batching gains nothing.
-        advice: What to install and what it gains; None when nothing needs doing.
+        advice: What to do about it; None when nothing needs doing.
     """
 
     backend: str
@@ -98,11 +106,16 @@ class BlasReport:
         return self.sixteen_rows_ms / max(self.one_row_ms, 1e-6)
 
 
-def choose_blas(choice: str) -> BlasChoice:
+def choose_blas(
+    choice: str, *, environ: Mapping[str, str] | None = None, compare: Compare | None = None
+) -> BlasChoice:
     """Load the best cblas of the machine, before anything imports mlx.
 
     Args:
         choice: ``auto``, ``off``, or the path of a shared library.
+        environ: Says where the loader looks for libraries; this process's unless given.
+        compare: Measures libraries for ``auto`` if there are several; the fastest is loaded. Without
+            it that is the first in a fixed order, so that several processes choose alike.
 
     Returns:
         What was loaded and why. Never an error for ``auto``: without a better library mlx keeps
@@ -121,10 +134,28 @@ def choose_blas(choice: str) -> BlasChoice:
         return BlasChoice(choice, _load_path(choice), "asked for")
     if _expects_cuda():
         return BlasChoice(choice, None, "mlx computes on the GPU")
-    for candidate in _CANDIDATES:
-        if _load(candidate) is None:
-            return BlasChoice(choice, candidate, "found on this machine")
-    return BlasChoice(choice, None, "no optimised BLAS on this machine")
+    environ = os.environ if environ is None else environ  # noqa: TID251 - where the loader looks itself
+    return _choose_installed(installed_libraries(environ), compare)
+
+
+def _choose_installed(libraries: Sequence[str], compare: Compare | None) -> BlasChoice:
+    """Load the fastest of several libraries, else the first that can be loaded."""
+    trials: tuple[BlasTrial, ...] = ()
+    reason = "the only one found" if len(libraries) == 1 else "the first found"
+    if compare is not None and len(libraries) > 1:
+        trials = tuple(compare(libraries))
+        best = fastest(trials)
+        if best is not None and _load(best.library) is None:
+            return BlasChoice(_AUTO, best.library, f"the fastest of {len(trials)}", trials)
+        # Where the time was too short for all, one of them is still better than mlx's own.
+        broken = {trial.library for trial in trials if trial.is_broken}
+        libraries = [library for library in libraries if library not in broken]
+        reason = "the first found: none could be measured"
+    # The loader knows places that are not searched, such as those of a Python without ld.so.cache.
+    for library in libraries or (() if trials else SONAMES):
+        if _load(library) is None:
+            return BlasChoice(_AUTO, library, reason, trials)
+    return BlasChoice(_AUTO, None, "no optimised BLAS on this machine", trials)
 
 
 def measure_blas(choice: BlasChoice, *, clock: Clock | None = None) -> BlasReport:
@@ -141,13 +172,15 @@ def measure_blas(choice: BlasChoice, *, clock: Clock | None = None) -> BlasRepor
     clock = clock or SystemClock()
     one_row_ms, sixteen_rows_ms = _products_ms(clock)
     is_reference = sixteen_rows_ms / max(one_row_ms, 1e-6) >= _REFERENCE_RATIO
+    name = _library_name(choice, is_reference=is_reference)
+    advice = _ADVICE if choice.library is None else f"{name} {_ADVICE_LOADED}"
     return BlasReport(
         backend=backend,
-        name=_library_name(choice, is_reference=is_reference),
+        name=name,
         one_row_ms=one_row_ms,
         sixteen_rows_ms=sixteen_rows_ms,
         is_reference=is_reference,
-        advice=_ADVICE if is_reference and sys.platform == "linux" else None,
+        advice=advice if is_reference and sys.platform == "linux" else None,
     )
 
 
@@ -213,7 +246,7 @@ def _library_name(choice: BlasChoice, *, is_reference: bool) -> str:
     if choice.library is None:
         return "reference BLAS" if is_reference else "unknown"
     library = ctypes.CDLL(choice.library)
-    for describe in (_openblas_name, _mkl_name):
+    for describe in (_openblas_name, _mkl_name, _blis_name):
         name = describe(library)
         if name is not None:
             return name
@@ -229,7 +262,18 @@ def _openblas_name(library: ctypes.CDLL) -> str | None:
 
 
 def _mkl_name(library: ctypes.CDLL) -> str | None:
-    return "Intel MKL" if hasattr(library, "mkl_get_version_string") else None
+    if not hasattr(library, "mkl_get_version_string"):
+        return None
+    text = ctypes.create_string_buffer(_MKL_VERSION_BYTES)
+    library.mkl_get_version_string(text, len(text) - 1)
+    # Such as "Intel(R) oneAPI Math Kernel Library Version 2026.2-Product Build 20260915 for …".
+    found = re.search(r"Version ([\d.]+)", text.value.decode("ascii", "replace"))
+    return f"Intel MKL {found[1]}" if found else "Intel MKL"
+
+
+def _blis_name(library: ctypes.CDLL) -> str | None:
+    version = _text_function(library, "bli_info_get_version_str")
+    return None if version is None else f"BLIS {version().decode('ascii', 'replace')}"
 
 
 def _text_function(library: ctypes.CDLL, name: str) -> Callable[[], bytes] | None:

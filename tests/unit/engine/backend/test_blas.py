@@ -13,6 +13,7 @@ from support.clocks.polling import CEILING_S
 
 from machd.engine.backend import blas
 from machd.engine.backend.blas import BlasChoice, choose_blas, measure_blas
+from machd.engine.backend.blas_trial import BlasTrial
 from machd.errors import StartupError
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="chosen on Linux only")
@@ -118,6 +119,65 @@ def test_too_late_is_said_and_not_hidden(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "imported before" in choice.reason
 
 
+@pytest.fixture(name="loaded")
+def _loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Three libraries are installed, mlx is not imported, and what is loaded is only listed."""
+    loaded: list[str] = []
+    monkeypatch.delitem(sys.modules, "mlx.core", raising=False)
+    monkeypatch.setattr(blas, "_expects_cuda", lambda: False)
+    monkeypatch.setattr(blas, "installed_libraries", lambda _environ: ("a", "b", "c"))
+    monkeypatch.setattr(blas, "_load", loaded.append)
+    return loaded
+
+
+@linux_only
+def test_the_fastest_library_is_loaded_and_no_other(loaded: list[str]) -> None:
+    """``auto`` takes the library with the least times, and keeps the times of all for the log."""
+    trials = (BlasTrial("a", 2.0, 2.0), BlasTrial("b", 1.0, 1.0), BlasTrial("c", problem="crashed"))
+    choice = choose_blas("auto", compare=lambda _libraries: trials)
+    assert (choice.library, choice.reason) == ("b", "the fastest of 3")
+    assert choice.trials == trials
+    assert choice.for_other_processes == "b"
+    assert loaded == ["b"]
+
+
+@linux_only
+@pytest.mark.parametrize(
+    ("broken", "library"), [((), "a"), (("a",), "b"), (("a", "b", "c"), None)], ids=str
+)
+def test_a_broken_library_is_never_loaded(
+    loaded: list[str], broken: tuple[str, ...], library: str | None
+) -> None:
+    """Where the time was too short for all, the first that did not break is taken in a fixed order."""
+    trials = [BlasTrial(one, problem="p", is_broken=one in broken) for one in "abc"]
+    assert choose_blas("auto", compare=lambda _libraries: trials).library == library
+    assert loaded == ([] if library is None else [library])
+
+
+@linux_only
+def test_a_single_library_is_not_measured(
+    loaded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is nothing to choose between."""
+    monkeypatch.setattr(blas, "installed_libraries", lambda _environ: ("a",))
+    choice = choose_blas("auto", compare=lambda _libraries: pytest.fail("measured"))
+    assert (choice.library, choice.reason, choice.trials) == ("a", "the only one found", ())
+    assert loaded == ["a"]
+
+
+@linux_only
+def test_without_a_comparison_the_first_in_a_fixed_order_is_loaded(loaded: list[str]) -> None:
+    """Ranks and probe workers choose alike, whatever their clocks would say."""
+    assert choose_blas("auto").library == "a"
+    assert loaded == ["a"]
+
+
+def test_other_processes_compute_with_the_same_library() -> None:
+    """``off`` stays ``off``, and where mlx's own library serves another process may look for itself."""
+    assert BlasChoice("off", None, "switched off").for_other_processes == "off"
+    assert BlasChoice("auto", None, "none found").for_other_processes == "auto"
+
+
 def test_other_systems_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """On macOS nothing is loaded: Accelerate serves."""
     monkeypatch.setattr(sys, "platform", "darwin")
@@ -136,6 +196,17 @@ def test_the_verdict_is_the_ratio(
     report = measure_blas(BlasChoice("off", None, "switched off"), clock=ManualClock())
     assert report.is_reference is is_reference
     assert report.ratio == sixteen_rows_ms
+
+
+@linux_only
+def test_advice_does_not_tell_to_install_what_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library that takes a batch badly is named, and the advice is to measure again or name another."""
+    monkeypatch.setattr("machd.engine.backend.device.backend_name", lambda: "cpu")
+    monkeypatch.setattr(blas, "_products_ms", lambda _clock: (1.0, 16.0))
+    monkeypatch.setattr(blas, "_library_name", lambda *_, **__: "Intel MKL 2026.2")
+    advice = measure_blas(BlasChoice("auto", "a", "the fastest of 2"), clock=ManualClock()).advice
+    assert "Intel MKL 2026.2 was loaded" in str(advice)
+    assert "apt install" not in str(advice)
 
 
 def test_a_gpu_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,119 @@
+"""Keeps the trials of BLAS libraries in the user's cache directory, so that a later start is spared them.
+
+Only times are kept, under a digest of everything that they depend on. The libraries themselves are
+looked for at each start, so that nothing is loaded because a file of the cache names it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from machd.engine.backend.blas_trial import BlasTrial, ProductShape
+
+_FILE_NAME = "blas.json"
+_MAX_KEPT = 16
+_MAX_BYTES = 1 << 20
+_CPU_FACTS = ("model name", "flags", "CPU implementer", "CPU part", "Features")
+"""Lines of ``/proc/cpuinfo`` that say which code a library runs: x86's, then ARM's."""
+
+
+class KeptTrials:
+    """Trials by their conditions, in one small file. A disk that cannot be used is not an error."""
+
+    def __init__(self, cache_directory: Path) -> None:
+        """Read nothing yet.
+
+        Args:
+            cache_directory: The user's; machd's files are in ``machd/`` below it.
+        """
+        self._path = cache_directory / "machd" / _FILE_NAME
+
+    def find(self, key: str) -> tuple[BlasTrial, ...] | None:
+        """Return the trials under these conditions; None if they have to be measured."""
+        return self._all().get(key)
+
+    def keep(self, key: str, trials: Sequence[BlasTrial]) -> None:
+        """Add trials, and forget the oldest of too many; nothing is kept of a machine that was busy."""
+        if not all(trial.is_lasting for trial in trials):
+            return
+        kept = self._all()
+        kept.pop(key, None)
+        kept[key] = tuple(trials)
+        with contextlib.suppress(OSError, UnicodeEncodeError):
+            self._write(dict(list(kept.items())[-_MAX_KEPT:]))
+
+    def _all(self) -> dict[str, tuple[BlasTrial, ...]]:
+        try:
+            with self._path.open("rb") as file:
+                content = file.read(_MAX_BYTES)
+            return msgspec.json.decode(content, type=dict[str, tuple[BlasTrial, ...]])
+        except (OSError, ValueError):  # DecodeError is a ValueError
+            return {}
+
+    def _write(self, kept: Mapping[str, tuple[BlasTrial, ...]]) -> None:
+        """Replace the file by a whole one."""
+        folder = self._path.parent
+        for missing in reversed([one for one in (folder, *folder.parents) if not one.exists()]):
+            missing.mkdir(mode=0o700, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(prefix=".blas", dir=folder)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(msgspec.json.encode(kept))
+            Path(temporary).replace(self._path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+
+def conditions_key(
+    libraries: Sequence[str],
+    shape: ProductShape,
+    environ: Mapping[str, str],
+    *,
+    cpu_facts: Path = Path("/proc/cpuinfo"),
+) -> str:
+    """Return a digest of what times depend on: files, CPU, shape, variables of the libraries.
+
+    Args:
+        libraries: Paths; a file that was replaced has another size or time.
+        shape: Of the matrix.
+        environ: Of the child processes.
+        cpu_facts: The kernel's description of the CPUs.
+    """
+    variables = {name: value for name, value in environ.items() if _concerns_libraries(name)}
+    facts = (
+        [(library, *_state(library)) for library in libraries],
+        _cpu(cpu_facts),
+        (shape.width, shape.columns),
+        sorted(variables.items()),
+    )
+    return hashlib.sha256(repr(facts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def _concerns_libraries(name: str) -> bool:
+    return name.startswith(("OPENBLAS_", "MKL_", "BLIS_", "OMP_", "KMP_", "FLEXIBLAS"))
+
+
+def _state(library: str) -> tuple[int, int]:
+    """Return size, and time of the last change in nanoseconds."""
+    try:
+        facts = Path(library).stat()
+    except OSError:
+        return 0, 0
+    return facts.st_size, facts.st_mtime_ns
+
+
+def _cpu(cpu_facts: Path) -> list[str]:
+    """Return the lines that describe the first processor."""
+    try:
+        first = cpu_facts.read_text("utf-8", "replace").split("\n\n", 1)[0]
+    except OSError:
+        return []
+    return [line for line in first.splitlines() if line.startswith(_CPU_FACTS)]
