@@ -14,7 +14,7 @@ from machd_bench.bench import Bench, Mode, Plan, Progress
 from machd_bench.report import Row, machine_facts
 from machd_bench.runner import Runner
 from machd_bench.scenario import Scenario
-from machd_bench.shared_report import Outcome, Part, SharedReport, shared_model
+from machd_bench.shared_report import Outcome, Part, SharedReport, shared_machine, shared_model
 
 _MAX_PART_S = 3600.0
 """An end to a part whose backend hangs."""
@@ -46,7 +46,7 @@ def empty_report(size: str, scenarios: Sequence[Scenario], plan: Plan) -> Shared
     return SharedReport(
         started_at=datetime.fromtimestamp(plan.started_unix_s, UTC).isoformat(),
         size=size,
-        machine=machine_facts(),
+        machine=shared_machine(machine_facts()),
         model={},
         plan=asdict(plan),
         parts=[Part(scenario=one.name) for one in scenarios],

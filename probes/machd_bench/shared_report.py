@@ -7,6 +7,7 @@ machd itself gave stays.
 
 from __future__ import annotations
 
+import platform
 import re
 from collections.abc import Iterable
 from enum import StrEnum
@@ -84,6 +85,14 @@ class SharedReport(Struct, kw_only=True):
     def of(self, scenario: str) -> list[Row]:
         """The rows of one scenario."""
         return [row for row in self.rows if row.scenario == scenario]
+
+
+def shared_machine(facts: dict[str, Figure]) -> dict[str, Figure]:
+    """Return a machine's facts with the system's name and version in place of its build, which anybody may have named."""
+    version = platform.mac_ver()[0] or platform.release()
+    numbers = re.match(r"[\d.]*\d", version)
+    system = "macOS" if platform.mac_ver()[0] else platform.system()
+    return {**facts, "platform": f"{system} {numbers[0] if numbers else ''} {platform.machine()}"}
 
 
 def shared_model(facts: dict[str, Figure], *, is_local: bool) -> dict[str, Figure]:

@@ -1,7 +1,8 @@
 """Memory by load: what MLX holds, what the process holds, and on macOS what the machine has wired.
 
-Readings are taken while a load runs, so that the figures of a row are the most of it. MLX's own peak is of the process since its
-start, so that it never falls from row to row.
+Readings are taken while a load runs, so that the figures of a row are the most of it. The daemon reads MLX's memory once a
+second and when it becomes idle, so that a load of less than a second may hold more than its row says. MLX's own peak misses nothing; it is
+of the process since its start, so that it never falls from row to row.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from machd_bench.bench import Bench, Mode, together
+from machd_bench.bench import Bench, Mode, settled, together
 from machd_bench.report import Row
 from machd_bench.scenario import Scenario
 from machd_bench.server import Server
@@ -22,6 +23,7 @@ from machd_bench.server import Server
 STREAMS = (1, 8)
 _METRIC = "machd_mlx_memory_bytes"
 _READ_EVERY_S = 0.1
+_SETTLED_S = 0.2
 
 
 @dataclass(slots=True)
@@ -71,7 +73,7 @@ class MemoryReading:
 
 @asynccontextmanager
 async def _watched(server: Server) -> AsyncIterator[MemoryReading]:
-    """Read again and again until the load has ended, and once more then."""
+    """Read again and again until the load has ended, and then until the daemon has read what it left."""
     reading = MemoryReading()
 
     async def watch() -> None:
@@ -85,7 +87,12 @@ async def _watched(server: Server) -> AsyncIterator[MemoryReading]:
     finally:
         watching.cancel()
         await asyncio.wait({watching})
-    await reading.take(server)
+
+    async def read() -> MemoryReading:
+        await reading.take(server)
+        return replace(reading)
+
+    await settled(read, _SETTLED_S)
 
 
 async def _memory(bench: Bench) -> AsyncGenerator[Row]:

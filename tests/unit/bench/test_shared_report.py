@@ -78,13 +78,17 @@ def test_the_name_of_a_model_on_disk_is_left_out_and_its_size_is_not() -> None:
 
 
 def test_the_machine_has_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither that of the network nor that of a user."""
-    named = platform.uname()._replace(node=SECRET)
+    """Neither that of the network, nor that of a user or of a kernel's build."""
+    named = platform.uname()._replace(node=SECRET, release=f"6.1.2-{SECRET}")
     monkeypatch.setattr(platform, "uname", lambda: named)
     monkeypatch.setenv("USER", SECRET)
     monkeypatch.setenv("HOME", f"/home/{SECRET}")
 
-    assert SECRET not in as_text(made_report())
+    report = made_report()
+
+    assert SECRET not in as_text(report)
+    if platform.system() == "Linux":
+        assert report.machine["platform"] == f"Linux 6.1.2 {platform.machine()}"
 
 
 class _Addresses(HTMLParser):
