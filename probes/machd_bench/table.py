@@ -87,7 +87,7 @@ def _unit(name: str, values: Sequence[Figure]) -> tuple[str, float]:
     """Unit and factor of a column, by the end of its name."""
     kind = name.rpartition("_")[2]
     most = max((abs(one) for one in values if isinstance(one, int | float)), default=0)
-    if kind == "s":
+    if kind == "s" and not name.endswith("_per_s"):
         return ("ms", 1e3) if most < 10 else ("s", 1.0)
     if kind == "bytes":
         return ("MB", 1e-6) if most >= 1e6 else ("bytes", 1.0)

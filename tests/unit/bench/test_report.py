@@ -15,7 +15,7 @@ from machd_bench.prompts import make_prompts
 from machd_bench.report import Bound, Goal, Report, Row, Verdict, machine_facts, percentiles
 from machd_bench.scenario import Scenario
 from machd_bench.scenarios import SCENARIOS
-from machd_bench.table import print_scenario, print_summary
+from machd_bench.table import print_scenario, print_summary, table_cells
 from machd_guarantees.guarantees import GUARANTEES
 
 
@@ -98,6 +98,16 @@ def test_tables_fit_80_columns(scenario: Scenario, value: float) -> None:
     assert max(map(len, lines)) <= 80
     assert not [line for line in lines if "…" in line]
     assert sum("1 clients" in line or "16 clients" in line for line in lines) >= 2
+
+
+def test_a_rate_is_no_duration() -> None:
+    """Gigabytes a second stay what they are; seconds become milliseconds."""
+    row = Row(case="bf16", mode="continuous", figures={"weights_gb_per_s": 2.5, "tps": 9.0})
+
+    headings, ((_, tps, rate),) = table_cells(SCENARIOS["formats"], [row])
+
+    assert headings == ["", "tokens/s", "weights\ngb\nper\ns"]
+    assert (tps, rate) == ("9.00", "2.50")
 
 
 def test_the_summary_names_goals_and_notes() -> None:
