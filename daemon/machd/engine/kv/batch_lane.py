@@ -100,6 +100,9 @@ class BatchLaneKv(LaneKv):
     def open_pass(self, lengths: Sequence[int] | None = None) -> None:
         """Begin a forward pass; caches that are no slabs are told each row's length without padding."""
         self._positions.open_pass(lengths)
+        for window in self._windows:
+            if window.grow_ahead():
+                break  # the next layer's turn is the next pass
         self._padded = self._merged if lengths is not None and len(set(lengths)) > 1 else []
         for cache in self._padded:
             cache.prepare(lengths=list(lengths or ()))
@@ -144,7 +147,8 @@ class BatchLaneKv(LaneKv):
         for window in self._windows:
             grown_bytes = window.growth_bytes(joining, tokens)
             other_bytes += max(0, grown_bytes - window.nbytes)
-        other_bytes += max((window.nbytes for window in self._windows), default=0)
+        # A layer grows ahead of need, while the arrays of another one are being copied.
+        other_bytes += 2 * max((window.nbytes for window in self._windows), default=0)
         before, after = self._positions.layout, self._positions.after(joining, tokens)
         if before == after:
             return other_bytes

@@ -1,11 +1,13 @@
 """Keys and values of a batch's sliding windows in two arrays a layer, each row a ring of its own columns.
 
-A row's token at position ``p`` lies in column ``p % columns`` of the row, so no row is shifted when another
+A row's token at position ``p`` lies in column ``p % period`` of the row, so no row is shifted when another
 one joins, leaves or goes round. Attention does not depend on the order of columns: keys are rotated before
 they are written, and the mask is made of each row's own positions.
 
-A pass of one token needs as many columns as the window has positions. A pass of several tokens overwrites
-columns that its first token would still see, so the ring is then wider by the others.
+A pass of one token needs a period of as many columns as the window has positions. A pass of several tokens
+overwrites columns that its first token would still see, so the period is then longer by the others. Arrays
+have fewer columns as long as no row has more positions; they grow ahead of need, one layer in a pass, so that
+no pass copies them all.
 """
 
 from __future__ import annotations
@@ -16,13 +18,16 @@ from typing import TypeAlias
 import mlx.core as mx
 
 from machd.engine.kv.row_positions import RowPositions
-from machd.engine.protocol.step import COLUMN_STEP, slab_rows
+from machd.engine.protocol.step import COLUMN_STEP
 
 _MAX_SPARE = 2
 """When rows leave, the arrays are laid out anew if they are more than so many times what the rest may need."""
 
 _SPAN_STEP = 32
-"""A ring becomes wider for passes of several tokens by multiples of so many columns."""
+"""The period becomes longer for passes of several tokens by multiples of so many columns."""
+
+_AHEAD_TOKENS = 128
+"""Positions before the last column at which arrays grow: passes enough for all layers of a model."""
 
 
 RowWindow: TypeAlias = "tuple[mx.array | None, mx.array | None, int, int, int, int]"
@@ -52,6 +57,7 @@ class WindowSlab:
         self._positions = positions
         self._max_rows = max_rows
         self._places = self._columns = 0
+        self._period = window_tokens
         self._written_step = 0
 
     @property
@@ -132,8 +138,8 @@ class WindowSlab:
         """
         lengths = self._positions.lengths
         self._lay_out(
-            max(self._places, slab_rows(row + 1, self._max_rows)),
-            self._grown(max(lengths), 1),
+            self._places if row < self._places else self._roomy(row + 1),
+            self._grown(max(lengths)),
             mx.array(lengths[:row], dtype=mx.int32),
             max(lengths[:row], default=0),
         )
@@ -154,11 +160,27 @@ class WindowSlab:
         for array, rows in zip(self.state, copies, strict=True):
             for (place, _), one in zip(moving, rows, strict=True):
                 array[place : place + 1] = one
-        places, columns = slab_rows(len(order), self._max_rows), self._least_columns()
+        places, columns = self._roomy(len(order)), self._least_columns()
         if places * columns * _MAX_SPARE < self._places * self._columns:
             lengths = self._positions.lengths
             self._lay_out(places, columns, mx.array(lengths, dtype=mx.int32), max(lengths))
             mx.eval(self.state)  # frees what was held
+
+    def grow_ahead(self) -> bool:
+        """Make room for a row more and for the next positions; return False if there is."""
+        if self.keys is None:
+            return False
+        positions = self._positions
+        rows = len(positions.lengths)
+        places, columns = self._places, self._columns
+        if places == rows:
+            places = self._roomy(rows)
+        if columns < min(positions.width + _AHEAD_TOKENS, self._least_columns()):
+            columns = self._grown(max(positions.width, columns + 1))
+        if (places, columns) == (self._places, self._columns):
+            return False
+        self._lay_out(places, columns, positions.start, positions.width - positions.tokens)
+        return True
 
     def wipe(self, row: int, begin: int = 0) -> None:
         """Zero a row's positions from one on, and all that no token from there on sees.
@@ -181,7 +203,7 @@ class WindowSlab:
             return None, None, 0, 0, self.max_size, 0
         length = self._positions.lengths[row]
         kept = min(length, self.max_size)
-        columns = mx.arange(length - kept, length, dtype=mx.int32) % self._columns
+        columns = mx.arange(length - kept, length, dtype=mx.int32) % self._period
         keys, values = (array[row : row + 1, :, columns] for array in self.state)
         return keys, values, length, 0, self.max_size, kept
 
@@ -196,8 +218,10 @@ class WindowSlab:
             return 0
         lengths = [*self._positions.lengths, *(length for length, _ in joining)]
         limits = [*self._positions.limits, *(limit for _, limit in joining)]
-        columns = self._grown(max(lengths) + tokens, tokens, max(limits))
-        places = max(self._places, slab_rows(len(lengths), self._max_rows))
+        period = self._period_of(tokens)
+        is_turned = max(self._positions.lengths) > self._period < period
+        columns = period if is_turned else self._grown(max(lengths) + tokens, max(limits), period)
+        places = self._places if len(lengths) <= self._places else self._roomy(len(lengths))
         if (places, columns) == (self._places, self._columns):
             return 0
         return self.nbytes // (self._places * self._columns) * places * columns
@@ -215,88 +239,124 @@ class WindowSlab:
             width: Columns, from the first one on.
         """
         last = ends[:, None] - 1
-        return last - (last - mx.arange(width, dtype=mx.int32)) % self._columns
+        return last - (last - mx.arange(width, dtype=mx.int32)) % self._period
 
     def _make_room(self) -> None:
-        """Grow for the running pass, which all layers do alike."""
+        """Grow for the running pass."""
         positions = self._positions
-        columns = self._grown(positions.width, positions.tokens)
-        places = max(self._places, slab_rows(len(positions.lengths), self._max_rows))
-        if (places, columns) != (self._places, self._columns):
-            self._lay_out(places, columns, positions.start, positions.width - positions.tokens)
+        start, longest = positions.start, positions.width - positions.tokens
+        self._lengthen_period(self._period_of(positions.tokens), start, longest)
+        columns = self._grown(positions.width)
+        places = max(self._places, len(positions.lengths))
+        self._lay_out(places, columns, start, longest)
+
+    def _period_of(self, tokens: int) -> int:
+        """Return the period for a pass of so many tokens; it never becomes shorter."""
+        span = -(-(tokens - 1) // _SPAN_STEP) * _SPAN_STEP
+        return max(self._period, self.max_size + span)
+
+    def _lengthen_period(self, period: int, ends: mx.array, longest: int) -> None:
+        """Turn the rings of rows that have gone round; of all layers in the same pass, as they share masks."""
+        if period <= self._period:
+            return
+        held, self._period = self._period, period
+        if longest > held:
+            self._columns = period
+            if self.keys is not None and self.values is not None:
+                self.keys = self._turned(self.keys, ends, held)
+                self.values = self._turned(self.values, ends, held)
 
     def _least_columns(self) -> int:
-        """Return the columns that the rows may come to need, passes of several tokens aside."""
+        """Return the columns that the rows may come to need."""
         positions = self._positions
-        return min(self.max_size, max(*positions.lengths, *positions.limits))
+        return min(self._period, max(*positions.lengths, *positions.limits))
 
-    def _grown(self, needed: int, tokens: int, limit: int | None = None) -> int:
-        """Return the columns for rows of up to ``needed`` positions, in a pass of so many tokens.
+    def _roomy(self, rows: int) -> int:
+        """Return the places for so many rows and some more."""
+        return max(rows, min(rows + max(1, rows // 4), self._max_rows))
 
-        They stay if each position has a column of its own, or a window beside the pass's tokens.
+    def _grown(self, needed: int, limit: int | None = None, period: int | None = None) -> int:
+        """Return the columns for rows of up to ``needed`` positions.
+
+        Args:
+            needed: Positions of the longest row.
+            limit: Positions that a row may come to have; of the rows that are there unless given.
+            period: The one from the next pass on; the present one unless given.
         """
-        round_trip = self.max_size
-        if tokens > 1:
-            round_trip += -(-(tokens - 1) // _SPAN_STEP) * _SPAN_STEP
-        if needed <= self._columns or round_trip <= self._columns:
+        limit = max(self._positions.limits, default=0) if limit is None else limit
+        period = self._period if period is None else period
+        if needed <= self._columns or self._columns == period:
             return self._columns
         # Half as much again, so that growing stays rare; never more than any row may use.
         columns = -(-max(needed, self._columns * 3 // 2) // COLUMN_STEP) * COLUMN_STEP
-        limit = max(self._positions.limits, default=0) if limit is None else limit
-        return min(columns, max(needed, limit), round_trip)
+        return min(columns, max(needed, limit), period)
 
     def _lay_out(self, places: int, columns: int, ends: mx.array, longest: int) -> None:
         """Make arrays of another shape, unless it is theirs.
 
         Args:
             places: Rows that there is room for.
-            columns: Columns of each.
+            columns: Columns of each; fewer than the period only if no row has more positions.
             ends: int32 [rows], positions of the rows that are there.
             longest: The greatest of them; 0 without rows.
         """
         if (places, columns) == (self._places, self._columns):
             return
-        held, self._places, self._columns = self._columns, places, columns
-        for name, old in zip(("keys", "values"), self.state, strict=False):
-            rows = old[: len(ends)]
-            if longest > min(held, columns):
-                rows = self._turned(rows, ends, held)
-            array = self._blank(old)
-            width = min(rows.shape[2], columns)
-            array[: len(ends), :, :width] = rows[:, :, :width]
-            setattr(self, name, array)
+        assert columns == self._period or longest <= columns, (
+            "a ring is whole once it has gone round"
+        )
+        self._places, self._columns = places, columns
+        if self.keys is None or self.values is None:
+            return
+        self.keys, self.values = (
+            mx.contiguous(
+                _extended(_extended(array[: ends.size, :, :columns], columns, 2), places, 0)
+            )
+            for array in (self.keys, self.values)
+        )
 
-    def _turned(self, rows: mx.array, ends: mx.array, held: int) -> mx.array:
-        """Return rings of ``held`` columns as rings of as many as there are now: [rows, kv_heads, columns, n]."""
-        positions = self._held(ends, self._columns)
-        is_held = (positions >= 0) & (positions >= ends[:, None] - held)  # [rows, columns]
+    def _turned(self, array: mx.array, ends: mx.array, held: int) -> mx.array:
+        """Return rings of ``held`` columns as rings of the period: [places, kv_heads, period, n]."""
+        positions = self._held(ends, self._period)
+        is_held = (positions >= 0) & (positions >= ends[:, None] - held)  # [rows, period]
         source = mx.where(is_held, positions % held, 0)
-        turned = mx.take_along_axis(rows, source[:, None, :, None], axis=2)
-        return mx.where(is_held[:, None, :, None], turned, 0)
+        rows = mx.take_along_axis(array[: ends.size], source[:, None, :, None], axis=2)
+        return _extended(mx.where(is_held[:, None, :, None], rows, 0), array.shape[0], 0)
 
     def _ring(self, array: mx.array, length: int) -> mx.array:
         """Turn a row's last positions, in their order, into its ring: [1, kv_heads, columns, n]."""
         kept = array.shape[2]
         padded = mx.pad(array, [(0, 0), (0, 0), (0, self._columns - kept), (0, 0)])
-        first = (length - kept) % self._columns
+        first = (length - kept) % self._period
         return mx.roll(padded, first, 2) if first else padded
 
     def _write(self, array: mx.array, new: mx.array) -> None:
         positions = self._positions
         rows, _, tokens, _ = new.shape
         shared = positions.shared_start
-        first = None if shared is None else shared % self._columns
+        first = None if shared is None else shared % self._period
         if first is not None and first + tokens <= self._columns:
             array[:rows, :, first : first + tokens] = new
             return
         places = mx.arange(rows, dtype=mx.int32)
         if tokens == 1:
-            array[places, :, positions.start % self._columns] = new[:, :, 0]  # [rows, kv_heads, n]
+            array[places, :, positions.start % self._period] = new[:, :, 0]  # [rows, kv_heads, n]
             return
         # A shorter row's padding takes the columns of positions that its next tokens do not see.
-        columns = (positions.start[:, None] + mx.arange(tokens, dtype=mx.int32)) % self._columns
+        columns = (positions.start[:, None] + mx.arange(tokens, dtype=mx.int32)) % self._period
         array[places[:, None], :, columns] = new.transpose(0, 2, 1, 3)
 
     def _blank(self, like: mx.array) -> mx.array:
         _, heads, _, n = like.shape
         return mx.zeros((self._places, heads, self._columns, n), dtype=like.dtype)
+
+
+def _extended(array: mx.array, size: int, axis: int) -> mx.array:
+    """Add zeros behind an array so that an axis has a size."""
+    shape = [*array.shape]
+    missing = size - shape[axis]
+    if not missing:
+        return array
+    shape[axis] = missing
+    zeros = mx.broadcast_to(mx.array(0, dtype=array.dtype), shape)  # no memory of its own
+    return mx.concatenate([array, zeros], axis)

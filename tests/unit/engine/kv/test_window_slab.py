@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from machd.engine.kv import window_slab
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.kv.slab_layout import OneSlab
 from machd.engine.kv.window_slab import WindowSlab
@@ -26,6 +27,7 @@ class _Window:
         self.positions = RowPositions(OneSlab(_MAX_ROWS))
         self.slab = WindowSlab(self.positions, window_tokens, _MAX_ROWS)
         self.names: list[int] = []
+        self.grows_ahead = False
         self._next_name = 1
 
     def join(self, length: int, limit: int) -> None:
@@ -46,6 +48,8 @@ class _Window:
         """Write a span a row, one token each unless given, and check what each token sees."""
         starts = list(self.positions.lengths)
         self.positions.open_pass(lengths or None)
+        if self.grows_ahead:
+            self.slab.grow_ahead()
         spans = lengths or (1,) * len(starts)
         longest = max(spans)
         keys = mx.concatenate(
@@ -130,6 +134,7 @@ def _play(window: _Window, events: list[tuple[str, int]]) -> None:
             last, gap = rows - 1, number % rows
             window.keep(*(last if row == gap else row for row in range(last)))
         elif name in {"steps", "drafts"} and rows:
+            window.grows_ahead = number % 3 == 0
             spans = [1 + (number * (row + 1)) % 7 for row in range(rows)]
             window.step(*(spans if name == "drafts" or number % 2 else ()))
             if name == "drafts":
@@ -177,6 +182,7 @@ def test_window_never_has_more_columns_than_rows_may_use() -> None:
 def test_row_that_joins_or_leaves_moves_no_other_row() -> None:
     """A row that joins is written into a spare place; a row that leaves is replaced by the last one."""
     window = _Window(8)
+    window.grows_ahead = True
     for length in (30, 4, 12, 9, 21):
         window.join(length, 100)
     window.step()
@@ -204,24 +210,63 @@ def test_window_shrinks_when_rows_leave() -> None:
 
     window.keep(7)
 
-    assert window.slab.nbytes == held_bytes / 16
+    assert window.slab.nbytes == held_bytes / 8, "with a place to spare"
     window.step()
     window.check()
 
 
-def test_window_that_became_wider_for_drafts_shrinks_with_its_rows_in_place() -> None:
-    """A ring keeps its row's positions when it gets fewer columns."""
+def test_ring_that_is_turned_for_drafts_keeps_its_rows() -> None:
+    """Rows that have gone round keep their positions when the period becomes longer, and go on in it."""
     window = _Window(8)
-    for _ in range(16):
-        window.join(50, 400)
-    window.step(*[5] * 16)
-    assert window.slab.state[0].shape[2] == 40
-
-    window.keep(3)
-
-    assert window.slab.state[0].shape[2] == 8
+    for length in (50, 31, 4):
+        window.join(length, 400)
     window.step()
-    window.check()
+    for spans in ((5, 2, 1), (1, 1, 1), (40, 33, 7), (1, 1, 1)):
+        window.step(*spans)
+        window.check()
+
+
+def test_window_grows_ahead_of_need() -> None:
+    """Places and columns are there before the row and the position that need them."""
+    window = _Window(1000)
+    for _ in range(3):
+        window.join(500, 5000)
+    window.grows_ahead = True
+    for _ in range(200):
+        window.step()
+        window.check()
+        places, _, columns, _ = window.slab.state[0].shape
+        assert places > 3
+        assert columns > window.positions.width
+    while window.slab.state[0].shape[2] < 1000:
+        window.step()
+    assert not window.slab.grow_ahead()
+
+
+def test_layers_that_grow_in_different_passes_share_masks() -> None:
+    """A mask of one layer fits another one that has grown earlier or later."""
+    window = _Window(600)
+    other = WindowSlab(window.positions, 600, _MAX_ROWS)
+    window.join(250, 5000)
+    window.join(3, 5000)
+    for row, name in enumerate(window.names):
+        keys = _keys(name, 0, window.positions.lengths[row])
+        other.place(row, [keys, -keys])
+    for step in range(500):
+        window.step()
+        if step == 2:
+            other.grow_ahead()
+        mask = other.make_mask(1)
+        assert mx.array_equal(mask, window.slab.make_mask(1))
+        last = [one - 1 for one in window.positions.lengths]
+        new = mx.concatenate(
+            [_keys(name, one, one + 1) for name, one in zip(window.names, last, strict=True)]
+        )
+        held, _ = other.update_and_fetch(new, -new)
+        assert mx.array_equal(
+            mx.where(mask[:, :, 0, :, None], held, 0),
+            mx.where(mask[:, :, 0, :, None], window.slab.keys_and_values()[0], 0),
+        )
 
 
 @pytest.mark.parametrize("length", [0, 3, 8, 30])
@@ -307,7 +352,11 @@ def _keys_go_to_the_first_row(patch: pytest.MonkeyPatch) -> None:
 
 def _rings_are_not_turned(patch: pytest.MonkeyPatch) -> None:
     """A row's columns stay where they are in a ring of another width."""
-    patch.setattr(WindowSlab, "_turned", lambda _self, rows, *_: rows)
+    patch.setattr(
+        WindowSlab,
+        "_turned",
+        lambda self, array, *_: window_slab._extended(array, self._period, 2),
+    )
 
 
 def _rows_are_in_order_of_position(patch: pytest.MonkeyPatch) -> None:
@@ -318,8 +367,7 @@ def _rows_are_in_order_of_position(patch: pytest.MonkeyPatch) -> None:
 
 def _rings_are_never_wider(patch: pytest.MonkeyPatch) -> None:
     """A pass of several tokens has as many columns as one of one token."""
-    right = WindowSlab._grown
-    patch.setattr(WindowSlab, "_grown", lambda self, needed, *_: right(self, needed, 1))
+    patch.setattr(WindowSlab, "_lengthen_period", lambda *_: None)
 
 
 @pytest.mark.parametrize(
