@@ -12,13 +12,15 @@ from support.engines.tiny_models import TinyKind
 
 from machd.engine.assembly import make_engine
 from machd.engine.kernels import packed
+from machd.engine.kv import state_rows
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.kv.slab import SlabCache
+from machd.engine.kv.window_slab import WindowSlab
 from machd.engine.step import sampling
 from machd.engine.step.filters import filters_of
 from machd_probes.scripts import LENGTHS, MIXED, random_prompt, scripts
 
-from mlx_lm.models.cache import ArraysCache, BatchRotatingKVCache  # isort: skip - after the engine
+from mlx_lm.models.cache import ArraysCache  # isort: skip - after the engine
 
 PROMPTS = [random_prompt(length, number) for number, length in enumerate(LENGTHS)]
 SCRIPTS = scripts(PROMPTS, 12)
@@ -70,14 +72,14 @@ def rows_lose_their_keys_when_they_move(patch: pytest.MonkeyPatch) -> None:
 
 
 def the_window_is_forgotten(patch: pytest.MonkeyPatch) -> None:
-    """Decoding rows see the padding of a rotating cache."""
-    patch.setattr(BatchRotatingKVCache, "make_mask", lambda *_args, **_kwargs: None)
+    """Decoding rows see columns of their windows that hold no position of theirs."""
+    patch.setattr(WindowSlab, "make_mask", lambda *_args, **_kwargs: None)
 
 
 def states_do_not_follow_their_rows(patch: pytest.MonkeyPatch) -> None:
     """When a row leaves, the others get the states of the first places."""
-    right = ArraysCache.filter
-    patch.setattr(ArraysCache, "filter", lambda self, order: right(self, list(range(len(order)))))
+    right = state_rows.keep_states
+    patch.setattr(state_rows, "keep_states", lambda cache, order: right(cache, range(len(order))))
 
 
 def newcomers_go_first(patch: pytest.MonkeyPatch) -> None:

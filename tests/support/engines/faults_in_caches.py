@@ -10,19 +10,19 @@ import mlx.core as mx
 import pytest
 
 from machd.engine.backend.untyped import Cache, LanguageModel
-from machd.engine.kv import row_caches, slab
+from machd.engine.kv import row_caches, slab, state_rows
 from machd.engine.kv.batch_lane import BatchLaneKv
 from machd.engine.kv.kv_format import PLAIN, KvFormat
 from machd.engine.kv.quantized_cache import QuantizedCache
 from machd.engine.kv.row_positions import RowPositions, SlabRows
 from machd.engine.kv.slab import SlabCache
 from machd.engine.kv.slab_layout import Layout
+from machd.engine.kv.window_slab import WindowSlab
 from machd.engine.step import mlx_engine
 from support.engines.small_classes import small_classes
 
 from mlx_lm.models.cache import (  # isort: skip - after the engine
     ArraysCache,
-    BatchRotatingKVCache,
     CacheList,
     KVCache,
     RotatingKVCache,
@@ -43,43 +43,42 @@ def what_lies_behind_a_row_is_seen(patch: pytest.MonkeyPatch) -> None:
 
 
 def what_lies_in_front_of_a_row_is_seen(patch: pytest.MonkeyPatch) -> None:
-    """Rows with windows see the padding in front of them."""
-    _windows_begin(patch, lambda padding: mx.minimum(padding, 0))
+    """Rows with windows see the columns that hold no position of theirs yet."""
+    right = WindowSlab.make_mask
+
+    def make_mask(self: WindowSlab, count: int, *args: Any, **kwargs: Any) -> mx.array:
+        mask = right(self, count, *args, **kwargs)
+        held = self._held(self._positions.start + count, mask.shape[-1])
+        return mask | (held < 0)[:, None, None]
+
+    patch.setattr(WindowSlab, "make_mask", make_mask)
 
 
 def one_window_for_all(patch: pytest.MonkeyPatch) -> None:
     """Every row sees as much of its window as the row in the first place."""
-    _windows_begin(patch, lambda padding: mx.broadcast_to(padding[:1], padding.shape))
+    right = WindowSlab.make_mask
 
+    def make_mask(self: WindowSlab, *args: Any, **kwargs: Any) -> mx.array:
+        mask = right(self, *args, **kwargs)
+        return mx.broadcast_to(mask[:1], mask.shape)
 
-def _windows_begin(patch: pytest.MonkeyPatch, wrong: Callable[[mx.array], mx.array]) -> None:
-    right = BatchRotatingKVCache.make_mask
-
-    def make_mask(self: BatchRotatingKVCache, *args: Any, **kwargs: Any) -> mx.array:
-        own = self.left_padding
-        self.left_padding = wrong(own)
-        mask: mx.array = right(self, *args, **kwargs)
-        self.left_padding = own
-        return mask
-
-    patch.setattr(BatchRotatingKVCache, "make_mask", make_mask)
+    patch.setattr(WindowSlab, "make_mask", make_mask)
 
 
 def windows_are_a_token_short(patch: pytest.MonkeyPatch) -> None:
     """Decoding rows do not see the oldest token of their windows."""
-    rotating, own = BatchRotatingKVCache.make_mask, RowPositions.mask
+    rotating, own = WindowSlab.make_mask, RowPositions.mask
 
     def make_mask(
-        self: BatchRotatingKVCache, count: int, window_size: int | None = None, **kwargs: Any
+        self: WindowSlab, count: int, window_size: int | None = None, **kwargs: Any
     ) -> mx.array:
         window_tokens = (window_size or self.max_size) - 1
-        mask: mx.array = rotating(self, count, window_size=window_tokens, **kwargs)
-        return mask
+        return rotating(self, count, window_size=window_tokens, **kwargs)
 
     def mask(self: RowPositions, window_tokens: int | None) -> mx.array:
         return own(self, None if window_tokens is None else window_tokens - 1)
 
-    patch.setattr(BatchRotatingKVCache, "make_mask", make_mask)
+    patch.setattr(WindowSlab, "make_mask", make_mask)
     patch.setattr(RowPositions, "mask", mask)
 
 
@@ -102,23 +101,16 @@ def positions_are_the_longest_rows(patch: pytest.MonkeyPatch) -> None:
 
 
 def _rows_are_told(patch: pytest.MonkeyPatch, wrong: Callable[[mx.array], mx.array]) -> None:
-    own: property = vars(SlabCache)["offset"]
-    patch.setattr(SlabCache, "offset", property(lambda cache: wrong(own.__get__(cache))))
-    patch.setattr(
-        BatchRotatingKVCache,
-        "offset",
-        property(
-            lambda cache: wrong(vars(cache)["own_offset"]),
-            lambda cache, offset: vars(cache).__setitem__("own_offset", offset),
-        ),
-        raising=False,
-    )
+    def told(own: property) -> property:
+        return property(lambda cache: wrong(own.__get__(cache)))
+
+    for kind in (SlabCache, WindowSlab):
+        patch.setattr(kind, "offset", told(vars(kind)["offset"]))
 
 
 def late_rows_are_a_position_ahead(patch: pytest.MonkeyPatch) -> None:
     """Rows that join others are told, once they decode, the position behind their own."""
-    append, keep, extend = RowPositions.append, RowPositions.keep, BatchRotatingKVCache.extend
-    own: property = vars(SlabCache)["offset"]
+    append, keep = RowPositions.append, RowPositions.keep
 
     def late(positions: RowPositions) -> list[int]:
         ahead: list[int] = vars(positions).setdefault("late", [])
@@ -132,33 +124,32 @@ def late_rows_are_a_position_ahead(patch: pytest.MonkeyPatch) -> None:
         late(self)[:] = [late(self)[row] for row in order]
         keep(self, order)
 
-    def offset(cache: SlabCache) -> mx.array:
-        offsets: mx.array = own.__get__(cache)
-        positions = cache._positions
-        return offsets + mx.array(late(positions)) if positions.tokens == 1 else offsets
+    def told(own: property) -> property:
+        def offset(cache: SlabCache | WindowSlab) -> mx.array:
+            offsets: mx.array = own.__get__(cache)
+            positions = cache._positions
+            return offsets + mx.array(late(positions)) if positions.tokens == 1 else offsets
 
-    def late_extend(self: BatchRotatingKVCache, other: BatchRotatingKVCache) -> None:
-        other.offset = other.offset + 1
-        extend(self, other)
+        return property(offset)
 
     patch.setattr(RowPositions, "append", late_append)
     patch.setattr(RowPositions, "keep", late_keep)
-    patch.setattr(SlabCache, "offset", property(offset))
-    patch.setattr(BatchRotatingKVCache, "extend", late_extend)
+    for kind in (SlabCache, WindowSlab):
+        patch.setattr(kind, "offset", told(vars(kind)["offset"]))
 
 
 def a_neighbours_place_is_written(patch: pytest.MonkeyPatch) -> None:
     """A step's keys and values go to the row in the next place."""
-    write, rotate = SlabCache._write_rows, BatchRotatingKVCache._update_in_place
+    write, write_window = SlabCache._write_rows, WindowSlab._write
 
     def rolled_write(self: SlabCache, array: mx.array, new: mx.array, rows: SlabRows) -> None:
         write(self, array, mx.roll(new, 1, 0) if new.shape[2] == 1 else new, rows)
 
-    def rolled_update(self: BatchRotatingKVCache, keys: mx.array, values: mx.array) -> Any:
-        return rotate(self, mx.roll(keys, 1, 0), mx.roll(values, 1, 0))
+    def rolled_window(self: WindowSlab, array: mx.array, new: mx.array) -> None:
+        write_window(self, array, mx.roll(new, 1, 0) if new.shape[2] == 1 else new)
 
     patch.setattr(SlabCache, "_write_rows", rolled_write)
-    patch.setattr(BatchRotatingKVCache, "_update_in_place", rolled_update)
+    patch.setattr(WindowSlab, "_write", rolled_window)
 
 
 def the_wrong_row_moves(patch: pytest.MonkeyPatch) -> None:
@@ -238,9 +229,11 @@ def _columns_are_lost(patch: pytest.MonkeyPatch, is_affected: Callable[[SlabCach
 
 def two_rows_exchange_their_states(patch: pytest.MonkeyPatch) -> None:
     """When a row leaves, the first two others get one another's state."""
-    right = ArraysCache.filter
+    right = state_rows.keep_states
     patch.setattr(
-        ArraysCache, "filter", lambda self, order: right(self, [*order[1::-1], *order[2:]])
+        state_rows,
+        "keep_states",
+        lambda cache, order: right(cache, [*order[1::-1], *order[2:]]),
     )
 
 

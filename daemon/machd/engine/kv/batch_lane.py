@@ -1,8 +1,9 @@
 """The KV of the rows that share a forward pass: slabs, and mlx-lm's batch caches for the rest.
 
-Standard caches become a :class:`~machd.engine.kv.slab.SlabCache` a layer, in their KV format. Windows
-and recurrent state become mlx-lm's own batch caches, which copy the whole batch when a row joins or
-leaves. Lists of caches are opened, and their inner caches treated so.
+Standard caches become a :class:`~machd.engine.kv.slab.SlabCache` a layer, in their KV format, and windows a
+:class:`~machd.engine.kv.window_slab.WindowSlab`. Recurrent state stays in mlx-lm's own arrays, which the
+model makes anew in every pass: :mod:`machd.engine.kv.state_rows`. Lists of caches are opened, and their inner
+caches treated so.
 """
 
 from __future__ import annotations
@@ -12,13 +13,21 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from machd.engine.backend.untyped import Cache
+from machd.engine.kv import state_rows
 from machd.engine.kv.kv_format import PLAIN, KvFormat
 from machd.engine.kv.lane_kv import LaneKv, PrefilledRow, held_bytes
-from machd.engine.kv.rollback import CacheCheckpoint, supports_rollback, unroll_window
-from machd.engine.kv.row_caches import format_of, innermost, is_cache_list, kv_arrays
+from machd.engine.kv.rollback import CacheCheckpoint, supports_rollback
+from machd.engine.kv.row_caches import (
+    format_of,
+    innermost,
+    is_cache_list,
+    kv_arrays,
+    window_arrays,
+)
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.kv.slab import SlabCache
 from machd.engine.kv.slab_layout import LayoutRule, LengthClasses, OneSlab
+from machd.engine.kv.window_slab import WindowSlab
 
 
 class BatchLaneKv(LaneKv):
@@ -32,24 +41,30 @@ class BatchLaneKv(LaneKv):
             has_length_classes: The model's attention reads slab by slab, so rows may lie in several.
         """
         self._rule: LayoutRule = LengthClasses() if has_length_classes else OneSlab(max_rows)
+        self._max_rows = max_rows
         self._checkpoint: CacheCheckpoint | None = None
         self._checkpoint_lengths: list[int] = []
         self._padded: list[Cache] = []
         self._positions = RowPositions(self._rule)
         self.layers: list[Cache] = []
         self._slabs: list[SlabCache] = []
+        self._windows: list[WindowSlab] = []
         self._merged: list[Cache] = []
 
     @property
     def takes_ragged_spans(self) -> bool:
-        """True if all caches are slabs: a row's padding lands after its end there."""
-        return not self._merged
+        """True if all caches are slabs of whole rows: a row's padding lands after its end there."""
+        return not (self._merged or self._windows)
 
     @property
     def can_roll_back(self) -> bool:
-        """True if every cache that is no slab is of a class with a known rollback."""
-        rows = len(self._positions.lengths)
-        return all(supports_rollback(cache, rows) for cache in self._merged)
+        """True if every cache that is no slab is of a class with a known rollback; windows with one row alone.
+
+        Rings could do it for several rows. The rules promise less than that, and no probe has measured it.
+        """
+        if self._windows and len(self._positions.lengths) > 1:
+            return False
+        return all(supports_rollback(cache) for cache in self._merged)
 
     @property
     def room_tokens(self) -> int:
@@ -67,7 +82,8 @@ class BatchLaneKv(LaneKv):
         ]
         every = innermost(self.layers)
         self._slabs = [cache for cache in every if isinstance(cache, SlabCache)]
-        self._merged = [cache for cache in every if not isinstance(cache, SlabCache)]
+        self._windows = [cache for cache in every if isinstance(cache, WindowSlab)]
+        self._merged = [cache for cache in every if not isinstance(cache, SlabCache | WindowSlab)]
 
     def keep(self, order: Sequence[int]) -> None:
         """Keep the rows of ``order``, in that order."""
@@ -78,12 +94,15 @@ class BatchLaneKv(LaneKv):
     def clear(self) -> None:
         """Drop the batch."""
         self._positions = RowPositions(self._rule)
-        self.layers, self._slabs, self._merged = [], [], []
+        self.layers, self._slabs, self._windows, self._merged = [], [], [], []
         self._checkpoint = None
 
     def open_pass(self, lengths: Sequence[int] | None = None) -> None:
         """Begin a forward pass; caches that are no slabs are told each row's length without padding."""
         self._positions.open_pass(lengths)
+        for window in self._windows:
+            if window.grow_ahead():
+                break  # the next layer's turn is the next pass
         self._padded = self._merged if lengths is not None and len(set(lengths)) > 1 else []
         for cache in self._padded:
             cache.prepare(lengths=list(lengths or ()))
@@ -97,8 +116,6 @@ class BatchLaneKv(LaneKv):
         """Remember each row's length, and the state of all caches that are no slabs."""
         assert self.can_roll_back, "there is a way back"
         self._checkpoint_lengths = list(self._positions.lengths)
-        for cache in self._merged:
-            unroll_window(cache, self._checkpoint_lengths[0])
         self._checkpoint = CacheCheckpoint(self._merged)
 
     def roll_back(self, counts: Sequence[int]) -> bool:
@@ -116,25 +133,36 @@ class BatchLaneKv(LaneKv):
         """Zero a row's keys and values from a position on."""
         for slab in self._slabs:
             slab.wipe(row, begin)
+        for window in self._windows:
+            window.wipe(row, begin)
 
     def growth_bytes(
         self, joining: Sequence[tuple[int, int]], tokens: int, bytes_per_token: int
     ) -> int:
-        """Growth of the slabs, and a copy of all other caches if a row joins.
+        """Growth of the slabs and windows, and a copy of all other caches if a row joins.
 
         What rows leave is freed once they are copied, a layer at a time.
         """
-        merged_bytes = held_bytes(self._merged) if joining else 0
+        other_bytes = held_bytes(self._merged) if joining else 0
+        for window in self._windows:
+            grown_bytes = window.growth_bytes(joining, tokens)
+            other_bytes += max(0, grown_bytes - window.nbytes)
+        # A layer grows ahead of need, while the arrays of another one are being copied.
+        other_bytes += 2 * max((window.nbytes for window in self._windows), default=0)
         before, after = self._positions.layout, self._positions.after(joining, tokens)
         if before == after:
-            return merged_bytes
+            return other_bytes
         slab_bytes = held_bytes(self._slabs)
         columns = sum(slab.places * slab.columns for slab in after)
-        layers = max(len(self._slabs) + len(self._merged), 1)
-        return max(0, columns * bytes_per_token - slab_bytes) + slab_bytes // layers + merged_bytes
+        layers = max(len(self._slabs) + len(self._windows) + len(self._merged), 1)
+        return max(0, columns * bytes_per_token - slab_bytes) + slab_bytes // layers + other_bytes
 
     def _joined(self, batch: Cache, single: Cache, place: int, row: PrefilledRow) -> Cache:
-        from mlx_lm.models.cache import ArraysCache, CacheList  # noqa: PLC0415 - after import_mlx_lm()
+        from mlx_lm.models.cache import (  # noqa: PLC0415 - after import_mlx_lm()
+            ArraysCache,
+            CacheList,
+            RotatingKVCache,
+        )
 
         if isinstance(single, CacheList):
             inner = batch.caches if batch is not None else [None] * len(single.caches)
@@ -148,37 +176,34 @@ class BatchLaneKv(LaneKv):
             filled = arrays if row.length else ()
             batch.place(place, [array[:, :, : row.length] for array in filled])
             return batch
+        if type(single) is RotatingKVCache:
+            if batch is None:
+                batch = WindowSlab(self._positions, single.max_size, self._max_rows)
+            batch.place(place, window_arrays(single))
+            return batch
         merged = single.merge([single])
         if batch is None:
             return merged
         if type(merged) is ArraysCache:
-            _widen_histories(batch, merged)
-        batch.extend(merged)
+            state_rows.append_state(batch, merged)
+        else:
+            batch.extend(merged)
         return batch
 
     def _keep(self, cache: Cache, order: list[int]) -> None:
+        from mlx_lm.models.cache import ArraysCache  # noqa: PLC0415 - after import_mlx_lm()
+
         if isinstance(cache, SlabCache):
             cache.keep()
+        elif isinstance(cache, WindowSlab):
+            cache.keep(order)
+        elif type(cache) is ArraysCache:
+            state_rows.keep_states(cache, order)
         elif is_cache_list(cache):
             for inner in cache.caches:
                 self._keep(inner, order)
         else:
             cache.filter(order)
-
-
-def _widen_histories(batch: Cache, row: Cache) -> None:
-    """Pad the token histories of two states to one width.
-
-    A row that is younger than the history is long has fewer tokens. Models that look back at token ids
-    read 0 before a text, so zeros on the left change nothing.
-    """
-    for index, (ours, theirs) in enumerate(zip(batch.cache, row.cache, strict=True)):
-        if ours is None or theirs is None or not mx.issubdtype(ours.dtype, mx.integer):
-            continue  # mlx-lm makes zeros for a row without state
-        width = max(ours.shape[-1], theirs.shape[-1])
-        for cache, tokens in ((batch, ours), (row, theirs)):  # [rows, tokens]
-            missing = width - tokens.shape[-1]
-            cache[index] = mx.pad(tokens, [(0, 0), (missing, 0)]) if missing else tokens
 
 
 def padded_caches(

@@ -20,15 +20,9 @@ from machd.engine.kv.quantized_cache import QuantizedCache
 from machd.engine.kv.row_caches import CacheState
 
 
-def supports_rollback(cache: Cache, rows: int = 1) -> bool:
-    """Return True if tokens can be rolled back in an innermost cache of this class.
-
-    Args:
-        cache: Any innermost cache.
-        rows: Rows that it holds. A window of several rows cannot: mlx-lm pads rows in front.
-    """
-    kind = _checkpoint_classes().get(type(cache))
-    return kind is not None and (rows == 1 or kind is _StateCheckpoint)
+def supports_rollback(cache: Cache) -> bool:
+    """Return True if tokens can be rolled back in an innermost cache of this class."""
+    return type(cache) in _checkpoint_classes()
 
 
 class CacheCheckpoint:
@@ -59,35 +53,6 @@ class CacheCheckpoint:
         for part in self._parts:
             part.restore()
         return list(counts) == list(added)
-
-
-def unroll_window(cache: Cache, length: int) -> None:
-    """Order the columns of a window with one row by position, and drop the padding in front.
-
-    A pass of several tokens does the first itself. But once a ring has gone round, mlx-lm's mask for
-    several tokens takes the padding to be a column wider than it is by then.
-
-    Args:
-        cache: Any cache; all but batch windows stay as they are.
-        length: Positions that the row has.
-    """
-    from mlx_lm.models.cache import BatchRotatingKVCache  # noqa: PLC0415 - after import_mlx_lm()
-
-    if type(cache) is not BatchRotatingKVCache or cache.keys is None:
-        return
-    keys, values, _, _, max_size, _, index, is_rotated = cache.state
-    if is_rotated:
-        keys, values = (mx.roll(one, -index, 2) for one in (keys, values))
-        index = keys.shape[2]
-    # Columns are right-aligned: those in front of the row's first position are padding.
-    begin = max(index - length, 0)
-    if is_rotated or begin or index < keys.shape[2]:
-        keys, values = (
-            one[..., begin:index, :] for one in (keys, values)
-        )  # [1, heads, columns, n]
-        offset, padding = (mx.array([number], dtype=mx.int32) for number in (length, 0))
-        columns = index - begin
-        cache.state = (keys, values, offset, padding, max_size, columns, columns, False)
 
 
 class _ColumnCheckpoint:
@@ -141,28 +106,10 @@ class _WindowCheckpoint(_StateCheckpoint):
         return True
 
 
-class _BatchWindowCheckpoint(_StateCheckpoint):
-    """A window of a batch of one row, unrolled."""
-
-    def cut(self, count: int) -> bool:
-        """Drop the last columns, if the others are all that the row will see."""
-        keys, values, offsets, padding, max_size, offset, index, is_rotated = self._cache.state
-        if keys is None:
-            return True
-        if not _is_cuttable(keys, offset, index, max_size, count):
-            return False
-        kept = index - count
-        keys, values, offsets = keys[..., :kept, :], values[..., :kept, :], offsets - count
-        state = (keys, values, offsets, padding, max_size, offset - count, kept, is_rotated)
-        self._cache.state = state
-        return True
-
-
 def _checkpoint_classes() -> Mapping[type, type[_ColumnCheckpoint | _StateCheckpoint]]:
     """Checkpoints by the exact class of a cache: a model's own subclass may do anything besides."""
     from mlx_lm.models.cache import (  # noqa: PLC0415 - after import_mlx_lm()
         ArraysCache,
-        BatchRotatingKVCache,
         KVCache,
         RotatingKVCache,
     )
@@ -171,7 +118,6 @@ def _checkpoint_classes() -> Mapping[type, type[_ColumnCheckpoint | _StateCheckp
         KVCache: _ColumnCheckpoint,
         QuantizedCache: _ColumnCheckpoint,
         RotatingKVCache: _WindowCheckpoint,
-        BatchRotatingKVCache: _BatchWindowCheckpoint,
         ArraysCache: _StateCheckpoint,
     }
 

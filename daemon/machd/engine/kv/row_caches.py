@@ -16,6 +16,7 @@ import mlx.core as mx
 from machd.engine.backend.untyped import Cache, LanguageModel
 from machd.engine.kv.kv_format import PLAIN, KvFormat
 from machd.engine.kv.quantized_cache import FormatCache, QuantizedCache
+from machd.engine.kv.window_slab import RowWindow, WindowSlab
 
 
 def make_row_caches(model: LanguageModel, kv_format: KvFormat = PLAIN) -> list[Cache]:
@@ -64,6 +65,22 @@ def kv_arrays(cache: Cache, row: int = 0) -> tuple[mx.array, ...] | None:
     return None
 
 
+def window_arrays(cache: Cache) -> tuple[mx.array, ...]:
+    """Return keys and values [1, heads, columns, n] of a row's window, in order of position.
+
+    No more columns than the window has positions; none before the first write.
+
+    Args:
+        cache: mlx-lm's window of one row, without sinks.
+    """
+    keys, values, _, _, _, index = _window(cache.state)
+    if keys is None or values is None:
+        return ()
+    if index < keys.shape[2]:  # the oldest position lies where the next one goes
+        keys, values = (mx.roll(one, -index, 2) for one in (keys, values))
+    return keys, values
+
+
 def format_of(cache: Cache) -> KvFormat:
     """Return the format of a cache's KV arrays."""
     return cache.kv_format if isinstance(cache, FormatCache) else PLAIN
@@ -106,17 +123,15 @@ def row_state(cache: Cache, index: int) -> CacheState:
     """
     from mlx_lm.models.cache import (  # noqa: PLC0415 - after import_mlx_lm()
         ArraysCache,
-        BatchRotatingKVCache,
         RotatingKVCache,
     )
 
     if type(cache) is ArraysCache:
         rows = [None if one is None else one[index : index + 1] for one in cache.cache]
         return copied((rows, None, None))
-    if type(cache) is BatchRotatingKVCache:
-        cache = RotatingKVCache(cache.max_size) if cache.keys is None else cache.extract(index)
-    else:
-        assert index == 0, "a cache of another class has one row"
+    if isinstance(cache, WindowSlab):
+        return cache.row_state(index)
+    assert index == 0, "a cache of another class has one row"
     if type(cache) is RotatingKVCache:
         return copied(_window(cache.state))
     return copied(cache.state)
@@ -178,7 +193,7 @@ def _is_array_like(array: mx.array, like: ArrayShape) -> bool:
     return all(array.shape[axis] == like.shape[axis] for axis in axes)
 
 
-def _window(state: tuple[mx.array | None, mx.array | None, int, int, int, int]) -> CacheState:
+def _window(state: RowWindow) -> RowWindow:
     """Return a rotating cache's state without columns that it is about to drop or has not filled yet."""
     keys, values, offset, keep, max_size, index = state  # keys and values [1, heads, columns, n]
     if keys is None or values is None:

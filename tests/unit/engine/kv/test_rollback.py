@@ -13,7 +13,7 @@ from machd.engine.kv.batch_lane import BatchLaneKv
 from machd.engine.kv.formats import kv_format_named
 from machd.engine.kv.lane_kv import PrefilledRow
 from machd.engine.kv.quantized_cache import QuantizedCache
-from machd.engine.kv.rollback import CacheCheckpoint, supports_rollback, unroll_window
+from machd.engine.kv.rollback import CacheCheckpoint, supports_rollback
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.kv.serial_lane import SerialLaneKv
 from machd.engine.kv.slab import SlabCache
@@ -21,7 +21,6 @@ from machd.engine.kv.slab_layout import LengthClasses, OneSlab
 
 from mlx_lm.models.cache import (  # isort: skip - after the engine
     ArraysCache,
-    BatchRotatingKVCache,
     CacheList,
     ChunkedKVCache,
     KVCache,
@@ -165,7 +164,6 @@ class _PrivateCache(KVCache):  # type: ignore[misc] # mlx-lm has no types
         (lambda: RotatingKVCache(max_size=8), True),
         (lambda: RotatingKVCache(max_size=8, keep=2), True),
         (lambda: ArraysCache(2), True),
-        (lambda: BatchRotatingKVCache(8, [0]), True),
         (lambda: ChunkedKVCache(8), False),
         (QuantizedKVCache, False),
         (_PrivateCache, False),
@@ -176,7 +174,6 @@ class _PrivateCache(KVCache):  # type: ignore[misc] # mlx-lm has no types
         "window",
         "window with sinks",
         "state",
-        "window of a batch",
         "chunks",
         "mlx-lm's quantised",
         "private",
@@ -258,26 +255,6 @@ def test_a_window_with_sinks_keeps_them() -> None:
                     _write(cache, token, 1)
                 both = [mx.sort(one.keys_and_values()[0][0, 0, :, 0]).tolist() for one in pair]
                 assert both[0] == both[1]
-
-
-@pytest.mark.parametrize("length", [0, 1, 3, 4, 5, 20])
-@pytest.mark.parametrize("steps", range(7))
-def test_unrolled_window_holds_the_row_only(length: int, steps: int) -> None:
-    """An unrolled window has the row's columns only, and mlx-lm's count equals the row's length."""
-    batch = BatchRotatingKVCache.merge([_window(11)])
-    batch.extend(BatchRotatingKVCache.merge([_window(length)]))
-    for step in range(steps):
-        mine = mx.concatenate([_columns(90, 1), _columns(length + step, 1)]) * 1.0
-        batch.update_and_fetch(mine, mine)
-    batch.filter([1])
-    assert batch.offset.tolist() == [length + steps]
-
-    unroll_window(batch, length + steps)
-
-    held = range(max(0, length + steps - _WINDOW), length + steps)
-    assert batch.keys[0, 0, :, 0].tolist() == [*held]
-    assert batch.offset.tolist() == [length + steps]
-    assert max(batch.left_padding.tolist()) <= 0
 
 
 def test_row_positions_are_cut_on_host_and_device() -> None:

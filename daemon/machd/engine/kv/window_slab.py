@@ -1,0 +1,362 @@
+"""Keys and values of a batch's sliding windows in two arrays a layer, each row a ring of its own columns.
+
+A row's token at position ``p`` lies in column ``p % period`` of the row, so no row is shifted when another
+one joins, leaves or goes round. Attention does not depend on the order of columns: keys are rotated before
+they are written, and the mask is made of each row's own positions.
+
+A pass of one token needs a period of as many columns as the window has positions. A pass of several tokens
+overwrites columns that its first token would still see, so the period is then longer by the others. Arrays
+have fewer columns as long as no row has more positions; they grow ahead of need, one layer in a pass, so that
+no pass copies them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import mlx.core as mx
+
+from machd.engine.kv.row_positions import RowPositions
+from machd.engine.protocol.step import COLUMN_STEP
+
+_MAX_SPARE = 2
+"""When rows leave, the arrays are laid out anew if they are more than so many times what the rest may need."""
+
+_SPAN_STEP = 32
+"""The period becomes longer for passes of several tokens by multiples of so many columns."""
+
+_AHEAD_TOKENS = 128
+"""Positions before the last column at which arrays grow: passes enough for all layers of a model."""
+
+
+RowWindow: TypeAlias = "tuple[mx.array | None, mx.array | None, int, int, int, int]"
+"""``state`` of mlx-lm's window of one row: keys, values, positions, sinks, size and the next column."""
+
+
+class WindowSlab:
+    """One layer's windows, with the methods that mlx-lm's models expect of a cache.
+
+    Attributes:
+        max_size: Positions that a token sees, itself included; mlx-lm's name.
+        keys: [places, kv_heads, columns, head_dim], rows in the batch's order; None before the first write.
+        values: The same, with a head_dim of its own.
+    """
+
+    def __init__(self, positions: RowPositions, window_tokens: int, max_rows: int) -> None:
+        """Begin without rows.
+
+        Args:
+            positions: The batch's, shared by its layers.
+            window_tokens: Positions that a token sees, itself included.
+            max_rows: Most rows that there will ever be.
+        """
+        self.max_size = window_tokens
+        self.keys: mx.array | None = None
+        self.values: mx.array | None = None
+        self._positions = positions
+        self._max_rows = max_rows
+        self._places = self._columns = 0
+        self._period = window_tokens
+        self._written_step = 0
+
+    @property
+    def state(self) -> tuple[mx.array, ...]:
+        """The arrays that a forward pass has to compute."""
+        return () if self.keys is None or self.values is None else (self.keys, self.values)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, room to spare included."""
+        return sum(array.nbytes for array in self.state)
+
+    @property
+    def offset(self) -> mx.array:
+        """Positions of each row, int32 [rows]; this layer's new tokens count once written."""
+        positions = self._positions
+        return positions.end if self._written_step == positions.step else positions.start
+
+    def empty(self) -> bool:
+        """Return True before the first write."""
+        return self.keys is None
+
+    def size(self) -> int:
+        """Return the positions that the longest row keeps."""
+        return min(max(self._positions.lengths, default=0), self.max_size)
+
+    def is_trimmable(self) -> bool:
+        """Return False: rows end at different positions, so the whole cannot be cut."""
+        return False
+
+    def make_mask(
+        self,
+        N: int,  # noqa: N803 - mlx-lm's name, and models may use it
+        window_size: int | None = None,
+        return_array: bool = False,  # noqa: FBT001, FBT002 - mlx-lm's signature
+    ) -> mx.array:
+        """Make the mask of the running pass, bool [rows, 1, tokens, width]."""
+        del return_array  # it always is one
+        assert self._positions.tokens == N, "the pass was opened for so many tokens"
+        self._make_room()
+        own = (self._positions.start[:, None] + mx.arange(N, dtype=mx.int32))[:, None, :, None]
+        held = self._held(self._positions.start + N, self._width)[:, None, None]
+        oldest = mx.maximum(own - min(window_size or self.max_size, self.max_size) + 1, 0)
+        return (held >= oldest) & (held <= own)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Write the pass's tokens and read all columns that any row may see.
+
+        Args:
+            keys: [rows, kv_heads, tokens, head_dim].
+            values: The same, with a head_dim of its own.
+
+        Returns:
+            Keys and values [rows, kv_heads, width, head_dim], columns in any order.
+        """
+        self._make_room()
+        if self.keys is None:
+            self.keys, self.values = self._blank(keys), self._blank(values)
+        assert self.values is not None, "there are both or none"
+        self._write(self.keys, keys)
+        self._write(self.values, values)
+        self._written_step = self._positions.step
+        return self.keys_and_values()
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """Read all columns that any row may see; see :meth:`update_and_fetch`."""
+        rows = len(self._positions.lengths)
+        keys, values = (array[:rows, :, : self._width] for array in self.state)
+        return keys, values
+
+    def place(self, row: int, arrays: Sequence[mx.array]) -> None:
+        """Copy a row in; the others are copied only where there is no place for it.
+
+        Args:
+            row: Its number, after all others.
+            arrays: Keys and values [1, kv_heads, columns, n] of its last positions, in their order, no more
+                than the window has; none without positions.
+        """
+        lengths = self._positions.lengths
+        self._lay_out(
+            self._places if row < self._places else self._roomy(row + 1),
+            self._grown(max(lengths)),
+            mx.array(lengths[:row], dtype=mx.int32),
+            max(lengths[:row], default=0),
+        )
+        if self.keys is None and arrays:
+            self.keys, self.values = (self._blank(one) for one in arrays)
+        for array, one in zip(self.state, arrays or (None,) * len(self.state), strict=True):
+            # All of the place, as the row that was there may have left a NaN, and 0 x NaN is NaN.
+            array[row : row + 1] = 0 if one is None else self._ring(one, lengths[row])
+
+    def keep(self, order: Sequence[int]) -> None:
+        """Keep the rows of ``order``, in that order, which the positions have kept already."""
+        moving = [(place, row) for place, row in enumerate(order) if place != row]
+        copies = [
+            [mx.contiguous(array[row : row + 1]) for _, row in moving] for array in self.state
+        ]
+        # Or the whole array would be copied when it is written, to keep what they read.
+        mx.eval(copies)
+        for array, rows in zip(self.state, copies, strict=True):
+            for (place, _), one in zip(moving, rows, strict=True):
+                array[place : place + 1] = one
+        places, columns = self._roomy(len(order)), self._least_columns()
+        if places * columns * _MAX_SPARE < self._places * self._columns:
+            lengths = self._positions.lengths
+            self._lay_out(places, columns, mx.array(lengths, dtype=mx.int32), max(lengths))
+            mx.eval(self.state)  # frees what was held
+
+    def grow_ahead(self) -> bool:
+        """Make room for a row more and for the next positions; return False if there is."""
+        if self.keys is None:
+            return False
+        positions = self._positions
+        rows = len(positions.lengths)
+        places, columns = self._places, self._columns
+        if places == rows:
+            places = self._roomy(rows)
+        if columns < min(positions.width + _AHEAD_TOKENS, self._least_columns()):
+            columns = self._grown(max(positions.width, columns + 1))
+        if (places, columns) == (self._places, self._columns):
+            return False
+        self._lay_out(places, columns, positions.start, positions.width - positions.tokens)
+        return True
+
+    def wipe(self, row: int, begin: int = 0) -> None:
+        """Zero a row's positions from one on, and all that no token from there on sees.
+
+        A NaN would reach later tokens through a mask, as 0 x NaN is NaN.
+        """
+        held = self._held(mx.array([begin], dtype=mx.int32), self._columns)[0]
+        is_kept = (held >= max(0, begin - self.max_size + 1))[:, None]  # [columns, 1]
+        for array in self.state:
+            array[row : row + 1] = mx.where(is_kept, array[row : row + 1], 0)
+
+    def row_state(self, row: int) -> RowWindow:
+        """Copy a row as the state of mlx-lm's window of one row.
+
+        Returns:
+            Keys and values [1, kv_heads, columns, n] in order of position, at most as many as the window has,
+            and the row's positions, sinks, window and next column.
+        """
+        if self.keys is None or self.values is None:
+            return None, None, 0, 0, self.max_size, 0
+        length = self._positions.lengths[row]
+        kept = min(length, self.max_size)
+        columns = mx.arange(length - kept, length, dtype=mx.int32) % self._period
+        keys, values = (array[row : row + 1, :, columns] for array in self.state)
+        return keys, values, length, 0, self.max_size, kept
+
+    def growth_bytes(self, joining: Sequence[tuple[int, int]], tokens: int) -> int:
+        """Return the bytes of new arrays, which a pass of so many tokens needs after rows have joined; 0 for none.
+
+        Args:
+            joining: Length and limit of each row that joins.
+            tokens: Tokens that the pass takes of each row.
+        """
+        if self.keys is None:
+            return 0
+        lengths = [*self._positions.lengths, *(length for length, _ in joining)]
+        limits = [*self._positions.limits, *(limit for _, limit in joining)]
+        period = self._period_of(tokens)
+        is_turned = max(self._positions.lengths) > self._period < period
+        columns = period if is_turned else self._grown(max(lengths) + tokens, max(limits), period)
+        places = self._places if len(lengths) <= self._places else self._roomy(len(lengths))
+        if (places, columns) == (self._places, self._columns):
+            return 0
+        return self.nbytes // (self._places * self._columns) * places * columns
+
+    @property
+    def _width(self) -> int:
+        """Columns that the running pass reads."""
+        return min(self._positions.width, self._columns)
+
+    def _held(self, ends: mx.array, width: int) -> mx.array:
+        """Return the position that each column holds, int32 [rows, width]; negative for a column without one.
+
+        Args:
+            ends: int32 [rows], the position behind the last one that was written.
+            width: Columns, from the first one on.
+        """
+        last = ends[:, None] - 1
+        return last - (last - mx.arange(width, dtype=mx.int32)) % self._period
+
+    def _make_room(self) -> None:
+        """Grow for the running pass."""
+        positions = self._positions
+        start, longest = positions.start, positions.width - positions.tokens
+        self._lengthen_period(self._period_of(positions.tokens), start, longest)
+        columns = self._grown(positions.width)
+        places = max(self._places, len(positions.lengths))
+        self._lay_out(places, columns, start, longest)
+
+    def _period_of(self, tokens: int) -> int:
+        """Return the period for a pass of so many tokens; it never becomes shorter."""
+        span = -(-(tokens - 1) // _SPAN_STEP) * _SPAN_STEP
+        return max(self._period, self.max_size + span)
+
+    def _lengthen_period(self, period: int, ends: mx.array, longest: int) -> None:
+        """Turn the rings of rows that have gone round; of all layers in the same pass, as they share masks."""
+        if period <= self._period:
+            return
+        held, self._period = self._period, period
+        if longest > held:
+            self._columns = period
+            if self.keys is not None and self.values is not None:
+                self.keys = self._turned(self.keys, ends, held)
+                self.values = self._turned(self.values, ends, held)
+
+    def _least_columns(self) -> int:
+        """Return the columns that the rows may come to need."""
+        positions = self._positions
+        return min(self._period, max(*positions.lengths, *positions.limits))
+
+    def _roomy(self, rows: int) -> int:
+        """Return the places for so many rows and some more."""
+        return max(rows, min(rows + max(1, rows // 4), self._max_rows))
+
+    def _grown(self, needed: int, limit: int | None = None, period: int | None = None) -> int:
+        """Return the columns for rows of up to ``needed`` positions.
+
+        Args:
+            needed: Positions of the longest row.
+            limit: Positions that a row may come to have; of the rows that are there unless given.
+            period: The one from the next pass on; the present one unless given.
+        """
+        limit = max(self._positions.limits, default=0) if limit is None else limit
+        period = self._period if period is None else period
+        if needed <= self._columns or self._columns == period:
+            return self._columns
+        # Half as much again, so that growing stays rare; never more than any row may use.
+        columns = -(-max(needed, self._columns * 3 // 2) // COLUMN_STEP) * COLUMN_STEP
+        return min(columns, max(needed, limit), period)
+
+    def _lay_out(self, places: int, columns: int, ends: mx.array, longest: int) -> None:
+        """Make arrays of another shape, unless it is theirs.
+
+        Args:
+            places: Rows that there is room for.
+            columns: Columns of each; fewer than the period only if no row has more positions.
+            ends: int32 [rows], positions of the rows that are there.
+            longest: The greatest of them; 0 without rows.
+        """
+        if (places, columns) == (self._places, self._columns):
+            return
+        assert columns == self._period or longest <= columns, (
+            "a ring is whole once it has gone round"
+        )
+        self._places, self._columns = places, columns
+        if self.keys is None or self.values is None:
+            return
+        self.keys, self.values = (
+            mx.contiguous(
+                _extended(_extended(array[: ends.size, :, :columns], columns, 2), places, 0)
+            )
+            for array in (self.keys, self.values)
+        )
+
+    def _turned(self, array: mx.array, ends: mx.array, held: int) -> mx.array:
+        """Return rings of ``held`` columns as rings of the period: [places, kv_heads, period, n]."""
+        positions = self._held(ends, self._period)
+        is_held = (positions >= 0) & (positions >= ends[:, None] - held)  # [rows, period]
+        source = mx.where(is_held, positions % held, 0)
+        rows = mx.take_along_axis(array[: ends.size], source[:, None, :, None], axis=2)
+        return _extended(mx.where(is_held[:, None, :, None], rows, 0), array.shape[0], 0)
+
+    def _ring(self, array: mx.array, length: int) -> mx.array:
+        """Turn a row's last positions, in their order, into its ring: [1, kv_heads, columns, n]."""
+        kept = array.shape[2]
+        padded = mx.pad(array, [(0, 0), (0, 0), (0, self._columns - kept), (0, 0)])
+        first = (length - kept) % self._period
+        return mx.roll(padded, first, 2) if first else padded
+
+    def _write(self, array: mx.array, new: mx.array) -> None:
+        positions = self._positions
+        rows, _, tokens, _ = new.shape
+        shared = positions.shared_start
+        first = None if shared is None else shared % self._period
+        if first is not None and first + tokens <= self._columns:
+            array[:rows, :, first : first + tokens] = new
+            return
+        places = mx.arange(rows, dtype=mx.int32)
+        if tokens == 1:
+            array[places, :, positions.start % self._period] = new[:, :, 0]  # [rows, kv_heads, n]
+            return
+        # A shorter row's padding takes the columns of positions that its next tokens do not see.
+        columns = (positions.start[:, None] + mx.arange(tokens, dtype=mx.int32)) % self._period
+        array[places[:, None], :, columns] = new.transpose(0, 2, 1, 3)
+
+    def _blank(self, like: mx.array) -> mx.array:
+        _, heads, _, n = like.shape
+        return mx.zeros((self._places, heads, self._columns, n), dtype=like.dtype)
+
+
+def _extended(array: mx.array, size: int, axis: int) -> mx.array:
+    """Add zeros behind an array so that an axis has a size."""
+    shape = [*array.shape]
+    missing = size - shape[axis]
+    if not missing:
+        return array
+    shape[axis] = missing
+    zeros = mx.broadcast_to(mx.array(0, dtype=array.dtype), shape)  # no memory of its own
+    return mx.concatenate([array, zeros], axis)
