@@ -32,11 +32,15 @@ class Sharing:
 
 
 class SharedPrefixes:
-    """Finds the prefix that a sequence can share with running ones."""
+    """Finds the prefix that a sequence can share with running ones.
 
-    def __init__(self, *, min_tokens: int = MIN_SHARED_TOKENS) -> None:
-        """Share prefixes of ``min_tokens`` or more."""
-        self._min_tokens = min_tokens
+    Attributes:
+        min_tokens: Tokens of the shortest prefix that is worth it.
+    """
+
+    def __init__(self) -> None:
+        """Begin with no prefix."""
+        self.min_tokens = MIN_SHARED_TOKENS
         self._next_number = 1
 
     def find(
@@ -70,7 +74,7 @@ class SharedPrefixes:
             (one for one in common if one.shared is None), key=common.__getitem__, default=None
         )
         tokens = 0 if peer is None else common[peer] // block_tokens * block_tokens
-        if peer is None or tokens < self._min_tokens:
+        if peer is None or tokens < self.min_tokens:
             return None
         prefix = SharedPrefix(self._next_number, tokens)
         self._next_number += 1
