@@ -325,6 +325,7 @@ def batching_of(section: ContinuousBatchingSettings, model: ModelDescription) ->
             bytes_per_sequence=model.cache.bytes_per_sequence,
             policy=KvPolicy(section.kv_policy),
             has_length_classes=model.has_length_classes,
+            shares_prefixes=model.shares_prefixes,
         ),
     )
 

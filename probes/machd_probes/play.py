@@ -6,7 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from machd.engine.protocol.engine import Engine
-from machd.engine.protocol.step import DecodeRow, Lane, PrefillChunk, SampledToken, StepPlan
+from machd.engine.protocol.step import (
+    DecodeRow,
+    Lane,
+    PrefillChunk,
+    SampledToken,
+    SharedPrefix,
+    StepPlan,
+)
 from machd.request.generation import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -33,6 +40,7 @@ class Join:
         chunk_tokens: Prompt tokens a step.
         leaves_after: Released after so many tokens, work for the next one in flight; None to stay.
         lane: Where it decodes.
+        shared: Beginning of its prompt that it shares with other rows of the batch lane.
     """
 
     prompt: tuple[int, ...]
@@ -42,6 +50,7 @@ class Join:
     chunk_tokens: int = _WHOLE
     leaves_after: int | None = None
     lane: Lane = Lane.BATCH
+    shared: SharedPrefix | None = None
 
     @property
     def given_tokens(self) -> int:
@@ -79,6 +88,7 @@ class _Row:
             sampling=self.join.sampling,
             reserved_tokens=len(self.join.prompt) + self.join.tokens,
             lane=self.join.lane,
+            shared=self.join.shared if self.decodes else None,
         )
 
     def decode(self, max_draft_tokens: int) -> DecodeRow:

@@ -51,6 +51,7 @@ from machd.engine.protocol.step import StepPlan, StepResult
 from machd.errors import EngineFaultError
 from machd.kv_events.block_ledger import BlockLedger
 from machd.request.generation import SamplingParams
+from machd.scheduler import shared_prefixes
 from machd.scheduler.block_observer import BlockObserver
 from machd.scheduler.block_pool import BlockPool
 from machd.scheduler.block_tree import Block, BlockTree, Walk
@@ -181,7 +182,10 @@ class PrefixMachine(RuleBasedStateMachine):
 
     def _scheduler_config(self, max_b: int, chunk_tokens: int | None) -> SchedulerConfig:
         batching = batching_of(
-            max_b=max_b, prefill_chunk_tokens=chunk_tokens, coalesce=self.coalesce
+            max_b=max_b,
+            prefill_chunk_tokens=chunk_tokens,
+            coalesce=self.coalesce,
+            shares_prefixes=not self.is_stateful,
         )
         pace = EagerPace(beside_decode=chunk_tokens, alone=chunk_tokens or 12)
         return replace(continuous(LIMITS, batching, self.drafts), pace=pace)
@@ -202,6 +206,7 @@ class PrefixMachine(RuleBasedStateMachine):
         tier.max_loads = tier.max_saves = self.moved
         self.cache._pool.find_saved(saved)
         self.core = Scheduler(self.config, self.cache)
+        self.core._running._shared_prefixes.min_tokens = 2
         self.opened = self.hits = self.prefix_hits = 0
 
     # Rules
@@ -978,6 +983,15 @@ def test_the_machine_notices_a_wrong_count_of_what_is_computed(
     """Settled tokens after drafts have to match the engine's caches."""
     monkeypatch.setattr(Sequence, "settle", settle)
     _check_that_it_fails(machine)
+
+
+def test_the_machine_notices_a_prefix_that_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that would read a neighbour's tokens for its own shows."""
+    right = shared_prefixes._common_tokens
+    monkeypatch.setattr(
+        shared_prefixes, "_common_tokens", lambda *rows: right(*rows) and right(*rows) + 2
+    )
+    _check_that_it_fails(PrefixMachine)
 
 
 def _check_that_it_fails(machine: type[PrefixMachine]) -> None:

@@ -11,8 +11,14 @@ from machd.engine.backend.device import computing_memory_bytes
 from machd.engine.grammar.grammar import LlguidanceCompiler
 from machd.engine.grammar.masks import TokenMasks
 from machd.engine.grammar.matcher import matcher_for
-from machd.engine.kernels.fused_llama import fuse_layers, reads_by_slab, takes_packed_caches
+from machd.engine.kernels.fused_llama import (
+    fuse_layers,
+    reads_by_slab,
+    shares_prefixes,
+    takes_packed_caches,
+)
 from machd.engine.kernels.packed import packed_caches
+from machd.engine.kv.kv_format import PLAIN
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.prefix_blocks.conversion import BlockForm
 from machd.engine.prefix_blocks.disk_tier import DiskTier
@@ -96,6 +102,7 @@ def engine_parts(
             description,
             block_key=block_key(loaded),
             has_length_classes=reads_by_slab(model),
+            shares_prefixes=is_standard and loaded.kv_format is PLAIN and shares_prefixes(model),
             proposer=ProposerKind.OFF if proposer is None else proposer.kind,
         ),
         tokenizer=loaded.tokenizer,

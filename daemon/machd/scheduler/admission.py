@@ -29,6 +29,7 @@ class KvBudget:
         bytes_per_sequence: Bytes of a sequence of any length (recurrent state).
         has_length_classes: A row of the batch lane takes the columns of its length class; otherwise all rows
             take as many as the longest.
+        shares_prefixes: Rows of the batch lane whose prompts begin alike can share that beginning.
     """
 
     budget_bytes: int
@@ -36,6 +37,7 @@ class KvBudget:
     bytes_per_sequence: int
     policy: KvPolicy
     has_length_classes: bool = False
+    shares_prefixes: bool = False
 
     def reservation_bytes(self, tokens: int) -> int:
         """Bytes to reserve for a sequence of ``tokens`` positions, prompt and completion together."""
@@ -65,18 +67,21 @@ class Promised:
     """Reserved positions of running rows, by lane.
 
     Attributes:
+        batch: Those of its rows, the prefixes that they share left out.
         max_rows: Most rows of the batch lane.
+        shared: Positions of each prefix that rows of the batch lane share, counted once.
     """
 
     batch: tuple[int, ...] = ()
     serial: tuple[int, ...] = ()
     max_rows: int = 1
+    shared: tuple[int, ...] = ()
 
     def bytes_of(self, kv: KvBudget) -> int:
         """Bytes that all rows can take, with the columns that the batch's arrays have to spare."""
         rows = len(self.batch)
         if kv.has_length_classes:
-            columns = reserved_columns(self.batch)
+            columns = reserved_columns(self.batch) + sum(self.shared)
         else:
             columns = slab_rows(rows, self.max_rows) * max(self.batch, default=0)
         batch_bytes = columns * kv.bytes_per_token + rows * kv.bytes_per_sequence

@@ -48,7 +48,11 @@ class PrefixConfig:
 
 
 class PrefixCache:
-    """Block pool and radix tree, with the running rows that share them."""
+    """Block pool and radix tree, with the running rows that share them.
+
+    Attributes:
+        block_tokens: Most tokens of a block.
+    """
 
     def __init__(
         self,
@@ -66,7 +70,7 @@ class PrefixCache:
             saved: Blocks on disk.
             observer: Told which blocks are in memory.
         """
-        self._block_tokens = shape.block_tokens
+        self.block_tokens = shape.block_tokens
         self._min_gain_tokens = shape.min_gain_tokens
         self._is_stateful = shape.costs.is_stateful
         self._tree = BlockTree(shape.model_key)
@@ -366,7 +370,7 @@ class PrefixCache:
         """Find or store the block behind ``tip``; None if it cannot be stored yet."""
         child = tip.children.get(text[tip.stop])
         if child is None:
-            boundary = (tip.stop // self._block_tokens + 1) * self._block_tokens
+            boundary = (tip.stop // self.block_tokens + 1) * self.block_tokens
             stop = min(upto, boundary)
             if stop < boundary and not is_end:
                 return None  # a later step fills it

@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from machd.engine.protocol.step import Lane
+from machd.engine.protocol.step import Lane, SharedPrefix
 from machd.scheduler.admission import KvBudget, Promised, check_budget
 from machd.scheduler.sequence import Sequence
+from machd.scheduler.shared_prefixes import Sharing
 from machd.scheduler.slots import Slots
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Positions reserved for one sequence.
+
+    Attributes:
+        tokens: Those of its shared prefix included.
+        shared: Beginning that it shares with others, whose positions are reserved once.
+    """
+
+    lane: Lane
+    tokens: int
+    shared: SharedPrefix | None = None
+
+    @property
+    def own_tokens(self) -> int:
+        """Positions that are its own."""
+        return self.tokens - (0 if self.shared is None else self.shared.tokens)
 
 
 class Reservations:
@@ -23,13 +43,18 @@ class Reservations:
         """
         self._kv = kv
         self._max_rows = max_rows
-        self._entries: dict[int, tuple[Lane, int]] = {}
+        self._entries: dict[int, Reservation] = {}
         self._room_bytes: int | None = None
 
     @property
     def budget_bytes(self) -> int | None:
         """KV budget in bytes; None for no limit."""
         return self._kv.budget_bytes if self._kv is not None else None
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """True if rows of the batch lane can share prefixes."""
+        return self._kv is not None and self._kv.shares_prefixes
 
     @property
     def reserved_bytes(self) -> int:
@@ -73,15 +98,25 @@ class Reservations:
         """
         if self._kv is None:
             return Lane.SERIAL
-        kv = self._kv
-        if self._entries and self._room_bytes is not None:
-            kv = replace(kv, budget_bytes=min(kv.budget_bytes, self._room_bytes))
-        return self._promised.lane_for(kv, sequence.reserved_tokens)
+        return self._promised.lane_for(self._within_memory(self._kv), sequence.reserved_tokens)
 
-    def reserve(self, slot_index: int, lane: Lane, tokens: int) -> None:
-        """Reserve ``tokens`` positions for the sequence of a slot."""
-        assert slot_index not in self._entries, "a slot has one reservation"
-        self._entries[slot_index] = (lane, tokens)
+    def has_room_to_share(self, sequence: Sequence, sharing: Sharing) -> bool:
+        """Return True if the batch lane has room for a sequence that shares a prefix."""
+        assert self._kv is not None, "rows of a batch have a budget"
+        entries = list(self._entries.values())
+        peer = sharing.peer
+        if peer is not None and peer.slot_index is not None:
+            entry = self._entries[peer.slot_index]
+            entries.remove(entry)
+            entries.append(replace(entry, shared=sharing.prefix))
+        entries.append(Reservation(Lane.BATCH, sequence.reserved_tokens, sharing.prefix))
+        kv = self._within_memory(self._kv)
+        return self._promised_by(entries).bytes_of(kv) <= kv.budget_bytes
+
+    def reserve(self, sequence: Sequence) -> None:
+        """Reserve positions for a sequence that got its slot, or shares a prefix since."""
+        assert sequence.slot_index is not None, "a running sequence has a slot"
+        self._entries[sequence.slot_index] = _reservation_of(sequence)
 
     def release(self, slot_index: int) -> None:
         """Release the reservation of a slot."""
@@ -89,18 +124,35 @@ class Reservations:
 
     def check_invariants(self, slots: Slots) -> None:
         """Assert that exactly the running sequences have reservations, within the budget."""
-        expected = {one.slot_index: (one.lane, one.reserved_tokens) for one in slots}
+        expected = {one.slot_index: _reservation_of(one) for one in slots}
         assert self._entries == expected, (
             f"KV reservations do not add up: reserved {self._entries}, running {expected}"
         )
         if self._kv is not None:
             assert self.reserved_bytes <= self._kv.budget_bytes, "reservations exceed the KV budget"
-            assert len(self._tokens(Lane.SERIAL)) <= 1, "one serial row at a time"
+            assert len(self._promised.serial) <= 1, "one serial row at a time"
 
     @property
     def _promised(self) -> Promised:
-        batch, serial = self._tokens(Lane.BATCH), self._tokens(Lane.SERIAL)
-        return Promised(batch, serial, self._max_rows)
+        return self._promised_by(self._entries.values())
 
-    def _tokens(self, lane: Lane) -> tuple[int, ...]:
-        return tuple(tokens for one, tokens in self._entries.values() if one is lane)
+    def _promised_by(self, entries: Iterable[Reservation]) -> Promised:
+        entries = list(entries)
+        shared = {one.shared for one in entries if one.shared is not None}
+        return Promised(
+            tuple(one.own_tokens for one in entries if one.lane is Lane.BATCH),
+            tuple(one.tokens for one in entries if one.lane is Lane.SERIAL),
+            self._max_rows,
+            tuple(one.tokens for one in shared),
+        )
+
+    def _within_memory(self, kv: KvBudget) -> KvBudget:
+        """Return the budget, less where the memory left is less and others run."""
+        if not self._entries or self._room_bytes is None:
+            return kv
+        return replace(kv, budget_bytes=min(kv.budget_bytes, self._room_bytes))
+
+
+def _reservation_of(sequence: Sequence) -> Reservation:
+    assert sequence.lane is not None, "a running sequence has a lane"
+    return Reservation(sequence.lane, sequence.reserved_tokens, sequence.shared)

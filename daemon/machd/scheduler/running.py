@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from machd.engine.protocol.engine import MemoryReading
-from machd.engine.protocol.step import RowFault, StepPlan, StepResult
+from machd.engine.protocol.step import Lane, RowFault, StepPlan, StepResult
 from machd.errors import MachdError, RequestError, RowFaultError
 from machd.scheduler.config import SchedulerConfig
 from machd.scheduler.prefix_cache import PrefixCache
 from machd.scheduler.reservations import Reservations
 from machd.scheduler.sequence import Sequence
+from machd.scheduler.shared_prefixes import SharedPrefixes, Sharing
 from machd.scheduler.slots import Slots
 from machd.scheduler.subscriber import SubscriberState
 
@@ -30,6 +31,7 @@ class RunningSequences:
         self.slots = Slots(config.slot_count)
         self.reservations = Reservations(config.kv, max_rows=config.slot_count)
         self.prefixes = prefixes
+        self._shared_prefixes = SharedPrefixes()
         self.max_count = config.slot_count
 
     def __iter__(self) -> Iterator[Sequence]:
@@ -63,14 +65,29 @@ class RunningSequences:
 
     def admit(self, sequence: Sequence, now_s: float) -> bool:
         """Give a sequence a slot; returns whether a lane has room for it."""
-        lane = self.reservations.lane_for(sequence)
+        sharing = self._sharing(sequence)
+        lane = self.reservations.lane_for(sequence) if sharing is None else Lane.BATCH
         if lane is None:
             return False
-        slot_index = self.slots.occupy(sequence, lane, now_s)
-        self.reservations.reserve(slot_index, lane, sequence.reserved_tokens)
+        self.slots.occupy(sequence, lane, now_s)
+        if sharing is not None:
+            sequence.shared = sharing.prefix
+            if sharing.peer is not None:
+                sharing.peer.shared = sharing.prefix
+                self.reservations.reserve(sharing.peer)
+        self.reservations.reserve(sequence)
         if self.prefixes is not None:
             self.prefixes.enter(sequence)
         return True
+
+    def _sharing(self, sequence: Sequence) -> Sharing | None:
+        """Find the prefix that a sequence can share, and has room for; None if there is none."""
+        if self.prefixes is None or not self.reservations.shares_prefixes:
+            return None
+        found = self._shared_prefixes.find(sequence, self.slots, self.prefixes.block_tokens)
+        if found is None or not self.reservations.has_room_to_share(sequence, found):
+            return None
+        return found
 
     def leave(self, sequence: Sequence, *, is_sound: bool) -> None:
         """Free all that a sequence holds; ``is_sound`` keeps its blocks for other sequences."""

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from machd.engine.protocol.blocks import ReusedPrefix
 from machd.engine.protocol.media import MediaSpan
-from machd.engine.protocol.step import DecodeRow, Lane, PrefillChunk, PromptLogprob, SampledToken
+from machd.engine.protocol.step import (
+    DecodeRow,
+    Lane,
+    PrefillChunk,
+    PromptLogprob,
+    SampledToken,
+    SharedPrefix,
+)
 from machd.scheduler.events import DecodeMode, PromptReused, PromptScored, SequenceAdmitted
 from machd.scheduler.pacing import Acceptance
 from machd.scheduler.subscriber import Priority, SequenceRequest, Subscriber, SubscriberState
@@ -38,6 +45,7 @@ class Sequence:
         reused_tokens: Prompt tokens taken from the prefix cache.
         prompt_logprobs: Log-probabilities of the prompt tokens computed so far, if requested.
         is_opened: The engine has a row for it.
+        shared: Beginning of the prompt that its row shares with other rows.
         encoded: Digests of the prompt's images and videos that the engine has encoded.
     """
 
@@ -55,6 +63,7 @@ class Sequence:
         "request",
         "reused_tokens",
         "settled_tokens",
+        "shared",
         "slot_index",
         "submitted_s",
         "subscribers",
@@ -79,6 +88,7 @@ class Sequence:
         self.tokens: list[SampledToken] = []
         self.slot_index: int | None = None
         self.lane: Lane | None = None
+        self.shared: SharedPrefix | None = None
         self.admitted_s: float | None = None
         self._keeps_tokens = keeps_tokens
 
@@ -176,7 +186,7 @@ class Sequence:
     def requeue(self) -> None:
         """Leave the slot and drop all computed of the prompt; only before the first token."""
         assert self.is_running, "only a running sequence has a slot to give up"
-        self.slot_index = self.lane = self.admitted_s = None
+        self.slot_index = self.lane = self.admitted_s = self.shared = None
         self.prefilled_tokens = self.reused_tokens = 0
         self.is_opened = False
         self.encoded = frozenset()
@@ -199,16 +209,18 @@ class Sequence:
         start = self.prefilled_tokens
         token_ids = self.request.prompt[start:stop]
         assert token_ids, "the prompt is already prefilled"
+        is_last = self.has_completion and start + len(token_ids) == self.prompt_tokens
         return PrefillChunk(
             slot_index=self.slot_index,
             token_ids=token_ids,
             start=start,
-            is_last=self.has_completion and start + len(token_ids) == self.prompt_tokens,
+            is_last=is_last,
             sampling=self.request.sampling,
             reserved_tokens=self.reserved_tokens,
             lane=self.lane,
             reused=reused,
             media=() if self.is_opened else self.request.media,
+            shared=self.shared if is_last else None,
         )
 
     def next_row(self, max_draft_tokens: int = 0) -> DecodeRow:

@@ -29,6 +29,7 @@ from machd.engine.protocol.step import (
     PromptLogprob,
     RowFault,
     SampledToken,
+    SharedPrefix,
     StepPlan,
     StepResult,
 )
@@ -124,6 +125,7 @@ class ChainedEngine:
         self._looks_ahead = looks_ahead
         self._faulted: set[int] = set()
         self._used_ids: set[int] = set()
+        self._shared: dict[int, tuple[SharedPrefix, Text]] = {}
 
     def run(self, plan: StepPlan) -> StepResult:
         """One step."""
@@ -136,6 +138,7 @@ class ChainedEngine:
         for slot_index in plan.release:
             self.rows.pop(slot_index, None)
             self._faulted.discard(slot_index)
+            self._shared.pop(slot_index, None)
         self._verified = []
         results = [one for chunk in plan.prefill for one in self._prefill(chunk)]
         results += [one for row in plan.decode for one in self._decode_row(row)]
@@ -160,6 +163,7 @@ class ChainedEngine:
         """Forget every row; blocks stay."""
         self.rows.clear()
         self._faulted.clear()
+        self._shared.clear()
 
     def _held(self, block_id: int) -> HeldBlock:
         block = self.blocks[block_id]
@@ -262,10 +266,23 @@ class ChainedEngine:
         row.tokens_left = chunk.reserved_tokens - chunk.start - len(chunk.token_ids)
         assert chunk.start == len(row.texts), "chunks come in order, without gaps"
         row.compute(chunk.token_ids[:-1] if chunk.is_last else chunk.token_ids)
+        if chunk.shared is not None:
+            self._share(chunk.slot_index, chunk.shared)
         if not chunk.is_last:
             return []
         row.next_id = chunk.token_ids[-1]
         return [] if self._is_late else [self._decode(chunk.slot_index)]
+
+    def _share(self, slot_index: int, prefix: SharedPrefix) -> None:
+        computed = self.rows[slot_index].state
+        assert 0 < prefix.tokens <= len(computed), "what is shared is computed"
+        text = computed[: prefix.tokens]
+        for other, begun in self._shared.values():
+            if other.number == prefix.number:
+                assert (other, begun) == (prefix, text), (
+                    "prefixes of one number are of the same tokens"
+                )
+        self._shared[slot_index] = prefix, text
 
     def _decode_row(self, decode: DecodeRow) -> list[SampledToken | RowFault]:
         """Return what was guessed rightly, which the row has computed by then, and one token more."""

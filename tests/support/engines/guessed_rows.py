@@ -155,4 +155,5 @@ def _whole(slot_index: int, join: Join) -> PrefillChunk:
         sampling=join.sampling,
         reserved_tokens=len(join.prompt) + join.tokens,
         lane=join.lane,
+        shared=join.shared,
     )

@@ -115,9 +115,20 @@ def batching_of(
     coalesce: bool = False,
     budget_tokens: int = 100_000,
     policy: KvPolicy = KvPolicy.DEFER,
+    shares_prefixes: bool = False,
 ) -> Batching:
-    """Batching with a budget of so many positions; a position costs 10 bytes, a sequence none."""
-    kv = KvBudget(budget_tokens * 10, bytes_per_token=10, bytes_per_sequence=0, policy=policy)
+    """Batching with a budget of so many positions; a position costs 10 bytes, a sequence none.
+
+    Rows that can share prefixes have length classes.
+    """
+    kv = KvBudget(
+        budget_tokens * 10,
+        bytes_per_token=10,
+        bytes_per_sequence=0,
+        policy=policy,
+        has_length_classes=shares_prefixes,
+        shares_prefixes=shares_prefixes,
+    )
     return Batching(max_b, window_s, prefill_chunk_tokens, coalesce, kv)
 
 

@@ -8,7 +8,7 @@ of 16 rows 0.30 ms instead of 0.54.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import mlx.core as mx
 
@@ -103,6 +103,12 @@ def attend_rows(
     parts = []
     for rows, arrays in cache.by_slab():
         seeing = rows.of(queries)
+        prefix = cache.prefix(rows)
+        if prefix is not None:
+            assert sees_all, "a row with a window shares nothing"
+            own = cache.decoded_rows(rows, arrays)
+            parts.append(_attend_behind(seeing, prefix, own, scale, rows.mask))
+            continue
         folded = cache.folded(rows, arrays) if is_foldable else None
         if folded is not None:
             parts.append(_attend_folded(seeing, folded, cache.kv_format, scale, rows.mask))
@@ -114,6 +120,52 @@ def attend_rows(
         seen = cache.decoded_rows(rows, arrays)
         parts.append(attend(seeing, *seen, scale=scale, mask=own_mask))
     return cache.in_row_order(parts)
+
+
+def _attend_behind(
+    queries: mx.array,
+    prefix: Sequence[mx.array],
+    own: tuple[mx.array, mx.array],
+    scale: float,
+    mask: mx.array | str | None,
+) -> mx.array:
+    """Attention of rows that share a prefix, which one product for all rows reads once.
+
+    Args:
+        queries: float32 [rows, heads, tokens, head_dim].
+        prefix: Keys and values [1, kv_heads, prefix tokens, head_dim], which every token sees.
+        own: The rows' keys and values behind it, [rows, kv_heads, width, head_dim].
+        scale: Of the scores.
+        mask: As :func:`attend` takes it, of the rows' own columns.
+
+    Returns:
+        [rows, heads, tokens, head_dim of the values].
+    """
+    (shared_keys, shared_values), (keys, values) = prefix, own
+    rows, heads, tokens, head_dim = queries.shape
+    kv_heads, shared, width = keys.shape[1], shared_keys.shape[2], keys.shape[2]
+    queries = queries * (scale * _LOG2_E)
+    if mask is not None and not isinstance(mask, mx.array):
+        begun = mx.arange(width - tokens, width)[:, None]  # [tokens, 1]
+        mask = mx.arange(width) <= begun  # [tokens, width]
+
+    def across(each: mx.array) -> mx.array:
+        """Turn [rows, kv_heads, repeats * tokens, n] into [kv_heads, rows * repeats * tokens, n]."""
+        return each.transpose(1, 0, 2, 3).reshape(kv_heads, -1, each.shape[-1])
+
+    def back(joined: mx.array) -> mx.array:
+        """Invert :func:`across`."""
+        return joined.reshape(kv_heads, rows, -1, joined.shape[-1]).transpose(1, 0, 2, 3)
+
+    grouped = queries.reshape(rows, kv_heads, -1, head_dim)  # [., ., repeats * tokens, .]
+    shared_scores = back(across(grouped) @ shared_keys[0].swapaxes(-1, -2))
+    own_scores = _scores(queries, keys, mask).reshape(rows, kv_heads, -1, width)
+    scores = mx.concatenate([shared_scores, own_scores], axis=-1)
+    distances = scores - scores.max(axis=-1, keepdims=True)
+    weights = exp2(mx.maximum(distances, MIN_EXPONENT))
+    mixed = back(across(weights[..., :shared]) @ shared_values[0]) + weights[..., shared:] @ values
+    mixed = mixed / weights.sum(axis=-1, keepdims=True)
+    return mixed.reshape(rows, heads, tokens, -1)
 
 
 def _attend_folded(
@@ -161,6 +213,18 @@ def _sum(arrays: Iterable[mx.array]) -> mx.array:
 
 def _block(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | None) -> mx.array:
     """Compute attention for queries that are scaled for powers of two."""
+    rows, heads, tokens, _ = queries.shape
+    kv_heads, width = keys.shape[1:3]
+    scores = _scores(queries, keys, mask)
+    distances = scores - scores.max(axis=-1, keepdims=True)
+    weights = exp2(mx.maximum(distances, MIN_EXPONENT))
+    mixed = weights.reshape(rows, kv_heads, -1, width) @ values
+    # Divided last, where there are fewer numbers to divide.
+    return mixed.reshape(rows, heads, tokens, -1) / weights.sum(axis=-1, keepdims=True)
+
+
+def _scores(queries: mx.array, keys: mx.array, mask: mx.array | None) -> mx.array:
+    """Compute scores [rows, heads, tokens, width], masked ones included."""
     rows, heads, tokens, head_dim = queries.shape
     kv_heads, width = keys.shape[1:3]
     if tokens == 1:
@@ -172,10 +236,4 @@ def _block(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array |
         # The heads that share keys are tokens of one product.
         scores = queries.reshape(rows, kv_heads, -1, head_dim) @ keys.swapaxes(-1, -2)
     scores = scores.reshape(rows, heads, tokens, width)
-    if mask is not None:
-        scores = mx.where(mask, scores, _MASKED)
-    distances = scores - scores.max(axis=-1, keepdims=True)
-    weights = exp2(mx.maximum(distances, MIN_EXPONENT))
-    mixed = weights.reshape(rows, kv_heads, -1, width) @ values
-    # Divided last, where there are fewer numbers to divide.
-    return mixed.reshape(rows, heads, tokens, -1) / weights.sum(axis=-1, keepdims=True)
+    return scores if mask is None else mx.where(mask, scores, _MASKED)

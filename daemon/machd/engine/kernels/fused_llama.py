@@ -67,6 +67,13 @@ def takes_packed_caches(model: LanguageModel) -> bool:
     )
 
 
+def shares_prefixes(model: LanguageModel) -> bool:
+    """Return True if every layer's attention can read a prefix that rows share, in their float32."""
+    return takes_packed_caches(model) and all(
+        block.self_attn.qkv_proj.weight.dtype == mx.float32 for block in model.model.layers
+    )
+
+
 class _Rotation:
     """The rotation by position, with the angles of a step computed once for all layers."""
 

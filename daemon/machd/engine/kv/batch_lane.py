@@ -4,11 +4,14 @@ Standard caches become a :class:`~machd.engine.kv.slab.SlabCache` a layer, in th
 :class:`~machd.engine.kv.window_slab.WindowSlab`. Recurrent state stays in mlx-lm's own arrays, which the
 model makes anew in every pass: :mod:`machd.engine.kv.state_rows`. Lists of caches are opened, and their inner
 caches treated so.
+
+Rows that share a prefix read one copy of it, made of the caches of the first that joins.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import mlx.core as mx
 
@@ -24,7 +27,7 @@ from machd.engine.kv.row_caches import (
     kv_arrays,
     window_arrays,
 )
-from machd.engine.kv.row_positions import RowPositions
+from machd.engine.kv.row_positions import JoiningRow, RowPositions
 from machd.engine.kv.slab import SlabCache
 from machd.engine.kv.slab_layout import LayoutRule, LengthClasses, OneSlab
 from machd.engine.kv.window_slab import WindowSlab
@@ -74,7 +77,13 @@ class BatchLaneKv(LaneKv):
     def join(self, row: PrefilledRow) -> None:
         """Copy a row in, layer by layer."""
         place = len(self._positions.lengths)
-        self._positions.append(row.length, row.limit)
+        prefix: list[tuple[mx.array, ...]] | None = None
+        if row.shared is not None and row.shared not in self._positions.shared:
+            assert isinstance(self._rule, LengthClasses), "attention reads what comes before a slab"
+            prefix = _copies_without_nan(row, row.shared.tokens)
+            # A NaN of one row must not come into others. The row will fail, with columns of its own.
+            row = row if prefix else replace(row, shared=None)
+        self._positions.append(row.length, row.limit, row.shared)
         batched = self.layers or [None] * len(row.layers)
         self.layers = [
             self._joined(batch, single, place, row)
@@ -84,6 +93,9 @@ class BatchLaneKv(LaneKv):
         self._slabs = [cache for cache in every if isinstance(cache, SlabCache)]
         self._windows = [cache for cache in every if isinstance(cache, WindowSlab)]
         self._merged = [cache for cache in every if not isinstance(cache, SlabCache | WindowSlab)]
+        if row.shared is not None and prefix is not None:
+            for slab, arrays in zip(self._slabs, prefix, strict=True):
+                slab.hold_prefix(row.shared.number, arrays)
 
     def keep(self, order: Sequence[int]) -> None:
         """Keep the rows of ``order``, in that order."""
@@ -130,15 +142,13 @@ class BatchLaneKv(LaneKv):
         return is_done
 
     def wipe(self, row: int, begin: int = 0) -> None:
-        """Zero a row's keys and values from a position on."""
+        """Zero a row's own keys and values from a position on."""
         for slab in self._slabs:
             slab.wipe(row, begin)
         for window in self._windows:
             window.wipe(row, begin)
 
-    def growth_bytes(
-        self, joining: Sequence[tuple[int, int]], tokens: int, bytes_per_token: int
-    ) -> int:
+    def growth_bytes(self, joining: Sequence[JoiningRow], tokens: int, bytes_per_token: int) -> int:
         """Growth of the slabs and windows, and a copy of all other caches if a row joins.
 
         What rows leave is freed once they are copied, a layer at a time.
@@ -154,6 +164,10 @@ class BatchLaneKv(LaneKv):
             return other_bytes
         slab_bytes = held_bytes(self._slabs)
         columns = sum(slab.places * slab.columns for slab in after)
+        shared = {one.shared for one in joining if one.shared is not None}
+        columns += sum(
+            one.tokens for one in shared.union(self._positions.shared) if one is not None
+        )
         layers = max(len(self._slabs) + len(self._windows) + len(self._merged), 1)
         return max(0, columns * bytes_per_token - slab_bytes) + slab_bytes // layers + other_bytes
 
@@ -168,13 +182,14 @@ class BatchLaneKv(LaneKv):
             inner = batch.caches if batch is not None else [None] * len(single.caches)
             pairs = zip(inner, single.caches, strict=True)
             return CacheList(*(self._joined(b, s, place, row) for b, s in pairs))
-        arrays = kv_arrays(single, row.index)
+        base = self._positions.base(place)
+        arrays = kv_arrays(single, row.index, base)
         if arrays is not None:
             if batch is None:
                 batch = SlabCache(self._positions, format_of(single))
             # Without positions there need not be arrays yet, and a layer may never have any.
             filled = arrays if row.length else ()
-            batch.place(place, [array[:, :, : row.length] for array in filled])
+            batch.place(place, [array[:, :, : row.length - base] for array in filled])
             return batch
         if type(single) is RotatingKVCache:
             if batch is None:
@@ -204,6 +219,21 @@ class BatchLaneKv(LaneKv):
                 self._keep(inner, order)
         else:
             cache.filter(order)
+
+
+def _copies_without_nan(row: PrefilledRow, tokens: int) -> list[tuple[mx.array, ...]] | None:
+    """Copy a row's first positions, and wait for it.
+
+    Returns:
+        For each cache its arrays [1, heads, tokens, n]; None if there is a NaN in one.
+    """
+    copies = [
+        tuple(mx.contiguous(array[:, :, :tokens]) for array in kv_arrays(cache, row.index) or ())
+        for cache in innermost(row.layers)
+    ]
+    has_nan = mx.any(mx.stack([mx.isnan(array).any() for arrays in copies for array in arrays]))
+    mx.eval(copies)  # or they would keep the row's own caches alive
+    return None if has_nan.item() else copies
 
 
 def padded_caches(

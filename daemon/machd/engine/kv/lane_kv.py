@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from machd.engine.backend.untyped import Cache
+from machd.engine.kv.row_positions import JoiningRow
+from machd.engine.protocol.step import SharedPrefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,7 @@ class PrefilledRow:
         limit: Positions that prompt and completion may take together.
         last_token_id: The token that the first decode step starts from.
         index: The row's place in the caches.
+        shared: Prefix that it may share with other rows of a lane.
     """
 
     layers: Sequence[Cache]
@@ -31,6 +34,7 @@ class PrefilledRow:
     limit: int
     last_token_id: int
     index: int = 0
+    shared: SharedPrefix | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +150,11 @@ class LaneKv(Protocol):
         """
         del row, begin
 
-    def growth_bytes(
-        self, joining: Sequence[tuple[int, int]], tokens: int, bytes_per_token: int
-    ) -> int:
+    def growth_bytes(self, joining: Sequence[JoiningRow], tokens: int, bytes_per_token: int) -> int:
         """Upper bound of the bytes that the next pass allocates for caches.
 
         Args:
-            joining: Length and limit of each row that joins before it, as in :class:`PrefilledRow`.
+            joining: Rows that join before it.
             tokens: Tokens that the pass takes of each row.
             bytes_per_token: Bytes of one position of one row, over all layers.
         """

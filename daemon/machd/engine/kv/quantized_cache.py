@@ -67,9 +67,9 @@ class FormatCache:
         """Return True before the first write."""
         return not self.arrays
 
-    def row_arrays(self, row: int) -> tuple[mx.array, ...]:
-        """Return a row's arrays [1, heads, columns, n]; none before the first write."""
-        return tuple(array[row : row + 1] for array in self.arrays)
+    def row_arrays(self, row: int, begin: int = 0) -> tuple[mx.array, ...]:
+        """Return a row's arrays [1, heads, columns, n] from a position on; none before the first write."""
+        return tuple(array[row : row + 1, :, begin:] for array in self.arrays)
 
     def decoded(self, begin: int, end: int, width: int) -> tuple[mx.array, mx.array]:
         """Decode rows ``begin`` to ``end`` up to a column: [rows, heads, width, head_dim] each."""

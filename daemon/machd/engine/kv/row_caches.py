@@ -49,8 +49,8 @@ def innermost(caches: Iterable[Cache]) -> list[Cache]:
     return opened
 
 
-def kv_arrays(cache: Cache, row: int = 0) -> tuple[mx.array, ...] | None:
-    """Return a row's arrays [1, heads, columns, n] with a column for each position, keys first.
+def kv_arrays(cache: Cache, row: int = 0, begin: int = 0) -> tuple[mx.array, ...] | None:
+    """Return a row's arrays [1, heads, columns, n] with a column for each position from ``begin`` on, keys first.
 
     There may be more columns than positions, with any content. Empty before the first write; None for
     a cache without a column for each position.
@@ -58,10 +58,10 @@ def kv_arrays(cache: Cache, row: int = 0) -> tuple[mx.array, ...] | None:
     from mlx_lm.models.cache import KVCache  # noqa: PLC0415 - after import_mlx_lm()
 
     if isinstance(cache, FormatCache):
-        return cache.row_arrays(row)
+        return cache.row_arrays(row, begin)
     if type(cache) is KVCache:
         held = () if cache.keys is None else (cache.keys, cache.values)
-        return tuple(array[row : row + 1] for array in held)
+        return tuple(array[row : row + 1, :, begin:] for array in held)
     return None
 
 

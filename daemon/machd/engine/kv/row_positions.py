@@ -1,4 +1,8 @@
-"""The positions of a batch's rows, the slabs where they lie, and their masks: one for all layers."""
+"""The positions of a batch's rows, the slabs where they lie, and their masks: one for all layers.
+
+A row that shares a prefix has columns of its own from the prefix's end on. Positions count from the text's
+beginning, columns from there; for other rows they are the same.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,22 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from machd.engine.kv.slab_layout import Layout, LayoutRule, RowExtent, Slab
+from machd.engine.protocol.step import SharedPrefix
+
+
+@dataclass(frozen=True, slots=True)
+class JoiningRow:
+    """A row that is about to join a batch.
+
+    Attributes:
+        length: Positions that it has.
+        limit: Positions that it may ever have.
+        shared: Prefix that it shares with other rows, if any.
+    """
+
+    length: int
+    limit: int
+    shared: SharedPrefix | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +38,10 @@ class SlabRows:
         rows: Number of rows, in places 0 to ``rows``.
         index: int32 [rows], each one's number in the batch; None where the slab has all rows in their order.
         places: int32 [rows], 0 to ``rows``.
-        start: int32 [rows], positions before the pass.
+        start: int32 [rows], columns before the pass.
         shared_start: The start of all rows where it is the same; None where it differs.
         width: Columns that the longest of them has.
+        prefix: Number of the shared prefix that comes before the columns of all these rows, if any.
         mask: bool [rows, 1, tokens, width], the columns that each token sees; mlx-lm's "causal" where all rows
             begin at one place; None for all columns.
     """
@@ -31,6 +52,7 @@ class SlabRows:
     start: mx.array
     shared_start: int | None
     width: int
+    prefix: int | None
     mask: mx.array | str | None
 
     def of(self, batch: mx.array) -> mx.array:
@@ -44,6 +66,7 @@ class RowPositions:
     Attributes:
         lengths: Positions that each row has, in row order; those of the running pass included.
         limits: Positions that each row may ever have.
+        shared: The prefix that each row shares, if any.
         keys: Each row's name in the layout.
         layout: The slabs, with room for the running pass.
         step: Number of the running pass.
@@ -60,6 +83,7 @@ class RowPositions:
         self._next_key = 0
         self.lengths: list[int] = []
         self.limits: list[int] = []
+        self.shared: list[SharedPrefix | None] = []
         self.keys: list[int] = []
         self.layout: Layout = ()
         self.step = 0
@@ -75,21 +99,24 @@ class RowPositions:
         self._by_slab: list[SlabRows] = []
         self._back: mx.array | None = None
 
-    def append(self, length: int, limit: int) -> None:
-        """Add a row that has ``length`` positions and may come to have ``limit``."""
+    def append(self, length: int, limit: int, shared: SharedPrefix | None = None) -> None:
+        """Add a row that has ``length`` positions, perhaps some shared, and may come to have ``limit``."""
+        assert shared is None or shared.tokens <= length, "what is shared is computed"
         self.lengths.append(length)
         self.limits.append(limit)
+        self.shared.append(shared)
         self.keys.append(self._next_key)
         self._next_key += 1
-        self._lay_out(self.lengths)
+        self._lay_out()
         self._is_changed = True
 
     def keep(self, order: Sequence[int]) -> None:
         """Keep the rows of ``order``, in that order."""
         self.lengths = [self.lengths[row] for row in order]
         self.limits = [self.limits[row] for row in order]
+        self.shared = [self.shared[row] for row in order]
         self.keys = [self.keys[row] for row in order]
-        self._lay_out(self.lengths)
+        self._lay_out()
         self._is_changed = True
 
     def cut(self, counts: Sequence[int]) -> None:
@@ -106,21 +133,21 @@ class RowPositions:
         """
         self.step += 1
         self.tokens = 1 if lengths is None else max(lengths)
-        needed = [one + self.tokens for one in self.lengths]
+        needed = [one + self.tokens for one in self._own(self.lengths)]
         if any(one > columns for one, columns in zip(needed, self._columns, strict=True)):
-            self._lay_out(needed)
+            self._lay_out(self.tokens)
         first = self.lengths[0]
         self.shared_start = first if all(one == first for one in self.lengths) else None
         # The end of the last step is on the device already, unless rows have changed since.
         self.start = _int32(self.lengths) if self._is_changed else self.end
         self._is_changed = False
-        self.width = max(needed)
+        self.width = max(self.lengths) + self.tokens
         self._masks.clear()
         self._by_slab.clear()
-        self._starts = self.lengths
+        self._starts = self._own(self.lengths)
         if lengths is None:
             self.end = self.start + 1
-            self.lengths = needed
+            self.lengths = [one + 1 for one in self.lengths]
         else:
             self.end = self.start + _int32(lengths)
             self.lengths = [one + new for one, new in zip(self.lengths, lengths, strict=True)]
@@ -129,7 +156,9 @@ class RowPositions:
         """Return the most tokens that a pass may have, padding included, within what is reserved for rows."""
         return min(
             max(columns, limit) - length
-            for columns, limit, length in zip(self._columns, self.limits, self.lengths, strict=True)
+            for columns, limit, length in zip(
+                self._columns, self._own(self.limits), self._own(self.lengths), strict=True
+            )
         )
 
     def by_slab(self) -> list[SlabRows]:
@@ -147,16 +176,20 @@ class RowPositions:
         joined = parts[0] if len(parts) == 1 else mx.concatenate(list(parts))
         return joined if self._back is None else joined[self._back]
 
+    def base(self, row: int) -> int:
+        """Return the position of a row's column 0."""
+        shared = self.shared[row]
+        return 0 if shared is None else shared.tokens
+
     def filled(self, key: int) -> int:
-        """Return the positions that a row had when the layout was made, which move with it."""
+        """Return the columns that a row had filled when the layout was made, which move with it."""
         return self._filled[key]
 
-    def after(self, joining: Sequence[tuple[int, int]], tokens: int) -> Layout:
-        """Return the layout of a pass of so many tokens after rows with such lengths and limits have joined."""
-        needed = [one + tokens for one in self.lengths]
-        rows = self._extents(needed)
-        for key, (length, limit) in enumerate(joining, start=self._next_key):
-            rows.append(RowExtent(key, length + tokens, limit))
+    def after(self, joining: Sequence[JoiningRow], tokens: int) -> Layout:
+        """Return the layout of a pass of so many tokens after these rows have joined."""
+        rows = self._extents(tokens)
+        for key, row in enumerate(joining, start=self._next_key):
+            rows.append(_extent(key, row, tokens))
         return self._rule.lay_out(self.layout, rows) if rows else ()
 
     def mask(self, window_tokens: int | None) -> mx.array:
@@ -167,13 +200,7 @@ class RowPositions:
         """
         key = (self.tokens, window_tokens)
         if key not in self._masks:
-            columns = mx.arange(self.width, dtype=mx.int32)
-            positions = self.start[:, None] + mx.arange(self.tokens, dtype=mx.int32)
-            own = positions[:, None, :, None]  # [rows, 1, tokens, 1]
-            mask = columns <= own  # [rows, 1, tokens, width]
-            if window_tokens is not None:
-                mask = mask & (columns > own - window_tokens)
-            self._masks[key] = mask
+            self._masks[key] = _mask(self.start, self.tokens, self.width, window_tokens)
         return self._masks[key]
 
     def _rows_of(self, slab: Slab, numbers: dict[int, int]) -> SlabRows:
@@ -182,26 +209,48 @@ class RowPositions:
         width = max(starts) + self.tokens
         shared = starts[0] if min(starts) == max(starts) else None
         places = mx.arange(len(order), dtype=mx.int32)
-        if len(order) == len(self.keys) and order == sorted(order):
-            index, start = None, self.start
-        else:
-            index = _int32(order)
-            start = _int32(starts)
+        is_whole = len(order) == len(self.keys) and order == sorted(order)
+        index = None if is_whole else _int32(order)
+        # The starts of the last step are on the device already.
+        start = self.start if is_whole and slab.prefix is None else _int32(starts)
         mask: mx.array | str | None = None
-        if shared is None:
-            mask = self.mask(None) if index is None else self.mask(None)[index][..., :width]
+        if shared is None and is_whole and slab.prefix is None:
+            mask = self.mask(None)
+        elif shared is None:
+            mask = _mask(start, self.tokens, width)
         elif self.tokens > 1:
             mask = "causal"
-        return SlabRows(len(order), index, places, start, shared, width, mask)
+        return SlabRows(len(order), index, places, start, shared, width, slab.prefix, mask)
 
-    def _extents(self, needed: Sequence[int]) -> list[RowExtent]:
-        return [RowExtent(*row) for row in zip(self.keys, needed, self.limits, strict=True)]
+    def _own(self, positions: Sequence[int]) -> list[int]:
+        """Turn a position of each row into its columns up to there."""
+        return [one - self.base(row) for row, one in enumerate(positions)]
 
-    def _lay_out(self, needed: Sequence[int]) -> None:
-        self.layout = self._rule.lay_out(self.layout, self._extents(needed))
+    def _extents(self, tokens: int = 0) -> list[RowExtent]:
+        rows = map(JoiningRow, self.lengths, self.limits, self.shared)
+        return [_extent(key, row, tokens) for key, row in zip(self.keys, rows, strict=True)]
+
+    def _lay_out(self, tokens: int = 0) -> None:
+        self.layout = self._rule.lay_out(self.layout, self._extents(tokens))
         columns = {key: slab.columns for slab in self.layout for key in slab.rows}
         self._columns = [columns[key] for key in self.keys]
-        self._filled = dict(zip(self.keys, self.lengths, strict=True))
+        self._filled = dict(zip(self.keys, self._own(self.lengths), strict=True))
+
+
+def _extent(key: int, row: JoiningRow, tokens: int) -> RowExtent:
+    base, prefix = (0, None) if row.shared is None else (row.shared.tokens, row.shared.number)
+    return RowExtent(key, row.length + tokens - base, row.limit - base, prefix)
+
+
+def _mask(start: mx.array, tokens: int, width: int, window_tokens: int | None = None) -> mx.array:
+    """Make the mask of rows that begin a pass at ``start``: bool [rows, 1, tokens, width]."""
+    columns = mx.arange(width, dtype=mx.int32)
+    positions = start[:, None] + mx.arange(tokens, dtype=mx.int32)
+    own = positions[:, None, :, None]  # [rows, 1, tokens, 1]
+    mask = columns <= own  # [rows, 1, tokens, width]
+    if window_tokens is not None:
+        mask = mask & (columns > own - window_tokens)
+    return mask
 
 
 def _int32(values: Sequence[int]) -> mx.array:

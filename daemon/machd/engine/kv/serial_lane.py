@@ -8,6 +8,7 @@ from machd.engine.backend.untyped import Cache
 from machd.engine.kv.lane_kv import LaneKv, PrefilledRow
 from machd.engine.kv.rollback import CacheCheckpoint, supports_rollback
 from machd.engine.kv.row_caches import innermost
+from machd.engine.kv.row_positions import JoiningRow
 from machd.engine.protocol.step import COLUMN_STEP
 
 
@@ -73,8 +74,6 @@ class SerialLaneKv(LaneKv):
         self._room_tokens += counts[0] if is_done else self._added
         return is_done
 
-    def growth_bytes(
-        self, joining: Sequence[tuple[int, int]], tokens: int, bytes_per_token: int
-    ) -> int:
+    def growth_bytes(self, joining: Sequence[JoiningRow], tokens: int, bytes_per_token: int) -> int:
         """Growth by 256 positions at a time; the row that joins brings its own caches."""
         return max(tokens, COLUMN_STEP) * bytes_per_token if self.layers or joining else 0

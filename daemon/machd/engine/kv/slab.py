@@ -7,6 +7,9 @@ after a row's end hold what was there before, and are masked out.
 Where rows lie is planned for all layers by :mod:`machd.engine.kv.slab_layout`. A layer follows the plan when
 a row joins or leaves, and otherwise when it is next written: it copies the rows that have moved, and whole
 slabs only where there are places to add.
+
+Rows may share a prefix: one array pair that all of them read. Such a row's column 0 is the position behind
+the prefix, which is kept as long as a row shares it and never written.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ class SlabCache(FormatCache):
         self._positions = positions
         self._layout: Layout = ()
         self._slabs: list[list[mx.array]] = []
+        self._prefixes: dict[int, Sequence[mx.array]] = {}
         self._written_step = 0
 
     @property
@@ -55,11 +59,12 @@ class SlabCache(FormatCache):
     @property
     def state(self) -> tuple[mx.array, ...]:
         """The arrays that a forward pass has to compute."""
-        return tuple(array for arrays in self._slabs for array in arrays)
+        held = [*self._slabs, *self._prefixes.values()]
+        return tuple(array for arrays in held for array in arrays)
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, room to spare included."""
+        """Bytes held, room to spare and shared prefixes included."""
         return sum(array.nbytes for array in self.state)
 
     @property
@@ -156,30 +161,49 @@ class SlabCache(FormatCache):
             arrays = [array[: rows.rows, :, :seen] for array in arrays]
         return self.kv_format.fold(arrays, self._known_widths, rows.width)
 
-    def row_arrays(self, row: int) -> tuple[mx.array, ...]:
-        """Return a row's arrays [1, heads, columns, n]; none before the first write."""
+    def row_arrays(self, row: int, begin: int = 0) -> tuple[mx.array, ...]:
+        """Return a row's arrays from a position on, its shared prefix included; see :class:`FormatCache`."""
         arrays, place = self._place_of(row)
-        return tuple(array[place : place + 1] for array in arrays)
+        base, shared = self._positions.base(row), self._positions.shared[row]
+        own = tuple(array[place : place + 1, :, max(0, begin - base) :] for array in arrays)
+        if shared is None or begin >= base:
+            return own
+        before = [array[:, :, begin:] for array in self._prefixes[shared.number]]
+        return tuple(mx.concatenate([*pair], axis=2) for pair in zip(before, own, strict=True))
+
+    def prefix(self, rows: SlabRows) -> Sequence[mx.array] | None:
+        """Return the arrays [1, heads, tokens, n] of the prefix that a slab's rows share; None where they do not."""
+        return None if rows.prefix is None else self._prefixes[rows.prefix]
+
+    def hold_prefix(self, number: int, arrays: Sequence[mx.array]) -> None:
+        """Keep a prefix [1, heads, tokens, n] as long as a row shares it."""
+        self._prefixes[number] = arrays
 
     def place(self, row: int, arrays: Sequence[mx.array]) -> None:
         """Copy a row in.
 
         Args:
             row: Its number, after all others.
-            arrays: [1, heads, length, n] each, of this cache's format; none without positions.
+            arrays: Its own columns [1, heads, length, n] each, of this cache's format; none without any.
         """
         self._follow({self._positions.keys[row]: arrays} if arrays else _NONE)
 
     def keep(self) -> None:
         """Keep the rows that the batch's positions have kept; a row is copied only if it changes its place."""
         held_bytes = self.nbytes
+        read = {shared.number for shared in self._positions.shared if shared is not None}
+        self._prefixes = {number: one for number, one in self._prefixes.items() if number in read}
         self._follow(_NONE)
         if self.nbytes < held_bytes:
             mx.eval(self.state)  # frees what was held
 
     def wipe(self, row: int, begin: int = 0) -> None:
-        """Zero a row from a column on: a NaN reaches later tokens through a mask, as 0 x NaN is NaN."""
+        """Zero a row's own columns from a position on: a NaN reaches later tokens, as 0 x NaN is NaN.
+
+        A shared prefix stays: it has no NaN, and is others' as well.
+        """
         arrays, place = self._place_of(row)
+        begin = max(0, begin - self._positions.base(row))
         for array in arrays:
             if begin < array.shape[2]:
                 array[place : place + 1, :, begin:] = 0

@@ -1,5 +1,7 @@
 """Where the rows of a batch lie: in slabs, each an array a layer whose rows have the same number of columns.
 
+Rows that share a prefix have columns for what follows it, and lie in slabs of their own.
+
 A layout is planned once for all layers and says nothing of their arrays. Two rules make one:
 :class:`LengthClasses`, by which a long row costs short ones nothing, for models whose attention reads slab
 by slab; and :class:`OneSlab` for all others, which read one array. Both keep near what the scheduler has
@@ -40,11 +42,13 @@ class RowExtent:
         key: Its name as long as it is in the batch.
         needed: Columns that it needs now.
         limit: Columns that it may ever need.
+        prefix: Number of the shared prefix that its columns follow; None where they begin at position 0.
     """
 
     key: int
     needed: int
     limit: int
+    prefix: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +60,14 @@ class Slab:
         columns: Columns of each row.
         places: Rows that there is room for.
         rows: Keys of the rows, from place 0 on.
+        prefix: Number of the shared prefix that all its rows' columns follow, if any.
     """
 
     number: int
     columns: int
     places: int
     rows: tuple[int, ...]
+    prefix: int | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -123,20 +129,21 @@ class LengthClasses:
     def lay_out(self, before: Layout, rows: Sequence[RowExtent]) -> Layout:
         """Keep rows in their places while these are long enough, and fill the gaps that others leave."""
         held = {key: slab.columns for slab in before for key in slab.rows}
-        wanted = {row.key: _columns_of(row, held.get(row.key, 0)) for row in rows}
+        wanted = {row.key: (_columns_of(row, held.get(row.key, 0)), row.prefix) for row in rows}
         slabs = [_Filling(slab, wanted) for slab in before]
         settled = {key for slab in slabs for key in slab.rows}
         homeless = [key for key in wanted if key not in settled]
         for key in homeless:
             self._place(slabs, key, wanted[key])
-        for columns in {slab.columns for slab in slabs}:
-            _close_gaps([slab for slab in slabs if slab.columns == columns])
+        for kind in {slab.kind for slab in slabs}:
+            _close_gaps([slab for slab in slabs if slab.kind == kind])
         filled = [slab for slab in slabs if slab.keys]
         promised = reserved_columns(max(row.limit, row.needed) for row in rows)
         return _within(filled, int(promised * (_MAX_ROOM if homeless else _MAX_SPARE)))
 
-    def _place(self, slabs: list[_Filling], key: int, columns: int) -> None:
-        alike = [slab for slab in slabs if slab.columns == columns]
+    def _place(self, slabs: list[_Filling], key: int, kind: _Kind) -> None:
+        alike = [slab for slab in slabs if slab.kind == kind]
+        columns, prefix = kind
         for slab in alike:
             if slab.take(key):
                 return
@@ -146,22 +153,39 @@ class LengthClasses:
                 slab.places = min(2 * slab.places, most)
                 slab.take(key)
                 return
-        slabs.append(_Filling(Slab(next(self._numbers), columns, 1, (key,)), {key: columns}))
+        begun = Slab(next(self._numbers), columns, 1, (key,), prefix)
+        slabs.append(_Filling(begun, {key: kind}))
+
+
+_Kind = tuple[int, int | None]
+"""Columns and prefix: rows of one kind may lie in one slab."""
 
 
 class _Filling:
     """A slab whose rows are being placed; a gap is None."""
 
-    def __init__(self, slab: Slab, wanted: Mapping[int, int]) -> None:
-        self.number, self.columns, self.places = slab.number, slab.columns, slab.places
+    def __init__(self, slab: Slab, wanted: Mapping[int, _Kind]) -> None:
+        self.number, self.places = slab.number, slab.places
+        self.kind = slab.columns, slab.prefix
         self.rows: list[int | None] = [
-            key if wanted.get(key) == slab.columns else None for key in slab.rows
+            key if wanted.get(key) == self.kind else None for key in slab.rows
         ]
 
     @property
     def keys(self) -> list[int]:
         """Its rows, gaps left out."""
         return [key for key in self.rows if key is not None]
+
+    @property
+    def columns(self) -> int:
+        """Columns of each row."""
+        return self.kind[0]
+
+    @property
+    def slab(self) -> Slab:
+        """The slab, once its rows are placed."""
+        columns, prefix = self.kind
+        return Slab(self.number, columns, self.places, tuple(self.keys), prefix)
 
     @property
     def has_room(self) -> bool:
@@ -213,7 +237,7 @@ def _within(slabs: Sequence[_Filling], columns: int) -> Layout:
     if sum(slab.places * slab.columns for slab in slabs) > columns:
         for slab in slabs:
             slab.places = min(slab.places, int(len(slab.rows) * _MAX_ROOM))
-    return tuple(Slab(slab.number, slab.columns, slab.places, tuple(slab.keys)) for slab in slabs)
+    return tuple(slab.slab for slab in slabs)
 
 
 def _rounded(columns: int) -> int:

@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 import mlx.core as mx
 
-from machd.engine.kv.row_positions import RowPositions
+from machd.engine.kv.row_positions import JoiningRow, RowPositions
 from machd.engine.protocol.step import COLUMN_STEP
 
 _MAX_SPARE = 2
@@ -207,17 +207,17 @@ class WindowSlab:
         keys, values = (array[row : row + 1, :, columns] for array in self.state)
         return keys, values, length, 0, self.max_size, kept
 
-    def growth_bytes(self, joining: Sequence[tuple[int, int]], tokens: int) -> int:
+    def growth_bytes(self, joining: Sequence[JoiningRow], tokens: int) -> int:
         """Return the bytes of new arrays, which a pass of so many tokens needs after rows have joined; 0 for none.
 
         Args:
-            joining: Length and limit of each row that joins.
+            joining: Rows that join.
             tokens: Tokens that the pass takes of each row.
         """
         if self.keys is None:
             return 0
-        lengths = [*self._positions.lengths, *(length for length, _ in joining)]
-        limits = [*self._positions.limits, *(limit for _, limit in joining)]
+        lengths = [*self._positions.lengths, *(row.length for row in joining)]
+        limits = [*self._positions.limits, *(row.limit for row in joining)]
         period = self._period_of(tokens)
         is_turned = max(self._positions.lengths) > self._period < period
         columns = period if is_turned else self._grown(max(lengths) + tokens, max(limits), period)

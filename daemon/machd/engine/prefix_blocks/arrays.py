@@ -103,12 +103,12 @@ def copy_of_row(row: CachedRow, start: int, stop: int, *, has_state: bool) -> Bl
     columns: dict[KvShape, list[mx.array]] = {}
     layout: list[tuple[KvShape, ...] | None] = []
     for cache in caches:
-        arrays = kv_arrays(cache, row.index)  # [1, heads, columns, width] each
+        arrays = kv_arrays(cache, row.index, start)  # [1, heads, columns, width] each
         shapes = None
         if arrays is not None:
             shapes = tuple(KvShape(one.shape[1], one.shape[3], one.dtype) for one in arrays)
             for array, shape in zip(arrays, shapes, strict=True):
-                columns.setdefault(shape, []).append(array[:, :, start:stop])
+                columns.setdefault(shape, []).append(array[:, :, : stop - start])
         layout.append(shapes)
     others = [cache for cache, shapes in zip(caches, layout, strict=True) if shapes is None]
     state: tuple[CacheState, ...] | None = None

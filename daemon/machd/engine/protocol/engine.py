@@ -192,6 +192,7 @@ class ModelDescription:
         experts_on_disk: Experts are read from disk when a step needs them.
         has_length_classes: A row's keys and values take the columns of its length class; otherwise those of the
             longest row of the batch.
+        shares_prefixes: Rows of the batch can read the beginning that they have in common in one place.
         vision: Images and videos that the model takes; None for a model that takes text only.
         vision_reason: Why it takes text only although its checkpoint has a vision tower; else empty.
     """
@@ -216,6 +217,7 @@ class ModelDescription:
     code: ModelCode | None = None
     experts_on_disk: bool = False
     has_length_classes: bool = False
+    shares_prefixes: bool = False
     vision: VisionDescription | None = None
     vision_reason: str = ""
 

@@ -28,6 +28,19 @@ class Lane(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class SharedPrefix:
+    """Positions from 0 on that several rows have in common, and whose keys and values they read in one place.
+
+    Attributes:
+        number: Its name; prefixes of one number are of the same tokens.
+        tokens: Positions.
+    """
+
+    number: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class PrefillChunk:
     """A span of a row's prompt.
 
@@ -41,6 +54,8 @@ class PrefillChunk:
         reused: Prefix before ``start`` that an opening chunk takes from blocks.
         media: Images and videos of the whole prompt, in order; the engine keeps those of the opening
             chunk. Where one lies, ``token_ids`` are its keys; see :mod:`machd.engine.protocol.media`.
+        shared: Beginning of the prompt that the row will share with others; of a last chunk. It leaves the row
+            its last token and more to compute.
     """
 
     slot_index: int
@@ -52,6 +67,7 @@ class PrefillChunk:
     lane: Lane = Lane.BATCH
     reused: ReusedPrefix | None = None
     media: tuple[MediaSpan, ...] = ()
+    shared: SharedPrefix | None = None
 
     @property
     def opens(self) -> bool:

@@ -41,6 +41,7 @@ class Chunk(msgspec.Struct, array_like=True, frozen=True):
     def of(cls, chunk: PrefillChunk) -> Chunk:
         """Return what a follower needs of a chunk."""
         assert not chunk.media, "ranks serve text"
+        assert chunk.shared is None, "rows of ranks share no prefix"
         return cls(
             chunk.slot_index,
             chunk.token_ids,

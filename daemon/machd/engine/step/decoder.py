@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 
 from machd.engine.kv.lane_kv import CachedRow, LaneKv, PrefilledRow
+from machd.engine.kv.row_positions import JoiningRow
 from machd.engine.protocol.step import (
     DecodeRow,
     DraftFault,
@@ -95,7 +96,7 @@ class Decoder:
         return self._kv.nbytes + drafting
 
     def growth_bytes(
-        self, joining: Sequence[tuple[int, int]], draft_tokens: int, bytes_per_token: int
+        self, joining: Sequence[JoiningRow], draft_tokens: int, bytes_per_token: int
     ) -> int:
         """Upper bound of the bytes that the next pass allocates; see :meth:`LaneKv.growth_bytes`.
 

@@ -26,6 +26,7 @@ from machd.engine.kv.batch_lane import BatchLaneKv
 from machd.engine.kv.kv_format import KvFormat
 from machd.engine.kv.lane_kv import CachedRow, LaneKv
 from machd.engine.kv.row_caches import make_row_caches
+from machd.engine.kv.row_positions import JoiningRow
 from machd.engine.kv.serial_lane import SerialLaneKv
 from machd.engine.protocol.blocks import SavedBlock
 from machd.engine.protocol.engine import GrammarCompiler, MemoryReading, ModelDescription
@@ -419,13 +420,14 @@ class MlxEngine:
     def _need_of(self, plan: StepPlan) -> StepNeed:
         """Return an upper bound of what a plan computes and allocates."""
         bytes_per_token = self._description.cache.bytes_per_token
-        kv_tokens, joining = 0, list[tuple[int, int]]()
+        kv_tokens, joining = 0, list[JoiningRow]()
         for chunk in plan.prefill:
             reused_tokens = len(chunk.reused.token_ids) if chunk.reused is not None else 0
             # A prompt's own caches grow by COLUMN_STEP at a time, and each layer is copied to do so.
             kv_tokens += reused_tokens + len(chunk.token_ids) + COLUMN_STEP
             if chunk.is_last and chunk.lane is Lane.BATCH:
-                joining.append((chunk.start + len(chunk.token_ids), chunk.reserved_tokens))
+                length = chunk.start + len(chunk.token_ids)
+                joining.append(JoiningRow(length, chunk.reserved_tokens, chunk.shared))
         decoding = frozenset(row.slot_index for row in plan.decode)
         decoders = [one for one in self._decoders if one.slot_indices & decoding]
         draft_tokens = max((row.max_draft_tokens for row in plan.decode), default=0)

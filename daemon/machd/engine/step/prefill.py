@@ -21,7 +21,7 @@ from machd.engine.kv.kv_format import KvFormat
 from machd.engine.kv.lane_kv import CachedRow, PrefilledRow
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.media import MediaEncodingError
-from machd.engine.protocol.step import Lane, PrefillChunk, PromptLogprob, RowFault
+from machd.engine.protocol.step import Lane, PrefillChunk, PromptLogprob, RowFault, SharedPrefix
 from machd.engine.step.decode_pass import NO_FEATURES, Chunk, Forward, PackCaches, packed
 from machd.engine.step.ports import BlockTier, PromptMedia
 from machd.engine.step.prompt_scores import PromptScores
@@ -52,6 +52,7 @@ class Prefill:
         self.opening = opening
         self.prompt: list[int] = [] if opening.reused is None else [*opening.reused.token_ids]
         self.caches = caches
+        self._shared: SharedPrefix | None = None
         self._scores: PromptScores | None = None
         if asked is not None:
             self._scores = PromptScores(opening.slot_index, asked, vocabulary_tokens)
@@ -100,6 +101,7 @@ class Prefill:
     def append(self, chunk: PrefillChunk) -> tuple[int, ...]:
         """Append a chunk, and return those of its tokens that are to be computed now."""
         assert chunk.start == len(self.prompt), "chunks come in order, without gaps"
+        self._shared = chunk.shared
         self.prompt.extend(chunk.token_ids)
         return chunk.token_ids[:-1] if chunk.is_last else chunk.token_ids
 
@@ -109,7 +111,7 @@ class Prefill:
 
     def adopt(self, caches: Sequence[Cache], index: int) -> None:
         """Take the opening chunk, a whole prompt, as computed in row ``index`` of ``caches``."""
-        self.prompt.extend(self.opening.token_ids)
+        self.append(self.opening)
         self.caches = caches
         self._index = index
 
@@ -121,6 +123,7 @@ class Prefill:
             limit=self.opening.reserved_tokens,
             last_token_id=self.prompt[-1],
             index=self._index,
+            shared=self._shared,
         )
 
 

@@ -12,6 +12,7 @@ from machd.engine.kernels.cpu_attention import attend, attend_rows
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.kv.slab import SlabCache
 from machd.engine.kv.slab_layout import LengthClasses, OneSlab
+from machd.engine.protocol.step import SharedPrefix
 
 _HEAD_DIM = 16
 _SCALE = _HEAD_DIM**-0.5
@@ -126,3 +127,32 @@ def test_attend_rows_does_not_depend_on_slabs(tokens: int) -> None:
         mixed.append(attend_rows(queries, keys, values, cache, scale=_SCALE))
         assert len(positions.layout) == slabs
     assert mx.allclose(mixed[0], mixed[1], atol=1e-5)
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("lengths", [(40, 300, 33, 310, 32), (40, 40, 40, 40, 40)])
+def test_attend_rows_does_not_depend_on_what_rows_share(
+    lengths: tuple[int, ...], tokens: int
+) -> None:
+    """Rows that read 32 positions in one place get the same result as with columns of their own for all."""
+    prefix = SharedPrefix(1, 32)
+    _, *begun = _tensors(1, 4, 2, 1, prefix.tokens)
+    mixed = []
+    for sharing in ((False,) * 5, (True,) * 5, (True, False, True, True, False)):
+        positions = RowPositions(LengthClasses())
+        cache = SlabCache(positions)
+        cache.hold_prefix(prefix.number, begun)
+        for row, (length, shares) in enumerate(zip(lengths, sharing, strict=True)):
+            positions.append(length, 1000, prefix if shares else None)
+            _, *going_on = _tensors(1, 4, 2, 1, length + row)
+            whole = [
+                mx.concatenate([one, other], axis=2)[:, :, :length]
+                for one, other in zip(begun, going_on, strict=True)
+            ]
+            cache.place(row, [one[:, :, prefix.tokens * shares :] for one in whole])
+        positions.open_pass([tokens] * len(lengths))
+        assert cache.offset.tolist() == list(lengths), "positions count from the text's beginning"
+        queries, keys, values = _tensors(len(lengths), 4, 2, tokens, tokens)
+        mixed.append(attend_rows(queries, keys, values, cache, scale=_SCALE))
+    assert mx.allclose(mixed[0], mixed[1], atol=1e-5)
+    assert mx.allclose(mixed[0], mixed[2], atol=1e-5)

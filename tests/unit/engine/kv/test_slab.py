@@ -1,4 +1,4 @@
-"""Slabs hold each row's own keys and values, whoever joins, grows, moves and leaves."""
+"""Slabs hold each row's own keys and values, and those it shares, whoever joins, grows, moves and leaves."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from support.engines.small_classes import small_classes
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.kv.slab import SlabCache
 from machd.engine.kv.slab_layout import LayoutRule, LengthClasses, OneSlab
+from machd.engine.protocol.step import SharedPrefix
 
 _HEADS, _HEAD_DIM = 2, 4
 
@@ -31,13 +32,18 @@ class _Slab:
         self.names: list[int] = []
         self._next_name = 1
 
-    def join(self, length: int, limit: int) -> None:
-        """Add a row."""
-        self.positions.append(length, limit)
+    def join(self, length: int, limit: int, shared: SharedPrefix | None = None) -> None:
+        """Add a row, which brings the prefix that it shares if no other row does."""
+        is_new = shared is not None and shared not in self.positions.shared
+        self.positions.append(length, limit, shared)
         self.names.append(self._next_name)
         self._next_name += 1
-        keys = _keys(self.names[-1], 0, length)
+        base = 0 if shared is None else shared.tokens
+        keys = _keys(self.names[-1], base, length - base)
         self.cache.place(len(self.names) - 1, [keys, -keys] if length else [])
+        if shared is not None and is_new:
+            keys = _keys(-shared.number, 0, base)
+            self.cache.hold_prefix(shared.number, [keys, -keys])
 
     def keep(self, *order: int) -> None:
         """Keep these rows."""
@@ -66,9 +72,25 @@ class _Slab:
     def check(self) -> None:
         """Check that every row holds its own keys, and that nothing behind those of other rows is NaN."""
         for row, (name, length) in enumerate(zip(self.names, self.positions.lengths, strict=True)):
+            shared = self.positions.shared[row]
             expected = _keys(name, 0, length)
-            for sign, array in zip((1, -1), self.cache.row_arrays(row), strict=True):
-                assert mx.array_equal(sign * array[:, :, :length], expected)
+            if shared is not None:
+                prefix, own = (
+                    _keys(-shared.number, 0, shared.tokens),
+                    expected[:, :, shared.tokens :],
+                )
+                expected = mx.concatenate([prefix, own], axis=2)
+            for begin in (0, length // 2, length):
+                for sign, array in zip((1, -1), self.cache.row_arrays(row, begin), strict=True):
+                    assert mx.array_equal(
+                        sign * array[:, :, : length - begin], expected[:, :, begin:]
+                    )
+        self.check_prefixes()
+
+    def check_prefixes(self) -> None:
+        """Check that prefixes are kept for the rows that share them, and for none else."""
+        read = {one.number for one in self.positions.shared if one is not None}
+        assert self.cache._prefixes.keys() == read
 
 
 def _keys(name: int, begin: int, length: int) -> mx.array:
@@ -82,6 +104,7 @@ def _keys(name: int, begin: int, length: int) -> mx.array:
 _EVENTS = st.lists(
     st.one_of(
         st.tuples(st.just("joins"), st.integers(0, 700)),
+        st.tuples(st.just("shares"), st.integers(0, 700)),
         st.tuples(st.just("leaves"), st.integers(0, 15)),
         st.tuples(st.just("steps"), st.integers(1, 90)),
     ),
@@ -94,12 +117,18 @@ def _play(slab: _Slab, events: list[tuple[str, int]]) -> None:
     for name, number in events:
         if name == "joins" and len(slab.names) < 16:
             slab.join(number, number + 1200)
+        elif name == "shares" and len(slab.names) < 16:
+            has_classes = isinstance(slab.positions._rule, LengthClasses)
+            shared = SharedPrefix(1 + number % 3, 3 + 40 * (number % 3)) if has_classes else None
+            length = number + 84
+            slab.join(length, length + 1200, shared)
         elif name == "leaves" and len(slab.names) > 1:
             last, gap = len(slab.names) - 1, number % len(slab.names)
             slab.keep(*(last if row == gap else row for row in range(last)))
         elif name == "steps" and slab.names:
             spans = [1 + (number * (row + 1)) % 7 for row in range(len(slab.names))]
             if max(slab.positions.lengths) + 7 < 1200:
+                assert slab.positions.room_tokens() >= 7
                 slab.step(*(spans if number % 2 else ()))
                 slab.check()
     if slab.names:
@@ -149,6 +178,50 @@ def test_a_place_that_is_taken_again_holds_nothing_of_the_former_row() -> None:
 
     for row in range(3):
         assert not any(mx.isnan(array).any() for array in slab.cache.row_arrays(row))
+
+
+def test_a_prefix_is_kept_until_its_last_row_leaves() -> None:
+    """It is held once however many rows share it, and not at all without any."""
+    slab = _Slab(LengthClasses())
+    slab.join(40, 256)
+    slab.step()
+    alone_bytes = slab.cache.nbytes
+    prefix = SharedPrefix(1, 500)
+    prefix_bytes = sum(one.nbytes for one in (_keys(0, 0, 500),) * 2)
+    for _ in range(3):
+        slab.join(510, 700, prefix)
+    slab.step()
+    slab.check()
+    assert slab.cache.nbytes <= 5 * alone_bytes + prefix_bytes, (
+        "rows have places for what is theirs"
+    )
+
+    slab.keep(0, 3)
+    slab.step()
+    slab.check()
+    slab.keep(0)
+    slab.check()
+
+    assert slab.cache.nbytes <= 2 * alone_bytes
+
+
+def test_wiping_a_row_leaves_the_prefix_to_the_others() -> None:
+    """A row's own columns are zeroed, also where all its positions are to be."""
+    slab = _Slab(LengthClasses())
+    for _ in range(2):
+        slab.join(30, 256, SharedPrefix(1, 20))
+    slab.step()
+    slab.cache.wipe(0, 25)
+    keys, _ = slab.cache.row_arrays(0)
+    assert [bool(one) for one in keys[0, 0, 23:27, 0]] == [True, True, False, False]
+
+    slab.cache.wipe(0)
+
+    keys, _ = slab.cache.row_arrays(0)
+    assert mx.array_equal(keys[:, :, :20], _keys(-1, 0, 20))
+    assert not keys[:, :, 20:].any()
+    slab.keep(1)
+    slab.check()
 
 
 @_each_rule

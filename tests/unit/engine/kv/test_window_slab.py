@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from machd.engine.kv import window_slab
-from machd.engine.kv.row_positions import RowPositions
+from machd.engine.kv.row_positions import JoiningRow, RowPositions
 from machd.engine.kv.slab_layout import OneSlab
 from machd.engine.kv.window_slab import WindowSlab
 
@@ -321,15 +321,17 @@ def test_mask_of_fewer_positions_than_the_window_has(narrow: int) -> None:
 def test_growth_is_what_the_next_pass_allocates() -> None:
     """The estimate for rows that join and for longer passes is the size of the new arrays, else 0."""
     window = _Window(40)
-    assert window.slab.growth_bytes([(9, 100)], 1) == 0, "nothing is known of its arrays yet"
+    assert window.slab.growth_bytes([JoiningRow(9, 100)], 1) == 0, (
+        "nothing is known of its arrays yet"
+    )
     for _ in range(2):
         window.join(39, 400)
     window.step()
-    cases: list[tuple[Callable[[], None], list[tuple[int, int]], int]] = [
+    cases: list[tuple[Callable[[], None], list[JoiningRow], int]] = [
         (window.step, [], 1),
         (lambda: window.step(9, 9), [], 9),
-        (lambda: window.join(50, 400), [(50, 400)], 1),
-        (lambda: window.join(50, 400), [(50, 400)], 1),
+        (lambda: window.join(50, 400), [JoiningRow(50, 400)], 1),
+        (lambda: window.join(50, 400), [JoiningRow(50, 400)], 1),
     ]
     for happens, joining, tokens in cases:
         held_bytes, grown_bytes = window.slab.nbytes, window.slab.growth_bytes(joining, tokens)
