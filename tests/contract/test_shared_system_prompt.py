@@ -77,3 +77,13 @@ def test_requests_of_one_system_prompt_get_their_answers(shares: bool) -> None: 
         assert answers.kv_columns <= _SHARED_TOKENS + 8 * 256 * 5 // 4
     else:
         assert answers.kv_columns >= 8 * 384
+
+
+@pytest.mark.parametrize("kind", list(TinyKind))
+@pytest.mark.parametrize("kv_format", ["none", "affine8"])
+def test_only_attention_of_machds_own_shares(kind: TinyKind, kv_format: str) -> None:
+    """Other layers, and keys and values in fewer bits, read a row's columns alone."""
+    engine = make_engine(loaded(kind, kv_format))
+
+    is_expected = kind is TinyKind.STANDARD and kv_format == "none"
+    assert engine.model.shares_prefixes == is_expected
