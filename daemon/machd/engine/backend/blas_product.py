@@ -23,7 +23,9 @@ _ROW_MAJOR, _NOT_TRANSPOSED, _TRANSPOSED = 101, 111, 112  # cblas.h
 
 
 def times_ms(library: str, width: int, columns: int, limit_s: float) -> list[float]:
-    """Return the best time of a product of 1 row, then of 16 rows, in milliseconds.
+    """Return the median time of a product of 1 row, then of 16 rows, in milliseconds.
+
+    The best time would hide how long threads wait for each other on cores that are not free.
 
     The matrix is [columns, width] and multiplied transposed, as mlx multiplies by the weight of a
     linear layer. The row counts take turns, so that a machine whose speed drifts slows both.
@@ -44,7 +46,7 @@ def times_ms(library: str, width: int, columns: int, limit_s: float) -> list[flo
     weights = _filled(matrices * width * columns)
     rows_in = _filled(_ROWS[-1] * width)
     rows_out = _filled(_ROWS[-1] * columns)
-    best_s = dict.fromkeys(_ROWS, float("inf"))
+    times_s: dict[int, list[float]] = {rows: [] for rows in _ROWS}
     end_s = time.perf_counter() + limit_s
     rounds = 0
     while rounds < _MIN_ROUNDS or time.perf_counter() < end_s:
@@ -56,9 +58,9 @@ def times_ms(library: str, width: int, columns: int, limit_s: float) -> list[flo
                 *(1.0, ctypes.addressof(rows_in), width, matrix, width),
                 *(0.0, ctypes.addressof(rows_out), columns),
             )
-            best_s[rows] = min(best_s[rows], time.perf_counter() - started_s)
+            times_s[rows].append(time.perf_counter() - started_s)
         rounds += 1
-    return [best_s[rows] * 1000.0 for rows in _ROWS]
+    return [sorted(times)[len(times) // 2] * 1000.0 for times in times_s.values()]
 
 
 def _filled(count: int) -> ctypes.Array[ctypes.c_float]:

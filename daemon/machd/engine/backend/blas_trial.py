@@ -62,7 +62,7 @@ class BlasTrial:
 
     Attributes:
         library: Path of the file.
-        one_row_ms: Best time of a float32 product of one row.
+        one_row_ms: Median time of a float32 product of one row, the lesser of the turns.
         sixteen_rows_ms: The same of 16 rows.
         problem: What went wrong; None for a library that was measured.
         is_broken: Whether the library cannot be used; False also where the time was too short.
