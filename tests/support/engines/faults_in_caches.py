@@ -18,6 +18,7 @@ from machd.engine.kv.row_positions import RowPositions, SlabRows
 from machd.engine.kv.slab import SlabCache
 from machd.engine.kv.slab_layout import Layout
 from machd.engine.kv.window_slab import WindowSlab
+from machd.engine.protocol.step import SharedPrefix
 from machd.engine.step import mlx_engine
 from support.engines.small_classes import small_classes
 
@@ -116,9 +117,11 @@ def late_rows_are_a_position_ahead(patch: pytest.MonkeyPatch) -> None:
         ahead: list[int] = vars(positions).setdefault("late", [])
         return ahead
 
-    def late_append(self: RowPositions, length: int, limit: int) -> None:
+    def late_append(
+        self: RowPositions, length: int, limit: int, shared: SharedPrefix | None
+    ) -> None:
         late(self).append(int(bool(self.lengths)))
-        append(self, length, limit)
+        append(self, length, limit, shared)
 
     def late_keep(self: RowPositions, order: list[int]) -> None:
         late(self)[:] = [late(self)[row] for row in order]

@@ -181,6 +181,30 @@ def test_namespaces_share_nothing(has_cache: bool) -> None:  # noqa: FBT001
     assert set(daemon.shared) == {None}
 
 
+def test_a_prompts_last_token_is_not_shared() -> None:
+    """A row decodes from it on, so equal prompts of whole blocks share one block less."""
+    daemon = Daemon()
+    for _ in range(2):
+        daemon.submit(begin=SYSTEM[:SHARED_TOKENS])
+    daemon.step_until_decoding()
+
+    assert daemon.shared == [SharedPrefix(1, SHARED_TOKENS - 64)] * 2
+    daemon.finish()
+
+
+def test_a_sequence_that_waits_again_may_share_nothing() -> None:
+    """The row with which it shared is gone when it gets a slot again."""
+    daemon = Daemon()
+    first, _ = daemon.submit_all(2)
+    daemon.events += daemon.core.admit(0.0)
+    daemon.core.yield_memory(1, 0.0)
+    daemon.events += daemon.core.abort((first,), None, 0.0)
+    daemon.step_until_decoding()
+
+    assert daemon.shared == [None]
+    assert daemon.reserved_columns == class_columns(SHARED_TOKENS + OWN_TOKENS)
+
+
 def test_a_sequence_that_waits_again_shares_anew() -> None:
     """Memory that is too little for a step takes a row's slot, and its part of the prefix."""
     daemon = Daemon()

@@ -205,6 +205,17 @@ def test_a_prefix_is_kept_until_its_last_row_leaves() -> None:
     assert slab.cache.nbytes <= 2 * alone_bytes
 
 
+def test_room_of_a_row_is_behind_its_prefix() -> None:
+    """A row may grow as far as its class and its limit, both counted from the prefix's end."""
+    slab = _Slab(LengthClasses())
+    slab.join(510, 600, SharedPrefix(1, 500))
+    assert slab.positions.room_tokens() == 256 - 10
+    slab.keep(0)
+    slab.join(510, 900, SharedPrefix(2, 500))
+    slab.keep(1)
+    assert slab.positions.room_tokens() == 400 - 10
+
+
 def test_wiping_a_row_leaves_the_prefix_to_the_others() -> None:
     """A row's own columns are zeroed, also where all its positions are to be."""
     slab = _Slab(LengthClasses())
