@@ -104,12 +104,21 @@ class ProbeBasis:
         The version of machd may differ, because the digest says which code computes, and so may that
         of the BLAS. Another BLAS rounds a row of a batch in its own way: its results are its own.
         """
-        return self._computing == other._computing
+        computing = (self.mlx, self.mlx_lm, self.backend, self.dtype, self.sources)
+        return computing == (
+            other.mlx,
+            other.mlx_lm,
+            other.backend,
+            other.dtype,
+            other.sources,
+        ) and _is_same_library(self.blas, other.blas)
 
-    @property
-    def _computing(self) -> tuple[str | None, ...]:
-        library = self.blas and _VERSION.sub("", self.blas)
-        return self.mlx, self.mlx_lm, self.backend, self.dtype, self.sources, library
+
+def _is_same_library(blas: str | None, other: str | None) -> bool:
+    """Compare names without versions; a basis that names no library contradicts none."""
+    if blas is None or other is None:
+        return True
+    return _VERSION.sub("", blas) == _VERSION.sub("", other)
 
 
 def probe_basis(*, backend: str, blas: str | None, dtype: str = PROBE_DTYPE) -> ProbeBasis:

@@ -128,14 +128,30 @@ def choose_blas(
         return BlasChoice(choice, None, "switched off")
     if sys.platform != "linux":
         return BlasChoice(choice, None, "the system's own library serves")
+    environ = os.environ if environ is None else environ  # noqa: TID251 - where the loader looks itself
     if "mlx.core" in sys.modules:
-        return BlasChoice(choice, None, "mlx was imported before a library could be loaded")
+        return _choice_made_before(choice, installed_libraries(environ))
     if choice != _AUTO:
         return BlasChoice(choice, _load_path(choice), "asked for")
     if _expects_cuda():
         return BlasChoice(choice, None, "mlx computes on the GPU")
-    environ = os.environ if environ is None else environ  # noqa: TID251 - where the loader looks itself
     return _choose_installed(installed_libraries(environ), compare)
+
+
+def _choice_made_before(choice: str, libraries: Sequence[str]) -> BlasChoice:
+    """Name the library that was loaded before mlx was imported, for a process that calls this again."""
+    loaded = next((library for library in libraries if _is_loaded(library)), None)
+    if loaded is None:
+        return BlasChoice(choice, None, "mlx was imported before a library could be loaded")
+    return BlasChoice(choice, loaded, "loaded before mlx was imported")
+
+
+def _is_loaded(library: str) -> bool:
+    try:
+        ctypes.CDLL(library, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+    except OSError:
+        return False
+    return True
 
 
 def _choose_installed(libraries: Sequence[str], compare: Compare | None) -> BlasChoice:

@@ -114,9 +114,23 @@ def test_off_loads_nothing() -> None:
 def test_too_late_is_said_and_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     """After mlx is imported nothing is loaded, and the reason says so."""
     monkeypatch.setitem(sys.modules, "mlx.core", sys)
-    choice = choose_blas("auto")
+    monkeypatch.setattr(blas, "installed_libraries", lambda _environ: ("/nowhere/libblas.so",))
+    choice = choose_blas("auto", compare=lambda _libraries: pytest.fail("measured"))
     assert choice.library is None
     assert "imported before" in choice.reason
+
+
+@linux_only
+def test_an_earlier_choice_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second call in a process names the library that computes: evidence is kept under its name."""
+    libc = next(
+        line.split()[-1]
+        for line in Path("/proc/self/maps").read_text(encoding="ascii").splitlines()
+        if "libc.so" in line
+    )
+    monkeypatch.setitem(sys.modules, "mlx.core", sys)
+    monkeypatch.setattr(blas, "installed_libraries", lambda _environ: ("/nowhere/a.so", libc))
+    assert choose_blas("auto").library == libc
 
 
 @pytest.fixture(name="loaded")
