@@ -118,7 +118,7 @@ def late_rows_are_a_position_ahead(patch: pytest.MonkeyPatch) -> None:
         return ahead
 
     def late_append(
-        self: RowPositions, length: int, limit: int, shared: SharedPrefix | None
+        self: RowPositions, length: int, limit: int, shared: SharedPrefix | None = None
     ) -> None:
         late(self).append(int(bool(self.lengths)))
         append(self, length, limit, shared)
