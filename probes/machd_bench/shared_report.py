@@ -31,7 +31,7 @@ LOCAL_MODEL = "a model on disk"
 
 
 class Outcome(StrEnum):
-    """What became of a part of the report."""
+    """Outcome of a part of the report."""
 
     MEASURED = "measured"
     FAILED = "failed"
@@ -88,7 +88,7 @@ class SharedReport(Struct, kw_only=True):
 
 
 def shared_machine(facts: dict[str, Figure]) -> dict[str, Figure]:
-    """Return a machine's facts with the system's name and version in place of its build, which anybody may have named."""
+    """Return a machine's facts, with the system's version in place of its build, whose name can be of a person."""
     version = platform.mac_ver()[0] or platform.release()
     numbers = re.match(r"[\d.]*\d", version)
     system = "macOS" if platform.mac_ver()[0] else platform.system()

@@ -1,4 +1,4 @@
-"""A row's tokens in company equal its tokens alone, whatever its cache is and whoever joins.
+"""A row's tokens in a batch equal its tokens alone, with every kind of cache and whatever rows join.
 
 Scripts and random histories are played on tiny models with every kind of cache, and scripts on the
 embedded model. ``test_batch_parity_can_fail.py`` proves that the comparison notices faults.
@@ -64,7 +64,7 @@ def test_growing_caches_change_nothing(kind: TinyKind) -> None:
 
 @_KINDS
 def test_a_long_prompt_in_chunks_beside_running_rows(kind: TinyKind) -> None:
-    """A prompt that takes many steps disturbs nobody, and is itself right."""
+    """A prompt that takes many steps changes no other row, and is itself right."""
     rows = [
         Join(random_prompt(300, 1), 12, at_step=4, chunk_tokens=33),
         *(Join(prompt, 24) for prompt in PROMPTS[:3]),

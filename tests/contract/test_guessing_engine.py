@@ -1,4 +1,4 @@
-"""The engine as it is served: prompt lookup with real pacing, and what guesses may not do to others."""
+"""The engine as it is served: prompt lookup with real pacing, and what drafts may not do to other rows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SCRIPTS = scripts([random_prompt(length, number) for number, length in enumerate
 
 
 class _Same:
-    """Guesses one token for as long as its prompt is short, whatever the row says."""
+    """Proposes one token as long as its prompt is short, whatever the row's tokens are."""
 
     def __init__(self, prompt_tokens: int) -> None:
         self._is_on = prompt_tokens < 50
@@ -83,7 +83,7 @@ def test_prompt_lookup_changes_nothing(kind: TinyKind, name: str, looks_ahead: b
 
 
 def test_guesses_need_no_more_than_rows_were_promised() -> None:
-    """Padding to a neighbour's guesses stays within what was reserved, up to the last token."""
+    """Padding to a neighbour's drafts stays within what was reserved, up to the last token."""
     engine = make_engine(tiny_model(TinyKind.STANDARD), proposer=_SameForAll(), max_rows=2)
     _start(engine, (tuple(range(1, 101)) * 3, 330), ((1, 2, 3), 300))
     drafted = 0

@@ -1,4 +1,4 @@
-"""A row that shares its beginning with others says what it says alone, whoever joins, fails and leaves.
+"""A row that shares its prefix with others has the tokens that it has alone, whatever rows join, fail and leave.
 
 Rows are played on an engine as a scheduler would, with prefixes that plans name. At the end faults are
 planted where a prefix is read, kept and dropped, and the comparison has to notice each.

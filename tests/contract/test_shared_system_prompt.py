@@ -29,7 +29,7 @@ _USERS, _TOKENS = 12, 16
 
 
 class _Answers:
-    """What requests of one system prompt were given, and what their rows held at the most."""
+    """Answers to requests of one system prompt, and the most bytes that their rows held."""
 
     def __init__(self, *, shares: bool) -> None:
         """Run them, in two waves on the slots of one."""

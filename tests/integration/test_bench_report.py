@@ -84,7 +84,7 @@ def test_parts_that_fail_are_in_the_report_by_their_class(
 
 @pytest.mark.long
 def test_a_quick_report_has_every_part(tmp_path: Path) -> None:
-    """Of a tiny model: each part is measured, its name is left out, and nothing is left running."""
+    """A report of a tiny model has every part and not the model's name, and leaves nothing running."""
     others = servers_of_this_process()
     model = write_tiny_llama(tmp_path / NAME)
     folder = tmp_path / "report"

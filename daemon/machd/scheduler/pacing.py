@@ -172,7 +172,7 @@ class _StepCost:
 
     def _fit_chunk(self, prefill_tokens: int, more_s: float) -> None:
         allowed_s = _MAX_STRETCH * self.base_s
-        # Where many prompts wait it had more tokens.
+        # Where many prompts waited the step had more tokens than chunk_tokens: count the cost of these alone.
         more_s *= min(1.0, self.chunk_tokens / prefill_tokens)
         # Beyond the bounds the exact ratio does not matter, and a cost of nothing has none.
         cost_s = max(more_s, allowed_s / _MAX_GROWTH)

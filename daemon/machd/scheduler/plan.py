@@ -152,7 +152,7 @@ class _Prompts:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Number of prompts that could be computed."""
         return len(self._sequences)
 
     @property

@@ -20,7 +20,7 @@ MIN_SHARED_TOKENS = 256
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """What a sequence could share.
+    """A prefix that a sequence could share.
 
     Attributes:
         prefix: Beginning of its prompt.

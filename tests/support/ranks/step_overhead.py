@@ -1,4 +1,4 @@
-"""What a step of ranks costs beyond mlx-lm's own sharded loop: both in turns, in one group.
+"""Cost of a step of ranks beyond mlx-lm's own sharded loop, measured in turns in one group.
 
 On each rank, with ``MLX_RANK`` and ``MLX_HOSTFILE`` set and one thread for products::
 

@@ -1,4 +1,4 @@
-"""What ``machd check`` found, as rows."""
+"""Rows made of the output of ``machd check``."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def test_an_architecture_is_a_row_of_counts_and_differences(
 
 
 async def test_the_served_models_features_are_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that were judged, with the figures of the measurement where there was one."""
+    """Features with a verdict become rows, with the figures of the measurement if there was one."""
     (batching, prefill), asked = await rows_of(WEIGHTS, MODEL, monkeypatch)
 
     assert asked == ["--model-path", "m", "--measure"]

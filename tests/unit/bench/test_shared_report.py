@@ -154,7 +154,7 @@ def scenario(name: str, run: Callable[[Bench], AsyncGenerator[Row]]) -> Scenario
 
 @in_virtual_time
 async def test_a_part_that_fails_is_told_by_its_class_and_the_next_one_runs() -> None:
-    """What it had measured is kept, and nothing of the error's text gets into either file."""
+    """Its rows so far are kept, and nothing of the error's text gets into either file."""
     nothing: list[Row] = []
 
     async def breaks(_bench: Bench) -> AsyncGenerator[Row]:

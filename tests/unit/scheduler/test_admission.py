@@ -45,7 +45,7 @@ def test_in_length_classes_each_row_costs_its_own_columns() -> None:
 
 
 def test_more_rows_of_mixed_lengths_fit_in_length_classes() -> None:
-    """Of 64 requests of 50 to 4,000 tokens at least 1.5 times as many run at once under a budget."""
+    """At least 1.5 times as many of 64 requests of 50 to 4,000 tokens run at once under a budget."""
     tokens = [50 + 3950 * ((number * 37) % 64) // 63 for number in range(64)]
     running = []
     for has_length_classes in (False, True):

@@ -123,7 +123,7 @@ def test_rows_that_begin_alike_reserve_the_beginning_once() -> None:
 
 
 def test_a_budget_holds_more_rows_that_share() -> None:
-    """Where four rows of their own fit, ten that share fit."""
+    """Ten rows that share fit a budget for four that do not."""
     budget_columns = 4 * class_columns(SHARED_TOKENS + OWN_TOKENS)
     alone, together = (
         Daemon(budget_columns=budget_columns, has_cache=has_cache) for has_cache in (False, True)

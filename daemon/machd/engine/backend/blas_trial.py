@@ -78,7 +78,7 @@ class BlasTrial:
 
     @property
     def is_lasting(self) -> bool:
-        """Whether it holds for later starts too: on a busy machine no time is left for all turns."""
+        """True if later starts can use it. On a busy machine no time is left for all turns, and it is not kept."""
         return self.is_broken or self.turns == _TURNS
 
     @property

@@ -1,4 +1,4 @@
-"""Where the rows of a batch lie: in slabs, each an array a layer whose rows have the same number of columns.
+"""Layouts of a batch: slabs of rows that have the same number of columns, each slab an array a layer.
 
 Rows that share a prefix have columns for what follows it, and lie in slabs of their own.
 

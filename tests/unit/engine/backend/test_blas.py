@@ -162,7 +162,7 @@ def test_the_fastest_library_is_loaded_and_no_other(loaded: list[str]) -> None:
 def test_a_broken_library_is_never_loaded(
     loaded: list[str], broken: tuple[str, ...], library: str | None
 ) -> None:
-    """Where the time was too short for all, the first that did not break is taken in a fixed order."""
+    """Libraries that no time was left for are taken in a fixed order, broken ones left out."""
     trials = [BlasTrial(one, problem="p", is_broken=one in broken) for one in "abc"]
     assert choose_blas("auto", compare=lambda _libraries: trials).library == library
     assert loaded == ([] if library is None else [library])

@@ -71,6 +71,6 @@ def test_mkl_of_the_package_is_found_wherever_it_lies(
 def test_without_a_list_of_the_loader_the_environments_own_libraries_are_found(
     tmp_path: Path,
 ) -> None:
-    """As in a conda environment."""
+    """A library of the environment itself is found, such as conda installs."""
     mine = _library(tmp_path / "prefix" / "lib", "libopenblas.so.0")
     assert installed_libraries({}, loader_cache=tmp_path / "none") == (str(mine),)

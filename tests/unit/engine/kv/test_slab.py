@@ -1,4 +1,4 @@
-"""Slabs hold each row's own keys and values, and those it shares, whoever joins, grows, moves and leaves."""
+"""Slabs hold each row's own keys and values, and those it shares, whatever rows join, grow, move and leave."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def test_length_classes_keep_within_the_reservation(events: list[tuple[str, int,
 
 
 def test_rows_that_take_turns_move_nobody() -> None:
-    """Where one leaves and the next joins, the slab keeps its place, and no array is laid out anew."""
+    """A row that joins takes the place of one that left, and no array is laid out anew."""
     batch = _Batch(LengthClasses())
     for _ in range(_MAX_ROWS):
         batch.play(("joins", 150, 192))
@@ -121,7 +121,7 @@ def test_one_slab_keeps_near_the_reservation(events: list[tuple[str, int, int]])
 
 @given(_EVENTS)
 def test_a_row_moves_only_to_grow_or_into_a_gap(events: list[tuple[str, int, int]]) -> None:
-    """A join moves nobody, a leave one row at most, and growth those that grow and one for each of them."""
+    """A join moves no row, a leave at most one, and growth the rows that grow and one for each of them."""
     batch = _Batch(LengthClasses())
     for event in events:
         before = _places(batch.play(event))
