@@ -26,6 +26,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 # Before anything imports mlx: the tests measure and prove what the daemon runs.
 choose_blas("auto")
+os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
 # mlx wakes its CPU thread for every operation of a pass; on busy cores each wake-up interrupts the
 # test's own thread.

@@ -19,8 +19,8 @@ from multiprocessing.context import SpawnProcess
 from typing import Any, TypeAlias
 
 from machd.engine.backend.blas import measure_blas
+from machd.engine.backend.mlx_environment import set_mlx_environment
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
-from machd.engine.backend.scratch import private_scratch_directory, use_scratch_directory
 from machd.engine.loading.embedded import user_cache_directory
 from machd.engine.loading.source import resolve_model
 from machd.engine.open import choose_blas_for
@@ -152,13 +152,9 @@ def _load(settings: Settings) -> tuple[object, Callable[[_Query], object]]:
         settings.model.path,
         settings.engine.blas,
         cache_directory=cache_directory,
-        environ=environ,
-        set_variable=os.environ.__setitem__,  # noqa: TID251 - the libraries read theirs by themselves
+        environ=os.environ,  # noqa: TID251 - libraries read theirs by themselves
     )
-    use_scratch_directory(
-        private_scratch_directory(cache_directory / "machd"),
-        os.environ.__setitem__,  # noqa: TID251 - mlx reads TMPDIR by itself
-    )
+    set_mlx_environment(os.environ, cache_directory)  # noqa: TID251 - mlx reads its own by itself
     import_mlx_lm()
     from machd.engine.backend.device import available_memory_bytes  # noqa: PLC0415 - imports mlx
     from machd.engine.ceiling import BareLoop, equal_lengths  # noqa: PLC0415 - imports mlx

@@ -34,6 +34,9 @@ _START_S = 6.0
 _WEIGHTS_S = 30.0
 """A model of some hundred million parameters takes a third of it on two cores."""
 
+_COMPILING_WEIGHTS_S = 180.0
+"""The same on a GPU, where mlx compiles each kernel that it meets for the first time in up to 3 s."""
+
 
 class ModelProbe:
     """Evidence on one loaded model. Lives on the engine thread, while the engine has no rows."""
@@ -132,7 +135,9 @@ class ModelProbe:
         if not anew and any(one.measured_on is MeasuredOn.WEIGHTS for one in known):
             return known
         subject = loaded_subject(engine, self._module)
-        subject.watch = Deadline(self._clock, max_s=_WEIGHTS_S)
+        is_cpu = engine.model.backend == "cpu"
+        max_s = _WEIGHTS_S if is_cpu else _COMPILING_WEIGHTS_S
+        subject.watch = Deadline(self._clock, max_s=max_s)
         results = tuple(
             run_check(subject, name, self._clock, measured_on=MeasuredOn.WEIGHTS)
             for name in FEATURE_CHECKS

@@ -23,7 +23,7 @@ import msgspec
 
 from machd.capabilities.matrix import ArchitectureReport
 from machd.engine.backend.blas import choose_blas, measure_blas
-from machd.engine.backend.scratch import private_scratch_directory, use_scratch_directory
+from machd.engine.backend.mlx_environment import set_mlx_environment
 from machd.engine.loading.embedded import user_cache_directory
 from machd.errors import MachdError
 from machd_probes.worker_messages import (
@@ -145,7 +145,7 @@ def limit_resources(max_memory_bytes: int | None) -> None:
 
 
 def _prepare(*, with_models: bool, max_memory_bytes: int = _MAX_MEMORY_BYTES) -> WorkerReady:
-    """Choose the BLAS and the scratch directory, then import mlx, in that order.
+    """Choose the BLAS and what mlx reads, then import mlx, in that order.
 
     Args:
         with_models: Whether to import mlx-lm too, which takes 1.5 s.
@@ -160,10 +160,7 @@ def _prepare(*, with_models: bool, max_memory_bytes: int = _MAX_MEMORY_BYTES) ->
     environ = process_environ()
     # Without comparing libraries: workers that run side by side have to choose alike.
     choice = choose_blas(environ.get(BLAS_VARIABLE) or "auto", environ=environ)
-    use_scratch_directory(
-        private_scratch_directory(user_cache_directory(environ) / "machd"),
-        os.environ.__setitem__,  # noqa: TID251 - mlx reads TMPDIR by itself
-    )
+    set_mlx_environment(os.environ, user_cache_directory(environ))  # noqa: TID251 - mlx reads its own by itself
     if with_models:
         from machd.engine.backend.mlx_lm_import import import_mlx_lm  # noqa: PLC0415 - needs ``resource``
 

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.engines.block_rows import ASKED, BlockRows
 from support.engines.constrained_rows import schema_grammar
+from support.engines.cpu_layers import for_cpu_layers
 from support.engines.guessed_rows import GuessedScripts, always, say
 from support.engines.parity import differences
 from support.engines.small_classes import small_classes
@@ -30,6 +31,8 @@ from machd.engine.protocol.step import DecodeRow, Lane, SampledToken, SharedPref
 from machd.engine.step.prefill import Prefill
 from machd_probes.play import GREEDY, Join
 from machd_probes.scripts import LENGTHS, MIXED, Script, random_prompt, scripts
+
+pytestmark = for_cpu_layers
 
 TOKENS = 20
 BEGINNING, OTHER = random_prompt(24, 8), random_prompt(24, 9)

@@ -18,7 +18,7 @@ from machd.settings.model import Settings
 load = engine_loader(
     Settings(),
     cache_directory=user_cache_directory(os.environ),
-    set_variable=lambda name, value: None,
+    environ={},
     progress=SilentProgress(),
 )
 engine = load()

@@ -16,7 +16,7 @@ from machd.cli.check_document import ModelCheck, QualityReport
 from machd.cli.options import SettingsCommand, model_argument, settings_options
 from machd.cli.progress import ProgressBar
 from machd.engine.backend.blas import BlasChoice, measure_blas
-from machd.engine.backend.scratch import private_scratch_directory, use_scratch_directory
+from machd.engine.backend.mlx_environment import set_mlx_environment
 from machd.engine.loading.embedded import user_cache_directory
 from machd.engine.loading.source import resolve_model
 from machd.engine.protocol.engine import Engine
@@ -144,13 +144,9 @@ def _checked(loaded: LoadedSettings, *, measure: bool) -> ModelCheck:
         settings.model.path,
         settings.engine.blas,
         cache_directory=cache_directory,
-        environ=environ,
-        set_variable=os.environ.__setitem__,  # noqa: TID251 - the libraries read theirs by themselves
+        environ=os.environ,  # noqa: TID251 - libraries read theirs by themselves
     )
-    use_scratch_directory(
-        private_scratch_directory(cache_directory / "machd"),
-        os.environ.__setitem__,  # noqa: TID251 - mlx reads TMPDIR by itself
-    )
+    set_mlx_environment(os.environ, cache_directory)  # noqa: TID251 - mlx reads its own by itself
     with ProgressBar() as progress:
         progress.stage("reading the model's files", None)
         source = resolve_model(
@@ -275,7 +271,7 @@ def _loaded_engine(settings: Settings, progress: ProgressBar, blas: BlasChoice) 
     load = engine_loader(
         settings.model_copy(update={"cache": cache}),
         cache_directory=user_cache_directory(process_environ()),
-        set_variable=os.environ.__setitem__,  # noqa: TID251 - mlx reads TMPDIR by itself
+        environ=os.environ,  # noqa: TID251 - libraries read theirs by themselves
         progress=progress,
         blas=blas,
     )

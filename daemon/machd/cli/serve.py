@@ -47,8 +47,7 @@ def serve(loaded: LoadedSettings) -> None:
         settings.model.path,
         settings.engine.blas,
         cache_directory=cache_directory,
-        environ=sources.environ,
-        set_variable=os.environ.__setitem__,  # noqa: TID251 - the libraries read theirs by themselves
+        environ=os.environ,  # noqa: TID251 - libraries read theirs by themselves
         place=place,
     )
     if place is not None and not place.leads:
@@ -67,7 +66,7 @@ def serve(loaded: LoadedSettings) -> None:
         load = engine_loader(
             settings,
             cache_directory=cache_directory,
-            set_variable=os.environ.__setitem__,  # noqa: TID251 - mlx reads TMPDIR by itself
+            environ=os.environ,  # noqa: TID251 - libraries read theirs by themselves
             progress=progress,
             blas=blas,
             place=place,
@@ -94,7 +93,7 @@ def _follow(settings: Settings, cache_directory: Path, blas: BlasChoice, place: 
     run = follower(
         settings,
         cache_directory=cache_directory,
-        set_variable=os.environ.__setitem__,  # noqa: TID251 - mlx reads TMPDIR by itself
+        environ=os.environ,  # noqa: TID251 - libraries read theirs by themselves
         progress=SilentProgress(),
         blas=blas,
         place=place,

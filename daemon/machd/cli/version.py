@@ -40,8 +40,7 @@ def version(*, as_json: bool, blas: str) -> None:
         None,
         blas,
         cache_directory=user_cache_directory(environ),
-        environ=environ,
-        set_variable=os.environ.__setitem__,  # noqa: TID251 - the libraries read theirs by themselves
+        environ=os.environ,  # noqa: TID251 - libraries read theirs by themselves
     )
     report = measure_blas(choice)
     facts: dict[str, object] = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,9 +21,9 @@ from machd.engine.backend.blas_kept_trials import KeptTrials, conditions_key
 from machd.engine.backend.blas_trial import BlasTrial, compare_libraries
 from machd.engine.backend.cpu_threads import thread_variables
 from machd.engine.backend.heap import map_large_arrays
+from machd.engine.backend.mlx_environment import set_mlx_environment
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.backend.progress import LoadProgress
-from machd.engine.backend.scratch import private_scratch_directory, use_scratch_directory
 from machd.engine.loading.product_shape import product_shape
 from machd.engine.loading.source import ModelSource, resolve_model
 from machd.engine.prefix_blocks.directory import check_block_directory
@@ -47,8 +47,7 @@ def choose_blas_for(
     choice: str,
     *,
     cache_directory: Path,
-    environ: Mapping[str, str],
-    set_variable: Callable[[str, str], None],
+    environ: MutableMapping[str, str],
     place: RankPlace | None = None,
 ) -> BlasChoice:
     """Bound the threads of matrix libraries, then load the fastest for a model. Call it before mlx is imported.
@@ -60,8 +59,7 @@ def choose_blas_for(
         model: ``model.path``; None for the embedded default.
         choice: ``engine.blas``.
         cache_directory: The user's cache directory.
-        environ: The environment of this process.
-        set_variable: Sets an environment variable of this process.
+        environ: The environment of this process, where libraries read their variables.
         place: This process's place among ranks. Nothing is measured then: all ranks have to add in
             the same order, and one rank's clock could choose another library.
 
@@ -69,9 +67,7 @@ def choose_blas_for(
         StartupError: The library asked for cannot be loaded.
     """
     threads = thread_variables(environ) if sys.platform == "linux" else {}
-    for name, value in threads.items():
-        set_variable(name, value)
-    environ = {**environ, **threads}
+    environ.update(threads)
 
     def compare(libraries: Sequence[str]) -> Sequence[BlasTrial]:
         shape = product_shape(model, cache_directory=cache_directory)
@@ -89,7 +85,7 @@ def engine_loader(
     settings: Settings,
     *,
     cache_directory: Path,
-    set_variable: Callable[[str, str], None],
+    environ: MutableMapping[str, str],
     progress: LoadProgress,
     blas: BlasChoice | None = None,
     place: RankPlace | None = None,
@@ -102,7 +98,7 @@ def engine_loader(
     Args:
         settings: Validated settings.
         cache_directory: The user's cache directory.
-        set_variable: Sets an environment variable of this process.
+        environ: The environment of this process.
         progress: Told about loading.
         blas: The library that this process has loaded already; chosen without comparing unless given.
         place: This process's place among ranks, of which it leads; None where it computes alone.
@@ -122,7 +118,7 @@ def engine_loader(
     prepared = _prepared(
         settings,
         cache_directory,
-        set_variable,
+        environ,
         progress,
         blas or choose_blas(settings.engine.blas),
         place,
@@ -157,7 +153,7 @@ def follower(
     settings: Settings,
     *,
     cache_directory: Path,
-    set_variable: Callable[[str, str], None],
+    environ: MutableMapping[str, str],
     progress: LoadProgress,
     place: RankPlace,
     blas: BlasChoice | None = None,
@@ -169,7 +165,7 @@ def follower(
     Args:
         settings: Validated settings.
         cache_directory: The user's cache directory.
-        set_variable: Sets an environment variable of this process.
+        environ: The environment of this process.
         progress: Told about loading.
         place: This process's place among the ranks.
         blas: As of :func:`engine_loader`.
@@ -179,7 +175,7 @@ def follower(
         SettingsError: Ranks cannot do what is asked.
     """
     blas = blas or choose_blas(settings.engine.blas)
-    prepared = _prepared(settings, cache_directory, set_variable, progress, blas, place)
+    prepared = _prepared(settings, cache_directory, environ, progress, blas, place)
 
     def run(on_order: Callable[[], None]) -> None:
         group, loaded = prepared()
@@ -198,7 +194,7 @@ def follower(
 def _prepared(
     settings: Settings,
     cache_directory: Path,
-    set_variable: Callable[[str, str], None],
+    environ: MutableMapping[str, str],
     progress: LoadProgress,
     choice: BlasChoice,
     place: RankPlace | None,
@@ -206,7 +202,7 @@ def _prepared(
     """Prepare the process for mlx; gives what joins the other ranks, if there are any, and loads the model."""
     if place is not None:
         refuse_with_ranks(settings)
-    use_scratch_directory(private_scratch_directory(cache_directory / "machd"), set_variable)
+    set_mlx_environment(environ, cache_directory)
 
     def load() -> tuple[RankGroup | None, LoadedModel]:
         model = settings.model

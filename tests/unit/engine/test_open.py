@@ -34,7 +34,7 @@ from machd.settings.model import Settings
 is_on, directory, cache_directory = sys.argv[1:]
 settings = Settings(cache=CacheSettings(prefix=is_on == "on", disk_dir=directory or None))
 engine_loader(
-    settings, cache_directory=Path(cache_directory), set_variable=lambda *_: None,
+    settings, cache_directory=Path(cache_directory), environ={},
     progress=SilentProgress(),
 )
 """
@@ -100,15 +100,12 @@ def _comparison(monkeypatch: pytest.MonkeyPatch) -> _Comparison:
     return comparison
 
 
-def _chosen(
-    tmp_path: Path, variables: dict[str, str], place: RankPlace | None = None
-) -> BlasChoice:
+def _chosen(tmp_path: Path, environ: dict[str, str], place: RankPlace | None = None) -> BlasChoice:
     return choose_blas_for(
         str(tmp_path),
         "auto",
         cache_directory=tmp_path,
-        environ={"OPENBLAS_NUM_THREADS": "3"},
-        set_variable=variables.__setitem__,
+        environ=environ,
         place=place,
     )
 
@@ -141,7 +138,7 @@ def test_threads_are_bounded_before_a_library_is_loaded(
 ) -> None:
     """This process and the measurement get the same numbers, and the operator's stand."""
     monkeypatch.setattr("machd.engine.backend.cpu_threads.usable_cpus", lambda **_: 2)
-    variables: dict[str, str] = {}
-    _chosen(tmp_path, variables)
-    assert variables == {"MKL_NUM_THREADS": "2", "BLIS_NUM_THREADS": "2"}
-    assert comparison.environ == {**variables, "OPENBLAS_NUM_THREADS": "3"}
+    environ = {"OPENBLAS_NUM_THREADS": "3"}
+    _chosen(tmp_path, environ)
+    assert environ == {"OPENBLAS_NUM_THREADS": "3", "MKL_NUM_THREADS": "2", "BLIS_NUM_THREADS": "2"}
+    assert comparison.environ == environ

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import MutableMapping
 from pathlib import Path
 
 from machd.errors import StartupError
@@ -39,14 +39,14 @@ def private_scratch_directory(base: Path) -> Path:
     return directory
 
 
-def use_scratch_directory(directory: Path, set_variable: Callable[[str, str], None]) -> None:
+def use_scratch_directory(directory: Path, environ: MutableMapping[str, str]) -> None:
     """Make ``directory`` the place for temporary files, before mlx is imported.
 
     Args:
         directory: As :func:`private_scratch_directory` returned it.
-        set_variable: Sets an environment variable, such as ``os.environ.__setitem__``.
+        environ: The environment of this process.
     """
-    set_variable("TMPDIR", str(directory))
+    environ["TMPDIR"] = str(directory)
     # tempfile may have read the old value already and never looks again.
     tempfile.tempdir = str(directory)
 

@@ -85,6 +85,6 @@ def test_using_it_reaches_both_readers(tmp_path: Path, monkeypatch: pytest.Monke
     """Libraries read TMPDIR; Python has read it already and must be told."""
     monkeypatch.setattr(tempfile, "tempdir", "/elsewhere")
     variables: dict[str, str] = {}
-    use_scratch_directory(tmp_path, variables.__setitem__)
+    use_scratch_directory(tmp_path, variables)
     assert variables == {"TMPDIR": str(tmp_path)}
     assert tempfile.gettempdir() == str(tmp_path)

@@ -6,6 +6,7 @@ import math
 
 import mlx.core as mx
 import pytest
+from support.engines.cpu_layers import for_cpu_layers
 
 from machd.engine.kernels import cpu_attention
 from machd.engine.kernels.cpu_attention import attend, attend_rows
@@ -13,6 +14,8 @@ from machd.engine.kv.row_positions import RowPositions
 from machd.engine.kv.slab import SlabCache
 from machd.engine.kv.slab_layout import LengthClasses, OneSlab
 from machd.engine.protocol.step import SharedPrefix
+
+pytestmark = for_cpu_layers
 
 _HEAD_DIM = 16
 _SCALE = _HEAD_DIM**-0.5

@@ -7,8 +7,11 @@ import math
 import mlx.core as mx
 import numpy as np
 import pytest
+from support.engines.cpu_layers import for_cpu_layers
 
 from machd.engine.kernels.exponential import MIN_EXPONENT, exp2, silu_product
+
+pytestmark = for_cpu_layers
 
 
 def test_exp2_is_exact_to_two_float_steps() -> None:

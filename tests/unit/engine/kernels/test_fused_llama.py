@@ -6,12 +6,15 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 import pytest
+from support.engines.cpu_layers import for_cpu_layers
 from support.engines.tiny_models import TinyKind, tiny_model
 
 from machd.engine.backend.untyped import LanguageModel
 from machd.engine.kernels.fused_llama import fuse_layers
 from machd.engine.loading.precision import weights_bytes
 from machd_probes.scripts import random_prompt
+
+pytestmark = for_cpu_layers
 
 
 def _logits(model: LanguageModel, token_ids: Sequence[Sequence[int]]) -> mx.array:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from support.engines.cpu_layers import for_cpu_layers
 from support.engines.tiny_models import TinyKind, tiny_model
 
 from machd.engine.assembly import make_engine
@@ -16,6 +17,8 @@ from machd.engine.protocol.step import DecodeRow, Lane, PrefillChunk, StepPlan
 from machd.engine.step.mlx_engine import MlxEngine
 from machd.request.generation import SamplingParams
 from machd_probes.scripts import random_prompt
+
+pytestmark = for_cpu_layers
 
 
 def _chunk(

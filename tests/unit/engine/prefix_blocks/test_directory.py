@@ -158,13 +158,15 @@ def test_unusable_directory_is_reported_before_the_model_is_loaded(tmp_path: Pat
     (tmp_path / "blocks").mkdir()
     (tmp_path / "blocks").chmod(0o755)
     settings = Settings(cache=CacheSettings(disk_dir=str(tmp_path / "blocks")))
+    environ: dict[str, str] = {}
     with pytest.raises(SettingsError, match="chmod 700"):
         engine_loader(
             settings,
             cache_directory=tmp_path,
-            set_variable=lambda *_: pytest.fail("nothing is set"),
+            environ=environ,
             progress=SilentProgress(),
         )
+    assert environ == {}
 
 
 def test_other_keys_files_are_deleted_for_the_budget(tmp_path: Path) -> None:
