@@ -35,6 +35,8 @@ _WARM_UP_TOKENS = 3
 _MIN_MAX_B = 4
 _READINGS_AT_MOST = 25
 _DAY_S = "86400"
+_MAX_MEASURING_S = 300.0
+"""For a first start on a GPU, where mlx compiles kernels; on the CPU nothing is left to wait for."""
 
 _Result = TypeVar("_Result")
 
@@ -120,6 +122,7 @@ class Bench:
         server: The one that is measured; None for scenarios that start their own.
         bare: The model without a server; None at a URL.
         names_model: The settings name the model; without one the embedded model is served.
+        is_measured: A daemon measures a model that it knows nothing of.
         rows: What was measured so far, in all modes.
         notes: What a reader of the report has to know besides.
     """
@@ -133,6 +136,7 @@ class Bench:
     bare: BareModel | None = None
     model: dict[str, Figure] | None = None
     names_model: bool = True
+    is_measured: bool = True
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -186,6 +190,9 @@ class Bench:
         self.progress.say("starting a server")
         async with serve((*self.serve_args, *args), self.clock) as process:
             server = await Server.find(Address.of(process.url), self.clock)
+            if self.mode is Mode.CONTINUOUS and self.is_measured:
+                self.progress.say("waiting until the server has measured its model")
+                server = await server.when_measured(_MAX_MEASURING_S)
             self.model = model_facts(server.model_id, server.capabilities)
             yield replace(server, process=process)
 

@@ -185,7 +185,7 @@ def _experts(axes: Axes, report: Report) -> None:
 
 def _weight_formats(axes: Axes, report: Report) -> None:
     """Draw tokens/s by width; a ring is where a format becomes faster than others."""
-    every = report.of("formats")
+    every = [row for row in report.of("formats") if "width" in row.figures]
     names = list(dict.fromkeys(str(row.figures["format"]) for row in every))
     widths = sorted({row.number("width") for row in every})
     tps = {

@@ -82,7 +82,7 @@ class ReportRun:
         settings_args: Sequence[str],
         *,
         is_local: bool,
-        on_part: Callable[[Part, Exception | None], None],
+        on_part: Callable[[Part, Sequence[str], Exception | None], None],
     ) -> None:
         """Measure each scenario on servers of its own, and go on with the next whatever became of it.
 
@@ -91,7 +91,7 @@ class ReportRun:
             settings: The user's; they name the model.
             settings_args: The same as flags.
             is_local: Whether the model's name is of this machine alone.
-            on_part: Told of each part that has ended, and of its error.
+            on_part: Told of each part that has ended, its notes, and its error.
         """
         for scenario, part in zip(scenarios, self.report.parts, strict=True):
             bench = Bench(self._plan, self._clock, self._progress)
@@ -109,4 +109,4 @@ class ReportRun:
             part.outcome = Outcome.MEASURED if bench.rows else Outcome.LEFT_OUT
             part.outcome = Outcome.FAILED if fault is not None else part.outcome
             self.report.add(bench.rows)
-            on_part(part, fault)
+            on_part(part, bench.notes, fault)

@@ -19,6 +19,8 @@ from machd_bench.scenarios.sweep import SWEEP
 from machd_bench.server import Server
 from machd_bench.static_batches import StaticBatches
 
+_UNMEASURED = ("facts", "off")
+"""Values of ``probe.on_start`` with which a verdict that is not known stays so."""
 _SEVERAL = 1.02
 """Tokens in one event from which on gaps between events get a note."""
 _STATIC_NOTE = (
@@ -92,6 +94,7 @@ class Runner:
                 args = serve_args(mode, streams, settings_args)
                 bench = replace(self.bench, mode=mode, bare=bare, serve_args=args)
                 bench.names_model = settings.model.path is not None
+                bench.is_measured = settings.probe.on_start not in _UNMEASURED
                 if not bare.leaves_room or mode is Mode.SETTINGS:
                     await bare.close()
                 await self._measure(bench, scenarios)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from machd.capabilities.document import Capabilities
+from machd.capabilities.verdict import Support
 from machd.clock import Clock
 from machd.errors import EngineFaultError
 from machd_bench.answer import Answer, excerpt
@@ -22,6 +24,7 @@ _COMPLETION_TIMEOUT_S = 3600.0
 """An end to a request that the server has forgotten; above any time limit of its own."""
 LOOK_UP_TIMEOUT_S = 60.0
 """For questions that a healthy server answers at once."""
+_MEASURING_POLL_S = 1.0
 _UNKNOWN = frozenset({400, 404, 405, 422, 501})
 """Answers that may mean: this endpoint, or one of these fields, is not known here."""
 
@@ -142,6 +145,28 @@ class Server:
             refusals.append(exchange)
         _checked(refusals[0], _DIALECTS[0].path)
         raise AssertionError("a refusal has an error's status")
+
+    async def when_measured(self, max_s: float) -> Self:
+        """Wait for machd's verdict on batching, which a first start may still measure while it serves.
+
+        On a GPU that takes a minute, of which mlx compiles kernels for most.
+
+        Args:
+            max_s: Time after which the verdict is taken as it is.
+        """
+        end_s = self.clock.monotonic_s() + max_s
+        server = self
+        while server._is_measuring and self.clock.monotonic_s() < end_s:
+            await asyncio.sleep(_MEASURING_POLL_S)
+            capabilities = await self.look_up("/v1/capabilities", Capabilities)
+            server = dataclasses.replace(self, capabilities=capabilities)
+        return server
+
+    @property
+    def _is_measuring(self) -> bool:
+        facts = self.capabilities
+        verdict = None if facts is None else facts.continuous_batching
+        return verdict is not None and verdict.verdict == Support.UNKNOWN.value
 
     async def ask(
         self,

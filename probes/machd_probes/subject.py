@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -29,6 +30,9 @@ from machd_probes.scripts import LENGTHS, Script, random_prompt
 _LEAST_FLOORS = {"bfloat16": 8e-3, "float16": 1e-3}
 """In nats: a log-probability of about 8 to the dtype's own resolution (2^-8 and 2^-11) moves by some
 hundredths and thousandths; eight times this is tolerated."""
+
+_SHARES = 100
+"""A draw is told from rounding where its token's probability is more than so many times the noise floor."""
 
 COARSEST_FLOOR = 0.5
 """In nats. Above it what a prompt's chunks change is no rounding, so it is no floor."""
@@ -195,11 +199,8 @@ class Subject:
         turn = self.forced if is_forced else self._free
         joins = tuple(turn(row) for row in rows)
         together = replace(script, joins=joins).play(self.engine)
-        compare = compared if is_forced else compared_choices
-        return Evidence.together(
-            compare(one, other, self.noise_floor)
-            for one, other in zip(alone, together, strict=True)
-        )
+        compare = self._compared if is_forced else self._compared_choices
+        return Evidence.together(map(compare, rows, alone, together))
 
     def found(self, scripts: Mapping[str, Script], *, is_forced: bool = True) -> Finding:
         """Play scripts, and say which of them are not as the rows alone.
@@ -247,6 +248,44 @@ class Subject:
         sampling = replace(self._asking(row.sampling), forced_token_ids=said)
         return replace(row, sampling=sampling)
 
+    def _compared(
+        self, _row: Join, alone: Sequence[SampledToken], together: Sequence[SampledToken]
+    ) -> Evidence:
+        return compared(alone, together, self.noise_floor)
+
+    def _compared_choices(
+        self, row: Join, alone: Sequence[SampledToken], together: Sequence[SampledToken]
+    ) -> Evidence:
+        """Compare what a row chose: from the first other token on nothing more can be."""
+        choices = enumerate(zip(alone, together, strict=True))
+        parted = next((at for at, (one, other) in choices if one.token_id != other.token_id), None)
+        if parted is None:
+            return compared(alone, together, self.noise_floor)
+        same = compared(alone[:parted], together[:parted], self.noise_floor)
+        could_round = self._could_round(row, alone[: parted + 1], together[parted].token_id)
+        return same if could_round else replace(same, token_mismatches=1)
+
+    def _could_round(self, row: Join, alone: Sequence[SampledToken], token_id: int) -> bool:
+        """Return whether rounding may choose a token in place of the last one that a row chose alone.
+
+        The most likely token gives way to one that the tolerated difference makes as likely. A draw gives way where
+        its token's share of the distribution is so small that all shares before it, rounded, may step over it.
+        """
+        *before, last = alone
+        within = tolerated(self.noise_floor)
+        if row.sampling.temperature > 0:
+            assert last.logprob is not None, "rows are asked for them"
+            return math.exp(last.logprob) < _SHARES * self.noise_floor
+        biases = dict(row.sampling.logit_bias)
+        biases[token_id] = biases.get(token_id, 0.0) + within
+        sampling = replace(
+            row.sampling,
+            logit_bias=tuple(biases.items()),
+            forced_token_ids=tuple(token.token_id for token in before),
+        )
+        again = Join(row.prompt, len(alone), sampling, lane=Lane.SERIAL)
+        return play(self.engine, [again])[0][-1].token_id == token_id
+
     def _free(self, row: Join) -> Join:
         return replace(row, sampling=self._asking(row.sampling))
 
@@ -284,14 +323,3 @@ def _windows(layers: Iterable[LayerCacheFacts]) -> Iterator[int]:
         if layer.window_tokens:
             yield layer.window_tokens
         yield from _windows(layer.nested)
-
-
-def compared_choices(
-    alone: Sequence[SampledToken], together: Sequence[SampledToken], noise_floor: float
-) -> Evidence:
-    """Compare what rows chose: from the first other token on nothing more can be."""
-    for position, (one, other) in enumerate(zip(alone, together, strict=True)):
-        if one.token_id != other.token_id:
-            same = compared(alone[:position], together[:position], noise_floor)
-            return replace(same, token_mismatches=1)
-    return compared(alone, together, noise_floor)

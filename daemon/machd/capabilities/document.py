@@ -259,7 +259,7 @@ class Device(Struct, frozen=True, kw_only=True):
 
     Attributes:
         backend: ``cpu``, ``metal`` or ``cuda``.
-        name: What the device calls itself.
+        name: What a GPU calls itself; null on the CPU.
         memory_bytes: What it can hold.
         blas: The library that multiplies matrices on the CPU; null elsewhere.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -75,10 +76,12 @@ def measure_report(
             with progress.hidden():
                 print_scenario(console, scenario, rows)
 
-        def ended(part: Part, fault: Exception | None) -> None:
+        def ended(part: Part, notes: Sequence[str], fault: Exception | None) -> None:
             write()
-            if fault is not None:
-                with progress.hidden():
+            with progress.hidden():
+                for note in notes:  # they may tell names and paths, which the report must not
+                    console.print(f"note: {note}", markup=False, highlight=False)
+                if fault is not None:
                     click.echo(f"machd: {part.scenario} failed: {part.error}: {fault}", err=True)
 
         run = ReportRun(report, plan, clock, progress, show)

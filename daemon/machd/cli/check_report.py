@@ -99,6 +99,7 @@ def model_check(
         chat_template=_chat_template(found.template),
         device=Device(
             backend=found.backend,
+            name=found.device_name,
             memory_bytes=found.device_memory_bytes,
             blas=blas if found.backend == "cpu" else None,
         ),

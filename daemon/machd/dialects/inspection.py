@@ -87,6 +87,7 @@ async def get_capabilities(
         features=_features(service.tokenizer, model),
         device=Device(
             backend=model.backend,
+            name=model.device_name,
             memory_bytes=model.device_memory_bytes or None,
             blas=model.blas,
         ),

@@ -8,7 +8,7 @@ once each.
 from __future__ import annotations
 
 import statistics
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from itertools import permutations
@@ -43,6 +43,9 @@ _LEAD = 1.03
 """Ratio of tokens/s above which a format is faster than another; rounds differ by less without a cause."""
 
 _SCORING_TIMEOUT_S = 600.0
+LEFT_OUT = "left out"
+"""A format's verdict where there is no room for it, or the backend does not compute it; a note says why."""
+
 _CLAIMED = ("nvfp4", "affine2")
 """The pair of which the ds4 batched-decode issue claims that the first is faster from width 4 on."""
 
@@ -127,10 +130,10 @@ async def _perplexity(server: Server) -> float:
     return float(np.exp(-np.mean(known)))
 
 
-async def _opened(bench: Bench, stack: AsyncExitStack) -> list[_Format]:
+async def _opened(bench: Bench, stack: AsyncExitStack, names: Iterable[str]) -> list[_Format]:
     """Start a server for each format that the backend computes, as far as memory allows."""
     formats: list[_Format] = []
-    for name in bench.plan.weight_formats or FORMATS:
+    for name in names:
         if formats and not bench.has_room(formats[0].server, name):
             break
         args = ("--no-cache-prefix", "--speculation-mode", "off", *FORMATS[name])
@@ -158,13 +161,18 @@ async def _measure(bench: Bench, formats: Sequence[_Format], width: int) -> None
 
 
 async def _weight_formats(bench: Bench) -> AsyncGenerator[Row]:
+    names = bench.plan.weight_formats or tuple(FORMATS)
     async with AsyncExitStack() as stack:
-        formats = await _opened(bench, stack)
+        formats = await _opened(bench, stack, names)
         for width in bench.plan.widths:
             await _measure(bench, formats, width)
     for one in formats:
         for width in bench.plan.widths:
             yield one.row(width, formats[0])
+    opened = {one.name for one in formats}
+    for name in names:
+        if name not in opened:
+            yield Row(case=f"{name}, {LEFT_OUT}", figures={"format": name, "verdict": LEFT_OUT})
     bench.notes.extend(_crossovers(formats, bench.plan.widths))
 
 

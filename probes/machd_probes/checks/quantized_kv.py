@@ -45,7 +45,10 @@ _FLOOR_SHARE = 1 / 4
 already, and a batch may round two numbers otherwise, so two are tolerated and not eight."""
 
 _MAX_ERROR = 1.5 / 255
-"""Of a number, in ranges of its vector: half a step, and one at the ends, with rounding."""
+"""Of a number, in ranges of its vector: half a step, and one at the ends, with rounding of float32."""
+
+_ROUNDINGS = 3
+"""Of a number in its dtype: scale, offset and their sum. In bfloat16 they are more than a step of 8 bits."""
 
 
 def probe(subject: Subject) -> Finding:
@@ -143,6 +146,17 @@ def _rounded(cache: Cache) -> Cache:
     return _RoundedCache() if type(cache) is KVCache else cache
 
 
+def _error(exact: mx.array, near: mx.array) -> float:
+    """Return the largest error beyond the dtype's own rounding, in ranges of its vector."""
+    rounding = mx.finfo(exact.dtype).eps / 2
+    exact, near = exact.astype(mx.float32), near.astype(mx.float32)
+    span = exact.max(axis=-1) - exact.min(axis=-1)
+    beyond = mx.abs(exact - near) - _ROUNDINGS * rounding * mx.abs(exact).max(
+        axis=-1, keepdims=True
+    )
+    return float((beyond.max(axis=-1) / mx.maximum(span, 1e-6)).max())
+
+
 class _RoundedCache(KVCache):  # type: ignore[misc]
     """mlx-lm's own, of keys and values that were encoded and decoded.
 
@@ -160,8 +174,6 @@ class _RoundedCache(KVCache):  # type: ignore[misc]
         decoded = _FORMAT.decode(_FORMAT.encode(keys, values), widths)
         for exact, near in zip((keys, values), decoded, strict=True):
             if exact.size:
-                span = exact.max(axis=-1) - exact.min(axis=-1)
-                errors = mx.abs(exact - near).max(axis=-1) / mx.maximum(span, 1e-6)
-                self.error = max(self.error, float(errors.max()))
+                self.error = max(self.error, _error(exact, near))
         fetched: tuple[mx.array, mx.array] = super().update_and_fetch(*decoded)
         return fetched

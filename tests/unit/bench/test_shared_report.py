@@ -183,7 +183,7 @@ async def test_a_part_that_fails_is_told_by_its_class_and_the_next_one_runs() ->
         Settings(),
         (),
         is_local=True,
-        on_part=lambda part, fault: told.append((part.scenario, repr(fault))),
+        on_part=lambda part, _notes, fault: told.append((part.scenario, repr(fault))),
     )
 
     assert [(one.scenario, one.outcome, one.error, one.error_code) for one in report.parts] == [

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
+import pytest
+from support.clients.measured_rows import Unseen
+from support.clocks.virtual_time import LoopClock
+
+from machd.errors import StartupError
 from machd_bench.answer import Answer
-from machd_bench.scenarios.weight_formats import _crossovers, _Format, overtakes
+from machd_bench.bench import Bench, Plan
+from machd_bench.scenarios import weight_formats
+from machd_bench.scenarios.weight_formats import WEIGHT_FORMATS, _crossovers, _Format, overtakes
 from machd_bench.server import Server
 
 _WIDTHS = (1, 4, 16)
@@ -57,3 +65,25 @@ def test_claim_that_never_holds_is_said_to() -> None:
     """The first sentence says "at no width" when nvfp4 is never faster than affine2."""
     formats = [_format("affine2", [30, 60, 90]), _format("nvfp4", [40, 70, 100])]
     assert _crossovers(formats, _WIDTHS)[0] == "nvfp4 is faster than affine2 at no width here"
+
+
+async def test_a_format_that_is_left_out_has_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report without texts shows it as well: a row of its own, and a note for the terminal."""
+    plan = Plan(weight_formats=("bf16", "nvfp4"), widths=())
+    bench = Bench(plan, LoopClock(), Unseen())
+
+    @asynccontextmanager
+    async def serve(_bench: Bench, *args: str) -> AsyncIterator[Server]:
+        if "nvfp4" in args:
+            raise StartupError("mlx does not compute nvfp4 on gpu")
+        yield _NO_SERVER
+
+    async def perplexity(_server: Server) -> float:
+        return 20.0
+
+    monkeypatch.setattr(Bench, "serve", serve)
+    monkeypatch.setattr(Bench, "has_room", lambda *_: True)
+    monkeypatch.setattr(weight_formats, "_perplexity", perplexity)
+    rows = [row async for row in WEIGHT_FORMATS.run(bench)]
+    assert [(row.case, row.figures["verdict"]) for row in rows] == [("nvfp4, left out", "left out")]
+    assert bench.notes[0] == "nvfp4 left out: mlx does not compute nvfp4 on gpu"

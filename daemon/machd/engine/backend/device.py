@@ -26,6 +26,14 @@ def backend_name() -> str:
     return "metal" if mx.metal.is_available() else "cuda"
 
 
+def device_name() -> str | None:
+    """Return what a GPU calls itself, such as ``NVIDIA H200``; None on the CPU."""
+    if backend_name() == "cpu":
+        return None
+    name = mx.device_info().get("device_name")
+    return name if isinstance(name, str) else None
+
+
 def available_memory_bytes() -> int:
     """Bytes that the process can still take where mlx computes.
 

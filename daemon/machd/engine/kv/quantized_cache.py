@@ -7,6 +7,7 @@ the prompt was cut, and whether it was computed or came from a block.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import mlx.core as mx
@@ -15,7 +16,7 @@ from machd.engine.kv.kv_format import PLAIN, KvFormat, KvWidths
 from machd.engine.protocol.step import COLUMN_STEP
 
 
-class FormatCache:
+class FormatCache(ABC):
     """One layer's keys and values in a KV format, with the attributes that mlx-lm's models use.
 
     Attributes:
@@ -28,9 +29,9 @@ class FormatCache:
         self._widths: KvWidths | None = None
 
     @property
+    @abstractmethod
     def arrays(self) -> list[mx.array]:
         """[rows, heads, columns, n] each, with room to spare; none before the first write."""
-        raise NotImplementedError
 
     @property
     def keys(self) -> mx.array | None:

@@ -18,7 +18,12 @@ from mlx.utils import tree_flatten
 
 from machd.capabilities.facts import CacheFacts
 from machd.capabilities.model_code import LoadedCode
-from machd.engine.backend.device import available_memory_bytes, backend_name, device_memory_bytes
+from machd.engine.backend.device import (
+    available_memory_bytes,
+    backend_name,
+    device_memory_bytes,
+    device_name,
+)
 from machd.engine.backend.inspection_bounds import bounded, printable
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.backend.model_files import shortened
@@ -116,6 +121,7 @@ class ModelInspection:
         native_modes: Quantisation mode to whether this backend multiplies with packed weights.
         code: The code that would compute the model.
         device_memory_bytes: Memory of the device in all.
+        device_name: What a GPU calls itself; None on the CPU.
         available_bytes: The part of it that could be taken now.
         experts: The model's experts; None for a model without.
         vision: The model's vision; None for a checkpoint without a vision tower.
@@ -140,6 +146,7 @@ class ModelInspection:
     device_memory_bytes: int
     available_bytes: int
     code: LoadedCode
+    device_name: str | None = None
     quantised_to: Quantization | None = None
     experts: ExpertsInspection | None = None
     vision: VisionInspection | None = None
@@ -353,6 +360,7 @@ def _inspect(
         template=opened.template,
         backend=backend,
         device_memory_bytes=device_bytes,
+        device_name=device_name(),
         available_bytes=available_bytes,
         code=read_model_code(model, cache),
         quantised_to=quantised_to,

@@ -15,7 +15,12 @@ from mlx.nn.layers.base import Module
 from machd.capabilities.facts import CacheFacts
 from machd.capabilities.rules import kv_quantization
 from machd.capabilities.verdict import Support
-from machd.engine.backend.device import available_memory_bytes, backend_name, device_memory_bytes
+from machd.engine.backend.device import (
+    available_memory_bytes,
+    backend_name,
+    device_memory_bytes,
+    device_name,
+)
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.backend.model_files import own_code_files
 from machd.engine.backend.progress import LoadProgress, SilentProgress
@@ -429,6 +434,7 @@ def describe_model(  # noqa: PLR0913 - one argument for each fact of files and s
         cache=measured.cache,
         created_unix_s=0,
         device_memory_bytes=device_memory_bytes(),
+        device_name=device_name(),
         code=read_model_code(model, measured.cache, own_files),
         experts_on_disk=experts is not None,
     )

@@ -184,6 +184,7 @@ class ModelDescription:
         eos_token_ids: Tokens that end a completion.
         created_unix_s: When the weights were written, in seconds since 1970.
         device_memory_bytes: What the device can hold in all; 0 if unknown.
+        device_name: What a GPU calls itself; None on the CPU.
         block_key: Hash of everything that a block's contents depend on besides its tokens: weights,
             dtype, KV format, versions. Blocks of another key are of no use.
         proposer: Source of draft tokens.
@@ -211,6 +212,7 @@ class ModelDescription:
     cache: CacheFacts
     created_unix_s: int
     device_memory_bytes: int = 0
+    device_name: str | None = None
     block_key: bytes = b""
     proposer: ProposerKind = ProposerKind.OFF
     proposer_reason: str = ""

@@ -164,3 +164,16 @@ def test_cuda_has_memory_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "backend_name", lambda: "cuda")
     monkeypatch.setattr("mlx.core.device_info", lambda: {"free_memory": 7, "total_memory": 9})
     assert device.available_memory_bytes() == 7
+
+
+def test_a_gpu_has_a_name_and_the_cpu_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What mlx says of it; mlx of another version may say something else, or nothing."""
+    facts: dict[str, object] = {"device_name": "NVIDIA H200"}
+    monkeypatch.setattr("mlx.core.device_info", lambda: facts)
+    monkeypatch.setattr(device, "backend_name", lambda: "cuda")
+    assert device.device_name() == "NVIDIA H200"
+    facts.clear()
+    assert device.device_name() is None
+    monkeypatch.setattr(device, "backend_name", lambda: "cpu")
+    facts["device_name"] = "a CPU"
+    assert device.device_name() is None
