@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 import mlx.core as mx
 
 from machd.engine.kernels.exponential import MIN_EXPONENT, exp2
+from machd.engine.kernels.score_product import ScoreProduct
 from machd.engine.kv.kv_format import FoldedKv, KvFormat
 from machd.engine.kv.slab import SlabCache
 
@@ -37,6 +38,7 @@ def attend(
     *,
     scale: float,
     mask: mx.array | str | None,
+    product: ScoreProduct = ScoreProduct.COLUMNS,
 ) -> mx.array:
     """Compute scaled dot product attention, as ``mx.fast.scaled_dot_product_attention``.
 
@@ -49,6 +51,7 @@ def attend(
         scale: Of the scores.
         mask: "causal", the queries being the last tokens; or bool, true where a column is seen, that
             broadcasts to [rows, heads, tokens, width] and has the last two; or None for all.
+        product: Computes the scores of single tokens.
 
     Returns:
         float32 [rows, heads, tokens, head_dim of the values].
@@ -70,12 +73,12 @@ def attend(
             seen = width - tokens + end
             own = mx.arange(seen - (end - begin), seen)[:, None]  # [tokens of the block, 1]
             block_mask = mx.arange(seen) <= own  # [tokens of the block, seen]
-        block = _block(queries[:, :, begin:end], keys[:, :, :seen], values[:, :, :seen], block_mask)
-        blocks.append(block)
+        seeing, sees = queries[:, :, begin:end], (keys[:, :, :seen], values[:, :, :seen])
+        blocks.append(_block(seeing, *sees, block_mask, product))
     return blocks[0] if len(blocks) == 1 else mx.concatenate(blocks, axis=2)
 
 
-def attend_rows(
+def attend_rows(  # noqa: PLR0913 - as mlx's own has, and the product
     queries: mx.array,
     keys: mx.array,
     values: mx.array,
@@ -83,6 +86,7 @@ def attend_rows(
     *,
     scale: float,
     mask: mx.array | str | None = None,
+    product: ScoreProduct = ScoreProduct.COLUMNS,
 ) -> mx.array:
     """Write a pass's keys and values, and attend each row to its own columns, slab by slab.
 
@@ -93,6 +97,7 @@ def attend_rows(
         cache: Opened for a pass of so many tokens.
         scale: Of the scores.
         mask: One of the cache's; None where each token sees all its row's positions so far.
+        product: Computes the scores of single tokens.
 
     Returns:
         [rows, heads, tokens, head_dim of the values].
@@ -107,18 +112,19 @@ def attend_rows(
         if prefix is not None:
             assert sees_all, "a row with a window shares nothing"
             own = cache.decoded_rows(rows, arrays)
-            parts.append(_attend_behind(seeing, prefix, own, scale, rows.mask))
+            parts.append(_attend_behind(seeing, prefix, own, scale, rows.mask, product))
             continue
         folded = cache.folded(rows, arrays) if is_foldable else None
         if folded is not None:
-            parts.append(_attend_folded(seeing, folded, cache.kv_format, scale, rows.mask))
+            kv_format = cache.kv_format
+            parts.append(_attend_folded(seeing, folded, kv_format, scale, rows.mask, product))
             continue
         own_mask = rows.mask
         if not sees_all:
             assert isinstance(mask, mx.array), "a window is in the mask"
             own_mask = rows.of(mask)[..., : rows.width]
         seen = cache.decoded_rows(rows, arrays)
-        parts.append(attend(seeing, *seen, scale=scale, mask=own_mask))
+        parts.append(attend(seeing, *seen, scale=scale, mask=own_mask, product=product))
     return cache.in_row_order(parts)
 
 
@@ -128,6 +134,7 @@ def _attend_behind(
     own: tuple[mx.array, mx.array],
     scale: float,
     mask: mx.array | str | None,
+    product: ScoreProduct,
 ) -> mx.array:
     """Attention of rows that share a prefix, which one product for all rows reads once.
 
@@ -137,6 +144,7 @@ def _attend_behind(
         own: The rows' keys and values behind it, [rows, kv_heads, width, head_dim].
         scale: Of the scores.
         mask: As :func:`attend` takes it, of the rows' own columns.
+        product: As of :func:`attend`.
 
     Returns:
         [rows, heads, tokens, head_dim of the values].
@@ -159,7 +167,7 @@ def _attend_behind(
 
     grouped = queries.reshape(rows, kv_heads, -1, head_dim)  # [., ., repeats * tokens, .]
     shared_scores = back(across(grouped) @ shared_keys[0].swapaxes(-1, -2))
-    own_scores = _scores(queries, keys, mask).reshape(rows, kv_heads, -1, width)
+    own_scores = _scores(queries, keys, mask, product).reshape(rows, kv_heads, -1, width)
     scores = mx.concatenate([shared_scores, own_scores], axis=-1)
     distances = scores - scores.max(axis=-1, keepdims=True)
     weights = exp2(mx.maximum(distances, MIN_EXPONENT))
@@ -174,6 +182,7 @@ def _attend_folded(
     kv_format: KvFormat,
     scale: float,
     mask: mx.array | str | None,
+    product: ScoreProduct,
 ) -> mx.array:
     """Attention of one token a row over keys and values that are never decoded.
 
@@ -187,8 +196,8 @@ def _attend_folded(
         rows, kv_heads, -1, head_dim
     )  # [., ., repeats, .]
     pairs = zip(keys.parts, kv_format.split_queries(queries), strict=True)
-    products = _sum(part[:, :, None] @ query[..., None] for part, query in pairs)
-    scores = products.squeeze(-1) * keys.scales  # [rows, kv_heads, repeats, width]
+    products = _sum(product(query, part) for part, query in pairs)
+    scores = products * keys.scales  # [rows, kv_heads, repeats, width]
     if keys.offsets is not None:
         scores = scores + queries.sum(axis=-1, keepdims=True) * keys.offsets
     if isinstance(mask, mx.array):
@@ -211,11 +220,17 @@ def _sum(arrays: Iterable[mx.array]) -> mx.array:
     return first
 
 
-def _block(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | None) -> mx.array:
+def _block(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    mask: mx.array | None,
+    product: ScoreProduct,
+) -> mx.array:
     """Compute attention for queries that are scaled for powers of two."""
     rows, heads, tokens, _ = queries.shape
     kv_heads, width = keys.shape[1:3]
-    scores = _scores(queries, keys, mask)
+    scores = _scores(queries, keys, mask, product)
     distances = scores - scores.max(axis=-1, keepdims=True)
     weights = exp2(mx.maximum(distances, MIN_EXPONENT))
     mixed = weights.reshape(rows, kv_heads, -1, width) @ values
@@ -223,17 +238,14 @@ def _block(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array |
     return mixed.reshape(rows, heads, tokens, -1) / weights.sum(axis=-1, keepdims=True)
 
 
-def _scores(queries: mx.array, keys: mx.array, mask: mx.array | None) -> mx.array:
+def _scores(
+    queries: mx.array, keys: mx.array, mask: mx.array | None, product: ScoreProduct
+) -> mx.array:
     """Compute scores [rows, heads, tokens, width], masked ones included."""
     rows, heads, tokens, head_dim = queries.shape
     kv_heads, width = keys.shape[1:3]
-    if tokens == 1:
-        # A matrix by a column is a fast case of the BLAS, by three columns a slow one. A row by the
-        # matrix turned round is as fast, unless the keys fill their array: then three times slower.
-        single = queries.reshape(rows, kv_heads, -1, head_dim, 1)
-        scores = keys[:, :, None] @ single  # [rows, kv_heads, repeats, width, 1]
-    else:
-        # The heads that share keys are tokens of one product.
-        scores = queries.reshape(rows, kv_heads, -1, head_dim) @ keys.swapaxes(-1, -2)
+    # Of several tokens, those of the heads that share keys are rows of one product.
+    multiply = product if tokens == 1 else ScoreProduct.HEADS
+    scores = multiply(queries.reshape(rows, kv_heads, -1, head_dim), keys)
     scores = scores.reshape(rows, heads, tokens, width)
     return scores if mask is None else mx.where(mask, scores, _MASKED)

@@ -17,6 +17,7 @@ from machd.engine.backend.untyped import Cache, LanguageModel, Layer
 from machd.engine.kernels.cpu_attention import attend, attend_rows
 from machd.engine.kernels.exponential import silu_product
 from machd.engine.kernels.packed import PackedCache
+from machd.engine.kernels.score_product import fastest_score_product
 from machd.engine.kv.slab import SlabCache
 
 _ROTATION_TOLERANCE = 1e-5
@@ -133,6 +134,8 @@ class _Attention(Module):
         self._heads: int = attention.n_heads
         self._kv_heads: int = attention.n_kv_heads
         self._scale: float = attention.scale
+        repeats = self._heads // self._kv_heads
+        self._product = fastest_score_product(self._kv_heads, repeats, attention.head_dim)
 
     def __call__(
         self, x: mx.array, mask: mx.array | str | None = None, cache: Cache = None
@@ -144,14 +147,17 @@ class _Attention(Module):
         turned = self._rotation(heads[:, :rotated], cache.offset if cache is not None else 0)
         queries, keys = turned[:, : self._heads], turned[:, self._heads :]
         values = heads[:, rotated:]
+        scale, product = self._scale, self._product
         if isinstance(cache, PackedCache):
-            mixed = cache.attend(queries, keys, values, scale=self._scale)
+            mixed = cache.attend(queries, keys, values, scale=scale, product=product)
         elif isinstance(cache, SlabCache):
-            mixed = attend_rows(queries, keys, values, cache, scale=self._scale, mask=mask)
+            mixed = attend_rows(
+                queries, keys, values, cache, scale=scale, mask=mask, product=product
+            )
         else:
             if cache is not None:
                 keys, values = cache.update_and_fetch(keys, values)
-            mixed = attend(queries, keys, values, scale=self._scale, mask=mask)
+            mixed = attend(queries, keys, values, scale=scale, mask=mask, product=product)
         projected: mx.array = self.o_proj(mixed.transpose(0, 2, 1, 3).reshape(rows, tokens, -1))
         return projected
 

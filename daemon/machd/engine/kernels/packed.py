@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from machd.engine.backend.untyped import Cache
 from machd.engine.kernels.cpu_attention import attend, attend_rows
+from machd.engine.kernels.score_product import ScoreProduct
 from machd.engine.kv.slab import SlabCache
 
 
@@ -42,7 +43,13 @@ class PackedCache:
         """Return None: no mask fits all rows; see :meth:`attend`."""
 
     def attend(
-        self, queries: mx.array, keys: mx.array, values: mx.array, *, scale: float
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        *,
+        scale: float,
+        product: ScoreProduct = ScoreProduct.COLUMNS,
     ) -> mx.array:
         """Write the pass's keys and values, and attend each token to its own row.
 
@@ -51,6 +58,7 @@ class PackedCache:
             keys: [rows + tokens, kv_heads, 1, head_dim], rotated.
             values: The same, with a head_dim of its own.
             scale: Of the scores.
+            product: Computes the scores of rows, and of a chunk of one token.
 
         Returns:
             [rows + tokens, heads, 1, head_dim of the values].
@@ -58,13 +66,16 @@ class PackedCache:
         parts, begin = [], 0
         if self._rows is not None:
             begin = self._rows.rows
-            parts.append(
-                attend_rows(queries[:begin], keys[:begin], values[:begin], self._rows, scale=scale)
+            asking, own_keys, own_values = (each[:begin] for each in (queries, keys, values))
+            mixed = attend_rows(
+                asking, own_keys, own_values, self._rows, scale=scale, product=product
             )
+            parts.append(mixed)
         for prompt, tokens in self._prompts:
             own = slice(begin, begin + tokens)
             seen = prompt.update_and_fetch(_as_tokens(keys[own]), _as_tokens(values[own]))
-            filled = attend(_as_tokens(queries[own]), *seen, scale=scale, mask="causal")
+            asking = _as_tokens(queries[own])
+            filled = attend(asking, *seen, scale=scale, mask="causal", product=product)
             parts.append(_as_tokens(filled))
             begin += tokens
         return mx.concatenate(parts)

@@ -10,6 +10,7 @@ from support.engines.cpu_layers import for_cpu_layers
 
 from machd.engine.kernels import cpu_attention
 from machd.engine.kernels.cpu_attention import attend, attend_rows
+from machd.engine.kernels.score_product import ScoreProduct
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.kv.slab import SlabCache
 from machd.engine.kv.slab_layout import LengthClasses, OneSlab
@@ -37,10 +38,14 @@ def _is_right(
     tensors: tuple[mx.array, mx.array, mx.array], mask: mx.array | str | None, scale: float
 ) -> bool:
     right = mx.fast.scaled_dot_product_attention(*tensors, scale=scale, mask=mask)
-    mixed = attend(*tensors, scale=scale, mask=mask)
-    return mixed.shape == right.shape and bool(mx.allclose(mixed, right, rtol=1e-5, atol=1e-5))
+    every = [attend(*tensors, scale=scale, mask=mask, product=one) for one in ScoreProduct]
+    return all(
+        mixed.shape == right.shape and bool(mx.allclose(mixed, right, rtol=1e-5, atol=1e-5))
+        for mixed in every
+    )
 
 
+_PRODUCTS = pytest.mark.parametrize("product", ScoreProduct)
 _SHAPES = pytest.mark.parametrize(
     ("rows", "heads", "kv_heads", "tokens", "width"),
     [
@@ -113,8 +118,9 @@ def test_nan_key_reaches_its_own_row_only() -> None:
     assert not mx.isnan(mixed[mx.array([row for row in range(64) if row != 3])]).any()
 
 
+@_PRODUCTS
 @pytest.mark.parametrize("tokens", [1, 3])
-def test_attend_rows_does_not_depend_on_slabs(tokens: int) -> None:
+def test_attend_rows_does_not_depend_on_slabs(tokens: int, product: ScoreProduct) -> None:
     """Each row gets the same result whether rows lie in one slab or in several, in whatever order."""
     lengths = (300, 7, 8, 500, 119, 255, 1, 900)
     mixed = []
@@ -127,15 +133,16 @@ def test_attend_rows_does_not_depend_on_slabs(tokens: int) -> None:
             cache.place(row, [keys, values])
         positions.open_pass([tokens] * len(lengths))
         queries, keys, values = _tensors(len(lengths), 4, 2, tokens, tokens)
-        mixed.append(attend_rows(queries, keys, values, cache, scale=_SCALE))
+        mixed.append(attend_rows(queries, keys, values, cache, scale=_SCALE, product=product))
         assert len(positions.layout) == slabs
     assert mx.allclose(mixed[0], mixed[1], atol=1e-5)
 
 
+@_PRODUCTS
 @pytest.mark.parametrize("tokens", [1, 3])
 @pytest.mark.parametrize("lengths", [(40, 300, 33, 310, 32), (40, 40, 40, 40, 40)])
 def test_attend_rows_does_not_depend_on_what_rows_share(
-    lengths: tuple[int, ...], tokens: int
+    lengths: tuple[int, ...], tokens: int, product: ScoreProduct
 ) -> None:
     """Rows that read 32 positions in one place get the same result as with columns of their own for all."""
     prefix = SharedPrefix(1, 32)
@@ -156,6 +163,6 @@ def test_attend_rows_does_not_depend_on_what_rows_share(
         positions.open_pass([tokens] * len(lengths))
         assert cache.offset.tolist() == list(lengths), "positions count from the text's beginning"
         queries, keys, values = _tensors(len(lengths), 4, 2, tokens, tokens)
-        mixed.append(attend_rows(queries, keys, values, cache, scale=_SCALE))
+        mixed.append(attend_rows(queries, keys, values, cache, scale=_SCALE, product=product))
     assert mx.allclose(mixed[0], mixed[1], atol=1e-5)
     assert mx.allclose(mixed[0], mixed[2], atol=1e-5)
