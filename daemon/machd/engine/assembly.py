@@ -18,6 +18,7 @@ from machd.engine.kernels.fused_llama import (
     takes_packed_caches,
 )
 from machd.engine.kernels.packed import packed_caches
+from machd.engine.kernels.started_layers import start_layers
 from machd.engine.kv.kv_format import PLAIN
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.prefix_blocks.conversion import BlockForm
@@ -85,6 +86,7 @@ def engine_parts(
         experts.connect_previews()
     if is_cpu and ranks is None:
         fuse_layers(model)  # what it fuses would have to be sharded
+        start_layers(model)
     is_standard = description.cache.kind is KvCacheKind.STANDARD
     # Under look-ahead a pass is dispatched before the chunk that could share it is known.
     is_packable = not looks_ahead and is_standard and takes_packed_caches(model)
