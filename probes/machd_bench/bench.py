@@ -190,8 +190,10 @@ class Bench:
         self.progress.say("starting a server")
         async with serve((*self.serve_args, *args), self.clock) as process:
             server = await Server.find(Address.of(process.url), self.clock)
-            if self.mode is Mode.CONTINUOUS and self.is_measured:
+            if self.is_measured:
                 self.progress.say("waiting until the server has measured its model")
+                await process.measured(_MAX_MEASURING_S, self.clock)
+            if self.mode is Mode.CONTINUOUS and self.is_measured:
                 server = await server.when_measured(_MAX_MEASURING_S)
             self.model = model_facts(server.model_id, server.capabilities)
             yield replace(server, process=process)

@@ -25,6 +25,8 @@ _OVERRIDES = (
 _MAX_LINE_BYTES = 2**20
 _KEPT_LINES = 20
 _STOP_S = 30.0
+_MEASURING_MODULE = "machd_probes.worker"
+_MEASURING_POLL_S = 0.2
 _FAULT_LEVELS = frozenset({"error", "critical"})
 
 
@@ -66,6 +68,26 @@ class ServeProcess:
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
         await self.process.wait()
+
+    async def measured(self, max_s: float, clock: Clock) -> None:
+        """Wait until no process of the daemon's measures its model: on a first start one does, and takes a core.
+
+        Args:
+            max_s: Time after which it is left to go on.
+            clock: Reads time.
+        """
+        end_s = clock.monotonic_s() + max_s
+        while clock.monotonic_s() < end_s:
+            if not self.is_measuring():
+                return
+            await asyncio.sleep(_MEASURING_POLL_S)
+
+    def is_measuring(self) -> bool:
+        """Return whether a process of the daemon's measures its model."""
+        with contextlib.suppress(psutil.Error):
+            children = psutil.Process(self.process.pid).children()
+            return any(_MEASURING_MODULE in _command_line(child) for child in children)
+        return False
 
     def rss_bytes(self) -> int:
         """Resident memory right now, pages shared with other processes included.
@@ -143,3 +165,11 @@ async def serve(args: Sequence[str], clock: Clock) -> AsyncIterator[ServeProcess
     code = process.process.returncode
     if code != 0 and not process.was_killed:
         raise EngineFaultError(f"the server stopped with exit code {code}: {process.last_words}")
+
+
+def _command_line(process: psutil.Process) -> list[str]:
+    """Return its command line; nothing of a process that has just ended."""
+    try:
+        return list(process.cmdline())
+    except psutil.Error:
+        return []

@@ -96,6 +96,8 @@ class ModelProbe:
             BATCHING_CHECKS[-1], within_s=_START_S
         ):
             return self.measure_weights(engine)
+        # Now, and not when the daemon is idle for the first time: a busy one may not be for hours.
+        self._stand_in.yield_to_requests()
         return self.recall(engine)
 
     @property

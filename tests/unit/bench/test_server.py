@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from typing import Any
 
 import msgspec
 import pytest
+from support.clocks.polling import CEILING_S
 from support.clocks.virtual_time import LoopClock
 
 from machd_bench import server as module
 from machd_bench.connection import Address
+from machd_bench.serve_process import ServeProcess
 from machd_bench.server import Dialect, Server
 
 
@@ -51,3 +55,35 @@ async def test_one_that_never_comes_is_not_waited_for_without_end(
     server = _server(["unknown", "unknown"], monkeypatch)
     decided = await server.when_measured(0.0)
     assert decided.capabilities is server.capabilities
+
+
+async def test_a_bench_waits_for_the_process_that_measures() -> None:
+    """It takes a core from the server; one that never ends is not waited for without end."""
+    program = (
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'input()', 'machd_probes.worker'],"
+        " stdin=subprocess.PIPE)\n"
+        "print('started', flush=True)\n"
+        "input()\n"
+        "child.communicate(b'x')\n"
+        "print('ended', flush=True)\n"
+        "input()\n"
+    )
+    daemon = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", program),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert daemon.stdin is not None
+    assert daemon.stdout is not None
+    served = ServeProcess(daemon)
+    await daemon.stdout.readline()
+    assert served.is_measuring()
+    await served.measured(0.0, LoopClock())
+    assert served.is_measuring()
+    daemon.stdin.write(b"\n")
+    await daemon.stdout.readline()
+    await served.measured(CEILING_S, LoopClock())
+    assert not served.is_measuring()
+    daemon.stdin.write(b"\n")
+    await daemon.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -131,3 +132,17 @@ def test_other_code_in_the_process_is_not_taken_for_the_models(
 
     assert {one.measured_on for one in found} == {MeasuredOn.WEIGHTS}
     assert judge(engine.model.cache, found).continuous_batching.support is Support.BLOCKED
+
+
+@pytest.mark.skipif(not hasattr(os, "getpriority"), reason="processes have no priority here")
+def test_what_is_left_to_measure_gives_way_to_requests(tmp_path: Path) -> None:
+    """From the start on: a daemon that is busy at once is not idle for long."""
+    answer = "import sys, time; sys.stdin.buffer.read(); print('{}', flush=True); time.sleep(1e6)"
+    engine = make_engine(tiny_loaded("qwen2"))
+    probe = _probe(tmp_path, (sys.executable, "-c", answer))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model_probe, "_START_S", 0.0)
+        probe.measure(engine)
+    assert probe._stand_in is not None
+    assert os.getpriority(os.PRIO_PROCESS, probe._stand_in._process.pid) > 0
+    probe.close()
