@@ -1,7 +1,7 @@
 """The pace of steps: how many prompt tokens and tokens ahead one may compute.
 
 Both come from one learnt cost: a step in which rows decode takes a base time, for one token of each row,
-and more for every token beyond. Prompt tokens are as many as lengthen the step by half. Tokens ahead are
+and more for every token beyond. Prompt tokens are as many as lengthen the step by 0.6 of it. Tokens ahead are
 weighed in the engine, which knows what is proposed; a balance of time bounds the cost of wrong drafts.
 Durations come in; there is no clock here.
 """
@@ -24,11 +24,11 @@ before them, 512 take 7 s on two cores; in chunks of 100 the whole takes a tenth
 _MIN_ALONE_TOKENS = 32
 """Fewer cost much more each, because a step reads all weights."""
 
-_MAX_STRETCH = 0.5
-"""Share of its base time by which prompt tokens may lengthen a step. The slowest steps in a hundred take
-half as long again, and are to stay about twice as long as usual ones."""
+_MAX_STRETCH = 0.6
+"""Share of its base time by which prompt tokens may lengthen a step. The slowest steps in a hundred take a quarter
+longer again, and are to stay about twice as long as usual ones."""
 
-_MAX_SHARE = 1.8
+_MAX_SHARE = 1.6
 """Most by which that stretch grows where many prompts wait beside few rows: it is their users' time as well. So a
 step stays under twice its base time."""
 
