@@ -85,7 +85,7 @@ def _with_twins(patch: pytest.MonkeyPatch, raised_by: float) -> Subject:
 
 
 def test_draws_from_a_flat_distribution_may_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 49,152 tokens alike, each has less of the distribution than rounding moves its edge."""
+    """Each of 49,152 tokens alike has less of the distribution than rounding moves its edge."""
     model = _llama(_FLAT_TOKENS)
     _round_in_company(monkeypatch, model, _ROUNDING * mx.linspace(-1, 1, _FLAT_TOKENS))
     assert _outcome(_subject(model)) == (Outcome.PASSED, "")

@@ -18,7 +18,7 @@ from machd_bench.server import Dialect, Server
 
 
 def _capabilities(verdict: str) -> Any:
-    """What the bench looks at."""
+    """Make capabilities with the one field that is looked at."""
     return msgspec.defstruct("Facts", [("continuous_batching", Any)])(
         msgspec.defstruct("Verdict", [("verdict", str)])(verdict)
     )

@@ -89,7 +89,7 @@ def check_one_faulty_row(name: str, detail: str, limits: RunnerLimits) -> None:
 
 @pytest.mark.parametrize(("backend", "limit_s"), [("cpu", 60.0), ("cuda", 600.0), ("metal", 600.0)])
 def test_a_gpu_has_time_to_compile(backend: str, limit_s: float) -> None:
-    """Where mlx compiles its kernels, an architecture is not taken for one that hangs."""
+    """An architecture whose kernels are compiled is not taken for one that hangs."""
     assert RunnerLimits().of_architecture_s(backend) == limit_s
     assert RunnerLimits(architecture_s=900.0).of_architecture_s(backend) == 900.0
 

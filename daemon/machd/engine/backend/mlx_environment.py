@@ -1,4 +1,4 @@
-"""What mlx reads from the environment while it is imported."""
+"""Variables of the environment that mlx reads while it is imported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ batch then differs from the same row alone by 1e-2 nats instead of 4e-6 (tiny ll
 
 
 def set_mlx_environment(environ: MutableMapping[str, str], cache_directory: Path) -> None:
-    """Let mlx compile in a private directory, and compute float32 as such. Call it before mlx is imported.
+    """Have mlx compile in a private directory, and compute float32 as such. Call it before mlx is imported.
 
     An operator who wants TF32 sets mlx's variable, which is left alone then.
 

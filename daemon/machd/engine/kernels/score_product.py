@@ -25,7 +25,7 @@ _WORTHWHILE = 0.8
 
 
 class ScoreProduct(Enum):
-    """How scores of one token a row are computed."""
+    """A way to compute the scores of one token a row."""
 
     COLUMNS = auto()
     """The keys by a column for each query."""

@@ -167,7 +167,7 @@ def test_cuda_has_memory_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_gpu_has_a_name_and_the_cpu_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What mlx says of it; mlx of another version may say something else, or nothing."""
+    """The name is the one that mlx gives; mlx of another version may give none."""
     facts: dict[str, object] = {"device_name": "NVIDIA H200"}
     monkeypatch.setattr("mlx.core.device_info", lambda: facts)
     monkeypatch.setattr(device, "backend_name", lambda: "cuda")

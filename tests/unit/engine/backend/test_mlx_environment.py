@@ -1,4 +1,4 @@
-"""What mlx finds in the environment when it is imported."""
+"""mlx finds a private directory and exact float32 in the environment."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ pytestmark = for_cpu_layers
 
 @pytest.mark.parametrize("shape", [(1, 1, 1, 8, 5), (3, 2, 3, 64, 100), (2, 4, 1, 16, 33)])
 def test_both_forms_give_the_same_scores(shape: tuple[int, ...]) -> None:
-    """Of heads that share keys, and of heads with their own."""
+    """Heads that share keys have the same scores in both, and so have heads with keys of their own."""
     rows, kv_heads, repeats, head_dim, width = shape
     queries = mx.random.normal((rows, kv_heads, repeats, head_dim), key=mx.random.key(1))
     keys = mx.random.normal((rows, kv_heads, width, head_dim), key=mx.random.key(2))
