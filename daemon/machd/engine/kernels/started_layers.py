@@ -20,9 +20,8 @@ def start_layers(model: LanguageModel) -> None:
     A layer keeps its weights and gets a subclass of its own class. A model without a list of layers stays as it is.
     """
     layers: Sequence[Layer] = getattr(model, "layers", ())
-    for layer in {
-        id(layer): layer for layer in layers
-    }.values():  # some models call one layer twice
+    # By identity: some models call one layer twice.
+    for layer in {id(layer): layer for layer in layers}.values():
         layer.__class__ = _started(type(layer))
 
 
