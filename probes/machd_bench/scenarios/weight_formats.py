@@ -171,7 +171,7 @@ async def _weight_formats(bench: Bench) -> AsyncGenerator[Row]:
             yield one.row(width, formats[0])
     opened = {one.name for one in formats}
     for name in names:
-        if name not in opened:
+        if opened and name not in opened:  # else nothing was measured, which is said otherwise
             yield Row(case=f"{name}, {LEFT_OUT}", figures={"format": name, "verdict": LEFT_OUT})
     bench.notes.extend(_crossovers(formats, bench.plan.widths))
 
