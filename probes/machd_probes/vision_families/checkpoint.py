@@ -98,6 +98,7 @@ def _filled_value(value: object, token_ids: Mapping[str, int]) -> object:
 
 def _random_weights(config: Mapping[str, object], family: Family, seed: int) -> dict[str, mx.array]:
     recipe = family.weights
+    mx.random.seed(seed)  # some parameters stay near what the architecture draws
     model = _build_model(config)
     drawn = TinyConfiguration(
         config={},

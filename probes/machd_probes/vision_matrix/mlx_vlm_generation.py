@@ -37,9 +37,9 @@ class OwnGeneration:
         self._model.update(tree_map(_as_float32, self._model.parameters()))
 
     def answer(self, turn: Turn, max_tokens: int) -> str:
-        """Generate greedily, and decode."""
+        """Generate greedily, and decode as a chat's answer is: without special tokens."""
         token_ids = [one.token_id for one in self.tokens(turn, max_tokens, 1)]
-        return str(self._tokenizer.decode(token_ids))
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
 
     @property
     def _tokenizer(self) -> Untyped:
