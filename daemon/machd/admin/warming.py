@@ -258,8 +258,6 @@ class Warmer:
         token_ids = await service.in_worker(
             service.tokenizer.encode, prompt.prompt or "", add_special_tokens=True
         )
-        if not token_ids:
-            raise InvalidRequestError("prompt: holds no token; send some text", param="prompt")
         return tuple(token_ids)
 
     def _check_room(self, tokens: int) -> None:

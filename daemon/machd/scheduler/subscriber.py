@@ -58,6 +58,11 @@ class SequenceRequest:
     priority: Priority = Priority.NORMAL
     media: tuple[MediaSpan, ...] = ()
 
+    def __post_init__(self) -> None:
+        """Check what the scheduler relies on, on the thread of whatever makes the request."""
+        assert self.prompt, "a prompt has at least one token"
+        assert self.max_tokens >= 0, "a completion has no fewer than 0 tokens"
+
 
 class Subscriber:
     """One client's view of a sequence; only the scheduler changes it."""
@@ -66,8 +71,6 @@ class Subscriber:
 
     def __init__(self, request: SequenceRequest) -> None:
         """Begin in the waiting state."""
-        assert request.prompt, "a prompt has at least one token"
-        assert request.max_tokens >= 0, "a completion has no fewer than 0 tokens"
         self.request = request
         self.state = SubscriberState.WAITING
         self.completion_tokens = 0

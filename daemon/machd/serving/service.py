@@ -17,7 +17,7 @@ import msgspec
 
 from machd.clock import Clock
 from machd.engine.protocol.engine import Engine, ModelDescription
-from machd.engine.protocol.media import MediaSpan
+from machd.engine.protocol.media import FIRST_MEDIA_KEY, MediaSpan
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import (
     ContextLengthExceededError,
@@ -276,7 +276,7 @@ class GenerationService:
         """Start ``options.n`` completions of every prompt.
 
         Args:
-            prompts: Token ids, at least one each.
+            prompts: Token ids.
             options: What is asked.
             identity: Of the client and the request.
             prompt_param: The request field that the prompts came from, for errors about them.
@@ -285,7 +285,8 @@ class GenerationService:
 
         Raises:
             NotReadyError, DrainingError, EngineFaultError: No new work is taken.
-            InvalidRequestError: The request asks for more than the limits or the context allow.
+            InvalidRequestError: The request asks for more than the limits or the context allow, or a
+                prompt has no token, or one that the model does not know.
             KeyLimitError: The client has reached a limit of its own.
         """
         self.lifecycle.check_accepting()
@@ -296,6 +297,8 @@ class GenerationService:
                 f"n is {options.n}, and limits.max_n is {self._limits.max_n}", param="n"
             )
         self._check_room(len(prompts), options.n, prompt_param)
+        for prompt in prompts:
+            self._check_prompt(prompt, prompt_param)
         max_tokens = [self._max_tokens(len(prompt), options, prompt_param) for prompt in prompts]
         requests = self._requests(prompts, max_tokens, options, identity, guidance, media)
         # The texts come first: what fails before the stream is open leaves nothing behind.
@@ -395,6 +398,24 @@ class GenerationService:
             raise InvalidRequestError(
                 f"{prompts} prompts with n {n} make {prompts * n} completions, and "
                 f"limits.max_queue and the slots have room for {max_sequences}",
+                param=prompt_param,
+            )
+
+    def _check_prompt(self, prompt: tuple[int, ...], prompt_param: str) -> None:
+        """Refuse a prompt that the engine cannot compute.
+
+        A tokenizer may know more tokens than the model: mlx reads memory at random for those.
+        """
+        if not prompt:
+            raise InvalidRequestError(
+                f"{prompt_param}: the prompt holds no token; send some text", param=prompt_param
+            )
+        vocabulary_tokens = self.model.vocabulary_tokens
+        unknown = (one for one in prompt if vocabulary_tokens <= one < FIRST_MEDIA_KEY)
+        if max(prompt) >= vocabulary_tokens and (token_id := next(unknown, None)) is not None:
+            raise InvalidRequestError(
+                f"{prompt_param}: the text spells token {token_id} of the tokenizer, and the model "
+                f"knows {vocabulary_tokens} tokens, from 0 on; leave it out",
                 param=prompt_param,
             )
 

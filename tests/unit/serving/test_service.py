@@ -13,7 +13,7 @@ from support.daemon.serving_parts import admitted, finished, identity_of, token,
 from support.engines.fake_engine import FakeEngine
 from support.schedulers.sequence_samples import LIMITS
 
-from machd.engine.fake.tokenizer import FakeTokenizer
+from machd.engine.fake.tokenizer import VOCABULARY_TOKENS, FakeTokenizer
 from machd.engine.protocol.engine import ModelDescription
 from machd.errors import (
     ContextLengthExceededError,
@@ -132,6 +132,22 @@ async def test_a_tokenizer_that_fails_leaves_nothing_open(
         serving.service.open([(1,)], OPTIONS, identity_of("gen"), prompt_param="prompt")
     assert len(serving.fanout) == serving.service.open_count == 0
     assert not serving.messages()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [((), "holds no token"), ((1, VOCABULARY_TOKENS), f"spells token {VOCABULARY_TOKENS}")],
+    ids=["no token", "a token that the model lacks"],
+)
+async def test_prompt_that_the_engine_cannot_compute_is_refused(
+    serving: _Serving, prompt: tuple[int, ...], words: str
+) -> None:
+    """An empty prompt, or one beyond the model's vocabulary, is its sender's error and goes no further."""
+    with pytest.raises(InvalidRequestError, match=words) as refused:
+        serving.service.open([(1,), prompt], OPTIONS, identity_of("gen"), prompt_param="messages")
+    assert refused.value.param == "messages"
+    assert not serving.messages()
+    assert serving.service.open_count == 0
 
 
 async def test_options_reach_the_sampler_unchanged(serving: _Serving) -> None:

@@ -30,7 +30,7 @@ from machd.dialects.usage import Usage, wire_finish_reason
 from machd.dialects.wire.errors import error_json
 from machd.engine.protocol.fill_format import FillFormat
 from machd.engine.protocol.tokenizer import Tokenizer
-from machd.errors import InvalidRequestError, MachdError
+from machd.errors import MachdError
 from machd.http.context import ServerContext
 from machd.http.sse import COMMENT_KEEP_ALIVE, DONE, EVENT_STREAM, data_frame
 from machd.serving.generation import ChoiceDelta, GenerationUsage
@@ -91,8 +91,6 @@ def _tokenise(
         else prompt
         for prompt in body.prompts()
     ]
-    if not all(tokenised):
-        raise InvalidRequestError("prompt: holds no token; send some text", param="prompt")
     if (asked := body.truncate_prompt_tokens) is not None:
         kept_tokens = max_prompt_tokens(asked, context_tokens)
         return [prompt[-kept_tokens:] for prompt in tokenised]

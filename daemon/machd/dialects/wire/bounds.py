@@ -81,8 +81,8 @@ TopK = Annotated[int, Meta(ge=-1, le=_MAX_TOKEN_ID)]
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 """A presence or frequency penalty, subtracted from logits. The range is OpenAI's."""
 
-RepetitionPenalty = Annotated[float, Meta(gt=0.0, le=2.0)]
-"""A factor on the logits of tokens that occurred; 1 is off."""
+RepetitionPenalty = Annotated[float, Meta(ge=0.01, le=2.0)]
+"""A factor on the logits of tokens that occurred; 1 is off. A logit divided by less is no number."""
 
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 """A signed 64-bit integer, as in OpenAI's API."""
