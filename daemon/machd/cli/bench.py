@@ -29,6 +29,7 @@ from machd.cli.progress import CountingBar
 from machd.cli.stopping import run_stoppable
 from machd.clock import SystemClock
 from machd.errors import EngineFaultError
+from machd.installed import how_to_install
 from machd.settings.keys import setting_keys
 from machd.settings.sources import LoadedSettings, OriginKind, process_environ
 from machd_bench.bench import Bench, Mode, Plan
@@ -264,7 +265,7 @@ def bench(
         ),
         (
             plot_file is not None and not can_plot(),
-            "--plot needs matplotlib: pip install 'machd[plot]'",
+            f"--plot needs matplotlib: {how_to_install('plot')}",
         ),
         (
             is_check and not any(one.has_goal for one in scenarios),

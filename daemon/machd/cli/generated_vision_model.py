@@ -11,6 +11,7 @@ from pathlib import Path
 from machd.cli.progress import CountingBar
 from machd.engine.loading.embedded import user_cache_directory
 from machd.errors import StartupError
+from machd.installed import how_to_install
 from machd.settings.model import Settings
 from machd.settings.sources import process_environ
 
@@ -34,7 +35,7 @@ def generated_vision_model(progress: CountingBar) -> Iterator[str]:
             write_family("qwen2_vl", directory, cache_directory, scale="mid")
         except ImportError:
             raise StartupError(
-                'a vision model is written with mlx-vlm, which is missing: pip install "machd[vision]"'
+                f"a vision model is written with mlx-vlm, which is missing: {how_to_install('vision')}"
             ) from None
         yield os.fspath(directory)
 

@@ -14,6 +14,7 @@ from machd.cli.progress import ProgressBar
 from machd.engine.loading import embedded
 from machd.engine.loading.source import list_hub_models
 from machd.errors import ModelNotFoundError, StartupError
+from machd.installed import how_to_install
 from machd.settings.sources import process_environ
 
 
@@ -119,7 +120,7 @@ def _generate_vision(directory: Path, family: str, scale: str, bar: ProgressBar)
     """
     if importlib.util.find_spec("mlx_vlm") is None:
         raise StartupError(
-            'a vision model is written with mlx-vlm, which is missing: pip install "machd[vision]"'
+            f"a vision model is written with mlx-vlm, which is missing: {how_to_install('vision')}"
         )
     from machd_probes.vision_families import (  # noqa: PLC0415 - imports mlx
         FAMILIES,

@@ -25,6 +25,7 @@ from machd.engine.open import choose_blas_for, engine_loader, follower
 from machd.engine.protocol.engine import Engine
 from machd.engine.ranks.joining import RankPlace, rank_place
 from machd.follower import Follower
+from machd.installed import command_name
 from machd.serving.decode_mode import DecodeModeDecision
 from machd.serving.notify import forget_service_variables
 from machd.settings.model import Settings
@@ -127,7 +128,8 @@ def welcome(
     """Return the lines that are printed once requests are taken, with the admin address if there is one."""
     model = engine.model
     where = ", ".join(part for part in (model.backend, model.dtype, model.blas) if part)
-    operators = f"  operators        {admin_url} (machd ctl status)\n" if admin_url else ""
+    command = command_name()
+    operators = f"  operators        {admin_url} ({command} ctl status)\n" if admin_url else ""
     return (
         f"\nmachd {__version__} serves {model.model_id} ({where})\n"
         f"  OpenAI base URL  {url}/v1\n"

@@ -10,6 +10,7 @@ import structlog
 
 from machd.clock import Clock
 from machd.errors import SettingsError
+from machd.installed import how_to_install
 from machd.kv_events.block_ledger import BlockLedger
 from machd.kv_events.wire import KvEvent
 from machd.scheduler.block_observer import BlockObserver
@@ -72,7 +73,7 @@ def open_kv_events(
         from machd.kv_events.publisher import KvEventPublisher  # noqa: PLC0415 - an extra
     except ModuleNotFoundError as error:
         raise SettingsError(
-            [f"kv_events.endpoint: {error.name} is not installed; pip install 'machd[kv-events]'"]
+            [f"kv_events.endpoint: {error.name} is not installed: {how_to_install('kv-events')}"]
         ) from None
     publisher = KvEventPublisher(
         section.endpoint,

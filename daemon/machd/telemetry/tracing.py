@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from machd.clock import Clock
 from machd.errors import SettingsError
+from machd.installed import how_to_install
 from machd.serving.record import RequestRecord
 
 
@@ -46,7 +47,7 @@ def tracers(otlp_endpoint: str | None, clock: Clock) -> Sequence[RequestTracer]:
         from machd.telemetry.spans import RequestSpans, otlp_exporter  # noqa: PLC0415 - an extra
     except ModuleNotFoundError as error:
         raise SettingsError(
-            [f"tracing.otlp_endpoint: {error.name} is not installed; pip install 'machd[otel]'"]
+            [f"tracing.otlp_endpoint: {error.name} is not installed: {how_to_install('otel')}"]
         ) from None
     return (RequestSpans(otlp_exporter(otlp_endpoint), clock),)
 

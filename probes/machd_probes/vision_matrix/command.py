@@ -11,7 +11,7 @@ from rich.console import Console
 from machd.capabilities.matrix import ArchitectureReport
 from machd.engine.loading.embedded import user_cache_directory
 from machd.errors import ModelArchitectureError, StartupError
-from machd.installed import installed_version
+from machd.installed import how_to_install, installed_version
 from machd.settings.sources import process_environ
 from machd_probes.progress import RunProgress
 from machd_probes.results_cache import ResultsCache, results_directory
@@ -67,7 +67,7 @@ def check_families(
     mlx_vlm = installed_version("mlx-vlm")
     if mlx_vlm is None:
         raise StartupError(
-            'images are measured with mlx-vlm, which is missing: pip install "machd[vision]"'
+            f"images are measured with mlx-vlm, which is missing: {how_to_install('vision')}"
         )
     environ = process_environ()
     if blas is not None:

@@ -18,6 +18,7 @@ from machd.engine.vision.mlx_vlm_import import has_vision, import_family, is_ins
 from machd.engine.vision.processor_child import ProcessRequest
 from machd.engine.vision.vision_model import VisionLanguageModel
 from machd.errors import ModelFormatError
+from machd.installed import how_to_install
 from machd.request.media import MediaKind
 
 EXAMPLE_PIXELS = 448
@@ -35,7 +36,7 @@ NO_MESSAGES = "images come in messages, and without a chat template the model ta
 
 _NOT_INSTALLED = (
     "the checkpoint has a vision tower, and the extra vision is not installed, so it serves text only; "
-    'for images: pip install "machd[vision]"'
+    "for images: {how}"
 )
 
 
@@ -57,7 +58,7 @@ def why_text_only(checkpoint: Checkpoint) -> str:
         )
     if not _has_vision_weights(checkpoint):
         return _NO_WEIGHTS
-    return "" if is_installed() else _NOT_INSTALLED
+    return "" if is_installed() else _NOT_INSTALLED.format(how=how_to_install("vision"))
 
 
 def _has_vision_weights(checkpoint: Checkpoint) -> bool:

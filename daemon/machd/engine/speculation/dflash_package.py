@@ -22,6 +22,7 @@ from machd.engine.kv.row_caches import make_row_caches
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.speculation.dflash import BlockDraft, BlockReader
 from machd.errors import ModelFormatError, SettingsError
+from machd.installed import how_to_install
 
 _TRIAL = (1, 2, 3, 4)
 """Tokens that a draft is tried with."""
@@ -45,7 +46,7 @@ def dflash_obstacle(backend: str) -> str | None:
             f"daemon computes on {backend}; set speculation.mode to auto"
         )
     if find_spec("dflash_mlx") is None:
-        return "speculation.mode dflash needs dflash-mlx: pip install 'machd[dflash]'"
+        return f"speculation.mode dflash needs dflash-mlx: {how_to_install('dflash')}"
     return None
 
 

@@ -11,6 +11,7 @@ from machd.engine.backend.safetensors_header import StoredTensor
 from machd.engine.loading import vision
 from machd.engine.loading.checkpoint import Checkpoint
 from machd.engine.loading.vision import loads_vision, why_text_only
+from machd.installed import how_to_install
 
 _TENSOR = (Path("model.safetensors"), StoredTensor(0, 4))
 _WHOLE = Checkpoint(
@@ -59,7 +60,7 @@ def test_vision_needs_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without mlx-vlm the text is served, and the command that installs it is named."""
     monkeypatch.setattr(vision, "is_installed", lambda: False)
     assert not loads_vision(_WHOLE)
-    assert "machd[vision]" in why_text_only(_WHOLE)
+    assert how_to_install("vision") in why_text_only(_WHOLE)
 
 
 def test_a_text_model_has_no_reason() -> None:

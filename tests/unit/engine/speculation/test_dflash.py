@@ -180,7 +180,7 @@ def test_a_missing_package_is_asked_for_by_name() -> None:
     obstacle = dflash_obstacle("metal")
     if find_spec("dflash_mlx") is None:
         assert obstacle is not None
-        assert "pip install 'machd[dflash]'" in obstacle
+        assert "pip install dflash-mlx==" in obstacle
     else:
         assert obstacle is None
 
