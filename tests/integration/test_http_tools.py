@@ -210,6 +210,44 @@ def test_thoughts_are_told_from_the_answer(ask: Any) -> None:
     assert message["content"] == "so"
 
 
+def _thought_and_answer(path: str, answer: dict[str, Any]) -> tuple[str, str]:
+    if path == "/v1/messages":
+        thought, text = answer["content"]
+        return thought["thinking"], text["text"]
+    if path == "/api/chat":
+        return answer["message"]["thinking"], answer["message"]["content"]
+    message = answer["choices"][0]["message"]
+    return message["reasoning_content"], message["content"]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (
+            "/v1/chat/completions",
+            {"continue_final_message": True, "add_generation_prompt": False, "max_tokens": 40},
+        ),
+        ("/v1/messages", {"model": "fake", "max_tokens": 40}),
+        ("/api/chat", {"stream": False, "options": {"num_predict": 40}}),
+    ],
+)
+def test_rest_of_a_thought_that_the_client_began_is_a_thought(
+    path: str, fields: dict[str, object]
+) -> None:
+    """A final message that stops inside of a thought goes on as thought, then as the answer."""
+    turns = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "<think>\nLet me"},
+    ]
+    with (
+        RunningDaemon(lambda: FakeEngine(spelled(" see</think>so"))) as thinker,
+        httpx.Client(base_url=thinker.url, timeout=CEILING_S) as http,
+    ):
+        answer = http.post(path, json={"messages": turns, **fields})
+    assert answer.status_code == 200, answer.text
+    assert _thought_and_answer(path, answer.json()) == (" see", "so")
+
+
 def test_effort_and_continuation_change_the_prompt(http: httpx.Client) -> None:
     """A model that is to think has its thoughts opened, and a continued message stays open."""
 

@@ -35,6 +35,7 @@ class ChatOutput:
         chat_format: How the model writes.
         tools: That may be called, as templates see them; without any, calls are not looked for.
         starts_in: Where the prompt left off.
+        continues_thought: It left off in the middle of a thought, so that whitespace may come next.
         stops_after_call: One call is all that the client wants.
         has_bare_calls: An answer that begins as JSON may be calls, without markers around them.
         has_marked_calls: Calls may have the format's markers around them.
@@ -44,6 +45,7 @@ class ChatOutput:
     chat_format: ChatFormat
     tools: tuple[Mapping[str, object], ...] = ()
     starts_in: TextState = TextState.NORMAL
+    continues_thought: bool = False
     stops_after_call: bool = False
     has_bare_calls: bool = False
     has_marked_calls: bool = True
@@ -115,7 +117,8 @@ class _Reader:
         self._thoughts: TextSplitter | None = None
         self._text = ContentText(pieces, self._bare_calls())
         self.is_thinking = output.starts_in is TextState.REASONING
-        self._thought_gap: list[str] | None = None
+        # Whitespace behind what was thought, which belongs to it if more follows; None before the first of it.
+        self._thought_gap: list[str] | None = [] if output.continues_thought else None
         self._untaken: deque[tuple[TextState, str]] = deque()
 
     @property

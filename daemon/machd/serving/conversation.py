@@ -92,12 +92,13 @@ def prepare_conversation(
         dropped_messages = len(conversation.messages) - len(kept)
         prompt = tokenised(kept)
         _check_latest_turn(conversation, len(prompt.keys))
-    text = prompt.text
-    thinking = _thinking(conversation, tokenizer, text)
+    open_thought = _open_thought(conversation, calls.chat_format, prompt.text)
+    thinking = _thinking(conversation, tokenizer, open_thought)
     output = ChatOutput(
         calls.chat_format,
         tools=calls.tools,
         starts_in=_starting_state(conversation, calls.chat_format, thinking),
+        continues_thought=bool(open_thought),
         stops_after_call=calls.is_single,
         has_bare_calls=calls.are_bare,
         has_marked_calls=not calls.are_bare,
@@ -218,17 +219,37 @@ def _rendered(conversation: Conversation, tokenizer: Tokenizer, calls: _Calls) -
         raise
 
 
-def _thinking(conversation: Conversation, tokenizer: Tokenizer, prompt: str) -> Thinking | None:
+def _open_thought(conversation: Conversation, chat_format: ChatFormat, prompt: str) -> str | None:
+    """Return what is said already of the thought that the prompt ends in; None if it ends in none.
+
+    A thought is opened by the template at the prompt's end, or in the final message that the answer
+    continues. The marker elsewhere, as in a question about it, opens none.
+    """
+    if chat_format.reasoning_markers is None:
+        return None
+    start, end = (marker.strip() for marker in chat_format.reasoning_markers)
+    _, is_opened, rest = prompt.rpartition(start)
+    final = conversation.messages[-1].get("content") if conversation.continues_final_message else ""
+    said = rest.strip()
+    is_last = isinstance(final, str) and final.rstrip().endswith(said)
+    return said if is_opened and is_last and end not in rest else None
+
+
+def _thinking(
+    conversation: Conversation, tokenizer: Tokenizer, open_thought: str | None
+) -> Thinking | None:
     """Return the markers of reasoning, for a model that reasons unless it was told not to."""
     markers = tokenizer.chat_format.reasoning_markers
     if markers is None:
         return None
     start, end = markers
-    is_open = prompt.rstrip().endswith(start.rstrip())
+    is_open = open_thought is not None
     if conversation.thinks is False and not is_open:
         return None
-    # A template without a switch opens thoughts even so; then they are closed at once.
-    budget_tokens = 0 if conversation.thinks is False else conversation.thinking_budget_tokens
+    budget_tokens = conversation.thinking_budget_tokens
+    if conversation.thinks is False and not open_thought:
+        # A template without a switch opens thoughts even so; then they are closed at once.
+        budget_tokens = 0
     return Thinking(
         tuple(tokenizer.encode(start, add_special_tokens=False)),
         tuple(tokenizer.encode(end, add_special_tokens=False)),

@@ -24,7 +24,7 @@ from machd.request.conversation import Conversation, FunctionTool, ToolChoice, T
 from machd.request.generation import Grammar
 from machd.serving.chat_output import ChatOutput
 from machd.serving.conversation import PreparedConversation, prepare_conversation
-from machd.serving.output import Content, Reasoning, ToolCallStart
+from machd.serving.output import Content, Reasoning, ToolCallStart, joined_pieces
 
 TOOL = FunctionTool("f", "Does it.", {"type": "object", "properties": {"a": {"type": "integer"}}})
 USER: dict[str, object] = {"role": "user", "content": "hi"}
@@ -230,6 +230,49 @@ def test_a_final_message_goes_on() -> None:
     assert _output(prepared).starts_in is TextState.NORMAL
     _, prepared, _ = _prepared(ASK, FormatTokenizer(headed))
     assert _output(prepared).starts_in is TextState.HEADER
+
+
+@pytest.mark.parametrize("thinks", [True, False, None])
+@pytest.mark.parametrize(
+    ("content", "is_open"),
+    [
+        ("<think>\nLet me", True),
+        ("<think>Let me see. ", True),
+        ("Well. <think>a</think> b <think> Let me", True),
+        ("<think>\n", True),
+        ("<think>\nLet me</think>\nPar", False),
+        ("Let me", False),
+        ("a </think> b", False),
+    ],
+)
+def test_final_message_that_ends_in_a_thought_goes_on_as_thought(
+    *, content: str, is_open: bool, thinks: bool | None
+) -> None:
+    """The rest of a thought is reasoning up to its end, its first space included; what follows is content."""
+    asked: list[dict[str, object]] = [
+        {"role": "user", "content": "What does <think> mean?"},
+        {"role": "assistant", "content": content},
+    ]
+    conversation = Conversation(asked, continues_final_message=True, thinks=thinks)
+    _, prepared, _ = _prepared(conversation)
+    thinking = prepared.guidance.thinking
+    assert (thinking is not None and thinking.is_open) is is_open
+    parser = prepared.guidance.output.parser()
+    assert parser.is_thinking is is_open
+    pieces = joined_pieces([*parser.push(" think</think>\n\nParis"), *parser.finish(is_cut=False)])
+    if is_open:
+        gap = "" if content == "<think>\n" else " "
+        assert pieces == (Reasoning(f"{gap}think"), Content("Paris"))
+    else:
+        assert all(isinstance(piece, Content) for piece in pieces)
+
+
+@pytest.mark.parametrize("thinks", [False, None])
+def test_marker_of_thoughts_in_a_question_opens_none(*, thinks: bool | None) -> None:
+    """Only the end of the prompt opens a thought."""
+    asked: list[dict[str, object]] = [{"role": "user", "content": "Go on: <think>"}]
+    _, prepared, _ = _prepared(Conversation(asked, thinks=thinks))
+    assert prepared.guidance.thinking is None or not prepared.guidance.thinking.is_open
 
 
 def test_no_grammar_for_answers_of_several_messages() -> None:
