@@ -11,10 +11,14 @@ import httpx
 import pytest
 from openai import BadRequestError, OpenAI
 from pydantic import BaseModel
-from support.clocks.polling import CEILING_S
+from support.clients.explosive_constraints import FORTY_PATTERNS
+from support.clients.raw_client import RawClient
+from support.clocks.polling import CEILING_S, wait_until
 from support.daemon.running_daemon import RunningDaemon
 from support.engines.dialogue import chat, completion, sse_text, told
 from support.engines.fake_engine import FakeEngine
+
+from machd.engine.grammar.grammar_processes import GrammarBounds
 
 _SCHEMA = {
     "type": "object",
@@ -178,3 +182,21 @@ def test_a_shape_that_is_cut_short_says_so(http: httpx.Client) -> None:
     body = completion("say no", guided_regex="[a-z]{50}", max_tokens=5)
     choice = http.post("/v1/completions", json=body).json()["choices"][0]
     assert (len(choice["text"]), choice["finish_reason"]) == (5, "length")
+
+
+def test_other_clients_schemas_are_served_while_one_compiles() -> None:
+    """Forty patterns hold up no other schema, and their compilation ends when their client leaves."""
+    # Within these bounds nothing but the client's leaving ends it.
+    engine = FakeEngine(told, grammar_bounds=GrammarBounds(compile_s=600.0, memory_bytes=1 << 40))
+    patterns = {"allOf": [{"type": "string", "pattern": "^ab*$"}, {"maxLength": 3}]}
+    with RunningDaemon(lambda: engine) as daemon:
+        with RawClient(daemon.url) as attacker:
+            explosive = completion("say it", guided_json=FORTY_PATTERNS)
+            attacker.post_json("/v1/completions", explosive)
+            wait_until(lambda: engine.grammars.process_count == 1, "the compilation has begun")
+            for schema in (_SCHEMA, patterns):
+                body = completion("say abb", guided_json=schema)
+                url = f"{daemon.url}/v1/completions"
+                assert httpx.post(url, json=body, timeout=CEILING_S).status_code == 200
+            assert engine.grammars.process_count == 2, "the second grammar is kept"
+        wait_until(lambda: engine.grammars.process_count == 1, "the compilation has ended")

@@ -24,6 +24,7 @@ from machd.engine.protocol.fill_format import ContextFile, FillFormat
 from machd.errors import InvalidRequestError, MachdError, UnsupportedParameterError
 from machd.http.context import ServerContext
 from machd.http.sse import COMMENT_KEEP_ALIVE, EVENT_STREAM, data_frame
+from machd.http.stream import while_connected
 from machd.request.generation import GenerationOptions
 from machd.serving.generation import ChoiceDelta, GenerationUsage
 from machd.serving.guidance import NO_GUIDANCE, Guidance
@@ -133,7 +134,9 @@ async def create_infill(
     prompt = await service.in_worker(_prompt, form, body)
     guidance = NO_GUIDANCE
     if (constraint := body.constraint()) is not None:
-        guidance = Guidance(grammar=await service.compile(constraint))
+        guidance = Guidance(
+            grammar=await while_connected(request.receive, service.compile(constraint))
+        )
     return respond(
         context,
         identify(request, context, endpoint="infill", prefix="infill-"),

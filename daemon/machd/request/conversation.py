@@ -101,8 +101,3 @@ class Conversation:
     continues_final_message: bool = False
     max_prompt_tokens: int | None = None
     prediction: str | None = None
-
-    @property
-    def needs_grammar(self) -> bool:
-        """True if something has to be compiled before the answer can begin."""
-        return self.constraint is not None or self.tool_choice.mode is ToolChoiceMode.REQUIRED

@@ -14,7 +14,7 @@ from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import InvalidRequestError
 from machd.request.constraint import Constraint
 from machd.request.conversation import Conversation, ToolChoiceMode, template_tool
-from machd.request.generation import WHOLE_ROOM, Grammar, Thinking
+from machd.request.generation import WHOLE_ROOM, Thinking
 from machd.request.media import media_of
 from machd.serving.chat_output import ChatOutput
 from machd.serving.guidance import Guidance
@@ -32,12 +32,15 @@ class PreparedConversation:
         prompt: Token ids.
         guidance: What shapes the answer, and how it is read.
         dropped_messages: The oldest messages that were left out to make the rest fit.
+        constraints: To compile, in this order; the last one is the answer's, those before it only show
+            which of a client's schemas is wrong.
         media: Images and videos of the prompt, in order.
     """
 
     prompt: tuple[int, ...]
     guidance: Guidance
     dropped_messages: int = 0
+    constraints: tuple[Constraint, ...] = ()
     media: tuple[MediaSpan, ...] = ()
 
     @property
@@ -49,17 +52,17 @@ class PreparedConversation:
 def prepare_conversation(
     conversation: Conversation, engine: Engine, rules: MediaRules | None = None, namespace: str = ""
 ) -> PreparedConversation:
-    """Render, tokenise and compile; for a worker thread, as a prompt may be a megabyte.
+    """Render and tokenise; for a worker thread, as a prompt may be a megabyte.
 
     Args:
         conversation: To prepare.
-        engine: Its tokenizer, grammars and processor of images are used.
+        engine: Its tokenizer and processor of images are used.
         rules: For images and videos; needed where the conversation has any.
         namespace: Only requests of one namespace share what is computed of images.
 
     Raises:
         ChatTemplateMissingError: The model takes no conversations.
-        GrammarError: A schema or grammar cannot be used.
+        GrammarError: A schema or grammar is beyond the bounds.
         InvalidRequestError: The template refuses the conversation, or what is asked for does not
             go together with this model.
     """
@@ -104,10 +107,10 @@ def prepare_conversation(
         has_marked_calls=not calls.are_bare,
         is_forced=calls.are_forced,
     )
-    grammar = _grammar(conversation, engine, calls)
+    constraints = _constraints(conversation, engine, calls)
     predicted = _predicted(conversation, tokenizer, engine.model.context_tokens)
-    guidance = Guidance(grammar, thinking, predicted, output)
-    return PreparedConversation(prompt.keys, guidance, dropped_messages, prompt.spans)
+    guidance = Guidance(None, thinking, predicted, output)
+    return PreparedConversation(prompt.keys, guidance, dropped_messages, constraints, prompt.spans)
 
 
 def _limit_tokens(conversation: Conversation, context_tokens: int) -> float:
@@ -266,10 +269,13 @@ def _starting_state(
     return TextState.NORMAL if conversation.continues_final_message else chat_format.opening_state
 
 
-def _grammar(conversation: Conversation, engine: Engine, calls: _Calls) -> Grammar | None:
+def _constraints(
+    conversation: Conversation, engine: Engine, calls: _Calls
+) -> tuple[Constraint, ...]:
+    """Return the constraints to compile, the answer's last."""
     constraint = conversation.constraint
     if constraint is None and not calls.are_forced:
-        return None
+        return ()
     if calls.chat_format.opening_state is not TextState.NORMAL:
         param = "tool_choice" if constraint is None else constraint.param
         raise InvalidRequestError(
@@ -277,17 +283,11 @@ def _grammar(conversation: Conversation, engine: Engine, calls: _Calls) -> Gramm
             "be applied; leave it out",
             param=param,
         )
-    return engine.grammars.compile(_whole_constraint(conversation, engine, calls))
-
-
-def _whole_constraint(conversation: Conversation, engine: Engine, calls: _Calls) -> Constraint:
-    constraint = conversation.constraint
     if constraint is not None and not calls.tools:
-        return constraint
+        return (constraint,)
     spelling = calls.spelling(engine.tokenizer, engine.model.eos_token_ids)
     if calls.are_forced:
-        for tool in conversation.tools:
-            engine.grammars.compile(arguments_alone(tool))
-        return forced_calls(conversation.tools, conversation.tool_choice, spelling)
+        alone = [arguments_alone(tool) for tool in conversation.tools]
+        return (*alone, forced_calls(conversation.tools, conversation.tool_choice, spelling))
     assert constraint is not None, "without a constraint only forced calls have a grammar"
-    return answer_or_calls(constraint, conversation.tools, conversation.tool_choice, spelling)
+    return (answer_or_calls(constraint, conversation.tools, conversation.tool_choice, spelling),)

@@ -33,6 +33,7 @@ from machd.request.conversation import Conversation
 from machd.request.generation import WHOLE_ROOM, GenerationOptions, Grammar, SamplingParams
 from machd.request.media import media_of
 from machd.scheduler.subscriber import Priority, SequenceRequest
+from machd.serving.compilations import Compilations
 from machd.serving.conversation import PreparedConversation, prepare_conversation
 from machd.serving.fanout import Fanout
 from machd.serving.generation import Generation, GenerationIdentity
@@ -142,7 +143,7 @@ class GenerationService:
         self._workers = Workers(_TOKENISER_THREADS, name="machd-tokeniser")
         # Threads of their own: a plain prompt waits for no slow chat template and no large schema.
         self._renderers = Workers(_TOKENISER_THREADS, name="machd-chat")
-        self._compiler = Workers(1, name="machd-grammar")
+        self._compilations = Compilations()
         self._decoders = Workers(_TOKENISER_THREADS, name="machd-images")
 
     @property
@@ -238,18 +239,17 @@ class GenerationService:
             OverloadedError: It is not done in time.
         """
         self._check_media(conversation)
-        pool = self._compiler if conversation.needs_grammar else self._renderers
-        engine, rules, namespace = self.engine, None, ""
+        pool, engine, rules, namespace = self._renderers, self.engine, None, ""
         if media_of(conversation.messages):
             pool, rules = self._decoders, self._limits.media
             namespace = cache_namespace(client, salt, is_shared=self._limits.shares_prefixes)
         prepared = await _within_limit(
             pool, lambda: prepare_conversation(conversation, engine, rules, namespace)
         )
-        if (grammar := prepared.guidance.grammar) is not None:
-            constraint = conversation.constraint
-            self._check_keywords(grammar, param="tools" if constraint is None else constraint.param)
-        return prepared
+        grammar = None
+        for constraint in prepared.constraints:
+            grammar = await self.compile(constraint)
+        return replace(prepared, guidance=replace(prepared.guidance, grammar=grammar))
 
     async def compile(self, constraint: Constraint) -> Grammar:
         """A grammar for the served model.
@@ -258,8 +258,13 @@ class GenerationService:
             GrammarError: It cannot be used.
             OverloadedError: It is not done in time.
         """
-        grammars = self.engine.grammars
-        grammar = await _within_limit(self._compiler, lambda: grammars.compile(constraint))
+        try:
+            async with asyncio.timeout(_PREPARATION_LIMIT_S):
+                grammar = await self._compilations.compile(self.engine.grammars, constraint)
+        except TimeoutError:
+            raise OverloadedError(
+                f"{constraint.param}: it was not compiled within {_PREPARATION_LIMIT_S:g} s"
+            ) from None
         self._check_keywords(grammar, param=constraint.param)
         return grammar
 
@@ -358,8 +363,9 @@ class GenerationService:
 
     def close(self) -> None:
         """Let the worker threads go."""
-        for pool in (self._workers, self._renderers, self._compiler, self._decoders):
+        for pool in (self._workers, self._renderers, self._decoders):
             pool.shutdown()
+        self._compilations.close()
 
     def _check_media(self, conversation: Conversation) -> None:
         """Refuse images and videos that the served model takes none of, or too many."""

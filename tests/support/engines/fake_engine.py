@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
 from machd.engine.fake.tokenizer import END_OF_TEXT, VOCABULARY_TOKENS, FakeTokenizer
 from machd.engine.grammar.grammar import LlguidanceCompiler
+from machd.engine.grammar.grammar_processes import GrammarBounds
 from machd.engine.grammar.matcher import Matcher, matcher_for
 from machd.engine.protocol.blocks import SavedBlock
 from machd.engine.protocol.engine import MemoryReading, ModelDescription
@@ -125,6 +126,7 @@ class FakeEngine:
         context_tokens: int = 4096,
         is_stateful: bool = False,
         disk: FakeDisk | None = None,
+        grammar_bounds: GrammarBounds | None = None,
     ) -> None:
         """Start with no rows.
 
@@ -136,6 +138,7 @@ class FakeEngine:
             is_stateful: Whether the model has recurrent state, so that a row can only be opened where
                 a block holds it.
             disk: The disk tier of blocks, which several engines may use in turn.
+            grammar_bounds: Of grammars in processes of their own.
         """
         self._script = script
         self.draft_script: DraftScript | None = None
@@ -151,7 +154,10 @@ class FakeEngine:
         disk_faults = FakeDiskFaults(self._faults.lost_loads, self._faults.dropped_saves)
         self._blocks = FakeBlocks(is_stateful=is_stateful, disk=disk, faults=disk_faults)
         self._grammars = LlguidanceCompiler(
-            self._tokenizer, self._model.vocabulary_tokens, self._model.eos_token_ids
+            self._tokenizer,
+            self._model.vocabulary_tokens,
+            self._model.eos_token_ids,
+            grammar_bounds,
         )
 
     @property

@@ -21,7 +21,6 @@ from machd.engine.tokenizer.tokenizer import MlxTokenizer
 from machd.errors import GrammarError, InvalidRequestError
 from machd.request.constraint import Constraint, ConstraintKind
 from machd.request.conversation import Conversation, FunctionTool, ToolChoice, ToolChoiceMode
-from machd.request.generation import Grammar
 from machd.serving.chat_output import ChatOutput
 from machd.serving.conversation import PreparedConversation, prepare_conversation
 from machd.serving.output import Content, Reasoning, ToolCallStart, joined_pieces
@@ -35,24 +34,11 @@ SCHEMA = Constraint(ConstraintKind.JSON_SCHEMA, '{"type": "object"}', "response_
 THOUGHTS = ("<think>", "</think>")
 
 
-class RecordingCompiler:
-    """Keeps what it is asked to compile."""
-
-    def __init__(self) -> None:
-        self.asked: list[Constraint] = []
-
-    def compile(self, constraint: Constraint) -> Grammar:
-        """Nothing is compiled."""
-        self.asked.append(constraint)
-        return Grammar(constraint.source, None)
-
-
 @dataclass
 class Parts:
     """As much of an engine as is asked here."""
 
     tokenizer: object
-    grammars: RecordingCompiler
     model = FakeEngine().model
     media = None
 
@@ -72,11 +58,10 @@ class FormatTokenizer(FakeTokenizer):
 def _prepared(
     conversation: Conversation, tokenizer: object | None = None
 ) -> tuple[str, PreparedConversation, list[Constraint]]:
-    compiler = RecordingCompiler()
-    parts = Parts(tokenizer or FakeTokenizer(), compiler)
+    parts = Parts(tokenizer or FakeTokenizer())
     prepared = prepare_conversation(conversation, parts)  # type: ignore[arg-type]
     text = bytes(prepared.prompt).decode() if isinstance(parts.tokenizer, FakeTokenizer) else ""
-    return text, prepared, compiler.asked
+    return text, prepared, list(prepared.constraints)
 
 
 def _output(prepared: PreparedConversation) -> ChatOutput:
@@ -88,7 +73,6 @@ def test_a_plain_conversation_is_as_it_was() -> None:
     """The prompt of old, no grammar, and no calls looked for."""
     text, prepared, asked = _prepared(ASK)
     assert text == "user: hi\nassistant: "
-    assert prepared.guidance.grammar is None
     assert asked == []
     assert prepared.guidance.output.markers == THOUGHTS
     parser = prepared.guidance.output.parser()
@@ -169,7 +153,6 @@ def test_required_calls_are_forced_and_then_read() -> None:
     assert asked.kind is ConstraintKind.CALLS
     assert asked.param == "tools"
     assert "<tool_call>" in asked.source
-    assert prepared.guidance.grammar is not None
     assert not _output(prepared).has_bare_calls
     assert not prepared.guidance.output.stops_after_call
 
@@ -215,9 +198,10 @@ def test_a_constraint_leaves_room_for_calls() -> None:
         assert "start: answer | calls" in asked.source
     engine = FakeEngine()
     for chat_format in (engine.tokenizer.chat_format, XML, LLAMA):
-        parts = Parts(FormatTokenizer(chat_format), engine.grammars)  # type: ignore[arg-type]
+        parts = Parts(FormatTokenizer(chat_format))
         prepared = prepare_conversation(conversation, parts)  # type: ignore[arg-type]
-        assert prepared.guidance.grammar is not None
+        for constraint in prepared.constraints:
+            engine.grammars.compile(constraint)
 
 
 def test_a_final_message_goes_on() -> None:
@@ -320,8 +304,10 @@ def test_a_schema_that_cannot_be_used_is_the_clients() -> None:
     """A tool's schema that leads nowhere is refused where a call is forced."""
     tool = FunctionTool("f", parameters={"type": "object", "$ref": "#/a"})
     conversation = replace(ASK, tools=(tool,), tool_choice=REQUIRED)
+    engine = FakeEngine()
+    first, _ = prepare_conversation(conversation, engine).constraints
     with pytest.raises(GrammarError) as caught:
-        prepare_conversation(conversation, FakeEngine())
+        engine.grammars.compile(first)
     assert caught.value.param == "tools"
 
 

@@ -16,6 +16,7 @@ from machd.dialects.endpoint import endpoint
 from machd.dialects.generation import identify, read_conversation, respond
 from machd.http.authentication import client_name
 from machd.http.context import ServerContext
+from machd.http.stream import while_connected
 
 
 @endpoint(
@@ -35,7 +36,10 @@ async def create_message(
     service = context.service
     identity = identify(request, context, endpoint="messages", prefix="msg_")
     options = body.options()
-    prepared = await service.prepare(conversation, client=identity.client, salt=options.cache_salt)
+    prepared = await while_connected(
+        request.receive,
+        service.prepare(conversation, client=identity.client, salt=options.cache_salt),
+    )
     return respond(
         context,
         identity,
@@ -67,5 +71,7 @@ async def count_message_tokens(
         request, context, CountTokensRequest, CountTokensRequest.conversation
     )
     service = context.service
-    prepared = await service.prepare(conversation, client=client_name(request.scope))
+    prepared = await while_connected(
+        request.receive, service.prepare(conversation, client=client_name(request.scope))
+    )
     return TokenCount(input_tokens=len(prepared.prompt))

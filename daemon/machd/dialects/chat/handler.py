@@ -49,7 +49,7 @@ from machd.http.authentication import client_name
 from machd.http.context import ServerContext
 from machd.http.pacing import merge_deltas
 from machd.http.sse import COMMENT_KEEP_ALIVE, DONE, EVENT_STREAM, data_frame
-from machd.http.stream import Dialect
+from machd.http.stream import Dialect, while_connected
 from machd.request.generation import GenerationOptions
 from machd.serving.generation import ChoiceDelta, GenerationIdentity, GenerationUsage
 from machd.serving.response_store import ResponseStore, StoredResponse, Turn
@@ -71,7 +71,10 @@ async def create_chat_completion(
     service = context.service
     options = body.options()
     identity = identify(request, context, endpoint="chat_completions", prefix="chatcmpl-")
-    prepared = await service.prepare(conversation, client=identity.client, salt=options.cache_salt)
+    prepared = await while_connected(
+        request.receive,
+        service.prepare(conversation, client=identity.client, salt=options.cache_salt),
+    )
     signature = _Signature(
         service.model.model_id,
         system_fingerprint(service.model, context.versions),

@@ -33,6 +33,7 @@ from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import MachdError
 from machd.http.context import ServerContext
 from machd.http.sse import COMMENT_KEEP_ALIVE, DONE, EVENT_STREAM, data_frame
+from machd.http.stream import while_connected
 from machd.serving.generation import ChoiceDelta, GenerationUsage
 from machd.serving.guidance import NO_GUIDANCE, Guidance
 from machd.serving.truncation import max_prompt_tokens
@@ -56,7 +57,9 @@ async def create_completion(
     echoes = await service.in_worker(_echo, service.tokenizer, body, prompts) if body.echo else []
     guidance = NO_GUIDANCE
     if (constraint := body.constraint()) is not None:
-        guidance = Guidance(grammar=await service.compile(constraint))
+        guidance = Guidance(
+            grammar=await while_connected(request.receive, service.compile(constraint))
+        )
     identity = identify(request, context, endpoint="completions", prefix="cmpl-")
     return respond(
         context,

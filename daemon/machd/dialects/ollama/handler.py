@@ -38,6 +38,7 @@ from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.http.context import ServerContext
 from machd.http.endpoint import JSON_LINES
+from machd.http.stream import while_connected
 from machd.serving.conversation import PreparedConversation
 from machd.serving.generation import GenerationIdentity
 from machd.serving.guidance import NO_GUIDANCE, Guidance
@@ -68,8 +69,9 @@ async def create_ollama_chat(
     dialect = _dialect(OllamaChatDialect, context, identity, body)
     if not body.messages:
         return _loaded(dialect)
-    prepared = await service.prepare(
-        await service.in_worker(body.conversation), client=identity.client
+    prepared = await while_connected(
+        request.receive,
+        service.prepare(await service.in_worker(body.conversation), client=identity.client),
     )
     return respond(
         context,
@@ -101,7 +103,7 @@ async def create_ollama_generate(
     dialect = _dialect(OllamaGenerateDialect, context, identity, body)
     if not body.prompt and not body.images:
         return _loaded(dialect)
-    prepared = await _prepared(context, body, identity)
+    prepared = await while_connected(request.receive, _prepared(context, body, identity))
     return respond(
         context,
         identity,

@@ -22,6 +22,7 @@ from machd.dialects.responses.stream import KeepResponse, ResponsesDialect, open
 from machd.errors import NotFoundError, UnsupportedParameterError
 from machd.http.authentication import client_name
 from machd.http.context import ServerContext
+from machd.http.stream import while_connected
 from machd.request.conversation import Conversation
 from machd.serving.generation import GenerationIdentity
 from machd.serving.response_store import ResponseStore, StoredResponse, Turn
@@ -43,7 +44,10 @@ async def create_response(
     client = client_name(request.scope)
     previous, referenced = _stored_items(context.responses, client, body)
     chain, conversation = await service.in_worker(_continued, body, previous, referenced)
-    prepared = await service.prepare(conversation, client=client, salt=body.options().cache_salt)
+    prepared = await while_connected(
+        request.receive,
+        service.prepare(conversation, client=client, salt=body.options().cache_salt),
+    )
     identity = identify(request, context, endpoint="responses", prefix="resp_")
     if kinds := body.left_out_kinds:
         # The words are of a fixed table, never the client's own.

@@ -21,6 +21,7 @@ from machd.dialects.tokens.request import (
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.http.authentication import client_name
 from machd.http.context import ServerContext
+from machd.http.stream import while_connected
 from machd.request.conversation import Conversation, template_tool
 
 
@@ -34,7 +35,9 @@ async def tokenize(
     context.check_model(body.model or service.model.model_id)
     conversation = await service.in_worker(_checked_conversation, body)
     if body.is_chat_prompt:
-        prepared = await service.prepare(conversation, client=client_name(request.scope))
+        prepared = await while_connected(
+            request.receive, service.prepare(conversation, client=client_name(request.scope))
+        )
         tokens = list(prepared.token_ids)
     else:
         run = service.in_worker if body.prompt is not None else service.in_chat_worker

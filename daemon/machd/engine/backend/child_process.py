@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import inf
 
@@ -99,13 +99,21 @@ class ChildProcess:
         self._ready_bytes = self._memory_bytes()
         return said
 
-    def ask(self, request: bytes, *, limit_s: float, max_gained_bytes: int) -> tuple[bytes, bytes]:
+    def ask(
+        self,
+        request: bytes,
+        *,
+        limit_s: float,
+        max_gained_bytes: int,
+        descriptors: Sequence[int] = (),
+    ) -> tuple[bytes, bytes]:
         """Send a request and wait for the answer; after an error the process has to be ended.
 
         Args:
             request: Content of the message.
             limit_s: Time that the answer may take; the process may report that itself within a second more.
             max_gained_bytes: Memory that the process may gain.
+            descriptors: Files that the process gets copies of, with the header.
 
         Returns:
             Kind and content of the answer.
@@ -115,7 +123,7 @@ class ChildProcess:
         """
         try:
             self._channel.settimeout(limit_s + _GRACE_S)
-            send_frame(self._channel, REQUEST, request)
+            send_frame(self._channel, REQUEST, request, descriptors)
             deadline_s = self._clock.monotonic_s() + limit_s + _GRACE_S
             return self._receive(deadline_s, self._ready_bytes + max_gained_bytes)
         except TimeoutError:
@@ -241,9 +249,15 @@ class SharedChild:
             self._child = None
 
 
-def send_frame(channel: socket.socket, kind: bytes, content: bytes) -> None:
-    """Write one message."""
-    channel.sendall(HEADER.pack(kind, len(content)))
+def send_frame(
+    channel: socket.socket, kind: bytes, content: bytes, descriptors: Sequence[int] = ()
+) -> None:
+    """Write one message, and copies of files with its header."""
+    header = HEADER.pack(kind, len(content))
+    if descriptors:
+        socket.send_fds(channel, [header], list(descriptors))
+    else:
+        channel.sendall(header)
     channel.sendall(content)
 
 

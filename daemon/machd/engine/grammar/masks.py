@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import mlx.core as mx
 import numpy as np
-from llguidance import LLExecutor
+from llguidance import LLExecutor, LLMatcher
 
 from machd.clock import Clock
 from machd.engine.grammar.matcher import SLOW_MASK_S, WORD_BITS, Matcher
@@ -60,7 +60,7 @@ class TokenMasks:
             asked = [
                 (one.llmatcher, row)
                 for row, one in enumerate(matchers)
-                if one.is_masked_by_grammar and one.llmatcher is not None
+                if one.is_masked_by_grammar and isinstance(one.llmatcher, LLMatcher)
             ]
             if asked:
                 row_bytes = self._words * words.itemsize
@@ -68,7 +68,10 @@ class TokenMasks:
                     asked, words.ctypes.data, row_bytes, len(matchers)
                 )
             for matcher, row in zip(matchers, words, strict=True):
-                matcher.complete_mask(row)
+                if matcher.is_separate:
+                    matcher.write_mask(row)
+                else:
+                    matcher.complete_mask(row)
         # Only masks that are written one by one tell which row is slow.
         self._times_each_row = self._clock.monotonic_s() - before_s > SLOW_MASK_S
         return words

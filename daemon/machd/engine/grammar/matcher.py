@@ -16,7 +16,9 @@ from typing import TypeAlias
 import numpy as np
 
 from machd.clock import thread_cpu_s
-from machd.engine.grammar.grammar import MAX_FORCED_TOKENS, compiled
+from machd.engine.grammar.compilation import MAX_FORCED_TOKENS
+from machd.engine.grammar.grammar import compiled
+from machd.engine.grammar.grammar_processes import SeparateMatcher
 from machd.errors import GrammarError
 from machd.request.generation import SamplingParams, Thinking
 
@@ -147,6 +149,11 @@ class Matcher:
         return self._phase is not _Phase.THINKING
 
     @property
+    def is_separate(self) -> bool:
+        """True if a process of its own writes the mask."""
+        return isinstance(self.llmatcher, SeparateMatcher)
+
+    @property
     def thought_opening(self) -> int | None:
         """The token that opens thoughts, which may come beside those of the grammar; None elsewhere."""
         if self._phase is not _Phase.OPENING or self._thinking is None:
@@ -161,9 +168,9 @@ class Matcher:
         """
         if self.is_masked_by_grammar:
             assert self.llmatcher is not None, "only a grammar rules anything out"
-            before_s = thread_cpu_s()
+            before_s = self._cpu_s()
             self.llmatcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-            self._spend(thread_cpu_s() - before_s)
+            self._spend(self._cpu_s() - before_s)
         self.complete_mask(words)
 
     def complete_mask(self, words: MaskWords) -> None:
@@ -226,12 +233,12 @@ class Matcher:
             return
         if token_id in self._eos_token_ids and self.llmatcher.is_accepting():
             return  # the end; the next plan takes the row out
-        before_s = thread_cpu_s()
+        before_s = self._cpu_s()
         self._grammar.growth.tokens += 1
         if not self.llmatcher.consume_token(token_id):
             raise _too_complex()
         self._force_next()
-        self._spend(thread_cpu_s() - before_s)
+        self._spend(self._cpu_s() - before_s)
 
     def _force_next(self) -> None:
         """List the tokens that the grammar leaves no choice about, and accept them."""
@@ -241,6 +248,11 @@ class Matcher:
         if len(forced) > MAX_FORCED_TOKENS or not self.llmatcher.consume_tokens(forced):
             raise _too_complex()
         self.forced.extend(forced)
+
+    def _cpu_s(self) -> float:
+        """Processor time of this thread, and of the grammar's own process."""
+        own_s = self.llmatcher.cpu_s if isinstance(self.llmatcher, SeparateMatcher) else 0.0
+        return thread_cpu_s() + own_s
 
     def _spend(self, took_s: float) -> None:
         self._slow.spent_s += took_s if took_s > SLOW_MASK_S else 0.0

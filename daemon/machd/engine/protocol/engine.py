@@ -25,6 +25,7 @@ The rules of the seam, which the contract suite proves for every engine:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -227,11 +228,24 @@ class ModelDescription:
 class GrammarCompiler(Protocol):
     """Makes grammars. Every method may be called from any thread."""
 
-    def compile(self, constraint: Constraint) -> Grammar:
+    def is_separate(self, constraint: Constraint) -> bool:
+        """Tell whether compiling a constraint may take seconds; then it runs in a process of its own.
+
+        Raises:
+            GrammarError: It is beyond the limits; the message says why.
+        """
+        ...
+
+    def compile(self, constraint: Constraint, *, is_wanted: Callable[[], bool] = ...) -> Grammar:
         """A grammar for the model's vocabulary; cached.
+
+        Args:
+            constraint: To compile.
+            is_wanted: Asked now and then where compiling may take seconds; False ends it.
 
         Raises:
             GrammarError: It cannot be compiled or is beyond the limits; the message says why.
+            OverloadedError: There is no room for its process.
         """
         ...
 

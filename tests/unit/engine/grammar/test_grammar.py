@@ -13,7 +13,8 @@ from llguidance import LLMatcher, LLParserLimits
 from support.engines.constrained_rows import many_readings, schema_grammar
 from support.engines.fake_engine import FakeEngine
 
-from machd.engine.grammar.grammar import _LIMITS, LlguidanceCompiler, compiled
+from machd.engine.grammar.compilation import LIMITS
+from machd.engine.grammar.grammar import LlguidanceCompiler, compiled
 from machd.engine.grammar.matcher import matcher_for
 from machd.engine.protocol.engine import Engine
 from machd.errors import GrammarError
@@ -122,7 +123,7 @@ class _CountedMatcher:
 def _compilations(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The options of each compilation while a test runs."""
     counted = _CountedMatcher()
-    monkeypatch.setattr("machd.engine.grammar.grammar.LLMatcher", counted)
+    monkeypatch.setattr("machd.engine.grammar.compilation.LLMatcher", counted)
     return counted.compilations
 
 
@@ -137,7 +138,7 @@ def test_bad_constraint_is_refused_by_a_bound_or_by_one_compilation(
     assert caught.value.param == "response_format"
     assert caught.value.message.startswith("response_format: ")
     assert len(caught.value.message) < 700
-    assert [one["limits"] for one in compilations] == [_LIMITS] * (name in REFUSED_BY_THE_COMPILER)
+    assert [one["limits"] for one in compilations] == [LIMITS] * (name in REFUSED_BY_THE_COMPILER)
 
 
 HEAVY = {
@@ -166,7 +167,7 @@ def test_heavy_constraint_costs_one_bounded_compilation(
     kind, source = HEAVY[name]
     with contextlib.suppress(GrammarError):
         embedded_engine.grammars.compile(Constraint(kind, source, "x"))
-    assert [one["limits"] for one in compilations] == [_LIMITS]
+    assert [one["limits"] for one in compilations] == [LIMITS]
 
 
 def test_a_grammar_is_compiled_once() -> None:
@@ -185,7 +186,7 @@ def test_a_refusal_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     bad = Constraint(ConstraintKind.REGEX, "(", "guided_regex")
     with pytest.raises(GrammarError) as first:
         compiler.compile(bad)
-    monkeypatch.setattr(LlguidanceCompiler, "_compile", None)
+    monkeypatch.setattr("machd.engine.grammar.grammar.compile_source", None)
     with pytest.raises(GrammarError) as again:
         compiler.compile(bad)
     assert again.value.message == first.value.message
@@ -283,7 +284,7 @@ def test_grammar_can_be_followed_however_many_answers_came_before(
 ) -> None:
     """Lexer states that earlier answers discovered do not use up those of later ones."""
     limits = LLParserLimits(max_lexer_states=4_000, verbose_errors=False)
-    monkeypatch.setattr("machd.engine.grammar.grammar._LIMITS", limits)
+    monkeypatch.setattr("machd.engine.grammar.compilation.LIMITS", limits)
     compiler = FakeEngine().grammars
     constraint = Constraint(ConstraintKind.REGEX, "([ab]*a[ab]{14}){2}[ab]*c", "x")
     rng = random.Random(5)
@@ -324,7 +325,7 @@ def test_forbidden_texts_never_occur() -> None:
     def is_possible(text: str) -> bool:
         matcher = compiled(grammar).llmatcher.deep_copy()
         token_ids = tokenizer.encode(text, add_special_tokens=False)
-        return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
+        return matcher.consume_tokens(token_ids) and matcher.is_accepting()
 
     for text in ("", "in Pari", 'a "b/', "\u00fc", "two\nlines"):
         assert is_possible(text)
