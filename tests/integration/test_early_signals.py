@@ -67,7 +67,7 @@ def test_stop_between_importing_and_listening_removes_what_was_made(tmp_path: Pa
     path.parent.chmod(0o700)
     code = """
 import os, signal, sys
-import machd.http.unix_sockets as sockets
+import machd.unix_sockets as sockets
 remove = sockets._remove_stale
 def signalled(path):
     remove(path)

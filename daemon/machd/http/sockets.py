@@ -1,7 +1,4 @@
-"""Listening sockets: of the daemon's own, or handed over by the service manager.
-
-Files that stand for as long as a daemon runs, sockets among them, are removed by it, never by another.
-"""
+"""Listening sockets: of the daemon's own, or handed over by the service manager."""
 
 from __future__ import annotations
 
@@ -13,31 +10,8 @@ from pathlib import Path
 
 from machd.errors import ListenError
 from machd.http.inherited_sockets import ADMIN, PUBLIC, inherited_socket
-from machd.http.unix_sockets import BACKLOG, listen_unix
-
-
-class OwnFile:
-    """The file at a path now, to be removed later if it is still the same."""
-
-    def __init__(self, path: Path) -> None:
-        """Remember what is at ``path``; call it once it is complete."""
-        self.path = path
-        self._identity = _identity(path)
-
-    def remove(self) -> None:
-        """Remove it unless it is gone or was replaced."""
-        if self._identity is not None and _identity(self.path) == self._identity:
-            self.path.unlink(missing_ok=True)
-
-
-def _identity(path: Path) -> tuple[int, int, int] | None:
-    """Which file is there; None where there is none."""
-    try:
-        facts = path.lstat()
-    except OSError:
-        return None
-    # With the time: a file system may give the number of a removed file to the next one.
-    return facts.st_dev, facts.st_ino, facts.st_mtime_ns
+from machd.own_files import OwnFile
+from machd.unix_sockets import BACKLOG, listen_unix
 
 
 class Listener:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from machd.http.sockets import OwnFile
+from machd.own_files import OwnFile
 
 
 @pytest.fixture(name="path")
