@@ -423,6 +423,13 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
         "Whoever connects reads the prompts' tokens: see that only routers can.",
     ),
     LogEvent(
+        "kv_events.connection_refused",
+        ("warning",),
+        ("endpoint", "connections"),
+        "All connections of an endpoint were taken when another one came; once a minute at most. One was closed.",
+        "See who connects: a router needs one connection, and nobody else should reach the endpoint.",
+    ),
+    LogEvent(
         "kv_events.lost",
         ("warning",),
         ("count",),

@@ -27,7 +27,7 @@ from machd.http.file_limit import fit_connections
 from machd.http.gate import OpenRequests
 from machd.http.model_names import ModelNames
 from machd.installed import installed_version
-from machd.kv_events.publishing import open_kv_events
+from machd.kv_events.publishing import open_files, open_kv_events
 from machd.scheduler.admission import Batching, KvBudget, KvPolicy
 from machd.scheduler.config import SchedulerConfig, continuous, single_flight
 from machd.scheduler.events import DecodeMode, Event
@@ -107,7 +107,9 @@ class Parts:
         self._has_prefixes = False
         self._is_exposed = is_exposed
         self._open_requests = OpenRequests()
-        self.max_connections = fit_connections(settings.limits.max_connections)
+        self.max_connections = fit_connections(
+            settings.limits.max_connections, other_files=open_files(settings.kv_events)
+        )
         self.configuration = Configuration(sources, loaded, self._prepare, clock)
         self.metrics = Metrics()
         self.lifecycle = Lifecycle()
@@ -243,7 +245,9 @@ class Parts:
     def _prepare(self, settings: Settings) -> Callable[[], None]:
         """Get ready what other settings need; see :data:`machd.serving.configuration.Prepare`."""
         api_keys = self._admit(settings)
-        max_connections = fit_connections(settings.limits.max_connections)
+        max_connections = fit_connections(
+            settings.limits.max_connections, other_files=open_files(settings.kv_events)
+        )
         app = self._make_app(settings, api_keys, max_connections)
 
         def take_on() -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
 import resource
 import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
-from support.clocks.polling import CEILING_S
+from support.clocks.polling import CEILING_S, wait_until
 from support.daemon.serve_process import ServeProcess
+from support.programs.kv_subscriber import KvSubscriber
 
 _STREAMS = 8
 _MAX_LOG_BYTES = 1_000_000
@@ -65,6 +68,48 @@ def test_streams_and_health_survive_a_flood_of_idle_connections(
     assert sum(map(len, daemon.output)) < _MAX_LOG_BYTES
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(("open_files", "connections"), [(256, 400), (1024, 1004)])
+def test_connections_to_the_kv_events_leave_http_its_descriptors(
+    tmp_path: Path, open_files: int, connections: int
+) -> None:
+    """Both listeners answer, and a subscriber that was there is still fed."""
+    endpoint, replay = f"ipc://{tmp_path}/e", f"ipc://{tmp_path}/r"
+    daemon = ServeProcess(
+        "--kv-events-endpoint", endpoint, "--kv-events-replay-endpoint", replay,
+        ulimit=f"-n {open_files}",
+    )  # fmt: skip
+    with daemon, KvSubscriber(endpoint) as subscriber, contextlib.ExitStack() as flood:
+        _generate(daemon.url, "Once upon a time " * 40)
+        wait_until(lambda: _hears(subscriber, daemon.url), "an event")
+        for path in (tmp_path / "e", tmp_path / "r"):
+            for _ in range(connections):
+                client = flood.enter_context(socket.socket(socket.AF_UNIX))
+                client.settimeout(CEILING_S)
+                client.connect(str(path))
+        wait_until(lambda: _hears(subscriber, daemon.url), "another event")
+        assert httpx.get(f"{daemon.admin_url}/health", timeout=CEILING_S).status_code == 200
+        assert httpx.get(f"{daemon.url}/v1/models", timeout=CEILING_S).status_code == 200
+        assert daemon.process.poll() is None
+    assert any("kv_events.connection_refused" in line for line in daemon.output)
+
+
+def _hears(subscriber: KvSubscriber, url: str) -> bool:
+    """Have a prompt of its own cached; returns whether an event came."""
+    _generate(url, f"{random.random()} " * 80)
+    return bool(subscriber._events.poll(200) and subscriber._events.recv_multipart())
+
+
+def _generate(url: str, prompt: str) -> None:
+    body = {"model": _model(url), "prompt": prompt, "max_tokens": 1}
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=CEILING_S)
+    assert answer.status_code == 200
+
+
+def _model(url: str) -> str:
+    return str(httpx.get(f"{url}/v1/models", timeout=CEILING_S).json()["data"][0]["id"])
+
+
 def _address(url: str) -> tuple[str, int]:
     parsed = httpx.URL(url)
     assert parsed.port is not None
@@ -74,7 +119,7 @@ def _address(url: str) -> tuple[str, int]:
 def _stream(url: str, started: threading.Barrier) -> bytes:
     """Read a whole stream; returns its last line."""
     body = {"prompt": "Once upon a time", "max_tokens": 60, "stream": True, "temperature": 1.0}
-    body["model"] = httpx.get(f"{url}/v1/models", timeout=CEILING_S).json()["data"][0]["id"]
+    body["model"] = _model(url)
     with httpx.stream(
         "POST", f"{url}/v1/completions", content=json.dumps(body),
         headers={"Content-Type": "application/json"}, timeout=CEILING_S,

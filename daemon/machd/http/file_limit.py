@@ -35,21 +35,23 @@ _FEWEST_CONNECTIONS = 16
 _RESERVED = _OWN_FILES + ADMIN_CONNECTIONS + 2 * (SPARE_CONNECTIONS + ACCEPTS_PER_TURN)
 
 
-def fit_connections(max_connections: int | Literal["auto"]) -> int:
+def fit_connections(max_connections: int | Literal["auto"], *, other_files: int = 0) -> int:
     """Connections that the public listener may have, raising the soft limit of open files for them.
 
-    ``auto`` leaves a quarter of the limit to the daemon itself, where that is more than its fixed share.
+    ``auto`` leaves a quarter of the limit to the daemon itself, where that is more than its share:
+    a fixed one, and ``other_files``.
 
     Raises:
         SettingsError: The limit of open files has no room for them.
     """
     wanted = _AUTO_CONNECTIONS if max_connections == "auto" else max_connections
-    limit = _raise_soft_limit(wanted * 4 // 3 + _RESERVED)
-    room = limit - _RESERVED
+    reserved = _RESERVED + other_files
+    limit = _raise_soft_limit(wanted * 4 // 3 + reserved)
+    room = limit - reserved
     fewest = _FEWEST_CONNECTIONS if max_connections == "auto" else wanted
     if room < fewest:
         problem = (
-            f"limits.max_connections: {fewest} connections need a limit of {fewest + _RESERVED} open "
+            f"limits.max_connections: {fewest} connections need a limit of {fewest + reserved} open "
             f"files, and it is {limit}; raise it (ulimit -n, or LimitNOFILE= of the service)"
         )
         raise SettingsError([problem + (f", or set at most {room}" if room > 0 else "")])

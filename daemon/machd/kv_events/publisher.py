@@ -1,43 +1,46 @@
-"""The ZMQ sockets of KV events, and the one thread that uses them.
+"""The publisher of KV events: two ZMQ endpoints, and the one thread that serves them.
 
 A subscriber gets messages of three frames: topic, sequence number (8 bytes, big-endian), payload. One
-that missed some asks the replay socket from a sequence number on; the answers end with number -1.
-Nothing here waits for a subscriber: ZMQ drops what one does not read, a full queue drops events. Both
-show as a gap in the sequence numbers.
+that missed some asks the replay endpoint from a sequence number on; the answers end with number -1.
+The last batches are kept once for all: a subscriber is a position among them, so one that does not read
+costs nothing, and one that is too slow continues with the oldest that is kept. A full queue drops events.
+Both show as a gap in the sequence numbers.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import socket
 import threading
+from bisect import bisect_left
 from collections import deque
-from pathlib import Path
+from operator import itemgetter
 
 import structlog
-import zmq
 
 from machd.clock import Clock, Throttle
-from machd.errors import ListenError
+from machd.kv_events.listener import ZmtpListener
 from machd.kv_events.wire import BlockStored, EventEncoding, KvEvent, encoded_batch
+from machd.kv_events.zmtp import ZmtpConnection, encoded_message
 
 MAX_QUEUED_EVENTS = 10_000
 _MAX_BATCH_TOKENS = 4096
-_MAX_UNREAD_BATCHES = 1000
-"""Of one subscriber: about 20 MB, as a batch of so many tokens has 20 KB."""
+MAX_KEPT_BATCHES = 10_000
+MAX_KEPT_BYTES = 16_777_216
 
-MAX_REPLAY_BATCHES = 10_000
-MAX_REPLAY_BYTES = 16_777_216
+_LAST_SEND_S = 0.2
+"""How long subscribers may take to read the last batches of a daemon that ends."""
 
 _END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 _SEQUENCE_BYTES = 8
+_SUBSCRIBE = b"\x01"
 
 
 class KvEventPublisher:
-    """Owns the sockets, the thread, the queue before them and the batches to replay.
+    """Owns the endpoints, the thread, the queue before them and the batches that are kept.
 
     Attributes:
-        endpoint: Where subscribers connect; a port that was left to ZMQ is filled in.
+        endpoint: Where subscribers connect; a port that was left to the system is filled in.
         replay_endpoint: Where they ask for what they missed; None without replay.
     """
 
@@ -50,7 +53,7 @@ class KvEventPublisher:
         topic: str = "",
         encoding: EventEncoding = "map",
     ) -> None:
-        """Bind the sockets and start the thread.
+        """Bind the endpoints and start the thread.
 
         Raises:
             ListenError: An endpoint is taken, or is none.
@@ -64,24 +67,38 @@ class KvEventPublisher:
         self._lost_count = self._noted_count = self._logged_count = 0
         self._next_sequence = 0
         self._batches: deque[tuple[int, bytes]] = deque()
+        """Sequence number and payload; the last of them has the position ``_end - 1``."""
         self._batch_bytes = 0
+        self._end = 0
         self._is_closing = False
-        self._context = zmq.Context()
-        self._wake_in, self._wake_out = socket.socketpair()
-        self._wake_in.setblocking(False)  # noqa: FBT003 - the standard library's
-        self._wake_out.setblocking(False)  # noqa: FBT003 - the standard library's
-        try:
-            self._events = self._bound(zmq.PUB, endpoint, _MAX_UNREAD_BATCHES, "endpoint")
-            self.endpoint = _endpoint_of(self._events)
-            self._replay, self.replay_endpoint = None, None
-            if replay_endpoint is not None:
-                # One whole replay fits, and what a client leaves unread is bounded all the same.
-                unread = MAX_REPLAY_BATCHES + 1
-                self._replay = self._bound(zmq.ROUTER, replay_endpoint, unread, "replay_endpoint")
-                self.replay_endpoint = _endpoint_of(self._replay)
-        except BaseException:
-            self._release()
-            raise
+        self._woken = asyncio.Event()
+        self._news = asyncio.Event()
+        """Set, and replaced by another, when there is a batch more."""
+        self._events = ZmtpListener(
+            endpoint,
+            clock,
+            setting="kv_events.endpoint",
+            socket_type=b"PUB",
+            peer_types={b"SUB", b"XSUB"},
+            talk=self._feed,
+        )
+        self.endpoint = self._events.endpoint
+        self._replay, self.replay_endpoint = None, None
+        if replay_endpoint is not None:
+            try:
+                self._replay = ZmtpListener(
+                    replay_endpoint,
+                    clock,
+                    setting="kv_events.replay_endpoint",
+                    socket_type=b"ROUTER",
+                    peer_types={b"REQ", b"DEALER", b"ROUTER"},
+                    talk=self._answer_replays,
+                )
+            except BaseException:
+                self._events.close()
+                raise
+            self.replay_endpoint = self._replay.endpoint
+        self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="machd-kv-events", daemon=True)
         self._thread.start()
 
@@ -94,62 +111,43 @@ class KvEventPublisher:
         self._wake()
 
     def close(self, *, within_s: float) -> None:
-        """Send what is queued, for ``within_s`` seconds at most, and close the sockets; blocks."""
+        """Send what is queued, for ``within_s`` seconds at most, and close the endpoints; blocks."""
         self._is_closing = True
         self._wake()
         self._thread.join(within_s)
 
-    def _bound(self, kind: int, endpoint: str, max_unread: int, setting: str) -> zmq.Socket[bytes]:
-        bound = self._context.socket(kind)
-        bound.linger = 0
-        bound.sndhwm = max_unread
-        bound.setsockopt(zmq.IPV6, int("[" in endpoint))
-        try:
-            bound.bind(endpoint)
-        except zmq.ZMQError as error:
-            raise ListenError(
-                f"kv_events.{setting}: cannot listen on {endpoint}: {error.strerror}"
-            ) from None
-        if endpoint.startswith("ipc://"):
-            Path(endpoint.removeprefix("ipc://")).chmod(0o600)
-        return bound
-
     def _wake(self) -> None:
-        # A full pipe wakes the thread already; a closed one has none any more.
-        with contextlib.suppress(OSError):
-            self._wake_in.send(b"\0")
+        with contextlib.suppress(RuntimeError):  # the event loop has closed
+            self._loop.call_soon_threadsafe(self._woken.set)
 
     def _run(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._wake_out, zmq.POLLIN)
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._events.start()
         if self._replay is not None:
-            poller.register(self._replay, zmq.POLLIN)
+            self._replay.start()
         try:
             while not self._is_closing:
-                ready = dict(poller.poll())
-                if self._wake_out.fileno() in ready:
-                    with contextlib.suppress(BlockingIOError):
-                        self._wake_out.recv(4096)
-                self._send_queue()
-                if self._replay in ready:
-                    self._answer_replay()
-            self._send_queue()
+                await self._woken.wait()
+                self._woken.clear()
+                await self._publish_queue()
+            await self._publish_queue()
+            self._announce()
         finally:
-            self._release()
+            await self._events.stop(within_s=_LAST_SEND_S)
+            if self._replay is not None:
+                await self._replay.stop(within_s=0)
 
-    def _release(self) -> None:
-        self._context.destroy(linger=0)
-        self._wake_in.close()
-        self._wake_out.close()
-
-    def _send_queue(self) -> None:
+    async def _publish_queue(self) -> None:
         while batch := self._take():
             self._note_lost()
             payload = encoded_batch(self._clock.unix_s(), batch, self._encoding)
             sequence, self._next_sequence = self._next_sequence, self._next_sequence + 1
-            self._events.send_multipart([self._topic, _packed(sequence), payload])
-            if self._replay is not None:
-                self._keep(sequence, payload)
+            self._keep(sequence, payload)
+            self._announce()
+            await asyncio.sleep(0)
 
     def _take(self) -> list[KvEvent]:
         """The oldest events; only this thread takes, so none can go in between."""
@@ -173,25 +171,64 @@ class KvEventPublisher:
 
     def _keep(self, sequence: int, payload: bytes) -> None:
         self._batches.append((sequence, payload))
+        self._end += 1
         self._batch_bytes += len(payload)
-        while len(self._batches) > MAX_REPLAY_BATCHES or self._batch_bytes > MAX_REPLAY_BYTES:
+        while len(self._batches) > 1 and (
+            len(self._batches) > MAX_KEPT_BATCHES or self._batch_bytes > MAX_KEPT_BYTES
+        ):
             self._batch_bytes -= len(self._batches.popleft()[1])
 
-    def _answer_replay(self) -> None:
-        """Answer one request for replay; what is none is ignored, as a stranger may send anything."""
-        assert self._replay is not None, "it has sent something"
-        frames = self._replay.recv_multipart()
-        if len(frames) != 3 or frames[1] or len(frames[2]) != _SEQUENCE_BYTES:
-            return
-        client, first = frames[0], int.from_bytes(frames[2], "big")
-        for sequence, payload in self._batches:
-            if sequence >= first:
-                self._replay.send_multipart([client, b"", _packed(sequence), payload])
-        self._replay.send_multipart([client, b"", _END_OF_REPLAY, b""])
+    def _announce(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
 
+    async def _feed(self, peer: ZmtpConnection) -> None:
+        """Send a subscriber every batch from now on, until it leaves or this end does."""
+        prefixes: set[bytes] = set()
+        async with asyncio.TaskGroup() as both:
+            both.create_task(self._take_subscriptions(peer, prefixes))
+            both.create_task(self._send_batches(peer, prefixes))
 
-def _endpoint_of(bound: zmq.Socket[bytes]) -> str:
-    return bound.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+    async def _take_subscriptions(self, peer: ZmtpConnection, prefixes: set[bytes]) -> None:
+        while True:
+            for part in await peer.receive():
+                prefix = part[1:]
+                # Another one can match nothing: what one subscriber can subscribe to is bounded by the topic.
+                if part and self._topic.startswith(prefix):
+                    (prefixes.add if part[:1] == _SUBSCRIBE else prefixes.discard)(prefix)
+
+    async def _send_batches(self, peer: ZmtpConnection, prefixes: set[bytes]) -> None:
+        at = self._end
+        while True:
+            news = self._news
+            while at < self._end:
+                at, sequence, payload = self._batch_from(at)
+                if prefixes:
+                    await peer.send(encoded_message(self._topic, _packed(sequence), payload))
+                    await asyncio.sleep(0)  # sending does not always wait
+            if self._is_closing and not self._queue:
+                raise ConnectionAbortedError("the daemon ends")
+            await news.wait()
+
+    async def _answer_replays(self, peer: ZmtpConnection) -> None:
+        """Answer requests for replay, until the peer leaves; what is none is ignored."""
+        while True:
+            parts = await peer.receive()
+            if len(parts) != 2 or parts[0] or len(parts[1]) != _SEQUENCE_BYTES:
+                continue
+            first = int.from_bytes(parts[1], "big")
+            end = self._end
+            at = end - len(self._batches) + bisect_left(self._batches, first, key=itemgetter(0))
+            while at < end:
+                at, sequence, payload = self._batch_from(at)
+                await peer.send(encoded_message(b"", _packed(sequence), payload))
+                await asyncio.sleep(0)
+            await peer.send(encoded_message(b"", _END_OF_REPLAY, b""))
+
+    def _batch_from(self, at: int) -> tuple[int, int, bytes]:
+        """Return the batch at a position, or the oldest after it: the next position, sequence number, payload."""
+        at = max(at, self._end - len(self._batches))
+        return at + 1, *self._batches[at - self._end]
 
 
 def _packed(sequence: int) -> bytes:

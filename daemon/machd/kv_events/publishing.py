@@ -1,18 +1,17 @@
-"""From the settings to published KV events; ZMQ is an extra that is imported only where an endpoint is set."""
+"""From the settings to published KV events."""
 
 from __future__ import annotations
 
 import ipaddress
 import secrets
-from typing import Protocol
 
 import structlog
 
 from machd.clock import Clock
 from machd.errors import SettingsError
-from machd.installed import how_to_install
 from machd.kv_events.block_ledger import BlockLedger
-from machd.kv_events.wire import KvEvent
+from machd.kv_events.listener import MAX_OPEN_FILES
+from machd.kv_events.publisher import KvEventPublisher
 from machd.scheduler.block_observer import BlockObserver
 from machd.settings.cache import CacheSettings
 from machd.settings.kv_events import KvEventsSettings
@@ -20,22 +19,10 @@ from machd.settings.kv_events import KvEventsSettings
 _SECRET_BYTES = 32
 
 
-class Publisher(Protocol):
-    """Sends events in the background."""
-
-    def put(self, event: KvEvent) -> None:
-        """Queue an event; never waits."""
-        ...
-
-    def close(self, *, within_s: float) -> None:
-        """Stop, within ``within_s`` seconds. Blocks; not for the event loop."""
-        ...
-
-
 class KvEvents:
     """The published blocks of one daemon."""
 
-    def __init__(self, publisher: Publisher, block_size: int) -> None:
+    def __init__(self, publisher: KvEventPublisher, block_size: int) -> None:
         """Publish through ``publisher``, in blocks of ``block_size`` tokens."""
         self._publisher = publisher
         self._block_size = block_size
@@ -56,7 +43,7 @@ def open_kv_events(
     """Bind the endpoints; None where the settings name none.
 
     Raises:
-        SettingsError: The extra is not installed, or there is nothing to publish or to replay.
+        SettingsError: There is nothing to publish or to replay.
         ListenError: An endpoint is taken.
     """
     if section.endpoint is None:
@@ -69,12 +56,6 @@ def open_kv_events(
             "events are about the prefix cache; set cache.prefix to true, or leave the endpoint out"
         )
         raise SettingsError([f"kv_events.endpoint: {problem}"])
-    try:
-        from machd.kv_events.publisher import KvEventPublisher  # noqa: PLC0415 - an extra
-    except ModuleNotFoundError as error:
-        raise SettingsError(
-            [f"kv_events.endpoint: {error.name} is not installed: {how_to_install('kv-events')}"]
-        ) from None
     publisher = KvEventPublisher(
         section.endpoint,
         clock,
@@ -92,6 +73,12 @@ def open_kv_events(
         is_exposed=is_exposed,
     )
     return KvEvents(publisher, cache.block_tokens)
+
+
+def open_files(section: KvEventsSettings) -> int:
+    """The most files that the endpoints have open."""
+    endpoints = (section.endpoint, section.replay_endpoint)
+    return sum(MAX_OPEN_FILES for one in endpoints if one is not None)
 
 
 def is_reachable_from_outside(endpoint: str) -> bool:

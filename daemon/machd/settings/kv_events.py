@@ -34,8 +34,8 @@ class KvEventsSettings(SettingsSection):
     endpoint: Annotated[Endpoint | None, Mark.RESTART] = Field(
         default=None,
         examples=["tcp://127.0.0.1:5557"],
-        description="ZMQ endpoint that publishes them: prompts as token ids, to whoever connects. Needs the "
-        "extra machd[kv-events]. Without it nothing is published.",
+        description="ZMQ endpoint that publishes them: prompts as token ids, to whoever connects. "
+        "Without it nothing is published.",
     )
     replay_endpoint: Annotated[Endpoint | None, Mark.RESTART] = Field(
         default=None,
