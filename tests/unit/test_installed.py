@@ -68,4 +68,4 @@ def test_an_installed_package_names_the_packages_of_an_extra(
     assert "machd[" not in told
     assert "pip install" in told
     assert "mlx-vlm==" in told
-    assert "'pyzmq>=" in how_to_install("kv-events")
+    assert "'opentelemetry-sdk>=" in how_to_install("otel")
