@@ -25,7 +25,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # Before anything imports mlx: the tests measure and prove what the daemon runs.
-choose_blas("auto")
+choose_blas(os.environ.get("LME_BLAS", "auto"))
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
 # mlx wakes its CPU thread for every operation of a pass; on busy cores each wake-up interrupts the
