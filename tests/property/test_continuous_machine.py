@@ -1162,7 +1162,7 @@ class ChangesInSilence(Scheduler):
         GoesOnBehindTheEnd,
         CountsNoDrafts,
         StartsInSilence,
-        StartsInAnotherMode,
+        pytest.param(StartsInAnotherMode, marks=pytest.mark.long),  # takes many examples to find
         ChangesInSilence,
         AdmitsWhileHeld,
         HoldsForGood,
@@ -1172,7 +1172,7 @@ class ChangesInSilence(Scheduler):
         SharesAfterItIsSwitchedOff,
         KeepsTheOldSlots,
         ForgetsToGiveBack,
-        ForgetsThePadding,
+        pytest.param(ForgetsThePadding, marks=pytest.mark.long),  # takes many examples to find
         LastComeFirstServed,
         SharesWithAnybody,
         LetsJoinTheDead,

@@ -950,12 +950,23 @@ POSITIONAL = [
     HashesWithoutNamespace,
 ]
 STATEFUL = [NeedsNoState, StoresAhead, KeepsStateOfMore]
+FOUND_LATE = {
+    IgnoresSplits,
+    HashesWithoutNamespace,
+    ReadsAllAtOnce,
+    KeepsStateOfMore,
+    FollowsOneTokenOnly,
+}
+"""It takes many examples to find them; another fault of each class is found in every run."""
 
 
 @pytest.mark.parametrize(
     ("machine", "broken"),
-    [(PrefixMachine, one) for one in POSITIONAL]
-    + [(StatefulPrefixMachine, one) for one in STATEFUL],
+    [
+        pytest.param(machine, one, marks=pytest.mark.long if one in FOUND_LATE else ())
+        for machine, faults in ((PrefixMachine, POSITIONAL), (StatefulPrefixMachine, STATEFUL))
+        for one in faults
+    ],
 )
 def test_the_machine_notices_a_broken_cache(
     machine: type[PrefixMachine], broken: type[PrefixCache | BlockPool | BlockTree | BlockLedger]
