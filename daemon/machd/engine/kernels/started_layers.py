@@ -17,12 +17,20 @@ from machd.engine.backend.untyped import LanguageModel, Layer
 def start_layers(model: LanguageModel) -> None:
     """Have each of a model's layers begun when it is called; for a model that computes on the CPU.
 
-    A layer keeps its weights and gets a subclass of its own class. A model without a list of layers stays as it is.
+    A layer keeps its weights and gets a subclass of its own class. A model without a list of layers stays as it is, and so
+    does one whose layers are started already: a check makes many engines of one model.
     """
     layers: Sequence[Layer] = getattr(model, "layers", ())
     # By identity: some models call one layer twice.
     for layer in {id(layer): layer for layer in layers}.values():
-        layer.__class__ = _started(type(layer))
+        if not isinstance(layer, _Started):
+            layer.__class__ = _started(type(layer))
+
+
+class _Started:
+    """Marks the classes of layers that are started."""
+
+    __slots__ = ()
 
 
 def _started(former: type[Layer]) -> type[Layer]:
@@ -31,4 +39,4 @@ def _started(former: type[Layer]) -> type[Layer]:
         mx.async_eval(hidden)
         return hidden
 
-    return type(f"Started{former.__name__}", (former,), {"__call__": call})
+    return type(f"Started{former.__name__}", (former, _Started), {"__call__": call})
