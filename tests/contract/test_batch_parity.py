@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from support.engines.parity import NOISE, Alone, margins
 from support.engines.small_classes import small_classes
 from support.engines.tiny_engines import alone, loaded
-from support.engines.tiny_models import TinyKind, each_kind_and_look_ahead
+from support.engines.tiny_models import TinyKind, each_kind, each_kind_and_look_ahead
 
 from machd.engine.assembly import make_engine
 from machd.engine.loading.loader import LoadedModel
@@ -29,7 +29,7 @@ TOKENS = 20
 PROMPTS = [random_prompt(length, number) for number, length in enumerate(LENGTHS)]
 SCRIPTS = scripts(PROMPTS, TOKENS)
 
-_KINDS = pytest.mark.parametrize("kind", list(TinyKind))
+_KINDS = each_kind()
 
 
 def _differences(kind: TinyKind, script: Script, *, looks_ahead: bool) -> list[str]:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from support.engines.drafted_rows import LANES, DraftedRows, PlainTexts, Text, make_caches
 from support.engines.parity import NOISE
 from support.engines.tiny_engines import loaded
-from support.engines.tiny_models import TinyKind
+from support.engines.tiny_models import EVERY_RUN, TinyKind, each_kind
 
 from machd.engine.kernels.fused_llama import fuse_layers
 from machd.engine.kv import rollback
@@ -33,10 +33,8 @@ _FORMATS = ("none", "affine8", "affine4", "turboquant")
 _WINDOW = 8
 """Of the tiny models that have one."""
 
-_KINDS = pytest.mark.parametrize("kind", list(TinyKind))
-_EACH_FORMAT = pytest.mark.parametrize("name", _FORMATS)
+_KINDS = each_kind()
 _EACH_LANE = pytest.mark.parametrize("lane", LANES)
-_WINDOWED = pytest.mark.parametrize("kind", [TinyKind.ROTATING, TinyKind.NESTED_ROTATING])
 
 _HAS_STATE = {
     TinyKind.HYBRID_GDN,
@@ -62,12 +60,14 @@ def _noise(name: str) -> float:
 
 
 def _kinds_and_formats() -> list[object]:
-    """All pairs; `make test` runs each kind in one format, and each format on one kind."""
+    """All pairs; `make test` runs some kinds in one format, and each format on one kind."""
     return [
         pytest.param(
             kind,
             name,
-            marks=() if name == "none" or kind is TinyKind.STANDARD else pytest.mark.long,
+            marks=()
+            if kind is TinyKind.STANDARD or (name == "none" and kind in EVERY_RUN)
+            else pytest.mark.long,
         )
         for kind in TinyKind
         for name in _FORMATS
@@ -95,17 +95,21 @@ def test_rejected_drafts_leave_nothing(kind: TinyKind, name: str, lane: str) -> 
     assert rows.was_done == [is_always_done or not (cycle * 3) % 5 for cycle in range(30)]
 
 
-@_WINDOWED
-@_EACH_LANE
 @pytest.mark.parametrize(
-    "wrong",
+    ("kind", "wrong"),
     [
-        pytest.param(1, marks=pytest.mark.long),
-        4,
-        pytest.param(_WINDOW, marks=pytest.mark.long),
-        2 * _WINDOW + 3,
+        (TinyKind.ROTATING, 2 * _WINDOW + 3),
+        (TinyKind.NESTED_ROTATING, 4),
+        *(
+            pytest.param(kind, wrong, marks=pytest.mark.long)
+            for kind, wrong in (
+                *((TinyKind.ROTATING, one) for one in (1, 4, _WINDOW)),
+                *((TinyKind.NESTED_ROTATING, one) for one in (1, _WINDOW, 2 * _WINDOW + 3)),
+            )
+        ),
     ],
 )
+@_EACH_LANE
 def test_a_window_is_right_at_every_turn_of_its_ring(kind: TinyKind, lane: str, wrong: int) -> None:
     """A window rolls back not yet full, just full and anywhere in its ring; with more drafts than columns."""
     for steps in range(2 * _WINDOW + 2):
@@ -164,7 +168,13 @@ def test_caches_that_grow_are_right(kind: TinyKind, lane: str) -> None:
         assert rows.worst < NOISE
 
 
-@_EACH_FORMAT
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(one, marks=pytest.mark.long if one in ("affine8", "affine4") else ())
+        for one in _FORMATS
+    ],
+)
 def test_rows_of_a_batch_roll_back_each_its_own(name: str) -> None:
     """Rows roll back different numbers of drafts, while rows join and leave."""
     rows = _rows(TinyKind.STANDARD, "batch", name)
@@ -195,16 +205,19 @@ def test_rows_of_a_batch_roll_back_each_its_own(name: str) -> None:
 
 @_KINDS
 @pytest.mark.parametrize(
-    "others",
+    ("others", "every_steps"),
     [
-        pytest.param((60,), marks=pytest.mark.long),
-        pytest.param((2,), marks=pytest.mark.long),
-        (31, 4),
+        ((31, 4), (0, _WINDOW - 1, 13)),
+        pytest.param((31, 4), (1, 3, _WINDOW), marks=pytest.mark.long),
+        pytest.param((60,), (0, 1, 3, _WINDOW - 1, _WINDOW, 13), marks=pytest.mark.long),
+        pytest.param((2,), (0, 1, 3, _WINDOW - 1, _WINDOW, 13), marks=pytest.mark.long),
     ],
 )
-def test_a_row_that_others_have_left_drafts(kind: TinyKind, others: Sequence[int]) -> None:
+def test_a_row_that_others_have_left_drafts(
+    kind: TinyKind, others: Sequence[int], every_steps: Sequence[int]
+) -> None:
     """Longer and shorter ones leave padding, turned rings and widened histories behind."""
-    for steps in (0, 1, 3, _WINDOW - 1, _WINDOW, 13):
+    for steps in every_steps:
         rows = _rows(kind, "batch")
         for seed, length in enumerate(others):
             rows.join(Text(30 + seed, length))

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.engines import parity
 from support.engines.guessed_rows import GUESSES, GuessedScripts, always, if_alone
-from support.engines.tiny_models import TinyKind, each_kind_and_look_ahead
+from support.engines.tiny_models import TinyKind, each_kind, each_kind_and_look_ahead
 
 from machd.engine.protocol.step import Lane
 from machd_probes.play import DraftSchedule, Join
@@ -26,7 +26,7 @@ _CODED_SCRIPTS = ("early leaves", "down to one and up again", "chunked prefill",
 _STEP_NATS = 0.05
 """A number at the border of two quantisation steps may be rounded either way (test_quantised_parity)."""
 
-_KINDS = pytest.mark.parametrize("kind", list(TinyKind))
+_KINDS = each_kind()
 _AHEAD = pytest.mark.parametrize("looks_ahead", [False, True], ids=["in step", "looking ahead"])
 
 

@@ -14,7 +14,7 @@ from itertools import product
 import pytest
 from support.engines.oracle import Answers, Oracle, WatchedEngine
 from support.engines.tiny_engines import alone, loaded
-from support.engines.tiny_models import TinyKind
+from support.engines.tiny_models import TinyKind, each_kind
 
 from machd.engine.protocol.step import Lane
 from machd_probes.play import Join, play
@@ -83,7 +83,7 @@ def test_a_lonely_row_says_the_same(
     engine.close()
 
 
-@pytest.mark.parametrize("kind", list(TinyKind))
+@each_kind()
 @pytest.mark.parametrize("guesses", [1, 12])
 def test_any_number_of_guesses_gives_the_same(kind: TinyKind, guesses: int) -> None:
     """One, or more than a window has positions; the last pass stops at the row's last token."""

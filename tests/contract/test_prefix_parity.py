@@ -15,7 +15,7 @@ import pytest
 from support.engines.block_rows import ASKED, BlockRows, FilesInMemory, saved_block
 from support.engines.parity import differences
 from support.engines.tiny_engines import loaded
-from support.engines.tiny_models import TinyKind, each_kind_and_look_ahead
+from support.engines.tiny_models import TinyKind, each_kind, each_kind_and_look_ahead
 
 from machd.engine.assembly import make_engine
 from machd.engine.backend.untyped import Cache
@@ -35,7 +35,7 @@ STOPS = (16, 32, 40)
 """Ends of its blocks: two full ones, and the position before its last token."""
 
 _STATEFUL = [kind for kind in TinyKind if kind is not TinyKind.STANDARD]
-_KINDS = pytest.mark.parametrize("kind", list(TinyKind))
+_KINDS = each_kind()
 _AHEAD = pytest.mark.parametrize("looks_ahead", [False, True], ids=["in step", "looking ahead"])
 
 

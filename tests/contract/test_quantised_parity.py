@@ -10,7 +10,7 @@ from support.engines import parity
 from support.engines.block_rows import ASKED, BlockRows
 from support.engines.kv_quality import measured_quality
 from support.engines.tiny_engines import alone, loaded
-from support.engines.tiny_models import TinyKind
+from support.engines.tiny_models import TinyKind, each_kind
 
 from machd.engine.assembly import make_engine
 from machd.engine.loading.loader import LoadedModel
@@ -20,7 +20,7 @@ from machd_probes.scripts import LENGTHS, Script, random_prompt, scripts
 
 _NAMES = ("affine8", "affine4", "turboquant")
 _FORMATS = pytest.mark.parametrize("name", _NAMES)
-_KINDS = pytest.mark.parametrize("kind", list(TinyKind))
+_KINDS = each_kind()
 _SCRIPTS = scripts([random_prompt(length, at) for at, length in enumerate(LENGTHS)], 12)
 
 

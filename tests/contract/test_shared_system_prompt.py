@@ -8,7 +8,7 @@ import pytest
 from support.engines.block_rows import ASKED
 from support.engines.parity import differences
 from support.engines.tiny_engines import alone, loaded
-from support.engines.tiny_models import TinyKind
+from support.engines.tiny_models import TinyKind, each_kind
 from support.schedulers.sequence_samples import LIMITS, batching_of, only, run_step
 
 from machd.engine.assembly import make_engine
@@ -79,7 +79,7 @@ def test_requests_of_one_system_prompt_get_their_answers(shares: bool) -> None: 
         assert answers.kv_columns >= 8 * 384
 
 
-@pytest.mark.parametrize("kind", list(TinyKind))
+@each_kind()
 @pytest.mark.parametrize("kv_format", ["none", "affine8"])
 def test_only_attention_of_machds_own_shares(kind: TinyKind, kv_format: str) -> None:
     """Other layers, and keys and values in fewer bits, read a row's columns alone."""

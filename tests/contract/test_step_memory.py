@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 from support.engines.fake_engine import FakeEngine
 from support.engines.tiny_engines import loaded
-from support.engines.tiny_models import TinyKind
+from support.engines.tiny_models import TinyKind, each_kind
 
 from machd.engine.assembly import make_engine
 from machd.engine.protocol.engine import Engine
@@ -93,7 +93,7 @@ def test_steps_that_compute_nothing_are_never_refused(limited: _Limited) -> None
     assert limited.engine.memory().kv_used_bytes == 0
 
 
-@pytest.mark.parametrize("kind", list(TinyKind))
+@each_kind()
 @pytest.mark.parametrize("lane", list(Lane))
 def test_steps_take_at_most_twice_their_estimate(
     kind: TinyKind, lane: Lane, monkeypatch: pytest.MonkeyPatch

@@ -53,27 +53,42 @@ class TinyKind(StrEnum):
     """baichuan_m1: ``CacheList`` of a convolution's state and a rotating or a plain cache."""
 
 
+EVERY_RUN = (TinyKind.STANDARD, TinyKind.HYBRID_GDN, TinyKind.NESTED_ROTATING)
+"""Kinds that `make test` runs: plain keys and values, the gated delta net, and all else in one model."""
+
 _LOOKING_AHEAD = (TinyKind.STANDARD, TinyKind.NESTED_ROTATING)
-"""Kinds that `make test` runs with look-ahead: plain keys and values, and all else in one model."""
+"""Kinds that `make test` runs with look-ahead."""
+
+
+def each_kind() -> pytest.MarkDecorator:
+    """Parametrise ``kind`` over all kinds; those that are not of :data:`EVERY_RUN` have the marker ``long``."""
+    return pytest.mark.parametrize(
+        "kind",
+        [pytest.param(one, marks=() if one in EVERY_RUN else pytest.mark.long) for one in TinyKind],
+    )
 
 
 def each_kind_and_look_ahead() -> pytest.MarkDecorator:
     """Parametrise ``kind`` and ``looks_ahead`` over all pairs.
 
-    `make test` runs every kind in step and :data:`_LOOKING_AHEAD` looking ahead; the other pairs have
-    the marker ``long``.
+    `make test` runs :data:`EVERY_RUN` in step and :data:`_LOOKING_AHEAD` looking ahead; the other pairs
+    have the marker ``long``.
     """
-    in_step = [pytest.param(kind, False, id=f"{kind}-in step") for kind in TinyKind]
-    ahead = [
-        pytest.param(
-            kind,
-            True,
-            id=f"{kind}-looking ahead",
-            marks=() if kind in _LOOKING_AHEAD else pytest.mark.long,
-        )
-        for kind in TinyKind
-    ]
-    return pytest.mark.parametrize(("kind", "looks_ahead"), [*in_step, *ahead])
+    return pytest.mark.parametrize(
+        ("kind", "looks_ahead"),
+        [
+            pytest.param(
+                kind,
+                looks_ahead,
+                id=f"{kind}-{'looking ahead' if looks_ahead else 'in step'}",
+                marks=()
+                if kind in (_LOOKING_AHEAD if looks_ahead else EVERY_RUN)
+                else pytest.mark.long,
+            )
+            for looks_ahead in (False, True)
+            for kind in TinyKind
+        ],
+    )
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from support.clocks.manual_clock import ManualClock
 from support.engines.block_rows import ASKED, BlockRows, FilesInMemory, saved_block
 from support.engines.parity import differences
 from support.engines.tiny_engines import loaded
-from support.engines.tiny_models import VOCABULARY_TOKENS, TinyKind, tiny_model
+from support.engines.tiny_models import VOCABULARY_TOKENS, TinyKind, each_kind, tiny_model
 
 from machd.engine.assembly import make_engine
 from machd.engine.backend.untyped import Cache
@@ -51,7 +51,7 @@ from mlx_lm.models.cache import (  # isort: skip - after the engine
 )
 
 PROMPT = random_prompt(40, 2)
-_KINDS = pytest.mark.parametrize("kind", list(TinyKind))
+_KINDS = each_kind()
 
 
 def _tier(engine: MlxEngine) -> MemoryTier:
