@@ -7,8 +7,10 @@ of 64 they would start 64 threads, which wait for each other and use up the quot
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from collections.abc import Mapping
+from pathlib import Path
+
+from machd.engine.backend.control_groups import control_groups, group_text
 
 _THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
 _FOR_ALL = "OMP_NUM_THREADS"
@@ -41,42 +43,27 @@ def usable_cpus(*, root: Path = Path("/")) -> int:
     return max(1, min([cpus, *(int(quota) for quota in _quotas_cpus(root))]))
 
 
-def _quotas_cpus(root: Path) -> Iterator[float]:
-    """Yield the quotas of the process's cgroups and of those around them, in CPUs."""
-    for mount, controlled in _cgroups(root):
-        # In a container the path may be the host's: then only the mount's own files exist.
-        for folder in (controlled, *controlled.parents):
-            quota = _quota_cpus(mount / folder.relative_to("/"))
-            if quota is not None:
-                yield quota
-
-
-def _cgroups(root: Path) -> Iterator[tuple[Path, PurePosixPath]]:
-    """Yield where hierarchies with CPU quotas are mounted, each with the path of the process's cgroup."""
-    mounts = root / "sys/fs/cgroup"
+def _quotas_cpus(root: Path) -> list[float]:
+    """Return the quotas of the process's cgroups and of those around them, in CPUs."""
     try:
-        lines = (root / "proc/self/cgroup").read_text("utf-8", "replace").splitlines()
+        quotas = [_quota_cpus(group) for group in control_groups("cpu", root)]
     except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        # Version 2 has one hierarchy without names; version 1 one for each set of controllers.
-        if not controllers:
-            yield mounts, PurePosixPath(path)
-        elif "cpu" in controllers.split(","):
-            yield mounts / "cpu", PurePosixPath(path)
+        return []
+    return [quota for quota in quotas if quota is not None]
 
 
-def _quota_cpus(cgroup: Path) -> float | None:
+def _quota_cpus(group: Path) -> float | None:
     """Return the quota of one cgroup in CPUs; None without one. See cgroups(7)."""
+    limit = group_text(group, "cpu.max")  # version 2: quota and period
+    if limit is None:
+        quota, period = (
+            group_text(group, f"cpu.cfs_{name}_us") or "" for name in ("quota", "period")
+        )
+        limit = f"{quota} {period}"
     try:
-        if (limit := cgroup / "cpu.max").exists():
-            quota_us, period_us = limit.read_text("ascii").split()
-        else:
-            quota_us = (cgroup / "cpu.cfs_quota_us").read_text("ascii")
-            period_us = (cgroup / "cpu.cfs_period_us").read_text("ascii")
+        quota_us, period_us = limit.split()
         # Without a quota version 2 says "max" and version 1 says -1.
         quota_cpus = int(quota_us) / int(period_us)
-    except (OSError, ValueError, ZeroDivisionError):
+    except (ValueError, ZeroDivisionError):
         return None
     return quota_cpus if quota_cpus > 0 else None

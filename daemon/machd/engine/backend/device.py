@@ -9,14 +9,11 @@ from pathlib import Path
 import mlx.core as mx
 import psutil
 
+from machd.engine.backend.control_groups import control_groups, group_text
 from machd.engine.backend.heap import trim_heap
 
-_CGROUP_ROOT = Path("/sys/fs/cgroup")
+_ROOT = Path("/")
 _STATM = Path("/proc/self/statm")
-
-_NO_SUCH_LIMIT = (FileNotFoundError, NotADirectoryError, PermissionError)
-"""A control group without the memory controller, or outside of what the process may see. Any other
-error is a reading that failed, which must not pass for a group without a limit."""
 
 
 def backend_name() -> str:
@@ -81,7 +78,7 @@ def device_memory_bytes() -> int:
     """
     machine_bytes = int(psutil.virtual_memory().total)
     if backend_name() == "cpu":
-        limits = [_limit_bytes(group) for group in _control_groups(_CGROUP_ROOT)]
+        limits = [_limit_bytes(group) for group in control_groups("memory", _ROOT)]
         limits += [limit_bytes for limit_bytes, _ in _process_limits()]
         return min([machine_bytes, *(one for one in limits if one is not None)])
     facts = mx.device_info()
@@ -129,48 +126,33 @@ def _process_limits() -> list[tuple[int, int]]:
     return [pair for pair in zip(limits, used, strict=True) if pair[0] != resource.RLIM_INFINITY]
 
 
-def _control_group_bytes(root: Path = _CGROUP_ROOT) -> int | None:
-    """Bytes that the nearest memory limit (cgroup v2) leaves this process; None without a limit."""
-    remaining = [_group_bytes(path) for path in _control_groups(root)]
+def _control_group_bytes(root: Path = _ROOT) -> int | None:
+    """Bytes that the nearest memory limit of a control group leaves this process; None without a limit."""
+    remaining = [_group_bytes(group) for group in control_groups("memory", root)]
     return min((value for value in remaining if value is not None), default=None)
 
 
-def _control_groups(root: Path) -> list[Path]:
-    """This process's control group (v2) and those above it; none where there are none."""
-    if sys.platform != "linux":
-        return []
-    try:
-        lines = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()
-    except FileNotFoundError:
-        return []
-    relative = next((line[3:] for line in lines if line.startswith("0::")), None)
-    if relative is None:
-        return []
-    group = root / relative.lstrip("/")
-    return [path for path in (group, *group.parents) if _is_below(path, root)]
-
-
-def _is_below(path: Path, root: Path) -> bool:
-    return path == root or root in path.parents
-
-
 def _limit_bytes(group: Path) -> int | None:
-    """The group's own limit; None where it has none."""
-    try:
-        return int((group / "memory.max").read_text(encoding="ascii"))
-    except (*_NO_SUCH_LIMIT, ValueError):  # the word max, too
-        return None
+    """The group's own limit; None where it has none. Version 1 spells that as more than any machine has."""
+    return _number(group_text(group, "memory.max", "memory.limit_in_bytes"))
 
 
 def _group_bytes(group: Path) -> int | None:
     """Limit less use, where file pages that the kernel can drop do not count as use."""
     limit_bytes = _limit_bytes(group)
-    if limit_bytes is None:
+    used_bytes = _number(group_text(group, "memory.current", "memory.usage_in_bytes"))
+    if limit_bytes is None or used_bytes is None:
         return None
+    lines = (group_text(group, "memory.stat") or "").splitlines()
+    facts = dict(line.split(" ", 1) for line in lines if " " in line)
+    # Of version 1 the second, which counts the groups inside as use and limit do.
+    inactive = facts.get("total_inactive_file") or facts.get("inactive_file")
+    return max(limit_bytes - used_bytes + (_number(inactive) or 0), 0)
+
+
+def _number(text: str | None) -> int | None:
+    """Return a file's number; None if there is no file, or it says ``max``."""
     try:
-        used_bytes = int((group / "memory.current").read_text(encoding="ascii"))
-        facts = (group / "memory.stat").read_text(encoding="ascii").splitlines()
-    except (*_NO_SUCH_LIMIT, ValueError):
+        return None if text is None else int(text)
+    except ValueError:
         return None
-    inactive = next((line.split()[1] for line in facts if line.startswith("inactive_file ")), "0")
-    return max(limit_bytes - used_bytes + int(inactive), 0)

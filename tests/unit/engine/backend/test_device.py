@@ -24,19 +24,23 @@ def _group(path: Path, limit: str, used_bytes: int, inactive_bytes: int) -> None
     (path / "memory.stat").write_text(f"anon 5\ninactive_file {inactive_bytes}\n")
 
 
+def _planted(root: Path, groups: str, slice_folder: str) -> Path:
+    """Plant a tree of control groups.
+
+    Returns:
+        The folder of the process's own, which does not exist yet.
+    """
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text(groups)
+    own_slice = root / "sys/fs/cgroup" / slice_folder
+    own_slice.mkdir(parents=True)
+    return own_slice / "machd.service"
+
+
 @pytest.fixture(name="own_group")
-def _own_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def _own_group(tmp_path: Path) -> Path:
     """A service's group below a slice, in place of the process's own."""
-    real_read = Path.read_text
-
-    def read(path: Path, encoding: str | None = None) -> str:
-        if str(path) == "/proc/self/cgroup":
-            return "0::/system.slice/machd.service\n"
-        return real_read(path, encoding=encoding)
-
-    monkeypatch.setattr(Path, "read_text", read)
-    (tmp_path / "system.slice").mkdir()
-    return tmp_path / "system.slice" / "machd.service"
+    return _planted(tmp_path, "0::/system.slice/machd.service\n", "system.slice")
 
 
 def test_the_nearest_limit_counts(tmp_path: Path, own_group: Path) -> None:
@@ -52,6 +56,45 @@ def test_no_limit_is_no_limit(tmp_path: Path, own_group: Path) -> None:
     assert device._control_group_bytes(tmp_path) is None
     _group(own_group, "max", 60 * MIB, 10 * MIB)
     assert device._control_group_bytes(tmp_path) is None
+
+
+def _first_version(path: Path, limit_bytes: int, used_bytes: int, inactive_bytes: int) -> None:
+    path.mkdir(exist_ok=True)
+    (path / "memory.limit_in_bytes").write_text(f"{limit_bytes}\n")
+    (path / "memory.usage_in_bytes").write_text(f"{used_bytes}\n")
+    (path / "memory.stat").write_text(
+        f"cache 5\ninactive_file 1\ntotal_inactive_file {inactive_bytes}\n"
+    )
+
+
+_UNLIMITED = 9223372036854771712
+"""What version 1 says of a group without a limit, with pages of 4 KiB."""
+
+
+@pytest.mark.parametrize("second", ["", "0::/\n"])
+def test_limits_of_version_1_are_read_as_those_of_version_2(
+    second: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hierarchy of the memory controller bounds what is left and the capacity, beside an empty one of version 2 too."""
+    groups = "4:cpu,cpuacct:/elsewhere\n7:memory:/system.slice/machd.service\n"
+    own_group = _planted(tmp_path, groups + second, "memory/system.slice")
+    monkeypatch.setattr(device, "_ROOT", tmp_path)
+    monkeypatch.setattr(device, "backend_name", lambda: "cpu")
+    _first_version(own_group.parent.parent, _UNLIMITED, 90 * MIB, 0)
+    _first_version(own_group.parent, 80 * MIB, 50 * MIB, 0)
+    _first_version(own_group, 100 * MIB, 85 * MIB, 10 * MIB)
+    assert device._control_group_bytes(tmp_path) == 25 * MIB
+    assert device.device_memory_bytes() == 80 * MIB
+    _first_version(own_group.parent, _UNLIMITED, 50 * MIB, 0)
+    assert device.device_memory_bytes() == 100 * MIB
+
+
+def test_a_container_sees_its_own_limit_at_the_mount(tmp_path: Path) -> None:
+    """Version 1 without a namespace tells the host's path, of which the container has no folder."""
+    groups = "7:memory:/docker/0123456789abcdef\n"
+    mount = _planted(tmp_path, groups, "memory").parent
+    _first_version(mount, 100 * MIB, 60 * MIB, 10 * MIB)
+    assert device._control_group_bytes(tmp_path) == 50 * MIB
 
 
 def test_a_limit_that_is_used_up_leaves_nothing(tmp_path: Path, own_group: Path) -> None:
@@ -90,14 +133,14 @@ def test_a_limit_that_cannot_be_read_is_not_taken_for_none(
 ) -> None:
     """Without a file descriptor the reading fails: the machine's memory is not the service's."""
     _group(own_group, str(100 * MIB), 60 * MIB, 0)
-    monkeypatch.setattr(device, "_CGROUP_ROOT", tmp_path)
+    monkeypatch.setattr(device, "_ROOT", tmp_path)
     monkeypatch.setattr(device, "backend_name", lambda: "cpu")
     right = Path.read_text
 
-    def read(path: Path, encoding: str | None = None) -> str:
+    def read(path: Path, encoding: str | None = None, errors: str | None = None) -> str:
         if path.name == "memory.max":
             raise OSError(errno.EMFILE, "Too many open files")
-        return right(path, encoding)
+        return right(path, encoding, errors)
 
     monkeypatch.setattr(Path, "read_text", read)
     with pytest.raises(OSError, match="Too many open files"):
@@ -109,7 +152,7 @@ def test_capacity_is_the_machines_or_the_groups(
 ) -> None:
     """Memory in use does not count against the device's total; the nearest limit does."""
     monkeypatch.setattr(device, "backend_name", lambda: "cpu")
-    monkeypatch.setattr(device, "_CGROUP_ROOT", tmp_path)
+    monkeypatch.setattr(device, "_ROOT", tmp_path)
     machine_bytes = psutil.virtual_memory().total
     assert device.device_memory_bytes() == machine_bytes
     _group(own_group, "max", 60 * MIB, 0)
