@@ -380,7 +380,7 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
         "engine.memory_short",
         ("warning",),
         ("needed_bytes", "left_bytes", "given"),
-        "A step did not fit into the memory that is left, and something was given up for it: `blocks` "
+        "A step, or an image to encode, did not fit into the memory that is left, and something was given up for it: `blocks` "
         "of the prefix cache, a request without a token (`requeued`), or a request (`ended`, with "
         "`overloaded`).",
         "Lower `continuous_batching.kv_budget_gb`, `continuous_batching.max_b` or "

@@ -94,10 +94,16 @@ def engine_parts(
     vocabulary_tokens = description.vocabulary_tokens
     form = BlockForm.of_model(model, loaded.kv_format) if disk_tier is not None else None
     tightest = None if ranks is None else ranks.tightest
+    memory = StepMemory(computing_memory_bytes, SystemClock(), tightest)
     media = None
     if loaded.vision is not None:
         assert isinstance(model, VisionLanguageModel), "only such a model has a processor"
-        media = MediaEncoder(model, SystemClock(), max_bytes=loaded.media_bytes)
+        media = MediaEncoder(
+            model,
+            SystemClock(),
+            max_bytes=loaded.media_bytes,
+            read_left_bytes=memory.read_left_bytes,
+        )
     return EngineParts(
         model=model,
         description=replace(
@@ -114,7 +120,7 @@ def engine_parts(
         masks=TokenMasks(vocabulary_tokens, SystemClock()),
         blocks=MemoryTier(disk_tier, form),
         keeps_finished_rows=leaves_blocks and has_blocks,
-        memory=StepMemory(computing_memory_bytes, SystemClock(), tightest),
+        memory=memory,
         proposer=proposer,
         looks_ahead=looks_ahead,
         pack=packed_caches if is_packable else None,

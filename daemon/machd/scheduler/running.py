@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from machd.engine.protocol.engine import MemoryReading
-from machd.engine.protocol.step import Lane, RowFault, StepPlan, StepResult
-from machd.errors import MachdError, RequestError, RowFaultError
+from machd.engine.protocol.step import Lane, RowFault, StepMemoryError, StepPlan, StepResult
+from machd.errors import MachdError, OverloadedError, RequestError, RowFaultError
 from machd.scheduler.config import SchedulerConfig
 from machd.scheduler.prefix_cache import PrefixCache
 from machd.scheduler.reservations import Reservations
@@ -161,6 +161,11 @@ def error_of(fault: RowFault) -> MachdError:
     """Return a row fault's cause if it is the client's mistake, else an error without its details."""
     if isinstance(fault.cause, RequestError):
         return fault.cause
+    if isinstance(fault.cause, StepMemoryError):
+        return OverloadedError(
+            "the server has too little memory left for an image or video of this size; try again "
+            "later, or send a smaller one"
+        )
     error = RowFaultError("the generation failed inside the server")
     error.__cause__ = fault.cause
     return error

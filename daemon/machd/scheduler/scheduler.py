@@ -151,8 +151,8 @@ class Scheduler:
         sequence fewer runs; each that finishes allows one more. Every call gives up something, so a
         caller may repeat it until the step fits.
         """
-        running, prefixes = self._running, self._running.prefixes
-        if prefixes is not None and prefixes.yield_bytes(missing_bytes):
+        running = self._running
+        if self.yield_blocks(missing_bytes):
             return MemoryYield.BLOCKS, []
         running.limit_to(len(running) - 1)
         youngest = running.youngest
@@ -166,6 +166,11 @@ class Scheduler:
             retry_after_s=self._waiting.retry_after_s(),
         )
         return MemoryYield.ENDED, self._end_with(error, [youngest], now_s, is_sound=False)
+
+    def yield_blocks(self, missing_bytes: int) -> bool:
+        """Give up blocks of the prefix cache; the next plan frees them. Returns False if there are none."""
+        prefixes = self._running.prefixes
+        return prefixes is not None and prefixes.yield_bytes(missing_bytes)
 
     def set_prefix_cache(self, prefixes: PrefixCache | None) -> None:
         """Replace the prefix cache, or remove it with None; at rest, with no block in the engine."""

@@ -16,7 +16,7 @@ import structlog
 from machd.capabilities.verdicts import ModelVerdicts, judge
 from machd.clock import Clock
 from machd.engine.protocol.engine import Engine, ModelDescription
-from machd.engine.protocol.step import StepMemoryError, StepPlan
+from machd.engine.protocol.step import RowFault, StepMemoryError, StepPlan
 from machd.errors import EngineFaultError, MachdError, OverloadedError, RequestError
 from machd.scheduler.config import SchedulerConfig
 from machd.scheduler.events import (
@@ -27,7 +27,7 @@ from machd.scheduler.events import (
     StepCompleted,
 )
 from machd.scheduler.prefix_limits import PrefixLimits
-from machd.scheduler.scheduler import Scheduler
+from machd.scheduler.scheduler import MemoryYield, Scheduler
 from machd.scheduler.subscriber import SequenceRequest
 from machd.scheduler.waiting import QueueLimits
 from machd.serving.attended_engine import AttendedEngine, Interruption
@@ -429,10 +429,10 @@ class EngineLoop:
             return
         now_s = self._clock.monotonic_s()
         duration_s = now_s - start_s
-        for fault in result.faults:
-            # A client's own mistake is in its request's line.
-            if not isinstance(fault.cause, RequestError):
-                self._log.error("row.failed", slot_index=fault.slot_index, exc_info=fault.cause)
+        result = replace(
+            result,
+            faults=tuple(one for one in result.faults if not self._makes_room(scheduler, one)),
+        )
         for draft_fault in result.draft_faults:
             self._log.warning(
                 "speculation.failed",
@@ -483,6 +483,28 @@ class EngineLoop:
             given=given.value,
         )
         self._publish(events)
+
+    def _makes_room(self, scheduler: Scheduler, fault: RowFault) -> bool:
+        """Log a row's fault, and make room for an image that does not fit, which is then planned again.
+
+        Returns:
+            False if the row ends of its fault.
+        """
+        if isinstance(fault.cause, RequestError):
+            return False  # a client's own mistake is in its request's line
+        if not isinstance(fault.cause, StepMemoryError):
+            self._log.error("row.failed", slot_index=fault.slot_index, exc_info=fault.cause)
+            return False
+        needed_bytes, left_bytes = fault.cause.needed_bytes, fault.cause.left_bytes
+        is_made = scheduler.yield_blocks(needed_bytes - left_bytes)
+        given = MemoryYield.BLOCKS if is_made else MemoryYield.ENDED
+        self._log.warning(
+            "engine.memory_short",
+            needed_bytes=needed_bytes,
+            left_bytes=left_bytes,
+            given=given.value,
+        )
+        return is_made
 
     def _note_answers(self, events: list[Event]) -> None:
         """A whole answer shows that the engine works: prefill may succeed where decode fails.

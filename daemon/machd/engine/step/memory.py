@@ -92,6 +92,11 @@ class StepMemory:
         """The part of ``available_bytes`` that steps may take."""
         return max(0, available_bytes - self._reserved_bytes)
 
+    def read_left_bytes(self) -> int:
+        """Return what steps may take now."""
+        self._look(max_age_s=0.0)
+        return self.left_of(self._available_bytes)
+
     @property
     def peak_bytes(self) -> int:
         """The most that mlx has held since the start."""

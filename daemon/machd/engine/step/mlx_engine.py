@@ -269,6 +269,8 @@ class MlxEngine:
             decoder.close()
         self._serial.clear()
         self._blocks.forget_rows()
+        if self._parts.media is not None:
+            self._parts.media.forget_rows()
         self._batch = self._decoder(self._batch_kv())
         mx.clear_cache()
 
@@ -313,6 +315,8 @@ class MlxEngine:
                 decoder.close()
         self._prefills.drop(slot_indices)
         self._blocks.forget_rows(slot_indices)
+        if self._parts.media is not None:
+            self._parts.media.forget_rows(slot_indices)
         self._batch.leave(slot_indices)
 
     def _can_pack(self, chunks: Sequence[PrefillChunk]) -> bool:
@@ -359,6 +363,7 @@ class MlxEngine:
         row = DecoderRow(slot_index, sampling, opening.reserved_tokens - len(prefill.prompt))
         if opening.media and media is not None:
             row.position_shift = media.shift(opening.media)
+            media.forget_rows((slot_index,))
         if (proposer := self._parts.proposer) is not None:
             row.proposals = RowProposals(proposer, prompt, params, vocabulary_tokens)
         decoder = self._batch

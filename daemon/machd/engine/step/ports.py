@@ -70,15 +70,16 @@ class PromptMedia(Protocol):
         ...
 
     def encode(self, rows: Sequence[EncodeRow], limit_s: float) -> EncodeOutcome:
-        """Encode what rows wait for, and pause after ``limit_s``."""
+        """Encode what rows wait for, and pause after ``limit_s``.
+
+        A row fails with StepMemoryError if its image or video does not fit into the memory that is left.
+        """
         ...
 
     def inputs(
         self, keys: Sequence[int], start: int, spans: Sequence[MediaSpan]
     ) -> tuple[mx.array, dict[str, mx.array]]:
         """Return what the model takes of a stretch of a prompt.
-
-        What is not encoded yet is encoded now, however long it takes.
 
         Args:
             keys: The stretch.
@@ -99,6 +100,10 @@ class PromptMedia(Protocol):
 
     def reading(self) -> MediaReading:
         """Return the encoder's cache at this moment."""
+        ...
+
+    def forget_rows(self, slot_indices: Iterable[int] | None = None) -> None:
+        """Keep nothing more for rows that are past their prefill, or gone; None for all."""
         ...
 
     def clear(self) -> None:

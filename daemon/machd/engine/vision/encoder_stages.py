@@ -1,20 +1,24 @@
 """A model's vision encoder in stages, so that other rows may move while an image is encoded.
 
 mlx computes nothing until a result is evaluated. So the encoder is called once, which takes no time, and the outputs of its modules are
-evaluated one after the other: what is computed between two of them is a stage.
+evaluated one after the other: what is computed between two of them is a stage. Attention over many patches is several stages, each of
+some of the queries: its scores grow with the square of the patches, in time and in memory.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import mlx.core as mx
 
 from machd.engine.backend.untyped import Layer
+
+_MAX_SCORE_BYTES = 128 << 20
+"""Scores of one block of attention; softmax makes a second array of them."""
 
 _recorded: deque[mx.array] | None = None
 """Outputs of recording modules in the order of computation, while an encoder is called; the engine thread's alone."""
@@ -32,13 +36,53 @@ def record_outputs(modules: Iterable[Layer]) -> None:
 
 @contextmanager
 def recording() -> Iterator[deque[mx.array]]:
-    """Yield the outputs of all modules that are called inside, lazy, in the order of computation."""
+    """Yield the outputs of all modules that are called inside, and of attention's blocks, lazy, in the order of computation."""
     global _recorded  # noqa: PLW0603 - modules have no other way to it
     _recorded = deque()
+    whole = mx.fast.scaled_dot_product_attention
+    mx.fast.scaled_dot_product_attention = partial(_attend_in_blocks, whole, _recorded)
     try:
         yield _recorded
     finally:
         _recorded = None
+        mx.fast.scaled_dot_product_attention = whole
+
+
+def _attend_in_blocks(
+    attend: Callable[..., mx.array],
+    recorded: deque[mx.array],
+    queries: mx.array,
+    keys: mx.array,
+    *others: mx.array,
+    mask: mx.array | str | None = None,
+    **named: object,
+) -> mx.array:
+    """Compute attention for some of the queries at a time, each block a stage.
+
+    A query's output depends on no other query. A GPU's own attention keeps no scores; there blocks bound the time of a stage.
+
+    Args:
+        attend: mlx's attention.
+        recorded: Gets the blocks' outputs.
+        queries: [rows, heads, tokens, dim]; all from here on are attention's own arguments.
+        keys: [rows, heads, tokens, dim].
+        others: The values.
+        mask: None for none.
+        named: The scale and others.
+    """
+    rows, heads, tokens, _ = queries.shape
+    bytes_per_query = rows * heads * keys.shape[2] * queries.dtype.size
+    block = max(1, _MAX_SCORE_BYTES // max(1, bytes_per_query))
+    if tokens <= block or isinstance(mask, str):
+        return attend(queries, keys, *others, mask=mask, **named)
+    outputs: list[mx.array] = []
+    for start in range(0, tokens, block):
+        stop, own = min(start + block, tokens), mask
+        if mask is not None and mask.ndim > 1 and mask.shape[-2] > 1:
+            own = mask[..., start:stop, :]
+        outputs.append(attend(queries[:, :, start:stop], keys, *others, mask=own, **named))
+    recorded.extend(outputs)
+    return mx.concatenate(outputs, axis=2)
 
 
 @cache

@@ -6,8 +6,9 @@ kept by content and put into every prompt that has it. Positions are the image's
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from machd.clock import Clock
+from machd.engine.backend.device import give_memory_back
 from machd.engine.protocol.engine import MediaReading
 from machd.engine.protocol.media import (
     Media,
@@ -25,9 +27,11 @@ from machd.engine.protocol.media import (
     spans_between,
     token_ids_of,
 )
-from machd.engine.protocol.step import EncodeRow, RowFault
+from machd.engine.protocol.step import EncodeRow, RowFault, StepMemoryError
+from machd.engine.vision.encoder_memory import encoder_need, without_compile
 from machd.engine.vision.encoder_stages import record_outputs, recording
 from machd.engine.vision.vision_model import GRIDS, VisionLanguageModel
+from machd.errors import InvalidRequestError
 
 _TOKEN_FEATURES = ("inputs_embeds", "per_layer_inputs")
 """Features with an entry for each token, [1, tokens, …]."""
@@ -35,6 +39,9 @@ _TOKEN_FEATURES = ("inputs_embeds", "per_layer_inputs")
 _DEEPSTACK, _VISUAL = "deepstack_visual_embeds", "visual_pos_masks"
 _UNUSED = frozenset({"attention_mask_4d", "attention_mask", "position_ids", "rope_deltas"})
 """Features that mlx-vlm's own generation hands on and language models ignore, and positions, which are made here."""
+
+_MARGIN = 1.25
+"""On what a graph shows: operations copy inputs whose strides do not suit them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +72,12 @@ class _Encoded:
     deepstack: tuple[mx.array, ...]
 
     @property
+    def arrays(self) -> tuple[mx.array, ...]:
+        return (*self.by_token.values(), *self.deepstack)
+
+    @property
     def nbytes(self) -> int:
-        arrays = (*self.by_token.values(), *self.deepstack)
-        return sum(int(one.nbytes) for one in arrays)
+        return sum(int(one.nbytes) for one in self.arrays)
 
     def between(self, start: int, stop: int) -> _Encoded:
         """Cut to some of the tokens."""
@@ -85,12 +95,14 @@ class _Encoding:
     """A media while it is encoded.
 
     Attributes:
-        stages: Lazy outputs of the encoder's modules that are not computed yet, in order.
+        stages: Lazy outputs of the encoder's modules that are not computed yet, in order, each with the bytes that it takes.
         result: Lazy features.
+        result_bytes: That these take once all stages are computed.
     """
 
-    stages: deque[mx.array]
+    stages: deque[tuple[mx.array, int]]
     result: _Encoded
+    result_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +126,24 @@ class MediaEncoder:
     It satisfies the step's port ``PromptMedia``.
     """
 
-    def __init__(self, model: VisionLanguageModel, clock: Clock, *, max_bytes: int) -> None:
+    def __init__(
+        self,
+        model: VisionLanguageModel,
+        clock: Clock,
+        *,
+        max_bytes: int,
+        read_left_bytes: Callable[[], int],
+    ) -> None:
         """Begin with nothing encoded.
 
         Args:
             model: The served model.
             clock: Measures encoding.
             max_bytes: Memory for what was encoded; the least recently used goes first.
+            read_left_bytes: Memory that a step may take at that moment.
         """
+        self._read_left_bytes = read_left_bytes
+        self._idle_bytes = read_left_bytes()
         self._wrapped = model
         self._model = model.model
         self._clock = clock
@@ -132,6 +154,7 @@ class MediaEncoder:
             if path and path.partition(".")[0] != "language_model"
         )
         self._begun: dict[bytes, _Encoding] = {}
+        self._digests: dict[int, set[bytes]] = {}  # by slot, of rows in prefill
         self._encoded: OrderedDict[bytes, _Encoded] = OrderedDict()
         self._layouts: OrderedDict[bytes, MediaLayout] = OrderedDict()
         self._bytes = 0
@@ -157,9 +180,11 @@ class MediaEncoder:
         """Encode what rows wait for, and pause after ``limit_s``.
 
         One at a time, the one that is begun first. The limit is exceeded by the rest of a stage: what a module of
-        the encoder computes beyond those inside it.
+        the encoder computes beyond those inside it. A row whose image does not fit into memory fails.
         """
         begin_s = self._clock.monotonic_s()
+        for row in rows:
+            self._digests.setdefault(row.slot_index, set()).add(row.media.digest)
         wanted = {row.media.digest for row in rows}
         self._begun = {digest: one for digest, one in self._begun.items() if digest in wanted}
         ready: list[bytes] = []
@@ -170,7 +195,7 @@ class MediaEncoder:
             try:
                 if not self._advance(row.media, begin_s + limit_s):
                     break
-            except MediaEncodingError as cause:
+            except (MediaEncodingError, StepMemoryError, InvalidRequestError) as cause:
                 self._begun.pop(row.media.digest, None)
                 faults.append(RowFault(row.slot_index, cause))
             else:
@@ -210,8 +235,17 @@ class MediaEncoder:
             return 0
         return sum(self._layout(one.media).length - len(one.media.token_ids) for one in spans)
 
+    def forget_rows(self, slot_indices: Iterable[int] | None = None) -> None:
+        """Take rows as past their prefill, or gone; None for all. What else needs none of their images drops them."""
+        for slot_index in tuple(self._digests if slot_indices is None else slot_indices):
+            self._digests.pop(slot_index, None)
+        needed = self._needed_digests()
+        self._begun = {digest: one for digest, one in self._begun.items() if digest in needed}
+        self._evict()
+
     def clear(self) -> None:
         """Drop everything."""
+        self._digests.clear()
         self._begun.clear()
         self._encoded.clear()
         self._layouts.clear()
@@ -275,15 +309,12 @@ class MediaEncoder:
         Raises:
             MediaEncodingError: The encoder failed.
         """
-        known = self._encoded.get(media.digest)
-        if known is not None:
-            return known
-        # There is less room than one image takes: it was dropped as soon as it was encoded.
-        begin_s = self._clock.monotonic_s()
-        encoding = self._begun.get(media.digest) or self._begin(media)
-        self._finish(media, encoding)
-        self._encoding_s += self._clock.monotonic_s() - begin_s
-        return encoding.result
+        if media.digest not in self._encoded:
+            try:
+                self._advance(media, math.inf)
+            except StepMemoryError as error:
+                raise MediaEncodingError("there is too little memory left for it") from error
+        return self._encoded[media.digest]
 
     def _advance(self, media: Media, until_s: float) -> bool:
         """Encode stages of an image or video, at least one; returns True once it is encoded.
@@ -296,29 +327,69 @@ class MediaEncoder:
             self._hits += 1
             return True
         encoding = self._begun.get(media.digest) or self._begin(media)
+        while encoding.stages:
+            stage, stage_bytes = encoding.stages.popleft()
+            self._check_room(stage_bytes)
+            with _encoder_errors(media):
+                mx.eval(stage)
+            del stage
+            if self._clock.monotonic_s() >= until_s:
+                return False
+        self._check_room(encoding.result_bytes)
         with _encoder_errors(media):
-            while encoding.stages:
-                mx.eval(encoding.stages.popleft())
-                if self._clock.monotonic_s() >= until_s:
-                    return False
-        self._finish(media, encoding)
+            mx.eval(*encoding.result.arrays)
+        del self._begun[media.digest]
+        self._keep(media.digest, encoding.result)
         return True
 
     def _begin(self, media: Media) -> _Encoding:
-        """Call the encoder, which computes nothing yet."""
+        """Call the encoder, which computes nothing yet.
+
+        Raises:
+            MediaEncodingError: It failed.
+            StepMemoryError: What it computes does not fit into the memory that is left.
+            InvalidRequestError: It does not fit into the memory of an idle server.
+        """
         self._misses += 1
-        with _encoder_errors(media), recording() as stages:
-            encoding = _Encoding(stages, self._compute(media))
+        self._check_room(media.nbytes)
+        with _encoder_errors(media), without_compile():
+            stages, result = self._graph(media)
+            need = encoder_need(stages, result.arrays)
+            del stages, result
+        self._check_room(media.nbytes + need.peak_bytes)
+        with _encoder_errors(media):
+            stages, result = self._graph(media)
+        *stage_bytes, result_bytes = need.stage_bytes
+        encoding = _Encoding(deque(zip(stages, stage_bytes, strict=True)), result, result_bytes)
         self._begun[media.digest] = encoding
         return encoding
 
-    def _finish(self, media: Media, encoding: _Encoding) -> None:
-        """Compute what is left, and keep the features."""
-        encoded = encoding.result
-        with _encoder_errors(media):
-            mx.eval(list(encoded.by_token.values()), list(encoded.deepstack))
-        del self._begun[media.digest]
-        self._keep(media.digest, encoded)
+    def _check_room(self, needed_bytes: int) -> None:
+        """Refuse to compute what does not fit.
+
+        Raises:
+            StepMemoryError: It does not fit beside what is held now.
+            InvalidRequestError: It would not fit into the memory that was left when the model was loaded.
+        """
+        needed_bytes = int(needed_bytes * _MARGIN)
+        if needed_bytes <= self._read_left_bytes():
+            return
+        give_memory_back()
+        left_bytes = self._read_left_bytes()
+        if needed_bytes > max(self._idle_bytes, left_bytes):
+            raise InvalidRequestError(
+                f"messages: to encode an image or video of this size takes {needed_bytes / 1e9:.1f} GB, and the "
+                f"server has {self._idle_bytes / 1e9:.1f} GB for it; send a smaller one",
+                param="messages",
+            )
+        if needed_bytes > left_bytes:
+            raise StepMemoryError(needed_bytes=needed_bytes, left_bytes=left_bytes)
+
+    def _graph(self, media: Media) -> tuple[list[mx.array], _Encoded]:
+        """Return the lazy outputs of the encoder's modules, and its lazy features."""
+        with recording() as stages:
+            result = self._compute(media)
+        return list(stages), result
 
     def _compute(self, media: Media) -> _Encoded:
         token_ids = mx.array([media.token_ids], dtype=mx.int32)
@@ -343,9 +414,19 @@ class MediaEncoder:
     def _keep(self, digest: bytes, encoded: _Encoded) -> None:
         self._encoded[digest] = encoded
         self._bytes += encoded.nbytes
-        while self._bytes > self._max_bytes and self._encoded:
-            _, dropped = self._encoded.popitem(last=False)
-            self._bytes -= dropped.nbytes
+        self._evict()
+
+    def _evict(self) -> None:
+        """Drop the least recently used features until the rest fits, but none that a row in prefill needs."""
+        needed = self._needed_digests()
+        for digest in [one for one in self._encoded if one not in needed]:
+            if self._bytes <= self._max_bytes:
+                return
+            self._bytes -= self._encoded.pop(digest).nbytes
+
+    def _needed_digests(self) -> set[bytes]:
+        """Return the digests of what rows in prefill have."""
+        return set().union(*self._digests.values())
 
     def _layout(self, media: Media) -> MediaLayout:
         """Return the positions of a media's tokens; the model's encoder need not run for them."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import chain, repeat
 from typing import Any
 
 import mlx.core as mx
@@ -12,9 +14,10 @@ from mlx.nn.layers.linear import Linear
 from support.clocks.manual_clock import ManualClock
 
 from machd.engine.protocol.media import Media, MediaEncodingError, PlainArray
-from machd.engine.protocol.step import EncodeRow
+from machd.engine.protocol.step import EncodeRow, StepMemoryError
 from machd.engine.vision.media_encoder import MediaEncoder
 from machd.engine.vision.vision_model import VisionLanguageModel
+from machd.errors import InvalidRequestError
 from machd.request.media import MediaKind
 
 _DIM = 8
@@ -78,8 +81,17 @@ def _fixture_model() -> _Model:
     return _Model()
 
 
-def _encoder(model: _Model, max_bytes: int = 10**6) -> MediaEncoder:
-    return MediaEncoder(VisionLanguageModel(model), ManualClock(), max_bytes=max_bytes)
+def _encoder(
+    model: _Model, max_bytes: int = 10**6, *, left_bytes: Sequence[int] = (10**9,)
+) -> MediaEncoder:
+    """Make an encoder; ``left_bytes`` are what its readings find, the last one again and again."""
+    readings = chain(left_bytes, repeat(left_bytes[-1]))
+    return MediaEncoder(
+        VisionLanguageModel(model),
+        ManualClock(),
+        max_bytes=max_bytes,
+        read_left_bytes=lambda: next(readings),
+    )
 
 
 def _embeddings(encoder: MediaEncoder, media: Media) -> mx.array:
@@ -95,7 +107,7 @@ def test_an_image_in_stages_is_the_image_at_once(model: _Model) -> None:
     while not staged.encode(rows, limit_s=0.0).encoded:
         pauses += 1
     assert pauses >= _LAYERS, "it pauses between the tower's layers"
-    assert model.calls == 1
+    assert model.calls == 2, "once to measure the graph, once to compute it"
     assert mx.array_equal(_embeddings(staged, media), _embeddings(whole, media)).item()
     assert (staged.reading().misses, staged.reading().entries) == (1, 1)
     assert staged.encode(rows, limit_s=0.0).encoded == (media.digest,), "what is known is ready"
@@ -112,7 +124,7 @@ def test_what_is_begun_goes_on_whatever_comes_before_it(model: _Model) -> None:
     while len(done) < 2:
         done += [one for one in encoder.encode(rows, limit_s=0.0).encoded if one not in done]
     assert done == [first.digest, second.digest]
-    assert model.calls == 2
+    assert model.calls == 4
 
 
 def test_what_nobody_waits_for_is_dropped(model: _Model) -> None:
@@ -136,10 +148,51 @@ def test_an_encoder_that_fails_fails_its_row(model: _Model) -> None:
     assert encoder.encode((EncodeRow(4, second),), limit_s=1.0).encoded == (second.digest,)
 
 
-def test_an_image_larger_than_the_cache_is_still_served(model: _Model) -> None:
-    """It is dropped at once, and encoded again by the chunk that needs it."""
+def test_an_image_larger_than_the_cache_is_kept_until_its_row_is_past_prefill(
+    model: _Model,
+) -> None:
+    """It is encoded once, in stages, and never by the chunk that needs it."""
     media = _media(b"a")
     encoder = _encoder(model, max_bytes=8)
     assert encoder.encode((EncodeRow(0, media),), limit_s=1.0).encoded == (media.digest,)
-    assert encoder.reading().entries == 0
     assert _embeddings(encoder, media).shape == (1, _TOKENS, _DIM)
+    assert model.calls == 2, "the graph is built once to be measured, and once to be computed"
+    encoder.forget_rows((0,))
+    assert encoder.reading().entries == 0
+
+
+def test_a_row_that_leaves_takes_its_half_encoded_image_along(model: _Model) -> None:
+    """Its arrays do not wait for the next image."""
+    encoder = _encoder(model)
+    encoder.encode((EncodeRow(0, _media(b"a")),), limit_s=0.0)
+    encoder.forget_rows((0,))
+    assert not encoder._begun
+
+
+def test_an_image_that_does_not_fit_fails_its_row_alone(model: _Model) -> None:
+    """Nothing of it is computed: the row fails with what it needs and what is left, and another row's is encoded."""
+    encoder = _encoder(model, left_bytes=(10**9, 10**9, 0, 0, 10**9))
+    outcome = encoder.encode((EncodeRow(3, _media(b"a")), EncodeRow(4, _media(b"b"))), limit_s=1.0)
+    (fault,) = outcome.faults
+    assert fault.slot_index == 3
+    assert isinstance(fault.cause, StepMemoryError)
+    assert fault.cause.needed_bytes > 0
+    assert outcome.encoded == (b"b",)
+
+
+def test_an_image_that_no_idle_server_could_encode_is_the_clients_mistake(model: _Model) -> None:
+    """To wait would not help: the error says to send a smaller one."""
+    encoder = _encoder(model, left_bytes=(100,))
+    (fault,) = encoder.encode((EncodeRow(0, _media(b"a")),), limit_s=1.0).faults
+    assert isinstance(fault.cause, InvalidRequestError)
+    assert "send a smaller one" in fault.cause.message
+
+
+def test_a_stage_that_no_longer_fits_fails_its_row(model: _Model) -> None:
+    """Other rows may have grown since the encoding began."""
+    encoder = _encoder(model, left_bytes=(10**9,) * 4 + (0,))
+    row = EncodeRow(0, _media(b"a"))
+    assert not encoder.encode((row,), limit_s=0.0).faults
+    (fault,) = encoder.encode((row,), limit_s=0.0).faults
+    assert isinstance(fault.cause, StepMemoryError)
+    assert not encoder._begun
