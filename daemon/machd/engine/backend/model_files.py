@@ -21,7 +21,7 @@ NO_TEMPLATE = (
     "`--model-chat-template FILE`, or serve without chat with `--model-chat-template none`"
 )
 
-_MAX_JSON_BYTES = 64 << 20
+MAX_JSON_BYTES = 64 << 20
 """Limit of a configuration or an index; the largest models' have some megabytes."""
 
 _MAX_TOKENIZER_BYTES = 128 << 20
@@ -103,7 +103,7 @@ def read_object(path: Path) -> dict[str, object] | None:
         ModelNotFoundError: It cannot be read.
     """
     try:
-        value = json.loads(read_bytes(path, _MAX_JSON_BYTES))
+        value = json.loads(read_bytes(path, MAX_JSON_BYTES))
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from machd.engine.backend.inspection_bounds import check_counts
 from machd.engine.backend.model_files import read_object, shortened
+from machd.engine.backend.own_code import auto_map_files, is_runnable
 from machd.engine.backend.safetensors_header import StoredTensor, read_safetensors_header
 from machd.errors import ModelCodeError, ModelFormatError, ModelNotFoundError, SettingsError
 
@@ -43,6 +44,7 @@ class Checkpoint:
         stored_bytes: Size of all tensors as stored.
         tensors: All tensors by name, each with its file.
         code_files: Files that name Python code of the checkpoint's own; empty for most.
+        has_runnable_code: Code that they name is there, or may be.
     """
 
     path: Path
@@ -50,7 +52,8 @@ class Checkpoint:
     weight_files: tuple[Path, ...]
     stored_bytes: int
     tensors: Mapping[str, tuple[Path, StoredTensor]]
-    code_files: tuple[str, ...]
+    code_files: tuple[str, ...] = ()
+    has_runnable_code: bool = False
 
     @property
     def model_type(self) -> str:
@@ -72,14 +75,12 @@ def read_checkpoint(path: Path, *, trust_remote_code: bool) -> Checkpoint:
         ModelCodeError: The model's own Python code would have to run, and that is not allowed.
     """
     config = _configuration(path)
-    if "model_file" in config and not trust_remote_code:
-        raise ModelCodeError(
-            f"the checkpoint wants to run {shortened(str(config['model_file']))}, Python code of "
-            "its own; read it, and pass `--model-trust-remote-code` if you trust it"
-        )
+    if not trust_remote_code:
+        refuse_own_model(config)
     weight_files = _weight_files(path)
     headers = [read_safetensors_header(file) for file in weight_files]
     check_counts(config, sum(len(header.tensors) for header in headers))
+    named = auto_map_files(path)
     return Checkpoint(
         path=path,
         config=config,
@@ -90,8 +91,23 @@ def read_checkpoint(path: Path, *, trust_remote_code: bool) -> Checkpoint:
             for file, header in zip(weight_files, headers, strict=True)
             for name, tensor in header.tensors.items()
         },
-        code_files=tuple(_code_files(path, config)),
+        code_files=(*_own_model(config), *(f"{shortened(name)} (auto_map)" for name in named)),
+        has_runnable_code="model_file" in config
+        or any(is_runnable(path, one) for one in named.values()),
     )
+
+
+def refuse_own_model(config: Mapping[str, object]) -> None:
+    """Refuse a model that is built by Python code of the checkpoint's.
+
+    Raises:
+        ModelCodeError: ``config.json`` names such code as ``model_file``.
+    """
+    for name in _own_model(config):
+        raise ModelCodeError(
+            f"the checkpoint wants to run {name}, Python code of its own; read it, and pass "
+            "`--model-trust-remote-code` if you trust it"
+        )
 
 
 def _configuration(path: Path) -> dict[str, object]:
@@ -140,14 +156,9 @@ def _weight_files(path: Path) -> tuple[Path, ...]:
     )
 
 
-def _code_files(path: Path, config: dict[str, object]) -> Iterator[str]:
-    """Name the places that ask for the checkpoint's own classes."""
+def _own_model(config: Mapping[str, object]) -> Iterator[str]:
     if "model_file" in config:
         yield shortened(str(config["model_file"]))
-    if "auto_map" in config:
-        yield "config.json (auto_map)"
-    if "auto_map" in (read_object(path / "tokenizer_config.json") or {}):
-        yield "tokenizer_config.json (auto_map)"
 
 
 def context_tokens(config: dict[str, object], max_context_tokens: int | None) -> int:

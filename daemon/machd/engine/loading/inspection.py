@@ -54,7 +54,7 @@ from machd.engine.loading.template_abilities import (
     directory_abilities,
     gguf_abilities,
 )
-from machd.engine.loading.vision import loads_vision
+from machd.engine.loading.vision import loads_vision, refuse_own_code
 from machd.engine.loading.vision_inspection import (
     VisionInspection,
     inspect_vision,
@@ -265,6 +265,7 @@ def _open_directory(source: ModelSource, chat_template: str | None) -> _Opened:
         )
     vision = text_only_inspection(checkpoint)
     if loads_vision(checkpoint):
+        refuse_own_code(checkpoint, trust_remote_code=False)
         seen = inspect_vision(checkpoint, chat_template, partial(_building, source))
         template = directory_abilities(checkpoint, chat_template)
         model, architecture, vision = seen.model, seen.family, seen.vision

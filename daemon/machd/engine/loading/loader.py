@@ -59,6 +59,7 @@ from machd.engine.loading.vision import (
     build_vision_model,
     loads_vision,
     open_processor,
+    refuse_own_code,
     why_text_only,
 )
 from machd.engine.protocol.engine import ModelDescription
@@ -156,6 +157,7 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
         own_files: tuple[Path, ...] = ()
     else:
         checkpoint = read_checkpoint(source.path, trust_remote_code=trust_remote_code)
+        refuse_own_code(checkpoint, trust_remote_code=trust_remote_code)
         vision_reason = why_text_only(checkpoint)
         if "model_file" not in checkpoint.config and not loads_vision(checkpoint):
             check_architecture(checkpoint.config)
@@ -273,7 +275,7 @@ def _load_directory(  # noqa: PLR0913 - one argument for each setting of the mod
         return _load_shard(checkpoint, dtype, progress, kv_format, quantize, sharding)
     if loads_vision(checkpoint):
         refuse_if_too_big(checkpoint.stored_bytes, available_memory_bytes())
-        vision = build_vision_model(checkpoint)
+        vision = build_vision_model(checkpoint, trust_remote_code=trust_remote_code)
         _check_kv_format(vision.model, kv_format)
         target = weight_format(quantize, vision.model)
         _read_weights(vision.model, checkpoint, dtype, progress, target)

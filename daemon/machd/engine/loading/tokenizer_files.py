@@ -16,6 +16,7 @@ from machd.engine.backend.model_files import (
     check_tokenizer_files,
     read_template,
 )
+from machd.engine.backend.own_code import closed_to_own_code
 from machd.engine.backend.untyped import Backend, HfTokenizer, WrappedTokenizer
 from machd.engine.loading.checkpoint import Checkpoint
 from machd.engine.loading.gguf_header import GgufHeader
@@ -44,11 +45,12 @@ def directory_tokenizer(
     path = checkpoint.path
     check_tokenizer_files(path)
     try:
-        wrapped = load_tokenizer(
-            path,
-            {"trust_remote_code": trust_remote_code},
-            eos_token_ids=_eos_token_ids(checkpoint),
-        )
+        with closed_to_own_code(is_trusted=trust_remote_code):
+            wrapped = load_tokenizer(
+                path,
+                {"trust_remote_code": trust_remote_code},
+                eos_token_ids=_eos_token_ids(checkpoint),
+            )
     except ENDINGS:
         raise
     except BaseException as error:

@@ -17,7 +17,7 @@ from machd.engine.vision.media_processor import (
 from machd.engine.vision.mlx_vlm_import import has_vision, import_family, is_installed
 from machd.engine.vision.processor_child import ProcessRequest
 from machd.engine.vision.vision_model import VisionLanguageModel
-from machd.errors import ModelFormatError
+from machd.errors import ModelCodeError, ModelFormatError
 from machd.installed import how_to_install
 from machd.request.media import MediaKind
 
@@ -80,7 +80,21 @@ class LoadedVision:
     files: ProcessorFiles
 
 
-def build_vision_model(checkpoint: Checkpoint) -> LoadedVision:
+def refuse_own_code(checkpoint: Checkpoint, *, trust_remote_code: bool) -> None:
+    """Refuse a checkpoint that would be served with vision and brings Python code, before mlx-vlm and transformers see it.
+
+    Raises:
+        ModelCodeError: Its files name classes for transformers to import, whose code is there and may not run.
+    """
+    if checkpoint.has_runnable_code and not trust_remote_code and loads_vision(checkpoint):
+        raise ModelCodeError(
+            f"{checkpoint.path.name} brings Python code of its own for its images, named in "
+            f"{checkpoint.code_files[0]}: read it, and serve the model with `--model-trust-remote-code` if "
+            "you trust it, or try it without its .py files, which few families need"
+        )
+
+
+def build_vision_model(checkpoint: Checkpoint, *, trust_remote_code: bool) -> LoadedVision:
     """Build the model with lazy weights, and start the process that loads the processor.
 
     Raises:
@@ -89,7 +103,7 @@ def build_vision_model(checkpoint: Checkpoint) -> LoadedVision:
         OverloadedError: The system has no room for a process.
     """
     family = import_family(checkpoint.path)
-    files = ProcessorFiles(checkpoint.path)
+    files = ProcessorFiles(checkpoint.path, trust_remote_code=trust_remote_code)
     try:
         model = VisionLanguageModel(family.load_model())
     except Exception as error:  # mlx-vlm's, about files that do not fit its classes

@@ -17,8 +17,11 @@ from typing import Any, TypeAlias
 
 import mlx.core as mx
 
+from machd.engine.backend.model_files import read_object
+from machd.engine.backend.own_code import closed_to_own_code
 from machd.engine.backend.untyped import Cache, LanguageModel
 from machd.engine.kv.row_caches import make_row_caches
+from machd.engine.loading.checkpoint import refuse_own_model
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.speculation.dflash import BlockDraft, BlockReader
 from machd.errors import ModelFormatError, SettingsError
@@ -68,6 +71,7 @@ def load_block_draft(loaded: LoadedModel, path: Path) -> BlockDraft:
     Raises:
         SettingsError: The package cannot listen in the model, or the draft is another model's.
         ModelFormatError: The directory holds no draft.
+        ModelCodeError: The draft is Python code of its own.
     """
     from dflash_mlx.engine.target_ops import (  # noqa: PLC0415 - an extra
         bind_draft_to_target,
@@ -83,8 +87,10 @@ def load_block_draft(loaded: LoadedModel, path: Path) -> BlockDraft:
             "model.path; set speculation.mode to auto"
         )
         raise SettingsError([problem]) from error
+    refuse_own_model(read_object(path / "config.json") or {})
     try:
-        draft, _ = load_draft_bundle(str(path), lazy=False)
+        with closed_to_own_code():
+            draft, _ = load_draft_bundle(str(path), lazy=False)
     except Exception as error:
         # The package and mlx-lm raise whatever comes for whatever does not fit together.
         raise ModelFormatError(

@@ -15,6 +15,7 @@ from machd.engine.backend.child_process import ChildStoppedError, SharedChild, a
 from machd.engine.protocol.media import Media, MediaBounds, PlainArray
 from machd.engine.vision.processor_child import (
     PROCESSED,
+    TRUSTED,
     Processed,
     ProcessRequest,
     Ready,
@@ -53,14 +54,19 @@ class Placeholder:
 class ProcessorFiles:
     """The process for one checkpoint. Threads may share it, and wait for each other."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, trust_remote_code: bool = False) -> None:
         """Start the process; it loads the processor while the daemon goes on.
+
+        Args:
+            directory: The checkpoint.
+            trust_remote_code: Whether its own Python code may run.
 
         Raises:
             OverloadedError: The system has no room for it.
         """
         self._name = directory.name
-        self._child = SharedChild("images", _CHILD_MODULE, str(directory))
+        trusted = (TRUSTED,) if trust_remote_code else ()
+        self._child = SharedChild("images", _CHILD_MODULE, str(directory), *trusted)
         self._child.start()
 
     def ready(self) -> Ready:

@@ -14,6 +14,7 @@ from typing import Any
 from mlx.nn.layers.base import Module
 
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
+from machd.engine.backend.own_code import closed_to_own_code
 from machd.engine.vision.families import ONE_TILE_FAMILIES
 from machd.errors import ModelArchitectureError
 
@@ -52,11 +53,15 @@ class Family:
         """
         from mlx_vlm.utils import load_model  # noqa: PLC0415 - imported by import_family
 
-        model: Module = load_model(self.directory, lazy=True)
+        with closed_to_own_code():
+            model: Module = load_model(self.directory, lazy=True)
         return model
 
-    def load_processor(self) -> Any:  # noqa: ANN401 - processors have no common class
-        """Load the checkpoint's processor, without code of its own.
+    def load_processor(self, *, trust_remote_code: bool = False) -> Any:  # noqa: ANN401 - processors have no common class
+        """Load the checkpoint's processor.
+
+        Args:
+            trust_remote_code: Whether the checkpoint's own Python code may run.
 
         Raises:
             Exception: Any error of mlx-vlm's or transformers' about the files.
@@ -66,8 +71,14 @@ class Family:
             load_processor,
         )
 
-        image_processor = load_image_processor(self.directory)
-        processor = load_processor(self.directory, add_detokenizer=False)
+        with closed_to_own_code(is_trusted=trust_remote_code):
+            # mlx-vlm's default is True.
+            image_processor = load_image_processor(
+                self.directory, trust_remote_code=trust_remote_code
+            )
+            processor = load_processor(
+                self.directory, add_detokenizer=False, trust_remote_code=trust_remote_code
+            )
         if image_processor is not None:
             processor.image_processor = image_processor
         if self.name in ONE_TILE_FAMILIES:

@@ -1,4 +1,4 @@
-"""``python -m machd.engine.vision.processor_child DIRECTORY``: the process that decodes images and videos.
+"""``python -m machd.engine.vision.processor_child DIRECTORY [trusted]``: the process that decodes images and videos.
 
 Codecs and processors work on bytes that anybody may send, so they run beside the daemon: a file that takes too long, too much
 memory, or ends the process costs its own request alone. The checkpoint's processor is mlx-vlm's, or transformers' without torch.
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 PROCESSED, REFUSED = b"p", b"f"
+
+TRUSTED = "trusted"
+"""The argument that lets the checkpoint's own Python code run."""
 
 _IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 _MAX_MESSAGE_CHARS = 200
@@ -110,7 +113,8 @@ def main() -> None:
     """Load the checkpoint's processor, then answer requests until the parent closes its side."""
     with parent_channel() as channel:
         try:
-            family, processor = _load_processor(sys.argv[1])
+            directory, *words = sys.argv[1:]
+            family, processor = _load_processor(directory, trust_remote_code=TRUSTED in words)
             ready = msgspec.msgpack.encode(_described(family, processor))
         except BaseException:  # noqa: BLE001 - any library's; the parent reports it
             send_frame(channel, UNABLE, as_bytes(traceback.format_exc(limit=-3)))
@@ -121,8 +125,12 @@ def main() -> None:
             send_frame(channel, *_answer(processor, request))
 
 
-def _load_processor(directory: str) -> tuple[str, Any]:
+def _load_processor(directory: str, *, trust_remote_code: bool) -> tuple[str, Any]:
     """Load a checkpoint's processor; mlx-vlm's and transformers' have no common class.
+
+    Args:
+        directory: The checkpoint.
+        trust_remote_code: Whether its own Python code may run.
 
     Returns:
         The name of its family, and the processor.
@@ -134,7 +142,7 @@ def _load_processor(directory: str) -> tuple[str, Any]:
     from machd.engine.vision.mlx_vlm_import import import_family  # noqa: PLC0415 - imports mlx-vlm
 
     family = import_family(directory)
-    return family.name, family.load_processor()
+    return family.name, family.load_processor(trust_remote_code=trust_remote_code)
 
 
 def _described(family: str, processor: Any) -> Ready:  # noqa: ANN401 - see _load_processor
