@@ -4,27 +4,31 @@ Nothing that a model writes is an error. What looks like a call and is none come
 markers included, and so does everything if reading itself should fail.
 
 A text that was cut (by ``max_tokens`` or a stop text) is another matter: the beginning of a call is
-not content. If the call had come to its arguments, the client gets their beginning, else nothing. Only
-text that can no longer become a call is content, and not even that where the answer has to be calls or
-has made one.
+not content. If the call had come to its arguments, the client gets their beginning, else nothing. Text
+that can no longer become a call is content.
+
+What follows an opening marker is read as a section of calls; if it turns out to be none, its marker is
+text and what stands behind it is read again, so that a mention of a marker costs no call.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import structlog
 
-from machd.engine.protocol.chat_format import ChatFormat, TextSplitter, TextState
+from machd.engine.protocol.chat_format import ChatFormat, TextState
 from machd.serving.content_text import ContentText
 from machd.serving.output import OutputParser, OutputPiece
 from machd.serving.piece_queue import PieceQueue
-from machd.serving.tool_call_section import ToolCallSection, tool_names
+from machd.serving.tool_call_section import SectionState, ToolCallSection, tool_names
 from machd.serving.tool_call_text import JsonCalls
 
 _WHITESPACE = " \t\r\n"
+
+_MAX_REREAD_CHARACTERS = 1 << 20
+"""Of sections that were no calls; behind them no more calls are looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +65,17 @@ class ChatOutput:
         """Texts that have to reach the parser even if they are special tokens."""
         return self.chat_format.markers(tools=self.looks_for_markers)
 
-    def parser(self) -> OutputParser:
+    def parser(self, *, streams: bool = True) -> OutputParser:
         """A fresh one, for one choice."""
-        return _ChatParser(self)
+        return _ChatParser(self, streams=streams)
 
 
 class _ChatParser:
     """Stands between a reader and whatever a model's text may do to it."""
 
-    def __init__(self, output: ChatOutput) -> None:
+    def __init__(self, output: ChatOutput, *, streams: bool) -> None:
         self._pieces = PieceQueue()
-        self._reader = _Reader(output, self._pieces)
+        self._reader = _Reader(output, self._pieces, streams=streams)
         self._is_broken = False
 
     @property
@@ -108,124 +112,139 @@ class _ChatParser:
 class _Reader:
     """One answer, stretch by stretch."""
 
-    def __init__(self, output: ChatOutput, pieces: PieceQueue) -> None:
+    def __init__(self, output: ChatOutput, pieces: PieceQueue, *, streams: bool) -> None:
         self._output = output
         self._pieces = pieces
-        self._splitter = self._splitter_in(output.starts_in, tools=output.looks_for_markers)
-        self._state = output.starts_in
+        self._streams = streams
+        self._edges = output.chat_format.edges(tools=output.looks_for_markers)
+        first = output.chat_format.first_state
+        is_header = output.starts_in is TextState.HEADER
+        # mlx-lm's name of the state.
+        self._state = first if is_header and first is not None else str(output.starts_in)
+        self._unread = ""
         self._section: ToolCallSection | None = None
-        self._thoughts: TextSplitter | None = None
+        self._reread_characters = 0
+        # Closing marker of calls that were read without it; it is no text when it comes.
+        self._late_end = ""
         self._text = ContentText(pieces, self._bare_calls())
         self.is_thinking = output.starts_in is TextState.REASONING
         # Whitespace behind what was thought, which belongs to it if more follows; None before the first of it.
         self._thought_gap: list[str] | None = [] if output.continues_thought else None
-        self._untaken: deque[tuple[TextState, str]] = deque()
 
     @property
     def held(self) -> str:
         """Return the text that came and was not handed out, for an answer that ends here."""
-        section = "" if self._section is None else self._section.raw
-        return "".join([self._text.gap, section, *(stretch for _, stretch in self._untaken)])
+        section = self._section
+        raw = "" if section is None else section.marker + section.raw
+        return self._text.gap + raw + self._unread
 
     def push(self, text: str) -> None:
-        self._untaken.extend(self._splitter.push(text))
-        self._take_all()
+        self._unread += text
+        self._read_on()
 
     def finish(self, *, is_cut: bool) -> None:
-        held = self._splitter.finish()
+        if self._section is not None and is_cut:
+            self._section.finish_cut()
+            self._section = None
+            self._text.interrupt()
+        while self._section is not None:
+            self._leave(self._section, self._section.finish())
+            self._read_on()
+        held, self._unread = self._unread, ""
         if is_cut and self._begins_call(held):
             self._text.interrupt()
-        else:
-            self._untaken.extend(held)
-        self._take_all()
-        self._end_section(is_closed=False, is_cut=is_cut)
-        self._end_thoughts()
+        elif held and not self._late_end.startswith(held):
+            self._take(held)
         if is_cut:
             self._text.drop_cut_call(is_forced=self._output.is_forced)
         self._text.finish()
 
-    def _begins_call(self, held: list[tuple[TextState, str]]) -> bool:
+    def _begins_call(self, held: str) -> bool:
         """Return whether text that may begin a marker is a call's: behind other text it may be text as well."""
-        markers = self._output.chat_format.tool_markers
-        if markers is None or not self._output.looks_for_markers:
-            return False
         is_text = self._text.has_begun and not (self._output.is_forced or self._pieces.calls)
-        return not is_text and any(
-            state is TextState.NORMAL and markers[0].startswith(stretch) for state, stretch in held
+        return (
+            bool(held)
+            and not is_text
+            and self._state == TextState.NORMAL
+            and any(
+                then == TextState.TOOL and marker.startswith(held)
+                for marker, then in self._edges.get(self._state, ())
+            )
         )
 
-    def _take_all(self) -> None:
-        while self._untaken:
-            state, stretch = self._untaken[0]
-            if state is not self._state:
-                self._change_state(state)
-            self._untaken.popleft()
-            self._take(state, stretch)
+    def _read_on(self) -> None:
+        """Read as much of the text as is certain."""
+        while self._unread:
+            if (section := self._section) is not None:
+                text, self._unread = self._unread, ""
+                rest = section.push(text)
+                if section.state is SectionState.OPEN:
+                    return
+                self._leave(section, rest)
+                continue
+            edges = self._edges.get(self._state, [])
+            if self._late_end:
+                edges = [*edges, (self._late_end, self._state)]
+            before, edge, self._unread = _split(self._unread, edges)
+            if before:
+                self._take(before)
+            if edge is None:
+                return
+            self._cross(*edge)
 
-    def _change_state(self, state: TextState) -> None:
-        self._end_section(is_closed=True)
-        if state is not TextState.NORMAL:
-            self._end_thoughts()
-        if state is TextState.TOOL:
-            self._text.end_scan()
-            is_thought, self.is_thinking = self.is_thinking, False
-            self._section = ToolCallSection(
-                self._output.chat_format,
-                self._output.tools,
-                self._pieces,
-                is_forced=self._output.is_forced,
-                is_thought=is_thought,
-            )
-        elif state is TextState.HEADER:
-            self._stop_thinking()
-        self._state = state
-
-    def _take(self, state: TextState, stretch: str) -> None:
-        match state:
-            case TextState.TOOL:
-                assert self._section is not None, "a section opens with its state"
-                self._section.push(stretch)
-            case TextState.REASONING:
-                self._think(stretch)
-            case TextState.NORMAL:
-                self._take_normal(stretch)
-            case TextState.HEADER:
-                pass
-
-    def _take_normal(self, stretch: str) -> None:
-        if self._thoughts is None:
-            self._say(stretch)
-            return
-        for state, part in self._thoughts.push(stretch):
-            self._take_after_thought(state, part)
-
-    def _take_after_thought(self, state: TextState, text: str) -> None:
-        if state is TextState.REASONING:
-            self._think(text)
+    def _cross(self, marker: str, state: str) -> None:
+        """Go into the state behind a marker."""
+        if marker == self._late_end:
+            self._late_end = ""
+        elif state == TextState.TOOL:
+            self._enter_section(marker)
         else:
-            self._say(text)
+            self._state = state
+            self._take("")
 
-    def _end_section(self, *, is_closed: bool, is_cut: bool = False) -> None:
-        section = self._section
-        if section is None:
-            return
-        rest = section.finish_cut() if is_cut else section.finish(is_closed=is_closed)
+    def _take(self, text: str) -> None:
+        """Hand out text of the state."""
+        match TextState.named(self._state):
+            case TextState.REASONING:
+                self._think(text)
+            case TextState.HEADER:
+                self._stop_thinking()
+            case _:
+                self._stop_thinking()
+                self._text.push(text)
+
+    def _enter_section(self, marker: str) -> None:
+        self._text.end_scan()
+        thoughts = self._output.chat_format.reasoning_markers
+        stands_in_thought = self._state == TextState.REASONING and thoughts is not None
+        self._section = ToolCallSection(
+            self._output.chat_format,
+            marker,
+            self._output.tools,
+            self._pieces,
+            streams=self._streams,
+            thought_end=thoughts[1] if stands_in_thought and thoughts is not None else None,
+        )
+        self._late_end = ""
+
+    def _leave(self, section: ToolCallSection, rest: str) -> None:
+        """Go on behind a section: in the state in which it stood, or from its marker if it was text."""
         self._section = None
-        has_called = section.has_called
-        if has_called or not rest:
+        if self._state not in (TextState.REASONING, TextState.NORMAL):
+            self._state = TextState.NORMAL
+        if section.state is SectionState.CALLED:
             self._text.interrupt()
-        if section.is_thought:
-            # Nothing has ended the thoughts that it stood in.
-            self._thoughts = self._splitter_in(TextState.REASONING, tools=False)
-            self.is_thinking = True
-            self._thought_gap = None if has_called else self._thought_gap
-        self._take_normal(rest)
-
-    def _end_thoughts(self) -> None:
-        """Settle what was held back because thoughts around a call might have ended there."""
-        thoughts, self._thoughts = self._thoughts, None
-        for state, part in thoughts.finish() if thoughts is not None else ():
-            self._take_after_thought(state, part)
+            self._thought_gap = None
+            _, end = self._output.chat_format.tool_markers or ("", "")
+            self._late_end = end if section.has_open_end else ""
+            self._unread = rest
+            return
+        raw = section.raw
+        self._reread_characters += len(raw)
+        if self._reread_characters > _MAX_REREAD_CHARACTERS:
+            self._edges = self._output.chat_format.edges(tools=False)
+        self._take(section.marker)
+        self._unread = raw + self._unread
 
     def _think(self, text: str) -> None:
         """Thoughts, less the whitespace around them."""
@@ -242,19 +261,34 @@ class _Reader:
         if self._thought_gap is not None:
             self._thought_gap.append(text[len(said) :])
 
-    def _say(self, text: str) -> None:
-        self._stop_thinking()
-        self._text.push(text)
-
     def _stop_thinking(self) -> None:
         if self.is_thinking:
             self.is_thinking, self._thought_gap = False, None
             self._text.interrupt()
 
-    def _splitter_in(self, state: TextState, *, tools: bool) -> TextSplitter:
-        return self._output.chat_format.splitter(tools=tools, starts_in=state)
-
     def _bare_calls(self) -> JsonCalls | None:
         if not (self._output.tools and self._output.has_bare_calls):
             return None
-        return JsonCalls(self._pieces, tool_names(self._output.tools), needs_arguments=True)
+        names = tool_names(self._output.tools)
+        return JsonCalls(self._pieces, names, needs_arguments=True, streams=self._streams)
+
+
+def _split(text: str, edges: Iterable[tuple[str, str]]) -> tuple[str, tuple[str, str] | None, str]:
+    """Return the text before the marker that ends first, the marker's edge, and the text behind it.
+
+    Without a marker, that is the text that is certain, None, and what may begin a marker.
+    """
+    found: tuple[int, tuple[str, str]] | None = None
+    held = 0
+    for edge in edges:
+        marker = edge[0]
+        start = text.find(marker)
+        if start >= 0 and (found is None or start + len(marker) < found[0]):
+            found = (start + len(marker), edge)
+        lengths = range(min(len(marker) - 1, len(text)), held, -1)
+        held = next((one for one in lengths if text.endswith(marker[:one])), held)
+    if found is None:
+        certain = len(text) - held
+        return text[:certain], None, text[certain:]
+    end, edge = found
+    return text[: end - len(edge[0])], edge, text[end:]

@@ -176,6 +176,7 @@ class Generation:
         prompt_tokens: Sequence[int],
         media_kinds: Sequence[MediaKind] = (),
         output: OutputFormat = PLAIN_OUTPUT,
+        streams: bool = True,
         abort: AbortSequences,
         on_close: Callable[[Generation], None],
         on_tokens: Callable[[int], None] = lambda _tokens: None,
@@ -189,6 +190,7 @@ class Generation:
             prompt_tokens: Of each prompt.
             media_kinds: Of each image and video in them.
             output: How the choices' texts are read.
+            streams: The client sees the answer while it is made.
             abort: Ends sequences; safe to call for finished ones.
             on_close: Called once, when the generation is closed.
             on_tokens: Told how many tokens the request has used since the last time, at each look
@@ -199,7 +201,7 @@ class Generation:
         self.identity = identity
         self._stream = stream
         self._choices = {
-            sequence_id: _Choice(index, sequence_id, text, output.parser())
+            sequence_id: _Choice(index, sequence_id, text, output.parser(streams=streams))
             for index, (sequence_id, text) in enumerate(choices)
         }
         self._stops_after_call = output.stops_after_call

@@ -110,8 +110,13 @@ class OutputFormat(Protocol):
         """Return whether a choice ends with its first call."""
         ...
 
-    def parser(self) -> OutputParser:
-        """A fresh one, for one choice."""
+    def parser(self, *, streams: bool = True) -> OutputParser:
+        """A fresh one, for one choice.
+
+        Args:
+            streams: The client sees pieces as they come, so that a call's arguments are given while
+                they are written; else a call is given when it is whole.
+        """
         ...
 
 
@@ -122,8 +127,9 @@ class PlainOutput:
     stops_after_call = False
     is_thinking = False
 
-    def parser(self) -> PlainOutput:
+    def parser(self, *, streams: bool = True) -> PlainOutput:
         """Itself."""
+        del streams
         return self
 
     def push(self, text: str) -> list[OutputPiece]:

@@ -327,6 +327,7 @@ class GenerationService:
             prompt_tokens=[len(prompt) for prompt in prompts],
             media_kinds=[one.media.kind for one in media],
             output=guidance.output,
+            streams=options.stream,
             abort=self._abort,
             on_close=self._closed,
             on_tokens=lambda tokens: self._spend(identity, tokens),

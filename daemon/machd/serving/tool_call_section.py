@@ -3,21 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from enum import Enum, auto
+from functools import partial
 
-from machd.engine.protocol.chat_format import JSON_TOOLS, ChatFormat, ParsedToolCall
+from machd.engine.protocol.chat_format import (
+    BARE_CALL_MARKERS,
+    ChatFormat,
+    ParsedToolCall,
+    parsed_call,
+)
+from machd.serving.gemma_calls import GEMMA_QUOTES, read_gemma_calls
+from machd.serving.headed_calls import CALL_HEADERS, HeadedCalls
 from machd.serving.piece_queue import PieceQueue
+from machd.serving.pythonic_calls import well_formed_python
+from machd.serving.tagged_calls import CALL_TAGS, CallTags, OpenValueError, read_tagged_calls
 from machd.serving.tool_call_text import JsonCalls
 
 _WHITESPACE = " \t\r\n"
 
 _MAX_CHARACTERS = 262_144
-"""Of calls in another spelling than JSON; longer ones are text."""
+"""Of calls that are read when they are whole; longer ones are text."""
 
-_SLOW_FORMATS = frozenset({"function_gemma", "gemma4", "kimi_k3", "muse_spark"})
-"""Their patterns take the square or the cube of what looks like calls: 20,000 characters took 3 s."""
+_MAX_ENDS = 16
+"""Closing markers of a section that may stand inside a value; each takes a reading of all before it."""
 
-_MAX_SLOW_CHARACTERS = 16_384
-_MAX_SLOW_CALLS = 256
+_BEGINNINGS: Mapping[str, tuple[str, ...]] = {
+    "function_gemma": ("call:",),
+    "gemma4": ("call:",),
+    "glm47": (),
+    "json_tools": ("{", "["),
+    "kimi_k3": ("<|open|>call",),
+    "laguna": (),
+    "longcat": (),
+    "minicpm5": (),
+    "minimax_m2": ("<invoke name=",),
+    "muse_spark": ("<atem:invoke",),
+    "pythonic": ("[",),
+    "qwen3_coder": ("<function=",),
+}
+"""Texts with which calls begin; where there are none, with a function's name."""
+
+_PLAIN_FORMATS = frozenset({"glm47", "laguna"})
+"""They are also written as a name and JSON or ``key=value``, which mlx-lm reads."""
+
+
+class SectionState(Enum):
+    """The state of a section."""
+
+    OPEN = auto()
+    CALLED = auto()
+    """It is over, and was calls."""
+
+    TEXT = auto()
+    """It is over: what stands behind its opening marker is no call."""
 
 
 def tool_names(tools: Sequence[Mapping[str, object]]) -> frozenset[str]:
@@ -27,117 +66,217 @@ def tool_names(tools: Sequence[Mapping[str, object]]) -> frozenset[str]:
 
 
 class ToolCallSection:
-    """The text between the markers of calls.
+    """The text behind an opening marker, to its end or to where it turns out to be no call.
 
-    JSON is read as it comes; other spellings when the section ends.
+    JSON is read as it comes; other spellings when a closing marker comes that stands in no value.
 
     Args:
         chat_format: Knows the markers, and the spelling.
+        marker: The opening one.
         tools: That may be called, as templates see them.
         pieces: Take the calls.
-        is_forced: Nothing but calls was asked for.
-        is_thought: The section stands inside of thoughts.
+        streams: The client sees arguments as they are written.
+        thought_end: The marker that ends the thoughts in which the section stands; None elsewhere.
+
+    Attributes:
+        state: Whether it is over.
+        is_closed: Its closing marker was read.
     """
 
     def __init__(
         self,
         chat_format: ChatFormat,
+        marker: str,
         tools: Sequence[Mapping[str, object]],
         pieces: PieceQueue,
         *,
-        is_forced: bool,
-        is_thought: bool,
+        streams: bool,
+        thought_end: str | None,
     ) -> None:
         self._format = chat_format
-        self._start, self._end = chat_format.tool_markers or ("", "")
+        self._name = chat_format.tool_format or ""
+        self.marker = marker
+        start, end = chat_format.tool_markers or ("", "")
+        bare = BARE_CALL_MARKERS.get(self._name, ("", ""))
+        self._is_bare = marker == bare[0] != start
+        self._end = bare[1] if self._is_bare else end
+        self._markers = tuple(one for one in (start, self._end) if one)
         self._tools = tools
         self._names = tool_names(tools)
         self._pieces = pieces
+        self._streams = streams
+        self._thought_end = thought_end or ""
         self._raw: list[str] = []
-        self._json: JsonCalls | None = None
-        self._is_blank = True
-        self._other: list[str] = []
-        self._calls_before = pieces.calls
-        self._is_forced = is_forced
-        self.is_thought = is_thought
+        self._characters = 0
+        self._head: str | None = ""
+        self._reader: JsonCalls | HeadedCalls | None = None
+        self._tail = ""
+        self._ends: list[int] = []
+        self._searched = 0
+        self.state = SectionState.OPEN
+        self.is_closed = False
 
     @property
-    def has_called(self) -> bool:
-        """Return whether any of it was a call."""
-        return self._pieces.calls > self._calls_before
+    def has_open_end(self) -> bool:
+        """Return whether its closing marker may still come behind the calls."""
+        return self._is_bare or not self.is_closed
 
     @property
     def raw(self) -> str:
-        """Return the text as the model wrote it so far, the opening marker included."""
-        return self._start + "".join(self._raw)
+        """Return the text behind the opening marker as it was written so far."""
+        return "".join(self._raw)
 
-    def push(self, text: str) -> None:
-        """Some more of it, markers left out."""
+    def push(self, text: str) -> str:
+        """Return the text behind it once it is over and was calls; empty before."""
         self._raw.append(text)
-        if self._is_blank:
-            text = text.lstrip(_WHITESPACE)
-            if not text:
-                return
-            self._is_blank = False
-            if text[0] == "{":
-                self._json = JsonCalls(self._pieces, self._names, needs_arguments=False)
-        if self._json is not None:
-            self._other.append(self._json.push(text))
+        if self._head is not None:
+            self._head = text = (self._head + text).lstrip(_WHITESPACE)
+            self._choose_reader(self._head)
+        if self._head is not None or self.state is SectionState.TEXT:
+            return ""
+        return self._look_for_end(text) if self._reader is None else self._read(self._reader, text)
 
-    def finish_cut(self) -> str:
-        """Return the text that is no call, of a section in which the text was cut.
+    def finish(self) -> str:
+        """End it, as the model has ended its text; what stood behind the calls is returned."""
+        rest, self.state = "", SectionState.TEXT
+        if self._reader is not None:
+            rest = self._reader.finish()
+            self.state = SectionState.CALLED if self._reader.found else SectionState.TEXT
+            return rest if self._reader.found else ""
+        whole = self.raw
+        tags = CALL_TAGS.get(self._name)
+        calls_end_themselves = not self._is_bare and (tags is None or bool(tags.function_end))
+        with suppress(ValueError, RecursionError):
+            if calls_end_themselves:
+                self._send(self._calls(whole, is_closed=False))
+            elif self._ends:
+                # Then the first marker did end it, and the end of the value before it is missing.
+                end, *_ = self._ends
+                self._send(self._calls(whole[:end], is_lenient=True))
+                self.is_closed = True
+                rest = whole[end + len(self._end) :]
+        return rest
 
-        That is nothing, unless the section holds no call for certain and the answer is not made of calls.
-        """
-        if not self._end and self._json is None:
-            text = "".join(self._raw)
-            self._send(self._calls(text) or self._calls(text.rpartition(self._start)[0]))
-        is_made_of_calls = self._is_forced or self._pieces.calls > 0
-        return self.raw if not is_made_of_calls and self._holds_no_call() else ""
+    def finish_cut(self) -> None:
+        """End it where the text was cut: the client gets what is known of a call's arguments."""
+        if self._reader is not None:
+            self._reader.show_beginning()
 
-    def finish(self, *, is_closed: bool) -> str:
-        """Return the text that is no call, as the model wrote it.
+    def _choose_reader(self, text: str) -> None:
+        """Choose how the section is read, by its first characters."""
+        if not text:
+            return
+        header = CALL_HEADERS.get(self._name)
+        if not self._is_bare and (text[0] == "{" or (text[0] == "[" and self._name != "pythonic")):
+            self._reader = JsonCalls(
+                self._pieces, self._names, needs_arguments=False, streams=self._streams
+            )
+            self._head = None
+        elif header is not None:
+            self._reader = HeadedCalls(header, self._pieces, self._names)
+            self._head = None
+        else:
+            beginnings = () if self._is_bare else _BEGINNINGS.get(self._name, ("",))
+            written = text if beginnings else text.lstrip("\"'")
+            starts = beginnings or self._names
+            if any(written.startswith(one) for one in starts):
+                self._head = None
+            elif not any(one.startswith(written) for one in starts):
+                self.state = SectionState.TEXT
 
-        Args:
-            is_closed: The closing marker was read.
-        """
-        if self._json is not None:
-            self._other.append(self._json.finish())
-            if self._json.found:
-                # Some models close a brace too many; some are cut short inside of the marker.
-                rest = "".join(self._other).strip(_WHITESPACE + "]},;")
-                return "" if self._end.startswith(rest) else rest
-        is_whole = is_closed or not self._end
-        calls = self._calls("".join(self._raw)) if is_whole else []
-        self._send(calls)
-        return "" if calls else self.raw + (self._end if is_closed else "")
+    def _read(self, reader: JsonCalls | HeadedCalls, text: str) -> str:
+        rest = reader.push(text)
+        if not reader.is_over:
+            return ""
+        self.state = SectionState.CALLED if reader.found else SectionState.TEXT
+        return rest if reader.found else ""
+
+    def _look_for_end(self, text: str) -> str:
+        """Read the calls where the section ends; a marker inside of a value ends nothing."""
+        self._characters += len(text)
+        window = self._tail + text
+        ends = [one for one in (self._end, self._thought_end) if one]
+        self._tail = window[1 - max(map(len, ends), default=1) :]
+        if any(one in window for one in ends):
+            rest = self._read_to_end(self.raw)
+            if self.state is not SectionState.OPEN:
+                return rest
+        if self._characters > _MAX_CHARACTERS:
+            self.state = SectionState.TEXT
+        return ""
+
+    def _read_to_end(self, whole: str) -> str:
+        while (at := whole.find(self._end, self._searched) if self._end else -1) >= 0:
+            if self._ends_thought(whole, at):
+                return ""
+            self._searched = at + len(self._end)
+            try:
+                self._send(self._calls(whole[:at]))
+            except OpenValueError:
+                self._ends.append(at)
+                if len(self._ends) < _MAX_ENDS:
+                    continue
+                self.state = SectionState.TEXT
+            except (ValueError, RecursionError):
+                self.state = SectionState.TEXT
+            self.is_closed = self.state is SectionState.CALLED
+            return whole[self._searched :] if self.is_closed else ""
+        self._ends_thought(whole, len(whole))
+        return ""
+
+    def _ends_thought(self, whole: str, until: int) -> bool:
+        """Tell whether the thoughts around it end first, so that their marker is no part of a call."""
+        if not self._thought_end or whole.find(self._thought_end, self._searched, until) < 0:
+            return False
+        self.state = SectionState.TEXT
+        return True
 
     def _send(self, calls: Sequence[ParsedToolCall]) -> None:
+        if any(call.name not in self._names for call in calls):
+            raise ValueError("no tool has this name")
+        self.state = SectionState.CALLED
         for call in calls:
             self._pieces.start(call.name)
             self._pieces.arguments(call.arguments)
             self._pieces.end()
 
-    def _holds_no_call(self) -> bool:
-        """Return whether no more text can make a call of a section that is still open."""
-        if not self._is_readable("".join(self._raw)):
-            return True
-        if self._is_blank or self._format.tool_format != JSON_TOOLS:
-            return False
-        return self._json is None or self._json.is_over
+    def _calls(
+        self, text: str, *, is_closed: bool = True, is_lenient: bool = False
+    ) -> list[ParsedToolCall]:
+        """Read the calls, at least one, that a text is made of.
 
-    def _is_readable(self, text: str) -> bool:
-        """Return whether mlx-lm's parsers, whose patterns backtrack, finish with it soon."""
-        if self._format.tool_format not in _SLOW_FORMATS:
-            return len(text) <= _MAX_CHARACTERS
-        return len(text) <= _MAX_SLOW_CHARACTERS and text.count("call") <= _MAX_SLOW_CALLS
+        Raises:
+            OpenValueError: The text ends inside a value.
+            ValueError: It is something else.
+        """
+        if (quote := GEMMA_QUOTES.get(self._name)) is not None:
+            found = read_gemma_calls(quote, text)
+            calls = [parsed_call({"name": name, "arguments": given}) for name, given in found]
+        elif (tags := CALL_TAGS.get(self._name)) is not None:
+            calls = self._tagged_calls(tags, text, is_closed=is_closed, is_lenient=is_lenient)
+        else:
+            written = well_formed_python(text) if self._name == "pythonic" else text
+            calls = self._format.parse_tool_calls(written, self._tools)
+        if not calls:
+            raise ValueError("there is no call")
+        return calls
 
-    def _calls(self, text: str) -> list[ParsedToolCall]:
-        """All of them, or none if one is to a function that the client did not name."""
-        if not self._is_readable(text):
-            return []
+    def _tagged_calls(
+        self, tags: CallTags, text: str, *, is_closed: bool, is_lenient: bool
+    ) -> list[ParsedToolCall]:
+        parse = partial(self._format.parse_tool_calls, tools=self._tools)
+        lead = self.marker if self._is_bare else ""
         try:
-            calls = self._format.parse_tool_calls(text, self._tools)
+            tagged = read_tagged_calls(
+                tags, lead + text, self._markers, is_closed=is_closed, is_lenient=is_lenient
+            )
+        except OpenValueError:
+            raise
         except ValueError:
-            return []
-        return calls if all(call.name in self._names for call in calls) else []
+            if self._name not in _PLAIN_FORMATS or "<arg_key>" in text:
+                raise
+            calls = parse(text)
+            if any(call.arguments.startswith('{"raw": ') for call in calls) and "raw" not in text:
+                raise  # mlx-lm's name for what it cannot read
+            return calls
+        return [call.parsed(parse) for call in tagged]

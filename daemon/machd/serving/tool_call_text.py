@@ -40,14 +40,20 @@ class CallSink(Protocol):
 class _JsonCall:
     """One object that may be a call.
 
+    Args:
+        sink: Takes the call.
+        names: Of the functions that can be called.
+        streams: The sink gets the arguments as they are written; else when they are whole.
+
     Attributes:
         raw: Its text so far, as it was written.
         is_started: The sink knows of the call.
     """
 
-    def __init__(self, sink: CallSink, names: frozenset[str]) -> None:
+    def __init__(self, sink: CallSink, names: frozenset[str], *, streams: bool) -> None:
         self._sink = sink
         self._names = names
+        self._streams = streams
         self._json = JsonText()
         self._mended: list[str] = []
         self._key = ""
@@ -104,13 +110,13 @@ class _JsonCall:
         json_text = self._json
         begins_value = json_text.depth == 1 and json_text.expects_value
         if begins_value and character == "{" and self._is_ready():
-            self.is_started = self._is_in_arguments = True
-            assert self._name is not None
-            self._sink.start(self._name)
+            self._is_in_arguments = True
+            if self._streams:
+                self._start()
         mended = json_text.push(character)
         if self._is_in_arguments:
             self._push_arguments(mended)
-        elif not self.is_started:
+        elif not self._has_arguments:
             self._mended.append(mended)
         if json_text.depth == 1 and json_text.closed_key:
             self._key = json_text.string
@@ -118,16 +124,35 @@ class _JsonCall:
             self._name = _unquoted(json_text.string)
 
     def _is_ready(self) -> bool:
-        return not self.is_started and self._key in _ARGUMENTS and self._name in self._names
+        return not self._has_arguments and self._key in _ARGUMENTS and self._name in self._names
+
+    @property
+    def _has_arguments(self) -> bool:
+        return self.is_started or self._is_in_arguments
+
+    def show_beginning(self) -> None:
+        """Give the sink the beginning of the arguments, of a text that was cut inside of them."""
+        if self._is_in_arguments and not self.is_started:
+            self._start()
+            self._flush()
+
+    def _start(self) -> None:
+        assert self._name is not None, "arguments of a call whose name is known"
+        self.is_started = True
+        self._sink.start(self._name)
 
     def _push_arguments(self, mended: str) -> None:
         self._arguments.append(mended)
         if self._json.depth == 1:
             self._is_in_arguments = False
+            if not self.is_started:
+                self._start()
             self._flush()
             self._sink.end()
 
     def _flush(self) -> None:
+        if not self.is_started:
+            return
         text = "".join(self._arguments)
         self._arguments.clear()
         if text:
@@ -140,17 +165,24 @@ class JsonCalls:
     Args:
         sink: Takes the calls.
         names: Of the functions that can be called.
-        needs_arguments: An object without arguments is no call.
+        needs_arguments: An object without arguments is no call; where it may be one, calls stand
+            between markers, and a brace too many behind one is left out.
+        streams: The sink gets arguments as they are written; else a call when it is whole, and what
+            cannot be read is text from its beginning.
 
     Attributes:
         found: Calls that the sink knows of.
         is_over: A text that is no call was read.
     """
 
-    def __init__(self, sink: CallSink, names: frozenset[str], *, needs_arguments: bool) -> None:
+    def __init__(
+        self, sink: CallSink, names: frozenset[str], *, needs_arguments: bool, streams: bool = True
+    ) -> None:
         self._sink = sink
         self._names = names
         self._needs_arguments = needs_arguments
+        self._streams = streams
+        self._separators = _SEPARATORS if needs_arguments else _SEPARATORS + "}"
         self._call: _JsonCall | None = None
         self._between = ""
         self._is_in_array = False
@@ -168,6 +200,11 @@ class JsonCalls:
             text = self._push_call(text) if self._call is not None else self._push_between(text)
         return text
 
+    def show_beginning(self) -> None:
+        """Give the sink the beginning of a call whose text was cut inside of its arguments."""
+        if self._call is not None:
+            self._call.show_beginning()
+
     def finish(self) -> str:
         """Return the text held back, which is no call as no more text comes."""
         call, self._call = self._call, None
@@ -179,10 +216,12 @@ class JsonCalls:
     def _push_between(self, text: str) -> str:
         for position, character in enumerate(text):
             if character == "{":
-                self._call = _JsonCall(self._sink, self._names)
+                self._call = _JsonCall(self._sink, self._names, streams=self._streams)
                 return text[position:]
             opens = character == "[" and not self._is_in_array and not self.found
-            if not (opens or character in _WHITESPACE or (self.found and character in _SEPARATORS)):
+            if not (
+                opens or character in _WHITESPACE or (self.found and character in self._separators)
+            ):
                 return self._give_up(text[position:])
             self._is_in_array |= opens
             self._between += character
@@ -226,7 +265,7 @@ class JsonCalls:
     def _give_up(self, rest: str) -> str:
         self.is_over = True
         between, self._between = self._between, ""
-        return (between.lstrip(_WHITESPACE + _SEPARATORS) if self.found else between) + rest
+        return (between.lstrip(_WHITESPACE + self._separators) if self.found else between) + rest
 
 
 def _call_in(value: object, *, needs_arguments: bool) -> ParsedToolCall:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from machd.engine.fake.tokenizer import FakeTokenizer
-from machd.engine.tokenizer.chat_format import MarkedChatFormat
+from machd.engine.protocol.chat_format import ChatFormat
 from machd.serving.chat_output import ChatOutput
 from machd.serving.output import (
     Content,
@@ -36,7 +36,7 @@ def tool(name: str, **properties: str) -> dict[str, object]:
 
 TOOLS = (tool("f", a="integer"), tool("get_weather", city="string", days="integer"))
 FAKE = FakeTokenizer().chat_format
-BARE = MarkedChatFormat(shows_tools=True, reasoning_markers=("<think>", "</think>"))
+BARE = ChatFormat(shows_tools=True, reasoning_markers=("<think>", "</think>"))
 
 
 @dataclass
@@ -84,14 +84,16 @@ def put_together(pieces: Iterable[OutputPiece]) -> Read:
     return read
 
 
-def read_answer(output: ChatOutput, parts: Iterable[str], *, is_cut: bool = False) -> Read:
+def read_answer(
+    output: ChatOutput, parts: Iterable[str], *, is_cut: bool = False, streams: bool = True
+) -> Read:
     """Read an answer that comes in parts."""
-    parser = output.parser()
+    parser = output.parser(streams=streams)
     pieces = [piece for part in parts for piece in parser.push(part)]
     return put_together([*pieces, *parser.finish(is_cut=is_cut)])
 
 
-def chat_output(chat_format: MarkedChatFormat = FAKE, **options: object) -> ChatOutput:
+def chat_output(chat_format: ChatFormat = FAKE, **options: object) -> ChatOutput:
     """Tell how answers to a request with ``TOOLS`` are read."""
     return ChatOutput(chat_format, **{"tools": TOOLS, **options})  # type: ignore[arg-type]
 
@@ -102,10 +104,10 @@ def cut_text(text: str, cuts: Sequence[int]) -> list[str]:
     return [text[start:end] for start, end in itertools.pairwise(edges)]
 
 
-def mlx_format(name: str) -> MarkedChatFormat:
+def mlx_format(name: str) -> ChatFormat:
     """Give the chat format around one of mlx-lm's parsers."""
     module = importlib.import_module(f"mlx_lm.tool_parsers.{name}")
-    return MarkedChatFormat(
+    return ChatFormat(
         tool_format=name,
         tool_markers=(module.tool_call_start, module.tool_call_end),
         shows_tools=True,

@@ -17,8 +17,7 @@ from support.clients.answers import (
     read_answer,
 )
 
-from machd.engine.protocol.chat_format import ParsedToolCall, TextState
-from machd.engine.tokenizer.chat_format import MarkedChatFormat
+from machd.engine.protocol.chat_format import ChatFormat, ParsedToolCall, TextState
 from machd.serving.output import (
     ToolCallArguments,
     ToolCallEnd,
@@ -231,7 +230,7 @@ def test_nothing_but_markup_is_lost(text: str) -> None:
 def test_a_failure_of_reading_gives_plain_text() -> None:
     """The parser's own mistakes cost the client nothing but the reading."""
 
-    class Broken(MarkedChatFormat):
+    class Broken(ChatFormat):
         def parse_tool_calls(self, text: str, tools: object) -> list[ParsedToolCall]:
             raise KeyError(text, tools)
 
@@ -239,7 +238,7 @@ def test_a_failure_of_reading_gives_plain_text() -> None:
     parser = chat_output(broken).parser()
     text = "before <tool_call>f()</tool_call>"
     pieces = [*parser.push(text), *parser.push(" after"), *parser.finish(is_cut=False)]
-    assert put_together(pieces).content == "before <tool_call>f() after"
+    assert put_together(pieces).content == f"{text} after"
 
 
 PARIS = ("get_weather", {"city": "Paris", "days": 3})
@@ -283,7 +282,7 @@ def test_the_header_of_a_message_is_no_text() -> None:
     from mlx_lm.chat_templates import muse_spark  # noqa: PLC0415 - only here
 
     states = muse_spark.RESPONSE_FORMAT
-    chat_format = MarkedChatFormat(
+    chat_format = ChatFormat(
         tool_format="muse_spark",
         tool_markers=("<atem:function_calls>", "</atem:function_calls>"),
         transitions=states["transitions"],

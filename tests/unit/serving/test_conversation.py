@@ -15,8 +15,7 @@ from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.engine.loading.gguf_header import read_gguf_header
 from machd.engine.loading.tokenizer_files import gguf_tokenizer
-from machd.engine.protocol.chat_format import TextState
-from machd.engine.tokenizer.chat_format import MarkedChatFormat
+from machd.engine.protocol.chat_format import ChatFormat, TextState
 from machd.engine.tokenizer.tokenizer import MlxTokenizer
 from machd.errors import GrammarError, InvalidRequestError
 from machd.request.constraint import Constraint, ConstraintKind
@@ -46,11 +45,11 @@ class Parts:
 class FormatTokenizer(FakeTokenizer):
     """The fake's with another format."""
 
-    def __init__(self, chat_format: MarkedChatFormat) -> None:
+    def __init__(self, chat_format: ChatFormat) -> None:
         self._format = chat_format
 
     @property
-    def chat_format(self) -> MarkedChatFormat:
+    def chat_format(self) -> ChatFormat:
         """The one that it was given."""
         return self._format
 
@@ -142,7 +141,7 @@ def test_a_template_that_opens_thoughts_regardless_has_them_closed() -> None:
 
 def test_a_model_without_thoughts_has_none() -> None:
     """Whatever is asked."""
-    tokenizer = FormatTokenizer(MarkedChatFormat(shows_tools=True))
+    tokenizer = FormatTokenizer(ChatFormat(shows_tools=True))
     _, prepared, _ = _prepared(replace(ASK, thinks=True), tokenizer)
     assert prepared.guidance.thinking is None
 
@@ -171,14 +170,14 @@ def test_one_call_ends_the_answer(choice: ToolChoice) -> None:
     assert prepared.guidance.output.stops_after_call
 
 
-XML = MarkedChatFormat(
+XML = ChatFormat(
     tool_format="qwen3_coder", tool_markers=("<tool_call>", "</tool_call>"), shows_tools=True
 )
-LLAMA = MarkedChatFormat(shows_tools=True)
+LLAMA = ChatFormat(shows_tools=True)
 
 
 @pytest.mark.parametrize("chat_format", [XML, LLAMA])
-def test_other_spellings_are_forced_as_bare_json(chat_format: MarkedChatFormat) -> None:
+def test_other_spellings_are_forced_as_bare_json(chat_format: ChatFormat) -> None:
     """And read as such: markers inside of arguments mean nothing then."""
     forced = replace(WITH_TOOL, tool_choice=REQUIRED)
     _, prepared, (_, asked) = _prepared(forced, FormatTokenizer(chat_format))
@@ -207,7 +206,7 @@ def test_a_constraint_leaves_room_for_calls() -> None:
 def test_a_final_message_goes_on() -> None:
     """The prompt ends inside of it, and the answer is text from its first character."""
     begun: dict[str, object] = {"role": "assistant", "content": "I thi"}
-    headed = MarkedChatFormat(first_state="header", transitions={"header": [("to=me", "normal")]})
+    headed = ChatFormat(first_state="header", transitions={"header": [("to=me", "normal")]})
     conversation = Conversation([USER, begun], continues_final_message=True)
     text, prepared, _ = _prepared(conversation, FormatTokenizer(headed))
     assert text.endswith("assistant: I thi")
@@ -261,7 +260,7 @@ def test_marker_of_thoughts_in_a_question_opens_none(*, thinks: bool | None) -> 
 
 def test_no_grammar_for_answers_of_several_messages() -> None:
     """It would have to hold inside of one of them alone."""
-    headed = MarkedChatFormat(
+    headed = ChatFormat(
         shows_tools=True, first_state="header", transitions={"header": [("to=me", "normal")]}
     )
     for conversation, param in (

@@ -184,11 +184,17 @@ def test_json_answer_that_is_cut_is_content(cut: str) -> None:
 @pytest.mark.parametrize(
     "cut", ["<tool_call>no JSON", '<tool_call>{"name": "g", "arguments": {}} x']
 )
-def test_no_section_is_content_once_the_answer_is_made_of_calls(cut: str) -> None:
-    """After a call, or where calls are forced, an unclosed section is no content, whatever is in it."""
+def test_what_cannot_become_a_call_is_content_behind_a_call_too(cut: str) -> None:
+    """It is known for text while it comes, so that a stream need not wait for the answer's end."""
     call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    assert read_answer(_MARKED, [f"{call}{cut}"], is_cut=True).content == ""
-    assert read_answer(chat_output(FAKE, is_forced=True), [cut], is_cut=True).content == ""
+    assert read_answer(_MARKED, [f"{call}{cut}"], is_cut=True).content == cut
+
+
+def test_open_section_is_no_content_behind_a_call() -> None:
+    """The beginning of a further call that the cut ended is nothing."""
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    for begun in ("<tool_call>", '<tool_call>{"name": "g', '<tool_call>{"name": "f", "arg'):
+        assert read_answer(_MARKED, [f"{call}{begun}"], is_cut=True).content == ""
 
 
 @pytest.mark.parametrize("end", ['<tool_call>{"na', "<tool_", '<tool_call>{"name": "f"'])

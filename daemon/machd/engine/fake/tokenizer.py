@@ -7,10 +7,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from machd.engine.protocol.chat_format import JSON_TOOL_MARKERS, JSON_TOOLS
+from machd.engine.protocol.chat_format import JSON_TOOL_MARKERS, JSON_TOOLS, ChatFormat
 from machd.engine.protocol.fill_format import FillFormat, FillTokens
 from machd.engine.protocol.tokenizer import ChatMessages, TokenizerInfo
-from machd.engine.tokenizer.chat_format import MarkedChatFormat
 
 END_OF_TEXT = 256
 VOCABULARY_TOKENS = 257
@@ -18,7 +17,7 @@ VOCABULARY_TOKENS = 257
 FAKE_FILL_TOKENS = FillTokens(prefix=0xFD, suffix=0xFE, middle=0xFF)
 """Bytes that occur in no UTF-8, so that no text spells them."""
 
-_CHAT_FORMAT = MarkedChatFormat(
+_CHAT_FORMAT = ChatFormat(
     tool_format=JSON_TOOLS,
     tool_markers=JSON_TOOL_MARKERS,
     shows_tools=True,
@@ -74,7 +73,7 @@ class FakeTokenizer:
         return bytes(one for one in token_ids if one < END_OF_TEXT).decode("utf-8", "replace")
 
     @property
-    def chat_format(self) -> MarkedChatFormat:
+    def chat_format(self) -> ChatFormat:
         """Thoughts in ``<think>``, calls as JSON in ``<tool_call>``."""
         return _CHAT_FORMAT
 

@@ -1,16 +1,15 @@
 """The format of a model's thoughts and tool calls: markers in its text, and a parser of calls.
 
-This is plain data; only the splitter that a tokenizer adds computes with mlx-lm.
+This is plain data, but for mlx-lm's parser.
 """
 
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Protocol, Self, TypeAlias
+from typing import TypeAlias
 
 JSON_TOOLS = "json_tools"
 """mlx-lm's name for calls that are JSON objects between markers."""
@@ -40,6 +39,13 @@ _INNER_MARKERS: Mapping[str, tuple[str, ...]] = {
 }
 """Texts that mlx-lm's parsers read between the markers, and vocabularies may have as special tokens."""
 
+BARE_CALL_MARKERS: Mapping[str, tuple[str, str]] = {
+    "kimi_k2": ("<|tool_call_begin|>", "<|tool_call_end|>"),
+    "minimax_m2": ("<invoke name=", "</invoke>"),
+    "qwen3_coder": ("<function=", "</function>"),
+}
+"""Texts before and behind one call, by which it is known where a model forgets the markers around it."""
+
 Transitions: TypeAlias = Mapping[str, Sequence[tuple[str, str]]]
 """mlx-lm's name of a state to pairs of a marker and the next state."""
 
@@ -62,20 +68,6 @@ class TextState(StrEnum):
             return cls.HEADER
 
 
-class TextSplitter(Protocol):
-    """Splits a completion into thoughts, calls and plain text while it comes."""
-
-    def push(self, text: str) -> list[tuple[TextState, str]]:
-        """Return the stretches that are known with this text, markers left out.
-
-        Every change of state shows: a state that begins and ends without text gives an empty
-        stretch. The last stretch is of the state that the text is in now.
-        """
-
-    def finish(self) -> list[tuple[TextState, str]]:
-        """Return the text that was held back as the possible beginning of a marker."""
-
-
 @dataclass(frozen=True, slots=True)
 class ParsedToolCall:
     """One call; ``arguments`` is the JSON text of an object."""
@@ -89,7 +81,7 @@ def _parse_json(text: str, _tools: list[Mapping[str, object]]) -> object:
 
 
 @dataclass(frozen=True, slots=True)
-class ChatFormat(ABC):
+class ChatFormat:
     """The format of a model's thoughts and calls. Any thread may use it.
 
     Attributes:
@@ -115,19 +107,48 @@ class ChatFormat(ABC):
     first_state: str | None = None
     parse: Callable[[str, list[Mapping[str, object]]], object] = _parse_json
 
-    @abstractmethod
-    def splitter(self, *, tools: bool, starts_in: TextState) -> TextSplitter:
-        """Make the splitter of one completion.
-
-        Args:
-            tools: Whether calls are looked for.
-            starts_in: The state in which the completion begins.
-        """
-
     @property
     def opening_state(self) -> TextState:
         """The state in which an answer begins after a prompt that opened nothing."""
         return TextState.named(self.first_state or TextState.NORMAL)
+
+    def edges(self, *, tools: bool) -> dict[str, list[tuple[str, str]]]:
+        """Return the markers that end each state, with the next state, as mlx-lm's server joins them.
+
+        Args:
+            tools: Whether calls are looked for; without, their markers are text.
+        """
+        edges = [*self._thought_edges(), *(self._call_edges() if tools else ())]
+        edges += [(TextState.NORMAL, one, TextState.NORMAL) for one in self.structural_markers]
+        edges += [
+            (state, marker, TextState.NORMAL if then == TextState.TOOL and not tools else then)
+            for state, transitions in self.transitions.items()
+            for marker, then in transitions
+        ]
+        found: dict[str, list[tuple[str, str]]] = {}
+        for state, marker, then in edges:
+            found.setdefault(state, []).append((marker, then))
+        return found
+
+    def _thought_edges(self) -> list[tuple[str, str, str]]:
+        if self.reasoning_markers is None:
+            return []
+        start, end = self.reasoning_markers
+        return [
+            (TextState.NORMAL, start, TextState.REASONING),
+            (TextState.REASONING, end, TextState.NORMAL),
+        ]
+
+    def _call_edges(self) -> list[tuple[str, str, str]]:
+        if self.tool_markers is None:
+            return []
+        start, _ = self.tool_markers
+        edges = [] if self.reasoning_markers is None else [(TextState.REASONING, start)]
+        targets = {then for edges in self.transitions.values() for _, then in edges}
+        if TextState.TOOL not in targets:
+            bare = BARE_CALL_MARKERS.get(self.tool_format or "", ())[:1]
+            edges += [(TextState.NORMAL, marker) for marker in (start, *bare)]
+        return [(state, marker, TextState.TOOL) for state, marker in edges]
 
     def markers(self, *, tools: bool) -> tuple[str, ...]:
         """List the texts by which an answer is read, of calls if ``tools``; some are special tokens."""
@@ -158,7 +179,7 @@ class ChatFormat(ABC):
             raise ValueError("there is no call")
         return calls
 
-    def with_json_calls(self) -> Self:
+    def with_json_calls(self) -> ChatFormat:
         """Return the format of a model that the prompt tells to write calls as JSON in markers."""
         without_tools = {
             state: [edge for edge in edges if edge[1] != TextState.TOOL]

@@ -10,9 +10,10 @@ from copy import deepcopy
 from types import MappingProxyType
 
 from machd.engine.backend.untyped import Backend, WrappedTokenizer
+from machd.engine.protocol.chat_format import ChatFormat
 from machd.engine.protocol.fill_format import FillFormat, find_fill_tokens
 from machd.engine.protocol.tokenizer import ChatMessages, Detokenizer, TokenizerInfo
-from machd.engine.tokenizer.chat_format import MarkedChatFormat, read_chat_format
+from machd.engine.tokenizer.chat_format import read_chat_format
 from machd.engine.tokenizer.detokenizer import ByteDetokenizer, WindowDetokenizer, decode_bytes
 from machd.engine.tokenizer.plain_text import PlainTextEncoder
 from machd.engine.tokenizer.template_renderer import (
@@ -154,7 +155,7 @@ class MlxTokenizer:
         return self._decode(token_ids)
 
     @functools.cached_property
-    def chat_format(self) -> MarkedChatFormat:
+    def chat_format(self) -> ChatFormat:
         """The format of thoughts and calls; found by rendering a few words the first time."""
         shown = self._rendered_quietly(tools=[TOOL])
         thinking = self._rendered_quietly(variables={"enable_thinking": True})

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import pkgutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.engines.tiny_models import tiny_tokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
@@ -22,12 +20,14 @@ from machd.engine.protocol.chat_format import (
     _INNER_MARKERS,
     JSON_TOOL_MARKERS,
     JSON_TOOLS,
+    ChatFormat,
     TextState,
     parsed_call,
 )
-from machd.engine.tokenizer.chat_format import MarkedChatFormat
 from machd.engine.tokenizer.tokenizer import MlxTokenizer
 from machd.errors import InvalidRequestError
+from machd.serving.chat_output import ChatOutput
+from machd.serving.output import Content, Reasoning
 
 pytestmark = pytest.mark.usefixtures("one_template_process")
 
@@ -68,18 +68,6 @@ def _tokenizer(
     )
 
 
-def _split(chat_format: MarkedChatFormat, parts: Sequence[str], state: TextState) -> list[object]:
-    splitter = chat_format.splitter(tools=True, starts_in=state)
-    found = [one for part in parts for one in splitter.push(part)] + splitter.finish()
-    merged: list[tuple[TextState, str]] = []
-    for name, text in found:
-        if merged and merged[-1][0] is name:
-            merged[-1] = (name, merged[-1][1] + text)
-        else:
-            merged.append((name, text))
-    return list(merged)
-
-
 def test_a_format_is_read_from_the_tokenizer_and_its_template() -> None:
     """Markers from the vocabulary, abilities from a few rendered words."""
     chat_format = _tokenizer(THINKING_TEMPLATE, plain=("<think>", "</think>")).chat_format
@@ -94,9 +82,9 @@ def test_a_format_is_read_from_the_tokenizer_and_its_template() -> None:
 def test_a_plain_model_has_no_format() -> None:
     """No markers, no tools, no switch; and a template that fails says no."""
     plain = "{% for message in messages %}{{ message.content }}{% endfor %}"
-    assert _tokenizer(plain).chat_format == MarkedChatFormat()
+    assert _tokenizer(plain).chat_format == ChatFormat()
     failing = "{{ raise_exception('never') }}"
-    assert _tokenizer(failing).chat_format == MarkedChatFormat()
+    assert _tokenizer(failing).chat_format == ChatFormat()
     assert not _tokenizer("{{ 1 // 0 }}").chat_format.shows_tools
 
 
@@ -118,43 +106,51 @@ def test_every_parser_of_mlx_lm_has_its_inner_markers() -> None:
     assert names == set(_INNER_MARKERS)
 
 
-TEXT = "a<think>b</think> <tool_call>c</tool_call><tool_call></tool_call>d<tool"
+def test_edges_are_those_of_mlx_lms_server() -> None:
+    """Every format that mlx-lm splits in its own way is split alike here."""
+    import_mlx_lm()
+    from mlx_lm.generate import (  # noqa: PLC0415 - after import_mlx_lm()
+        TextStateMachine,
+        make_text_state_machine,
+    )
+
+    class Facts:
+        think_start, think_end, has_thinking = "<think>", "</think>", True
+        tool_call_start, tool_call_end, has_tool_calling = "<tool_call>", "</tool_call>", True
+        structural_markers = ("<|end|>",)
+        response_transitions: ClassVar = {"header": [("to=me", "normal")]}
+
+    chat_format = ChatFormat(
+        tool_format=JSON_TOOLS,
+        tool_markers=JSON_TOOL_MARKERS,
+        reasoning_markers=("<think>", "</think>"),
+        structural_markers=("<|end|>",),
+        transitions=Facts.response_transitions,
+    )
+    text = "a<think>b</think> <|end|>c<thi"
+    for state in ("normal", "header"):
+        machine = make_text_state_machine(Facts()).make_state(state)
+        _, expected = TextStateMachine.split(machine, f"to=me{text}")
+        output = ChatOutput(chat_format, starts_in=TextState(state), tools=({"function": {}},))
+        parser = output.parser()
+        pieces = [*parser.push(f"to=me{text}"), *parser.finish(is_cut=False)]
+        said = "".join(one.text for one in pieces if isinstance(one, Content))
+        thought = "".join(one.text for one in pieces if isinstance(one, Reasoning))
+        assert thought == "".join(one for name, one in expected if name == "reasoning").strip()
+        normal = "".join(one for name, one in expected if name == "normal")
+        assert said.replace(" ", "") == f"{normal}<thi".replace(" ", "")
 
 
-@given(st.lists(st.integers(0, len(TEXT)), max_size=8))
-def test_states_follow_markers_however_the_text_is_cut(cuts: list[int]) -> None:
-    """Markers are left out, every change of state shows, the rest comes out at the end."""
-    edges = [0, *sorted(cuts), len(TEXT)]
-    parts = [TEXT[start:end] for start, end in itertools.pairwise(edges)]
-    normal, reasoning, tool = TextState.NORMAL, TextState.REASONING, TextState.TOOL
-    assert _split(FakeTokenizer().chat_format, parts, normal) == [
-        (normal, "a"),
-        (reasoning, "b"),
-        (normal, " "),
-        (tool, "c"),
-        (normal, ""),
-        (tool, ""),
-        (normal, "d<tool"),
-    ]
-
-
-def test_a_splitter_begins_where_the_prompt_left_off() -> None:
-    """Inside thoughts, or in the plain text."""
-    chat_format = FakeTokenizer().chat_format
-    assert _split(chat_format, ["x</think>y"], TextState.REASONING) == [
-        (TextState.REASONING, "x"),
-        (TextState.NORMAL, "y"),
-    ]
-
-
-def test_plain_text_needs_no_mlx() -> None:
-    """The scripted engine reads plain conversations in a process without mlx-lm."""
+def test_reading_an_answer_needs_no_mlx() -> None:
+    """Answers with thoughts and calls are read in a process without mlx-lm."""
     program = (
         "import sys\n"
         "from machd.engine.fake.tokenizer import FakeTokenizer\n"
-        "from machd.engine.protocol.chat_format import TextState\n"
-        "one = FakeTokenizer().chat_format.splitter(tools=True, starts_in=TextState.NORMAL)\n"
-        "assert one.push('hello') == [(TextState.NORMAL, 'hello')] and one.finish() == []\n"
+        "from machd.serving.chat_output import ChatOutput\n"
+        "tools = ({'function': {'name': 'f'}},)\n"
+        "parser = ChatOutput(FakeTokenizer().chat_format, tools=tools).parser()\n"
+        'call = \'<tool_call>{"name": "f", "arguments": {}}</tool_call>\'\n'
+        "assert len(parser.push(f'<think>hm</think>{call}')) == 4\n"
         "assert not {'mlx', 'mlx_lm'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
@@ -211,14 +207,14 @@ def test_parsers_have_one_way_to_fail(failure: Exception) -> None:
         raise failure
 
     with pytest.raises(ValueError, match="no call"):
-        MarkedChatFormat(parse=parse).parse_tool_calls("x", [])
+        ChatFormat(parse=parse).parse_tool_calls("x", [])
     with pytest.raises(ValueError, match="no call"):
-        MarkedChatFormat(parse=lambda _text, _tools: []).parse_tool_calls("x", [])
+        ChatFormat(parse=lambda _text, _tools: []).parse_tool_calls("x", [])
 
 
 def test_prompted_calls_are_json_whatever_the_model_would_do() -> None:
     """A model whose template shows no tools is told how to write them."""
-    base = MarkedChatFormat(
+    base = ChatFormat(
         reasoning_markers=("<think>", "</think>"),
         tool_format="mistral",
         tool_markers=("[TOOL_CALLS]", ""),

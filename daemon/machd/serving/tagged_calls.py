@@ -1,0 +1,273 @@
+"""Calls whose arguments stand in tags, each value between an opening and a closing one.
+
+The tags are read here, strictly: a text between them that belongs nowhere makes the whole no call.
+mlx-lm's parsers search for what they know and drop the rest, so they are given one call at a time,
+well-formed, to turn its values into what the tool's schema says.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from machd.engine.protocol.chat_format import ParsedToolCall
+
+_MASKS = range(0xE000, 0xF900)
+"""Private characters: one that a text does not hold stands for ``<`` in values."""
+
+_CDATA = re.compile(r"\s*<!\[CDATA\[(?P<text>.*?)\]\]>\s*", re.DOTALL)
+_OPEN_CDATA = re.compile(r"\s*<!\[CDATA\[")
+
+
+class OpenValueError(ValueError):
+    """The text ends inside a value, in which a closing marker means nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallTags:
+    """The tags of a format.
+
+    Attributes:
+        function: Opens a call; its group is the name.
+        function_end: Closes it; empty where the section's closing marker does.
+        parameter: Opens a value; groups ``key`` and, where ``parameter_end`` has it, ``tag``.
+        parameter_end: Closes it.
+    """
+
+    function: re.Pattern[str]
+    function_end: str
+    parameter: re.Pattern[str]
+    parameter_end: str
+
+
+def _argument_tags(prefix: str) -> CallTags:
+    key, value = f"{prefix}arg_key>", f"{prefix}arg_value>"
+    return CallTags(
+        function=re.compile(r"(?P<name>[^\s<]+)"),
+        function_end="",
+        parameter=re.compile(rf"<{key}(?P<key>[^<]*)</{key}(?:\\n|\s)*<{value}"),
+        parameter_end=f"</{value}",
+    )
+
+
+_QUOTED = r"""(?P<{0}>"[^"]*"|'[^']*'|[^\s"'<>]+)"""
+
+CALL_TAGS: Mapping[str, CallTags] = {
+    "qwen3_coder": CallTags(
+        function=re.compile(r"<function=\s*(?P<name>[^\s<>]+)>"),
+        function_end="</function>",
+        parameter=re.compile(r"<parameter=\s*(?P<key>[^\s<>]+)>"),
+        parameter_end="</parameter>",
+    ),
+    "minimax_m2": CallTags(
+        function=re.compile(rf"<invoke name={_QUOTED.format('name')}\s*>"),
+        function_end="</invoke>",
+        parameter=re.compile(rf"<parameter name={_QUOTED.format('key')}\s*>"),
+        parameter_end="</parameter>",
+    ),
+    "minicpm5": CallTags(
+        function=re.compile(rf"(?:<function name=)?{_QUOTED.format('name')}\s*>"),
+        function_end="",
+        parameter=re.compile(rf"<param\s+name\s*=\s*{_QUOTED.format('key')}\s*>"),
+        parameter_end="</param>",
+    ),
+    "muse_spark": CallTags(
+        function=re.compile(r'<atem:invoke\b[^>]*?\bname="(?P<name>[^"]+)">'),
+        function_end="</atem:invoke>",
+        parameter=re.compile(r'<atem:parameter\b[^>]*?\bname="(?P<key>[^"]+)"[^>]*?>'),
+        parameter_end="</atem:parameter>",
+    ),
+    "kimi_k3": CallTags(
+        function=re.compile(
+            r'<\|open\|>call(?:(?!<\|sep\|>)[^<])*?\btool="(?P<name>[^"]+)"[^<]*<\|sep\|>'
+        ),
+        function_end="<|close|>call<|sep|>",
+        parameter=re.compile(
+            r'<\|open\|>(?P<tag>argument|json)\b(?:[^<]*?\bkey="(?P<key>[^"]*)")?[^<]*<\|sep\|>'
+        ),
+        parameter_end="<|close|>{tag}<|sep|>",
+    ),
+    "glm47": _argument_tags(""),
+    "laguna": _argument_tags(""),
+    "longcat": _argument_tags("longcat_"),
+}
+"""By mlx-lm's name of the format."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedValue:
+    """One argument as it was written, between its tags.
+
+    Attributes:
+        key: None where the value is all arguments.
+    """
+
+    key: str | None
+    opening: str
+    text: str
+    closing: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedCall:
+    """One call as it was written, between its tags."""
+
+    name: str
+    opening: str
+    values: tuple[TaggedValue, ...]
+    closing: str
+
+    def parsed(self, parse: Callable[[str], list[ParsedToolCall]]) -> ParsedToolCall:
+        """Return the call with its values as the tool's schema wants them.
+
+        Args:
+            parse: mlx-lm's parser, for one call.
+
+        Raises:
+            ValueError: The parser found another call than the tags hold.
+        """
+        if not self.values:
+            return ParsedToolCall(self.name, "{}")
+        texts = "".join(value.text for value in self.values)
+        mask = next(chr(one) for one in _MASKS if chr(one) not in texts)
+        written = "".join(
+            f"{value.opening}{_masked(value.text, mask)}{value.closing}" for value in self.values
+        )
+        calls = parse(f"{self.opening}{written}{self.closing}")
+        keys = [value.key for value in self.values]
+        arguments = calls[0].arguments
+        if (
+            len(calls) != 1
+            or calls[0].name != self.name
+            or (None not in keys and set(json.loads(arguments)) != set(keys))
+        ):
+            raise ValueError("the parser found another call")
+        escaped = json.dumps(mask)[1:-1]
+        return ParsedToolCall(self.name, arguments.replace(mask, "<").replace(escaped, "<"))
+
+
+def read_tagged_calls(
+    tags: CallTags,
+    text: str,
+    markers: tuple[str, ...],
+    *,
+    is_closed: bool = True,
+    is_lenient: bool = False,
+) -> list[TaggedCall]:
+    """Read the calls that a text is made of.
+
+    A value whose closing tag is missing ends where the next one opens, or where its function ends
+    and nothing but functions follows.
+
+    Args:
+        tags: Of the format.
+        text: Between the markers of the section.
+        markers: Of the section: a value that holds them and lacks its closing tag has no end.
+        is_closed: The closing marker stands behind the text; it ends a function as well.
+        is_lenient: The text ends here for certain, and so does a value without its closing tag.
+
+    Raises:
+        OpenValueError: The text ends inside a value.
+        ValueError: Something else than calls is in it.
+    """
+    calls: list[TaggedCall] = []
+    position = _skipped(text, 0)
+    while position < len(text):
+        opened = tags.function.match(text, position)
+        if opened is None:
+            raise ValueError("a function has to begin here")
+        values, position, has_ended = _read_values(
+            tags, text, opened.end(), markers, is_lenient=is_lenient
+        )
+        if not (is_closed or has_ended):
+            raise ValueError("the function's end is missing")
+        calls.append(
+            TaggedCall(_unquoted(opened["name"]), opened[0], tuple(values), tags.function_end)
+        )
+        position = _skipped(text, position)
+    return calls
+
+
+def _read_values(
+    tags: CallTags, text: str, position: int, markers: tuple[str, ...], *, is_lenient: bool
+) -> tuple[list[TaggedValue], int, bool]:
+    """Return a function's values, where the text behind it begins, and whether its closing tag was read."""
+    values: list[TaggedValue] = []
+    while True:
+        position = _skipped(text, position)
+        if tags.function_end and text.startswith(tags.function_end, position):
+            return values, position + len(tags.function_end), True
+        opened = tags.parameter.match(text, position)
+        if opened is None:
+            ends_here = position == len(text) or (
+                tags.function_end and tags.function.match(text, position)
+            )
+            if not ends_here:
+                raise ValueError("a value or the function's end has to stand here")
+            return values, position, False
+        groups = opened.groupdict()
+        closing = tags.parameter_end.replace("{tag}", groups.get("tag") or "")
+        end, position = _value_end(
+            tags, text, opened.end(), closing, markers, is_lenient=is_lenient
+        )
+        key = None if groups["key"] is None else _unquoted(groups["key"]).strip()
+        values.append(TaggedValue(key, opened[0], text[opened.end() : end], closing))
+
+
+def _value_end(
+    tags: CallTags,
+    text: str,
+    start: int,
+    closing: str,
+    markers: tuple[str, ...],
+    *,
+    is_lenient: bool,
+) -> tuple[int, int]:
+    """Return where a value ends, and where the text behind its closing tag begins."""
+    whole = _CDATA.match(text, start)
+    if whole is None and _OPEN_CDATA.match(text, start):
+        raise OpenValueError
+    end = text.find(closing, whole.end() if whole is not None else start)
+    missing_at = None if whole is not None else _missing_end(tags, text, start, end)
+    if missing_at is None and end >= 0:
+        return end, end + len(closing)
+    if missing_at is None and is_lenient:
+        missing_at = len(text)
+    if missing_at is None or any(marker in text[start:missing_at] for marker in markers):
+        raise OpenValueError
+    return missing_at, missing_at
+
+
+def _missing_end(tags: CallTags, text: str, start: int, end: int) -> int | None:
+    """Return where a value ends whose closing tag was left out; None if it was not."""
+    until = len(text) if end < 0 else end
+    following = tags.parameter.search(text, start, until)
+    if tags.function_end:
+        closed = text.find(tags.function_end, start, until)
+        if closed >= 0 and (following is None or closed < following.start()):
+            behind = _skipped(text, closed + len(tags.function_end))
+            if behind == len(text) or tags.function.match(text, behind):
+                return closed
+    return None if following is None else following.start()
+
+
+def _masked(text: str, mask: str) -> str:
+    whole = _CDATA.fullmatch(text)
+    if whole is None:
+        return text.replace("<", mask)
+    start, end = whole.span("text")
+    return text[:start] + text[start:end].replace("<", mask) + text[end:]
+
+
+def _skipped(text: str, position: int) -> int:
+    while position < len(text) and text[position] in " \t\r\n":
+        position += 1
+    return position
+
+
+def _unquoted(name: str) -> str:
+    return (
+        name[1:-1] if name[:1] in ("'", '"') and name[:1] == name[-1:] and len(name) > 1 else name
+    )
