@@ -127,8 +127,9 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
     LogEvent(
         "probe.finished",
         ("info",),
-        ("duration_s", "passed", "failed", "unsupported", "no_data", "errored"),
-        "What was found out about the model, as counts, and how long that took.",
+        ("duration_s", "passed", "failed", "unsupported", "no_data", "errored", "measuring"),
+        "What is known of the model, as counts of checks, and how long that took: at the start, and when "
+        "a measurement beside the daemon ends. `measuring`: checks that run beside the daemon.",
     ),
     LogEvent(
         "probe.answered",
@@ -140,7 +141,7 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
         "capability.changed",
         ("info",),
         ("feature", "verdict", "previous", "reason"),
-        "A measurement while nothing ran changed what is known; the feature is on or off by it now.",
+        "A measurement beside the daemon changed what is known; the feature is on or off by it now.",
     ),
     LogEvent(
         "probe.failed",

@@ -18,10 +18,14 @@ from machd_probes.matrix_file import KeptMatrix
 from machd_probes.progress import RunProgress
 from machd_probes.report import MatrixReport, encode_matrix, matrix_of, rounded
 from machd_probes.results_cache import ResultsCache, results_directory
-from machd_probes.runner import Runner
+from machd_probes.runner import WORKER_COMMAND, Runner, RunnerLimits
 from machd_probes.table import print_matrix
 from machd_probes.versions import ProbeBasis, probe_basis
+from machd_probes.worker import SWITCHES_FLAG
 from machd_probes.worker_messages import BLAS_VARIABLE
+
+_SWITCHES_S = 600.0
+"""For one architecture with its switches, of which some have six combinations."""
 
 _HOLDS = 0
 _HOLDS_NOT = 1
@@ -92,7 +96,7 @@ def check_architectures(
 def measured_matrix(*, runner: Runner | None = None) -> KeptMatrix:
     """The matrix of all architectures, measured anew, with figures for a file that is kept.
 
-    Takes minutes.
+    It holds what code with other switches shows, too. Takes minutes.
 
     Raises:
         EngineFaultError: It was interrupted.
@@ -100,7 +104,12 @@ def measured_matrix(*, runner: Runner | None = None) -> KeptMatrix:
     """
     wanted = _known(None)
     environ = process_environ()
-    measurement = _measure(wanted, environ, runner or Runner(environ), use_cache=False)
+    runner = runner or Runner(
+        environ,
+        command=(*WORKER_COMMAND, SWITCHES_FLAG),
+        limits=RunnerLimits(architecture_s=_SWITCHES_S),
+    )
+    measurement = _measure(wanted, environ, runner, use_cache=False)
     if not measurement.complete:
         raise EngineFaultError("measuring was interrupted; the matrix is left as it was")
     reports = {report.architecture: rounded(report) for report in measurement.reports}

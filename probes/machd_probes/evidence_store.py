@@ -2,19 +2,20 @@
 
 A result holds for the code that computed it. Where a probe failed on one model and passed on another
 that runs the same code, the failure counts. Otherwise the nearest answer counts: of the model's own
-weights, then of the tiny model of its architecture that comes with machd, then of one of its
-configuration that was measured here.
+weights, then of a small model of its configuration that was measured here, then of the tiny model of
+its architecture that comes with machd, which may have been measured with another BLAS.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
-from machd.capabilities.evidence import Outcome, ProbeResult
+from machd.capabilities.evidence import MeasuredOn, Outcome, ProbeResult
 from machd.capabilities.model_code import ModelCode
 from machd.engine.backend.model_files import own_code_files
 from machd.engine.loading.source import ModelSource, SourceKind
@@ -96,17 +97,20 @@ class EvidenceStore:
         self, architecture: str, code: ModelCode, weights: str
     ) -> Iterator[ProbeResult]:
         yield from self._known(weights)
-        yield from self._shipped(architecture, code)
         yield from self._known(_code_key(architecture, code))
+        yield from self._shipped(architecture, code)
 
     def _shipped(self, architecture: str, code: ModelCode) -> tuple[ProbeResult, ...]:
         matrix = self._matrix
         if matrix is None or not matrix.basis.computes_like(self._basis):
             return ()
         report = matrix.reports.get(architecture)
-        if report is None or report.code is None:
+        if report is None:
             return ()
-        return report.results if report.code.covers(code, matrix.shared_layers) else ()
+        is_same_blas = matrix.basis.has_blas_of(self._basis)
+        where = MeasuredOn.SHIPPED if is_same_blas else MeasuredOn.SHIPPED_OTHER_BLAS
+        results = report.results_for(code, matrix.shared_layers)
+        return tuple(replace(one, measured_on=where) for one in results)
 
 
 def weights_key(source: ModelSource) -> str:

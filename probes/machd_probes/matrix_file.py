@@ -33,7 +33,9 @@ class KeptMatrix(Struct, frozen=True):
     @property
     def shared_layers(self) -> frozenset[str]:
         """Layers that were measured in some architecture and are no architecture's own."""
-        return shared_layers(one.code for one in self.reports.values() if one.code is not None)
+        codes = (one.code for one in self.reports.values() if one.code is not None)
+        switched = (one.code for report in self.reports.values() for one in report.switched)
+        return shared_layers((*codes, *switched))
 
 
 @cache

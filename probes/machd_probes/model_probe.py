@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,7 @@ class ModelProbe:
         self._store: EvidenceStore | None = None
         self._module: Module | None = None
         self._stand_in: StandInProcess | None = None
+        self._started_unix_s = 0.0
         self._is_over = False
 
     def recall(self, engine: Engine) -> tuple[ProbeResult, ...] | None:
@@ -96,9 +98,7 @@ class ModelProbe:
             BATCHING_CHECKS[-1], within_s=_START_S
         ):
             return self.measure_weights(engine)
-        # Now, and not when the daemon is idle for the first time: a busy one may not be for hours.
-        self._stand_in.yield_to_requests()
-        return self.recall(engine)
+        return self._known_by_now(engine)
 
     @property
     def is_measuring(self) -> bool:
@@ -115,10 +115,9 @@ class ModelProbe:
         if self._stand_in is None:
             self._is_over = True
             return None
-        self._stand_in.yield_to_requests()
         # Asked before what it found is looked up, so that its last result is not missed.
         self._is_over = not self.is_measuring
-        return self.recall(engine)
+        return self._known_by_now(engine)
 
     def measure_weights(
         self, engine: Engine, *, anew: bool = False
@@ -153,12 +152,31 @@ class ModelProbe:
         if self._stand_in is not None:
             self._stand_in.close()
 
+    def _known_by_now(self, engine: Engine) -> tuple[ProbeResult, ...] | None:
+        """Return the stored evidence, and what is being measured before a batch may be computed.
+
+        While batching waits for the worker, the worker has the share of the processor that any process
+        has; a busy daemon would let it starve. After that it yields to requests.
+        """
+        known = self.recall(engine)
+        if known is None or self._stand_in is None:
+            return known
+        if self._is_batching_known(known):
+            self._stand_in.yield_to_requests()
+            return known
+        if not self._stand_in.is_running:
+            return known
+        since = f"running since {datetime.fromtimestamp(self._started_unix_s, UTC):%Y-%m-%d %H:%M:%S} UTC"
+        measuring = _open(known, BATCHING_CHECKS)
+        return (*known, *(ProbeResult(one, Outcome.MEASURING, since) for one in measuring))
+
     def _is_batching_known(self, known: tuple[ProbeResult, ...]) -> bool:
-        return not set(BATCHING_CHECKS) & set(_open(known))
+        return not _open(known, BATCHING_CHECKS)
 
     def _start(self, model: ModelDescription, known: tuple[ProbeResult, ...]) -> None:
-        """Start a worker for the checks that have no result, if there are any."""
-        checks = _open(known)
+        """Start a worker for the checks without a result of this machine, if there are any."""
+        here = (one for one in known if one.measured_on is not MeasuredOn.SHIPPED_OTHER_BLAS)
+        checks = _open(here, STAND_IN_CHECKS)
         config = self._config() or {}
         if not checks:
             return
@@ -174,6 +192,7 @@ class ModelProbe:
             checks=checks,
         )
         architecture, code, store = model.architecture, model.code, self._stored(model)
+        self._started_unix_s = self._clock.unix_s()
         with contextlib.suppress(OSError):
             self._stand_in = StandInProcess(
                 order,
@@ -213,8 +232,8 @@ class ModelProbe:
             return None
 
 
-def _open(known: tuple[ProbeResult, ...]) -> tuple[str, ...]:
-    """Return the checks without a result, the most valuable first.
+def _open(known: Iterable[ProbeResult], checks: Sequence[str]) -> tuple[str, ...]:
+    """Return those of the checks that have no result, in their order.
 
     A check without data on the weights (no time, window too wide) may succeed on a small model.
     """
@@ -223,4 +242,4 @@ def _open(known: tuple[ProbeResult, ...]) -> tuple[str, ...]:
         for one in known
         if one.outcome is not Outcome.NO_DATA or one.measured_on is not MeasuredOn.WEIGHTS
     }
-    return tuple(name for name in STAND_IN_CHECKS if name not in done)
+    return tuple(name for name in checks if name not in done)

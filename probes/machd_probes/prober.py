@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib import import_module
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-from machd.capabilities.evidence import Evidence, MeasuredOn, Outcome, ProbeResult
-from machd.capabilities.matrix import ArchitectureReport
+from machd.capabilities.evidence import MeasuredOn, Outcome, ProbeResult
+from machd.capabilities.matrix import ArchitectureReport, SwitchedReport
 from machd.capabilities.model_code import ModelCode
 from machd.clock import Clock, SystemClock
 from machd.engine.assembly import make_engine
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.fake.tokenizer import FakeTokenizer
+from machd.engine.loading.architecture import import_architecture
 from machd.engine.loading.loader import LoadedModel, describe_model
 from machd.engine.protocol.engine import Engine
 from machd_probes.bounded import OutOfTimeError
 from machd_probes.catalogue import CHECK_NAMES
 from machd_probes.finding import Finding, no_data
 from machd_probes.subject import Extent, Subject, told
-from machd_probes.tiny import tiny_configuration, tiny_model, tiny_variants
+from machd_probes.switches import Option, described, options_of, pairs, turned_over
+from machd_probes.tiny import TinyConfiguration, tiny_configuration, tiny_model, tiny_variants
 
 _CONTEXT_TOKENS = 1024
 _WIDEST_ROWS = 16
@@ -44,13 +47,64 @@ def probe_architecture(name: str) -> ArchitectureReport:
     variants = tiny_variants(name)
     if not variants:
         return ArchitectureReport(name, problem="no tiny configuration")
-    reports = [_probe_variant(name, variant) for variant in variants]
+    reports = [_probe_configuration(one, tiny_configuration(one)) for one in variants]
     problem = next((report.problem for report in reports if report.problem), "")
     if problem:
         return ArchitectureReport(name, reports[0].facts, problem=problem)
     by_check = zip(*(report.results for report in reports), strict=True)
-    results = tuple(_worst(one) for one in by_check)
+    results = tuple(ProbeResult.worst(one) for one in by_check)
     return ArchitectureReport(name, reports[0].facts, results, code=_joined(reports))
+
+
+def probe_switches(name: str) -> ArchitectureReport:
+    """What :func:`probe_architecture` finds, and every check on code that runs with other switches.
+
+    Each configuration is built with options turned over, one at a time, then two of those that ran
+    other code. A model is probed if none before it ran all of its code.
+    """
+    report = probe_architecture(name)
+    if report.code is None:
+        return report
+    covered, switched = report.code, []
+    for variant in tiny_variants(name):
+        configuration = tiny_configuration(variant)
+        for options in _switching_options(name, configuration, report.code):
+            turned = turned_over(configuration, options)
+            code = code_of(name, turned)
+            if code is None or covered.covers(code, _of_mlx(code)):
+                continue
+            found = _probe_configuration(name, turned)
+            if found.code is not None:
+                covered = covered.joined(found.code)
+                switched.append(SwitchedReport(described(options), found.code, found.results))
+    return replace(report, switched=tuple(switched))
+
+
+def _switching_options(
+    name: str, configuration: TinyConfiguration, known: ModelCode
+) -> Iterator[dict[Option, bool]]:
+    """Yield options which run code that is not known, then those in pairs."""
+    module = import_architecture(str(configuration.config["model_type"]))
+    single: dict[Option, bool] = {}
+    for option, value in options_of(configuration, module.ModelArgs):
+        code = code_of(name, turned_over(configuration, {option: value}))
+        if code is not None and not known.covers(code, _of_mlx(code)):
+            single[option] = value
+            yield {option: value}
+    yield from pairs(single)
+
+
+def code_of(name: str, configuration: TinyConfiguration) -> ModelCode | None:
+    """Return the code of a tiny model; None where the configuration makes none."""
+    try:
+        return _loaded(name, configuration).description.code
+    except (Exception, SystemExit):  # noqa: BLE001 - an architecture's code does anything
+        return None
+
+
+def _of_mlx(code: ModelCode) -> frozenset[str]:
+    """Return the layers that are mlx's own: some configuration of some architecture has each."""
+    return frozenset(layer for layer in code.layers if layer.startswith("mlx.nn.layers."))
 
 
 def tiny_loaded(variant: str) -> LoadedModel:
@@ -59,8 +113,21 @@ def tiny_loaded(variant: str) -> LoadedModel:
     Raises:
         Exception: Whatever importing, building or running the architecture raises.
     """
+    return _loaded(variant, tiny_configuration(variant))
+
+
+def tiny_subject(variant: str) -> Subject:
+    """A tiny model under test, in an engine of its own.
+
+    Raises:
+        Exception: Whatever importing, building or running the architecture raises.
+    """
+    return _subject(variant, tiny_configuration(variant))
+
+
+def _loaded(variant: str, configuration: TinyConfiguration) -> LoadedModel:
     import_mlx_lm()
-    model = tiny_model(tiny_configuration(variant))
+    model = tiny_model(configuration)
     description = describe_model(
         model,
         model_id=f"tiny-{variant}",
@@ -71,16 +138,10 @@ def tiny_loaded(variant: str) -> LoadedModel:
     return LoadedModel(model, FakeTokenizer(), description)
 
 
-def tiny_subject(variant: str) -> Subject:
-    """A tiny model under test, in an engine of its own.
-
-    Raises:
-        Exception: Whatever importing, building or running the architecture raises.
-    """
-    loaded = tiny_loaded(variant)
-    plain = tiny_model(tiny_configuration(variant))
+def _subject(variant: str, configuration: TinyConfiguration) -> Subject:
+    loaded = _loaded(variant, configuration)
     engine = make_engine(loaded, max_rows=_WIDEST_ROWS)
-    return Subject(engine, _TINY, model=loaded.model, plain=plain)
+    return Subject(engine, _TINY, model=loaded.model, plain=tiny_model(configuration))
 
 
 def loaded_subject(engine: Engine, model: Module | None) -> Subject:
@@ -109,9 +170,10 @@ def run_check(
     )
 
 
-def _probe_variant(name: str, variant: str) -> ArchitectureReport:
+def _probe_configuration(variant: str, configuration: TinyConfiguration) -> ArchitectureReport:
+    name = variant.partition("+")[0]
     try:
-        subject = tiny_subject(variant)
+        subject = _subject(variant, configuration)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - an architecture's code does anything
         return ArchitectureReport(name, problem=f"the tiny model {told(error)}")
     clock = SystemClock()
@@ -146,24 +208,3 @@ def _found(subject: Subject, name: str) -> Finding:
         subject.engine.reset()
         return Finding(Outcome.FAILED, told(error))
     return finding
-
-
-_SEVERITY = (
-    Outcome.ERRORED,
-    Outcome.FAILED,
-    Outcome.PASSED,
-    Outcome.NO_DATA,
-    Outcome.UNSUPPORTED,
-)
-
-
-def _worst(results: Sequence[ProbeResult]) -> ProbeResult:
-    """The result that counts, with the figures of all."""
-    worst = min(results, key=lambda result: _SEVERITY.index(result.outcome))
-    return ProbeResult(
-        worst.probe,
-        worst.outcome,
-        worst.detail,
-        Evidence.together(result.evidence for result in results),
-        sum(result.duration_s for result in results),
-    )

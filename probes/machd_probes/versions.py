@@ -33,7 +33,7 @@ _NOT_MEASURED = (
     *("machd_probes/catalogue", "machd_probes/command", "machd_probes/evidence_store"),
     *("machd_probes/markdown", "machd_probes/matrix_file", "machd_probes/model_probe"),
     *("machd_probes/progress", "machd_probes/report", "machd_probes/runner"),
-    *("machd_probes/shrink", "machd_probes/stand_in.py", "machd_probes/startup"),
+    *("machd_probes/shrink", "machd_probes/stand_in", "machd_probes/startup"),
     *("machd_probes/table", "machd_probes/versions", "machd_probes/worker.py"),
     *("machd_probes/vision_matrix/catalogue", "machd_probes/vision_matrix/command"),
     *("machd_probes/vision_matrix/report", "machd_probes/vision_matrix/table"),
@@ -101,17 +101,15 @@ class ProbeBasis:
     def computes_like(self, other: ProbeBasis) -> bool:
         """Return whether results of another basis hold under this one.
 
-        The version of machd may differ, because the digest says which code computes, and so may that
-        of the BLAS. Another BLAS rounds a row of a batch in its own way: its results are its own.
+        The version of machd may differ, because the digest says which code computes, and so may the
+        BLAS: it rounds a row of a batch in its own way, and :meth:`has_blas_of` tells.
         """
         computing = (self.mlx, self.mlx_lm, self.backend, self.dtype, self.sources)
-        return computing == (
-            other.mlx,
-            other.mlx_lm,
-            other.backend,
-            other.dtype,
-            other.sources,
-        ) and _is_same_library(self.blas, other.blas)
+        return computing == (other.mlx, other.mlx_lm, other.backend, other.dtype, other.sources)
+
+    def has_blas_of(self, other: ProbeBasis) -> bool:
+        """Return whether both were measured with one BLAS, of any version."""
+        return _is_same_library(self.blas, other.blas)
 
 
 def _is_same_library(blas: str | None, other: str | None) -> bool:

@@ -4,8 +4,8 @@ Not a command for people: :mod:`machd_probes.runner` starts it, so that a crash,
 out-of-memory ends this process and nothing else. ``machd_probes.worker_messages`` says what it
 writes to standard output; whatever models print goes to standard error. Without a name it says
 what computes, and ends. With ``--stand-in`` it reads an order from standard input, and probes a small
-model in place of the one that a daemon has loaded. After ``--vision`` the names are those of vision-language
-families.
+model in place of the one that a daemon has loaded. After ``--switches`` the code of other switches is
+probed too; after ``--vision`` the names are those of vision-language families.
 """
 
 from __future__ import annotations
@@ -42,6 +42,9 @@ STAND_IN_FLAG = "--stand-in"
 VISION_FLAG = "--vision"
 """Before names of families."""
 
+SWITCHES_FLAG = "--switches"
+"""Before names of architectures of which the code of other switches is probed too."""
+
 _MAX_MEMORY_BYTES = 4 * 2**30
 """Of address space; a worker with mlx-lm in it has 240 MiB before the first model."""
 
@@ -58,7 +61,8 @@ def main() -> None:
     _let_run()
     names = sys.argv[1:]
     has_families = names[:1] == [VISION_FLAG]
-    if has_families:
+    has_switches = names[:1] == [SWITCHES_FLAG]
+    if has_families or has_switches:
         names = names[1:]
     memory_bytes = _MAX_VISION_MEMORY_BYTES if has_families else _MAX_MEMORY_BYTES
     try:
@@ -78,9 +82,10 @@ def main() -> None:
 
         probe_all(names, partial(probe_family, cache_directory=_cache_directory()), messages)
     elif names:
-        from machd_probes.prober import probe_architecture  # noqa: PLC0415 - imports mlx
+        from machd_probes import prober  # noqa: PLC0415 - imports mlx
 
-        probe_all(names, probe_architecture, messages)
+        probe = prober.probe_switches if has_switches else prober.probe_architecture
+        probe_all(names, probe, messages)
 
 
 def _cache_directory() -> Path:

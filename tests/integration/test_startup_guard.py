@@ -439,6 +439,58 @@ def test_what_is_found_to_be_wrong_is_switched_off() -> None:
         assert _ask(daemon).headers["x-decode-mode"] == "single"
 
 
+def test_what_is_found_beside_a_busy_daemon_is_switched_on() -> None:
+    """With a request always running and others waiting, batching begins after the running ones."""
+    known = threading.Event()
+
+    class _Busy(_LaterDaemon):
+        def _measures(self) -> Measures:
+            def measure_next(_engine: Engine) -> Results:
+                return _PASSED if known.is_set() else _MEASURING
+
+            return Measures(
+                recall=lambda _engine: (),
+                measure=lambda _engine: _MEASURING,
+                measure_next=measure_next,
+            )
+
+    stopped = threading.Event()
+
+    def keep_busy(daemon: RunningDaemon) -> list[str]:
+        modes = []
+        while not stopped.is_set():
+            answer = _ask(daemon)
+            assert answer.status_code == 200
+            modes.append(answer.headers["x-decode-mode"])
+        return modes
+
+    with _Busy() as daemon, ThreadPoolExecutor(3) as clients:
+        asked = [clients.submit(keep_busy, daemon) for _ in range(3)]
+        before = _capabilities(daemon)
+        known.set()
+        try:
+            wait_until(
+                lambda: _capabilities(daemon)["decode_mode"]["active"] == "batched",
+                "what was measured is taken up",
+            )
+            _ask(daemon)
+        finally:
+            stopped.set()
+        modes = [mode for one in asked for mode in one.result()]
+
+    assert before["continuous_batching"]["verdict"] == "unknown"
+    assert (
+        "has been measured (running since 2026-01-02 03:04:05 UTC)"
+        in (before["continuous_batching"]["reason"])
+    )
+    assert set(modes) <= {"single", "batched"}
+
+
+_MEASURING = (
+    ProbeResult("batch_parity", Outcome.MEASURING, "running since 2026-01-02 03:04:05 UTC"),
+)
+
+
 @pytest.mark.parametrize("on_start", ["off", "facts"])
 def test_nothing_is_measured_beside_a_daemon_that_is_not_to_measure(on_start: str) -> None:
     """An operator who wants no measurement gets none later either."""
@@ -464,10 +516,15 @@ def _cached(answer: httpx.Response) -> int:
 # --- real models --------------------------------------------------------------------------------
 
 
-def _real(cache: Path) -> tuple[Measure, Measure]:
-    """Return what ``serve`` measures with."""
-    measures = startup_measures(cache)
-    return measures.measure, measures.recall
+class _RealDaemon(_GuardedDaemon):
+    """A daemon that measures as ``serve`` does."""
+
+    def __init__(self, make_engine: Callable[[], Engine], cache: Path) -> None:
+        super().__init__(make_engine)
+        self._cache = cache
+
+    def _measures(self) -> Measures:
+        return startup_measures(self._cache)
 
 
 def test_a_hybrid_model_is_measured_and_then_batched(tmp_path: Path) -> None:
@@ -479,7 +536,11 @@ def test_a_hybrid_model_is_measured_and_then_batched(tmp_path: Path) -> None:
 
     with _GuardedDaemon(make, is_batching_asked=False) as daemon:
         alone = [_text(_ask(daemon, prompt, model="tiny-lfm2")) for prompt in prompts]
-    with _GuardedDaemon(make, *_real(tmp_path)) as daemon:
+    with _RealDaemon(make, tmp_path) as daemon:
+        wait_until(
+            lambda: _capabilities(daemon)["decode_mode"]["active"] == "batched",
+            "on a busy machine the start does not wait for the measurement",
+        )
         verdict = _capabilities(daemon)["continuous_batching"]
         with ThreadPoolExecutor(len(prompts)) as pool:
             answers = list(
@@ -505,7 +566,7 @@ def test_a_blocked_architecture_is_served_one_at_a_time_and_says_why(tmp_path: P
         alone = [_text(_ask(daemon, prompt, model="tiny-llama4")) for prompt in prompts]
     with (
         capture_logs() as lines,
-        _GuardedDaemon(make, *_real(tmp_path)) as daemon,
+        _RealDaemon(make, tmp_path) as daemon,
     ):
         capabilities = _capabilities(daemon)
         with ThreadPoolExecutor(len(prompts)) as pool:

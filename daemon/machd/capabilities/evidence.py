@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 FURTHEST_NATS = 1e9
@@ -24,11 +24,18 @@ class Outcome(StrEnum):
     ERRORED = "errored"
     """It raised, crashed or took too long."""
 
+    MEASURING = "measuring"
+    """It runs beside the daemon; its detail says since when."""
+
 
 class MeasuredOn(StrEnum):
     """Which model a probe ran, in the words of a verdict's reason."""
 
     ARCHITECTURE = "a tiny model of the architecture"
+    SHIPPED = "a tiny model of the architecture, shipped with machd"
+    SHIPPED_OTHER_BLAS = (
+        "a tiny model of the architecture, shipped with machd and measured with another BLAS"
+    )
     STAND_IN = "a tiny model of the same configuration"
     WEIGHTS = "the model itself"
 
@@ -91,3 +98,23 @@ class ProbeResult:
     def is_answer(self) -> bool:
         """True if it says something of the model: it passed, or it failed."""
         return self.outcome in {Outcome.PASSED, Outcome.FAILED}
+
+    @classmethod
+    def worst(cls, results: Sequence[ProbeResult]) -> ProbeResult:
+        """Return the worst result of one probe on several models, with the figures of all."""
+        worst = min(results, key=lambda result: _SEVERITY.index(result.outcome))
+        return replace(
+            worst,
+            evidence=Evidence.together(result.evidence for result in results),
+            duration_s=sum(result.duration_s for result in results),
+        )
+
+
+_SEVERITY = (
+    Outcome.ERRORED,
+    Outcome.FAILED,
+    Outcome.PASSED,
+    Outcome.NO_DATA,
+    Outcome.UNSUPPORTED,
+    Outcome.MEASURING,
+)

@@ -26,6 +26,11 @@ class ModelCode:
     caches: frozenset[str]
     digest: str
 
+    @property
+    def parts(self) -> frozenset[str]:
+        """Return its layers and its caches."""
+        return self.layers | self.caches
+
     def covers(self, other: ModelCode, shared: frozenset[str] = frozenset()) -> bool:
         """Return whether evidence measured on a model with this code holds for ``other``.
 

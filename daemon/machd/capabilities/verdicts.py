@@ -62,7 +62,7 @@ def judge(facts: CacheFacts, results: Sequence[ProbeResult] | None = None) -> Mo
     results = results or ()
     batching = _batching(facts, results)
     if not is_rule_enough:
-        batching = _unless_unmeasured(batching)
+        batching = _unless_unmeasured(batching, results)
     guessing = _guessing(facts, results)
     return ModelVerdicts(
         continuous_batching=batching,
@@ -113,17 +113,26 @@ def _batching(facts: CacheFacts, results: Sequence[ProbeResult]) -> Verdict:
     )
 
 
-def _unless_unmeasured(batching: Verdict) -> Verdict:
+def _unless_unmeasured(batching: Verdict, results: Sequence[ProbeResult]) -> Verdict:
     """A rule knows caches, not the code that fills them: a class may be wrong for rows in a batch."""
-    if batching.source is Source.MEASURED or batching.support is not Support.SUPPORTED:
+    if batching.source is Source.MEASURED or batching.support is Support.BLOCKED:
         return batching
-    return replace(
-        batching,
-        support=Support.UNKNOWN,
-        reason=f"{batching.reason}; but the code of this model has not been measured here, and requests "
-        "are served one at a time until it has been: serve does that at its start (probe.on_start), "
-        "machd check MODEL --measure at once",
-    )
+    measuring = next((one.detail for one in results if one.outcome is Outcome.MEASURING), None)
+    if batching.support is Support.UNKNOWN:
+        # Its reason ends by saying what holds until the model has been measured.
+        reason = batching.reason if measuring is None else f"{batching.reason} ({measuring})"
+    elif measuring is not None:
+        reason = (
+            f"{batching.reason}; but requests are served one at a time until the code of this model "
+            f"has been measured ({measuring})"
+        )
+    else:
+        reason = (
+            f"{batching.reason}; but the code of this model has not been measured here, and requests "
+            "are served one at a time until it has been: serve does that at its start "
+            "(probe.on_start), machd check MODEL --measure at once"
+        )
+    return replace(batching, support=Support.UNKNOWN, reason=reason)
 
 
 def _guessing(facts: CacheFacts, results: Sequence[ProbeResult]) -> Verdict:

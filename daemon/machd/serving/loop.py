@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import structlog
 
+from machd.capabilities.verdict import Support
 from machd.capabilities.verdicts import ModelVerdicts, judge
 from machd.clock import Clock
 from machd.engine.protocol.engine import Engine, ModelDescription
@@ -44,7 +45,7 @@ from machd.serving.inbox import (
     Submit,
 )
 from machd.serving.loop_snapshot import LoopSnapshot, Pulse, Snapshots
-from machd.serving.startup_guard import IdleProbe, NothingToMeasure, Probe, Results
+from machd.serving.startup_guard import NothingToMeasure, Probe, ProbeNews, Results
 
 _IDLE_WAIT_S = 0.5
 """How long an idle thread sleeps between heartbeats."""
@@ -112,7 +113,8 @@ class EngineLoop:
         self._probe = probe or NothingToMeasure()
         self._probe_results: Results = None
         self._adopt = adopt
-        self._idle_probe = IdleProbe(self._probe, clock)
+        self._probe_news = ProbeNews(self._probe, clock)
+        self._unadopted: Results = None
         self._strict_invariants = strict_invariants
         self._log = structlog.get_logger("machd.engine")
         self._pulse = Pulse(clock)
@@ -302,7 +304,7 @@ class EngineLoop:
             elif not is_idle and self._clock.monotonic_s() - self._checked_s >= _CHECK_INTERVAL_S:
                 self._check_books(scheduler, idle=False)
             was_idle = is_idle
-            self._take_news(engine, scheduler, is_idle=is_idle)
+            self._take_news(engine, scheduler)
             wait_s = self._rest_s(scheduler) if plan.is_empty else 0.0
 
     def _finish_blocks(self, engine: Engine, scheduler: Scheduler) -> None:
@@ -337,7 +339,7 @@ class EngineLoop:
     def _measure_again(self, engine: Engine, scheduler: Scheduler) -> None:
         attended = AttendedEngine(engine, lambda: self._attend(engine, scheduler))
         with self._pulse.measurement():
-            self._probe_results = self._probe.remeasure(attended)
+            self._probe_results, self._unadopted = self._probe.remeasure(attended), None
 
     def _attend(self, engine: Engine, scheduler: Scheduler) -> None:
         """Attend to waiting requests, between two steps of a measurement.
@@ -358,19 +360,37 @@ class EngineLoop:
         if self._stop:
             raise Interruption
 
-    def _take_news(self, engine: Engine, scheduler: Scheduler, *, is_idle: bool) -> None:
-        """Schedule by what was measured beside the daemon, if it changes a verdict."""
-        is_free = is_idle and scheduler.is_at_rest and not self._config_change.is_pending
-        results = self._idle_probe.news(engine, is_idle=is_free)
-        if results is None or results == self._probe_results:
+    def _take_news(self, engine: Engine, scheduler: Scheduler) -> None:
+        """Schedule by what was measured beside the daemon, if it changes a verdict.
+
+        Rows keep the config that they were admitted under, so news wait until none runs. Where they
+        decide on batching, or a feature turned out wrong, no sequence is admitted until then; other
+        news must not make a sequence wait.
+        """
+        results = self._probe_news.poll(engine)
+        if results is not None and results != self._probe_results:
+            self._unadopted = results
+        if self._unadopted is None or self._config_change.is_pending:
+            return
+        if not scheduler.is_at_rest:
+            if results is not None and self._is_urgent(engine.model, results):
+                scheduler.hold_admission()
             return
         before = self.judge(engine.model)
-        self._probe_results = results
+        self._probe_results, self._unadopted = self._unadopted, None
         after = self.judge(engine.model)
         if after != before:
-            changed = after.changed_since(before)
-            self._publish(self._adopt(engine, scheduler, changed))
+            self._publish(self._adopt(engine, scheduler, after.changed_since(before)))
             self._note(engine, scheduler, idle=True)
+        scheduler.resume_admission()
+
+    def _is_urgent(self, model: ModelDescription, results: Results) -> bool:
+        after = judge(model.cache, results)
+        changed = after.changed_since(self.judge(model))
+        verdicts = after.by_feature()
+        return "continuous_batching" in changed or any(
+            verdicts[name].support is Support.BLOCKED for name in changed
+        )
 
     def _rest_s(self, scheduler: Scheduler) -> float:
         """Return how long to sleep when no step can run; a message wakes the thread sooner."""

@@ -197,29 +197,33 @@ class StartupGuard:
         except (Exception, SystemExit):
             log.exception("probe.failed", duration_s=self._since_s(start_s), advice=advice)
             raise _NotMeasuredError from None
-        if results:
-            counts = Counter(result.outcome.value for result in results)
-            log.info("probe.finished", duration_s=self._since_s(start_s), **counts)
-            for result in results:
-                log.debug(
-                    "probe.answered",
-                    probe=result.probe,
-                    outcome=result.outcome.value,
-                    detail=result.detail,
-                    measured_on=result.measured_on.value,
-                )
+        _log_finished(results, self._since_s(start_s))
         return results
 
     def _since_s(self, start_s: float) -> float:
         return round(self.clock.monotonic_s() - start_s, 3)
 
 
-_IDLE_S = 1.0
-"""No request ran for this long: a pause between two requests does not count as idle."""
+def _log_finished(results: Results, duration_s: float) -> None:
+    """Log what is known after a look-up, a measurement at the start, or one beside the daemon."""
+    log = structlog.get_logger("machd.probe")
+    counts = Counter(result.outcome.value for result in results or ())
+    log.info("probe.finished", duration_s=duration_s, **counts)
+    for result in results or ():
+        log.debug(
+            "probe.answered",
+            probe=result.probe,
+            outcome=result.outcome.value,
+            detail=result.detail,
+            measured_on=result.measured_on.value,
+        )
 
 
-class IdleProbe:
-    """Polls a probe while the engine is idle, until it has finished. Lives on the engine thread."""
+_INTERVAL_S = 1.0
+
+
+class ProbeNews:
+    """Polls a measurement beside the daemon once a second until it ends. Lives on the engine thread."""
 
     def __init__(self, probe: Probe, clock: Clock) -> None:
         """Start with everything left to measure.
@@ -230,22 +234,25 @@ class IdleProbe:
         """
         self._probe = probe
         self._clock = clock
-        self._idle_since_s: float | None = None
+        self._began_s: float | None = None
+        self._due_s = 0.0
+        self._newest: Results = None
         self._is_done = False
 
-    def news(self, engine: Engine, *, is_idle: bool) -> Results:
-        """Return the results known now; None while the engine is busy or when the probe has finished."""
-        if self._is_done or not self._is_moment(is_idle=is_idle):
-            return None
-        results = self._probe.measure_next(engine)
-        self._is_done = results is None
-        return results
-
-    def _is_moment(self, *, is_idle: bool) -> bool:
-        if not is_idle:
-            self._idle_since_s = None
-            return False
+    def poll(self, engine: Engine) -> Results:
+        """Return the results known now; None between polls and when the measurement has ended."""
         now_s = self._clock.monotonic_s()
-        if self._idle_since_s is None:
-            self._idle_since_s = now_s
-        return now_s - self._idle_since_s >= _IDLE_S
+        if self._began_s is None:
+            # The start has just looked; the first answers go to the first requests.
+            self._began_s, self._due_s = now_s, now_s + _INTERVAL_S
+        if self._is_done or now_s < self._due_s:
+            return None
+        self._due_s = now_s + _INTERVAL_S
+        results = self._probe.measure_next(engine)
+        if results is not None:
+            self._newest = results
+            return results
+        self._is_done = True
+        if self._newest is not None:
+            _log_finished(self._newest, round(now_s - self._began_s, 3))
+        return None

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from machd.capabilities.evidence import Evidence, MeasuredOn, Outcome, ProbeResult
-from machd.capabilities.matrix import ArchitectureReport
+from machd.capabilities.matrix import ArchitectureReport, SwitchedReport
 from machd.capabilities.model_code import ModelCode
 from machd.engine.loading.source import ModelSource, SourceKind
 from machd_probes.evidence_store import EvidenceStore, weights_key
@@ -34,6 +34,7 @@ OTHER = ModelCode(
     "another",
 )
 PASSED = ProbeResult("batch_parity", Outcome.PASSED, evidence=Evidence(cases=3))
+SHIPPED = replace(PASSED, measured_on=MeasuredOn.SHIPPED)
 FAILED = replace(PASSED, outcome=Outcome.FAILED)
 MATRIX = KeptMatrix(
     BASIS,
@@ -57,8 +58,8 @@ def _on(result: ProbeResult, where: MeasuredOn) -> ProbeResult:
 def test_an_architecture_comes_with_its_evidence(tmp_path: Path) -> None:
     """A model that is made of what was measured, or of less, needs no measurement."""
     less = replace(CODE, layers=CODE.layers - {"mlx_lm.models.qwen3.MLP"})
-    assert _store(tmp_path).find("qwen3", CODE) == (PASSED,)
-    assert _store(tmp_path).find("qwen3", less) == (PASSED,)
+    assert _store(tmp_path).find("qwen3", CODE) == (SHIPPED,)
+    assert _store(tmp_path).find("qwen3", less) == (SHIPPED,)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,7 @@ def test_layers_for_many_are_covered_by_any_architecture(tmp_path: Path) -> None
     """A rotation that another architecture was measured with needs no measurement of its own."""
     code = replace(CODE, layers=CODE.layers | {"mlx_lm.models.rope_utils.YarnRoPE"})
     foreign = replace(CODE, layers=CODE.layers | {"mlx_lm.models.llama.Attention"})
-    assert _store(tmp_path).find("qwen3", code) == (PASSED,)
+    assert _store(tmp_path).find("qwen3", code) == (SHIPPED,)
     assert _store(tmp_path).find("qwen3", foreign) == (), "which is an architecture's own"
 
 
@@ -90,7 +91,7 @@ def test_layers_for_many_are_covered_by_any_architecture(tmp_path: Path) -> None
     [
         ({"machd": "2"}, True),
         ({"blas": "B 4.1"}, True),
-        ({"blas": "MKL"}, False),
+        ({"blas": "MKL"}, True),
         ({"blas": None}, True),
         ({"mlx": "3"}, False),
         ({"mlx_lm": "4"}, False),
@@ -103,9 +104,64 @@ def test_layers_for_many_are_covered_by_any_architecture(tmp_path: Path) -> None
 def test_the_matrix_holds_for_what_computes(
     tmp_path: Path, changes: dict[str, Any], *, holds: bool
 ) -> None:
-    """Another mlx, mlx-lm, backend, BLAS, dtype or kernel has to be measured; another version of a BLAS has not."""
+    """Another mlx, mlx-lm, backend, dtype or kernel has to be measured; another BLAS may be later."""
     store = _store(tmp_path, replace(BASIS, **changes))
     assert bool(store.find("qwen3", CODE)) == holds
+
+
+@pytest.mark.parametrize(
+    ("blas", "where"),
+    [
+        ("B 4.1", MeasuredOn.SHIPPED),
+        (None, MeasuredOn.SHIPPED),
+        ("MKL", MeasuredOn.SHIPPED_OTHER_BLAS),
+    ],
+)
+def test_shipped_evidence_says_whether_it_was_measured_with_this_blas(
+    tmp_path: Path, blas: str | None, where: MeasuredOn
+) -> None:
+    """A reader of a verdict's reason learns that this machine has measured nothing."""
+    found = _store(tmp_path, replace(BASIS, blas=blas)).find("qwen3", CODE)
+    assert [one.measured_on for one in found] == [where]
+
+
+@pytest.mark.parametrize("outcome", [Outcome.PASSED, Outcome.FAILED])
+def test_what_this_machine_measured_replaces_shipped_evidence(
+    tmp_path: Path, outcome: Outcome
+) -> None:
+    """With another BLAS shipped evidence decides until a stand-in was measured, right or wrong."""
+    store = _store(tmp_path, replace(BASIS, blas="MKL"))
+    here = ProbeResult("batch_parity", outcome, measured_on=MeasuredOn.STAND_IN)
+    store.keep_stand_in("qwen3", CODE, [here])
+    assert store.find("qwen3", CODE) == (here,)
+
+
+def test_switched_code_has_the_evidence_of_the_switched_model(tmp_path: Path) -> None:
+    """The worse result counts of all models that ran a part of the code."""
+    attention, mlp = "mlx_lm.models.qwen3.Attention", "mlx_lm.models.qwen3.MLP"
+    switched = [
+        SwitchedReport(
+            "qk_norm=true", _switched(attention, f"{attention} qk_norm"), results=(PASSED,)
+        ),
+        SwitchedReport("gated=true", _switched(mlp, f"{mlp} gated"), results=(FAILED,)),
+    ]
+    report = replace(MATRIX.reports["qwen3"], switched=tuple(switched))
+    store = _store(tmp_path, matrix=KeptMatrix(BASIS, {"qwen3": report}))
+
+    assert _outcome(store, CODE) is Outcome.PASSED
+    assert _outcome(store, switched[0].code) is Outcome.PASSED
+    assert _outcome(store, switched[1].code) is Outcome.FAILED
+    assert _outcome(store, switched[0].code.joined(switched[1].code)) is Outcome.FAILED
+    assert _outcome(store, _switched(mlp, f"{mlp} gated normed")) is None
+
+
+def _switched(layer: str, other: str) -> ModelCode:
+    return replace(CODE, layers=CODE.layers - {layer} | {other})
+
+
+def _outcome(store: EvidenceStore, code: ModelCode) -> Outcome | None:
+    found = store.find("qwen3", code)
+    return found[0].outcome if found else None
 
 
 def test_what_a_stand_in_showed_is_found_by_the_next_start(tmp_path: Path) -> None:
@@ -152,8 +208,8 @@ def test_the_weights_own_answer_comes_first(tmp_path: Path) -> None:
     store.keep_weights("key", [passed])
     assert store.find("qwen3", CODE, "key") == (passed,)
     store.keep_weights("key", [replace(passed, outcome=Outcome.NO_DATA)])
-    assert store.find("qwen3", CODE, "key") == (PASSED,)
-    assert store.find("qwen3", CODE, "another") == (PASSED,)
+    assert store.find("qwen3", CODE, "key") == (SHIPPED,)
+    assert store.find("qwen3", CODE, "another") == (SHIPPED,)
 
 
 @pytest.mark.parametrize("outcome", [Outcome.ERRORED, Outcome.FAILED])
@@ -161,7 +217,7 @@ def test_what_raised_on_the_weights_is_not_kept(tmp_path: Path, outcome: Outcome
     """Without a comparison a failure may be want of memory."""
     raised = ProbeResult("batch_parity", outcome, measured_on=MeasuredOn.WEIGHTS)
     _store(tmp_path).keep_weights("key", [raised])
-    assert _store(tmp_path).find("qwen3", CODE, "key") == (PASSED,)
+    assert _store(tmp_path).find("qwen3", CODE, "key") == (SHIPPED,)
 
 
 def test_a_disk_that_takes_nothing_is_no_error(tmp_path: Path) -> None:

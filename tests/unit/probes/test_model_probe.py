@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,9 +18,11 @@ from machd.engine.assembly import make_engine
 from machd.engine.kernels import batchable
 from machd_probes import evidence_store, model_probe
 from machd_probes.catalogue import STAND_IN_CHECKS
+from machd_probes.matrix_file import KeptMatrix
 from machd_probes.model_probe import ModelProbe
-from machd_probes.prober import tiny_loaded
+from machd_probes.prober import probe_architecture, tiny_loaded
 from machd_probes.runner import WORKER_COMMAND
+from machd_probes.versions import probe_basis
 
 _SCRIPT = """
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
@@ -74,7 +78,8 @@ def test_a_small_model_is_measured_with_the_library_of_the_daemon(tmp_path: Path
         environ={"LME_BLAS": "auto"},
         worker_command=(sys.executable, "-c", script, str(seen)),
     )
-    assert probe.measure_next(make_engine(tiny_loaded("qwen2"))) == ()
+    found = probe.measure_next(make_engine(tiny_loaded("qwen2"))) or ()
+    assert {one.outcome for one in found} == {Outcome.MEASURING}
     wait_until(lambda: not probe.is_measuring, "the worker has ended")
     assert seen.read_text("utf-8") == "/lib/libmine.so"
 
@@ -134,15 +139,51 @@ def test_other_code_in_the_process_is_not_taken_for_the_models(
     assert judge(engine.model.cache, found).continuous_batching.support is Support.BLOCKED
 
 
+_ENDLESS = "import sys, time; sys.stdin.buffer.read(); print('{}', flush=True); time.sleep(1e6)"
+
+
 @pytest.mark.skipif(not hasattr(os, "getpriority"), reason="processes have no priority here")
-def test_what_is_left_to_measure_gives_way_to_requests(tmp_path: Path) -> None:
-    """From the start on: a daemon that is busy at once is not idle for long."""
-    answer = "import sys, time; sys.stdin.buffer.read(); print('{}', flush=True); time.sleep(1e6)"
+def test_worker_has_an_ordinary_priority_while_batching_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine it would never end otherwise; the verdict says since when it runs."""
     engine = make_engine(tiny_loaded("qwen2"))
-    probe = _probe(tmp_path, (sys.executable, "-c", answer))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model_probe, "_START_S", 0.0)
-        probe.measure(engine)
-    assert probe._stand_in is not None
-    assert os.getpriority(os.PRIO_PROCESS, probe._stand_in._process.pid) > 0
+    probe = _probe(tmp_path, (sys.executable, "-c", _ENDLESS))
+    monkeypatch.setattr(model_probe, "_START_S", 0.0)
+
+    found = probe.measure(engine)
+
+    verdict = judge(engine.model.cache, found).continuous_batching
+    assert verdict.support is Support.UNKNOWN
+    assert re.search(
+        r"has been measured \(running since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\)", verdict.reason
+    )
+    assert _priority(probe) == os.getpriority(os.PRIO_PROCESS, 0)
     probe.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "getpriority"), reason="processes have no priority here")
+def test_worker_yields_to_requests_once_batching_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Evidence shipped with another BLAS decides at once; the worker measures beside the daemon."""
+    loaded = tiny_loaded("qwen2")
+    loaded = replace(loaded, description=replace(loaded.description, blas="this one"))
+    engine = make_engine(loaded)
+    basis = probe_basis(backend=loaded.description.backend, blas="another")
+    matrix = KeptMatrix(basis, {"qwen2": probe_architecture("qwen2")})
+    monkeypatch.setattr(evidence_store, "kept_matrix", lambda: matrix)
+    probe = _probe(tmp_path, (sys.executable, "-c", _ENDLESS))
+
+    found = probe.measure(engine) or ()
+    assert {one.measured_on for one in found} == {MeasuredOn.SHIPPED_OTHER_BLAS}
+    assert judge(engine.model.cache, found).continuous_batching.support is Support.SUPPORTED
+    assert probe._stand_in is None, "the start waits for nothing"
+    assert probe.measure_next(engine) == found
+    assert _priority(probe) > os.getpriority(os.PRIO_PROCESS, 0)
+    probe.close()
+
+
+def _priority(probe: ModelProbe) -> int:
+    assert probe._stand_in is not None
+    return os.getpriority(os.PRIO_PROCESS, probe._stand_in._process.pid)
