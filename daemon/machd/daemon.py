@@ -11,8 +11,10 @@ from typing import Any
 
 import structlog
 
+from machd.admin.errors import ADMIN_ENVELOPE
 from machd.clock import Clock, SystemClock
 from machd.compose import Parts
+from machd.dialects.envelopes import envelope_of
 from machd.engine.protocol.engine import Engine
 from machd.entrance import Entrance
 from machd.errors import (
@@ -155,6 +157,7 @@ class Daemon:
             entrance.public,
             max_connections=lambda: parts.max_connections,
             stall_timeout_s=lambda: parts.configuration.settings.limits.stall_timeout_s,
+            envelope_of=envelope_of,
         )
         if entrance.admin is None or entrance.admin_token is None:
             return HttpServers(public)
@@ -163,6 +166,7 @@ class Daemon:
             entrance.admin,
             max_connections=lambda: ADMIN_CONNECTIONS,
             stall_timeout_s=lambda: parts.configuration.settings.limits.stall_timeout_s,
+            envelope_of=lambda _: ADMIN_ENVELOPE,
         )
         return HttpServers(public, admin)
 

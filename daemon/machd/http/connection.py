@@ -13,6 +13,7 @@ import socket
 import struct
 import termios
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any, cast
 
 import h11
@@ -21,9 +22,12 @@ from litestar.types import Scope
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from machd.errors import ClientStalledError
+from machd.errors import ClientStalledError, InvalidRequestError
 from machd.http.connections import Connections
+from machd.http.envelope import Envelope
+from machd.http.request_parser import MAX_HEAD_BYTES, RequestParser
 from machd.http.sse import COMMENT_KEEP_ALIVE
+from machd.http.stamps import stamp
 
 _WRITE_BUFFER_BYTES = 65_536
 """What asyncio may hold beside the kernel's buffer before writers have to wait."""
@@ -70,10 +74,21 @@ class ClientConnection(H11Protocol):
         server_state: ServerFlags,
         app_state: dict[str, Any],
         connections: Connections,
+        envelope_of: Callable[[Scope], Envelope],
     ) -> None:
-        """Wait for a transport."""
+        """Wait for a transport.
+
+        Args:
+            config: uvicorn's.
+            server_state: Shared by the server's connections.
+            app_state: Copied into each request's scope.
+            connections: Those of the listener, this one among them.
+            envelope_of: Chooses the envelope of errors for a request that cannot be read; of its scope there are
+                type, path and headers.
+        """
         super().__init__(config, server_state, app_state)
-        self.conn = _StrictParser(h11.SERVER)
+        self.conn: RequestParser = RequestParser()
+        self._envelope_of = envelope_of
         self._written: ClientTransport | None = None
         self._has_stalled = False
         self._listener_connections = connections
@@ -127,7 +142,11 @@ class ClientConnection(H11Protocol):
             return
         if not self.is_busy and self._head_since_s is None:
             self._wait_for_head()
-        super().data_received(data)
+        # h11 holds trailers against its bound only as often as it has to wait for more of them.
+        for begin in range(0, len(data), MAX_HEAD_BYTES):
+            super().data_received(data[begin : begin + MAX_HEAD_BYTES])
+            if self._written.is_closing():
+                break
         self._note_state()
 
     def on_response_complete(self) -> None:
@@ -147,9 +166,10 @@ class ClientConnection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what cannot be read, unless an answer has begun: then only the end is left."""
+        del msg  # uvicorn's
         assert self._written is not None, "data come over a connection that was made"
-        if self.is_busy and self.cycle.response_started:
-            self._written.close_now()
+        if self.conn.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
+            self._written.close()
             return
         self._dropped_bytes, self._heard_s = 0, self._listener_connections.now_s
         if self.is_busy:
@@ -158,7 +178,22 @@ class ClientConnection(H11Protocol):
             self.cycle.message_event.set()
             self._wait_for_head()
             self._listener_connections.note_waiting(self)
-        super().send_400_response(msg)
+        error = InvalidRequestError(self.conn.problem)
+        scope = cast(Scope, {"type": "http", "path": self.conn.path, "headers": []})
+        envelope = self._envelope_of(scope)
+        request_id = stamp(scope, envelope, arrived_s=0.0)
+        body = envelope.encode(error, request_id)
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            *((name, request_id.encode()) for name in envelope.id_headers),
+            _CLOSE_HEADER,
+        ]
+        status = HTTPStatus(envelope.status(error))
+        start = h11.Response(status_code=status, headers=headers, reason=status.phrase)
+        for event in (start, h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
     def shutdown(self) -> None:
         """Close now unless a request is being answered; then, after it."""
@@ -304,18 +339,6 @@ def connection_of(scope: Scope) -> ClientConnection:
 def _is_event_stream(headers: list[tuple[bytes, bytes]]) -> bool:
     name, kind = _EVENT_STREAM
     return any(one.lower() == name and value.startswith(kind) for one, value in headers)
-
-
-class _StrictParser(h11.Connection):
-    """Refuses a request whose body has two lengths: proxies in front may have taken the other one."""
-
-    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-        event = super().next_event()
-        if isinstance(event, h11.Request):
-            names = {name for name, _ in event.headers}
-            if {b"content-length", b"transfer-encoding"} <= names:
-                raise h11.RemoteProtocolError("Content-Length beside Transfer-Encoding")
-        return event
 
 
 class ClientTransport:

@@ -9,11 +9,12 @@ from collections.abc import Callable, Generator
 from typing import cast
 
 import uvicorn
-from litestar.types import ASGIApp
+from litestar.types import ASGIApp, Scope
 
 from machd.errors import FaultError
 from machd.http.connection import ClientConnection, ServerFlags
 from machd.http.connections import Acceptor, Connections
+from machd.http.envelope import Envelope
 from machd.http.sockets import Listener
 
 _KEEP_ALIVE_S = 75
@@ -42,6 +43,7 @@ class HttpServer(uvicorn.Server):
         *,
         max_connections: Callable[[], int],
         stall_timeout_s: Callable[[], float],
+        envelope_of: Callable[[Scope], Envelope],
     ) -> None:
         """Configure for long-lived streams.
 
@@ -52,6 +54,7 @@ class HttpServer(uvicorn.Server):
             listener: Where clients connect.
             max_connections: Reads how many may be open.
             stall_timeout_s: Reads how long a client may take to send a head or to take an answer.
+            envelope_of: As of :class:`ClientConnection`.
         """
         config = uvicorn.Config(
             app,
@@ -70,6 +73,7 @@ class HttpServer(uvicorn.Server):
         self._open_connections = Connections(
             max_connections=max_connections, stall_timeout_s=stall_timeout_s
         )
+        self._envelope_of = envelope_of
         self._acceptor: Acceptor | None = None
         self._has_started = asyncio.Event()
         self._is_to_end = asyncio.Event()
@@ -177,7 +181,11 @@ class HttpServer(uvicorn.Server):
 
     def _make_connection(self) -> ClientConnection:
         return ClientConnection(
-            self.config, self._state, self.lifespan.state, self._open_connections
+            self.config,
+            self._state,
+            self.lifespan.state,
+            self._open_connections,
+            self._envelope_of,
         )
 
     @property
