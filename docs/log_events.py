@@ -103,6 +103,13 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
         "problem of each library for the model's product.",
     ),
     LogEvent(
+        "blas.refused",
+        ("warning",),
+        ("library", "reason"),
+        "A BLAS library multiplies wrongly on this CPU and was not loaded; another one or mlx's own serves.",
+        "Install another version of it or another library.",
+    ),
+    LogEvent(
         "blas.slow",
         ("warning",),
         ("advice",),

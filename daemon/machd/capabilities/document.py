@@ -262,12 +262,14 @@ class Device(Struct, frozen=True, kw_only=True):
         name: What a GPU calls itself; null on the CPU.
         memory_bytes: What it can hold.
         blas: The library that multiplies matrices on the CPU; null elsewhere.
+        blas_refused: Libraries that were not loaded because they multiply wrongly, each with its reason.
     """
 
     backend: str
     name: str | None = None
     memory_bytes: int | None = None
     blas: str | None = None
+    blas_refused: tuple[str, ...] = ()
 
 
 class Capabilities(ModelCapabilities, frozen=True, kw_only=True):

@@ -90,7 +90,7 @@ def check(
             as_json=as_json,
             use_cache=not no_cache,
             require_batched=require is not None,
-            blas=loaded.settings.engine.blas,
+            blas=_chosen_blas(loaded.settings).for_other_processes,
         )
         ctx.exit(exit_code)
     found = _checked(loaded, measure=measure)
@@ -133,19 +133,26 @@ def _refuse_conflicts(given: dict[str, bool], *, with_archs: dict[str, bool]) ->
         raise click.UsageError(f"{option} goes with --all-archs or --arch.")
 
 
+def _chosen_blas(settings: Settings) -> BlasChoice:
+    """Load the library that serve would choose; call it before anything imports mlx."""
+    from machd.engine.open import choose_blas_for  # noqa: PLC0415 - a help text does not need it
+
+    return choose_blas_for(
+        settings.model.path,
+        settings.engine.blas,
+        cache_directory=user_cache_directory(process_environ()),
+        environ=os.environ,  # noqa: TID251 - libraries read theirs by themselves
+    )
+
+
 def _checked(loaded: LoadedSettings, *, measure: bool) -> ModelCheck:
     settings = loaded.settings
-    from machd.engine.open import choose_blas_for, residency  # noqa: PLC0415 - a help text needs neither
+    from machd.engine.open import residency  # noqa: PLC0415 - a help text does not need it
 
     environ = process_environ()
     cache_directory = user_cache_directory(environ)
     # Both before anything imports mlx, as serve does.
-    blas = choose_blas_for(
-        settings.model.path,
-        settings.engine.blas,
-        cache_directory=cache_directory,
-        environ=os.environ,  # noqa: TID251 - libraries read theirs by themselves
-    )
+    blas = _chosen_blas(settings)
     set_mlx_environment(os.environ, cache_directory)  # noqa: TID251 - mlx reads its own by itself
     with ProgressBar() as progress:
         progress.stage("reading the model's files", None)
@@ -202,6 +209,7 @@ def _checked(loaded: LoadedSettings, *, measure: bool) -> ModelCheck:
         kv_budget_gb=settings.continuous_batching.kv_budget_gb,
         quality=quality,
         blas=measure_blas(blas).name,
+        blas_refused=tuple(map(str, blas.refused)),
     )
 
 

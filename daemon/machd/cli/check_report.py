@@ -40,6 +40,7 @@ def model_check(
     kv_budget_gb: float,
     quality: QualityReport | None = None,
     blas: str | None,
+    blas_refused: tuple[str, ...],
 ) -> ModelCheck:
     """Judge what was found.
 
@@ -49,6 +50,7 @@ def model_check(
         kv_budget_gb: ``continuous_batching.kv_budget_gb``, in units of 10^9 bytes.
         quality: The quality that ``model.quantize`` costs; None if it was not measured.
         blas: The CPU's matrix library; None on other backends.
+        blas_refused: Libraries that were not loaded, each with its reason.
     """
     facts = found.cache
     kv_budget_bytes = effective_budget_bytes(kv_budget_gb, found.device_memory_bytes)
@@ -102,6 +104,7 @@ def model_check(
             name=found.device_name,
             memory_bytes=found.device_memory_bytes,
             blas=blas if found.backend == "cpu" else None,
+            blas_refused=blas_refused,
         ),
         notes=list(found.notes),
     )

@@ -199,6 +199,7 @@ def _device(check: ModelCheck) -> str:
         check.device.backend,
         f"{_gb(check.fit.device_memory_bytes)} ({_gb(check.fit.available_bytes)} free now)",
         check.device.blas,
+        *check.device.blas_refused,
     )
     return ", ".join(part for part in parts if part)
 

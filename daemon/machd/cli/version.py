@@ -58,8 +58,8 @@ def version(*, as_json: bool, blas: str) -> None:
         click.echo(f"{name.replace('_', '-'):8} {facts[name]}")
     if report.name is not None:
         click.echo(f"{'BLAS':8} {_blas_line(report)}")
-        for trial in choice.trials:
-            click.echo(f"{'':8} {_trial_line(trial)}")
+        for line in (*map(_trial_line, choice.trials), *map(str, choice.refused)):
+            click.echo(f"{'':8} {line}")
     if report.advice is not None:
         click.echo(f"advice   {report.advice}")
 
@@ -83,6 +83,7 @@ def _blas_facts(report: BlasReport, choice: BlasChoice) -> dict[str, object] | N
         "advice": report.advice,
         "reason": choice.reason,
         "compared": [trial.figures for trial in choice.trials],
+        "refused": [str(one) for one in choice.refused],
     }
 
 

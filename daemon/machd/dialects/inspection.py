@@ -90,6 +90,7 @@ async def get_capabilities(
             name=model.device_name,
             memory_bytes=model.device_memory_bytes or None,
             blas=model.blas,
+            blas_refused=model.blas_refused,
         ),
     )
 

@@ -18,7 +18,7 @@ import structlog
 from machd.clock import SystemClock
 from machd.engine.backend.blas import BlasChoice, choose_blas, measure_blas
 from machd.engine.backend.blas_kept_trials import KeptTrials, conditions_key
-from machd.engine.backend.blas_trial import BlasTrial, compare_libraries
+from machd.engine.backend.blas_trial import BlasTrial, check_products, compare_libraries
 from machd.engine.backend.cpu_threads import thread_variables
 from machd.engine.backend.heap import map_large_arrays
 from machd.engine.backend.mlx_environment import set_mlx_environment
@@ -52,8 +52,9 @@ def choose_blas_for(
 ) -> BlasChoice:
     """Bound the threads of matrix libraries, then load the fastest for a model. Call it before mlx is imported.
 
-    Where several libraries are installed, they are compared within a second; the times are kept, so
-    that later starts take some milliseconds.
+    Each library's products are checked first; one that multiplies wrongly is not loaded. Where
+    several are installed, they are compared within a second. Checks and times are kept, so that later
+    starts take some milliseconds.
 
     Args:
         model: ``model.path``; None for the embedded default.
@@ -64,21 +65,33 @@ def choose_blas_for(
             the same order, and one rank's clock could choose another library.
 
     Raises:
-        StartupError: The library asked for cannot be loaded.
+        StartupError: The library asked for cannot be loaded, or multiplies wrongly.
     """
     threads = thread_variables(environ) if sys.platform == "linux" else {}
     environ.update(threads)
 
+    kept = KeptTrials(cache_directory)
+    shape = product_shape(model, cache_directory=cache_directory)
+
+    def check(library: str) -> str | None:
+        key = conditions_key([library], shape, environ)
+        found = kept.find_check(key)
+        if found is None:
+            found = check_products(library, shape, environ)
+            kept.keep_check(key, found)
+        return found.problem
+
     def compare(libraries: Sequence[str]) -> Sequence[BlasTrial]:
-        shape = product_shape(model, cache_directory=cache_directory)
-        kept, key = KeptTrials(cache_directory), conditions_key(libraries, shape, environ)
+        key = conditions_key(libraries, shape, environ)
         trials = kept.find(key)
         if trials is None:
             trials = compare_libraries(libraries, shape, environ)
             kept.keep(key, trials)
         return trials
 
-    return choose_blas(choice, environ=environ, compare=compare if place is None else None)
+    return choose_blas(
+        choice, environ=environ, check=check, compare=compare if place is None else None
+    )
 
 
 def engine_loader(
@@ -228,6 +241,8 @@ def _prepared(
             reason=choice.reason,
             compared=[trial.figures for trial in choice.trials],
         )
+        for one in choice.refused:
+            log.warning("blas.refused", library=one.library, reason=one.reason)
         if report.advice:
             log.warning("blas.slow", advice=report.advice)
         if has_process_limit():
@@ -254,6 +269,8 @@ def _prepared(
             sharding=None if group is None else _sharding(group, settings),
         )
         loaded = load_shard() if shared is None else shared.load(load_shard)
+        refused = tuple(map(str, choice.refused))
+        loaded = replace(loaded, description=replace(loaded.description, blas_refused=refused))
         _log_experts(loaded)
         for note in (*loaded.notes, *loaded.tokenizer.template_notes()):
             log.warning("model.note", note=note)

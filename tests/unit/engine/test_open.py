@@ -14,8 +14,8 @@ from unit.engine.tiny_llama import TinyLlama
 
 from machd.engine import open as opening
 from machd.engine.backend import blas
-from machd.engine.backend.blas import BlasChoice
-from machd.engine.backend.blas_trial import BlasTrial, ProductShape
+from machd.engine.backend.blas import BlasChoice, RefusedLibrary
+from machd.engine.backend.blas_trial import BlasCheck, BlasTrial, ProductShape
 from machd.engine.loading.loader import load_model
 from machd.engine.open import _engine, choose_blas_for
 from machd.engine.prefix_blocks.disk_tier import DiskTier
@@ -97,6 +97,7 @@ def _comparison(monkeypatch: pytest.MonkeyPatch) -> _Comparison:
     monkeypatch.setattr(blas, "installed_libraries", lambda _environ: ("a", "b"))
     monkeypatch.setattr(blas, "_load", lambda _library: None)
     monkeypatch.setattr(opening, "compare_libraries", comparison)
+    monkeypatch.setattr(opening, "check_products", lambda *_: BlasCheck(None))
     return comparison
 
 
@@ -124,6 +125,25 @@ def test_libraries_are_compared_once_with_the_models_shape(
     config.write_text('{"hidden_size": 64, "intermediate_size": 128}', "utf-8")
     assert _chosen(tmp_path, {}).library == "b"
     assert comparison.shapes[1:] == [ProductShape(64, 128)]
+
+
+def test_a_wrong_library_is_checked_once_and_left_out(
+    tmp_path: Path, comparison: _Comparison, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks leave it out too; what was found is kept, and nothing else is compared with it."""
+    checked: list[str] = []
+
+    def check(library: str, *_: object) -> BlasCheck:
+        checked.append(library)
+        return BlasCheck("[1, 2] times [3, 2] is wrong" if library == "a" else None)
+
+    monkeypatch.setattr(opening, "check_products", check)
+    place = RankPlace(rank=0, backend="ring")
+    for choice in (_chosen(tmp_path, {}), _chosen(tmp_path, {}), _chosen(tmp_path, {}, place)):
+        assert choice.library == "b"
+        assert choice.refused == (RefusedLibrary("a", "[1, 2] times [3, 2] is wrong"),)
+    assert checked == ["a", "b"]
+    assert comparison.shapes == []
 
 
 def test_ranks_measure_nothing(tmp_path: Path, comparison: _Comparison) -> None:

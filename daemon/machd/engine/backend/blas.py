@@ -52,8 +52,29 @@ _ADVICE_LOADED = (
     "engine.blas"
 )
 
+_ADVICE_REFUSED = "install another version of it, or another library, and restart"
+
 Compare = Callable[[Sequence[str]], Sequence[BlasTrial]]
 """Measures the libraries at these paths."""
+
+Check = Callable[[str], str | None]
+"""Says what is wrong with the products of the library at a path; None if nothing is."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedLibrary:
+    """A library that was not loaded because it multiplies wrongly.
+
+    Attributes:
+        library: The file.
+        reason: Which product is wrong, or how the check ended.
+    """
+
+    library: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.library} was not loaded: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +86,19 @@ class BlasChoice:
         library: The file that was loaded; None when mlx keeps its own.
         reason: Why, in a few words for the start-up log.
         trials: Times of the libraries that were compared; empty where none were.
+        refused: Libraries that multiply wrongly on this machine.
     """
 
     requested: str
     library: str | None
     reason: str
     trials: tuple[BlasTrial, ...] = ()
+    refused: tuple[RefusedLibrary, ...] = ()
 
     @property
     def for_other_processes(self) -> str:
         """The value of ``engine.blas`` with which another process computes with the same library."""
-        return self.library or self.requested
+        return self.library or (_OFF if self.refused else self.requested)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +130,19 @@ class BlasReport:
 
 
 def choose_blas(
-    choice: str, *, environ: Mapping[str, str] | None = None, compare: Compare | None = None
+    choice: str,
+    *,
+    environ: Mapping[str, str] | None = None,
+    check: Check | None = None,
+    compare: Compare | None = None,
 ) -> BlasChoice:
     """Load the best cblas of the machine, before anything imports mlx.
 
     Args:
         choice: ``auto``, ``off``, or the path of a shared library.
         environ: Says where the loader looks for libraries; this process's unless given.
+        check: Compares a library's products with plain sums; one that is wrong is not loaded. Without it
+            every library is trusted, as where the parent process has checked it.
         compare: Measures libraries for ``auto`` if there are several; the fastest is loaded. Without
             it that is the first in a fixed order, so that several processes choose alike.
 
@@ -122,7 +151,7 @@ def choose_blas(
         its own, and :func:`measure_blas` says what that costs.
 
     Raises:
-        StartupError: The path cannot be loaded or exports no ``cblas_sgemm``.
+        StartupError: The path cannot be loaded, exports no ``cblas_sgemm`` or multiplies wrongly.
     """
     if choice == _OFF:
         return BlasChoice(choice, None, "switched off")
@@ -131,11 +160,12 @@ def choose_blas(
     environ = os.environ if environ is None else environ  # noqa: TID251 - where the loader looks itself
     if "mlx.core" in sys.modules:
         return _choice_made_before(choice, installed_libraries(environ))
+    check = check or (lambda _library: None)
     if choice != _AUTO:
-        return BlasChoice(choice, _load_path(choice), "asked for")
+        return BlasChoice(choice, _load_path(choice, check), "asked for")
     if _expects_cuda():
         return BlasChoice(choice, None, "mlx computes on the GPU")
-    return _choose_installed(installed_libraries(environ), compare)
+    return _choose_installed(installed_libraries(environ), check, compare)
 
 
 def _choice_made_before(choice: str, libraries: Sequence[str]) -> BlasChoice:
@@ -154,24 +184,33 @@ def _is_loaded(library: str) -> bool:
     return True
 
 
-def _choose_installed(libraries: Sequence[str], compare: Compare | None) -> BlasChoice:
-    """Load the fastest of several libraries, else the first that can be loaded."""
+def _choose_installed(
+    installed: Sequence[str], check: Check, compare: Compare | None
+) -> BlasChoice:
+    """Load the fastest of the libraries that multiply rightly, else the first that can be loaded."""
+    # The loader knows places that are not searched, such as those of a Python without ld.so.cache.
+    problems = {library: check(library) for library in installed or filter(_can_load, SONAMES)}
+    refused = tuple(RefusedLibrary(one, problem) for one, problem in problems.items() if problem)
+    libraries = [library for library, problem in problems.items() if problem is None]
     trials: tuple[BlasTrial, ...] = ()
-    reason = "the only one found" if len(libraries) == 1 else "the first found"
+    reason = "the only one found" if len(installed) == 1 else "the first found"
     if compare is not None and len(libraries) > 1:
         trials = tuple(compare(libraries))
         best = fastest(trials)
         if best is not None and _load(best.library) is None:
-            return BlasChoice(_AUTO, best.library, f"the fastest of {len(trials)}", trials)
+            reason = f"the fastest of {len(trials)}"
+            return BlasChoice(_AUTO, best.library, reason, trials, refused)
         # Where the time was too short for all, one of them is still better than mlx's own.
         broken = {trial.library for trial in trials if trial.is_broken}
         libraries = [library for library in libraries if library not in broken]
         reason = "the first found: none could be measured"
-    # The loader knows places that are not searched, such as those of a Python without ld.so.cache.
-    for library in libraries or (() if trials else SONAMES):
+    for library in libraries:
         if _load(library) is None:
-            return BlasChoice(_AUTO, library, reason, trials)
-    return BlasChoice(_AUTO, None, "no optimised BLAS on this machine", trials)
+            return BlasChoice(_AUTO, library, reason, trials, refused)
+    reason = "no optimised BLAS on this machine"
+    if refused:
+        reason = "no optimised BLAS on this machine multiplies rightly"
+    return BlasChoice(_AUTO, None, reason, trials, refused)
 
 
 def measure_blas(choice: BlasChoice, *, clock: Clock | None = None) -> BlasReport:
@@ -190,6 +229,8 @@ def measure_blas(choice: BlasChoice, *, clock: Clock | None = None) -> BlasRepor
     is_reference = sixteen_rows_ms / max(one_row_ms, 1e-6) >= _REFERENCE_RATIO
     name = _library_name(choice, is_reference=is_reference)
     advice = _ADVICE if choice.library is None else f"{name} {_ADVICE_LOADED}"
+    if choice.library is None and choice.refused:
+        advice = f"{'; '.join(map(str, choice.refused))}; {_ADVICE_REFUSED}"
     return BlasReport(
         backend=backend,
         name=name,
@@ -200,11 +241,13 @@ def measure_blas(choice: BlasChoice, *, clock: Clock | None = None) -> BlasRepor
     )
 
 
-def _load_path(path: str) -> str:
+def _load_path(path: str, check: Check) -> str:
     """Load the library at a path from the settings."""
     fix = "give the path of a BLAS library with the cblas interface, or `auto`, or `off`"
-    problem = _load(path) if os.path.isfile(path) else "no such file"  # noqa: PTH113 - no error for a long name
-    if problem is not None:
+    problem = "no such file"
+    if os.path.isfile(path):  # noqa: PTH113 - no error for a long name
+        problem = _cannot_load(path) or check(path) or _load(path) or ""
+    if problem:
         raise StartupError(f"BLAS library {shortened(path)}: {shortened(problem)}; {fix}")
     return path
 
@@ -214,13 +257,22 @@ def _load(name: str) -> str | None:
 
     A first look with local symbols keeps a library without ``cblas_sgemm`` out of everyone's way.
     """
-    try:
-        if not hasattr(ctypes.CDLL(name), "cblas_sgemm"):
-            return "it has no cblas_sgemm"
+    problem = _cannot_load(name)
+    if problem is None:
         ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
+    return problem
+
+
+def _can_load(name: str) -> bool:
+    return _cannot_load(name) is None
+
+
+def _cannot_load(name: str) -> str | None:
+    try:
+        has_products = hasattr(ctypes.CDLL(name), "cblas_sgemm")
     except OSError as error:
         return str(error)
-    return None
+    return None if has_products else "it has no cblas_sgemm"
 
 
 def _expects_cuda() -> bool:

@@ -1,7 +1,7 @@
-"""The program of a child process that times one BLAS library: products of 1 row and of 16 rows.
+"""The program of a child process that checks or times the products of one BLAS library.
 
-It runs without machd's packages (``python -I -S FILE LIBRARY WIDTH COLUMNS LIMIT_S``), so that it
-starts in some 30 ms, and prints one JSON object. The library's threads and faults end with it.
+It runs without machd's packages (``python -I -S FILE check|time LIBRARY WIDTH COLUMNS …``), so that it
+starts in some 30 ms, and prints one JSON value. The library's threads and faults end with it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,12 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 _ROWS = (1, 16)
 _BUFFER_BYTES = 32 << 20
@@ -20,6 +26,130 @@ _MIN_ROUNDS = 3
 _FLOAT_BYTES = 4
 _ONE = b"\x00\x00\x80\x3f"  # 1.0 in float32, little-endian
 _ROW_MAJOR, _NOT_TRANSPOSED, _TRANSPOSED = 101, 111, 112  # cblas.h
+
+_LARGEST = 4
+"""Of the numbers that are multiplied. A sum of 2^18 products of whole numbers up to 4 stays below 2^24, so
+float32 holds it exactly in whatever order it is taken: a difference is no rounding."""
+
+_SLACK = 5
+"""Columns by which each matrix is wider than it is used: rows of a slab and of a fused product lie so."""
+
+_WEIGHT_ROWS = (1, 2, 3, 4, 5, 8, 16, 17, 33, 64, 200)
+_MAX_TERMS = 1 << 28
+"""Of one product: the reference BLAS adds some 2^30 in a second."""
+
+_HEAD_WIDTHS = (64, 128)
+_POSITIONS = (1, 17, 256, 300)
+_QUERY_ROWS = (1, 3, 9, 64)
+
+
+class Product(NamedTuple):
+    """One call of ``cblas_sgemm``.
+
+    Attributes:
+        rows: Of the left matrix and of the result.
+        columns: Of the result.
+        width: Terms of each sum.
+        is_transposed: Whether the right matrix is stored as [columns, width].
+        is_added: Whether the result is added to what is there, as a bias is.
+    """
+
+    rows: int
+    columns: int
+    width: int
+    is_transposed: bool = True
+    is_added: bool = False
+
+    def __str__(self) -> str:
+        right = f"[{self.columns}, {self.width}]" if self.is_transposed else ""
+        right = right or f"[{self.width}, {self.columns}]"
+        return f"[{self.rows}, {self.width}] times {right}{' transposed' * self.is_transposed}"
+
+
+def model_products(width: int, columns: int) -> Iterator[Product]:
+    """Yield products as a step and a prompt have them: weights in both directions, scores, values."""
+    for rows in _WEIGHT_ROWS:
+        if rows * width * columns > _MAX_TERMS:
+            break
+        yield Product(rows, columns, width)
+        yield Product(rows, width, columns, is_added=True)
+    for head_width in _HEAD_WIDTHS:
+        for positions in _POSITIONS:
+            for rows in _QUERY_ROWS:
+                yield Product(rows, positions, head_width)
+                yield Product(rows, head_width, positions, is_transposed=False)
+
+
+def wrong_product(library: str, width: int, columns: int) -> str | None:
+    """Return what is wrong with the first wrong product; None if all are right.
+
+    The result is compared after it was multiplied with a vector of numbers that are not zero: then
+    the plain sums take one pass over the matrices, and one wrong number anywhere shows.
+
+    Raises:
+        OSError: The library cannot be loaded.
+        AttributeError: It has no ``cblas_sgemm``.
+    """
+    import numpy as np  # noqa: PLC0415 - only a check needs it
+
+    multiply = _sgemm(library)
+    random = np.random.default_rng(width)
+    matrices: dict[tuple[int, int], NDArray[np.float32]] = {}
+
+    def matrix(rows: int, width: int) -> NDArray[np.float32]:
+        if (rows, width) not in matrices:
+            shape = (rows, width + _SLACK)
+            matrices[rows, width] = random.integers(-_LARGEST, _LARGEST, shape).astype(np.float32)
+        return matrices[rows, width]
+
+    for product in model_products(width, columns):
+        left = matrix(product.rows, product.width)
+        stored = (product.columns, product.width)
+        right = matrix(*(stored if product.is_transposed else stored[::-1]))
+        result = np.full((product.rows, product.columns + _SLACK), np.nan, np.float32)
+        if product.is_added:
+            result[:, : product.columns] = 1.0
+        _multiply(multiply, product, left, right, result)
+        if not np.isnan(result[:, product.columns :]).all():
+            return f"{product} wrote beyond its result"
+        weights = random.integers(1, _LARGEST, product.columns).astype(np.float64)
+        columns_sum = _weighed(right, product, weights)
+        expected = np.einsum("rw,w->r", left[:, : product.width], columns_sum, dtype=np.float64)
+        expected += weights.sum() * product.is_added
+        found = np.einsum("rc,c->r", result[:, : product.columns], weights, dtype=np.float64)
+        if not np.array_equal(found, expected):
+            wrong = int(np.argmax(found != expected))
+            return f"{product} is wrong in row {wrong}"
+    return None
+
+
+def _weighed(
+    right: NDArray[np.float32], product: Product, weights: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the sum of the right matrix's columns, each times its weight: [width]."""
+    import numpy as np  # noqa: PLC0415 - only a check needs it
+
+    if product.is_transposed:
+        used, subscripts = right[:, : product.width], "cw,c->w"
+    else:
+        used, subscripts = right[:, : product.columns], "wc,c->w"
+    summed: NDArray[np.float64] = np.einsum(subscripts, used, weights, dtype=np.float64)
+    return summed
+
+
+def _multiply(
+    multiply: Callable[..., None],
+    product: Product,
+    left: NDArray[np.float32],
+    right: NDArray[np.float32],
+    result: NDArray[np.float32],
+) -> None:
+    transposition = _TRANSPOSED if product.is_transposed else _NOT_TRANSPOSED
+    multiply(
+        *(_ROW_MAJOR, _NOT_TRANSPOSED, transposition, product.rows, product.columns, product.width),
+        *(1.0, left.ctypes.data, left.shape[1], right.ctypes.data, right.shape[1]),
+        *(float(product.is_added), result.ctypes.data, result.shape[1]),
+    )
 
 
 def times_ms(library: str, width: int, columns: int, limit_s: float) -> list[float]:
@@ -34,13 +164,7 @@ def times_ms(library: str, width: int, columns: int, limit_s: float) -> list[flo
         OSError: The library cannot be loaded.
         AttributeError: It has no ``cblas_sgemm``.
     """
-    multiply = ctypes.CDLL(library).cblas_sgemm
-    multiply.restype = None
-    multiply.argtypes = [
-        *[ctypes.c_int] * 6,  # order, transpositions, rows, columns, width
-        *(ctypes.c_float, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_int),
-        *(ctypes.c_float, ctypes.c_void_p, ctypes.c_int),
-    ]
+    multiply = _sgemm(library)
     matrix_bytes = width * columns * _FLOAT_BYTES
     matrices = max(1, _BUFFER_BYTES // matrix_bytes)
     weights = _filled(matrices * width * columns)
@@ -63,15 +187,33 @@ def times_ms(library: str, width: int, columns: int, limit_s: float) -> list[flo
     return [sorted(times)[len(times) // 2] * 1000.0 for times in times_s.values()]
 
 
+def _sgemm(library: str) -> Callable[..., None]:
+    """Return ``cblas_sgemm`` of a library, with the types of its arguments."""
+    multiply = ctypes.CDLL(library).cblas_sgemm
+    multiply.restype = None
+    multiply.argtypes = [
+        *[ctypes.c_int] * 6,  # order, transpositions, rows, columns, width
+        *(ctypes.c_float, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_int),
+        *(ctypes.c_float, ctypes.c_void_p, ctypes.c_int),
+    ]
+    return multiply
+
+
 def _filled(count: int) -> ctypes.Array[ctypes.c_float]:
     """Return an array of ones."""
     return (ctypes.c_float * count).from_buffer(bytearray(_ONE) * count)
 
 
 def main() -> None:
-    """Time the library that the arguments name, and end without the library's own clean-up."""
-    library, width, columns, limit_s = sys.argv[1:]
-    sys.stdout.write(json.dumps(times_ms(library, int(width), int(columns), float(limit_s))))
+    """Check or time the library that the arguments name, and end without its own clean-up."""
+    verb, library, width, columns, last = sys.argv[1:]
+    answer: object
+    if verb == "check":
+        sys.path.append(last)  # the folder that numpy lies in
+        answer = wrong_product(library, int(width), int(columns))
+    else:
+        answer = times_ms(library, int(width), int(columns), float(last))
+    sys.stdout.write(json.dumps(answer))
     sys.stdout.flush()
     os._exit(0)
 

@@ -1,4 +1,4 @@
-"""Times of products with each BLAS library, measured in short child processes within a second.
+"""Checks and times the products of each BLAS library in short child processes.
 
 A library that crashes, hangs or starts threads does so in a process that ends. Knows neither mlx nor
 a model: the caller gives the shape of the product.
@@ -6,6 +6,7 @@ a model: the caller gives the shape of the product.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import signal
@@ -15,11 +16,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
+
 from machd.clock import Clock, SystemClock
 from machd.settings.problems import shortened
 
 PRODUCT_COMMAND = (sys.executable, "-I", "-S", str(Path(__file__).with_name("blas_product.py")))
-"""Times one library. Without the site's modules, which would double the time of its start."""
+"""Checks or times one library. Without the site's modules, which would double the time of its start."""
 
 COMPARISON_LIMIT_S = 1.0
 """For all libraries together: a start is not to take noticeably longer."""
@@ -27,9 +30,14 @@ COMPARISON_LIMIT_S = 1.0
 _PRODUCTS_S = 0.06
 """Time that one child process multiplies. It needs about as long to start, to load and to fill its memory."""
 
+CHECK_LIMIT_S = 30.0
+"""For one library, which takes 0.3 s on a quiet machine: a library that hangs is not loaded."""
+
 _TURNS = 2
 _MAX_ELEMENTS = 1 << 23
 _MAX_WIDTH = 1 << 14
+
+_NO_ANSWER = "its process ended without an answer"
 
 _WORTHWHILE = 0.95
 """A library is preferred to an earlier one if it takes at most this share of the earlier one's time."""
@@ -100,6 +108,19 @@ class BlasTrial:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class BlasCheck:
+    """Whether a library multiplies rightly.
+
+    Attributes:
+        problem: What is wrong; None if nothing is.
+        is_lasting: Whether a later start would find the same; False where the machine had no time.
+    """
+
+    problem: str | None
+    is_lasting: bool = True
+
+
 def fastest(trials: Sequence[BlasTrial]) -> BlasTrial | None:
     """Return the trial with the least geometric mean; None if nothing was measured.
 
@@ -166,6 +187,35 @@ def _better(earlier: BlasTrial, later: BlasTrial) -> BlasTrial:
     )
 
 
+def check_products(
+    library: str,
+    shape: ProductShape,
+    environ: Mapping[str, str],
+    *,
+    command: Sequence[str] = PRODUCT_COMMAND,
+    limit_s: float = CHECK_LIMIT_S,
+) -> BlasCheck:
+    """Compare a library's products with plain sums, in a process of its own.
+
+    Args:
+        library: Its path.
+        shape: Of the model's largest matrices.
+        environ: Of the child process.
+        command: Starts a child; the verb, library, width, columns and numpy's folder are appended.
+        limit_s: A process that is still running then is killed.
+    """
+    numpy = importlib.util.find_spec("numpy")
+    assert numpy is not None, "numpy is a dependency"
+    assert numpy.origin is not None, "it is a package of files"
+    folder = str(Path(numpy.origin).parents[1])
+    arguments = ("check", library, str(shape.width), str(shape.columns), folder)
+    answer = _answer((*command, *arguments), environ, limit_s)
+    if not isinstance(answer, _Failure):
+        return BlasCheck(None if answer is None else str(answer))
+    problem = f"its products could not be checked: {answer.problem}"
+    return BlasCheck(problem, is_lasting=answer.is_broken)
+
+
 def _trial(
     library: str,
     shape: ProductShape,
@@ -173,13 +223,33 @@ def _trial(
     command: Sequence[str],
     limit_s: float,
 ) -> BlasTrial:
-    """Run the child process of one library."""
+    """Run the child process that times one library."""
     if limit_s <= 0.0:
         return BlasTrial(library, problem="no time was left to measure it")
-    arguments = (library, str(shape.width), str(shape.columns), str(_PRODUCTS_S))
+    arguments = ("time", library, str(shape.width), str(shape.columns), str(_PRODUCTS_S))
+    answer = _answer((*command, *arguments), environ, limit_s)
+    if isinstance(answer, _Failure):
+        return BlasTrial(library, problem=answer.problem, is_broken=answer.is_broken)
+    try:
+        one_row_ms, sixteen_rows_ms = msgspec.convert(answer, tuple[float, float])
+    except msgspec.ValidationError:
+        return BlasTrial(library, problem=_NO_ANSWER, is_broken=True)
+    return BlasTrial(library, one_row_ms, sixteen_rows_ms, turns=1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """What went wrong with a child process, and whether that is the library's doing."""
+
+    problem: str
+    is_broken: bool
+
+
+def _answer(command: Sequence[str], environ: Mapping[str, str], limit_s: float) -> object:
+    """Return the JSON value that a child process prints, or how it failed."""
     try:
         done = subprocess.run(  # noqa: S603 - our own program, and files of this machine
-            [*command, *arguments],
+            command,
             env=dict(environ),
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -187,16 +257,15 @@ def _trial(
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return BlasTrial(library, problem=f"not measured within {limit_s * 1000.0:.0f} ms")
+        return _Failure(f"not measured within {limit_s * 1000.0:.0f} ms", is_broken=False)
     except OSError as error:
-        return BlasTrial(library, problem=f"no process could be started: {error.strerror}")
+        return _Failure(f"no process could be started: {error.strerror}", is_broken=False)
     if done.returncode < 0:
-        return BlasTrial(library, problem=_ended_by(-done.returncode), is_broken=True)
+        return _Failure(_ended_by(-done.returncode), is_broken=True)
     try:
-        one_row_ms, sixteen_rows_ms = (float(one) for one in json.loads(done.stdout))
-    except (ValueError, TypeError):
-        return BlasTrial(library, problem=_said(done.stderr), is_broken=True)
-    return BlasTrial(library, one_row_ms, sixteen_rows_ms, turns=1)
+        return json.loads(done.stdout)
+    except ValueError:
+        return _Failure(_said(done.stderr), is_broken=True)
 
 
 def _ended_by(number: int) -> str:
@@ -209,4 +278,4 @@ def _ended_by(number: int) -> str:
 def _said(stderr: bytes) -> str:
     """Return the last line of what a failed process wrote."""
     lines = stderr.decode("utf-8", "replace").strip().splitlines()
-    return shortened(lines[-1]) if lines else "its process ended without an answer"
+    return shortened(lines[-1]) if lines else _NO_ANSWER

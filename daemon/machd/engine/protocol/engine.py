@@ -182,6 +182,7 @@ class ModelDescription:
         quantization: Such as ``affine 4-bit, group 64``; None when the weights are plain.
         backend: ``cpu``, ``metal`` or ``cuda``.
         blas: The library that multiplies matrices on the CPU; None elsewhere.
+        blas_refused: Libraries that were not loaded because they multiply wrongly, each with its reason.
         eos_token_ids: Tokens that end a completion.
         created_unix_s: When the weights were written, in seconds since 1970.
         device_memory_bytes: What the device can hold in all; 0 if unknown.
@@ -218,6 +219,7 @@ class ModelDescription:
     proposer: ProposerKind = ProposerKind.OFF
     proposer_reason: str = ""
     code: ModelCode | None = None
+    blas_refused: tuple[str, ...] = ()
     experts_on_disk: bool = False
     has_length_classes: bool = False
     shares_prefixes: bool = False

@@ -186,6 +186,31 @@ def test_without_a_comparison_the_first_in_a_fixed_order_is_loaded(loaded: list[
     assert loaded == ["a"]
 
 
+@linux_only
+def test_a_library_that_is_asked_for_and_wrong_stops_the_start(
+    loaded: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A path is a wish: another library is not loaded in its place."""
+    path = tmp_path / "libmine.so"
+    path.touch()
+    monkeypatch.setattr(blas, "_cannot_load", lambda _library: None)
+    with pytest.raises(StartupError, match=r"libmine.so: .* is wrong in row 3"):
+        choose_blas(str(path), check=lambda _library: "[4, 2] times [2, 2] is wrong in row 3")
+    assert loaded == []
+
+
+@linux_only
+def test_where_every_library_is_wrong_mlx_serves(loaded: list[str]) -> None:
+    """Nothing is loaded here or in a process that is told the choice, and the advice names them."""
+    choice = choose_blas("auto", check=lambda library: f"wrong {library}")
+    assert choice.library is None
+    assert choice.for_other_processes == "off"
+    assert [str(one) for one in choice.refused] == [
+        f"{one} was not loaded: wrong {one}" for one in "abc"
+    ]
+    assert loaded == []
+
+
 def test_other_processes_compute_with_the_same_library() -> None:
     """``off`` stays ``off``, and where mlx's own library serves another process may look for itself."""
     assert BlasChoice("off", None, "switched off").for_other_processes == "off"

@@ -21,7 +21,7 @@ from machd.engine.backend.blas_trial import (
 
 _PROGRAM = """
 import os, signal, sys, time
-library, width, columns, limit_s = sys.argv[1:]
+verb, library, width, columns, limit_s = sys.argv[1:]
 with open(os.environ["RUNS"], "a") as runs:
     runs.write(f"{library} {width} {columns}\\n")
 if library == "crash":

@@ -1,0 +1,143 @@
+"""A BLAS library that multiplies wrongly is found before it is loaded, and something else serves."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.clocks.polling import CEILING_S
+
+from machd.engine.backend.blas_candidates import installed_libraries
+from machd.engine.backend.blas_product import model_products
+from machd.engine.backend.blas_trial import BlasCheck, ProductShape, check_products
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="other systems bring their own library"),
+    pytest.mark.skipif(shutil.which("cc") is None, reason="planted libraries are compiled"),
+]
+SHAPE = ProductShape(96, 160)
+
+_SHIM = """
+#include <stdlib.h>
+#include <unistd.h>
+void cblas_sgemm(int order, int ta, int tb, int rows, int columns, int width, float alpha,
+                 const float *a, int lda, const float *b, int ldb, float beta, float *c, int ldc) {
+  (void)order; (void)ta;
+  for (int i = 0; i < rows; i++)
+    for (int j = 0; j < columns; j++) {
+      float sum = 0;
+      for (int k = 0; k < width; k++)
+        sum += a[(long)i * lda + k] * (tb == 112 ? b[(long)j * ldb + k] : b[(long)k * ldb + j]);
+      float *cell = &c[(long)i * ldc + j];
+      *cell = alpha * sum + (beta == 0 ? 0 : beta * *cell);
+    }
+  FAULT
+}
+"""
+"""Plain loops, right but for what FAULT does."""
+
+FAULTS = {
+    "one number of one width": "if (rows == 17 && columns == 96) c[16L * ldc + 95] += 1;",
+    "two numbers whose sum is right": "if (rows == 4) { c[0] += 1; c[1] -= 1; }",
+    "a row left out": "if (rows == 33) for (int j = 0; j < columns; j++) c[32L * ldc + j] = 0;",
+    "what is not transposed": "if (tb == 111) c[0] += 1;",
+    "the bias left out": "if (beta != 0) c[0] -= 1;",
+    "beyond the result": "if (rows == 1) c[columns] = 0;",
+    "no number": "if (width == 128) c[0] = 0.0f / (rows - rows);",
+    "single tokens": "if (rows == 1) c[0] += 1;",
+    "a prompt": "if (rows == 200) c[199L * ldc + columns - 1] += 1;",
+    "a head of 64": "if (width == 64 && columns == 300 && rows == 9) c[8L * ldc + 299] += 2;",
+}
+
+
+def _shim(tmp_path: Path, fault: str, name: str = "libshim.so") -> str:
+    """Compile a library with a fault; its path."""
+    source = tmp_path / "shim.c"
+    source.write_text(_SHIM.replace("FAULT", fault), "utf-8")
+    library = tmp_path / name
+    subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    return str(library)
+
+
+def _check(library: str, limit_s: float = CEILING_S) -> BlasCheck:
+    return check_products(library, SHAPE, os.environ, limit_s=limit_s)
+
+
+@pytest.mark.parametrize("library", installed_libraries(os.environ))
+def test_an_installed_library_is_right(library: str) -> None:
+    """Its own order of sums is no fault: the numbers are such that no order rounds."""
+    assert _check(library) == BlasCheck(None)
+
+
+def test_plain_loops_are_right(tmp_path: Path) -> None:
+    """Without a fault the planted library passes."""
+    assert _check(_shim(tmp_path, "")) == BlasCheck(None)
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_a_wrong_library_is_found(tmp_path: Path, fault: str) -> None:
+    """One wrong number anywhere shows, and so does a write beyond the result."""
+    found = _check(_shim(tmp_path, fault))
+    assert found.is_lasting
+    assert found.problem is not None
+    assert " times [" in found.problem
+
+
+def test_a_library_that_crashes_is_found(tmp_path: Path) -> None:
+    """It ends its own process, and is not tried again."""
+    found = _check(_shim(tmp_path, "if (rows == 16) abort();"))
+    assert found == BlasCheck("its products could not be checked: its process was ended by SIGABRT")
+
+
+def test_a_library_that_hangs_is_not_remembered(tmp_path: Path) -> None:
+    """It is not loaded, but the machine may have been too busy: the next start checks again."""
+    found = _check(_shim(tmp_path, "for (;;) sleep(1);"), limit_s=0.5)
+    assert found.problem is not None
+    assert not found.is_lasting
+
+
+def test_products_stay_within_their_bound() -> None:
+    """The largest matrix takes the reference library a second or two, not minutes."""
+    shape = ProductShape(1 << 20, 1 << 20).bounded()
+    terms = [
+        one.rows * one.columns * one.width for one in model_products(shape.width, shape.columns)
+    ]
+    assert max(terms) <= 1 << 28
+    assert len(terms) > 60
+
+
+def test_a_wrong_library_is_not_loaded_and_mlx_serves(tmp_path: Path) -> None:
+    """The process that chooses loads something else, and says which library is wrong and why."""
+    library = _shim(tmp_path, FAULTS["single tokens"], "libopenblas.so.0")
+    script = (
+        "import json, os, sys\n"
+        "from pathlib import Path\n"
+        "from machd.engine.backend.blas import measure_blas\n"
+        "from machd.engine.open import choose_blas_for\n"
+        "choice = choose_blas_for(None, 'auto', cache_directory=Path(sys.argv[1]), environ=os.environ)\n"
+        "report = measure_blas(choice)\n"
+        "print(json.dumps([choice.library, [str(one) for one in choice.refused], report.advice]))\n"
+    )
+    environ = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+    for _ in range(2):  # the second start reads what the first has kept
+        done = subprocess.run(
+            [sys.executable, "-c", script, str(tmp_path / "cache")],
+            env=environ,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=CEILING_S,
+        )
+        loaded, refused, advice = json.loads(done.stdout)
+        assert loaded != library
+        (told,) = refused
+        assert told.startswith(
+            f"{library} was not loaded: [1, 2048] times [2048, 2048] transposed is wrong"
+        )
+        if loaded is None:
+            assert told in advice
