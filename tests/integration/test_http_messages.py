@@ -386,7 +386,8 @@ def test_unknown_paths_below(http: httpx.Client, path: str) -> None:
 def test_other_ways_to_ask_wrongly(http: httpx.Client, path: str) -> None:
     """Methods, media types, hosts and origins are refused in Anthropic's envelope too."""
     _check(http.get(path), 405, "invalid_request_error")
-    _check(http.post(path, content=b"{}"), 415, "invalid_request_error")
+    headers = {"Content-Type": "text/plain"}
+    _check(http.post(path, content=b"{}", headers=headers), 415, "invalid_request_error")
     _check(http.post(path, json={}, headers={"Host": "evil.example"}), 421, "invalid_request_error")
     _check(
         http.post(path, json={}, headers={"Origin": "https://evil.example"}),
