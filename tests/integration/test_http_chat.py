@@ -30,6 +30,7 @@ _CASES = [
     pytest.param(
         {"content": "hi", "max_tokens": 7, "logprobs": True, "top_logprobs": 2}, id="logprobs"
     ),
+    pytest.param({"content": "say ab", "logprobs": True}, id="logprobs of a text that ends"),
 ]
 
 
@@ -95,13 +96,14 @@ def test_a_stream_says_what_the_whole_answer_says(client: OpenAI, fields: dict[s
     chunks = _stream(client, stream_options={"include_usage": True}, **fields)
     for choice in whole.choices:
         assert _text(chunks, choice.index) == choice.message.content
-        streamed = [
-            entry
+        pieces = [
+            one.logprobs.content
             for chunk in chunks
             for one in chunk.choices
             if one.index == choice.index and one.logprobs is not None
-            for entry in one.logprobs.content or []
         ]
+        assert all(pieces), "a chunk without a token has null"
+        streamed = [entry for piece in pieces for entry in piece or []]
         assert streamed == ((choice.logprobs and choice.logprobs.content) or [])
     assert _finish_reasons(chunks) == {one.index: one.finish_reason for one in whole.choices}
     assert chunks[-1].usage == whole.usage

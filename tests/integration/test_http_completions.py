@@ -86,6 +86,7 @@ def test_a_completion_streams_what_it_says_whole(client: OpenAI, fields: dict[st
         pieces = [one.logprobs for one in mine if one.logprobs is not None]
         assert bool(pieces) == (choice.logprobs is not None)
         if choice.logprobs is not None:
+            assert all(piece.tokens for piece in pieces)
             for column in ("tokens", "token_logprobs", "text_offset"):
                 joined = [value for piece in pieces for value in getattr(piece, column)]
                 assert joined == getattr(choice.logprobs, column)
@@ -144,13 +145,16 @@ def test_text_and_its_token_ids_are_one_prompt(client: OpenAI) -> None:
 
 
 def test_logprob_columns_line_up(client: OpenAI) -> None:
-    """Columns are equally long, and each offset is where its token's text starts."""
+    """There is a row for each token, the one that ends the text included; offsets are where texts start."""
     answer = _ask(client, prompt="say a é", logprobs=2)
     columns = answer.choices[0].logprobs
     assert columns is not None
-    assert columns.tokens == ["a", " ", "\ufffd", "\ufffd"]
-    assert columns.text_offset == [0, 1, 2, 2]  # both bytes are of the character that starts there
-    assert columns.token_logprobs == [-0.5] * 4
+    assert columns.tokens == ["a", " ", "\ufffd", "\ufffd", "<end>"]
+    # Both bytes are of the character that starts there.
+    assert columns.text_offset == [0, 1, 2, 2, 3]
+    assert columns.token_logprobs == [-0.5] * 5
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 5
     assert columns.top_logprobs is not None
     assert [sorted(one.values()) for one in columns.top_logprobs[:2]] == [[-1.5, -0.5]] * 2
 
@@ -160,7 +164,7 @@ def test_logprobs_are_absent_unless_asked_for(client: OpenAI) -> None:
     assert _ask(client, prompt="say ab").choices[0].logprobs is None
     columns = _ask(client, prompt="say ab", logprobs=0).choices[0].logprobs
     assert columns is not None
-    assert columns.tokens == ["a", "b"]
+    assert columns.tokens == ["a", "b", "<end>"]
     assert not columns.top_logprobs
 
 

@@ -147,6 +147,16 @@ def test_times_are_those_of_the_request(http: httpx.Client) -> None:
     assert answer["eval_count"] == finished["completion_tokens"]
 
 
+def test_times_are_there_when_the_first_token_ends_the_text() -> None:
+    """An answer of one token that is none of its text took the time of its prompt."""
+    with RunningDaemon(lambda: FakeEngine(spelled(""))) as daemon:
+        answer = httpx.post(
+            f"{daemon.url}{_CHAT}", json=_chat("hi", stream=False), timeout=60
+        ).json()
+    assert (answer["eval_count"], answer["eval_duration"]) == (1, 0)
+    assert 0 < answer["prompt_eval_duration"] <= answer["total_duration"]
+
+
 def test_thoughts_stand_apart_from_the_answer(http: httpx.Client) -> None:
     """With ``think``, thoughts are in ``thinking`` on both endpoints, streamed and whole."""
     *parts, _ = _lines(http.post(_CHAT, json=_chat("x", think=True)))

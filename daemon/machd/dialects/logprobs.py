@@ -51,8 +51,9 @@ class CompletionChoiceLogprobs(Struct, frozen=True, kw_only=True):
 
     Attributes:
         token_logprobs: Null for the first token of an echoed prompt, which nothing precedes.
-        top_logprobs: Text of a token to its log-probability; null where none were asked for, and for
-            the first token of an echoed prompt.
+        top_logprobs: Text of a token to its log-probability, of the likeliest and, as OpenAI has it, of the
+            token itself where it is none of them; null where none were asked for, and for the first token of
+            an echoed prompt.
         text_offset: Where each token's text starts in the choice's whole text, in characters.
     """
 
@@ -121,7 +122,10 @@ def completion_logprobs(
     return CompletionChoiceLogprobs(
         tokens=[token_text(token.token_id, tokenizer) for token in tokens],
         token_logprobs=[wire_logprob(_logprob(token)) for token in tokens],
-        top_logprobs=[_top(token.top_logprobs, tokenizer) for token in tokens]
+        top_logprobs=[
+            _top(token.top_logprobs, TokenLogprob(token.token_id, _logprob(token)), tokenizer)
+            for token in tokens
+        ]
         if with_top
         else None,
         text_offset=text_offsets,
@@ -145,7 +149,10 @@ def prompt_columns(
         text: What is echoed.
         top_logprobs: Alternatives at each position; 0 for none.
     """
-    tops = [_top(one.top_logprobs[:top_logprobs], tokenizer) for one in logprobs]
+    tops = [
+        _top(one.top_logprobs[:top_logprobs], TokenLogprob(one.token_id, one.logprob), tokenizer)
+        for one in logprobs
+    ]
     return CompletionChoiceLogprobs(
         tokens=[token_text(one, tokenizer) for one in prompt],
         token_logprobs=[None, *(wire_logprob(one.logprob) for one in logprobs)],
@@ -219,10 +226,15 @@ def _prompt_offsets(prompt: Sequence[int], tokenizer: Tokenizer, text: str) -> l
     return offsets
 
 
-def _top(entries: Sequence[TokenLogprob], tokenizer: Tokenizer) -> dict[str, float]:
-    """Texts to log-probabilities, best first; of tokens with the same text the best one counts."""
+def _top(
+    likeliest: Sequence[TokenLogprob], own: TokenLogprob, tokenizer: Tokenizer
+) -> dict[str, float]:
+    """Texts to log-probabilities, best first, the token's own among them.
+
+    Of tokens with the same text the best one counts.
+    """
     top: dict[str, float] = {}
-    for entry in entries:
+    for entry in (*likeliest, own):
         top.setdefault(token_text(entry.token_id, tokenizer), wire_logprob(entry.logprob))
     return top
 

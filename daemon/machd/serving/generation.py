@@ -400,12 +400,17 @@ class Generation:
             case PromptScored(sequence_id, logprobs):
                 news.setdefault(sequence_id, _News()).prompt_logprobs = logprobs
             case TokenGenerated(sequence_id, token):
-                if self._first_token_s is None:
-                    self._first_token_s = event.at_s
-                self._last_token_s = event.at_s
+                self._note_token(event.at_s)
                 news.setdefault(sequence_id, _News()).tokens.append(token)
             case SequenceFinished(sequence_id):
+                if event.stop_token is not None:
+                    self._note_token(event.at_s)
                 news.setdefault(sequence_id, _News()).finished = event
+
+    def _note_token(self, at_s: float) -> None:
+        if self._first_token_s is None:
+            self._first_token_s = at_s
+        self._last_token_s = at_s
 
     def _note_mode(self, event: SequenceAdmitted | SequenceStarted) -> None:
         if isinstance(event, SequenceAdmitted):

@@ -328,6 +328,23 @@ async def test_the_record_holds_the_figures_of_the_request() -> None:
     )
 
 
+async def test_token_that_ends_the_text_is_timed() -> None:
+    """The prompt ends with the first token and decoding with the last, also where that gives no text."""
+    opened = OpenGeneration("a", "b", arrived_s=100.0)
+    opened.push(admitted("a", at_s=101.0))
+    opened.push(replace(finished("a", completion_tokens=1), stop_token=SampledToken(0, 9)))
+    await anext(opened.generation.deltas(idle_s=30))
+    timing = opened.generation.usage.timing
+    assert (timing.queue_s, timing.prefill_s, timing.decode_s) == (1.0, 2.0, 0.0)
+    assert opened.generation.record(110.0).ttft_s == 3.0
+
+    opened.push(admitted("b", at_s=101.0), token("b", 97, at_s=104.0))
+    ended = finished("b", completion_tokens=2)
+    opened.push(replace(ended, stop_token=SampledToken(0, 9), at_s=107.0))
+    await opened.read()
+    assert opened.generation.usage.timing.decode_s == 4.0
+
+
 async def test_the_record_of_a_request_that_never_ran() -> None:
     """Without a slot there is no mode and no span but the waiting, which lasted to the end."""
     opened = OpenGeneration("a", arrived_s=100.0)

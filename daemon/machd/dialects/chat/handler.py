@@ -159,7 +159,7 @@ class _ChatDialect:
                     ChatChunkChoice(
                         index=delta.index,
                         delta=legacy_delta(one) if self._signature.is_legacy else one,
-                        logprobs=self._logprobs(tokens) if position == 0 else None,
+                        logprobs=self._logprobs(tokens) if tokens and position == 0 else None,
                         finish_reason=finish_reason if position == last else None,
                     )
                 ]

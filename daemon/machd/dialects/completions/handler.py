@@ -204,14 +204,17 @@ class _CompletionDialect:
         if self._options.sampling.top_logprobs is None:
             return None
         has_echo = self._echo_top_logprobs is not None
+        is_echoed = has_echo and delta.prompt_logprobs is not None
+        tokens = delta.tokens
+        if delta.stop_token is not None:
+            # As OpenAI and vLLM: a row for each token that the usage counts.
+            tokens = (*tokens, delta.stop_token)
+        if not tokens and not is_echoed:
+            return None
         echo = self._prompts.echo_of_choice(delta.index) if has_echo else ""
         if delta.index not in self._text_offsets:
             detokenizer = self._tokenizer.detokenizer()
             self._text_offsets[delta.index] = TextOffsets(detokenizer, start=len(echo))
-        tokens = delta.tokens
-        if has_echo and delta.stop_token is not None:
-            # As OpenAI and vLLM: clients that sum up a prompt's rows count on one for each token generated.
-            tokens = (*tokens, delta.stop_token)
         columns = completion_logprobs(
             tokens,
             self._tokenizer,
