@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -30,9 +29,6 @@ from machd_probes.scripts import LENGTHS, Script, random_prompt
 _LEAST_FLOORS = {"bfloat16": 8e-3, "float16": 1e-3}
 """In nats: a log-probability of about 8 to the dtype's own resolution (2^-8 and 2^-11) moves by some
 hundredths and thousandths; eight times this is tolerated."""
-
-_SHARES = 100
-"""A draw is told from rounding where its token's probability is more than so many times the noise floor."""
 
 COARSEST_FLOOR = 0.5
 """In nats. Above it what a prompt's chunks change is no rounding, so it is no floor."""
@@ -268,20 +264,15 @@ class Subject:
     def _could_round(self, row: Join, alone: Sequence[SampledToken], token_id: int) -> bool:
         """Return whether rounding may choose a token in place of the last one that a row chose alone.
 
-        The most likely token gives way to one that the tolerated difference makes as likely. A draw gives way where
-        its token's share of the distribution is so small that all shares before it, rounded, may step over it.
+        The row's token, drawn or the most likely one, gives way to one that wins once its logit is raised by the
+        tolerated difference.
         """
-        *before, last = alone
-        within = tolerated(self.noise_floor)
-        if row.sampling.temperature > 0:
-            assert last.logprob is not None, "rows are asked for them"
-            return math.exp(last.logprob) < _SHARES * self.noise_floor
         biases = dict(row.sampling.logit_bias)
-        biases[token_id] = biases.get(token_id, 0.0) + within
+        biases[token_id] = biases.get(token_id, 0.0) + tolerated(self.noise_floor)
         sampling = replace(
             row.sampling,
             logit_bias=tuple(biases.items()),
-            forced_token_ids=tuple(token.token_id for token in before),
+            forced_token_ids=tuple(token.token_id for token in alone[:-1]),
         )
         again = Join(row.prompt, len(alone), sampling, lane=Lane.SERIAL)
         return play(self.engine, [again])[0][-1].token_id == token_id

@@ -118,12 +118,12 @@ def the_batchs_step_for_a_position(patch: pytest.MonkeyPatch) -> None:
     """A row's draw depends on how many draws the whole batch has made."""
     count = [0]
 
-    def draw(seed: int, _position: int) -> float:
+    def draw(seed: int, _position: int) -> tuple[int, int]:
         count[0] += 1
         return right(seed, count[0])
 
-    right = sampling.uniform_draw
-    patch.setattr(sampling, "uniform_draw", draw)
+    right = sampling.draw_key
+    patch.setattr(sampling, "draw_key", draw)
 
 
 def penalties_count_the_neighbours_tokens(patch: pytest.MonkeyPatch) -> None:

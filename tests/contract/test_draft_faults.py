@@ -394,15 +394,15 @@ def test_a_sampler_that_fails_among_guesses_ends_its_row_where_it_would_without(
     rows = _rows()
     oracle = _oracle(TinyKind.STANDARD, rows)
     expected = _plain(TinyKind.STANDARD, rows)
-    right = sampling.uniform_draw
+    right = sampling.draw_key
 
-    def draw(seed: int, at: int) -> float:
+    def draw(seed: int, at: int) -> tuple[int, int]:
         if seed == _BAD_SEED and at == position:
             raise _PlantedError
         return right(seed, at)
 
     engine = WatchedEngine(loaded(TinyKind.STANDARD), oracle, looks_ahead=looks_ahead)
-    monkeypatch.setattr(sampling, "uniform_draw", draw)
+    monkeypatch.setattr(sampling, "draw_key", draw)
 
     said = say(engine, rows, GUESSES)
 

@@ -91,15 +91,18 @@ def test_draws_from_a_flat_distribution_may_part(monkeypatch: pytest.MonkeyPatch
     assert _outcome(_subject(model)) == (Outcome.PASSED, "")
 
 
-def test_draws_from_few_tokens_may_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row that draws as another seed would is told by tokens that have much of the distribution."""
-    subject = _subject(_llama(_FEW_TOKENS))
+@pytest.mark.parametrize("vocabulary_tokens", [_FEW_TOKENS, _FLAT_TOKENS])
+def test_draw_with_other_noise_is_a_fault(
+    vocabulary_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row that draws as another seed would has tokens that no rounding chooses, on flat models too."""
+    subject = _subject(_llama(vocabulary_tokens))
     one_generator_for_all(monkeypatch)
     assert _outcome(subject)[0] is Outcome.FAILED
 
 
-def test_a_fault_is_noticed_where_draws_tell_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that take the most likely token still count what their slot said before."""
+def test_history_of_another_row_is_a_fault_on_a_flat_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that take the most likely token count what their slot said before."""
     subject = _subject(_llama(_FLAT_TOKENS))
     a_slots_history_stays(monkeypatch)
     assert _outcome(subject)[0] is Outcome.FAILED

@@ -411,14 +411,14 @@ class _RowFault:
 
 def _draw_fails_at(position: int) -> _Plant:
     def plant(patch: pytest.MonkeyPatch) -> None:
-        right = sampling.uniform_draw
+        right = sampling.draw_key
 
-        def draw(seed: int, at: int) -> float:
+        def draw(seed: int, at: int) -> tuple[int, int]:
             if seed == _BAD_SEED and at == position:
                 raise _PlantedError
             return right(seed, at)
 
-        patch.setattr(sampling, "uniform_draw", draw)
+        patch.setattr(sampling, "draw_key", draw)
 
     return plant
 

@@ -34,13 +34,13 @@ def one_sampler_for_all(patch: pytest.MonkeyPatch) -> None:
 
 def one_generator_for_all(patch: pytest.MonkeyPatch) -> None:
     """A row's draw depends on how many draws there were, and its seed is ignored."""
-    right, count = sampling.uniform_draw, [0]
+    right, count = sampling.draw_key, [0]
 
-    def draw(_seed: int, _position: int) -> float:
+    def draw(_seed: int, _position: int) -> tuple[int, int]:
         count[0] += 1
         return right(0, count[0])
 
-    patch.setattr(sampling, "uniform_draw", draw)
+    patch.setattr(sampling, "draw_key", draw)
 
 
 def a_moved_rows_history_stays(patch: pytest.MonkeyPatch) -> None:

@@ -24,18 +24,20 @@ class Filters:
     top_p: mx.array | None
     min_p: mx.array | None
 
-    def weights(self, logits: mx.array) -> mx.array:
-        """Return unnormalised weights, float32, for logits [sampled rows, vocabulary]."""
+    def scaled(self, logits: mx.array) -> mx.array:
+        """Divide logits [sampled rows, vocabulary] by the temperature; -inf for tokens left out, float32.
+
+        A row with a NaN may come out with a NaN or without any token.
+        """
         scaled = logits.astype(mx.float32) / self.temperature
         if self.top_k is not None:
             scaled = _keep_top_k(scaled, self.top_k, self.max_top_k)
-        weights = mx.exp(scaled - mx.max(scaled, axis=-1, keepdims=True))
         if self.top_p is not None:
-            weights = _keep_top_p(weights, self.top_p)
+            scaled = _keep_top_p(scaled, self.top_p)
         if self.min_p is not None:
-            # The largest weight is exp(0) = 1, so min_p needs no further scaling.
-            weights = mx.where(weights >= self.min_p, weights, 0.0)
-        return weights
+            edge = mx.max(scaled, axis=-1, keepdims=True) + mx.log(self.min_p)
+            scaled = mx.where(scaled >= edge, scaled, -mx.inf)
+        return scaled
 
 
 def filters_of(rows: Sequence[SamplingParams]) -> Filters | None:
@@ -70,20 +72,21 @@ def _keep_top_k(scaled: mx.array, top_k: mx.array, max_top_k: int) -> mx.array:
     return mx.where((top_k == 0) | (scaled >= edge), scaled, -mx.inf)
 
 
-def _keep_top_p(weights: mx.array, top_p: mx.array) -> mx.array:
-    """Zero all but the smallest set of largest weights that reaches ``top_p`` of the row's sum.
+def _keep_top_p(scaled: mx.array, top_p: mx.array) -> mx.array:
+    """Set all but the smallest set of likeliest tokens that reaches ``top_p`` of the row's mass to -inf.
 
     Args:
-        weights: float32 [rows, vocabulary], not normalised.
+        scaled: float32 [rows, vocabulary].
         top_p: float32 [rows, 1].
     """
+    weights = mx.exp(scaled - mx.max(scaled, axis=-1, keepdims=True))
     ordered = -mx.sort(-weights, axis=-1)
     cumulative = mx.cumsum(ordered, axis=-1)
     # A weight stays if those in front of it have not reached the target yet.
     stays = (cumulative - ordered) < top_p * cumulative[:, -1:]
     edge_index = mx.maximum(mx.sum(stays, axis=-1, keepdims=True) - 1, 0)
     edge = mx.take_along_axis(ordered, edge_index, axis=-1)
-    return mx.where((top_p >= 1.0) | (weights >= edge), weights, 0.0)
+    return mx.where((top_p >= 1.0) | (weights >= edge), scaled, -mx.inf)
 
 
 def _column(values: Sequence[float]) -> mx.array:

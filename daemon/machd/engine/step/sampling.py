@@ -1,8 +1,8 @@
 """Choose one token for each row of a batch in a few vectorised operations.
 
 A row's token depends on its own logits, parameters, seed and position, never on its neighbours:
-every operation works along the vocabulary axis, and the random draw of a row is a hash of
-(seed, position) instead of a draw from a shared generator.
+every operation works along the vocabulary axis, and the noise of a row's draw is a hash of (seed, position,
+token) instead of numbers from a shared generator.
 
 Rows that ask for less cost less: greedy rows are one argmax, penalties and biases touch only rows
 that have them, and log-probabilities are computed only for rows that asked.
@@ -10,7 +10,6 @@ that have them, and log-probabilities are computed only for rows that asked.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,27 +18,9 @@ import mlx.core as mx
 
 from machd.engine.protocol.step import SampledToken, TokenLogprob
 from machd.engine.step.filters import Filters, filters_of
+from machd.engine.step.gumbel_noise import draw_key, gumbel_noise
 from machd.engine.step.ports import Masks, Matcher
 from machd.request.generation import SamplingParams
-
-_DRAW_BITS = 24
-"""Bits of a draw: what a float32 in [0, 1) can hold."""
-
-_DRAW_CEILING = 1.0 - 2.0**-20
-"""Keeps draw x total below the total after rounding, so that a token is always found."""
-
-
-def uniform_draw(seed: int, position: int) -> float:
-    """A number in [0, 1) that (seed, position) alone decides, the same on every machine.
-
-    Args:
-        seed: Any 64-bit integer, signed or not.
-        position: Index of the token in the completion.
-    """
-    key = (seed % 2**64).to_bytes(8, "little") + position.to_bytes(8, "little")
-    digest = hashlib.blake2b(key, digest_size=8).digest()
-    fraction = int.from_bytes(digest, "little") >> (64 - _DRAW_BITS)
-    return float(fraction) / 2.0**_DRAW_BITS * _DRAW_CEILING
 
 
 @dataclass(slots=True)
@@ -263,18 +244,18 @@ class Sampler:
     def _draw(
         self, logits: mx.array, greedy_ids: mx.array, usable: mx.array, filters: Filters
     ) -> tuple[mx.array, mx.array]:
-        """Sample the rows with a temperature by inverting their cumulative distribution."""
+        """Sample the rows with a temperature: the largest sum of scaled logit and noise wins."""
         rows = mx.array(filters.rows, dtype=mx.int32)
-        cumulative = mx.cumsum(filters.weights(logits[rows]), axis=-1)
-        total = cumulative[:, -1:]
         states = [self._rows[i] for i in filters.rows]
-        draws = mx.array([[uniform_draw(row.params.seed, row.position)] for row in states])
-        drawn = mx.sum(cumulative <= draws * total, axis=-1).astype(mx.int32)
-        is_number = ~mx.isnan(total[:, 0])
+        keys = [draw_key(row.params.seed, row.position) for row in states]
+        scores = filters.scaled(logits[rows]) + gumbel_noise(keys, self._vocabulary_tokens)
+        drawn = mx.argmax(scores, axis=-1).astype(mx.int32)
+        # False for NaN, which argmax prefers to numbers, and where no token is left.
+        is_drawn = mx.take_along_axis(scores, drawn[:, None], axis=-1)[:, 0] > -mx.inf
         if len(states) == len(self._rows):
-            return drawn, usable & is_number
+            return drawn, is_drawn
         greedy_ids[rows] = drawn
-        usable[rows] = usable[rows] & is_number
+        usable[rows] = is_drawn
         return greedy_ids, usable
 
     def _hold_open(self, logits: mx.array) -> mx.array:

@@ -1,7 +1,7 @@
 """A row's span, and its verification: tokens ahead are accepted while the row would have chosen them.
 
 Each position of a span is sampled as plain decoding would sample it: from the same logits, with the
-same history, grammar and random draw, which (seed, position) alone decides. The first token that differs
+same history, grammar and noise, which (seed, position) alone decides. The first token that differs
 from the span is the row's own; the tokens after it followed one that the row did not choose. Forced
 tokens need no rule of their own: the sampler chooses a forced token, so it always equals the span's.
 

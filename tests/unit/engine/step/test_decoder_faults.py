@@ -119,14 +119,14 @@ def _rows(count: int, *, tokens: int = _TOKENS) -> list[Join]:
 
 def _draw_fails_at(patch: pytest.MonkeyPatch, position: int) -> None:
     """Make the draw of the rows with the bad seed fail at a position."""
-    right = sampling.uniform_draw
+    right = sampling.draw_key
 
-    def draw(seed: int, at: int) -> float:
+    def draw(seed: int, at: int) -> tuple[int, int]:
         if seed == _BAD_SEED and at == position:
             raise _PlantedError
         return right(seed, at)
 
-    patch.setattr(sampling, "uniform_draw", draw)
+    patch.setattr(sampling, "draw_key", draw)
 
 
 @_LOOKS_AHEAD

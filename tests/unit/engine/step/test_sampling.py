@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from machd.engine.protocol.step import SampledToken
 from machd.engine.step import sampling as sampling_module
-from machd.engine.step.sampling import RowSampling, Sampler, uniform_draw
+from machd.engine.step.sampling import RowSampling, Sampler
 from machd.request.generation import SamplingParams
 
 VOCABULARY = 64
@@ -78,7 +78,7 @@ def test_a_shared_draw_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = np.repeat(logits_of(1), 8, axis=0)
     assert len(set(choose(hot, logits)[0])) > 1
 
-    monkeypatch.setattr(sampling_module, "uniform_draw", lambda _seed, _position: 0.5)
+    monkeypatch.setattr(sampling_module, "draw_key", lambda _seed, _position: (1, 2))
 
     assert len(set(choose(hot, logits)[0])) == 1
 
@@ -234,24 +234,31 @@ def test_a_row_keeps_its_state_when_the_batch_is_built_anew() -> None:
     assert tokens == undisturbed[:4]
 
 
-@given(seed=st.integers(-(2**63), 2**63 - 1), position=st.integers(0, 2**40))
-def test_a_draw_is_a_number_below_one(seed: int, position: int) -> None:
-    """Every draw is in [0, 1), the same each time, and fits a float32 exactly enough to stay so."""
-    draw = uniform_draw(seed, position)
+def test_draw_moves_only_where_rounding_decides_between_two_tokens() -> None:
+    """Logits of a usual vocabulary, each rounded otherwise by up to 1e-6, give 200 rows the same tokens."""
+    rows, vocabulary = 200, 49152
+    generator = np.random.default_rng(3)
+    logits = generator.normal(0, 3, vocabulary).astype(np.float32)
+    rounded = logits + np.linspace(-1e-6, 1e-6, vocabulary, dtype=np.float32)
+    chosen = [
+        Sampler([RowSampling(SamplingParams(seed=seed)) for seed in range(rows)], vocabulary)
+        .sample(mx.array(np.broadcast_to(one, (rows, vocabulary))))
+        .token_ids.tolist()
+        for one in (logits, rounded)
+    ]
+    assert chosen[0] == chosen[1]
 
-    assert 0.0 <= float(np.float32(draw)) < 1.0
-    assert draw == uniform_draw(seed, position)
 
-
-def test_draws_are_uniform() -> None:
-    """Over seeds and over positions alike, draws fill the unit interval evenly."""
-    for draws in (
-        [uniform_draw(seed, 0) for seed in range(5000)],
-        [uniform_draw(1, position) for position in range(5000)],
-    ):
-        counts, _ = np.histogram(draws, bins=20, range=(0, 1))
-        assert counts.min() > 250 - 6 * math.sqrt(250)
-        assert counts.max() < 250 + 6 * math.sqrt(250)
+@pytest.mark.parametrize("min_p", [0.0, 0.5])
+def test_row_whose_logits_are_no_numbers_has_no_usable_token(min_p: float) -> None:
+    """A NaN is told, and the token stays inside the vocabulary: its count is written before it is read."""
+    params = SamplingParams(min_p=min_p, presence_penalty=1.0)
+    logits = logits_of(2)
+    logits[0] = np.nan
+    rows = [RowSampling.for_prompt(params, (1, 2), VOCABULARY) for _ in range(2)]
+    selection = Sampler(rows, VOCABULARY).sample(mx.array(logits))
+    assert np.array(selection.usable).tolist() == [False, True]
+    assert int(np.array(selection.token_ids).max()) < VOCABULARY
 
 
 @pytest.mark.parametrize("temperature", [1e-45, 1e-38, 1e-9])
