@@ -16,7 +16,7 @@ from machd.engine.kv import state_rows
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.kv.slab import SlabCache
 from machd.engine.kv.window_slab import WindowSlab
-from machd.engine.step import sampling
+from machd.engine.step import gumbel_noise, sampling
 from machd.engine.step.filters import filters_of
 from machd_probes.scripts import LENGTHS, MIXED, random_prompt, scripts
 
@@ -122,8 +122,8 @@ def the_batchs_step_for_a_position(patch: pytest.MonkeyPatch) -> None:
         count[0] += 1
         return right(seed, count[0])
 
-    right = sampling.draw_key
-    patch.setattr(sampling, "draw_key", draw)
+    right = gumbel_noise.draw_key
+    patch.setattr(gumbel_noise, "draw_key", draw)
 
 
 def penalties_count_the_neighbours_tokens(patch: pytest.MonkeyPatch) -> None:

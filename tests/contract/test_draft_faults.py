@@ -26,7 +26,7 @@ from support.engines.tiny_models import (
 )
 
 from machd.engine.protocol.step import Lane, ProposerKind
-from machd.engine.step import sampling
+from machd.engine.step import gumbel_noise
 from machd.engine.step.decode_pass import DecodePass
 from machd.engine.step.decoder import Decoder
 from machd.engine.step.ports import RowProposer
@@ -394,7 +394,7 @@ def test_a_sampler_that_fails_among_guesses_ends_its_row_where_it_would_without(
     rows = _rows()
     oracle = _oracle(TinyKind.STANDARD, rows)
     expected = _plain(TinyKind.STANDARD, rows)
-    right = sampling.draw_key
+    right = gumbel_noise.draw_key
 
     def draw(seed: int, at: int) -> tuple[int, int]:
         if seed == _BAD_SEED and at == position:
@@ -402,7 +402,7 @@ def test_a_sampler_that_fails_among_guesses_ends_its_row_where_it_would_without(
         return right(seed, at)
 
     engine = WatchedEngine(loaded(TinyKind.STANDARD), oracle, looks_ahead=looks_ahead)
-    monkeypatch.setattr(sampling, "draw_key", draw)
+    monkeypatch.setattr(gumbel_noise, "draw_key", draw)
 
     said = say(engine, rows, GUESSES)
 

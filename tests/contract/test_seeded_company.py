@@ -12,7 +12,7 @@ from support.engines.oracle import Oracle, WatchedEngine
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import SampledToken
-from machd.engine.step.gumbel_noise import draw_key, gumbel_noise
+from machd.engine.step.gumbel_noise import gumbel_noise
 from machd.request.generation import SamplingParams
 from machd_probes.play import GREEDY, Join, play
 
@@ -175,7 +175,7 @@ def _gap(engine: Engine, row: Join, said: Sequence[int], position: int, other_id
     )
     last = play(engine, [Join(row.prompt, position + 1, sampling)])[0][-1]
     logprobs = {one.token_id: one.logprob for one in last.top_logprobs}
-    keys = [draw_key(row.sampling.seed, position)]
-    noise = np.array(gumbel_noise(keys, vocabulary_tokens))[0]
+    draws = [(row.sampling.seed, position)]
+    noise = np.array(gumbel_noise(draws, vocabulary_tokens))[0]
     best, other = (logprobs[one] + float(noise[one]) for one in (said[position], other_id))
     return best - other

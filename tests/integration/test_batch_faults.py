@@ -25,7 +25,7 @@ from machd.engine.kv.slab import SlabCache
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import StepPlan
 from machd.engine.protocol.tokenizer import Detokenizer
-from machd.engine.step import sampling
+from machd.engine.step import gumbel_noise
 from machd.engine.step.decoder import Decoder
 from machd.engine.step.mlx_engine import MlxEngine
 from machd.engine.step.sampling import RowSampling, Sampler
@@ -411,14 +411,14 @@ class _RowFault:
 
 def _draw_fails_at(position: int) -> _Plant:
     def plant(patch: pytest.MonkeyPatch) -> None:
-        right = sampling.draw_key
+        right = gumbel_noise.draw_key
 
         def draw(seed: int, at: int) -> tuple[int, int]:
             if seed == _BAD_SEED and at == position:
                 raise _PlantedError
             return right(seed, at)
 
-        patch.setattr(sampling, "draw_key", draw)
+        patch.setattr(gumbel_noise, "draw_key", draw)
 
     return plant
 

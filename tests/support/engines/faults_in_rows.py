@@ -14,7 +14,7 @@ from machd.engine.kernels import batchable, packed
 from machd.engine.kv.kv_format import KvFormat
 from machd.engine.kv.lane_kv import PrefilledRow
 from machd.engine.protocol.step import PrefillChunk
-from machd.engine.step import decoder, sampling
+from machd.engine.step import decoder, gumbel_noise
 from machd.engine.step import prefill as prefill_module
 from machd.engine.step.decode_pass import Forward
 from machd.engine.step.decoder import Decoder
@@ -34,13 +34,13 @@ def one_sampler_for_all(patch: pytest.MonkeyPatch) -> None:
 
 def one_generator_for_all(patch: pytest.MonkeyPatch) -> None:
     """A row's draw depends on how many draws there were, and its seed is ignored."""
-    right, count = sampling.draw_key, [0]
+    right, count = gumbel_noise.draw_key, [0]
 
     def draw(_seed: int, _position: int) -> tuple[int, int]:
         count[0] += 1
         return right(0, count[0])
 
-    patch.setattr(sampling, "draw_key", draw)
+    patch.setattr(gumbel_noise, "draw_key", draw)
 
 
 def a_moved_rows_history_stays(patch: pytest.MonkeyPatch) -> None:

@@ -32,13 +32,14 @@ def draw_key(seed: int, position: int) -> tuple[int, int]:
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
 
-def gumbel_noise(keys: Sequence[tuple[int, int]], vocabulary_tokens: int) -> mx.array:
-    """Noise of every token under each key, float32 [keys, vocabulary], between -2.9 and 22.9.
+def gumbel_noise(draws: Sequence[tuple[int, int]], vocabulary_tokens: int) -> mx.array:
+    """Noise of every token for each (seed, position), float32 [draws, vocabulary], between -2.9 and 22.9.
 
     With ``v`` uniform in (0, 1), ``-log(-log(1 - v))`` has the Gumbel distribution. Its upper tail, which
     lets an unlikely token win, lies where ``v`` is small, and a float32 there keeps all of its bits: a token is
     drawn as often as it should be down to a probability of about 1e-9.
     """
+    keys = [draw_key(seed, position) for seed, position in draws]
     bits = _hashed(mx.array(keys, dtype=mx.uint32), vocabulary_tokens)
     v = mx.minimum((bits.astype(mx.float32) + 0.5) * _TO_UNIT, _BELOW_ONE)
     # -log(1 - v) without the error of rounding 1 - v (Goldberg 1991, theorem 4); MLX's log1p takes four times

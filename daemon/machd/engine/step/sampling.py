@@ -18,7 +18,7 @@ import mlx.core as mx
 
 from machd.engine.protocol.step import SampledToken, TokenLogprob
 from machd.engine.step.filters import Filters, filters_of
-from machd.engine.step.gumbel_noise import draw_key, gumbel_noise
+from machd.engine.step.gumbel_noise import gumbel_noise
 from machd.engine.step.ports import Masks, Matcher
 from machd.request.generation import SamplingParams
 
@@ -247,8 +247,8 @@ class Sampler:
         """Sample the rows with a temperature: the largest sum of scaled logit and noise wins."""
         rows = mx.array(filters.rows, dtype=mx.int32)
         states = [self._rows[i] for i in filters.rows]
-        keys = [draw_key(row.params.seed, row.position) for row in states]
-        scores = filters.scaled(logits[rows]) + gumbel_noise(keys, self._vocabulary_tokens)
+        draws = [(row.params.seed, row.position) for row in states]
+        scores = filters.scaled(logits[rows]) + gumbel_noise(draws, self._vocabulary_tokens)
         drawn = mx.argmax(scores, axis=-1).astype(mx.int32)
         # False for NaN, which argmax prefers to numbers, and where no token is left.
         is_drawn = mx.take_along_axis(scores, drawn[:, None], axis=-1)[:, 0] > -mx.inf

@@ -18,7 +18,7 @@ from machd.engine.kv.batch_lane import BatchLaneKv
 from machd.engine.kv.slab import SlabCache
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import DecodeRow, PrefillChunk, RowFault, SampledToken, StepPlan
-from machd.engine.step import sampling
+from machd.engine.step import gumbel_noise
 from machd.engine.step.decoder import Decoder
 from machd.engine.step.mlx_engine import MlxEngine
 from machd.engine.step.sampling import RowSampling
@@ -119,14 +119,14 @@ def _rows(count: int, *, tokens: int = _TOKENS) -> list[Join]:
 
 def _draw_fails_at(patch: pytest.MonkeyPatch, position: int) -> None:
     """Make the draw of the rows with the bad seed fail at a position."""
-    right = sampling.draw_key
+    right = gumbel_noise.draw_key
 
     def draw(seed: int, at: int) -> tuple[int, int]:
         if seed == _BAD_SEED and at == position:
             raise _PlantedError
         return right(seed, at)
 
-    patch.setattr(sampling, "draw_key", draw)
+    patch.setattr(gumbel_noise, "draw_key", draw)
 
 
 @_LOOKS_AHEAD

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from machd.engine.protocol.step import SampledToken
-from machd.engine.step import sampling as sampling_module
+from machd.engine.step import gumbel_noise as noise_module
 from machd.engine.step.sampling import RowSampling, Sampler
 from machd.request.generation import SamplingParams
 
@@ -78,7 +78,7 @@ def test_a_shared_draw_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = np.repeat(logits_of(1), 8, axis=0)
     assert len(set(choose(hot, logits)[0])) > 1
 
-    monkeypatch.setattr(sampling_module, "draw_key", lambda _seed, _position: (1, 2))
+    monkeypatch.setattr(noise_module, "draw_key", lambda _seed, _position: (1, 2))
 
     assert len(set(choose(hot, logits)[0])) == 1
 
