@@ -36,8 +36,7 @@ _CLOSES = 0.4
 def is_accepted(engine: Engine, grammar: Grammar, text: str) -> bool:
     """Return whether a text's tokens are an answer, one after the other, to the end."""
     matcher = compiled(grammar).llmatcher.deep_copy()
-    token_ids = _token_ids(engine, text)
-    return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
+    return matcher.consume_tokens(_token_ids(engine, text)) and matcher.is_accepting()
 
 
 def is_offered(engine: Engine, grammar: Grammar, text: str) -> bool:

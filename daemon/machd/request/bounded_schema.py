@@ -114,16 +114,15 @@ def _can_be_closed(schema: Schema) -> bool:
     """Return True if an object schema can be met with the keys that it names, and is silent about others."""
     if "additionalProperties" in schema or "unevaluatedProperties" in schema:
         return False
-    if "patternProperties" in schema:
-        return True
-    properties = schema.get("properties")
+    has_patterns = "patternProperties" in schema
+    properties = schema.get("properties", {} if has_patterns else None)
     required, least = schema.get("required", []), schema.get("minProperties", 0)
     return (
         isinstance(properties, Mapping)
         and isinstance(required, list)
         and all(name in properties for name in required if isinstance(name, str))
         and isinstance(least, int)
-        and least <= len(properties)
+        and (has_patterns or least <= len(properties))
     )
 
 

@@ -38,8 +38,10 @@ class Constraint:
     Attributes:
         source: As :class:`ConstraintKind` says.
         param: The request field that it came from, for errors about it.
+        ignored_keywords: Of ``CALLS``: keywords of the tools' schemas that ``source`` does not hold.
     """
 
     kind: ConstraintKind
     source: str
     param: str
+    ignored_keywords: frozenset[str] = frozenset()

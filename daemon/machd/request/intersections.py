@@ -66,16 +66,21 @@ def has_intersections(constraint: Constraint) -> bool:
             return False
 
 
-def _intersects(schema: object) -> bool:
-    return any(_is_intersection(part) for part in _objects(schema))
-
-
-def _is_intersection(schema: Mapping[str, object]) -> bool:
+def combines_schemas(schema: Mapping[str, object]) -> bool:
+    """Tell whether several schemas speak about the same value here."""
     assertions = schema.keys() - _ANNOTATIONS
     members = schema.get("allOf")
     if isinstance(members, list) and len(members) > 1:
         return True
-    if len(assertions) > 1 and assertions & {"$ref", "allOf", "anyOf", "oneOf"}:
+    return len(assertions) > 1 and bool(assertions & {"$ref", "allOf", "anyOf", "oneOf"})
+
+
+def _intersects(schema: object) -> bool:
+    return any(_is_intersection(part) for part in objects_in(schema))
+
+
+def _is_intersection(schema: Mapping[str, object]) -> bool:
+    if combines_schemas(schema):
         return True
     patterns = schema.get("patternProperties")
     if isinstance(patterns, Mapping) and len(patterns) + ("properties" in schema) > 1:
@@ -83,8 +88,8 @@ def _is_intersection(schema: Mapping[str, object]) -> bool:
     return "pattern" in schema and "format" in schema
 
 
-def _objects(schema: object) -> Iterator[Mapping[str, object]]:
-    """Every object inside a schema, those that are no schemas as well."""
+def objects_in(schema: object) -> Iterator[Mapping[str, object]]:
+    """Every object inside a schema and itself, those that are no schemas as well."""
     stack = [schema]
     while stack:
         part = stack.pop()

@@ -17,6 +17,7 @@ from machd.errors import InvalidRequestError
 from machd.request.bounded_schema import bounded_schema
 from machd.request.constraint import Constraint, ConstraintKind
 from machd.request.conversation import FunctionTool, ToolChoice, ToolChoiceMode
+from machd.request.expressible_schema import expressible_schema
 from machd.request.schema_bounds import check_constraint, check_schemas
 
 _PARAM = "tools"
@@ -78,7 +79,7 @@ def forced_calls(
     """
     assert spelling.free is None, "text that may be anything forces nothing"
     start, rules = _calls(tools, choice, spelling)
-    return _constraint([f"start: {start}", *rules], _PARAM)
+    return _constraint([f"start: {start}", *rules], _PARAM, tools)
 
 
 def arguments_alone(tool: FunctionTool) -> Constraint:
@@ -88,7 +89,7 @@ def arguments_alone(tool: FunctionTool) -> Constraint:
         GrammarError: It is beyond the bounds.
     """
     check_schemas([tool.parameters], param=_PARAM)
-    return _constraint([f"start: %json {json.dumps(_schema(tool))}"], _PARAM)
+    return _constraint([f"start: %json {json.dumps(_arguments(tool)[0])}"], _PARAM, [tool])
 
 
 def answer_or_calls(
@@ -105,11 +106,19 @@ def answer_or_calls(
     return _constraint(
         ["start: answer | calls", f"answer: {answer_rule}", f"calls: {start}", *rules],
         answer.param,
+        tools if spelling.free is None else (),
+        answer,
     )
 
 
-def _constraint(rules: list[str], param: str) -> Constraint:
-    return Constraint(ConstraintKind.CALLS, "\n".join(["%llguidance {}", *rules, ""]), param)
+def _constraint(
+    rules: list[str], param: str, tools: Sequence[FunctionTool], answer: Constraint | None = None
+) -> Constraint:
+    source = "\n".join(["%llguidance {}", *rules, ""])
+    ignored = frozenset[str]().union(*(_arguments(tool)[1] for tool in tools))
+    if answer is not None and answer.kind is ConstraintKind.JSON_SCHEMA:
+        ignored |= _schema(json.loads(answer.source))[1]
+    return Constraint(ConstraintKind.CALLS, source, param, ignored)
 
 
 def _calls(
@@ -137,14 +146,19 @@ def _object(index: int, tool: FunctionTool, keys: Sequence[str]) -> list[str]:
     openings = " | ".join(_text(f'{begin}"{key}": ') for key in keys)
     return [
         f'object_{index}: ({openings}) arguments_{index} "}}"',
-        f"arguments_{index}: %json {json.dumps(_schema(tool))}",
+        f"arguments_{index}: %json {json.dumps(_arguments(tool)[0])}",
     ]
 
 
-def _schema(tool: FunctionTool) -> Mapping[str, object]:
-    """The schema of a tool's arguments: always an object, closed."""
-    parameters = {**(tool.parameters or {}), "type": "object"}
-    return {**bounded_schema(parameters), "x-guidance": _STYLE}
+def _arguments(tool: FunctionTool) -> tuple[Mapping[str, object], frozenset[str]]:
+    """The schema of a tool's arguments, always an object, and its keywords that no grammar holds."""
+    return _schema({**(tool.parameters or {}), "type": "object"})
+
+
+def _schema(schema: Mapping[str, object]) -> tuple[Mapping[str, object], frozenset[str]]:
+    """A schema as llguidance reads it, and its keywords that no grammar holds."""
+    rewritten, ignored = expressible_schema(bounded_schema(schema))
+    return {**rewritten, "x-guidance": _STYLE}, ignored
 
 
 def _answer(constraint: Constraint) -> str:
@@ -152,10 +166,7 @@ def _answer(constraint: Constraint) -> str:
         case ConstraintKind.JSON_OBJECT:
             return f"%json {json.dumps({'type': 'object', 'x-guidance': _STYLE})}"
         case ConstraintKind.JSON_SCHEMA:
-            schema = json.loads(constraint.source)
-            if isinstance(schema, dict):
-                return f"%json {json.dumps({**bounded_schema(schema), 'x-guidance': _STYLE})}"
-            return f"%json {json.dumps(schema)}"
+            return f"%json {json.dumps(_schema(json.loads(constraint.source))[0])}"
         case ConstraintKind.CHOICE:
             return " | ".join(_text(str(one)) for one in json.loads(constraint.source))
         case ConstraintKind.REGEX:

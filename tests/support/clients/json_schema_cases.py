@@ -170,6 +170,55 @@ _CLOSED = {
 
 _OBJECTS = (
     SchemaCase(
+        "minProperties of some optional ones",
+        {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}, "c": {}},
+            "minProperties": 2,
+        },
+        ({"a": 1, "b": 2}, {"b": 1, "c": None}, {"a": 1, "b": 2, "c": 3}),
+        ({}, {"a": 1}, {"c": 1}),
+    ),
+    SchemaCase(
+        "maxProperties of some optional ones",
+        {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}, "c": {}},
+            "maxProperties": 2,
+        },
+        ({}, {"b": 1}, {"a": 1, "c": 2}),
+        ({"a": 1, "b": 2, "c": 3},),
+    ),
+    SchemaCase(
+        "between two counts of optional ones",
+        {
+            "type": "object",
+            "properties": {name: {"type": "integer"} for name in "abcd"},
+            "required": ["b"],
+            "minProperties": 2,
+            "maxProperties": 3,
+        },
+        ({"a": 1, "b": 2}, {"b": 1, "c": 2, "d": 3}),
+        ({"b": 1}, {"a": 1, "c": 1}, dict.fromkeys("abcd", 1)),
+    ),
+    SchemaCase(
+        "maxProperties of optional ones and of names that fit a pattern",
+        {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}},
+            "patternProperties": {"^x": {"type": "string"}},
+            "maxProperties": 2,
+        },
+        ({}, {"a": 1}, {"a": 1, "x1": ""}, {"x1": "", "x2": ""}),
+        ({"a": 1, "x1": "", "x2": ""}, {"x1": "", "x2": "", "x3": ""}),
+    ),
+    SchemaCase(
+        "a required name that only a pattern knows",
+        {"type": "object", "patternProperties": {"^x": {"type": "integer"}}, "required": ["x1"]},
+        ({"x1": 1}, {"x1": 1, "x2": 2}),
+        ({}, {"x2": 1}, {"x1": ""}),
+    ),
+    SchemaCase(
         "properties",
         {"type": "object", "properties": {"a": {"type": "integer"}, "b": {}}},
         ({}, {"a": 1}, {"a": 1, "b": None}),
@@ -321,6 +370,18 @@ _ARRAYS = (
 
 _STRINGS = (
     SchemaCase(
+        "a class without quotes",
+        {"type": "string", "pattern": '^[^"]{1,3}$'},
+        ("ab", "\\", "\n", "é"),
+        ('"', 'a"', "abcd", ""),
+    ),
+    SchemaCase(
+        "a class without backslashes, quotes, and a dash in front",
+        {"type": "string", "pattern": '^[^-,\\\\"]{1,3}$'},
+        ("ab", "é!"),
+        ("\\", '"', "a-", ","),
+    ),
+    SchemaCase(
         "lengths, in characters",
         {"type": "string", "minLength": 2, "maxLength": 3},
         ("ab", "éé", "😀😀", '"\\', "a\nb"),
@@ -444,6 +505,27 @@ _NUMBERS = (
         (-0.4, 0, 1.99),
         (-0.5, 2, 2.5),
         ("-0.50", "2.0"),
+    ),
+    SchemaCase(
+        "a number strictly above the integer that its upper bound begins with",
+        {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 0.5},
+        (0.25, 0.001),
+        (0, 0.5),
+        ("-0", "0.0", "0e0"),
+    ),
+    SchemaCase(
+        "a number strictly below zero",
+        {"type": "number", "minimum": -0.5, "exclusiveMaximum": 0},
+        (-0.25, -0.5),
+        (0, -0.75),
+        ("-0", "-0.0"),
+    ),
+    SchemaCase(
+        "strict bounds of two schemas",
+        {"allOf": [{"type": "number", "exclusiveMinimum": 3}, {"maximum": 3.5}]},
+        (3.25, 3.5),
+        (3, 4),
+        ("3.0",),
     ),
     SchemaCase("a multiple", {"type": "integer", "multipleOf": 3}, (0, 3, -9, 12), (1, 4, -2)),
     SchemaCase(

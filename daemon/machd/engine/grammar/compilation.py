@@ -38,6 +38,8 @@ _STOP_REASONS = {
 _WARNINGS = {
     "format": "Unknown format: ",
     "oneOf": "oneOf not fully supported",
+    "minProperties": "min/maxProperties only supported",
+    "maxProperties": "min/maxProperties only supported",
     **{keyword: f'"{keyword}"' for keyword in UNSUPPORTED_KEYWORDS},
 }
 """Keyword of a JSON schema to llguidance's warning that it is ignored."""
@@ -98,7 +100,8 @@ def _sentence(error: str) -> str:
     return text[:_MAX_MESSAGE_CHARACTERS]
 
 
-def ignored_keywords(warnings: Iterable[str]) -> tuple[str, ...]:
+def ignored_keywords(warnings: Iterable[str], source: str) -> frozenset[str]:
     """List the keywords of a schema that its grammar does not enforce, by llguidance's warnings."""
     text = "\n".join(warnings)
-    return tuple(keyword for keyword, words in _WARNINGS.items() if words in text)
+    named = {keyword for keyword, words in _WARNINGS.items() if words in text}
+    return frozenset(one for one in named if one in source)

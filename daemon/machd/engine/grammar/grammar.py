@@ -22,7 +22,7 @@ from machd.engine.grammar.grammar_processes import (
     GrammarProcesses,
     SeparateMatcher,
 )
-from machd.engine.grammar.grammar_source import grammar_source
+from machd.engine.grammar.grammar_source import given_up_keywords, grammar_source
 from machd.engine.grammar.vocabulary import Vocabulary
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import GrammarError
@@ -189,7 +189,8 @@ class LlguidanceCompiler:
                 f"{constraint.param}: the compiler fails on it", param=constraint.param
             ) from panic
         made = CompiledGrammar(matcher, self._eos_token_ids, self._vocabulary_tokens)
-        return Grammar(source, made, ignored_keywords(warnings))
+        ignored = given_up_keywords(constraint) | ignored_keywords(warnings, source)
+        return Grammar(source, made, tuple(sorted(ignored)))
 
     def _find(self, constraint: Constraint) -> Grammar | None:
         with self._lock:

@@ -380,11 +380,15 @@ class SeparateMatcher:
         """Go on behind several."""
         return bool(self._called("consume_tokens", token_ids))
 
+    def compute_bitmask(self) -> bytes:
+        """The mask, a bit a token; empty once the process has ended."""
+        mask = self._called("compute_bitmask")
+        return mask if isinstance(mask, bytes) else b""
+
     def unsafe_compute_mask_ptr(self, address: int, size_bytes: int) -> None:
         """Write the mask to memory."""
-        mask = self._called("compute_bitmask")
-        if isinstance(mask, bytes):
-            ctypes.memmove(address, mask, min(len(mask), size_bytes))
+        mask = self.compute_bitmask()
+        ctypes.memmove(address, mask, min(len(mask), size_bytes))
 
     def _called(self, method: str, *arguments: int | list[int]) -> object:
         answer = self._process.call(method, self._number, *arguments)

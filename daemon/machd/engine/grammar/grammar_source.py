@@ -15,6 +15,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from machd.errors import GrammarError
 from machd.request.bounded_schema import bounded_schema
 from machd.request.constraint import Constraint, ConstraintKind
+from machd.request.expressible_schema import expressible_schema
 from machd.request.grammar_bounds import check_recursion
 from machd.request.schema_bounds import read_choices
 
@@ -51,19 +52,28 @@ def grammar_source(constraint: Constraint) -> str:
     return _SOURCES[constraint.kind](constraint)
 
 
+def given_up_keywords(constraint: Constraint) -> frozenset[str]:
+    """List the keywords of a constraint's schemas that its source does not hold any more."""
+    if constraint.kind is ConstraintKind.JSON_SCHEMA:
+        return _expressible(constraint)[1]
+    return constraint.ignored_keywords
+
+
 def _json_object(_constraint: Constraint) -> str:
     return LLMatcher.grammar_from_json_schema({"type": "object"}, overrides=_JSON_STYLE)
 
 
 def _json_schema(constraint: Constraint) -> str:
-    schema = json.loads(constraint.source)
-    # A boolean schema has no objects to close.
-    closed = json.dumps(bounded_schema(schema)) if isinstance(schema, dict) else constraint.source
+    rewritten, _ = _expressible(constraint)
     try:
-        return LLMatcher.grammar_from_json_schema(closed, overrides=_JSON_STYLE)
+        return LLMatcher.grammar_from_json_schema(json.dumps(rewritten), overrides=_JSON_STYLE)
     except ValueError as error:
         # A number that llguidance's parser does not read.
         raise GrammarError(f"{constraint.param}: {error}", param=constraint.param) from error
+
+
+def _expressible(constraint: Constraint) -> tuple[dict[str, object], frozenset[str]]:
+    return expressible_schema(bounded_schema(json.loads(constraint.source)))
 
 
 def _choice(constraint: Constraint) -> str:
