@@ -22,10 +22,17 @@ from machd.engine.backend.untyped import LanguageModel
 from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.engine.loading.architecture import import_architecture
 from machd.engine.loading.loader import LoadedModel, describe_model
+from machd.engine.protocol.engine import ModelDescription
 from machd_probes.prober import run_check
 from machd_probes.shrink import shrunk_configurations
 from machd_probes.subject import Extent, Subject
-from machd_probes.tiny import TinyConfiguration, build_tiny, tiny_configuration, tiny_variants
+from machd_probes.tiny import (
+    TinyConfiguration,
+    blank_model,
+    build_tiny,
+    tiny_configuration,
+    tiny_variants,
+)
 from machd_probes.worker_messages import StandInOrder
 
 _CONTEXT_TOKENS = 1024
@@ -53,7 +60,7 @@ def make_stand_in(order: StandInOrder) -> Subject | None:
     classes = _classes(order)
     for configuration in _configurations(order):
         loaded = _built(configuration, classes, order)
-        if loaded is not None and _is_like(loaded.description.code, order.code):
+        if loaded is not None:
             engine = make_engine(loaded, max_rows=_MAX_ROWS)
             return Subject(engine, Extent(), model=loaded.model)
     return None
@@ -86,11 +93,17 @@ def _built(
     classes: tuple[LanguageModel, LanguageModel],
     order: StandInOrder,
 ) -> LoadedModel | None:
-    """A model of this configuration; None where it does not build or is too large."""
+    """A model of this configuration; None where it does not build, is too large or has other code.
+
+    Weights are drawn when the code is known to be that of the loaded model: of a large one they take seconds.
+    """
     try:
-        small = build_tiny(configuration, *classes)
-        is_small = _parameters(small) <= _LARGEST_PARAMETERS
-        return _loaded(small, order) if is_small else None
+        blank = blank_model(configuration, *classes)
+        if _parameters(blank) > _LARGEST_PARAMETERS:
+            return None
+        if not _is_like(_described(blank, order).code, order.code):
+            return None
+        return _loaded(build_tiny(configuration, *classes), order)
     except (Exception, SystemExit):  # noqa: BLE001 - code of a model does anything
         return None
 
@@ -112,14 +125,17 @@ def _loaded(small: Module, order: StandInOrder) -> LoadedModel:
             small.parameters(),
         )
     )
-    described = describe_model(
+    return LoadedModel(small, FakeTokenizer(), _described(small, order))
+
+
+def _described(small: Module, order: StandInOrder) -> ModelDescription:
+    return describe_model(
         small,
         model_id=f"small-{order.architecture}",
         architecture=order.architecture,
         context_tokens=_CONTEXT_TOKENS,
         eos_token_ids=frozenset(),
     )
-    return LoadedModel(small, FakeTokenizer(), described)
 
 
 def _parameters(model: Module) -> int:

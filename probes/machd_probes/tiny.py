@@ -93,11 +93,23 @@ def build_tiny(
         BaseException: Whatever building the model raises.
     """
     mx.random.seed(configuration.seed)  # some parameters stay near what the architecture draws
+    model = blank_model(configuration, model_class, args_class)
+    draw_weights(model, configuration)
+    model.eval()
+    return model
+
+
+def blank_model(
+    configuration: TinyConfiguration, model_class: LanguageModel, args_class: LanguageModel
+) -> Module:
+    """Build a model without weights of its own: MLX computes those of the architecture when they are asked for.
+
+    Raises:
+        BaseException: Whatever building the model raises.
+    """
     model: Module = model_class(args_class.from_dict(_copied(configuration.config)))
     for name, numbers in configuration.attributes.items():
         setattr(model, name, mx.array(numbers))
-    draw_weights(model, configuration)
-    model.eval()
     return model
 
 
