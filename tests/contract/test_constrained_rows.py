@@ -30,9 +30,14 @@ PERSON: dict[str, object] = {
 FREE = SamplingParams(temperature=0.0)
 
 
-@pytest.fixture(name="engine", params=["fake", "mlx", "ahead"])
+@pytest.fixture(
+    name="engine", params=["fake", "mlx", pytest.param("ahead", marks=pytest.mark.long)]
+)
 def _engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    """Each engine with no rows; MLX as it is on the CPU, and looking ahead as on a GPU."""
+    """Each engine with no rows; MLX as it is on the CPU, and looking ahead as on a GPU.
+
+    In every run test_constrained_soak.py looks ahead.
+    """
     engine: Engine = (
         FakeEngine()
         if request.param == "fake"

@@ -60,8 +60,15 @@ def _row(random_: random.Random, grammars: list[Grammar], vocabulary_tokens: int
     return _Row(prompt, params, random_.randrange(1, 40))
 
 
-@pytest.mark.parametrize("looks_ahead", [False, True], ids=["in step", "looking ahead"])
-@pytest.mark.parametrize("kind", [TinyKind.STANDARD, TinyKind.ROTATING])
+@pytest.mark.parametrize(
+    ("kind", "looks_ahead"),
+    [
+        (TinyKind.STANDARD, True),
+        (TinyKind.ROTATING, False),
+        pytest.param(TinyKind.STANDARD, False, marks=pytest.mark.long),
+        pytest.param(TinyKind.ROTATING, True, marks=pytest.mark.long),
+    ],
+)
 def test_constrained_rows_that_come_and_go_say_what_they_say_alone(
     kind: TinyKind,
     looks_ahead: bool,  # noqa: FBT001

@@ -51,8 +51,20 @@ def test_rows_that_are_guessed_for_together(name: str, looks_ahead: bool) -> Non
 
 
 @pytest.mark.usefixtures("noise_of_a_step")
-@pytest.mark.parametrize("kv_format", _FORMATS)
-@pytest.mark.parametrize("name", _CODED_SCRIPTS)
+@pytest.mark.parametrize(
+    ("name", "kv_format"),
+    [
+        pytest.param(
+            name,
+            kv_format,
+            marks=()
+            if name == _CODED_SCRIPTS[0] or kv_format == _FORMATS[-1]
+            else pytest.mark.long,
+        )
+        for name in _CODED_SCRIPTS
+        for kv_format in _FORMATS
+    ],
+)
 def test_rows_in_fewer_bits_that_are_guessed_for_together(name: str, kv_format: str) -> None:
     """The same in every format of keys and values."""
     stage = GuessedScripts(TinyKind.STANDARD, kv_format=kv_format)

@@ -10,7 +10,7 @@ from support.engines import parity
 from support.engines.block_rows import ASKED, BlockRows
 from support.engines.kv_quality import measured_quality
 from support.engines.tiny_engines import alone, loaded
-from support.engines.tiny_models import TinyKind, each_kind
+from support.engines.tiny_models import EVERY_RUN, TinyKind, each_kind
 
 from machd.engine.assembly import make_engine
 from machd.engine.loading.loader import LoadedModel
@@ -35,11 +35,14 @@ def _noise_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _kinds_and_formats() -> list[object]:
-    """All pairs; `make test` runs each kind in one format, and each format on two kinds."""
-    all_formats = (TinyKind.STANDARD, TinyKind.ROTATING)
+    """All pairs; `make test` runs some kinds in one format, and each format on one kind."""
     return [
         pytest.param(
-            kind, name, marks=() if name == "affine8" or kind in all_formats else pytest.mark.long
+            kind,
+            name,
+            marks=()
+            if kind is TinyKind.STANDARD or (name == "affine8" and kind in EVERY_RUN)
+            else pytest.mark.long,
         )
         for kind in TinyKind
         for name in _NAMES

@@ -1,6 +1,7 @@
 """One rank of a group on loopback: computes rows of tiny models, and compares them with one process.
 
-``python -m support.ranks.compared_rows MODE FAULT VARIANT...`` prints a JSON line for each variant on rank 0.
+``python -m support.ranks.compared_rows MODE FAULT WAYS VARIANT...`` prints a JSON line for each variant on rank 0; WAYS
+is ``every`` or ``some``.
 """
 
 from __future__ import annotations
@@ -57,6 +58,12 @@ _HEADS = {
 }
 _LAYERS = {"num_hidden_layers"}
 _DRAFT_TOKENS = 3
+_SCRIPTS = (
+    "early leaves",
+    "down to one and up again",
+    "slots taken again",
+    "chunked prefill",
+)
 
 Tokens = list[list[int]]
 
@@ -138,38 +145,33 @@ def ids(said: Sequence[Sequence[SampledToken]]) -> Tokens:
     return [[token.token_id for token in row] for row in said]
 
 
-def answers(engine: Engine, known: KnownAnswers) -> dict[str, Tokens]:
+def answers(engine: Engine, known: KnownAnswers, ways: str) -> dict[str, Tokens]:
     """Return what the rows of each way to compute say; ``known`` learns them for drafts."""
-    every = scripts(PROMPTS, TOKENS)
-    constraint = Constraint(ConstraintKind.REGEX, "(ab|cd){2}e", "test")
-    grammar = SamplingParams(temperature=0.0, grammar=engine.grammars.compile(constraint))
-    rows = {
-        "alone": [Join(prompt, TOKENS, lane=Lane.SERIAL) for prompt in PROMPTS],
-        "seeded": [
-            Join(prompt, TOKENS, sampling, lane=Lane.SERIAL)
-            for prompt, sampling in zip(PROMPTS, MIXED, strict=True)
-        ],
-    }
-    said = {name: ids(play(engine, joins, slots=1)) for name, joins in rows.items()}
+    said = {"alone": _alone(engine, [Join(prompt, TOKENS, lane=Lane.SERIAL) for prompt in PROMPTS])}
     known |= zip(PROMPTS, said["alone"], strict=True)
+    if ways == "every":
+        seeded = zip(PROMPTS, MIXED, strict=True)
+        said["seeded"] = _alone(
+            engine,
+            [Join(prompt, TOKENS, sampling, lane=Lane.SERIAL) for prompt, sampling in seeded],
+        )
     if not all(layer.mergeable for layer in engine.model.cache.layers):
         return said  # such a model is served one row at a time
-    said["grammar"] = run_rows(engine, PROMPTS[:3], [grammar] * 3, max_tokens=TOKENS).tokens
-    for name in (
-        "early leaves",
-        "down to one and up again",
-        "slots taken again",
-        "chunked prefill",
-    ):
+    every = scripts(PROMPTS, TOKENS)
+    for name in _SCRIPTS if ways == "every" else _SCRIPTS[:1]:
         said[f"batch: {name}"] = ids(every[name].play(engine))
-    said["drafts"] = ids(
-        play(
-            engine,
-            [Join(one, TOKENS) for one in PROMPTS],
-            drafts=lambda _step, _rows: _DRAFT_TOKENS,
-        )
-    )
+    joins = [Join(one, TOKENS) for one in PROMPTS]
+    said["drafts"] = ids(play(engine, joins, drafts=lambda _step, _rows: _DRAFT_TOKENS))
+    if ways == "some":
+        return said
+    constraint = Constraint(ConstraintKind.REGEX, "(ab|cd){2}e", "test")
+    grammar = SamplingParams(temperature=0.0, grammar=engine.grammars.compile(constraint))
+    said["grammar"] = run_rows(engine, PROMPTS[:3], [grammar] * 3, max_tokens=TOKENS).tokens
     return said | after_a_prefix_hit(engine)
+
+
+def _alone(engine: Engine, joins: Sequence[Join]) -> Tokens:
+    return ids(play(engine, joins, slots=1))
 
 
 def after_a_prefix_hit(engine: Engine) -> dict[str, Tokens]:
@@ -186,7 +188,7 @@ def after_a_prefix_hit(engine: Engine) -> dict[str, Tokens]:
 
 
 def compared(
-    variant: str, group: RankGroup, mode: str, agree: Callable[[RankGroup], Agreement]
+    variant: str, group: RankGroup, mode: str, ways: str, agree: Callable[[RankGroup], Agreement]
 ) -> dict[str, object]:
     """Compute a variant on this rank, and compare on rank 0; returns what differs, by way to compute."""
     try:
@@ -201,13 +203,13 @@ def compared(
         return {}
     drafts = KnownDrafts(known := KnownAnswers(), loaded.description.vocabulary_tokens)
     reference = make_engine(built(variant, mode, group.size, None), proposer=drafts)
-    expected = answers(reference, known)
+    expected = answers(reference, known, ways)
     reference.close()
     shard = make_engine(loaded, ranks=agree(group), proposer=drafts)
     leading = LeadingEngine(shard, group, time.time)
     memory = leading.memory()
     assert len(memory.ranks) == group.size
-    said = answers(leading, known)
+    said = answers(leading, known, ways)
     leading.close()
     different = {
         name: [said[name], expected[name]] for name in expected if said[name] != expected[name]
@@ -222,7 +224,7 @@ def compared(
 
 def main() -> None:
     """Compare each variant."""
-    mode, fault, *variants = sys.argv[1:]
+    mode, fault, ways, *variants = sys.argv[1:]
     place = rank_place(os.environ)
     assert place is not None, "mlx.launch starts this"
     import_mlx_lm()
@@ -232,7 +234,7 @@ def main() -> None:
         group = DeafGroup(group.group)
     agree = SelfishAgreement if fault == "selfish" else Agreement
     for variant in variants:
-        found = compared(variant, group, mode, agree)
+        found = compared(variant, group, mode, ways, agree)
         if group.leads:
             print(json.dumps(found), flush=True)  # noqa: T201 - what the test reads
 
