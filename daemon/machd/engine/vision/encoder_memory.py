@@ -7,15 +7,12 @@ family. Nothing is learnt from earlier images: the first large one may be the on
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import mlx.core as mx
-
-from machd.settings.sources import process_environ
 
 _VIEWS = frozenset(
     {"Broadcast", "Transpose", "ExpandDims", "Squeeze", "Slice", "Split", "AsStrided"}
@@ -24,8 +21,6 @@ _VIEWS = frozenset(
 
 _OVER_SCORES = frozenset({"Add", "Select", "Softmax"})
 """Operations that write over attention's scores, which nothing else uses."""
-
-_DISABLES_COMPILE = "MLX_DISABLE_COMPILE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +36,12 @@ class EncoderNeed:
     stage_bytes: tuple[int, ...]
 
 
-@contextmanager
-def without_compile() -> Iterator[None]:
-    """Build graphs of single operations: mlx describes none that it has compiled from several."""
-    mx.disable_compile()
-    try:
-        yield
-    finally:
-        if _DISABLES_COMPILE not in process_environ():
-            mx.enable_compile()
-
-
 def encoder_need(stages: Sequence[mx.array], results: Sequence[mx.array]) -> EncoderNeed:
-    """Find what a graph takes that was built :func:`without_compile`.
+    """Find what a graph takes.
 
-    A GPU's own kernels cannot be described. There nothing is needed: an allocation that fails raises an error.
+    mlx describes neither operations that it has compiled from several nor a GPU's own kernels. The CPU computes with neither, as
+    ``engine.open`` has switched compilation off there. Of any other graph nothing is known, and no need is told: on a GPU an allocation
+    that fails raises an error.
 
     Args:
         stages: Lazy arrays, in the order in which they are evaluated.

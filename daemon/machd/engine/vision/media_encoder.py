@@ -28,7 +28,7 @@ from machd.engine.protocol.media import (
     token_ids_of,
 )
 from machd.engine.protocol.step import EncodeRow, RowFault, StepMemoryError
-from machd.engine.vision.encoder_memory import encoder_need, without_compile
+from machd.engine.vision.encoder_memory import encoder_need
 from machd.engine.vision.encoder_stages import record_outputs, recording
 from machd.engine.vision.vision_model import GRIDS, VisionLanguageModel
 from machd.errors import InvalidRequestError
@@ -352,13 +352,10 @@ class MediaEncoder:
         """
         self._misses += 1
         self._check_room(media.nbytes)
-        with _encoder_errors(media), without_compile():
-            stages, result = self._graph(media)
-            need = encoder_need(stages, result.arrays)
-            del stages, result
-        self._check_room(media.nbytes + need.peak_bytes)
         with _encoder_errors(media):
             stages, result = self._graph(media)
+            need = encoder_need(stages, result.arrays)
+        self._check_room(need.peak_bytes)
         *stage_bytes, result_bytes = need.stage_bytes
         encoding = _Encoding(deque(zip(stages, stage_bytes, strict=True)), result, result_bytes)
         self._begun[media.digest] = encoding

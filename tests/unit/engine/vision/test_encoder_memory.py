@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
 import mlx.core as mx
 import pytest
 from mlx.nn.layers.base import Module
+from support.engines.probing import without_compilation
 
 from machd.engine.vision import encoder_stages
-from machd.engine.vision.encoder_memory import encoder_need, without_compile
+from machd.engine.vision.encoder_memory import encoder_need
 from machd.engine.vision.encoder_stages import record_outputs, recording
 
 mlx_nn: Any = import_module("mlx.nn")  # without types
@@ -65,6 +67,12 @@ def _sides(source: random.Random) -> tuple[int, int]:
     return source.randrange(64, 480, 8), source.randrange(64, 480, 8)
 
 
+@pytest.fixture(name="_as_on_a_cpu", autouse=True)
+def _without_compilation() -> Iterator[None]:
+    with without_compilation():
+        yield
+
+
 @pytest.mark.parametrize(
     "seed", [pytest.param(one, marks=pytest.mark.long if one > 2 else ()) for one in range(48)]
 )
@@ -85,11 +93,8 @@ def test_a_graph_takes_no_more_than_it_shows(
         with recording() as stages:
             return stages, tower(pixels)
 
-    with without_compile():
-        stages, result = graph()
-        need = encoder_need(list(stages), [result])
-        del stages, result
     stages, result = graph()
+    need = encoder_need(list(stages), [result])
     assert len(need.stage_bytes) == len(stages) + 1
     start_bytes, peak_bytes = mx.get_active_memory(), 0
     for bound in need.stage_bytes:
@@ -126,7 +131,7 @@ def test_attention_over_many_patches_takes_no_square_of_them(
 
     def peak_bytes(tokens: int) -> int:
         queries = mx.zeros((1, 2, tokens, 16))
-        with without_compile(), recording() as stages:
+        with recording() as stages:
             out = mx.fast.scaled_dot_product_attention(queries, queries, queries, scale=1.0)
             return encoder_need(list(stages), [out]).peak_bytes
 
