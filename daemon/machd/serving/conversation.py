@@ -15,13 +15,14 @@ from machd.errors import InvalidRequestError
 from machd.request.constraint import Constraint
 from machd.request.conversation import Conversation, ToolChoiceMode, template_tool
 from machd.request.generation import WHOLE_ROOM, Thinking
-from machd.request.media import media_of
 from machd.serving.chat_output import ChatOutput
 from machd.serving.guidance import Guidance
-from machd.serving.media_prompt import KeyedPrompt, MediaRules, decode_media, keyed_prompt
+from machd.serving.media_prompt import KeyedPrompt, keyed_prompt
 from machd.serving.tool_grammar import CallSpelling, answer_or_calls, arguments_alone, forced_calls
 from machd.serving.tool_prompt import write_tools
 from machd.serving.truncation import kept_messages, max_prompt_tokens
+
+NO_MEDIA: Mapping[int, Media] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +51,14 @@ class PreparedConversation:
 
 
 def prepare_conversation(
-    conversation: Conversation, engine: Engine, rules: MediaRules | None = None, namespace: str = ""
+    conversation: Conversation, engine: Engine, decoded: Mapping[int, Media] = NO_MEDIA
 ) -> PreparedConversation:
     """Render and tokenise; for a worker thread, as a prompt may be a megabyte.
 
     Args:
         conversation: To prepare.
         engine: Its tokenizer and processor of images are used.
-        rules: For images and videos; needed where the conversation has any.
-        namespace: Only requests of one namespace share what is computed of images.
+        decoded: What was made of the conversation's images and videos, by their sources' identities.
 
     Raises:
         ChatTemplateMissingError: The model takes no conversations.
@@ -74,11 +74,7 @@ def prepare_conversation(
 
     # The template writes the special tokens itself.
     encode = partial(tokenizer.encode, add_special_tokens=False)
-    processor, decoded = engine.media, dict[int, Media]()
-    if media_of(conversation.messages):
-        assert processor is not None, "the model takes images"
-        assert rules is not None, "images are held against rules"
-        decoded = decode_media(conversation.messages, processor, rules, namespace)
+    processor = engine.media
 
     def tokenised(messages: list[dict[str, object]]) -> KeyedPrompt:
         if decoded and processor is not None:

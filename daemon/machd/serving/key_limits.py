@@ -1,4 +1,4 @@
-"""Limits of one client: generations open at once, and tokens in a minute.
+"""Limits of one client: generations open or being prepared at once, and tokens in a minute.
 
 Tokens are counted when they are used, not when they are asked for: the prompts of a generation when
 the first of its sequences has a slot, each prompt once however many completions it gets; and the
@@ -12,6 +12,8 @@ limit, and it then waits until that is paid off; no client is held to what it di
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from machd.clock import Clock
 from machd.errors import KeyLimitError
@@ -84,11 +86,7 @@ class KeyLimits:
         if usage is None:
             return
         self._drain(usage)
-        if self._max_requests is not None and usage.open_count >= self._max_requests:
-            raise KeyLimitError(
-                f"this API key has {usage.open_count} requests open, and "
-                f"limits.max_requests_per_key is {self._max_requests}; wait until one has ended"
-            )
+        self._check_open(usage)
         limit = self._max_tokens_per_minute
         if limit is not None and usage.used_tokens >= limit:
             # The next whole second at which less than the limit is left.
@@ -98,6 +96,26 @@ class KeyLimits:
                 f"(limits.max_tokens_per_minute_per_key); try again in {wait_s} seconds",
                 retry_after_s=wait_s,
             )
+
+    @contextmanager
+    def preparing(self, client: str) -> Iterator[None]:
+        """Count a request whose prompt is prepared inside, as an open one.
+
+        It has used no tokens, so it need not wait for those that were used to drain away.
+
+        Raises:
+            KeyLimitError: The client has as many open as it may; it was not counted.
+        """
+        if not client:
+            yield  # the operator's
+            return
+        usage = self._known(client)
+        self._check_open(usage)
+        usage.open_count += 1
+        try:
+            yield
+        finally:
+            self.leave(client)
 
     def enter(self, client: str) -> None:
         """Count a generation that opens. Each call is paired with one of :meth:`leave`.
@@ -122,6 +140,13 @@ class KeyLimits:
         usage.open_count -= 1
         self._drain(usage)
         self._forget_if_settled(client)
+
+    def _check_open(self, usage: _Usage) -> None:
+        if self._max_requests is not None and usage.open_count >= self._max_requests:
+            raise KeyLimitError(
+                f"this API key has {usage.open_count} requests open, and "
+                f"limits.max_requests_per_key is {self._max_requests}; wait until one has ended"
+            )
 
     def _known(self, client: str) -> _Usage:
         return self._usage.setdefault(client, _Usage(self._clock.monotonic_s()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from machd.engine.protocol.media import Media, MediaBounds, MediaProcessor, MediaSpan
@@ -44,26 +44,25 @@ class KeyedPrompt:
 
 
 def decode_media(
-    messages: Messages, processor: MediaProcessor, rules: MediaRules, namespace: str
-) -> dict[int, Media]:
-    """Fetch, decode and process the images and videos of a conversation; for a worker thread.
-
-    Returns:
-        What is made of each source, by the source's identity.
+    source: MediaSource,
+    processor: MediaProcessor,
+    rules: MediaRules,
+    namespace: str,
+    is_wanted: Callable[[], bool] | None = None,
+) -> Media:
+    """Fetch, decode and process an image or a video; for a worker thread.
 
     Raises:
-        InvalidRequestError: One cannot be used; the message names its field and says why.
+        InvalidRequestError: It cannot be used; the message names its field and says why.
         OverloadedError: The system has no room for the process that decodes.
     """
-    return {
-        id(source): processor.process(fetch(source, rules.fetch), rules.bounds, namespace)
-        for source in media_of(messages)
-    }
+    fetched = fetch(source, rules.fetch)
+    return processor.process(fetched, rules.bounds, namespace, is_wanted)
 
 
 def keyed_prompt(
     messages: Messages,
-    decoded: dict[int, Media],
+    decoded: Mapping[int, Media],
     processor: MediaProcessor,
     *,
     render: Callable[[Messages], str],

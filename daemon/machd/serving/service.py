@@ -17,7 +17,7 @@ import msgspec
 
 from machd.clock import Clock
 from machd.engine.protocol.engine import Engine, ModelDescription
-from machd.engine.protocol.media import FIRST_MEDIA_KEY, MediaSpan
+from machd.engine.protocol.media import FIRST_MEDIA_KEY, Media, MediaSpan
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import (
     ContextLengthExceededError,
@@ -35,6 +35,7 @@ from machd.request.media import media_of
 from machd.scheduler.subscriber import Priority, SequenceRequest
 from machd.serving.compilations import Compilations
 from machd.serving.conversation import PreparedConversation, prepare_conversation
+from machd.serving.decodings import Decodings
 from machd.serving.fanout import Fanout
 from machd.serving.generation import Generation, GenerationIdentity
 from machd.serving.guidance import NO_GUIDANCE, Guidance
@@ -144,7 +145,7 @@ class GenerationService:
         # Threads of their own: a plain prompt waits for no slow chat template and no large schema.
         self._renderers = Workers(_TOKENISER_THREADS, name="machd-chat")
         self._compilations = Compilations()
-        self._decoders = Workers(_TOKENISER_THREADS, name="machd-images")
+        self._decodings = Decodings()
 
     @property
     def open_count(self) -> int:
@@ -236,20 +237,45 @@ class GenerationService:
             GrammarError: A schema or grammar cannot be used.
             InvalidRequestError: The template refuses the conversation, or it has images or videos
                 that the model does not take, or too many.
+            KeyLimitError: The client has as many requests open as it may.
             OverloadedError: It is not done in time.
         """
         self._check_media(conversation)
-        pool, engine, rules, namespace = self._renderers, self.engine, None, ""
-        if media_of(conversation.messages):
-            pool, rules = self._decoders, self._limits.media
-            namespace = cache_namespace(client, salt, is_shared=self._limits.shares_prefixes)
-        prepared = await _within_limit(
-            pool, lambda: prepare_conversation(conversation, engine, rules, namespace)
-        )
-        grammar = None
-        for constraint in prepared.constraints:
-            grammar = await self.compile(constraint)
+        with self._key_limits.preparing(client):
+            decoded = await self._decoded(conversation, client, salt)
+            prepared = await self.in_chat_worker(
+                prepare_conversation, conversation, self.engine, decoded
+            )
+            grammar = None
+            for constraint in prepared.constraints:
+                grammar = await self.compile(constraint)
         return replace(prepared, guidance=replace(prepared.guidance, grammar=grammar))
+
+    async def _decoded(
+        self, conversation: Conversation, client: str, salt: str | None
+    ) -> dict[int, Media]:
+        """Decode a conversation's images and videos; returns them by their sources' identities."""
+        media, rules, processor = (
+            media_of(conversation.messages),
+            self._limits.media,
+            self.engine.media,
+        )
+        if not media:
+            return {}
+        assert processor is not None, "the model takes images"
+        assert rules is not None, "images are held against rules"
+        namespace = cache_namespace(client, salt, is_shared=self._limits.shares_prefixes)
+        return {
+            id(source): await self._decodings.decode(
+                source,
+                processor,
+                rules,
+                client=client,
+                namespace=namespace,
+                wait_s=_PREPARATION_LIMIT_S,
+            )
+            for source in media
+        }
 
     async def compile(self, constraint: Constraint) -> Grammar:
         """A grammar for the served model.
@@ -364,8 +390,9 @@ class GenerationService:
 
     def close(self) -> None:
         """Let the worker threads go."""
-        for pool in (self._workers, self._renderers, self._decoders):
+        for pool in (self._workers, self._renderers):
             pool.shutdown()
+        self._decodings.close()
         self._compilations.close()
 
     def _check_media(self, conversation: Conversation) -> None:

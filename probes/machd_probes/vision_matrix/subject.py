@@ -18,7 +18,7 @@ from machd.engine.loading.source import ModelSource, SourceKind
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.media import MediaBounds
 from machd.engine.protocol.step import SampledToken
-from machd.request.media import MediaKind
+from machd.request.media import MediaKind, media_of
 from machd.scheduler.prefix_cache import PrefixCache
 from machd.scheduler.prefix_limits import PrefixLimits
 from machd.serving.kv_memory import prefix_shape
@@ -118,9 +118,13 @@ class VisionSubject:
         tokenizer, processor = self.engine.tokenizer, self.engine.media
         assert processor is not None, "the family is served with its tower"
         messages = [message(self.turns[name])]
+        decoded = {
+            id(source): decode_media(source, processor, _RULES, namespace)
+            for source in media_of(messages)
+        }
         return keyed_prompt(
             messages,
-            decode_media(messages, processor, _RULES, namespace),
+            decoded,
             processor,
             render=tokenizer.render_chat,
             encode=partial(tokenizer.encode, add_special_tokens=False),

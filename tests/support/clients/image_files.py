@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import struct
 import tempfile
 import zipfile
@@ -26,6 +27,15 @@ def encoded(image: Any, file_format: str, **options: object) -> bytes:
     written = io.BytesIO()
     image.save(written, file_format, **options)
     return written.getvalue()
+
+
+def jpeg_of_scans(scans: int, *, width: int = 112, height: int = 84) -> bytes:
+    """Write a progressive JPEG whose last scan is repeated until there are so many."""
+    grey = picture("L", width=8, height=8).resize((width, height)).convert("RGB")
+    content = encoded(grey, "JPEG", progressive=True, quality=10)
+    starts = [one.start() for one in re.finditer(rb"\xff\xda", content)]
+    last = content[starts[-1] : -2]
+    return content[:-2] + last * (scans - len(starts)) + content[-2:]
 
 
 def deep_png() -> bytes:

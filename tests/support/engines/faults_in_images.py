@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -49,9 +50,9 @@ def embeddings_are_kept_by_one_hash(patch: pytest.MonkeyPatch) -> None:
     right = CheckpointProcessor.process
 
     def process(
-        self: CheckpointProcessor, source: MediaSource, bounds: MediaBounds, namespace: str
+        self: CheckpointProcessor, source: MediaSource, bounds: MediaBounds, *given: Any
     ) -> Media:
-        media = right(self, source, bounds, namespace)
+        media = right(self, source, bounds, *given)
         tokens = len(media.token_ids).to_bytes(4, "little")
         return _with_keys(replace(media, digest=_SAME + tokens), media.keys)
 
@@ -63,9 +64,9 @@ def keys_are_the_same_of_every_image(patch: pytest.MonkeyPatch) -> None:
     right = CheckpointProcessor.process
 
     def process(
-        self: CheckpointProcessor, source: MediaSource, bounds: MediaBounds, namespace: str
+        self: CheckpointProcessor, source: MediaSource, bounds: MediaBounds, *given: Any
     ) -> Media:
-        media = right(self, source, bounds, namespace)
+        media = right(self, source, bounds, *given)
         return _with_keys(replace(media), replace(media, digest=_SAME).keys)
 
     patch.setattr(CheckpointProcessor, "process", process)

@@ -40,6 +40,32 @@ def test_a_client_may_have_so_many_open_and_no_more() -> None:
     assert "limits.max_requests_per_key is 2" in refusal.message
 
 
+def test_a_request_counts_as_open_while_it_is_prepared() -> None:
+    """Many prompts with images would otherwise be decoded for a key that may have few open; nothing is left behind."""
+    limits = KeyLimits(ManualClock(), max_requests=2)
+    with limits.preparing("alice"):
+        _use(limits, "alice", 1)
+        with pytest.raises(KeyLimitError), limits.preparing("alice"):
+            raise AssertionError("it is the third")
+        with limits.preparing("bob"):
+            pass
+        with limits.preparing(""), limits.preparing(""), limits.preparing(""):
+            pass  # the operator's
+    _use(limits, "alice", 1)
+    limits.leave("alice")
+    limits.leave("alice")
+    assert len(limits) == 0
+
+
+def test_counting_waits_for_no_used_tokens() -> None:
+    """A client in debt may have its prompts counted, as it uses no tokens for that."""
+    limits = KeyLimits(ManualClock(), max_requests=2, max_tokens_per_minute=10)
+    _use(limits, "alice", 1000)
+    _refusal(limits)
+    with limits.preparing("alice"):
+        pass
+
+
 def test_clients_do_not_share_a_limit() -> None:
     """Whatever one client has open or has used, another is let in."""
     limits = KeyLimits(ManualClock(), max_requests=1, max_tokens_per_minute=10)

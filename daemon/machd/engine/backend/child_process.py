@@ -6,6 +6,7 @@ then each request gets one answer. A process that is late or too large is killed
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 import socket
@@ -14,8 +15,9 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from math import inf
 
 import psutil
@@ -39,11 +41,34 @@ _LOOK_S = 0.05
 """Interval at which a slow process's memory is read."""
 
 _CPU_S = 30
-"""Processor time of one request after which the kernel ends a process that its parent left behind."""
+"""Processor time of one request after which the kernel ends a process that its parent left behind, beyond what the request may take."""
+
+
+IsWanted = Callable[[], bool]
+"""Tells whether a request still waits for what a process works on."""
 
 
 class ChildStoppedError(Exception):
     """The process gave no answer and has to be ended; the message is the end of a sentence: "it …"."""
+
+
+class ChildEndedError(ChildStoppedError):
+    """The process ended by itself, or something outside of the program ended it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """What one answer may take.
+
+    Attributes:
+        deadline_s: When it has to be there, on the monotonic clock.
+        max_memory_bytes: Memory that the process may hold meanwhile.
+        is_wanted: False once nothing waits for the answer.
+    """
+
+    deadline_s: float
+    max_memory_bytes: float = inf
+    is_wanted: IsWanted | None = None
 
 
 class ChildProcess:
@@ -90,7 +115,7 @@ class ChildProcess:
         if self._said is not None:
             return self._said
         try:
-            kind, said = self._receive(self._clock.monotonic_s() + _START_LIMIT_S)
+            kind, said = self._receive(_Bounds(self._clock.monotonic_s() + _START_LIMIT_S))
         except (EOFError, ConnectionError, TimeoutError) as error:
             raise RuntimeError(f"{self._module} does not start") from error
         if kind != READY:
@@ -106,6 +131,7 @@ class ChildProcess:
         limit_s: float,
         max_gained_bytes: int,
         descriptors: Sequence[int] = (),
+        is_wanted: IsWanted | None = None,
     ) -> tuple[bytes, bytes]:
         """Send a request and wait for the answer; after an error the process has to be ended.
 
@@ -114,6 +140,7 @@ class ChildProcess:
             limit_s: Time that the answer may take; the process may report that itself within a second more.
             max_gained_bytes: Memory that the process may gain.
             descriptors: Files that the process gets copies of, with the header.
+            is_wanted: False once nothing waits for the answer.
 
         Returns:
             Kind and content of the answer.
@@ -125,37 +152,40 @@ class ChildProcess:
             self._channel.settimeout(limit_s + _GRACE_S)
             send_frame(self._channel, REQUEST, request, descriptors)
             deadline_s = self._clock.monotonic_s() + limit_s + _GRACE_S
-            return self._receive(deadline_s, self._ready_bytes + max_gained_bytes)
+            bounds = _Bounds(deadline_s, self._ready_bytes + max_gained_bytes, is_wanted)
+            return self._receive(bounds)
         except TimeoutError:
             raise ChildStoppedError(f"takes longer than {limit_s:g} s") from None
         except (EOFError, ConnectionError) as error:
-            raise ChildStoppedError("ends the process that works on it") from error
+            raise ChildEndedError("ends the process that works on it") from error
 
-    def _receive(
-        self, deadline_s: float, max_memory_bytes: int | None = None
-    ) -> tuple[bytes, bytes]:
-        kind, size = HEADER.unpack(self._read(HEADER.size, deadline_s, max_memory_bytes))
-        return kind, self._read(size, deadline_s, max_memory_bytes)
+    def _receive(self, bounds: _Bounds) -> tuple[bytes, bytes]:
+        kind, size = HEADER.unpack(self._read(HEADER.size, bounds))
+        if size > bounds.max_memory_bytes:
+            raise ChildStoppedError("has too large an answer")
+        return kind, self._read(size, bounds)
 
-    def _read(self, size: int, deadline_s: float, max_memory_bytes: int | None) -> bytes:
+    def _read(self, size: int, bounds: _Bounds) -> bytes:
         content = bytearray()
         self._channel.settimeout(_LOOK_S)
         while len(content) < size:
             try:
                 got = self._channel.recv(min(size - len(content), 1 << 20))
             except TimeoutError:
-                self._check(deadline_s, max_memory_bytes)
+                self._check(bounds)
                 continue
             if not got:
                 raise EOFError
             content += got
         return bytes(content)
 
-    def _check(self, deadline_s: float, max_memory_bytes: int | None) -> None:
-        if self._clock.monotonic_s() > deadline_s:
+    def _check(self, bounds: _Bounds) -> None:
+        if self._clock.monotonic_s() > bounds.deadline_s:
             raise TimeoutError
+        if bounds.is_wanted is not None and not bounds.is_wanted():
+            raise ChildStoppedError("is no longer waited for")
         # Where the system limits memory (Linux), the process says so before this is ever true.
-        if max_memory_bytes is not None and self._memory_bytes() > max_memory_bytes:
+        if self._memory_bytes() > bounds.max_memory_bytes:
             raise ChildStoppedError("takes too much memory")
 
     def _memory_bytes(self) -> int:
@@ -200,23 +230,49 @@ class SharedChild:
         with self._lock, self._ended_on_error():
             return self._running().wait_ready()
 
-    def ask(self, request: bytes, *, limit_s: float, memory_bytes: int) -> tuple[bytes, bytes]:
+    def ask(
+        self,
+        request: bytes,
+        *,
+        limit_s: float,
+        memory_bytes: int,
+        is_wanted: IsWanted | None = None,
+    ) -> tuple[bytes, bytes]:
         """Send a request, and return the kind and content of the answer.
+
+        A process that ends while it works on the request is started again, once: the system or an operator may have
+        ended it for reasons of their own.
 
         Args:
             request: Content of the message.
             limit_s: Time that the answer may take.
             memory_bytes: Memory that the process keeps to; it is stopped at twice as much.
+            is_wanted: False once nothing waits for the answer; then the process is stopped.
 
         Raises:
             ChildStoppedError: There is no answer.
             RuntimeError: The process cannot start.
             OverloadedError: The system has no room for it.
         """
-        with self._lock, self._ended_on_error():
-            child = self._running(memory_bytes)
-            child.wait_ready()
-            return child.ask(request, limit_s=limit_s, max_gained_bytes=2 * memory_bytes)
+
+        def ask_once() -> tuple[bytes, bytes]:
+            with self._ended_on_error():
+                child = self._running(memory_bytes)
+                child.wait_ready()
+                return child.ask(
+                    request,
+                    limit_s=limit_s,
+                    max_gained_bytes=2 * memory_bytes,
+                    is_wanted=is_wanted,
+                )
+
+        with self._lock:
+            if is_wanted is not None and not is_wanted():
+                raise ChildStoppedError("is no longer waited for")
+            try:
+                return ask_once()
+            except ChildEndedError:
+                return ask_once()
 
     def close(self) -> None:
         """End the process."""
@@ -290,17 +346,22 @@ def requests_of(channel: socket.socket) -> Iterator[bytes]:
                 content = frames.read(size)
                 if len(content) < size:
                     return
-                _end_when_orphaned()
+                allow_processor_s(0.0)
                 yield content
     except OSError:
         return  # the parent has ended
 
 
-def _end_when_orphaned() -> None:
-    """Let the kernel end the process after far more processor time than the parent waits."""
+def allow_processor_s(limit_s: float) -> None:
+    """Let the kernel end the process after far more processor time than the parent waits.
+
+    Args:
+        limit_s: Time that the request may take; all processors may work for it.
+    """
     used = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    soft = int(used.ru_utime + used.ru_stime) + _CPU_S
+    wanted_s = limit_s * (os.cpu_count() or 1)
+    soft = int(used.ru_utime + used.ru_stime + wanted_s) + _CPU_S
     resource.setrlimit(
         resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard)
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
@@ -134,17 +134,24 @@ class MediaProcessor(Protocol):
         """True if the chat template writes placeholders itself, for parts of a message's content."""
         ...
 
-    def process(self, source: MediaSource, bounds: MediaBounds, namespace: str) -> Media:
+    def process(
+        self,
+        source: MediaSource,
+        bounds: MediaBounds,
+        namespace: str,
+        is_wanted: Callable[[], bool] | None = None,
+    ) -> Media:
         """Decode and process one file, or take what is known of it.
 
         Args:
             source: With its content.
             bounds: Limits.
             namespace: Only requests of one namespace share what is computed of a file.
+            is_wanted: False once the request is gone; then work on the file ends.
 
         Raises:
             InvalidRequestError: The file cannot be used; the message says why.
-            OverloadedError: The system has no room for the process that decodes.
+            OverloadedError: The system has no room for the process that decodes, or other requests hold too much.
         """
         ...
 

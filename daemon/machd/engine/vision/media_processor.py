@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,10 +21,13 @@ from machd.engine.vision.processor_child import (
     ProcessRequest,
     Ready,
 )
-from machd.errors import InvalidRequestError, ModelFormatError
+from machd.errors import InvalidRequestError, ModelFormatError, OverloadedError
 from machd.request.media import MediaKind, MediaSource
 
 _CHILD_MODULE = "machd.engine.vision.processor_child"
+
+_MAX_OPEN_BYTES = 1 << 30
+"""Memory for processed files of requests that wait or run, beyond the cache's."""
 
 _MEMORY_BYTES = 2 << 30
 """Memory that decoding one file may take: 16 million pixels are 200 MB in float32, and processors copy."""
@@ -83,8 +87,10 @@ class ProcessorFiles:
             ) from error
         return msgspec.msgpack.decode(said, type=Ready)
 
-    def ask(self, request: ProcessRequest) -> Processed:
-        """Decode and process one file.
+    def ask(
+        self, request: ProcessRequest, is_wanted: Callable[[], bool] | None = None
+    ) -> Processed:
+        """Decode and process one file, until nothing waits for it.
 
         Raises:
             ValueError: The file cannot be used; the message says why.
@@ -95,6 +101,7 @@ class ProcessorFiles:
                 msgspec.msgpack.encode(request),
                 limit_s=request.limit_s,
                 memory_bytes=request.memory_bytes,
+                is_wanted=is_wanted,
             )
         except ChildStoppedError as error:
             raise ValueError(f"the {request.kind} {error} to decode") from error
@@ -127,9 +134,9 @@ class CheckpointProcessor:
         self._files = files
         self._placeholders = placeholders
         self._max_bytes = max_bytes
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a file that the cache drops may be the last to be open
         self._known: OrderedDict[bytes, Media] = OrderedDict()
-        self._bytes = 0
+        self._bytes = self._open_bytes = 0
 
     @property
     def kinds(self) -> tuple[MediaKind, ...]:
@@ -151,12 +158,18 @@ class CheckpointProcessor:
             raise InvalidRequestError(f"the served model takes no {kind}", param="messages")
         return self._placeholders[kind].of(number)
 
-    def process(self, source: MediaSource, bounds: MediaBounds, namespace: str) -> Media:
+    def process(
+        self,
+        source: MediaSource,
+        bounds: MediaBounds,
+        namespace: str,
+        is_wanted: Callable[[], bool] | None = None,
+    ) -> Media:
         """Decode and process one file, or take what is known of it.
 
         Raises:
             InvalidRequestError: The file cannot be used; the message says why.
-            OverloadedError: The system has no room for the process that decodes.
+            OverloadedError: The system has no room for the process that decodes, or other requests hold too much.
         """
         assert source.content is not None, "URLs are fetched before"
         max_frames = min(source.max_frames or bounds.max_frames, bounds.max_frames)
@@ -165,6 +178,10 @@ class CheckpointProcessor:
             if (known := self._known.get(digest)) is not None:
                 self._known.move_to_end(digest)
                 return known
+            if self._open_bytes > self._max_bytes + _MAX_OPEN_BYTES:
+                raise OverloadedError(
+                    f"images and videos of other requests take {self._open_bytes >> 20} MiB; try again later"
+                )
         request = ProcessRequest(
             kind=source.kind,
             content=source.content,
@@ -176,7 +193,7 @@ class CheckpointProcessor:
             memory_bytes=_MEMORY_BYTES,
         )
         try:
-            processed = self._files.ask(request)
+            processed = self._files.ask(request, is_wanted)
         except ValueError as error:
             raise InvalidRequestError(f"{source.param}: {error}", param=source.param) from error
         arrays = {
@@ -192,6 +209,7 @@ class CheckpointProcessor:
             processed.text_after,
         )
         self._keep(media)
+        weakref.finalize(media, self._count, -media.nbytes)
         return media
 
     def close(self) -> None:
@@ -201,8 +219,13 @@ class CheckpointProcessor:
             self._known.clear()
             self._bytes = 0
 
+    def _count(self, nbytes: int) -> None:
+        with self._lock:
+            self._open_bytes += nbytes
+
     def _keep(self, media: Media) -> None:
         with self._lock:
+            self._count(media.nbytes)
             if media.digest in self._known:
                 return  # another request was as fast
             self._known[media.digest] = media

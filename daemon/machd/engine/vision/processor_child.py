@@ -7,6 +7,7 @@ memory, or ends the process costs its own request alone. The checkpoint's proces
 from __future__ import annotations
 
 import io
+import re
 import sys
 import tempfile
 import traceback
@@ -20,6 +21,7 @@ import numpy as np
 from machd.engine.backend.child_process import (
     READY,
     UNABLE,
+    allow_processor_s,
     as_bytes,
     parent_channel,
     requests_of,
@@ -40,6 +42,13 @@ TRUSTED = "trusted"
 """The argument that lets the checkpoint's own Python code run."""
 
 _IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+_MAX_SCANS = 64
+"""Scans of a JPEG, each of which costs as much as all pixels. Encoders write 10 to 20."""
+
+_SCAN_DATA_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
+"""A marker that ends a scan's data, in which 0xFF is followed by zero or a restart marker."""
+
+_START_OF_SCAN = 0xDA
 _MAX_MESSAGE_CHARS = 200
 _ISO_MEDIA_BOXES = frozenset({b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip"})
 _TEXT_INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
@@ -122,6 +131,7 @@ def main() -> None:
         send_frame(channel, READY, ready)
         for content in requests_of(channel):
             request = msgspec.msgpack.decode(content, type=ProcessRequest)
+            allow_processor_s(request.limit_s)
             send_frame(channel, *_answer(processor, request))
 
 
@@ -294,6 +304,8 @@ def _decoded_image(request: ProcessRequest) -> Image:
         raise _RefusedError(
             f"has {width} x {height} pixels, and vision.max_image_pixels is {request.max_pixels}"
         )
+    if image.format in ("JPEG", "MPO") and _scans(request.content) > _MAX_SCANS:
+        raise _RefusedError(f"has more than {_MAX_SCANS} scans; save it as a plain JPEG")
     try:
         image.load()
         turned = ImageOps.exif_transpose(image)
@@ -304,6 +316,26 @@ def _decoded_image(request: ProcessRequest) -> Image:
         raise
     except Exception as error:  # every codec has errors of its own for damaged files
         raise _RefusedError("is damaged or cut short") from error
+
+
+def _scans(content: bytes) -> int:
+    """Count the scans of a JPEG's first image, in segments of which each says its length (ITU T.81, annex B)."""
+    scans, at = 0, 2
+    while at + 4 <= len(content):
+        if content[at] != 0xFF:
+            break
+        marker = content[at + 1]
+        if marker == 0xFF:  # filling
+            at += 1
+            continue
+        at += 2 + int.from_bytes(content[at + 2 : at + 4], "big")
+        if marker == _START_OF_SCAN:
+            scans += 1
+            found = _SCAN_DATA_MARKER.search(content, at)
+            if found is None:
+                break
+            at = found.start()
+    return scans
 
 
 def _is_video(content: bytes) -> bool:
