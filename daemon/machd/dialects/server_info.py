@@ -72,7 +72,7 @@ class GenerationDefaults(Struct, frozen=True, kw_only=True):
 class Modalities(Struct, frozen=True, kw_only=True):
     """Kinds of input that the model reads besides text."""
 
-    vision: Literal[False] = False
+    vision: bool
     audio: Literal[False] = False
 
 
@@ -142,7 +142,7 @@ async def get_properties(
         total_slots=loop.snapshot.slot_count,
         model_alias=model.model_id,
         model_path=model.model_id,
-        modalities=Modalities(),
+        modalities=Modalities(vision=model.vision is not None),
         build_info=f"machd {context.versions.machd}",
     )
     if template is None:

@@ -16,7 +16,7 @@ import socket
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from ipaddress import IPv4Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv6Network, ip_address, ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 from urllib.parse import SplitResult, unquote_to_bytes, urlsplit
@@ -37,6 +37,21 @@ _PRINTABLE_ASCII = re.compile(r"[!-~]+")
 _GLOBAL_UNICAST = IPv6Network("2000::/3")
 """All that is public in IPv6 (RFC 4291, section 2.4). Outside of it are multicast, site-local and link-local
 addresses, and the forms that hold an IPv4 address: mapped, compatible and NAT64."""
+
+_SPECIAL_PURPOSE = tuple(
+    map(
+        ip_network,
+        (
+            *("192.0.0.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.88.99.0/24"),
+            *("192.175.48.0/24", "2001::/23", "2620:4f:8000::/48", "3fff::/20"),
+        ),
+    )
+)
+"""Networks of IANA's registries of special-purpose addresses that ``ipaddress`` takes for global ones, in whole or in part and by its version:
+protocol assignments, AS112, AMT, relays of 6to4, documentation."""
+
+_FRAMING_BYTES = 1 << 20
+"""What an answer may take besides the file and as much again: its head, and the sizes of its chunks."""
 
 _INSTEAD = "send the file itself in a data: URL"
 
@@ -150,7 +165,7 @@ def fetch(
             try:
                 with _connected(host, addresses, connect, deadline) as connection:
                     content = _download(connection, host, url, rules, deadline, source.param)
-            except (OSError, http.client.HTTPException) as error:
+            except (OSError, http.client.HTTPException, ValueError) as error:  # a chunk of -5 bytes
                 raise _refused(source.param, _fault(error, rules.timeout_s)) from None
     if len(content) > rules.max_bytes:
         raise _too_large(source.param, rules)
@@ -199,6 +214,8 @@ def _public_addresses(host: str, resolve: Resolve, param: str) -> Sequence[str]:
 def _is_public(text: str) -> bool:
     """Return whether an address is one of the public internet, and holds no other one."""
     address = ip_address(text)
+    if any(address in network for network in _SPECIAL_PURPOSE):
+        return False
     if isinstance(address, IPv4Address):
         return address.is_global and not address.is_multicast and not address.is_reserved
     has_ipv4 = address.sixtofour is not None or address.teredo is not None
@@ -219,25 +236,33 @@ def _connected(
 
 
 class _TimedReader(io.RawIOBase):
-    """What a connection receives, until a deadline: each read waits as long as is left."""
+    """What a connection receives, until a deadline and up to a number of bytes: each read waits as long as is left.
 
-    def __init__(self, connection: socket.socket, deadline: Deadline) -> None:
+    A chunk of -1 bytes would be all that a host ever sends.
+    """
+
+    def __init__(self, connection: socket.socket, deadline: Deadline, max_bytes: int) -> None:
         self._connection = connection
         self._deadline = deadline
+        self._left_bytes = max_bytes
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: WriteableBuffer) -> int:
         self._connection.settimeout(self._deadline.left_s())
-        return self._connection.recv_into(buffer)
+        count = self._connection.recv_into(buffer)
+        self._left_bytes -= count
+        if self._left_bytes < 0:
+            raise http.client.HTTPException("the answer is too long")
+        return count
 
 
 class _TimedConnection:
     """A connection as :class:`http.client.HTTPResponse` uses one."""
 
-    def __init__(self, connection: socket.socket, deadline: Deadline) -> None:
-        self._reader = _TimedReader(connection, deadline)
+    def __init__(self, connection: socket.socket, deadline: Deadline, max_bytes: int) -> None:
+        self._reader = _TimedReader(connection, deadline, max_bytes)
 
     def makefile(self, _mode: str) -> io.BufferedReader:
         return io.BufferedReader(self._reader)
@@ -263,7 +288,8 @@ def _download(
     )
     connection.settimeout(deadline.left_s())
     connection.sendall("\r\n".join([*lines, "", ""]).encode("ascii"))
-    timed = cast("socket.socket", _TimedConnection(connection, deadline))
+    max_bytes = 2 * rules.max_bytes + _FRAMING_BYTES
+    timed = cast("socket.socket", _TimedConnection(connection, deadline, max_bytes))
     with http.client.HTTPResponse(timed, method="GET") as response:
         response.begin()
         if 300 <= response.status < 400:
@@ -278,7 +304,7 @@ def _download(
     return content
 
 
-def _fault(error: OSError | http.client.HTTPException, timeout_s: float) -> str:
+def _fault(error: Exception, timeout_s: float) -> str:
     if isinstance(error, TimeoutError):
         return f"the URL's host took more than {timeout_s:g} s"
     if isinstance(error, ssl.SSLCertVerificationError):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import ssl
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Never, cast
 
@@ -17,7 +18,15 @@ from support.clocks.polling import CEILING_S
 from machd.clock import SystemClock
 from machd.errors import InvalidRequestError
 from machd.request.media import MediaKind, MediaSource
-from machd.serving.media_fetch import Deadline, FetchRules, connect_tls, fetch, resolve_host
+from machd.serving import media_fetch
+from machd.serving.media_fetch import (
+    Deadline,
+    FetchRules,
+    _TimedReader,
+    connect_tls,
+    fetch,
+    resolve_host,
+)
 from machd.settings.vision import VisionSettings
 
 _HOST = "images.example.org"
@@ -30,6 +39,16 @@ _OK = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(_FILE), _FILE)
 
 def _source(url: str, **fields: Any) -> MediaSource:
     return MediaSource(MediaKind.IMAGE, "messages[0].image", url=url, **fields)
+
+
+_SPECIAL_PURPOSE = (
+    *("192.0.0.8", "192.0.0.9", "192.0.0.10", "192.0.0.170", "192.0.0.255", "192.31.196.1"),
+    *("192.52.193.1", "192.88.99.1", "192.88.99.2", "192.175.48.1", "198.51.100.1"),
+    *("203.0.113.1", "2001:1::1", "2001:1::2", "2001:1::3", "2001:2::1", "2001:3::1"),
+    *("2001:4:112::1", "2001:10::1", "2001:20::1", "2001:30::1", "2001:1ff:ffff::1"),
+    *("2620:4f:8000::1", "3fff::1", "3fff:fff:ffff::1", "5f00::1", "100::1", "100:0:0:1::1"),
+)
+"""An address of every network of IANA's two registries of special-purpose addresses that no other case has."""
 
 
 class _Host:
@@ -161,6 +180,7 @@ def test_a_file_is_read_in_every_form_of_an_answer(answer: bytes) -> None:
         ["100.64.0.1"],
         ["169.254.169.254"],
         ["192.0.2.1"],
+        *([one] for one in _SPECIAL_PURPOSE),
         ["198.18.0.1"],
         ["224.0.0.1"],
         ["240.0.0.1"],
@@ -267,6 +287,14 @@ def test_other_spellings_of_a_listed_host_are_fetched(url: str) -> None:
         (b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\nshort", "could not be fetched"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n", "could not be fetched"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "could not be fetched"),
+        *(
+            (
+                b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%s\r\n%s"
+                % (size, b"x" * 50),
+                "could not be fetched",
+            )
+            for size in (b"-5", b"-1", b"-32", b"ffffffffffffffff", b"1" * 300)
+        ),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", "the file is empty"),
         (b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 200 + b"\r\n", "could not be fetched"),
         (b"HTTP/1.1 200 OK\r\nA: " + b"b" * 70_000 + b"\r\n\r\n", "could not be fetched"),
@@ -277,6 +305,53 @@ def test_other_spellings_of_a_listed_host_are_fetched(url: str) -> None:
 def test_an_answer_that_is_no_whole_file_is_refused(answer: bytes, reason: str) -> None:
     """Redirects, errors, too many bytes, too few, and what is no HTTP at all."""
     assert reason in _Host(answer).refusal()
+
+
+_PIECES = (
+    *(b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200\r\n", b"HTTP/9.9 200 OK\r\n", b"HTTP/1.1 -1 OK\r\n"),
+    *(b"HTTP/1.1 99999 OK\r\n", b"Content-Length: %d\r\n", b"Content-Length: -%d\r\n"),
+    *(
+        b"Content-Length: \xb2\r\n",
+        b"Transfer-Encoding: chunked\r\n",
+        b"Transfer-Encoding: gzip\r\n",
+    ),
+    *(b"A\r\n", b": b\r\n", b" folded\r\n", b"\0\xff: \xfe\r\n", b"\r\n", b"\n", b"\r"),
+    *(b"%x\r\n", b"-%x\r\n", b"+%x\r\n", b"0x%x\r\n", b"%x;a=b\r\n", b"1_0\r\n", b"\xd9\xa3\r\n"),
+    *(b"0\r\n\r\n", b"x" * 40, b"\xff\xd8", b"\0" * 300),
+)
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_a_generated_answer_is_a_file_or_a_refusal(seed: int) -> None:
+    """Of right and wrong pieces in any order, whatever comes is at most so many bytes, or a 400 of the request."""
+    source = random.Random(seed)
+    pieces = source.choices(_PIECES, k=source.randint(1, 12))
+    answer = b"".join(one.replace(b"%d", b"40").replace(b"%x", b"28") for one in pieces)
+    if source.random() < 0.8:
+        answer = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n" + answer
+    host = _Host(answer)
+    with suppress(InvalidRequestError):
+        content = host.fetch().content
+        assert content is not None
+        assert 0 < len(content) <= _RULES.max_bytes
+
+
+def test_a_chunk_of_all_that_a_host_sends_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A size of -1 would mean so to Python's reader, however much that is."""
+    monkeypatch.setattr(media_fetch, "_FRAMING_BYTES", 1000)
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n"
+    read_bytes = 0
+    receive = _TimedReader.readinto
+
+    def counted(reader: _TimedReader, buffer: bytearray) -> int:
+        nonlocal read_bytes
+        count = receive(reader, buffer)
+        read_bytes += count
+        return count
+
+    monkeypatch.setattr(_TimedReader, "readinto", counted)
+    assert "could not be fetched" in _Host(head + b"x" * 100_000).refusal()
+    assert read_bytes < 50_000
 
 
 def test_a_host_without_an_address_is_refused() -> None:
