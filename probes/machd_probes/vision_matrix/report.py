@@ -74,9 +74,12 @@ class FamilyRow(Struct, frozen=True, kw_only=True):
 
     @property
     def is_wrong(self) -> bool:
-        """True if machd serves images whose answers are not mlx-vlm's."""
+        """True if machd serves images whose answers were measured not to be mlx-vlm's. What a rule blocks is not served."""
         verdicts = (self.images, self.prefix_cache, self.video)
-        return self.served and any(one is not None and one.verdict == "blocked" for one in verdicts)
+        return self.served and any(
+            one is not None and (one.verdict, one.source) == ("blocked", "measured")
+            for one in verdicts
+        )
 
     @property
     def is_batched(self) -> bool:

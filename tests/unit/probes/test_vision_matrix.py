@@ -15,13 +15,14 @@ from support.engines.faults_in_images import (
 )
 from support.engines.probing import without_compilation
 
-from machd.capabilities.evidence import Outcome
+from machd.capabilities.evidence import Outcome, ProbeResult
 from machd.capabilities.matrix import ArchitectureReport
 from machd.engine.loading.embedded import user_cache_directory
 from machd_probes.versions import probe_basis
 from machd_probes.vision_families import FAMILIES, write_family
 from machd_probes.vision_matrix.catalogue import (
     CHECK_NAMES,
+    PREFIX_CHECK,
     SERVED,
     WINDOW_CHECK,
     family_names,
@@ -134,7 +135,22 @@ def test_a_family_that_serves_text_only_says_why(monkeypatch: pytest.MonkeyPatch
     """The reason is serving's own, and one that is served with images has none."""
     assert text_only_reason(_FAMILY) == ""
     monkeypatch.setattr("machd.engine.loading.vision.is_installed", lambda: False)
-    assert "machd[vision]" in text_only_reason(_FAMILY)
+    assert "the extra vision is not installed" in text_only_reason(_FAMILY)
+
+
+def test_a_family_whose_caches_cannot_be_used_again_is_not_wrong(subject: VisionSubject) -> None:
+    """A rule blocks its prefix cache, so that no daemon serves from it; a measured difference is another matter."""
+    report = probe_subject(_FAMILY, subject, ["image_alone"])
+    assert report.facts is not None
+    layers = tuple(replace(one, class_name="ChunkedKVCache") for one in report.facts.layers)
+    facts = replace(report.facts, layers=layers)
+    blocked = ProbeResult(PREFIX_CHECK, Outcome.UNSUPPORTED, "its caches cannot be used again")
+    row = _row(replace(report, facts=facts, results=(*report.results, blocked)))
+    assert row.prefix_cache is not None
+    assert (row.prefix_cache.verdict, row.prefix_cache.source) == ("blocked", "rule")
+    assert not row.is_wrong
+    failed = replace(blocked, outcome=Outcome.FAILED)
+    assert _row(replace(report, results=(*report.results, failed))).is_wrong
 
 
 def test_a_check_without_data_leaves_images_unknown(subject: VisionSubject) -> None:
