@@ -52,7 +52,7 @@ check: dev ## format, lint, types, layers, spelling, generated pages; then make 
 
 bench: dev ## how fast the default model is here; bench-results/
 	@mkdir -p bench-results
-	$(MACHD) bench --compare single,static,continuous --scenarios sweep,staggered,long-prompt,coalescing,structured \
+	$(MACHD) bench --compare single,static,batched --scenarios sweep,staggered,long-prompt,coalescing,structured \
 		--concurrency 1,4,8,16 --json bench-results/bench.json --plot bench-results/bench.png $(ARGS)
 
 docs: dev ## docs/reference/, config/ and systemd/ from the code

@@ -23,6 +23,7 @@ from machd import errors
 from machd.admin.endpoints import ADMIN_ENDPOINTS
 from machd.cli.commands import command_line
 from machd.cli.launchd_plists import agent_plist, daemon_plist
+from machd.cli.options import SettingsCommand
 from machd.cli.service_units import Installation, cuda_drop_in, system_units
 from machd.dialects.endpoints import PUBLIC_ENDPOINTS
 from machd.errors import MachdError
@@ -149,7 +150,11 @@ def _matrix() -> KeptMatrix:
 
 def _help_texts(command: click.Command, path: str) -> Iterator[tuple[str, str]]:
     context = click.Context(command, info_name=path, terminal_width=88, max_content_width=88)
-    yield path, command.get_help(context).strip()
+    if isinstance(command, SettingsCommand):
+        text = command.get_whole_help(context)
+    else:
+        text = command.get_help(context)
+    yield path, text.strip()
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
             inner = command.get_command(context, name)

@@ -48,7 +48,7 @@ class Mode(StrEnum):
     """``machd serve``, one generation at a time."""
     STATIC = "static"
     """mlx-lm's ``batch_generate``, without a server."""
-    CONTINUOUS = "continuous"
+    BATCHED = "batched"
     """``machd serve --continuous-batching``."""
     REMOTE = "remote"
     """A server at a URL, whichever way it decodes."""
@@ -193,7 +193,7 @@ class Bench:
             if self.is_measured:
                 self.progress.say("waiting until the server has measured its model")
                 await process.measured(_MAX_MEASURING_S, self.clock)
-            if self.mode is Mode.CONTINUOUS and self.is_measured:
+            if self.mode is Mode.BATCHED and self.is_measured:
                 server = await server.when_measured(_MAX_MEASURING_S)
             self.model = model_facts(server.model_id, server.capabilities)
             yield replace(server, process=process)
@@ -215,7 +215,7 @@ def serve_args(mode: Mode, streams: int, settings: Sequence[str]) -> tuple[str, 
     width = str(max(streams, _MIN_MAX_B))
     of_mode = {
         Mode.SINGLE: ("--no-continuous-batching",),
-        Mode.CONTINUOUS: ("--continuous-batching", "--continuous-batching-max-b", width),
+        Mode.BATCHED: ("--continuous-batching", "--continuous-batching-max-b", width),
     }
     return (
         *("--limits-max-queue", str(max(64, 2 * streams))),

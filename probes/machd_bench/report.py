@@ -81,7 +81,7 @@ class Row(Struct, kw_only=True):
 
     Attributes:
         scenario: Its name; the runner fills it in, and ``mode``.
-        mode: How the server decodes: ``single``, ``static``, ``continuous``, ``remote``; or
+        mode: How the server decodes: ``single``, ``static``, ``batched``, ``remote``; or
             ``settings`` where it was started with the user's settings alone.
         case: What of the scenario, such as ``4 clients``.
         figures: By name.

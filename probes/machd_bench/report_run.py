@@ -99,7 +99,7 @@ class ReportRun:
             try:
                 async with asyncio.timeout(_MAX_PART_S):
                     runner = Runner(bench, [scenario], self._show)
-                    found = await runner.measure_modes([Mode.CONTINUOUS], settings, settings_args)
+                    found = await runner.measure_modes([Mode.BATCHED], settings, settings_args)
                 self.report.model |= shared_model(found.model, is_local=is_local)
             except Exception as error:  # noqa: BLE001 - whatever it is, the next part says more
                 fault = error

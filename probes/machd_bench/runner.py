@@ -147,9 +147,9 @@ class Runner:
         }
         mode = bench.mode.value
         bench.rows.append(Row(scenario="server", mode=mode, case="process", figures=figures))
-        if bench.mode is Mode.CONTINUOUS and facts.decode_mode.active != "batched":
+        if bench.mode is Mode.BATCHED and facts.decode_mode.active != "batched":
             decodes = f"{facts.decode_mode.active}: {facts.decode_mode.reason}"
-            bench.notes.append(f"the server of the mode continuous decodes in mode {decodes}")
+            bench.notes.append(f"the server of the mode batched decodes in mode {decodes}")
 
     def _of_mode(self, mode: Mode) -> list[Scenario]:
         """The scenarios of a mode; a sweep brings its ceiling."""

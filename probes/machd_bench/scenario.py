@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from machd_bench.bench import Bench, Mode, Plan
 from machd_bench.report import Row
 
-SERVED = frozenset({Mode.SINGLE, Mode.CONTINUOUS, Mode.REMOTE})
-BATCHED = frozenset({Mode.CONTINUOUS, Mode.REMOTE})
+SERVED = frozenset({Mode.SINGLE, Mode.BATCHED, Mode.REMOTE})
+BATCHED = frozenset({Mode.BATCHED, Mode.REMOTE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

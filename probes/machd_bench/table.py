@@ -13,8 +13,6 @@ from machd_bench.scenario import Scenario
 
 _NONE = "-"
 _MODE = "mode"
-_MIB = 2**20
-_GIB = 2**30
 
 
 def print_scenario(console: Console, scenario: Scenario, rows: Sequence[Row]) -> None:
@@ -44,10 +42,11 @@ def table_cells(scenario: Scenario, rows: Sequence[Row]) -> tuple[list[str], lis
     headings = [_MODE] if has_modes else []
     columns.append([row.case for row in rows])
     headings.append("")
+    longest_s = max((_most(rows, name) for name in scenario.columns if _is_time(name)), default=0)
     for name in scenario.columns:
         values = [row.figures.get(name) for row in rows]
         if any(value is not None for value in values):
-            unit, scale = _unit(name, values)
+            unit, scale = _unit(name, _most(rows, name), longest_s)
             words = name.rpartition("_")[0] if unit else name
             headings.append(f"{words.replace('_', chr(10))}\n{unit}".strip())
             columns.append([_cell(value, scale) for value in values])
@@ -61,17 +60,17 @@ def print_summary(console: Console, report: Report) -> None:
     facts = [(f"{name} " if name in versions else "", fact) for name, fact in report.model.items()]
     shown = [f"{label}{fact}" for label, fact in facts if isinstance(fact, str)]
     weights_bytes = float(report.model.get("weights_bytes") or 0)
-    memory_gib = float(machine["memory_bytes"] or 0) / _GIB
+    memory_gb = float(machine["memory_bytes"] or 0) / 1e9
     servers = [
         f"server, {row.mode}: ready in {row.number('start_to_ready_s'):.1f} s, RSS beyond the"
-        f" weights {(row.number('ready_rss_bytes') - weights_bytes) / _MIB:.0f} MiB then,"
-        f" {(row.number('end_rss_bytes') - weights_bytes) / _MIB:.0f} MiB at the end"
+        f" weights {(row.number('ready_rss_bytes') - weights_bytes) / 1e6:.0f} MB then,"
+        f" {(row.number('end_rss_bytes') - weights_bytes) / 1e6:.0f} MB at the end"
         for row in report.of("server")
     ]
     lines = [
         *([report.url] if report.url else []),
         ", ".join(shown),
-        f"{machine['cpu']}, {machine['cpu_count']} CPUs, {memory_gib:.0f} GiB",
+        f"{machine['cpu']}, {machine['cpu_count']} CPUs, {memory_gb:.0f} GB",
         f"{report.plan['prompt_tokens']} prompt tokens, {report.plan['max_tokens']} new tokens",
         *servers,
         *(f"{row.scenario}, {row.mode}, {goal}" for row in report.rows for goal in row.goals),
@@ -83,12 +82,21 @@ def print_summary(console: Console, report: Report) -> None:
 _UNITS = {"share": ("%", 100.0), "ratio": ("x", 1.0), "tps": ("tokens/s", 1.0)}
 
 
-def _unit(name: str, values: Sequence[Figure]) -> tuple[str, float]:
-    """Unit and factor of a column, by the end of its name."""
+def _is_time(name: str) -> bool:
+    return name.endswith("_s") and not name.endswith("_per_s")
+
+
+def _most(rows: Sequence[Row], name: str) -> float:
+    """The largest figure of a column."""
+    values = (row.figures.get(name) for row in rows)
+    return max((abs(one) for one in values if isinstance(one, int | float)), default=0)
+
+
+def _unit(name: str, most: float, longest_s: float) -> tuple[str, float]:
+    """Unit and factor of a column, by the end of its name; all times of a table have one unit."""
     kind = name.rpartition("_")[2]
-    most = max((abs(one) for one in values if isinstance(one, int | float)), default=0)
-    if kind == "s" and not name.endswith("_per_s"):
-        return ("ms", 1e3) if most < 10 else ("s", 1.0)
+    if _is_time(name):
+        return ("ms", 1e3) if longest_s < 10 else ("s", 1.0)
     if kind == "bytes":
         return ("MB", 1e-6) if most >= 1e6 else ("bytes", 1.0)
     return _UNITS.get(kind, ("", 1.0))

@@ -226,6 +226,8 @@ def test_the_mode_is_switched_and_nobody_is_turned_away(tmp_path: Path) -> None:
         assert answer.headers["x-decode-mode"] == "batched"
         _post(daemon, "/admin/mode", mode="single")
         wait_until(lambda: daemon.status["decode_mode"]["active"] == "single", "it is back")
+        assert _post(daemon, "/admin/mode", mode="continuous")["requested"] == "batched"
+        _post(daemon, "/admin/mode", mode="single")
         assert daemon.http.post(_CHAT, json=chat("say ok")).status_code == 200
 
 

@@ -134,10 +134,12 @@ def test_requests_are_listed_and_aborted(daemon: AdminDaemon, gate: StepGate) ->
         table = _ctl(daemon, "requests")
         assert all(len(line) <= 80 for line in table.splitlines())
         listed = json.loads(_ctl(daemon, "requests", "--json"))["requests"][0]
-        head, figures, *whose = table.splitlines()
+        head, figures, *whose, counts = table.splitlines()
         assert head.split() == ["STATE", "MODE", "AGE", "TTFT", "PROMPT", "DONE"]
         assert figures.split()[:2] == ["running", "single"]
         assert whose == [f"  {listed['id']}", "  chat_completions, anonymous, r-1"]
+        assert counts == "1 open: 1 running, 0 waiting"
+        assert counts in _ctl(daemon, "status")
         assert listed["id"] in _ctl(daemon, "abort", f"{listed['id']}/0")
         gate.open()
         assert sse_data(stream.read_answer().body)[-1]["error"]["code"] == "operator_abort"

@@ -57,7 +57,7 @@ async def set_mode(
     The switch itself happens when what runs is finished; requests that wait go on waiting.
     """
     body = await read_body(request, ModeRequest, timeout_s=body_timeout_s(admin))
-    enabled = body.mode == "batched"
+    enabled = body.mode != "single"
     decision = admin.decide(_with_batching(admin.configuration.settings, enabled=enabled))
     if decision is None:
         raise NotReadyError("the model is still loading", retry_after_s=_LOAD_RETRY_S)

@@ -54,9 +54,9 @@ class ModeStatus(Struct, frozen=True, kw_only=True):
 
 
 class ModeRequest(Struct, frozen=True, kw_only=True):
-    """The mode that an operator wants."""
+    """The mode that an operator wants; ``continuous`` is another word for ``batched``."""
 
-    mode: Literal["single", "batched"]
+    mode: Literal["single", "batched", "continuous"]
 
 
 class SpeculationStatus(Struct, frozen=True, kw_only=True):
@@ -149,6 +149,8 @@ class AdminStatus(AdminState, frozen=True, kw_only=True):
     """The whole daemon at one moment.
 
     Attributes:
+        running_requests: Open requests of which a sequence runs, or has run.
+        waiting_requests: Open requests of which every sequence still waits.
         model: Null while it loads.
         decode_mode: Null while the model loads.
         speculation: Null while the model loads.
@@ -180,6 +182,8 @@ class AdminStatus(AdminState, frozen=True, kw_only=True):
     faults: Faults
     speculation: SpeculationStatus | None = None
     ranks: tuple[RankStatus, ...] = ()
+    running_requests: int = 0
+    waiting_requests: int = 0
 
 
 class ProbeReport(Struct, frozen=True, kw_only=True):
@@ -193,12 +197,15 @@ class ProbeReport(Struct, frozen=True, kw_only=True):
 async def get_status(admin: NamedDependency[AdminContext]) -> AdminStatus:
     """State, decode mode, load, memory, the last change of the settings."""
     state = admin_state(admin)
+    running = sum(1 for one in admin.service.open_generations if one.admission is not None)
     snapshot, model = admin.loop.snapshot, _model(admin)
     return AdminStatus(
         state=state.state,
         is_held=state.is_held,
         reason=state.reason,
         open_requests=state.open_requests,
+        running_requests=running,
+        waiting_requests=state.open_requests - running,
         version=admin.versions.machd,
         uptime_s=round(admin.clock.unix_s() - admin.started_unix_s, 3),
         model=None if model is None else model.model_id,

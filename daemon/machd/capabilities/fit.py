@@ -127,16 +127,16 @@ def _compared(needs: MemoryNeeds, device_bytes: int, available_bytes: int) -> tu
         return (
             Fit.TIGHT,
             (
-                f"{_gb(needs.total_bytes)} are needed with the whole KV budget and "
-                f"{_gb(available_bytes)} of the device's {_gb(device_bytes)} are free now: free some "
-                "memory before serving"
+                f"needs {_gb(needs.base_bytes)}, weights ({weights}) and working memory ({working}); with the "
+                f"whole KV budget of {budget} that is more than the {_gb(available_bytes)} that are free now "
+                f"of the device's {_gb(device_bytes)}: free some memory, or lower continuous_batching.kv_budget_gb"
             ),
         )
     return (
         Fit.FITS,
         (
-            f"weights ({weights}), working memory ({working}) and a KV budget of {budget} come to "
-            f"{_gb(needs.total_bytes)} of {_gb(device_bytes)}"
+            f"needs {_gb(needs.base_bytes)} of {_gb(device_bytes)}: weights ({weights}) and working memory "
+            f"({working}); the KV cache may take up to {budget} more"
         ),
     )
 

@@ -48,7 +48,12 @@ from machd_guarantees.guarantees import GUARANTEES
 _NO_SERVER = 69
 _GOAL_MISSED = 1
 _KEY_VARIABLE = "OPENAI_API_KEY"
-_MODES = (Mode.SINGLE, Mode.STATIC, Mode.CONTINUOUS)
+_MODES = (Mode.SINGLE, Mode.STATIC, Mode.BATCHED)
+_ALIASES = {"continuous": Mode.BATCHED}
+_MAIN_OPTIONS = (
+    *("url", "peers", "concurrencies", "modes", "names", "report_directory"),
+    *("requests", "prompt_tokens", "max_tokens", "is_check", "json_file", "plot_file"),
+)
 _PREFIX = ("prefix", "sharing")
 _SPECULATION = ("speculation", "speculation-batched")
 _VISION = ("vision-prefix", "image-join")
@@ -58,7 +63,11 @@ _SCENARIOS = {**SCENARIOS, GUARANTEES.name: GUARANTEES}
 _file_type = click.Path(path_type=Path)
 
 
-@click.command(cls=SettingsCommand)
+@click.command(
+    cls=SettingsCommand,
+    short_help="Measure how fast a model is served, over HTTP.",
+    main_options=_MAIN_OPTIONS,
+)
 @click.option(
     "--url",
     metavar="URL",
@@ -87,7 +96,7 @@ _file_type = click.Path(path_type=Path)
     "--compare",
     "modes",
     metavar="MODE,...",
-    callback=parsed_by(names_of("mode", _MODES)),
+    callback=parsed_by(names_of("mode", _MODES, _ALIASES)),
     help=f"Ways to decode, one after the other: {', '.join(_MODES)}.  [default: single]",
 )
 @click.option(
@@ -244,7 +253,7 @@ def bench(
     batches = {"peers", "prefix", "memory", *_VISION, "kv-formats", "experts", "formats"} & {
         one.name for one in scenarios
     }
-    compared = [Mode(name) for name in modes or ()] or [Mode.CONTINUOUS if batches else Mode.SINGLE]
+    compared = [Mode(name) for name in modes or ()] or [Mode.BATCHED if batches else Mode.SINGLE]
     _refuse(
         (
             url is not None and bool(modes or arguments),

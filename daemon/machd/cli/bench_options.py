@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeAlias, TypeVar
 
 import click
@@ -110,11 +111,20 @@ def shares(text: str) -> tuple[float, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def names_of(kind: str, known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
-    """Make a parser of lists of known names; an unknown one is a ValueError that lists them."""
+def names_of(
+    kind: str, known: Iterable[str], aliases: Mapping[str, str] = MappingProxyType({})
+) -> Callable[[str], tuple[str, ...]]:
+    """Make a parser of lists of known names; an unknown one is a ValueError that lists them.
+
+    Args:
+        kind: What they are names of.
+        known: The names.
+        aliases: Further spellings, and the name of each.
+    """
 
     def parse(text: str) -> tuple[str, ...]:
-        names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+        words = (part.strip() for part in text.split(","))
+        names = tuple(dict.fromkeys(aliases.get(one, one) for one in words))
         for name in names:
             if name not in known:
                 raise ValueError(f"{name!r} is no {kind}; there are: {', '.join(known)}")

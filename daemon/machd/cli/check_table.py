@@ -75,8 +75,7 @@ def _verdict_lines(check: ModelCheck) -> Iterator[tuple[str, Text]]:
             if isinstance(verdict.evidence, Evidence) and verdict.verdict != "supported":
                 yield "  evidence", Text(_evidence(verdict.evidence))
     yield "several machines", _marked(check.distributed.verdict, check.distributed.reason)
-    if needs := _machines(check.distributed):
-        yield "  needed of each", Text(needs)
+    yield from _machines(check.distributed, check.fit.kv_budget_bytes)
 
 
 def _marked(verdict: str, reason: str) -> Text:
@@ -167,16 +166,18 @@ def _reasoning(template: ChatTemplateReport) -> str:
     return f"yes ({' … '.join(template.reasoning_tags)}{switch})"
 
 
-def _machines(distributed: DistributedCheck) -> str:
-    """List what each machine needs, by their number, cut in the first way that works."""
+def _machines(distributed: DistributedCheck, kv_budget_bytes: int) -> Iterator[tuple[str, Text]]:
+    """Tell what each machine needs beside its KV cache, by their number, cut in the first way that works."""
     shares: dict[int, RankShare] = {}
     for share in distributed.shares:
         if share.memory_bytes is not None:
             shares.setdefault(share.ranks, share)
-    return ", ".join(
-        f"{ranks} with {_gb(shares[ranks].memory_bytes or 0)} ({shares[ranks].mode})"
-        for ranks in sorted(shares)
-    )
+    for ranks in sorted(shares):
+        need = _gb((shares[ranks].memory_bytes or 0) - kv_budget_bytes)
+        yield (
+            f"  {ranks} machines",
+            Text(f"each needs {need} and its KV cache, cut by {shares[ranks].mode}"),
+        )
 
 
 def _vision(vision: VisionReport) -> Text:

@@ -42,7 +42,7 @@ def show(loaded: LoadedSettings, *, origins: bool, as_json: bool) -> None:
         click.echo(settings_toml(loaded, origins=origins), nl=False)
 
 
-@config.command()
+@config.command(short_help="Check a settings file, the variables and the key files.")
 @click.argument("file", required=False, type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.pass_context

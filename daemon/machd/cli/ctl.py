@@ -25,6 +25,9 @@ from machd.cli.ctl_text import counted, json_option, say, say_changed, show_answ
 from machd.cli.ctl_wait import wait_until
 from machd.errors import ConflictError, FaultError, UnavailableError
 
+_ALIASES = {"continuous": "batched"}
+"""Other words for a mode."""
+
 _SEQUENCE_NUMBER = re.compile(r"/[0-9]+\Z")
 
 
@@ -59,7 +62,7 @@ def requests(*, as_json: bool) -> None:
     show_answer(found, lambda one: print_requests(one.requests), as_json=as_json)
 
 
-@ctl.command()
+@ctl.command(short_help="End the open requests of an id.")
 @click.argument("request_id", metavar="ID")
 @target_options
 @json_option
@@ -72,7 +75,7 @@ def abort(request_id: str, *, as_json: bool) -> None:
     show_answer(aborted, lambda one: say(f"ended {', '.join(one.aborted)}"), as_json=as_json)
 
 
-@ctl.command()
+@ctl.command(short_help="Take nothing new, and finish what there is.")
 @click.option("--wait", "is_wait", is_flag=True, help="Return when no request is open any more.")
 @target_options
 @json_option
@@ -104,9 +107,13 @@ def reload(*, as_json: bool) -> None:
     show_answer(change, say_changed, as_json=as_json)
 
 
-@ctl.command()
+@ctl.command(short_help="Show or change how requests are decoded.")
 @click.argument(
-    "wanted", metavar="[single|batched]", required=False, type=click.Choice(["single", "batched"])
+    "wanted",
+    metavar="[single|batched]",
+    required=False,
+    callback=lambda _ctx, _param, word: _ALIASES.get(word, word),
+    type=click.Choice(["single", "batched", *_ALIASES]),
 )
 @click.option("--wait", "is_wait", is_flag=True, help="Return when the mode is in force.")
 @target_options
@@ -137,7 +144,7 @@ def mode(wanted: str | None, *, is_wait: bool, as_json: bool) -> None:
     show_answer(answer, _say_mode, as_json=as_json)
 
 
-@ctl.command()
+@ctl.command(short_help="Show or change the level of the log.")
 @click.argument("level", required=False, type=click.Choice(["debug", "info", "warning", "error"]))
 @target_options
 @json_option
@@ -153,7 +160,7 @@ def log_level(level: str | None, *, as_json: bool) -> None:
     show_answer(change, say_changed, as_json=as_json)
 
 
-@ctl.command()
+@ctl.command(short_help="Show what happens, as it happens.")
 @click.option("--steps", "with_steps", is_flag=True, help="Show every step of the engine as well.")
 @target_options
 @json_option

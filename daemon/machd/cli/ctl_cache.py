@@ -84,7 +84,7 @@ def clear(*, with_disk: bool, as_json: bool) -> None:
     show_answer(cleared, lambda one: _say_cleared(one, with_disk=with_disk), as_json=as_json)
 
 
-@cache.command()
+@cache.command(short_help="Compute prompts ahead, so that requests find them.")
 @click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
 @click.option("--client", metavar="NAME", help="Name of the API key whose requests find them.")
 @click.option("--cache-salt", metavar="SALT", help="The cache_salt that those requests send.")

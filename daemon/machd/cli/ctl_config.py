@@ -18,12 +18,12 @@ from machd.settings.problems import nearest
 from machd.settings.sources import LoadedSettings, Origin, OriginKind
 
 
-@click.group()
+@click.group(short_help="Show and change the running daemon's settings.")
 def config() -> None:
     """Read the running daemon's settings and change them until its next reload."""
 
 
-@config.command()
+@config.command(short_help="Print a setting's value, or all of them.")
 @click.argument("key", required=False)
 @target_options
 @json_option
@@ -39,7 +39,7 @@ def get(key: str | None, *, as_json: bool) -> None:
             say(line)
 
 
-@config.command(name="set")
+@config.command(name="set", short_help="Change settings until the next reload.")
 @click.argument("assignments", metavar="KEY=VALUE...", nargs=-1, required=True)
 @target_options
 def set_values(assignments: tuple[str, ...]) -> None:

@@ -84,6 +84,13 @@ def print_requests(requests: Sequence[OpenRequest]) -> None:
         # Outside of the table, whose columns the ids would widen, and whole, for whoever copies them.
         say(f"  {one.id}")
         say(f"  {one.endpoint}, {one.client}, {one.request_id}")
+    running = sum(one.state == "running" for one in requests)
+    say(_counts(running, len(requests) - running))
+
+
+def _counts(running: int, waiting: int) -> str:
+    """Open requests, as the status and the list of them count alike."""
+    return f"{running + waiting} open: {running} running, {waiting} waiting"
 
 
 def shown_size(size_bytes: int) -> str:
@@ -113,16 +120,14 @@ def _status_lines(status: AdminStatus) -> Iterator[tuple[str, Text | str]]:
         yield "decode mode", _mode(status.decode_mode)
     if status.speculation is not None:
         yield "speculation", _speculation(status.speculation)
+    yield "requests", _counts(status.running_requests, status.waiting_requests)
     slots = counted(status.slots, "slot")
-    sequences = f"{status.running} running in {slots}, {status.waiting} waiting"
-    yield "requests", f"{status.open_requests} open; sequences: {sequences}"
+    yield "sequences", f"{status.running} running in {slots}, {status.waiting} waiting"
     yield "speed", f"{status.tokens_per_s:.1f} tokens/s over the last ten seconds"
     if status.kv is not None:
         yield "KV cache", _kv_line(status.kv) + _quantised(status.kv)
     if status.cache is not None:
-        yield "prefix cache", _kept(status.cache.prefix)
-        if status.cache.disk is not None:
-            yield "disk", _on_disk(status.cache)
+        yield from _kept_lines(status.cache)
     responses = status.responses
     yield "responses", f"{responses.count} stored, {shown_size(responses.size_bytes)}"
     lag_ms = status.event_loop_lag_s * 1000
@@ -135,6 +140,17 @@ def _status_lines(status: AdminStatus) -> Iterator[tuple[str, Text | str]]:
         keys = ", ".join(status.config.overrides)
         yield "overrides", f"{keys}; changed over the admin API, until the next reload"
     yield "faults", f"{status.faults.row} of sequences, {status.faults.engine} of the engine"
+
+
+def _kept_lines(stats: CacheStats) -> Iterator[tuple[str, str]]:
+    """What is kept between requests, in the status: a line each, of what the daemon has."""
+    yield "prefix cache", _kept(stats.prefix)
+    if stats.disk is not None:
+        yield "disk", _on_disk(stats)
+    if stats.expert_bank is not None:
+        yield "experts", _bank_line(stats.expert_bank)
+    if stats.encoder is not None:
+        yield "images", _encoder_line(stats.encoder)
 
 
 def _cache_lines(stats: CacheStats) -> Iterator[tuple[str, str]]:

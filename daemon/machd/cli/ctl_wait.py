@@ -69,6 +69,8 @@ class Countdown(CountingBar):
     def __enter__(self) -> Self:
         """Start the clock."""
         self._thread.start()
+        if self._lines is not None:
+            self._lines.start()
         return self
 
     def stop(self) -> None:

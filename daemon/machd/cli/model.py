@@ -41,7 +41,7 @@ def pull(name: str) -> None:
     click.echo(f"{name} is here\n  {path}\n  sha256 {embedded.EMBEDDED_SHA256}")
 
 
-@model.command()
+@model.command(short_help="Write a model of random weights, to try and measure with.")
 @click.argument("kind", type=click.Choice(["dense", "moe", "vision"]))
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
 @click.option(

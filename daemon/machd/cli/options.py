@@ -13,7 +13,7 @@ problem at once, those of the file and the variables among them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -26,7 +26,39 @@ from machd.settings.sources import LoadedSettings, SettingsSources, process_envi
 _FLAGS_KEY = "machd.settings.flags"
 _CONFIG_KEY = "machd.settings.config"
 _MODEL_KEY = "model.path"
+_WHOLE_KEY = "machd.help.whole"
 _MAX_SPELLINGS_CHARS = 70
+
+_MAIN_SETTINGS = frozenset(
+    {
+        "server.host",
+        "server.port",
+        "model.quantize",
+        "continuous_batching.enabled",
+        "continuous_batching.max_b",
+        "continuous_batching.kv_budget_gb",
+        "auth.api_keys_file",
+        "logging.level",
+    }
+)
+"""What most people set; ``--help`` shows no others."""
+
+
+def _show_whole_help(ctx: click.Context, _param: click.Parameter, is_wanted: bool) -> None:
+    if is_wanted and not ctx.resilient_parsing:
+        assert isinstance(ctx.command, SettingsCommand)
+        click.echo(ctx.command.get_whole_help(ctx), color=ctx.color)
+        ctx.exit()
+
+
+_HELP_ALL = click.Option(
+    ["--help-all"],
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_whole_help,
+    help="Show every option and setting, and exit.",
+)
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
@@ -47,10 +79,56 @@ class SettingOption(click.Option):
 
 
 class SettingsCommand(click.Command):
-    """A command whose help lists its setting options section by section."""
+    """A command whose ``--help`` fits a screen, and whose ``--help-all`` has every setting.
+
+    Args:
+        name: Of the command.
+        main_options: Names of the own options that ``--help`` shows; all of them unless given.
+        attrs: What else ``click.Command`` takes.
+    """
+
+    def __init__(
+        self, name: str | None, *, main_options: Collection[str] | None = None, **attrs: object
+    ) -> None:
+        super().__init__(name, **attrs)  # type: ignore[arg-type]
+        self._main_options = main_options
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """The command's parameters, ``--help`` and ``--help-all`` last."""
+        return [*super().get_params(ctx), _HELP_ALL]
+
+    def get_whole_help(self, ctx: click.Context) -> str:
+        """The help with every option, as ``--help-all`` prints it."""
+        ctx.meta[_WHOLE_KEY] = True
+        return self.get_help(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the command's own options, then the settings under their sections."""
+        """Write the main options and settings, or all of them, the settings under their sections."""
+        if ctx.meta.get(_WHOLE_KEY):
+            self._format_all(ctx, formatter)
+            return
+        own: list[tuple[str, str]] = []
+        settings: list[tuple[str, str]] = []
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is None or isinstance(param, click.Argument):
+                continue
+            if isinstance(param, SettingOption):
+                if param.setting.dotted in _MAIN_SETTINGS:
+                    settings.append(_in_short(param, record[0]))
+            elif self._is_main(param):
+                own.append(record)
+        with formatter.section("Options"):
+            formatter.write_dl(own)
+        with formatter.section("Main settings"):
+            formatter.write_dl(settings)
+
+    def _is_main(self, param: click.Parameter) -> bool:
+        """Return whether ``--help`` shows one of the command's own options."""
+        is_help = "--help" in param.opts or param is _HELP_ALL
+        return self._main_options is None or is_help or param.name in self._main_options
+
+    def _format_all(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         own: list[tuple[str, str]] = []
         of_section: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
@@ -147,6 +225,16 @@ def _add_word(command: Callable[..., object], key: SettingKey, flag: str, word: 
         callback=_keep_setting,
         help=f"The same as `{key.flag_names[0]} {word}`.",
     )(command)
+
+
+def _in_short(param: SettingOption, spellings: str) -> tuple[str, str]:
+    """A setting's shortest spelling, and what it does in one sentence."""
+    key = param.setting
+    flag = min(param.opts, key=len)
+    metavar = "" if key.is_bool else f" {spellings.rpartition(' ')[2]}"
+    sentence = key.description.partition(". ")[0].rstrip(".")
+    default = _help_text(key).removeprefix(key.description)
+    return f"{flag}{metavar}", f"{sentence}.{default}"
 
 
 def _folded(spellings: str, text: str) -> tuple[str, str]:

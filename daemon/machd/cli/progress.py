@@ -1,4 +1,4 @@
-"""Progress bars on a terminal's standard error: for loading and fetching, and for counting."""
+"""Progress on standard error, for loading and fetching, and for counting: bars, or lines in a pipe."""
 
 from __future__ import annotations
 
@@ -23,13 +23,21 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from machd_probes.progress import ProgressLines
+
 
 class TerminalBar:
-    """A progress bar on standard error; draws nothing where that is no terminal."""
+    """A progress bar on standard error; where that is no terminal, a line now and then."""
 
-    def __init__(self, *columns: ProgressColumn) -> None:
-        """Prepare a bar of these columns and the time; entering the context starts drawing."""
+    def __init__(self, *columns: ProgressColumn, has_lines: bool = True) -> None:
+        """Prepare a bar of these columns and the time; entering the context starts drawing.
+
+        Args:
+            columns: What the bar shows.
+            has_lines: Whether lines stand in for the bar where there is no terminal.
+        """
         console = Console(stderr=True)
+        self._lines = ProgressLines(console, self._line) if has_lines else None
         self._progress = Progress(
             *columns,
             TimeElapsedColumn(),
@@ -41,6 +49,8 @@ class TerminalBar:
     def __enter__(self) -> Self:
         """Start drawing."""
         self._progress.start()
+        if self._lines is not None:
+            self._lines.start()
         return self
 
     def __exit__(
@@ -55,6 +65,19 @@ class TerminalBar:
     def stop(self) -> None:
         """Take the bar away; may be called again, and from any thread."""
         self._progress.stop()
+        if self._lines is not None:
+            self._lines.stop()
+
+    def _line(self) -> str:
+        """The text of the last task, and how much of it is done."""
+        task = next(iter(self._progress.tasks[-1:]), None)
+        if task is None:
+            return ""
+        done = "" if task.total is None else self._done(task.completed, task.total)
+        return ": ".join(part for part in (task.description, done) if part)
+
+    def _done(self, completed: float, total: float) -> str:
+        return f"{completed:.0f} of {total:.0f}"
 
 
 class CountingBar(TerminalBar):
@@ -112,13 +135,18 @@ class _KnownBytes(DownloadColumn):
 class ProgressBar(TerminalBar):
     """A bar for each stage."""
 
-    def __init__(self) -> None:
-        """Prepare; entering the context starts drawing."""
+    def __init__(self, *, has_lines: bool = True) -> None:
+        """Prepare; entering the context starts drawing.
+
+        Args:
+            has_lines: Whether lines stand in for the bar where there is no terminal; a daemon has its log there.
+        """
         super().__init__(
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(),
             _KnownBytes(binary_units=True),
+            has_lines=has_lines,
         )
         self._task: TaskID | None = None
 
@@ -132,3 +160,6 @@ class ProgressBar(TerminalBar):
         """Move the bar on."""
         if self._task is not None:
             self._progress.advance(self._task, done_bytes)
+
+    def _done(self, completed: float, total: float) -> str:
+        return f"{completed / 1e6:.0f} of {total / 1e6:.0f} MB"

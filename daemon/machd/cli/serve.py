@@ -34,7 +34,9 @@ from machd.telemetry.logs import configure_logs
 from machd_probes.startup import startup_measures
 
 
-@click.command(cls=SettingsCommand)
+@click.command(
+    cls=SettingsCommand, short_help="Serve a model: a directory, a GGUF file, or the default."
+)
 @model_argument
 @settings_options
 def serve(loaded: LoadedSettings) -> None:
@@ -54,7 +56,7 @@ def serve(loaded: LoadedSettings) -> None:
     if place is not None and not place.leads:
         _follow(settings, cache_directory, blas, place)
         return
-    with ProgressBar() as progress:
+    with ProgressBar(has_lines=False) as progress:
 
         def announce(url: str, engine: Engine) -> None:
             progress.stop()

@@ -44,6 +44,8 @@ ALIASES = (
         environment="LME_CONTINUOUS_BATCHING",
         flag="--continuous-batching",
     ),
+    # The mode that it switches on goes by this word everywhere else.
+    Alias("continuous_batching.enabled", environment="LME_BATCHED", flag="--batched"),
     Alias("engine.blas", environment="LME_BLAS", flag="--blas"),
     Alias("experts.resident_gb", flag="--streaming", word="auto"),
     Alias("streaming.interval", environment="LME_STREAM_INTERVAL", flag="--stream-interval"),

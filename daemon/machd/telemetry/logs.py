@@ -14,6 +14,7 @@ from machd.clock import Clock, SystemClock
 from machd.scheduler.events import DecodeModeChanged, Event, SequenceAdmitted
 from machd.serving.record import RequestRecord
 from machd.telemetry.log_repeats import RepeatFilter
+from machd.telemetry.terminal_lines import TerminalRenderer
 
 _QUIET = (
     "uvicorn",
@@ -61,7 +62,7 @@ def configure_logs(
         processors=[
             _add_repeats,
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-            *_renderers(is_console=is_console, colors=is_console and target.isatty()),
+            *_renderers(is_console=is_console, is_terminal=is_console and target.isatty()),
         ],
     )
     handler = logging.StreamHandler(stream) if stream else _StandardError()
@@ -99,11 +100,13 @@ def _add_repeats(_logger: object, _method: str, event: EventDict) -> EventDict:
     return event
 
 
-def _renderers(*, is_console: bool, colors: bool) -> list[Processor]:
+def _renderers(*, is_console: bool, is_terminal: bool) -> list[Processor]:
     """The last processors. Tracebacks are plain: one that shows locals would show prompts."""
+    if is_terminal:
+        return [TerminalRenderer()]
     if is_console:
         plain = structlog.dev.plain_traceback
-        return [structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)]
+        return [structlog.dev.ConsoleRenderer(colors=False, exception_formatter=plain)]
     return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
 
 

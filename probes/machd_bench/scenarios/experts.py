@@ -237,7 +237,7 @@ EXPERTS = Scenario(
     name="experts",
     about="experts on disk, by the share of them in memory; ratios are to the model in memory",
     run=_experts,
-    modes=frozenset({Mode.CONTINUOUS}),
+    modes=frozenset({Mode.BATCHED}),
     columns=(
         "tps",
         "tps_ratio",

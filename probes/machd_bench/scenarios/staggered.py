@@ -46,7 +46,7 @@ async def _staggered(bench: Bench) -> AsyncGenerator[Row]:
         if (earlier.scenario, earlier.mode) == (STAGGERED.name, Mode.STATIC):
             ratio = earlier.number("ttft_p50_s") / row.number("ttft_p50_s")
             row.figures["sooner_than_static_ratio"] = ratio
-            if bench.mode is Mode.CONTINUOUS:
+            if bench.mode is Mode.BATCHED:
                 name = "first token, times sooner than static's"
                 row.goals.append(Goal.judge(name, "at least", _GOAL, ratio))
     yield row

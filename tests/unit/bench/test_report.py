@@ -12,7 +12,7 @@ from rich.console import Console
 from machd_bench.bench import Mode
 from machd_bench.plot import write_plot
 from machd_bench.prompts import make_prompts
-from machd_bench.report import Bound, Goal, Report, Row, Verdict, machine_facts, percentiles
+from machd_bench.report import Bound, Figure, Goal, Report, Row, Verdict, machine_facts, percentiles
 from machd_bench.scenario import Scenario
 from machd_bench.scenarios import SCENARIOS
 from machd_bench.table import print_scenario, print_summary, table_cells
@@ -100,9 +100,19 @@ def test_tables_fit_80_columns(scenario: Scenario, value: float) -> None:
     assert sum("1 clients" in line or "16 clients" in line for line in lines) >= 2
 
 
+@pytest.mark.parametrize(("goal_s", "unit"), [(5.0, "ms"), (12.0, "s")])
+def test_all_times_of_a_table_have_one_unit(goal_s: float, unit: str) -> None:
+    """A goal and what was measured can be compared as they stand."""
+    figures: dict[str, Figure] = {"goal_s": goal_s, "p50_s": 0.25, "worst_s": 0.5, "tries": 3}
+
+    headings, _ = table_cells(GUARANTEES, [Row(case="a stop", mode="settings", figures=figures)])
+
+    assert [one.rpartition("\n")[2] for one in headings[1:4]] == [unit] * 3
+
+
 def test_a_rate_is_no_duration() -> None:
     """Gigabytes a second stay what they are; seconds become milliseconds."""
-    row = Row(case="bf16", mode="continuous", figures={"weights_gb_per_s": 2.5, "tps": 9.0})
+    row = Row(case="bf16", mode="batched", figures={"weights_gb_per_s": 2.5, "tps": 9.0})
 
     headings, ((_, tps, rate),) = table_cells(SCENARIOS["formats"], [row])
 

@@ -110,7 +110,7 @@ def test_the_page_loads_nothing_and_shows_every_part() -> None:
     rows = [
         Row(
             scenario="memory",
-            mode="continuous",
+            mode="batched",
             case="1 stream",
             figures={"active_bytes": 5_000_000, "rss_bytes": 7_000_000, "wired_bytes": None},
         ),
@@ -146,7 +146,7 @@ def test_a_picture_that_cannot_be_drawn_leaves_the_tables() -> None:
 
 def scenario(name: str, run: Callable[[Bench], AsyncGenerator[Row]]) -> Scenario:
     """A scenario that needs no server."""
-    modes = frozenset({Mode.CONTINUOUS})
+    modes = frozenset({Mode.BATCHED})
     return Scenario(
         name=name, about="", run=run, modes=modes, columns=("tps",), starts_servers=True
     )

@@ -33,7 +33,8 @@ def test_all_of_it_fits() -> None:
     """Weights, working memory and the whole budget are compared, to the byte."""
     assert judged(NEEDS, 13).fit is Fit.FITS
     assert judged(NEEDS, 13).fitting_context_tokens == 32_768
-    assert "13.00 GB of 13.00 GB" in judged(NEEDS, 13).reason
+    assert "needs 9.00 GB of 13.00 GB" in judged(NEEDS, 13).reason
+    assert "up to 4.00 GB more" in judged(NEEDS, 13).reason
     assert judged(NEEDS, 12.999).fit is Fit.TIGHT
 
 
@@ -51,7 +52,7 @@ def test_memory_that_others_hold_is_tight() -> None:
     """A model that fits the device but not its free memory asks for free memory."""
     verdict = judged(NEEDS, 24, available=5)
     assert verdict.fit is Fit.TIGHT
-    assert "5.00 GB of the device's 24.00 GB are free now" in verdict.reason
+    assert "the 5.00 GB that are free now of the device's 24.00 GB" in verdict.reason
     assert verdict.fitting_context_tokens == 32_768
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 import pytest
 
 from machd.admin.event_feed import ModeChanged, StepComputed
+from machd.admin.requests import OpenRequest
 from machd.admin.status import (
     AdminStatus,
     ConfigStatus,
@@ -13,7 +16,7 @@ from machd.admin.status import (
     SpeculationStatus,
     StoredResponses,
 )
-from machd.cli.ctl_tables import event_line, print_cache, print_status
+from machd.cli.ctl_tables import event_line, print_cache, print_requests, print_status
 from machd.serving.cache_stats import CacheStats, EncoderCacheStats, ExpertBankStats, KvStats
 
 _OFF = SpeculationStatus(
@@ -29,6 +32,37 @@ _OFF = SpeculationStatus(
 _NEW = msgspec.structs.replace(_OFF, mode="ngram", reason="auto", max_draft_tokens=8)
 _USED = msgspec.structs.replace(
     _NEW, cycles=300, drafted_tokens=1000, accepted_tokens=620, acceptance=0.62
+)
+
+
+_OPEN = OpenRequest(
+    id="chatcmpl-1",
+    request_id="req-1",
+    endpoint="chat_completions",
+    client="anonymous",
+    state="running",
+    age_s=1.0,
+    ttft_s=None,
+    prompt_tokens=35,
+    completion_tokens=0,
+    decode_mode=None,
+)
+_CACHE = CacheStats(
+    status="ok",
+    as_of="2026-01-01T00:00:00.000+00:00",
+    kv=KvStats(budget_bytes=0, reserved_bytes=0, used_bytes=0),
+    encoder=EncoderCacheStats(entries=3, bytes=12_000_000, hits=9, misses=4, encoding_s=2.51),
+    expert_bank=ExpertBankStats(
+        capacity_bytes=2_000_000_000,
+        resident_bytes=1_500_000_000,
+        entries=160,
+        hits=900,
+        misses=100,
+        evictions=40,
+        hit_rate=0.9,
+        bytes_read=7_000_000_000,
+        read_ahead_hits=60,
+    ),
 )
 
 
@@ -121,33 +155,42 @@ def test_events_show_hand_overs_and_guesses() -> None:
     assert "drafted_tokens=8 accepted_tokens=3" in event_line(step, "08:00")
 
 
+def test_status_and_list_of_requests_count_alike(capsys: pytest.CaptureFixture[str]) -> None:
+    """Both count requests, of which a sequence runs or none does; sequences have a line of their own."""
+    states: tuple[Literal["running", "waiting"], ...] = ("running", "running", "waiting")
+    print_requests([msgspec.structs.replace(_OPEN, state=state) for state in states])
+    *_, listed = capsys.readouterr().out.splitlines()
+    status = msgspec.structs.replace(
+        _status(None), open_requests=3, running_requests=2, waiting_requests=1, running=4, slots=4
+    )
+    print_status(status)
+    told = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+
+    assert listed == "3 open: 2 running, 1 waiting"
+    assert f"requests {listed}" in told
+    assert "sequences 4 running in 4 slots, 0 waiting" in told
+
+
+def test_status_shows_the_bank_of_experts_and_the_encoder(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What is kept beside keys and values decides about memory and speed too."""
+    print_status(msgspec.structs.replace(_status(None), cache=_CACHE))
+    told = " ".join(capsys.readouterr().out.split())
+
+    assert "experts 1.50 GB of 2.00 GB in 160 experts; hit rate 90%" in told
+    assert "images 12.0 MB in 3 images; 9 hits" in told
+
+
 def test_cache_table_shows_the_encoder(capsys: pytest.CaptureFixture[str]) -> None:
     """One line has what is kept, how often it was of use, and what encoding took."""
-    kv = KvStats(budget_bytes=0, reserved_bytes=0, used_bytes=0)
-    encoder = EncoderCacheStats(entries=3, bytes=12_000_000, hits=9, misses=4, encoding_s=2.51)
-    print_cache(
-        CacheStats(status="ok", as_of="2026-01-01T00:00:00.000+00:00", kv=kv, encoder=encoder)
-    )
+    print_cache(_CACHE)
     text = " ".join(capsys.readouterr().out.split())
     assert "images 12.0 MB in 3 images; 9 hits, 4 encoded in 2.5 s" in text
 
 
 def test_cache_table_shows_the_expert_bank(capsys: pytest.CaptureFixture[str]) -> None:
     """One line has the bank's size, its hit rate and what was read from disk."""
-    bank = ExpertBankStats(
-        capacity_bytes=2_000_000_000,
-        resident_bytes=1_500_000_000,
-        entries=160,
-        hits=900,
-        misses=100,
-        evictions=40,
-        hit_rate=0.9,
-        bytes_read=7_000_000_000,
-        read_ahead_hits=60,
-    )
-    kv = KvStats(budget_bytes=0, reserved_bytes=0, used_bytes=0)
-    print_cache(
-        CacheStats(status="ok", as_of="2026-01-01T00:00:00.000+00:00", kv=kv, expert_bank=bank)
-    )
+    print_cache(_CACHE)
     text = " ".join(capsys.readouterr().out.split())
     assert "experts 1.50 GB of 2.00 GB in 160 experts; hit rate 90%; 7.00 GB read from disk" in text

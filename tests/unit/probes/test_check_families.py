@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from unit.probes.fake_vision_worker import COMMAND
 
 from machd.errors import ModelArchitectureError, StartupError
+from machd.installed import how_to_install
 from machd_probes.results_cache import ResultsCache
 from machd_probes.runner import Runner, RunnerLimits
 from machd_probes.vision_matrix import command
@@ -107,7 +109,7 @@ def test_an_unknown_family_is_refused_with_the_nearest() -> None:
 def test_without_the_extra_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """The message names the command that installs it."""
     monkeypatch.setattr(command, "installed_version", lambda _name: None)
-    with pytest.raises(StartupError, match=r"machd\[vision\]"):
+    with pytest.raises(StartupError, match=re.escape(how_to_install("vision"))):
         _check("right")
 
 

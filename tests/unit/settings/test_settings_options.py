@@ -96,7 +96,7 @@ def test_batching_is_switched_by_one_word() -> None:
     assert run("--no-continuous-batching", env=environ).output.startswith(
         "continuous_batching.enabled=False flag"
     )
-    assert "--continuous-batching-prefill-chunk-tokens [auto|INTEGER]" in run("--help").output
+    assert "--continuous-batching-prefill-chunk-tokens [auto|INTEGER]" in run("--help-all").output
 
 
 def test_flags_that_are_not_given_are_absent() -> None:
@@ -146,9 +146,20 @@ def test_the_model_can_be_an_argument() -> None:
     assert "Give the model once" in both.output
 
 
+def test_help_fits_a_screen_and_names_the_rest() -> None:
+    """The short help has what most people set, and how to see all."""
+    lines = run("--help").output.splitlines()
+
+    assert len(lines) <= 48
+    assert max(map(len, lines)) <= 80
+    assert any("--help-all" in line for line in lines)
+    assert any("--port INTEGER" in line for line in lines)
+    assert not any("--limits-max-queue" in line for line in lines)
+
+
 def test_help_shows_every_setting_under_its_section() -> None:
-    """Help fits into 80 columns and has each key's flags, description and default."""
-    text = run("--help").output
+    """The whole help fits into 80 columns and has each key's flags, description and default."""
+    text = run("--help-all").output
     words = " ".join(text.split())
 
     assert max(len(line) for line in text.splitlines()) <= 80
