@@ -256,7 +256,7 @@ def test_compilation_ends_with_a_daemon_that_is_killed() -> None:
 
 def _has_ended(process: psutil.Process) -> bool:
     try:
-        return process.status() == psutil.STATUS_ZOMBIE  # nobody may collect it
+        return bool(process.status() == psutil.STATUS_ZOMBIE)  # nobody may collect it
     except psutil.NoSuchProcess:
         return True
 
