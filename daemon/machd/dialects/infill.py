@@ -22,6 +22,7 @@ from machd.dialects.wire.sampling import SamplingRequest
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.fill_format import ContextFile, FillFormat
 from machd.errors import InvalidRequestError, MachdError, UnsupportedParameterError
+from machd.http.authentication import client_name
 from machd.http.context import ServerContext
 from machd.http.sse import COMMENT_KEEP_ALIVE, EVENT_STREAM, data_frame
 from machd.http.stream import while_connected
@@ -135,7 +136,9 @@ async def create_infill(
     guidance = NO_GUIDANCE
     if (constraint := body.constraint()) is not None:
         guidance = Guidance(
-            grammar=await while_connected(request.receive, service.compile(constraint))
+            grammar=await while_connected(
+                request.receive, service.compile(constraint, client=client_name(request.scope))
+            )
         )
     return respond(
         context,

@@ -1,7 +1,8 @@
 """Compilations of clients' constraints, beside the event loop.
 
-Equal constraints of several requests are compiled once. A compilation that may take long runs on
-other threads than all others, in a process of its own, and ends when no request waits for it any more.
+Equal constraints of a client's requests are compiled once. A compilation that may take long runs on
+other threads than all others, in a process of its own, where clients take turns in rotation; it ends
+when no request waits for it any more.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from functools import partial
 from machd.engine.protocol.engine import GrammarCompiler
 from machd.request.constraint import Constraint
 from machd.request.generation import Grammar
+from machd.serving.turns import Turns
 from machd.serving.workers import Workers
 
 _SEPARATE_THREADS = 8
@@ -30,43 +32,59 @@ class Compilations:
         """
         self._workers = Workers(1, name="machd-grammar")
         self._separate_workers = Workers(_SEPARATE_THREADS, name="machd-patterns")
-        self._running: dict[Constraint, _Compilation] = {}
+        self._turns = Turns(_SEPARATE_THREADS)
+        self._running: dict[tuple[str, Constraint], _Compilation] = {}
 
-    async def compile(self, grammars: GrammarCompiler, constraint: Constraint) -> Grammar:
+    async def compile(
+        self, grammars: GrammarCompiler, constraint: Constraint, *, client: str, wait_s: float
+    ) -> Grammar:
         """Compile a constraint, or wait for the request that does; cancel it to stop waiting.
+
+        Args:
+            grammars: The model's compiler.
+            constraint: To compile.
+            client: Whose turn it takes.
+            wait_s: The longest wait for the grammar.
 
         Raises:
             GrammarError: It cannot be used.
             OverloadedError: There is no room for its process.
+            TimeoutError: It took too long, or those before it did.
         """
-        running = self._running.get(constraint)
+        key = (client, constraint)
+        running = self._running.get(key)
         if running is None:
-            running = _Compilation(self._compiled(grammars, constraint))
-            self._running[constraint] = running
+            running = _Compilation(self._compiled(grammars, key, wait_s))
+            self._running[key] = running
         running.waiting += 1
         try:
-            return await asyncio.shield(running.task)
+            async with asyncio.timeout(wait_s):
+                return await asyncio.shield(running.task)
         finally:
             running.waiting -= 1
             if not running.is_wanted:
                 running.task.cancel()
-                if self._running.get(constraint) is running:
-                    del self._running[constraint]
+                if self._running.get(key) is running:
+                    del self._running[key]
 
     def close(self) -> None:
         """Let the threads go."""
         self._workers.shutdown()
         self._separate_workers.shutdown()
 
-    async def _compiled(self, grammars: GrammarCompiler, constraint: Constraint) -> Grammar:
+    async def _compiled(
+        self, grammars: GrammarCompiler, key: tuple[str, Constraint], wait_s: float
+    ) -> Grammar:
         event_loop = asyncio.get_running_loop()
-        running = self._running[constraint]
+        running, (client, constraint) = self._running[key], key
         is_separate = await event_loop.run_in_executor(
             self._workers, grammars.is_separate, constraint
         )
         compile_ = partial(grammars.compile, constraint, is_wanted=lambda: running.is_wanted)
-        workers = self._separate_workers if is_separate else self._workers
-        return await event_loop.run_in_executor(workers, compile_)
+        if not is_separate:
+            return await event_loop.run_in_executor(self._workers, compile_)
+        async with self._turns.of(client, wait_s=wait_s):
+            return await event_loop.run_in_executor(self._separate_workers, compile_)
 
 
 class _Compilation:

@@ -248,7 +248,7 @@ class GenerationService:
             )
             grammar = None
             for constraint in prepared.constraints:
-                grammar = await self.compile(constraint)
+                grammar = await self.compile(constraint, client=client)
         return replace(prepared, guidance=replace(prepared.guidance, grammar=grammar))
 
     async def _decoded(
@@ -277,16 +277,21 @@ class GenerationService:
             for source in media
         }
 
-    async def compile(self, constraint: Constraint) -> Grammar:
+    async def compile(self, constraint: Constraint, *, client: str) -> Grammar:
         """A grammar for the served model.
+
+        Args:
+            constraint: Of the completion.
+            client: Name of the API key, or ``anonymous``; clients compile in turns.
 
         Raises:
             GrammarError: It cannot be used.
             OverloadedError: It is not done in time.
         """
         try:
-            async with asyncio.timeout(_PREPARATION_LIMIT_S):
-                grammar = await self._compilations.compile(self.engine.grammars, constraint)
+            grammar = await self._compilations.compile(
+                self.engine.grammars, constraint, client=client, wait_s=_PREPARATION_LIMIT_S
+            )
         except TimeoutError:
             raise OverloadedError(
                 f"{constraint.param}: it was not compiled within {_PREPARATION_LIMIT_S:g} s"

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 
 import pytest
+from support.clocks.polling import CEILING_S
 
 from machd.errors import GrammarError
 from machd.request.constraint import Constraint, ConstraintKind
 from machd.request.generation import Grammar
-from machd.serving.compilations import Compilations
+from machd.serving.compilations import _SEPARATE_THREADS, Compilations
 
 _SLOW = Constraint(ConstraintKind.REGEX, "slow", "p")
 _QUICK = Constraint(ConstraintKind.REGEX, "quick", "p")
@@ -28,8 +29,8 @@ class HeldCompiler:
         self.was_left = threading.Event()
 
     def is_separate(self, constraint: Constraint) -> bool:
-        """The slow one is."""
-        return constraint is _SLOW
+        """The slow ones are."""
+        return constraint.source.startswith("slow")
 
     def compile(
         self, constraint: Constraint, *, is_wanted: Callable[[], bool] = lambda: True
@@ -38,13 +39,19 @@ class HeldCompiler:
         self.asked.append(constraint)
         if constraint is _BAD:
             raise GrammarError("p: bad", param="p")
-        while constraint is _SLOW and not self.may_end.is_set():
+        while self.is_separate(constraint) and not self.may_end.is_set():
             self.begun.set()
             if not is_wanted():
                 self.was_left.set()
                 raise GrammarError("p: left", param="p")
             self.may_end.wait(0.001)
         return Grammar(constraint.source, None)
+
+
+def _compiled(
+    compilations: Compilations, compiler: HeldCompiler, constraint: Constraint, client: str = "a"
+) -> Coroutine[object, object, Grammar]:
+    return compilations.compile(compiler, constraint, client=client, wait_s=CEILING_S)
 
 
 async def _begun(compiler: HeldCompiler) -> None:
@@ -54,9 +61,9 @@ async def _begun(compiler: HeldCompiler) -> None:
 async def test_equal_constraints_are_compiled_once_and_others_do_not_wait() -> None:
     """Requests with one schema share its compilation, while another's schema is ready at once."""
     compiler, compilations = HeldCompiler(), Compilations()
-    waiting = [asyncio.create_task(compilations.compile(compiler, _SLOW)) for _ in range(3)]
+    waiting = [asyncio.create_task(_compiled(compilations, compiler, _SLOW)) for _ in range(3)]
     await _begun(compiler)
-    assert (await compilations.compile(compiler, _QUICK)).source == "quick"
+    assert (await _compiled(compilations, compiler, _QUICK)).source == "quick"
     assert not any(one.done() for one in waiting)
     compiler.may_end.set()
     first, *others = await asyncio.gather(*waiting)
@@ -68,7 +75,7 @@ async def test_equal_constraints_are_compiled_once_and_others_do_not_wait() -> N
 async def test_compilation_ends_with_the_last_request_that_waits_for_it() -> None:
     """One request that leaves changes nothing for the other; the last one ends the work."""
     compiler, compilations = HeldCompiler(), Compilations()
-    one, other = (asyncio.create_task(compilations.compile(compiler, _SLOW)) for _ in range(2))
+    one, other = (asyncio.create_task(_compiled(compilations, compiler, _SLOW)) for _ in range(2))
     await _begun(compiler)
     one.cancel()
     await asyncio.wait({one})
@@ -78,7 +85,7 @@ async def test_compilation_ends_with_the_last_request_that_waits_for_it() -> Non
     await asyncio.to_thread(compiler.was_left.wait)
     # The next request begins anew.
     compiler.may_end.set()
-    await compilations.compile(compiler, _SLOW)
+    await _compiled(compilations, compiler, _SLOW)
     assert compiler.asked == [_SLOW, _SLOW]
     compilations.close()
 
@@ -87,9 +94,24 @@ async def test_every_waiting_request_gets_the_error() -> None:
     """A schema that cannot be used is refused to all that sent it."""
     compiler, compilations = HeldCompiler(), Compilations()
     results = await asyncio.gather(
-        *(compilations.compile(compiler, _BAD) for _ in range(2)), return_exceptions=True
+        *(_compiled(compilations, compiler, _BAD) for _ in range(2)), return_exceptions=True
     )
     assert [type(one) for one in results] == [GrammarError, GrammarError]
     with pytest.raises(GrammarError):
-        await compilations.compile(compiler, _BAD)
+        await _compiled(compilations, compiler, _BAD)
+    compilations.close()
+
+
+async def test_clients_take_turns_at_slow_compilations() -> None:
+    """A client that queues many delays another by one of them, not by all."""
+    compiler, compilations = HeldCompiler(), Compilations()
+    many = [Constraint(ConstraintKind.REGEX, f"slow {one}", "p") for one in range(20)]
+    waiting = [asyncio.create_task(_compiled(compilations, compiler, one)) for one in many]
+    await _begun(compiler)
+    other = asyncio.create_task(_compiled(compilations, compiler, _SLOW, "b"))
+    await _compiled(compilations, compiler, _QUICK)  # by now the other one waits as well
+    compiler.may_end.set()
+    await asyncio.gather(other, *waiting)
+    order = [one for one in compiler.asked if one is not _QUICK]
+    assert order.index(_SLOW) < _SEPARATE_THREADS + 3
     compilations.close()

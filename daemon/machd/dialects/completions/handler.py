@@ -31,6 +31,7 @@ from machd.dialects.wire.errors import error_json
 from machd.engine.protocol.fill_format import FillFormat
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import MachdError
+from machd.http.authentication import client_name
 from machd.http.context import ServerContext
 from machd.http.sse import COMMENT_KEEP_ALIVE, DONE, EVENT_STREAM, data_frame
 from machd.http.stream import while_connected
@@ -58,7 +59,9 @@ async def create_completion(
     guidance = NO_GUIDANCE
     if (constraint := body.constraint()) is not None:
         guidance = Guidance(
-            grammar=await while_connected(request.receive, service.compile(constraint))
+            grammar=await while_connected(
+                request.receive, service.compile(constraint, client=client_name(request.scope))
+            )
         )
     identity = identify(request, context, endpoint="completions", prefix="cmpl-")
     return respond(

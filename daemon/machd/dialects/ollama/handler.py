@@ -216,7 +216,7 @@ async def _prepared(
     constraint = body.constraint()
     if constraint is None:
         return PreparedConversation(tuple(prompt), NO_GUIDANCE)
-    guidance = Guidance(grammar=await service.compile(constraint))
+    guidance = Guidance(grammar=await service.compile(constraint, client=identity.client))
     return PreparedConversation(tuple(prompt), guidance)
 
 
