@@ -239,6 +239,8 @@ class Features(Struct, frozen=True, kw_only=True):
         tools: Tools can be called; where the template shows the model none, machd does.
         tool_format: Name of the way in which the model writes calls; null where it has none of
             its own.
+        system_messages: Where the chat template takes system messages: ``anywhere``, ``first`` or
+            ``none``; elsewhere a user's turn carries them. Null without a template.
         reasoning: The model's thoughts are told apart from its answer.
         vision: Messages may hold images.
         video: Messages may hold videos.
@@ -248,6 +250,7 @@ class Features(Struct, frozen=True, kw_only=True):
     logprobs: bool
     tools: bool
     tool_format: str | None = None
+    system_messages: str | None = None
     reasoning: bool
     structured_output: bool
     vision: bool

@@ -51,7 +51,8 @@ class ChatTemplateReport(Struct, frozen=True, kw_only=True):
     """The abilities of the model's chat template.
 
     Attributes:
-        system_role: Whether a system message reaches the prompt.
+        system_role: Whether a system message reaches the prompt as one.
+        system_messages: Where it does: "anywhere", "first" or "none"; elsewhere a user's turn carries it.
         tools: Whether the template shows tools to the model.
         tool_format: mlx-lm's name for how the model writes calls; null where it knows none.
         reasoning: Whether the model marks its thoughts.
@@ -62,6 +63,7 @@ class ChatTemplateReport(Struct, frozen=True, kw_only=True):
 
     present: bool
     system_role: bool
+    system_messages: str
     tools: bool
     tool_format: str | None = None
     reasoning: bool

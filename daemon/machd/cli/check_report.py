@@ -29,6 +29,7 @@ from machd.engine.loading.sharding_plan import RankPlan
 from machd.engine.loading.template_abilities import TemplateAbilities
 from machd.engine.loading.vision import EXAMPLE_PIXELS
 from machd.engine.loading.vision_inspection import VisionInspection
+from machd.engine.protocol.chat_format import SystemMessages
 from machd.installed import installed_version
 from machd.serving.kv_memory import effective_budget_bytes
 
@@ -192,7 +193,8 @@ def _chat_template(abilities: TemplateAbilities) -> ChatTemplateReport:
     tags = abilities.reasoning_tags
     return ChatTemplateReport(
         present=abilities.present,
-        system_role=abilities.system_role,
+        system_role=abilities.system_messages is not SystemMessages.NONE,
+        system_messages=str(abilities.system_messages),
         tools=abilities.tools,
         tool_format=abilities.tool_format,
         reasoning=tags is not None,

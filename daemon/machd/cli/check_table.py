@@ -20,6 +20,11 @@ from machd.cli.check_document import (
 from machd.cli.ctl_text import print_lines
 
 _GB = 1_000_000_000
+_SYSTEM_MESSAGES = {
+    "anywhere": "anywhere",
+    "first": "first, later ones as the user's",
+    "none": "as the user's",
+}
 _STYLES = {
     "fits": "bold green",
     "tight": "bold yellow",
@@ -144,7 +149,7 @@ def _chat(template: ChatTemplateReport) -> str:
     if template.reason is not None:
         return template.reason
     parts = [
-        f"system role {_yes(template.system_role)}",
+        f"system messages {_SYSTEM_MESSAGES[template.system_messages]}",
         f"tools {_tools(template)}",
         f"reasoning {_reasoning(template)}",
     ]

@@ -121,6 +121,7 @@ def _features(tokenizer: Tokenizer, model: ModelDescription) -> Features:
         logprobs=True,
         tools=tokenizer.has_chat_template,
         tool_format=chat_format.tool_format,
+        system_messages=str(chat_format.system_messages) if tokenizer.has_chat_template else None,
         reasoning=chat_format.reasoning_markers is not None,
         structured_output=True,
         vision=MediaKind.IMAGE in kinds,

@@ -18,6 +18,7 @@ from machd.request.generation import WHOLE_ROOM, Thinking
 from machd.serving.chat_output import ChatOutput
 from machd.serving.guidance import Guidance
 from machd.serving.media_prompt import KeyedPrompt, keyed_prompt
+from machd.serving.system_messages import merge_opening, place_system_messages
 from machd.serving.tool_grammar import CallSpelling, answer_or_calls, arguments_alone, forced_calls
 from machd.serving.tool_prompt import write_tools
 from machd.serving.truncation import kept_messages, max_prompt_tokens
@@ -198,9 +199,10 @@ class _Calls:
 
 
 def _rendered(conversation: Conversation, tokenizer: Tokenizer, calls: _Calls) -> str:
-    messages, tools = conversation.messages, calls.tools
+    messages, tools = merge_opening(conversation.messages), calls.tools
     if calls.are_written_by_us:
         messages, tools = write_tools(messages, tools), ()
+    messages = place_system_messages(messages, calls.chat_format)
     variables = dict(conversation.template_variables)
     if conversation.thinks is not None:
         variables["enable_thinking"] = conversation.thinks

@@ -339,4 +339,4 @@ _GENERATED = (
 @_EVERY
 def test_every_format_at_length(kind: str, check: Any) -> None:
     """The properties above, with more drawn texts."""
-    settings(max_examples=400)(given(data=st.data())(check.hypothesis.inner_test))(kind=kind)
+    settings(max_examples=100)(given(data=st.data())(check.hypothesis.inner_test))(kind=kind)

@@ -422,8 +422,8 @@ class _Messages:
         if item.role == _ASSISTANT:
             self._turn(may_have_text=False).texts.append(item.text)
             return
-        self._check_answered(place)
         if item.role == "user":
+            self._check_answered(place)
             self._open = None
             self._messages.append({"role": "user", "content": item.message_content(place)})
         else:

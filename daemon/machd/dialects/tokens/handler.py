@@ -23,6 +23,7 @@ from machd.http.authentication import client_name
 from machd.http.context import ServerContext
 from machd.http.stream import while_connected
 from machd.request.conversation import Conversation, template_tool
+from machd.serving.system_messages import merge_opening, place_system_messages
 
 
 @endpoint("POST /tokenize", TokenizeResponse, takes=TokenizeRequest)
@@ -95,7 +96,7 @@ def _tokenise(tokenizer: Tokenizer, body: TokenizeRequest, conversation: Convers
 def _rendered(tokenizer: Tokenizer, conversation: Conversation, *, opens_turn: bool) -> str:
     """A conversation in a way in which no chat completion renders it."""
     return tokenizer.render_chat(
-        conversation.messages,
+        place_system_messages(merge_opening(conversation.messages), tokenizer.chat_format),
         add_generation_prompt=opens_turn,
         continue_final_message=conversation.continues_final_message,
         tools=[template_tool(one) for one in conversation.tools],

@@ -31,9 +31,10 @@ from machd.engine.loading.checkpoint import Checkpoint
 from machd.engine.loading.gguf_header import GgufHeader
 from machd.engine.loading.gguf_tokenizer import build_tokenizer
 from machd.engine.loading.tokenizer_files import check_growth, check_template_sizes
+from machd.engine.protocol.chat_format import SystemMessages
+from machd.engine.tokenizer.system_probe import find_system_messages
 from machd.engine.tokenizer.template_renderer import (
     MARK,
-    SYSTEM,
     TOOL,
     USER,
     RenderBounds,
@@ -65,7 +66,7 @@ class TemplateAbilities:
 
     Attributes:
         present: Whether there is a template at all; without one the model takes prompts only.
-        system_role: Whether a system message reaches the prompt.
+        system_messages: Where a system message reaches the prompt.
         tools: Whether the template shows tools to the model.
         tool_format: mlx-lm's name of the format of calls; None where it knows none.
         reasoning_tags: Markers before and behind thoughts; None for a model without thoughts.
@@ -75,7 +76,7 @@ class TemplateAbilities:
     """
 
     present: bool = False
-    system_role: bool = False
+    system_messages: SystemMessages = SystemMessages.NONE
     tools: bool = False
     tool_format: str | None = None
     reasoning_tags: tuple[str, str] | None = None
@@ -209,14 +210,18 @@ def _rendered_abilities(facts: _TokenizerFacts, renderer: TemplateRenderer) -> T
     )
 
     render = _render(facts, facts.chat_template, renderer)
+
+    def render_or_none(messages: list[dict[str, object]]) -> str | None:
+        return _rendered_or_none(partial(render, messages, enable_thinking=has_thinking))
+
     think_start, think_end, *_ = _infer_thinking(facts)
     has_thinking = think_start is not None
     render([USER], enable_thinking=has_thinking)
     with_tools = _render(facts, facts.tool_template or facts.chat_template, renderer)
     return TemplateAbilities(
         present=True,
-        system_role=_shows_mark(partial(render, [SYSTEM, USER], enable_thinking=has_thinking)),
-        tools=_shows_mark(partial(with_tools, [USER], tools=[TOOL])),
+        system_messages=find_system_messages(render_or_none),
+        tools=MARK in (_rendered_or_none(partial(with_tools, [USER], tools=[TOOL])) or ""),
         tool_format=facts.tool_format or _infer_tool_parser(facts),
         reasoning_tags=(think_start, think_end) if has_thinking else None,
         reasoning_switch=(
@@ -239,14 +244,14 @@ def _render(facts: _TokenizerFacts, template: str | None, renderer: TemplateRend
     return render
 
 
-def _shows_mark(render: Callable[[], str]) -> bool:
-    """Tell whether the mark is in the prompt; a template that refuses the messages does not show it."""
+def _rendered_or_none(render: Callable[[], str]) -> str | None:
+    """Return the prompt; None where the template refuses the messages."""
     try:
-        return MARK in render()
+        return render()
     except TemplateLimitError:
         raise
     except (InvalidRequestError, TypeError, ValueError, LookupError, AttributeError):
-        return False
+        return None
 
 
 def _templates(path: Path, config: Mapping[str, object]) -> tuple[str | None, str | None]:

@@ -68,6 +68,16 @@ class TextState(StrEnum):
             return cls.HEADER
 
 
+class SystemMessages(StrEnum):
+    """Places in a conversation where a chat template shows a system message."""
+
+    ANYWHERE = "anywhere"
+    FIRST = "first"
+    """In front of all others alone; elsewhere it is refused or left out."""
+
+    NONE = "none"
+
+
 @dataclass(frozen=True, slots=True)
 class ParsedToolCall:
     """One call; ``arguments`` is the JSON text of an object."""
@@ -91,6 +101,8 @@ class ChatFormat:
         shows_tools: Whether the chat template shows tools to the model.
         reasoning_markers: Texts before and behind thoughts; None for a model without thoughts.
         has_reasoning_switch: Whether the template lets thinking be switched on and off.
+        system_messages: Where the template takes system messages.
+        takes_user_after_tool: Whether the template takes a user's turn behind the result of a call.
         structural_markers: Texts that frame plain text and are no part of it.
         transitions: States of the text, for models with more of them than thoughts and calls.
         first_state: mlx-lm's state at the beginning of an answer; None for plain text.
@@ -102,6 +114,8 @@ class ChatFormat:
     shows_tools: bool = False
     reasoning_markers: tuple[str, str] | None = None
     has_reasoning_switch: bool = False
+    system_messages: SystemMessages = SystemMessages.ANYWHERE
+    takes_user_after_tool: bool = True
     structural_markers: tuple[str, ...] = ()
     transitions: Transitions = field(default_factory=dict)
     first_state: str | None = None

@@ -8,16 +8,13 @@ from machd.engine.backend.untyped import WrappedTokenizer
 from machd.engine.protocol.chat_format import ChatFormat
 
 
-def read_chat_format(
-    wrapped: WrappedTokenizer, *, shows_tools: bool, has_reasoning_switch: bool
-) -> ChatFormat:
-    """Take from a tokenizer what mlx-lm has inferred; the flags were found by rendering."""
-    known = ChatFormat(
-        shows_tools=shows_tools,
+def read_chat_format(wrapped: WrappedTokenizer, rendered: ChatFormat) -> ChatFormat:
+    """Add what mlx-lm has inferred of a tokenizer to what was found by rendering."""
+    known = replace(
+        rendered,
         reasoning_markers=(
             (wrapped.think_start, wrapped.think_end) if wrapped.has_thinking else None
         ),
-        has_reasoning_switch=has_reasoning_switch,
         structural_markers=tuple(wrapped.structural_markers),
         transitions=dict(wrapped.response_transitions),
         first_state=wrapped.response_initial_state,

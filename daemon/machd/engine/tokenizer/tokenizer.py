@@ -16,6 +16,7 @@ from machd.engine.protocol.tokenizer import ChatMessages, Detokenizer, Tokenizer
 from machd.engine.tokenizer.chat_format import read_chat_format
 from machd.engine.tokenizer.detokenizer import ByteDetokenizer, WindowDetokenizer, decode_bytes
 from machd.engine.tokenizer.plain_text import PlainTextEncoder
+from machd.engine.tokenizer.system_probe import find_system_messages, takes_user_after_tool
 from machd.engine.tokenizer.template_renderer import (
     MARK,
     TOOL,
@@ -156,27 +157,30 @@ class MlxTokenizer:
 
     @functools.cached_property
     def chat_format(self) -> ChatFormat:
-        """The format of thoughts and calls; found by rendering a few words the first time."""
+        """The format of a conversation; found by rendering a few words the first time."""
         shown = self._rendered_quietly(tools=[TOOL])
         thinking = self._rendered_quietly(variables={"enable_thinking": True})
-        return read_chat_format(
-            self.wrapped,
+        rendered = ChatFormat(
             shows_tools=shown is not None and MARK in shown,
             has_reasoning_switch=(
                 thinking is not None
                 and thinking != self._rendered_quietly(variables={"enable_thinking": False})
             ),
+            system_messages=find_system_messages(self._rendered_quietly),
+            takes_user_after_tool=takes_user_after_tool(self._rendered_quietly),
         )
+        return read_chat_format(self.wrapped, rendered)
 
     def _rendered_quietly(
         self,
+        messages: ChatMessages = (USER,),
         tools: Sequence[Mapping[str, object]] = (),
         variables: Mapping[str, object] = MappingProxyType({}),
     ) -> str | None:
         if self._template_problem is not None:
             return None  # a second attempt would take as long
         try:
-            return self.render_chat([USER], tools=tools, variables=variables)
+            return self.render_chat(messages, tools=tools, variables=variables)
         except TemplateLimitError as error:
             self._template_problem = error.message
         except MachdError:

@@ -13,6 +13,7 @@ from machd.engine.loading.inspection import inspect_model
 from machd.engine.loading.loader import load_model
 from machd.engine.loading.source import ModelSource, SourceKind
 from machd.engine.loading.template_abilities import TemplateAbilities
+from machd.engine.protocol.chat_format import SystemMessages
 from machd.errors import ModelFormatError, SettingsError
 
 pytestmark = pytest.mark.usefixtures("quick_inspections")
@@ -84,12 +85,13 @@ def test_lines_of_a_template_end_as_transformers_reads_them(tiny: TinyLlama) -> 
 
 def test_a_system_message_is_seen_or_refused(tmp_path: Path) -> None:
     """Told by what reaches the prompt, not by what the template mentions."""
-    assert abilities(tmp_path / "one", "{{ messages[0].content }}").system_role
+    shown = abilities(tmp_path / "one", "{{ messages[0].content }}").system_messages
+    assert shown is SystemMessages.FIRST
     mentions = "{# system #}{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
-    assert not abilities(tmp_path / "two", mentions).system_role
+    assert abilities(tmp_path / "two", mentions).system_messages is SystemMessages.NONE
     refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}"
     refused = abilities(tmp_path / "three", refuses + "{{ messages[0].content }}")
-    assert not refused.system_role
+    assert refused.system_messages is SystemMessages.NONE
     assert not refused.problem
 
 
@@ -141,7 +143,8 @@ def test_template_settings_are_those_of_serve(tiny: TinyLlama, tmp_path: Path) -
     """Another template replaces the model's, and the word none takes it away."""
     other = tmp_path / "other.jinja"
     other.write_text("{{ messages[-1].content }}", encoding="utf-8")
-    assert not inspected(tiny.path, chat_template=str(other)).system_role
+    replaced = inspected(tiny.path, chat_template=str(other))
+    assert replaced.system_messages is SystemMessages.NONE
     assert not inspected(tiny.path, chat_template="none").present
     with pytest.raises(SettingsError):
         inspected(tiny.path, chat_template=str(tmp_path / "absent"))

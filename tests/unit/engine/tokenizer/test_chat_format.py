@@ -21,6 +21,7 @@ from machd.engine.protocol.chat_format import (
     JSON_TOOL_MARKERS,
     JSON_TOOLS,
     ChatFormat,
+    SystemMessages,
     TextState,
     parsed_call,
 )
@@ -84,7 +85,8 @@ def test_a_plain_model_has_no_format() -> None:
     plain = "{% for message in messages %}{{ message.content }}{% endfor %}"
     assert _tokenizer(plain).chat_format == ChatFormat()
     failing = "{{ raise_exception('never') }}"
-    assert _tokenizer(failing).chat_format == ChatFormat()
+    nowhere = ChatFormat(system_messages=SystemMessages.NONE)
+    assert _tokenizer(failing).chat_format == nowhere
     assert not _tokenizer("{{ 1 // 0 }}").chat_format.shows_tools
 
 

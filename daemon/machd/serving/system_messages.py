@@ -1,0 +1,85 @@
+"""System messages, put where the model's chat template takes them.
+
+Clients send several in front and more behind; many templates take one in front, or none, and refuse
+the conversation otherwise, or leave the message out in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from machd.engine.protocol.chat_format import ChatFormat, SystemMessages
+from machd.engine.protocol.tokenizer import ChatMessages
+
+_SYSTEM, _USER, _TOOL = "system", "user", "tool"
+_GAP = "\n\n"
+
+
+def merge_opening(messages: ChatMessages) -> list[dict[str, object]]:
+    """Make one of the system messages in front, an empty line between their texts."""
+    count = next(
+        (index for index, one in enumerate(messages) if one.get("role") != _SYSTEM), len(messages)
+    )
+    if count < 2:
+        return list(messages)
+    texts = [str(one.get("content") or "") for one in messages[:count]]
+    opening = {**messages[0], "content": _GAP.join(text for text in texts if text)}
+    return [opening, *messages[count:]]
+
+
+def place_system_messages(
+    messages: ChatMessages, chat_format: ChatFormat
+) -> list[dict[str, object]]:
+    """Carry the system messages that the template does not take as turns of the user, in their places.
+
+    Their text stands between ``<system>`` and ``</system>``. It joins the user's turn beside it, since
+    many templates want roles to alternate, and goes behind the results of calls if it stands between
+    a call and its result.
+
+    Args:
+        messages: As templates see them, with at most one system message in front.
+        chat_format: Knows what the template takes.
+    """
+    if chat_format.system_messages is SystemMessages.ANYWHERE:
+        return list(messages)
+    placed: list[dict[str, object]] = []
+    waiting: list[str] = []
+    for index, message in enumerate(messages):
+        role = message.get("role")
+        is_opening = index == 0 and chat_format.system_messages is SystemMessages.FIRST
+        if role == _SYSTEM and not is_opening:
+            waiting.append(f"<system>\n{message.get('content') or ''}\n</system>")
+            continue
+        if waiting and role != _TOOL:
+            text = _GAP.join(waiting)
+            waiting = []
+            if role == _USER and not _takes_more(placed, chat_format):
+                placed.append({**message, "content": _joined(text, message.get("content"))})
+                continue
+            _add(placed, text, chat_format)
+        placed.append(message)
+    if waiting:
+        _add(placed, _GAP.join(waiting), chat_format)
+    return placed
+
+
+def _takes_more(placed: Sequence[dict[str, object]], chat_format: ChatFormat) -> bool:
+    """Tell whether the last message takes a text of the user's: it is one, or a result that no turn may follow."""
+    role = placed[-1].get("role") if placed else None
+    return role == _USER or (role == _TOOL and not chat_format.takes_user_after_tool)
+
+
+def _add(placed: list[dict[str, object]], text: str, chat_format: ChatFormat) -> None:
+    if _takes_more(placed, chat_format):
+        placed[-1] = {**placed[-1], "content": _joined(placed[-1].get("content"), text)}
+    else:
+        placed.append({"role": _USER, "content": text})
+
+
+def _joined(before: object, behind: object) -> str | list[object]:
+    """Join two contents, each a text or a list of parts."""
+    if isinstance(before, list):
+        return [*before, {"type": "text", "text": f"{_GAP}{behind}"}]
+    if isinstance(behind, list):
+        return [{"type": "text", "text": f"{before}{_GAP}"}, *behind]
+    return _GAP.join(str(text) for text in (before, behind) if text)
