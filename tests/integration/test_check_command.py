@@ -183,6 +183,7 @@ def test_the_embedded_model() -> None:
     assert row["continuous_batching"]["verdict"] == "supported"
     assert row["continuous_batching"]["source"] == "measured"
     assert row["chat_template"]["system_role"] is True
+    assert row["chat_template"]["system_messages"] == "anywhere"
     assert row["chat_template"]["tools"] is False
     assert row["versions"]["dtype"] == "float32"
     assert result.errors == ""

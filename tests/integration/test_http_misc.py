@@ -106,6 +106,7 @@ def test_capabilities_describe_the_model_and_the_mode(http: httpx.Client) -> Non
         "logprobs": True,
         "tools": True,
         "tool_format": "json_tools",
+        "system_messages": "anywhere",
         "reasoning": True,
         "structured_output": True,
         "vision": False,

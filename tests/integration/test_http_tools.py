@@ -308,6 +308,7 @@ def test_capabilities_say_what_requests_may_use(http: httpx.Client) -> None:
         "logprobs": True,
         "tools": True,
         "tool_format": "json_tools",
+        "system_messages": "anywhere",
         "reasoning": True,
         "structured_output": True,
         "vision": False,
