@@ -25,6 +25,11 @@ _PART_COUNT = re.compile(r"(\w+_)?(experts?|heads?|groups?)")
 _MAX_PARTS = 1 << 16
 """Limit a layer: mlx-lm loops over its parts, and the largest models have some hundred experts."""
 
+_EPSILON = re.compile(r"(\w*norm\w*_)?eps(ilon)?")
+_ROTARY = re.compile(r"\w*rope\w*_(theta|base|base_freq)|rotary_emb_base|((low|high)_freq_)?factor")
+_SMALLEST_FLOAT, _LARGEST_FLOAT = 1e-30, 1e30
+"""Bounds within which a number and its inverse are far from the ends of float32."""
+
 _MAX_NESTING = 8
 _LARGEST_SHOWN = 1e300
 _MAX_MESSAGE_CHARS = 300
@@ -57,8 +62,29 @@ def check_counts(config: Mapping[str, object], tensor_count: int) -> None:
             )
 
 
+def check_finite(config: Mapping[str, object]) -> None:
+    """Look for numbers with which a model computes NaN for every token.
+
+    Raises:
+        ModelFormatError: An epsilon of a normalisation is negative, a base or a factor of rotary positions is not positive,
+            one of them is no number of float32, or any whole number is none of float64.
+    """
+    for key, value in _numbers(config, _MAX_NESTING):
+        if _EPSILON.fullmatch(key):
+            is_usable = 0 <= value < _LARGEST_FLOAT
+        elif _ROTARY.fullmatch(key):
+            is_usable = _SMALLEST_FLOAT < value < _LARGEST_FLOAT
+        else:
+            is_usable = not isinstance(value, int) or abs(value) < _LARGEST_SHOWN
+        if not is_usable:
+            raise ModelFormatError(
+                f"the configuration says {shortened(key)} = {_number_text(value)}, with which no token can be computed; "
+                "fetch or copy config.json again"
+            )
+
+
 def _number_text(value: float) -> str:
-    return f"{value:.6g}" if value < _LARGEST_SHOWN else "infinitely many"
+    return f"{value:.6g}" if abs(value) < _LARGEST_SHOWN else "infinitely many"
 
 
 def _numbers(config: Mapping[str, object], nesting: int) -> Iterator[tuple[str, float]]:

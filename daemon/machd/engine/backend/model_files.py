@@ -103,7 +103,7 @@ def read_object(path: Path) -> dict[str, object] | None:
         ModelNotFoundError: It cannot be read.
     """
     try:
-        value = json.loads(read_bytes(path, MAX_JSON_BYTES))
+        value = json.loads(read_bytes(path, MAX_JSON_BYTES), parse_constant=_infinity)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -113,6 +113,13 @@ def read_object(path: Path) -> dict[str, object] | None:
     if not isinstance(value, dict):
         raise ModelFormatError(f"{path.name} is not a JSON object")
     return value
+
+
+def _infinity(name: str) -> float:
+    """Read the infinities, which configurations spell though JSON has none, and no NaN."""
+    if name == "NaN":
+        raise ValueError("NaN is no number")
+    return float(name)
 
 
 def own_code_files(path: Path) -> Iterator[Path]:

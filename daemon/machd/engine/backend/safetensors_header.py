@@ -20,6 +20,9 @@ _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100 * 1024 * 1024
 """The limit of the safetensors library itself."""
 
+MAX_TENSORS = 1 << 18
+"""Tensors of a checkpoint; the largest models have 100,000, and machd and mlx take a minute for some millions."""
+
 _MAX_DIMENSIONS = 64
 _MAX_NUMBER = 1 << 63
 
@@ -55,11 +58,11 @@ class SafetensorsHeader:
         return sum(tensor.size_bytes for tensor in self.tensors.values())
 
 
-def read_safetensors_header(path: Path) -> SafetensorsHeader:
+def read_safetensors_header(path: Path, max_tensors: int = MAX_TENSORS) -> SafetensorsHeader:
     """Read and check the header.
 
     Raises:
-        ModelFormatError: Not a safetensors file, truncated, with data outside the file, or no
+        ModelFormatError: Not a safetensors file, truncated, with data outside the file, with too many tensors, or no
             regular file.
         ModelNotFoundError: The file cannot be opened.
     """
@@ -78,6 +81,8 @@ def read_safetensors_header(path: Path) -> SafetensorsHeader:
         raise _broken(path, "its header is not JSON") from error
     if not isinstance(entries, dict):
         raise _broken(path, "its header is not a JSON object")
+    if len(entries) - ("__metadata__" in entries) > max_tensors:
+        raise _broken(path, f"with it the model has more than {MAX_TENSORS:,} tensors")
     data_bytes = size_bytes - _LENGTH_BYTES - length_bytes
     begin = _LENGTH_BYTES + length_bytes
     tensors: dict[str, StoredTensor] = {}

@@ -19,12 +19,16 @@ from mlx.nn.layers.quantized import QuantizedEmbedding
 from mlx.utils import tree_flatten
 
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
+from machd.engine.backend.inspection_bounds import printable
 from machd.engine.backend.untyped import Cache, LanguageModel
 from machd.engine.kv.kv_format import PLAIN, KvFormat
 from machd.engine.kv.row_caches import innermost, kv_arrays, make_row_caches
-from machd.errors import ModelArchitectureError
+from machd.errors import ModelArchitectureError, ModelFormatError
 
 _PROMPT_TOKENS = 8
+
+_LARGEST_WINDOW_TOKENS = 1 << 53
+"""Integers beyond it are not exact in every reader of JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +52,26 @@ def measure_model(model: Module, kv_format: KvFormat = PLAIN) -> MeasuredModel:
     Args:
         model: A model of mlx-lm's.
         kv_format: KV format of the costs; the classes are the model's own.
+
+    Raises:
+        ModelArchitectureError: The forward pass fails here.
+        ModelFormatError: It makes no number of any token.
     """
     layers = layer_facts(model)
     caches = make_row_caches(model, kv_format)
     prompt = _prompt(model)
-    logits = _run(model, prompt, caches)
-    first_bytes = [_held_bytes(cache) for cache in innermost(caches)]
-    _run(model, prompt, caches)
+    try:
+        logits = _run(model, prompt, caches)
+        first_bytes = [_held_bytes(cache) for cache in innermost(caches)]
+        _run(model, prompt, caches)
+    except Exception as error:
+        # A model of mlx-lm's raises any error.
+        raise _not_working(error) from error
+    if mx.all(mx.any(mx.isnan(logits), axis=-1)).item():
+        raise ModelFormatError(
+            "the model computes NaN for every token: a number of its configuration or a weight is damaged, or too "
+            "large for model.dtype; fetch or copy it again, or try `--model-dtype float32`"
+        )
     costs = [
         _cost(cache, before) for cache, before in zip(innermost(caches), first_bytes, strict=True)
     ]
@@ -128,17 +145,30 @@ def _costs_of_their_class(caches: Sequence[Cache], failure: Exception) -> tuple[
     filled = [cache for cache in caches if isinstance(getattr(cache, "keys", None), mx.array)]
     by_class = {type(cache): _cost(cache, 0) for cache in filled}
     if any(type(cache) not in by_class for cache in caches):
-        raise ModelArchitectureError(
-            f"the model's forward pass does not work here: {type(failure).__name__}: {failure}"
-        ) from failure
+        raise _not_working(failure) from failure
     return [by_class[type(cache)] for cache in caches], len(filled)
 
 
+def _not_working(failure: Exception) -> ModelArchitectureError:
+    return ModelArchitectureError(
+        f"the model's forward pass does not work here: {printable(failure)}"
+    )
+
+
 def layer_facts(model: Module) -> tuple[LayerCacheFacts, ...]:
-    """Read the facts of empty caches, and no weight; a filled window would not be trimmable."""
+    """Read the facts of empty caches, and no weight; a filled window would not be trimmable.
+
+    Raises:
+        ModelFormatError: A window is absurd.
+    """
     caches = make_row_caches(model)
     owners = _owners(model, caches)
-    return tuple(_facts(cache, owner) for cache, owner in zip(caches, owners, strict=True))
+    found = tuple(_facts(cache, owner) for cache, owner in zip(caches, owners, strict=True))
+    if max((one.window_tokens or 0 for one in found), default=0) > _LARGEST_WINDOW_TOKENS:
+        raise ModelFormatError(
+            "the configuration says a window of more than 2^53 tokens; fetch or copy it again"
+        )
+    return found
 
 
 def _prompt(model: Module) -> mx.array:

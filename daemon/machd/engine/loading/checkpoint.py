@@ -10,10 +10,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from machd.engine.backend.inspection_bounds import check_counts
+from machd.engine.backend.inspection_bounds import check_counts, check_finite
 from machd.engine.backend.model_files import read_object, shortened
 from machd.engine.backend.own_code import auto_map_files, is_runnable
-from machd.engine.backend.safetensors_header import StoredTensor, read_safetensors_header
+from machd.engine.backend.safetensors_header import (
+    MAX_TENSORS,
+    SafetensorsHeader,
+    StoredTensor,
+    read_safetensors_header,
+)
 from machd.errors import ModelCodeError, ModelFormatError, ModelNotFoundError, SettingsError
 
 _PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
@@ -23,6 +28,9 @@ _INDEX = "model.safetensors.index.json"
 UNBOUNDED_CONTEXT_TOKENS = 32_768
 """Positions of a model that names no limit, such as a recurrent one, unless
 ``model.max_context_tokens`` is set."""
+
+_LARGEST_CONTEXT_TOKENS = 1 << 53
+"""Integers beyond it are not exact in every reader of JSON."""
 
 _CONTEXT_KEYS = (
     "max_position_embeddings",
@@ -78,8 +86,13 @@ def read_checkpoint(path: Path, *, trust_remote_code: bool) -> Checkpoint:
     if not trust_remote_code:
         refuse_own_model(config)
     weight_files = _weight_files(path)
-    headers = [read_safetensors_header(file) for file in weight_files]
-    check_counts(config, sum(len(header.tensors) for header in headers))
+    headers: list[SafetensorsHeader] = []
+    tensor_count = 0
+    for file in weight_files:
+        headers.append(read_safetensors_header(file, MAX_TENSORS - tensor_count))
+        tensor_count += len(headers[-1].tensors)
+    check_counts(config, tensor_count)
+    check_finite(config)
     named = auto_map_files(path)
     return Checkpoint(
         path=path,
@@ -170,12 +183,17 @@ def context_tokens(config: dict[str, object], max_context_tokens: int | None) ->
 
     Raises:
         SettingsError: The user's limit is above the model's.
+        ModelFormatError: The model's is absurd.
     """
     text_config = config.get("text_config")
     places = (config, text_config) if isinstance(text_config, dict) else (config,)
     values = (place.get(key) for place in places for key in _CONTEXT_KEYS)
     lengths = (one for one in values if isinstance(one, int) and not isinstance(one, bool))
     own = next((one for one in lengths if one > 0), None)
+    if own is not None and own > _LARGEST_CONTEXT_TOKENS:
+        raise ModelFormatError(
+            "the configuration says a context of more than 2^53 tokens; fetch or copy it again"
+        )
     if max_context_tokens is None:
         return own or UNBOUNDED_CONTEXT_TOKENS
     if own is not None and max_context_tokens > own:

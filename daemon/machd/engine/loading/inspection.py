@@ -2,7 +2,8 @@
 
 The model is built and repaired as the loader does it, with the real configuration and with arrays
 that know their shapes and are never computed. So the inspection fails where loading would, except
-for damaged weights, too little memory, and a tokenizer that has no ``tokenizer.json``.
+for damaged weights, too little memory, a tokenizer that has no ``tokenizer.json``, and values of a JSON
+type that transformers alone refuses.
 """
 
 from __future__ import annotations

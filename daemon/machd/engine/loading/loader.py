@@ -21,6 +21,7 @@ from machd.engine.backend.device import (
     device_memory_bytes,
     device_name,
 )
+from machd.engine.backend.inspection_bounds import printable
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.backend.model_files import own_code_files
 from machd.engine.backend.progress import LoadProgress, SilentProgress
@@ -334,7 +335,7 @@ def _load_shard(
     try:
         reader.materialise(model, progress)
     except RuntimeError as error:
-        raise ModelFormatError(f"{checkpoint.path.name}: {error}") from error
+        raise ModelFormatError(f"{checkpoint.path.name}: {printable(error)}") from error
     return _LoadedDirectory(model, architecture)
 
 
@@ -354,8 +355,7 @@ def _built(
     except Exception as error:
         # mlx-lm raises KeyError, TypeError or ValueError for a contradiction.
         raise ModelFormatError(
-            f"{checkpoint.path.name}: weights and config.json do not fit together: "
-            f"{type(error).__name__}: {error}"
+            f"{checkpoint.path.name}: weights and config.json do not fit together: {printable(error)}"
         ) from error
     if origins is not None:
         origins.restore_class(model)
@@ -398,7 +398,7 @@ def _read_weights(
     try:
         materialise(model, plain_dtype, progress, quantise_to)
     except RuntimeError as error:
-        raise ModelFormatError(f"{checkpoint.path.name}: {error}") from error
+        raise ModelFormatError(f"{checkpoint.path.name}: {printable(error)}") from error
 
 
 def describe_model(  # noqa: PLR0913 - one argument for each fact of files and settings

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from machd.engine.backend.inspection_bounds import printable
 from machd.engine.backend.model_files import (
     MAX_TEMPLATE_BYTES,
     NO_CHAT,
@@ -62,7 +63,7 @@ def directory_tokenizer(
                 "you trust it"
             ) from error
         raise ModelFormatError(
-            f"the tokenizer files of {path.name} cannot be read: {error}"
+            f"the tokenizer files of {path.name} cannot be read: {printable(error)}"
         ) from error
     check_growth(getattr(wrapped, "backend_tokenizer", None), path.name)
     check_template_sizes(wrapped.chat_template, path.name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass
 
+from machd.engine.backend.inspection_bounds import printable
 from machd.engine.loading.checkpoint import Checkpoint
 from machd.engine.protocol.engine import VisionDescription
 from machd.engine.protocol.tokenizer import Tokenizer
@@ -109,8 +110,7 @@ def build_vision_model(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Lo
     except Exception as error:  # mlx-vlm's, about files that do not fit its classes
         files.close()
         raise ModelFormatError(
-            f"mlx-vlm's {family.name} cannot be built from {checkpoint.path.name}: "
-            f"{type(error).__name__}: {error}"
+            f"mlx-vlm's {family.name} cannot be built from {checkpoint.path.name}: {printable(error)}"
         ) from error
     return LoadedVision(family.name, model, files)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from unit.engine.tiny_llama import CONFIG, TinyLlama, largest
 
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.kv.formats import kv_format_named
+from machd.engine.loading import checkpoint
+from machd.engine.loading.inspection import inspect_model
 from machd.engine.loading.loader import LoadedModel, load_model
 from machd.errors import (
     ChatTemplateMissingError,
@@ -319,6 +322,49 @@ def test_absurd_configuration_is_refused_before_a_model_is_built(
     tiny.change_config(**changes)
 
     with pytest.raises(ModelFormatError, match=words):
+        load_model(tiny.source)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rms_norm_eps": float("nan")}, "NaN is no number"),
+        ({"rms_norm_eps": float("inf")}, "rms_norm_eps = infinitely many"),
+        ({"rms_norm_eps": -1e-5}, "rms_norm_eps = -1e-05"),
+        ({"rope_theta": 0.0}, "rope_theta = 0,"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 0.0}}, "factor = 0,"),
+        ({"max_position_embeddings": 2**60}, "2\\^53 tokens"),
+        ({"text_config": {"rope_theta": 0}}, "rope_theta = 0,"),
+    ],
+)
+def test_number_that_makes_every_token_nan_is_refused_by_check_and_loader(
+    tiny: TinyLlama, changes: dict[str, object], words: str
+) -> None:
+    """Such a model used to start, and then to fail each request."""
+    tiny.change_config(**changes)
+    for read in (inspect_model, load_model):
+        with pytest.raises(ModelFormatError, match=words):
+            read(tiny.source)
+
+
+def test_model_that_computes_no_number_is_refused(tiny: TinyLlama) -> None:
+    """A damaged weight that reaches every token is noticed by the first short run."""
+    file = str(tiny.path / "model.safetensors")
+    arrays = mx.load(file)
+    assert isinstance(arrays, dict)
+    arrays["model.norm.weight"] = mx.full(arrays["model.norm.weight"].shape, mx.nan)
+    mx.save_safetensors(file, arrays, {"format": "mlx"})
+    with pytest.raises(ModelFormatError, match="computes NaN for every token"):
+        load_model(tiny.source)
+
+
+def test_checkpoint_of_too_many_tensors_is_refused(
+    tiny: TinyLlama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit is of all files together, and is reached before a name is looked at."""
+    shutil.copy(tiny.path / "model.safetensors", tiny.path / "model-2.safetensors")
+    monkeypatch.setattr(checkpoint, "MAX_TENSORS", 21)
+    with pytest.raises(ModelFormatError, match=r"model\.safetensors.*more than"):
         load_model(tiny.source)
 
 
