@@ -10,28 +10,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from typing import BinaryIO
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.quantized import quantize
 
-from machd.engine.backend.inspection_bounds import check_counts
-from machd.engine.backend.model_files import shortened
+from machd.engine.backend.inspection_bounds import check_counts, check_finite, printable
+from machd.engine.backend.model_files import open_regular, shortened
 from machd.engine.backend.progress import LoadProgress
 from machd.engine.loading.gguf_header import GgufHeader, GgufTensor
+from machd.engine.loading.gguf_tensors import EXPANDED, KEPT_BITS, read_tensor
 from machd.errors import ModelArchitectureError, ModelFormatError
 
 _GROUP_SIZE = 32
-"""Weights that share a scale in every type that mlx keeps quantised."""
-
-_KEPT_BITS: Mapping[str, int] = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}
-"""Types that mlx keeps quantised, with their bits."""
-
-_EXPANDED = frozenset({"F32", "F16", "Q6_K"})
-"""Types that mlx reads as floats. It expands Q6_K, which llama.cpp puts into most Q4_0 files, to
-float16. It expands Q4_K wrongly: mlx 0.32.4 gives every second group of 32 the scale and minimum of
-the group before it. So Q4_K is refused."""
+"""Weights that share a scale in every type that is kept quantised."""
 
 _ROPE_FACTORS = "rope_freqs.weight"
 _GLOBAL_NAMES: Mapping[str, str] = {
@@ -76,7 +69,7 @@ def check_gguf(header: GgufHeader) -> None:
 
     Raises:
         ModelArchitectureError: Another architecture, or a mixture of experts.
-        ModelFormatError: A tensor type that mlx does not read, a tensor that llama has not, or more
+        ModelFormatError: A tensor type that machd does not read, a tensor that llama has not, or more
             layers than tensors.
     """
     name = header.path.name
@@ -91,16 +84,22 @@ def check_gguf(header: GgufHeader) -> None:
             f"{name} is a mixture of experts, which machd reads in mlx-lm layout only"
         )
     for tensor in header.tensors:
-        if tensor.type_name not in _KEPT_BITS and tensor.type_name not in _EXPANDED:
+        if tensor.type_name not in KEPT_BITS and tensor.type_name not in EXPANDED:
             raise ModelFormatError(
                 f"{name}: {shortened(tensor.name)} is stored as {tensor.type_name}, which machd does not "
                 "read; use a Q4_0, Q4_1, Q8_0, F16 or F32 file"
+            )
+        if len(tensor.shape) == 1 and tensor.type_name in KEPT_BITS:
+            raise ModelFormatError(
+                f"{name}: {shortened(tensor.name)} is a vector stored as {tensor.type_name}; no converter writes that"
             )
         if tensor.name != _ROPE_FACTORS and _module_path(tensor.name) is None:
             raise ModelFormatError(f"{name}: a plain llama has no tensor {shortened(tensor.name)}")
     if not any(tensor.name == "token_embd.weight" for tensor in header.tensors):
         raise ModelFormatError(f"{name} holds no token_embd.weight; it is no language model")
-    check_counts(llama_config(header), len(header.tensors))
+    config = llama_config(header)
+    check_counts(config, len(header.tensors))
+    check_finite(config)
 
 
 def llama_config(header: GgufHeader, rope_factors: list[float] | None = None) -> dict[str, object]:
@@ -115,8 +114,13 @@ def llama_config(header: GgufHeader, rope_factors: list[float] | None = None) ->
     """
     heads = header.integer("llama.attention.head_count")
     hidden_size = header.integer("llama.embedding_length")
+    kv_heads = header.integer("llama.attention.head_count_kv", heads)
     if heads == 0 or hidden_size % heads:
         raise ModelFormatError(f"{header.path.name}: {heads} heads do not divide {hidden_size}")
+    if kv_heads == 0 or heads % kv_heads:
+        raise ModelFormatError(
+            f"{header.path.name}: {kv_heads} heads of keys do not divide {heads}"
+        )
     head_dim = header.integer("llama.attention.key_length", hidden_size // heads)
     if header.integer("llama.rope.dimension_count", head_dim) != head_dim:
         raise ModelFormatError(f"{header.path.name}: partial rotary positions are not supported")
@@ -127,7 +131,7 @@ def llama_config(header: GgufHeader, rope_factors: list[float] | None = None) ->
         "num_hidden_layers": header.integer("llama.block_count"),
         "intermediate_size": header.integer("llama.feed_forward_length"),
         "num_attention_heads": heads,
-        "num_key_value_heads": header.integer("llama.attention.head_count_kv", heads),
+        "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
         "rms_norm_eps": header.number("llama.attention.layer_norm_rms_epsilon"),
         "vocab_size": shapes["token_embd.weight"][0],
@@ -146,18 +150,20 @@ def build_llama(header: GgufHeader, weights: GgufWeights) -> Module:
     """
     from mlx_lm.models.llama import Model, ModelArgs  # noqa: PLC0415 - after import_mlx_lm()
 
-    model: Module = Model(ModelArgs.from_dict(llama_config(header, weights.rope_factors)))
+    config = llama_config(header, weights.rope_factors)
 
     def packing(path: str, _: Module) -> bool | dict[str, int]:
         bits = weights.bits.get(path)
         return False if bits is None else {"group_size": _GROUP_SIZE, "bits": bits}
 
     try:
+        model: Module = Model(ModelArgs.from_dict(config))
         quantize(model, class_predicate=packing)
         model.load_weights(list(weights.arrays.items()), strict=True)
-    except ValueError as error:
+    except Exception as error:
+        # mlx-lm raises any error for a contradiction, such as ZeroDivisionError for no heads.
         raise ModelFormatError(
-            f"{header.path.name}: its tensors do not fit its metadata: {error}"
+            f"{header.path.name}: its tensors do not fit its metadata: {printable(error)}"
         ) from error
     model.eval()
     return model
@@ -177,20 +183,30 @@ def load_llama_weights(
         progress: Advanced by each tensor's size in the file.
 
     Raises:
-        ModelFormatError: The file is corrupt.
+        ModelFormatError: The file has become shorter since its header was read.
     """
-    raw = _read_arrays(header.path)
-    factors = raw.pop(_ROPE_FACTORS, None)
+    with open_regular(header.path) as file:
+        try:
+            return _read_weights(file, header, dtype, progress)
+        except (OSError, EOFError) as error:
+            raise ModelFormatError(
+                f"{header.path.name} has changed while it was read; fetch the file again"
+            ) from error
+
+
+def _read_weights(
+    file: BinaryIO, header: GgufHeader, dtype: mx.Dtype | None, progress: LoadProgress
+) -> GgufWeights:
     plain_dtype = dtype or _stored_dtype(header)
     heads = header.integer("llama.attention.head_count")
     kv_heads = header.integer("llama.attention.head_count_kv", heads)
-    weights = GgufWeights({}, {}, None if factors is None else _floats(factors))
+    weights = GgufWeights({}, {}, _rope_factors(file, header))
     for path, tensor in _weights_of_modules(header):
-        parts = _take(raw, tensor.name, header.path)
+        parts = read_tensor(file, tensor)
         if path.endswith((".q_proj", ".k_proj")):
             rows = heads if path.endswith(".q_proj") else kv_heads
             parts = {part: _paired_by_halves(array, rows) for part, array in parts.items()}
-        bits = _KEPT_BITS.get(tensor.type_name)
+        bits = KEPT_BITS.get(tensor.type_name)
         if bits is None:
             parts = {"weight": parts["weight"].astype(plain_dtype)}
         elif dtype is not None:
@@ -212,7 +228,7 @@ def lazy_llama_weights(header: GgufHeader) -> GgufWeights:
     dtype = _stored_dtype(header)
     weights = GgufWeights({}, {})
     for path, tensor in _weights_of_modules(header):
-        bits = _KEPT_BITS.get(tensor.type_name)
+        bits = KEPT_BITS.get(tensor.type_name)
         if bits is None:
             weights.arrays[f"{path}.weight"] = mx.zeros(tensor.shape, dtype)
             continue
@@ -244,23 +260,11 @@ def _module_path(tensor_name: str) -> str | None:
     return None if name is None else f"model.layers.{match['layer']}.{name}"
 
 
-def _read_arrays(path: Path) -> dict[str, mx.array]:
-    try:
-        arrays = mx.load(str(path))
-    except (RuntimeError, ValueError) as error:
-        raise ModelFormatError(f"{path.name} is corrupt: {error}; fetch the file again") from error
-    assert isinstance(arrays, dict)
-    return arrays
-
-
-def _take(raw: dict[str, mx.array], tensor_name: str, path: Path) -> dict[str, mx.array]:
-    """Remove the arrays of one tensor from those of the file: weight, scales and biases."""
-    stem = tensor_name.removesuffix(".weight")
-    names = ("weight", "scales", "biases")
-    parts = {part: raw.pop(f"{stem}.{part}") for part in names if f"{stem}.{part}" in raw}
-    if "weight" not in parts:
-        raise ModelFormatError(f"{path.name} is corrupt: {tensor_name} could not be read")
-    return parts
+def _rope_factors(file: BinaryIO, header: GgufHeader) -> list[float] | None:
+    for tensor in header.tensors:
+        if tensor.name == _ROPE_FACTORS:
+            return _floats(read_tensor(file, tensor)["weight"])
+    return None
 
 
 def _paired_by_halves(rows: mx.array, heads: int) -> mx.array:

@@ -11,7 +11,7 @@ import mmap
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -36,7 +36,11 @@ and merges has a third of them."""
 
 _MAX_HEADER_BYTES = 128 << 20
 _DEFAULT_ALIGNMENT_BYTES = 32
+_ALIGNMENT_UNIT_BYTES = 8
+"""The format wants a multiple of it."""
 
+_MAX_DIMENSIONS = 4
+"""ggml's limit."""
 
 _TENSOR_TYPES: Mapping[int, tuple[str, int, int]] = {
     0: ("F32", 1, 4),
@@ -63,6 +67,7 @@ class GgufTensor:
     Attributes:
         shape: Row-major, outermost first, as numpy and mlx count.
         type_name: ggml's name, such as ``Q4_1``.
+        offset: Of its first byte, from the beginning of the file.
         size_bytes: Size in the file.
         elements: Count of numbers.
     """
@@ -70,6 +75,7 @@ class GgufTensor:
     name: str
     shape: tuple[int, ...]
     type_name: str
+    offset: int
     size_bytes: int
     elements: int
 
@@ -196,16 +202,28 @@ class _Reader:
         tensor_count, metadata_count = self._count(), self._count()
         metadata = {self._string(): self._value() for _ in range(metadata_count)}
         described = [self._tensor() for _ in range(tensor_count)]
-        header = GgufHeader(self._path, metadata, tuple(tensor for tensor, _ in described))
-        alignment = header.integer("general.alignment", _DEFAULT_ALIGNMENT_BYTES) or 1
-        data_start = -(-self.position // alignment) * alignment
-        for tensor, offset in described:
-            if data_start + offset + tensor.size_bytes > len(self._data):
+        alignment = self._alignment(GgufHeader(self._path, metadata, ()))
+        begin = end = -(-self.position // alignment) * alignment
+        tensors = tuple(replace(one, offset=begin + one.offset) for one in described)
+        for tensor in sorted(tensors, key=lambda one: one.offset):
+            # ggml, too, refuses tensors that overlap or leave gaps.
+            if tensor.offset != -(-end // alignment) * alignment:
+                raise self._corrupt(
+                    f"{shortened(tensor.name)} does not begin where the one before it ends"
+                )
+            end = tensor.offset + tensor.size_bytes
+            if end > len(self._data):
                 raise ModelFormatError(
                     f"{self._path.name} is truncated: {shortened(tensor.name)} ends behind "
                     "the end of the file; fetch the file again"
                 )
-        return header
+        return GgufHeader(self._path, metadata, tensors)
+
+    def _alignment(self, header: GgufHeader) -> int:
+        alignment = header.integer("general.alignment", _DEFAULT_ALIGNMENT_BYTES)
+        if alignment == 0 or alignment % _ALIGNMENT_UNIT_BYTES:
+            raise self._corrupt(f"general.alignment is {alignment:,}")
+        return alignment
 
     def _unpack(self, code: str) -> int:
         (value,) = self._scalars(code)
@@ -217,7 +235,7 @@ class _Reader:
         # Counted over the whole file: a small file may hold many lists, a sparse one long ones.
         self._entries_left -= count
         if self._entries_left < 0:
-            raise ModelFormatError(f"{self._path.name} is corrupt: {count:,} entries in a list")
+            raise self._corrupt(f"{count:,} entries in a list")
         return count
 
     def _string(self) -> str:
@@ -242,16 +260,20 @@ class _Reader:
             return [self._string() for _ in range(count)]
         if kind in _SCALARS:
             return list(self._scalars(f"{count}{_SCALARS[kind]}"))
-        raise ModelFormatError(f"{self._path.name} is corrupt: metadata of type {kind}")
+        raise self._corrupt(f"metadata of type {kind}")
 
     def _scalars(self, code: str) -> tuple[bool | int | float, ...]:
         values = struct.unpack_from("<" + code, self._data, self.position)
         self.position += struct.calcsize("<" + code)
         return values
 
-    def _tensor(self) -> tuple[GgufTensor, int]:
+    def _tensor(self) -> GgufTensor:
+        """Read a tensor's description; its offset counts from the beginning of the data."""
         name = self._string()
-        dimensions = [self._unpack("Q") for _ in range(min(self._unpack("I"), 8))]
+        dimension_count = self._unpack("I")
+        if not 1 <= dimension_count <= _MAX_DIMENSIONS:
+            raise self._corrupt(f"{shortened(name)} has {dimension_count:,} dimensions")
+        dimensions = [self._unpack("Q") for _ in range(dimension_count)]
         kind, offset = self._unpack("I"), self._unpack("Q")
         block = _TENSOR_TYPES.get(kind)
         if block is None:
@@ -261,11 +283,14 @@ class _Reader:
             )
         type_name, block_elements, block_bytes = block
         elements = math.prod(dimensions)
-        if dimensions and dimensions[0] % block_elements:
-            raise ModelFormatError(
-                f"{self._path.name} is corrupt: {shortened(name)} has broken blocks"
-            )
+        if elements == 0:
+            raise self._corrupt(f"{shortened(name)} is empty")
+        if dimensions[0] % block_elements:
+            raise self._corrupt(f"{shortened(name)} has broken blocks")
         size_bytes = elements // block_elements * block_bytes
         # GGUF counts dimensions innermost first.
         shape = tuple(reversed(dimensions))
-        return GgufTensor(name, shape, type_name, size_bytes, elements), offset
+        return GgufTensor(name, shape, type_name, offset, size_bytes, elements)
+
+    def _corrupt(self, problem: str) -> ModelFormatError:
+        return ModelFormatError(f"{self._path.name} is corrupt: {problem}; fetch the file again")

@@ -10,20 +10,30 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from unit.engine.gguf_writer import dequantised, llama_metadata, quantised, tiny_gguf, write_gguf
-from unit.engine.tiny_llama import TinyLlama, largest
+from unit.engine.gguf_writer import (
+    Blocks,
+    dequantised,
+    llama_metadata,
+    quantised,
+    tiny_gguf,
+    write_gguf,
+)
+from unit.engine.tiny_llama import TOKENS, TinyLlama, largest
 
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.backend.progress import SilentProgress
 from machd.engine.loading.gguf import check_gguf, llama_config, load_llama_weights
 from machd.engine.loading.gguf_header import read_gguf_header
+from machd.engine.loading.gguf_tensors import read_tensor
 from machd.engine.loading.gguf_tokenizer import build_tokenizer
+from machd.engine.loading.inspection import inspect_model
 from machd.engine.loading.loader import load_model
 from machd.engine.loading.source import ModelSource, SourceKind
 from machd.errors import ModelArchitectureError, ModelFormatError
 
 import_mlx_lm()
 
+from mlx_lm.models.cache import make_prompt_cache  # noqa: E402
 from mlx_lm.models.rope_utils import initialize_rope  # noqa: E402
 
 KINDS = ["F32", "F16", "Q4_0", "Q4_1", "Q8_0", "Q6_K"]
@@ -51,8 +61,87 @@ def test_tensor_of_every_type_has_the_numbers_of_its_format(tmp_path: Path, kind
     check_gguf(header)
     weights = load_llama_weights(header, mx.float32, SilentProgress())
     found = np.array(weights.arrays["model.embed_tokens.weight"])
-    tolerance = 1e-3 if kind == "Q6_K" else 1e-6  # mlx expands Q6_K to float16
-    np.testing.assert_allclose(found, dequantised(blocks), rtol=tolerance, atol=tolerance)
+    np.testing.assert_array_equal(found, dequantised(blocks))
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
+def test_packed_tensor_has_the_bits_of_mlxs_own_reader(tmp_path: Path, kind: str) -> None:
+    """Types that stay quantised are in mlx's layout, with its scales and biases."""
+    values = np.random.default_rng(3).standard_normal((8, 256)).astype(np.float32)
+    path = write_gguf(tmp_path / "x.gguf", llama_metadata(), {"x.weight": quantised(kind, values)})
+    (tensor,) = read_gguf_header(path).tensors
+    with path.open("rb") as file:
+        found = read_tensor(file, tensor)
+    expected = mx.load(str(path))
+    assert isinstance(expected, dict)
+    for part, array in found.items():
+        assert array.dtype == expected[f"x.{part}"].dtype
+        assert mx.array_equal(array, expected[f"x.{part}"])
+
+
+def _q6_k_blocks(shape: tuple[int, ...], seed: int) -> Blocks:
+    """Random blocks whose weights have the size of a model's."""
+    random = np.random.default_rng(seed)
+    count = int(np.prod(shape)) // 256
+    blocks = random.integers(0, 256, (count, 210), dtype=np.uint8)
+    blocks[:, 192:208] = random.integers(-8, 9, (count, 16)).astype(np.int8).view(np.uint8)
+    scales = random.uniform(1e-3, 2e-3, (count, 1)).astype("<f2")
+    blocks[:, 208:] = scales.view(np.uint8).reshape(count, 2)
+    return "Q6_K", shape, blocks.tobytes()
+
+
+def _q6_k_tensors() -> dict[str, Blocks]:
+    """A llama of one layer, 256 wide."""
+    shapes = {
+        "token_embd": (len(TOKENS), 256),
+        "output": (len(TOKENS), 256),
+        **{f"blk.0.attn_{one}": (256, 256) for one in ("q", "k", "v", "output")},
+        **{f"blk.0.ffn_{one}": (256, 256) for one in ("gate", "up", "down")},
+    }
+    matrices = {
+        f"{name}.weight": _q6_k_blocks(shape, seed)
+        for seed, (name, shape) in enumerate(shapes.items())
+    }
+    norms = ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm")
+    ones = quantised("F32", np.ones(256, np.float32))
+    return {**matrices, **{f"{name}.weight": ones for name in norms}}
+
+
+def _greedy(model: object, count: int) -> tuple[list[int], list[mx.array]]:
+    """Generate tokens behind one, and the logits of each."""
+    assert callable(model)
+    cache = make_prompt_cache(model)
+    token_ids, rows = [5], []
+    for _ in range(count):
+        row = model(mx.array([token_ids[-1:]]), cache=cache)[0, -1]
+        rows.append(row)
+        token_ids.append(int(mx.argmax(row).item()))
+    return token_ids[1:], rows
+
+
+def test_q6_k_answers_as_its_exact_dequantisation(tmp_path: Path) -> None:
+    """160 greedy tokens and all their logits are those of the same weights as float32."""
+    metadata = llama_metadata(
+        llama__embedding_length=256,
+        llama__feed_forward_length=256,
+        llama__block_count=1,
+        llama__attention__head_count_kv=4,
+    )
+    stored = _q6_k_tensors()
+    exact = {name: quantised("F32", dequantised(blocks)) for name, blocks in stored.items()}
+    answers = [
+        _greedy(
+            load_model(
+                _source(write_gguf(tmp_path / name, metadata, tensors)), dtype="float32"
+            ).model,
+            160,
+        )
+        for name, tensors in (("q6_k.gguf", stored), ("exact.gguf", exact))
+    ]
+    (found, found_rows), (expected, expected_rows) = answers
+    assert len(set(expected)) > 20
+    assert found == expected
+    assert all(map(mx.array_equal, found_rows, expected_rows))
 
 
 def test_gguf_model_equals_the_converted_one(tmp_path: Path, tiny: TinyLlama) -> None:
@@ -163,6 +252,29 @@ def test_a_small_file_does_not_become_a_large_header(tmp_path: Path, values: lis
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"general__alignment": 0}, "general.alignment is 0"),
+        ({"general__alignment": 12}, "general.alignment is 12"),
+        ({"llama__attention__head_count_kv": 0}, "0 heads of keys"),
+        ({"llama__attention__head_count": 0}, "0 heads do not divide"),
+        ({"llama__attention__layer_norm_rms_epsilon": -1.0}, "eps = -1"),
+        ({"llama__rope__freq_base": 0.0}, "rope_theta = 0"),
+        ({"llama__rope__freq_base": float("nan")}, "not a finite number"),
+        ({"llama__block_count": 2**31}, "num_hidden_layers"),
+    ],
+)
+def test_number_that_no_model_can_have_is_refused_by_check_and_loader(
+    tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    """It is a message about the key, where it was a division by zero in a library or NaN in each answer."""
+    source = _source(tiny_gguf(tmp_path / "tiny.gguf", "Q8_0", llama_metadata(**changes)))
+    for read in (inspect_model, load_model):
+        with pytest.raises(ModelFormatError, match=message):
+            read(source)
 
 
 def test_a_pipe_is_no_gguf(tmp_path: Path) -> None:
