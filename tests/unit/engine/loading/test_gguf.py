@@ -115,7 +115,7 @@ def _greedy(model: object, count: int) -> tuple[list[int], list[mx.array]]:
     for _ in range(count):
         row = model(mx.array([token_ids[-1:]]), cache=cache)[0, -1]
         rows.append(row)
-        token_ids.append(int(mx.argmax(row).item()))
+        token_ids.append(int(np.argmax(np.array(row))))
     return token_ids[1:], rows
 
 
