@@ -245,7 +245,7 @@ def _has_gone_on(ended: list[int], talks: list[Future[set[str]]], count: int) ->
     return len(ended) >= count or any(one.done() for one in talks)
 
 
-@pytest.mark.parametrize("coalesce", [False, True])
+@pytest.mark.parametrize("coalesce", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_twenty_clients_notice_nothing_of_six_switches(
     tmp_path: Path,
     coalesce: bool,  # noqa: FBT001

@@ -141,31 +141,45 @@ def _questions() -> list[Asked]:
 _QUESTIONS = _questions()
 
 
-def _check_same(expected: Sequence[Answer], got: Sequence[Answer], what: str) -> None:
-    for asked, one, other in zip(_QUESTIONS, expected, got, strict=True):
+def _check_same(
+    questions: Sequence[Asked], expected: Sequence[Answer], got: Sequence[Answer], what: str
+) -> None:
+    for asked, one, other in zip(questions, expected, got, strict=True):
         fields = {name: value for name, value in asked.fields.items() if name != "messages"}
         assert one.said == other.said, f"{what}: {fields}"
         assert one.logprob_error(other) < _NOISE, f"{what}: {fields}"
 
 
-@pytest.mark.parametrize("mode", [pytest.param("single", marks=pytest.mark.long), "batched"])
-def test_answers_are_those_of_a_daemon_without_a_cache(tiny: Pair, mode: str) -> None:
+@pytest.mark.parametrize(
+    ("mode", "questions"),
+    [
+        ("batched", _QUESTIONS[::3]),  # every way once
+        pytest.param("batched", _QUESTIONS, marks=pytest.mark.long),
+        pytest.param("single", _QUESTIONS, marks=pytest.mark.long),
+    ],
+    ids=["batched-some", "batched-every", "single-every"],
+)
+def test_answers_are_those_of_a_daemon_without_a_cache(
+    tiny: Pair, mode: str, questions: Sequence[Asked]
+) -> None:
     """Cold, warm, and all at once; greedy and drawn, n, penalties, logprobs, structured output."""
     for daemon in (tiny.cached, tiny.plain):
         daemon.change("/admin/mode", {"mode": mode})
     tiny.cached.change("/admin/cache/clear", {})
-    expected = [ask(tiny.plain.url, one) for one in _QUESTIONS]
-    assert len({one.texts for one in expected}) > len(_QUESTIONS) // 2, "answers differ"
+    expected = [ask(tiny.plain.url, one) for one in questions]
+    assert len({one.texts for one in expected}) > len(questions) // 2, "answers differ"
     assert not any(one.cached_tokens for one in expected)
-    _check_same(expected, [ask(tiny.cached.url, one) for one in _QUESTIONS], "the first time")
-    again = [ask(tiny.cached.url, one) for one in _QUESTIONS]
-    _check_same(expected, again, "the second time")
+    _check_same(
+        questions, expected, [ask(tiny.cached.url, one) for one in questions], "the first time"
+    )
+    again = [ask(tiny.cached.url, one) for one in questions]
+    _check_same(questions, expected, again, "the second time")
     assert all(one.cached_tokens == one.prompt_tokens - 1 for one in again)
-    together = ask_all(tiny.cached.url, _QUESTIONS)
-    _check_same(expected, together, "all at once")
+    together = ask_all(tiny.cached.url, questions)
+    _check_same(questions, expected, together, "all at once")
     if mode == "batched":
         tiny.cached.change("/admin/cache/clear", {})
-        _check_same(expected, ask_all(tiny.cached.url, _QUESTIONS), "all at once, cold")
+        _check_same(questions, expected, ask_all(tiny.cached.url, questions), "all at once, cold")
 
 
 def test_modes_keep_the_cache(tiny: Pair) -> None:

@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 from support.engines.oracle import open_draws
 from support.engines.tiny_engines import alone, loaded
-from support.engines.tiny_models import VOCABULARY_TOKENS, TinyKind, tiny_model
+from support.engines.tiny_models import VOCABULARY_TOKENS, TinyKind, each_kind, tiny_model
 
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.protocol.engine import Engine
@@ -78,7 +78,7 @@ def _is_proposer(proposer: Proposer) -> ProposerKind:
 
 
 @pytest.mark.parametrize("name", PARAMS)
-@pytest.mark.parametrize("kind", TinyKind)
+@each_kind()
 def test_a_draft_of_the_same_weights_guesses_what_the_row_says(kind: TinyKind, name: str) -> None:
     """Every guess is right, whatever the caches are and however tokens are chosen."""
     params = PARAMS[name]
@@ -91,7 +91,7 @@ def test_a_draft_of_the_same_weights_guesses_what_the_row_says(kind: TinyKind, n
     assert sum(accepted) + len(accepted) >= SAID_TOKENS
 
 
-@pytest.mark.parametrize("kind", TinyKind)
+@each_kind()
 @pytest.mark.parametrize("params", [GREEDY, PARAMS["penalised"]], ids=["greedy", "penalised"])
 def test_what_the_row_did_not_say_is_forgotten(kind: TinyKind, params: SamplingParams) -> None:
     """After guesses that went wrong at any place, the next is the one of a row that never guessed."""
@@ -110,7 +110,7 @@ def test_what_the_row_did_not_say_is_forgotten(kind: TinyKind, params: SamplingP
         assert _guess(row, 6) == _guess(fresh, 6), f"after {right} right ones, {len(said)} said"
 
 
-@pytest.mark.parametrize("kind", TinyKind)
+@each_kind()
 def test_guesses_that_nobody_verified_do_no_harm(kind: TinyKind) -> None:
     """Asking twice gives the same; a row may also say more than was asked for, or all of it."""
     said = _said(kind, SAMPLED)
