@@ -117,7 +117,12 @@ def test_streamed_model_answers_as_from_memory(daemon: ServeProcess, expected: l
 
 
 @pytest.mark.parametrize(
-    "flags", [("--speculation-mode=ngram",), ("--cache-kv-quantization=affine8",), ()]
+    "flags",
+    [
+        ("--speculation-mode=ngram",),
+        pytest.param(("--cache-kv-quantization=affine8",), marks=pytest.mark.long),
+        pytest.param((), marks=pytest.mark.long),
+    ],
 )
 def test_streamed_model_works_with_each_feature(checkpoint: Path, flags: tuple[str, ...]) -> None:
     """With drafts, quantised KV and in single flight, answers are those of the model in memory."""
@@ -153,6 +158,7 @@ def test_expert_bank_is_shown_on_every_surface(daemon: ServeProcess) -> None:
     assert (event["in_memory"], event["experts"]) == (32, 128)
 
 
+@pytest.mark.long
 def test_streamed_model_takes_little_more_memory_than_its_bank(
     checkpoint: Path, daemon: ServeProcess
 ) -> None:
@@ -168,6 +174,7 @@ def test_streamed_model_takes_little_more_memory_than_its_bank(
     assert whole_bytes - bytes_ > all_bytes * 3 / 4 - 40_000_000
 
 
+@pytest.mark.long
 def test_deleted_checkpoint_is_served_on(copy: Path, expected: list[str]) -> None:
     """Files that are deleted while they are served are read as they were."""
     with ServeProcess(str(copy), *_BANKED) as daemon:
@@ -175,7 +182,7 @@ def test_deleted_checkpoint_is_served_on(copy: Path, expected: list[str]) -> Non
         assert [_text(one) for one in _answers(daemon.url)] == expected
 
 
-@pytest.mark.parametrize("fault", ["truncated", "modified"])
+@pytest.mark.parametrize("fault", ["truncated", pytest.param("modified", marks=pytest.mark.long)])
 def test_damaged_checkpoint_fails_requests_and_not_the_daemon(
     copy: Path, expected: list[str], fault: str
 ) -> None:
