@@ -408,7 +408,10 @@ def test_who_needs_much_is_not_starved_by_those_who_need_little(watch: _Watch) -
     assert admitted == [b"small 0", b"large", *smalls]
 
 
-@pytest.mark.parametrize(("prompt_tokens", "max_tokens"), [(2, 130), (3, 127), (25, 80)])
+@pytest.mark.parametrize(
+    ("prompt_tokens", "max_tokens"),
+    [(2, 130), *(pytest.param(*one, marks=pytest.mark.long) for one in ((3, 127), (25, 80)))],
+)
 def test_who_decodes_alone_says_the_same_when_its_prompt_came_with_others(
     prompt_tokens: int, max_tokens: int, watch: _Watch
 ) -> None:

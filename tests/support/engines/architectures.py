@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import cache
 
 import pytest
@@ -51,12 +52,8 @@ def buildable_variants() -> tuple[str, ...]:
     return tuple(variant for variant in variants if variant not in NEED_METAL)
 
 
-def each_architecture() -> pytest.MarkDecorator:
-    """Parametrise ``variant`` over all tiny models.
-
-    `make test` runs one of each cache kind and the mended ones; the others have the marker ``long``.
-    """
-    every_run = {*ONE_OF_EACH_KIND, *MENDED}
+def each_architecture(every_run: Collection[str] = ONE_OF_EACH_KIND) -> pytest.MarkDecorator:
+    """Parametrise ``variant`` over all tiny models; those that are not of ``every_run`` have the marker ``long``."""
     return pytest.mark.parametrize(
         "variant",
         [

@@ -73,6 +73,7 @@ def test_popularity_follows_the_exponent(tmp_path: Path) -> None:
     assert shares[0.0] < 0.75
 
 
+@pytest.mark.long
 def test_successive_tokens_share_experts_with_locality(tmp_path: Path) -> None:
     """Tokens share more experts with the token before when the tokens before count more."""
     overlaps = [
