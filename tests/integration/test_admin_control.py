@@ -78,6 +78,28 @@ def test_a_drained_daemon_finishes_and_can_resume(tmp_path: Path) -> None:
         assert "yes" in daemon.http.post(_CHAT, json=chat("say yes")).text
 
 
+def test_open_requests_show_how_far_their_prompts_are(tmp_path: Path) -> None:
+    """While a long prompt is computed in chunks, its computed tokens grow; in the end they are all of it."""
+    gate = StepGate(lambda plan: bool(plan.prefill))
+    with _gated(tmp_path, gate) as daemon, RawClient(daemon.daemon.url) as client, gate:
+        _open(client, "a" * 3000, "r-1")
+        seen: list[int] = []
+        for _ in range(4):
+            gate.wait_until_held()
+            gate.let()
+            gate.wait_until_held()
+            (one,) = _requests(daemon)
+            assert one["state"] == "running"
+            seen.append(one["prefilled_tokens"])
+        assert seen == sorted(set(seen))
+        assert 0 < seen[0] < seen[-1] < one["prompt_tokens"]
+        gate.open()
+        client.read_until(b'"content":"a"')
+        (one,) = _requests(daemon)
+        assert one["prefilled_tokens"] == one["prompt_tokens"]
+        client.read_answer()
+
+
 @pytest.mark.parametrize("is_held", [False, True])
 def test_a_daemon_that_stops_does_not_resume(tmp_path: Path, is_held: bool) -> None:  # noqa: FBT001
     """After SIGTERM there is no way back, also if an operator had it drained before."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import structlog
@@ -29,6 +30,7 @@ class OpenRequest(Struct, frozen=True, kw_only=True):
         age_s: Since it came.
         ttft_s: From then to its first token; null before that.
         prompt_tokens: Of all its prompts.
+        prefilled_tokens: Of these, computed or found in the prefix cache so far.
         completion_tokens: Of all its completions, so far.
         decode_mode: Null while it waits.
     """
@@ -41,6 +43,7 @@ class OpenRequest(Struct, frozen=True, kw_only=True):
     age_s: float
     ttft_s: float | None
     prompt_tokens: int
+    prefilled_tokens: int
     completion_tokens: int
     decode_mode: DecodeMode | None
 
@@ -68,8 +71,11 @@ async def list_requests(admin: NamedDependency[AdminContext]) -> OpenRequestList
     The oldest first.
     """
     now_s = admin.clock.monotonic_s()
+    prefilled_tokens = admin.loop.snapshot.prefilled_tokens
     return OpenRequestList(
-        requests=[_open_request(one, now_s) for one in admin.service.open_generations]
+        requests=[
+            _open_request(one, now_s, prefilled_tokens) for one in admin.service.open_generations
+        ]
     )
 
 
@@ -97,7 +103,9 @@ async def abort_requests(
     return AbortedRequests(aborted=aborted)
 
 
-def _open_request(generation: Generation, now_s: float) -> OpenRequest:
+def _open_request(
+    generation: Generation, now_s: float, prefilled_tokens: Mapping[str, int]
+) -> OpenRequest:
     identity, usage = generation.identity, generation.usage
     admission, token_s = generation.admission, generation.first_token_s
     return OpenRequest(
@@ -109,6 +117,7 @@ def _open_request(generation: Generation, now_s: float) -> OpenRequest:
         age_s=round(now_s - identity.arrived_s, 3),
         ttft_s=None if token_s is None else round(token_s - identity.arrived_s, 3),
         prompt_tokens=usage.prompt_tokens,
+        prefilled_tokens=generation.prefilled_tokens(prefilled_tokens),
         completion_tokens=usage.completion_tokens,
         decode_mode=None if admission is None else admission.decode_mode.value,
     )

@@ -74,7 +74,7 @@ def print_requests(requests: Sequence[OpenRequest]) -> None:
             plain(one.decode_mode or "-"),
             plain(f"{one.age_s:.1f} s"),
             plain("-" if one.ttft_s is None else f"{one.ttft_s:.2f} s"),
-            plain(str(one.prompt_tokens)),
+            plain(_prompt_progress(one)),
             plain(str(one.completion_tokens)),
         )
     head, *rows = table_lines(table)
@@ -91,6 +91,12 @@ def print_requests(requests: Sequence[OpenRequest]) -> None:
 def _counts(running: int, waiting: int) -> str:
     """Open requests, as the status and the list of them count alike."""
     return f"{running + waiting} open: {running} running, {waiting} waiting"
+
+
+def _prompt_progress(request: OpenRequest) -> str:
+    """The prompt's tokens, behind those that are computed while some are not."""
+    whole, done = request.prompt_tokens, request.prefilled_tokens
+    return str(whole) if done == whole else f"{done}/{whole}"
 
 
 def shown_size(size_bytes: int) -> str:

@@ -106,6 +106,15 @@ class Scheduler:
         return sum(len(sequence.subscribers) for sequence in self._running)
 
     @property
+    def prefilled_tokens(self) -> dict[str, int]:
+        """Prompt tokens computed or reused so far, by the id of each subscriber of a running sequence."""
+        return {
+            subscriber.sequence_id: sequence.prefilled_tokens
+            for sequence in self._running
+            for subscriber in sequence.subscribers
+        }
+
+    @property
     def waiting_count(self) -> int:
         """Subscribers of waiting sequences."""
         return self._waiting.subscriber_count

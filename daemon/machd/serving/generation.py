@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from machd.engine.protocol.step import PromptLogprob, SampledToken
@@ -154,6 +154,11 @@ class _Choice:
         self.has_called = False
         self.is_prompt_scored = False
 
+    @property
+    def has_begun(self) -> bool:
+        """True once its prompt is behind it."""
+        return self.completion_tokens > 0 or self.finish_reason is not None
+
 
 @dataclass(slots=True)
 class _News:
@@ -207,7 +212,7 @@ class Generation:
         self._stops_after_call = output.stops_after_call
         self._prompt_tokens = sum(prompt_tokens)
         self._media_kinds = media_kinds
-        self._first_prompt_tokens = prompt_tokens[0]
+        self._tokens_of_prompts = tuple(prompt_tokens)
         self._choices_per_prompt = len(choices) // len(prompt_tokens)
         self._abort_sequences = abort
         self._on_close = on_close
@@ -235,6 +240,22 @@ class Generation:
             sum(choice.completion_tokens for choice in choices),
             sum(choice.reasoning_tokens for choice in choices),
             self._timing,
+        )
+
+    def prefilled_tokens(self, running: Mapping[str, int]) -> int:
+        """Return how many tokens of its prompts are computed or reused; each prompt counts once.
+
+        Args:
+            running: Those of running sequences, by their ids.
+        """
+        choices = list(self._choices.values())
+        count = self._choices_per_prompt
+        return sum(
+            max(
+                prompt_tokens if one.has_begun else running.get(one.sequence_id, 0)
+                for one in choices[number * count : (number + 1) * count]
+            )
+            for number, prompt_tokens in enumerate(self._tokens_of_prompts)
         )
 
     @property
@@ -323,7 +344,7 @@ class Generation:
             endpoint=identity.endpoint,
             decode_mode=self._admission.decode_mode if self._admission else None,
             prompt_tokens=self._prompt_tokens,
-            first_prompt_tokens=self._first_prompt_tokens,
+            first_prompt_tokens=self._tokens_of_prompts[0],
             cached_tokens=self._cached_tokens,
             first_cached_tokens=first.cached_tokens,
             completion_tokens=self.usage.completion_tokens,

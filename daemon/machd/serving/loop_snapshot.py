@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 import structlog
 
@@ -66,6 +67,7 @@ class LoopSnapshot:
         mode: How sequences decode at the most.
         step_mode: How the next token is made.
         drafts: Counts of draft tokens since the start.
+        prefilled_tokens: Prompt tokens computed or reused so far, by the id of each running sequence.
     """
 
     taken_unix_s: float = 0.0
@@ -81,6 +83,7 @@ class LoopSnapshot:
     prefix: PrefixReading | None = None
     step_mode: DecodeMode = DecodeMode.SINGLE
     drafts: DraftReading = _NO_DRAFTS
+    prefilled_tokens: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
 
 class Snapshots:
@@ -122,6 +125,7 @@ class Snapshots:
             prefix=prefix,
             step_mode=scheduler.step_mode,
             drafts=scheduler.draft_reading,
+            prefilled_tokens=scheduler.prefilled_tokens,
         )
         if idle:
             self.idle = self.newest
