@@ -354,6 +354,7 @@ def _generation_limits(settings: Settings) -> GenerationLimits:
         shares_prefixes=settings.cache.namespace == "shared",
         refuses_ignored_keywords=settings.structured_output.strict,
         max_images=settings.vision.max_images,
+        omits_tool_media=settings.vision.in_tool_results == "omit",
         media=MediaRules(
             FetchRules.of(settings.vision),
             MediaBounds(

@@ -320,6 +320,34 @@ def test_a_custom_tool_goes_round(client: OpenAI, stream: bool) -> None:  # noqa
     assert again.output_text == "done"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_tools_that_are_left_out_are_named_in_a_header(client: OpenAI, stream: bool) -> None:  # noqa: FBT001
+    """Their types, each once; without any there is no header."""
+    tools: list[Any] = [
+        {"type": "web_search"},
+        {"type": "function", "name": "f", "parameters": {}},
+        {"type": "local_shell"},
+        {"type": "web_search", "external_web_access": False},
+    ]
+    for given, named in ((tools, "local_shell, web_search"), (tools[1:2], None)):
+        answer = client.responses.with_raw_response.create(
+            model="fake", input="say hi", tools=given, stream=stream
+        )
+        assert answer.headers.get("x-dropped-tools") == named
+
+
+@pytest.mark.parametrize(
+    ("asked", "status"), [(1, 200), (7, 200), (None, 200), (0, 400), ("1", 400)]
+)
+def test_a_number_of_tool_calls_is_kept_to(client: OpenAI, asked: object, status: int) -> None:
+    """It counts tools that a server runs itself; machd runs none, and says the number back."""
+    body = {"model": "fake", "input": "say hi", "max_tool_calls": asked}
+    answer = client._client.post(f"{client.base_url}responses", json=body)
+    assert answer.status_code == status
+    if status == 200:
+        assert answer.json()["max_tool_calls"] == asked
+
+
 def test_no_input_is_an_input(client: OpenAI) -> None:
     """With instructions, after a response, and alone, as agents probe a server."""
     first = client.responses.create(model="fake", input=[], instructions="say one")

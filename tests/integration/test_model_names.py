@@ -70,6 +70,18 @@ def test_known_name_is_served_in_any_spelling(strict: httpx.Client, name: str) -
     assert strict.get(f"/v1/models/{name}").json()["id"] == "fake"
 
 
+def test_aliases_are_listed_behind_the_models_own_name(strict: httpx.Client) -> None:
+    """A client that offers what is listed offers them, and one that takes the first gets the real name."""
+    names = ["fake", "gpt-4o-mini", "Acme/House-Model"]
+    listed = strict.get("/v1/models").json()["data"]
+    assert [one["id"] for one in listed] == names
+    assert len({one["max_model_len"] for one in listed}) == 1
+    version = {"anthropic-version": "2023-06-01"}
+    page = strict.get("/v1/models", headers=version).json()
+    assert [one["id"] for one in page["data"]] == names
+    assert (page["first_id"], page["last_id"]) == (names[0], names[-1])
+
+
 @pytest.mark.parametrize("name", [*_UNKNOWN, *_NO_NAMES])
 def test_unknown_name_is_not_found_unless_any_is_accepted(strict: httpx.Client, name: str) -> None:
     """Without ``models.accept_any`` another model's name is a 404 that names the served one."""

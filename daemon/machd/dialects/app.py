@@ -84,6 +84,8 @@ def _cors(allowed_origins: Sequence[str]) -> CORSConfig | None:
             "X-Active-Loops",
             "X-Coalesced",
             "X-Dropped-Messages",
+            "X-Dropped-Tools",
+            "X-Omitted-Images",
             "X-Ignored-Schema-Keywords",
             "Retry-After",
         ],

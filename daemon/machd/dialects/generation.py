@@ -86,6 +86,8 @@ def respond(  # noqa: PLR0913 - one argument for each part of an answer
     prompt_param: str,
     guidance: Guidance = NO_GUIDANCE,
     dropped_messages: int = 0,
+    dropped_tools: Sequence[str] = (),
+    omitted_media: int = 0,
     media: tuple[MediaSpan, ...] = (),
 ) -> GenerationResponse:
     """Open the generation and hand it to the response that will own it.
@@ -101,6 +103,8 @@ def respond(  # noqa: PLR0913 - one argument for each part of an answer
         prompt_param: The request field that the prompts came from, for errors about them.
         guidance: What shapes the completions, and how they are read.
         dropped_messages: Messages that were left out of the prompt, for the header that says so.
+        dropped_tools: Types of tools that the model is not shown, for another header.
+        omitted_media: Images and videos that it is not shown, for a third.
         media: Images and videos of the one prompt that has any.
 
     Raises:
@@ -124,13 +128,19 @@ def respond(  # noqa: PLR0913 - one argument for each part of an answer
             keepalive_s=settings.streaming.keepalive_s,
         ),
         is_stream=options.stream,
-        notes=_notes(guidance, dropped_messages),
+        notes=_notes(guidance, dropped_messages, dropped_tools, omitted_media),
     )
 
 
-def _notes(guidance: Guidance, dropped_messages: int) -> list[tuple[bytes, bytes]]:
+def _notes(
+    guidance: Guidance, dropped_messages: int, dropped_tools: Sequence[str], omitted_media: int
+) -> list[tuple[bytes, bytes]]:
     """Headers that say what of the request was left out."""
     notes = []
+    if dropped_tools:
+        notes.append((b"x-dropped-tools", ", ".join(dropped_tools).encode()))
+    if omitted_media:
+        notes.append((b"x-omitted-images", str(omitted_media).encode()))
     if guidance.grammar is not None and guidance.grammar.ignored_keywords:
         keywords = ", ".join(guidance.grammar.ignored_keywords)
         notes.append((b"x-ignored-schema-keywords", keywords.encode()))

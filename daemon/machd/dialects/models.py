@@ -71,13 +71,16 @@ class AnthropicModelList(Struct, frozen=True, kw_only=True):
 async def list_models(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> ModelList | AnthropicModelList:
-    """The models that are served."""
+    """The models that are served, each alias as one of its own behind them."""
     model = context.service.model
+    names = tuple(dict.fromkeys((model.model_id, *context.names.aliases)))
     if speaks_anthropic(request.scope):
         return AnthropicModelList(
-            data=[_anthropic_model(model)], first_id=model.model_id, last_id=model.model_id
+            data=[_anthropic_model(model, name) for name in names],
+            first_id=names[0],
+            last_id=names[-1],
         )
-    return ModelList(data=[_model(model)])
+    return ModelList(data=[_model(model, name) for name in names])
 
 
 @endpoint(
@@ -99,19 +102,18 @@ async def get_model(
     """
     model = context.service.model
     context.check_model(model_id.removeprefix("/"))
-    return _anthropic_model(model) if speaks_anthropic(request.scope) else _model(model)
+    name = model.model_id
+    return _anthropic_model(model, name) if speaks_anthropic(request.scope) else _model(model, name)
 
 
-def _model(model: ModelDescription) -> Model:
-    return Model(
-        id=model.model_id, created=model.created_unix_s, max_model_len=model.context_tokens
-    )
+def _model(model: ModelDescription, name: str) -> Model:
+    return Model(id=name, created=model.created_unix_s, max_model_len=model.context_tokens)
 
 
-def _anthropic_model(model: ModelDescription) -> AnthropicModel:
+def _anthropic_model(model: ModelDescription, name: str) -> AnthropicModel:
     created = datetime.fromtimestamp(model.created_unix_s, UTC)
     return AnthropicModel(
-        id=model.model_id,
-        display_name=model.model_id,
+        id=name,
+        display_name=name,
         created_at=created.isoformat().replace("+00:00", "Z"),
     )

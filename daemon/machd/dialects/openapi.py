@@ -40,6 +40,14 @@ _HEADERS: dict[str, Json] = {
         "description": "Oldest messages that were left out to make the rest fit; only where some were.",
         "schema": {"type": "integer", "minimum": 1},
     },
+    "X-Dropped-Tools": {
+        "description": "Types of tools that the model was not shown; only where there are some.",
+        "schema": {"type": "string"},
+    },
+    "X-Omitted-Images": {
+        "description": "Images and videos in results of tools that a model of text was not shown.",
+        "schema": {"type": "integer", "minimum": 1},
+    },
     "X-Ignored-Schema-Keywords": {
         "description": "Keywords of the schema that no grammar holds; only where there are some.",
         "schema": {"type": "string"},
@@ -56,6 +64,8 @@ _GENERATED_ANSWER = (
     "X-Active-Loops",
     "X-Coalesced",
     "X-Dropped-Messages",
+    "X-Dropped-Tools",
+    "X-Omitted-Images",
     "X-Ignored-Schema-Keywords",
 )
 _LATER = ("X-Request-Id", "Retry-After")

@@ -19,7 +19,11 @@ _MAX_SLASHES = 2
 
 
 class ModelNames:
-    """Says whether a request asks for the served model."""
+    """Says whether a request asks for the served model.
+
+    Attributes:
+        aliases: Its other names, as the settings have them.
+    """
 
     def __init__(self, aliases: Iterable[str] = (), *, accepts_any: bool = False) -> None:
         """Take over the settings.
@@ -28,6 +32,7 @@ class ModelNames:
             aliases: ``models.aliases``.
             accepts_any: Whether every name that looks like one means the served model.
         """
+        self.aliases = tuple(dict.fromkeys(aliases))
         self._aliases = frozenset(_essence(one) for one in (*aliases, _DEFAULT_NAME))
         self._accepts_any = accepts_any
 

@@ -74,5 +74,25 @@ def message_content(
     return [*parts, *_text_parts(text)] if parts else text
 
 
+def without_tool_media(
+    messages: Iterable[dict[str, object]],
+) -> tuple[list[dict[str, object]], int]:
+    """Put ``[image]`` or ``[video]`` in place of what results of tools hold, for a model that takes text only.
+
+    Returns:
+        The messages, and how many images and videos were left out.
+    """
+    kept: list[dict[str, object]] = []
+    count = 0
+    for message in messages:
+        media = media_of([message]) if message.get("role") == "tool" else []
+        if media:
+            texts = (str(part.get("text", f"[{part['type']}]")) for part in _parts(message))
+            message = {**message, "content": "\n".join(texts)}  # noqa: PLW2901 - the message, changed
+            count += len(media)
+        kept.append(message)
+    return kept, count
+
+
 def _text_parts(text: str) -> list[dict[str, object]]:
     return [{"type": "text", "text": text}] if text else []

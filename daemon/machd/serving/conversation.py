@@ -37,6 +37,7 @@ class PreparedConversation:
         constraints: To compile, in this order; the last one is the answer's, those before it only show
             which of a client's schemas is wrong.
         media: Images and videos of the prompt, in order.
+        omitted_media: Images and videos in results of tools that a model of text is not shown.
     """
 
     prompt: tuple[int, ...]
@@ -44,6 +45,7 @@ class PreparedConversation:
     dropped_messages: int = 0
     constraints: tuple[Constraint, ...] = ()
     media: tuple[MediaSpan, ...] = ()
+    omitted_media: int = 0
 
     @property
     def token_ids(self) -> tuple[int, ...]:

@@ -31,7 +31,7 @@ from machd.errors import (
 from machd.request.constraint import Constraint
 from machd.request.conversation import Conversation
 from machd.request.generation import WHOLE_ROOM, GenerationOptions, Grammar, SamplingParams
-from machd.request.media import media_of
+from machd.request.media import media_of, without_tool_media
 from machd.scheduler.subscriber import Priority, SequenceRequest
 from machd.serving.compilations import Compilations
 from machd.serving.conversation import PreparedConversation, prepare_conversation
@@ -98,6 +98,8 @@ class GenerationLimits:
             otherwise it is refused.
         refuses_ignored_keywords: Whether a schema with keywords that no grammar holds is refused.
         max_images: Images and videos that one request may have together.
+        omits_tool_media: Whether a model of text gets a placeholder for an image in a result of a tool; otherwise
+            the request is refused.
         media: What they are held against one by one; needed for a model with vision.
     """
 
@@ -110,6 +112,7 @@ class GenerationLimits:
     clamps_max_tokens: bool = True
     refuses_ignored_keywords: bool = False
     max_images: int = 8
+    omits_tool_media: bool = True
     media: MediaRules | None = None
 
 
@@ -240,6 +243,10 @@ class GenerationService:
             KeyLimitError: The client has as many requests open as it may.
             OverloadedError: It is not done in time.
         """
+        omitted_media = 0
+        if self.model.vision is None and self._limits.omits_tool_media:
+            messages, omitted_media = without_tool_media(conversation.messages)
+            conversation = replace(conversation, messages=messages)
         self._check_media(conversation)
         with self._key_limits.preparing(client):
             decoded = await self._decoded(conversation, client, salt)
@@ -249,7 +256,8 @@ class GenerationService:
             grammar = None
             for constraint in prepared.constraints:
                 grammar = await self.compile(constraint, client=client)
-        return replace(prepared, guidance=replace(prepared.guidance, grammar=grammar))
+        guidance = replace(prepared.guidance, grammar=grammar)
+        return replace(prepared, guidance=guidance, omitted_media=omitted_media)
 
     async def _decoded(
         self, conversation: Conversation, client: str, salt: str | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -18,6 +18,11 @@ class VisionSettings(SettingsSection):
         ge=0,
         le=1024,
         description="Images and videos that one request may have together; beyond it 400.",
+    )
+    in_tool_results: Literal["omit", "refuse"] = Field(
+        default="omit",
+        description="An image or video in a tool's result, where the model takes text only: omit "
+        "puts [image] in its place and counts it in the header X-Omitted-Images; refuse answers 400.",
     )
     max_image_pixels: int = Field(
         default=16_777_216,

@@ -112,6 +112,16 @@ def test_unsupported_fields_are_refused(fields: dict[str, object], param: str) -
     assert caught.value.param == param
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [({"best_of": 3}, "send n: 3 with logprobs: 0"), ({"best_of": 1, "n": 2}, "fewer than the 2")],
+)
+def test_best_of_says_what_to_send_instead(fields: dict[str, object], words: str) -> None:
+    """Every completion that is computed is in the answer, so the client can choose."""
+    with pytest.raises(InvalidRequestError, match=words):
+        _request(**fields)
+
+
 @pytest.mark.parametrize("fields", [{"suffix": None}, {"suffix": ""}, {"best_of": 1}, {"n": None}])
 def test_neutral_fields_are_accepted(fields: dict[str, object]) -> None:
     """The same fields with values that ask for nothing pass."""

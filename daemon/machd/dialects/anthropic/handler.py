@@ -53,6 +53,7 @@ async def create_message(
         prompt_param="messages",
         guidance=prepared.guidance,
         dropped_messages=prepared.dropped_messages,
+        omitted_media=prepared.omitted_media,
         media=prepared.media,
     )
 

@@ -94,6 +94,7 @@ async def create_chat_completion(
         prompt_param="messages",
         guidance=prepared.guidance,
         dropped_messages=prepared.dropped_messages,
+        omitted_media=prepared.omitted_media,
         media=prepared.media,
     )
 

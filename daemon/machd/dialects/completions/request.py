@@ -57,10 +57,7 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
         self.prompts()
         self.constraint()
         self.check_sampling()
-        if self.best_of not in (None, self.n or 1):
-            raise UnsupportedParameterError(
-                "best_of is not supported unless it equals n; leave it out", param="best_of"
-            )
+        _check_best_of(self.best_of, self.n or 1)
         if self.suffix:
             self.texts()
             for name in ("echo", "truncate_prompt_tokens"):
@@ -140,6 +137,26 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
         asked = [one for one in (self.prompt_logprobs, self.echoed_logprobs) if one is not None]
         sampling = replace(options.sampling, prompt_logprobs=max(asked, default=None))
         return replace(options, sampling=sampling)
+
+
+def _check_best_of(best_of: int | None, n: int) -> None:
+    """Refuse to choose among completions.
+
+    Raises:
+        InvalidRequestError: There would be fewer than are asked for.
+        UnsupportedParameterError: There would be more.
+    """
+    if best_of is None or best_of == n:
+        return
+    if best_of < n:
+        raise InvalidRequestError(
+            f"best_of: {best_of} completions are fewer than the {n} of n", param="best_of"
+        )
+    raise UnsupportedParameterError(
+        f"best_of: machd answers with every completion that it computes; send n: {best_of} with logprobs: 0, and "
+        "take the one whose log-probabilities are largest on average",
+        param="best_of",
+    )
 
 
 _NEUTRAL = neutral_values(CompletionRequest)

@@ -82,6 +82,7 @@ async def create_ollama_chat(
         prompt_param="messages",
         guidance=prepared.guidance,
         dropped_messages=prepared.dropped_messages,
+        omitted_media=prepared.omitted_media,
         media=prepared.media,
     )
 

@@ -232,7 +232,7 @@ class Response(Struct, frozen=True, kw_only=True):
     incomplete_details: IncompleteDetails | None = None
     instructions: str | None
     max_output_tokens: int | None
-    max_tool_calls: None = None
+    max_tool_calls: int | None
     model: str
     output: list[OutputItem]
     parallel_tool_calls: bool

@@ -49,7 +49,8 @@ async def create_response(
         service.prepare(conversation, client=client, salt=body.options().cache_salt),
     )
     identity = identify(request, context, endpoint="responses", prefix="resp_")
-    if kinds := body.left_out_kinds:
+    kinds = body.left_out_kinds
+    if kinds:
         # The words are of a fixed table, never the client's own.
         structlog.get_logger("machd.http").debug(
             "request.tools_left_out", request_id=identity.request_id, kinds=kinds
@@ -71,6 +72,8 @@ async def create_response(
         prompt_param="input",
         guidance=prepared.guidance,
         dropped_messages=prepared.dropped_messages,
+        dropped_tools=kinds,
+        omitted_media=prepared.omitted_media,
         media=prepared.media,
     )
 

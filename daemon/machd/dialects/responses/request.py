@@ -19,6 +19,7 @@ from machd.dialects.wire.bounds import (
     ContentText,
     Label,
     MaxTokens,
+    MaxToolCalls,
     Metadata,
     TopLogprobs,
     UnusedLabel,
@@ -136,7 +137,7 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
     prompt_cache_key: UnusedLabel | None = None
     prompt_cache_retention: Ignored = UNSET
     prompt_cache_options: Ignored = UNSET
-    max_tool_calls: Ignored = UNSET
+    max_tool_calls: MaxToolCalls | None = None
 
     background: _FalseOnly = UNSET
     conversation: Refused = UNSET

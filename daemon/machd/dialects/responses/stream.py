@@ -157,6 +157,7 @@ def opened_response(
         status="in_progress",
         instructions=body.instructions,
         max_output_tokens=body.max_output_tokens,
+        max_tool_calls=body.max_tool_calls,
         model=model_id,
         output=[],
         parallel_tool_calls=body.parallel_tool_calls is not False,

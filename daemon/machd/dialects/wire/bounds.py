@@ -87,6 +87,9 @@ RepetitionPenalty = Annotated[float, Meta(ge=0.01, le=2.0)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 """A signed 64-bit integer, as in OpenAI's API."""
 
+MaxToolCalls = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+"""Calls of tools that a server runs itself. machd runs none, so any number is kept to."""
+
 SamplesPerPrompt = Annotated[int, Meta(ge=1, le=128)]
 """``n``: completions for one prompt. 128 is OpenAI's; ``limits.max_n`` is met first."""
 
