@@ -135,7 +135,9 @@ class _PropertyCounts:
         self._schema = schema
         properties, required = schema.get("properties"), schema.get("required")
         self._properties = properties if isinstance(properties, Mapping) else {}
-        self._required = list(dict.fromkeys(required)) if isinstance(required, list) else []
+        listed = required if isinstance(required, list) else []
+        self._required = list(dict.fromkeys(one for one in listed if isinstance(one, str)))
+        self._is_refused = any(not isinstance(one, str) for one in listed)
         self._optional = [
             name
             for name, one in self._properties.items()
@@ -156,7 +158,7 @@ class _PropertyCounts:
     @property
     def are_read_rightly(self) -> bool:
         """True if llguidance needs no help: no optional property, or none or one of a closed object's."""
-        if not self._optional or (self._least == 0 and self._most is None):
+        if self._is_refused or not self._optional or (self._least == 0 and self._most is None):
             return True
         if self._most is not None and self._most < 0:
             return True  # nothing satisfies it

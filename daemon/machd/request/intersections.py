@@ -1,8 +1,9 @@
-"""Intersections and complements of patterns: constraints whose time no limit of llguidance bounds.
+"""Intersections and complements of patterns, and multiples: constraints whose time no limit of llguidance bounds.
 
 A grammar follows an intersection by the product of its parts: 22 patterns in one ``allOf`` took a minute
-and 1 GB. Everything else costs time in proportion to its text. The judgement errs on the side of
-an intersection: one that is found costs a process, one that is missed could hold up a batch.
+and 1 GB. The multiples of a number are as many states as it has values: 1,000,003 took 7 s. Everything else
+costs time in proportion to its text. The judgement errs on the side of an intersection: one that is
+found costs a process, one that is missed could hold up a batch.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 
 from machd.request.constraint import Constraint, ConstraintKind
 
@@ -38,12 +40,16 @@ _ANNOTATIONS = frozenset(
 _MAX_FORBIDDEN_CHARACTERS = 2000
 """Of a list of forbidden texts, which is the complement of a search."""
 
+_MAX_FACTOR = 1000
+_FACTOR_DIGITS = 3
+"""Of a ``multipleOf`` that costs no more than some milliseconds."""
+
 _EMBEDDED_SCHEMA = re.compile(r"%json (.*)")
 """A schema in the Lark that machd writes, one on a line."""
 
 
-def has_intersections(constraint: Constraint) -> bool:
-    """Tell whether a constraint of a client's intersects or complements patterns.
+def has_unbounded_cost(constraint: Constraint) -> bool:
+    """Tell whether a constraint of a client's intersects or complements patterns, or has large multiples.
 
     Args:
         constraint: Within the bounds of :mod:`machd.request.schema_bounds`.
@@ -51,10 +57,11 @@ def has_intersections(constraint: Constraint) -> bool:
     source = constraint.source
     match constraint.kind:
         case ConstraintKind.JSON_SCHEMA:
-            return _intersects(json.loads(source))
+            return _has_unbounded_part(json.loads(source))
         case ConstraintKind.CALLS:
             return any(
-                _intersects(json.loads(found[1])) for found in _EMBEDDED_SCHEMA.finditer(source)
+                _has_unbounded_part(json.loads(found[1]))
+                for found in _EMBEDDED_SCHEMA.finditer(source)
             )
         case ConstraintKind.GRAMMAR:
             # Lark's operators, and what embeds schemas; GBNF has neither. Inside of a literal they
@@ -75,17 +82,25 @@ def combines_schemas(schema: Mapping[str, object]) -> bool:
     return len(assertions) > 1 and bool(assertions & {"$ref", "allOf", "anyOf", "oneOf"})
 
 
-def _intersects(schema: object) -> bool:
-    return any(_is_intersection(part) for part in objects_in(schema))
+def _has_unbounded_part(schema: object) -> bool:
+    return any(_is_unbounded(part) for part in objects_in(schema))
 
 
-def _is_intersection(schema: Mapping[str, object]) -> bool:
+def _is_unbounded(schema: Mapping[str, object]) -> bool:
     if combines_schemas(schema):
         return True
     patterns = schema.get("patternProperties")
     if isinstance(patterns, Mapping) and len(patterns) + ("properties" in schema) > 1:
         return True
-    return "pattern" in schema and "format" in schema
+    return ("pattern" in schema and "format" in schema) or _has_large_multiples(schema)
+
+
+def _has_large_multiples(schema: Mapping[str, object]) -> bool:
+    factor = schema.get("multipleOf")
+    if not isinstance(factor, int | float) or isinstance(factor, bool):
+        return False
+    digits = Decimal(str(factor)).normalize().as_tuple().digits
+    return factor > _MAX_FACTOR or len(digits) > _FACTOR_DIGITS
 
 
 def objects_in(schema: object) -> Iterator[Mapping[str, object]]:

@@ -17,7 +17,7 @@ from machd.request.generation import Grammar
 from machd.serving.turns import Turns
 from machd.serving.workers import Workers
 
-_SEPARATE_THREADS = 8
+_SEPARATE_THREADS = 4
 """Compilations at once that may take long; each has a process."""
 
 

@@ -116,6 +116,20 @@ def _large_enums(rng: random.Random) -> Constraint:
     return _schema({"allOf": [*members, {"type": "string", "pattern": _pattern(rng)}]})
 
 
+def _multiples(rng: random.Random) -> Constraint:
+    factor = rng.choice((1_000_003, 2**31 - 1, 99_991, 1e6, 1.000003, 0.99991, 1e12, 65_537))
+    bounds = {"minimum": rng.randrange(-(10**6), 0), "maximum": rng.randrange(10**9)}
+    return _schema({"type": rng.choice(("number", "integer")), "multipleOf": factor, **bounds})
+
+
+def _large_counts(rng: random.Random) -> Constraint:
+    count = 10 ** rng.randrange(3, 12)
+    item = {"type": "string", "minLength": count, "pattern": _pattern(rng, 2)}
+    array = {"type": "array", "items": item, "minItems": count, "maxItems": 2 * count}
+    names = {"type": "object", "additionalProperties": array, "minProperties": count}
+    return _schema(rng.choice((item, array, names)))
+
+
 def _forbidden(rng: random.Random) -> Constraint:
     texts = ["".join(rng.choices("ab", k=rng.randrange(2, 60))) for _ in range(200)]
     return Constraint(ConstraintKind.FORBIDDEN, json.dumps(texts), "bad_words")
@@ -132,5 +146,7 @@ EXPLOSIVE_KINDS: dict[str, Callable[[random.Random], Constraint]] = {
     "repeated lark": _repeated_lark,
     "regex": _regex,
     "large enums": _large_enums,
+    "multiples": _multiples,
+    "large counts": _large_counts,
     "forbidden": _forbidden,
 }

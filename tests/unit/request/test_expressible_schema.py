@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
+import random
 
 import pytest
 
+from machd.request.bounded_schema import bounded_schema
+from machd.request.constraint import Constraint, ConstraintKind
 from machd.request.expressible_schema import expressible_schema
+from machd.request.intersections import has_unbounded_cost
 
 _CLOSED: dict[str, object] = {"type": "object", "additionalProperties": False}
 
@@ -107,3 +111,23 @@ def test_definitions_stay_where_references_find_them() -> None:
     alternatives = rewritten["anyOf"]
     assert isinstance(alternatives, list)
     assert [one["required"] for one in alternatives] == [["a", "b"], ["a", "c"], ["b", "c"]]
+
+
+def test_anything_may_stand_under_any_keyword() -> None:
+    """What is no schema is left for the compiler to refuse."""
+    keywords = (
+        "type", "properties", "required", "patternProperties", "additionalProperties", "pattern", "items",
+        "minProperties", "maxProperties", "minimum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
+        "anyOf", "allOf", "$ref", "$defs",
+    )  # fmt: skip
+    values: tuple[object, ...] = (
+        None, True, -3.5, 0, 2, 10**400, 1e300, "", "object", "number", "[^", "#/$defs/a", [], [[]], [{}], ["a"],
+        {}, {"a": 1}, {"a": {}}, {"a": {"type": "integer"}, "b": {}}, {"(": {}},
+    )  # fmt: skip
+    rng = random.Random(1)
+    for _ in range(3000):
+        chosen = rng.sample(keywords, rng.randrange(1, 7))
+        schema = {keyword: rng.choice(values) for keyword in chosen}
+        source = json.dumps(schema)
+        expressible_schema(bounded_schema(schema))
+        has_unbounded_cost(Constraint(ConstraintKind.JSON_SCHEMA, source, "p"))

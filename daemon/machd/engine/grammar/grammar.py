@@ -29,7 +29,7 @@ from machd.errors import GrammarError
 from machd.panics import PanicError, panics_as_errors
 from machd.request.constraint import Constraint, ConstraintKind
 from machd.request.generation import Grammar
-from machd.request.intersections import has_intersections
+from machd.request.intersections import has_unbounded_cost
 from machd.request.schema_bounds import check_constraint
 
 _MAX_GRAMMARS = 256
@@ -130,7 +130,7 @@ class LlguidanceCompiler:
             if _key(constraint) in self._kept or constraint in self._refused:
                 return False
         check_constraint(constraint)
-        return has_intersections(constraint)
+        return has_unbounded_cost(constraint)
 
     def compile(
         self, constraint: Constraint, *, is_wanted: Callable[[], bool] = lambda: True
@@ -176,7 +176,7 @@ class LlguidanceCompiler:
             with panics_as_errors("llguidance"):
                 source = grammar_source(constraint)
                 matcher: LLMatcher | SeparateMatcher
-                if has_intersections(constraint):
+                if has_unbounded_cost(constraint):
                     if processes.open_count >= self._bounds.max_processes:
                         with self._lock:
                             self._drop_separate(0)
