@@ -2,73 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support.clocks.polling import CEILING_S
+from support.programs.checkout import Checkout
 
 ROOT = Path(__file__).resolve().parents[2]
-
-_UV = """#!/bin/sh
-# Stands in for uv: writes down its variables, and fails where a test says so.
-env >> "$RECORD"
-[ -z "$UV_FAILS" ] || { printf '%s\\n' "$UV_FAILS" >&2; exit 2; }
-case "$1" in venv) mkdir -p .venv/bin; ln -sf "$PYTHON_BELOW" .venv/bin/python ;; esac
-echo "Prepared 63 packages in 13.52s" >&2
-echo " + numpy==2.4.0" >&2
-"""
-
-
-class Checkout:
-    """A checkout with nothing but what the script reads, and a uv that installs nothing."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder / "checkout"
-        self._record = folder / "record"
-        programs = folder / "programs"
-        programs.mkdir()
-        (programs / "uv").write_text(_UV)
-        (programs / "uv").chmod(0o755)
-        for name in ("scripts", "requirements"):
-            shutil.copytree(ROOT / name, self.folder / name)
-        shutil.copy2(ROOT / "pyproject.toml", self.folder)
-        self._variables = {
-            "PATH": f"{programs}:{Path(sys.executable).parent}:/usr/bin:/bin",
-            "HOME": str(folder),
-            "PIP_CONFIG_FILE": os.devnull,
-            "RECORD": str(self._record),
-            "PYTHON_BELOW": sys.executable,
-        }
-
-    def setup(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Run the script without rights to install system packages, which it only names then."""
-        return subprocess.run(
-            [self.folder / "scripts" / "setup", *arguments],
-            env={**self._variables, **variables},
-            capture_output=True,
-            text=True,
-            timeout=CEILING_S,
-            check=False,
-        )
-
-    def variables_of_uv(self) -> dict[str, str]:
-        """The variables of uv's last run."""
-        lines = self._record.read_text().splitlines()
-        return dict(line.partition("=")[::2] for line in lines)
 
 
 @pytest.fixture(name="checkout")
 def _checkout(tmp_path: Path) -> Checkout:
     """A fresh checkout; its system packages are taken for installed."""
-    dpkg = tmp_path / "programs" / "dpkg"
-    checkout = Checkout(tmp_path)
-    dpkg.write_text("#!/bin/sh\n")
-    dpkg.chmod(0o755)
-    return checkout
+    return Checkout(ROOT, tmp_path)
 
 
 @pytest.mark.parametrize(

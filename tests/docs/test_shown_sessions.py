@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -13,11 +14,20 @@ from urllib.parse import urlsplit
 import pytest
 from support.clocks.polling import CEILING_S
 from support.daemon.serve_process import ServeProcess
+from support.programs.checkout import Checkout
 from support.programs.shown_sessions import Session, Terminal, fenced_blocks, is_as_shown, sessions
+
+from machd.engine.loading.embedded import user_cache_directory
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("systemd/*.md")])
-RUN = {page: [one for one in sessions(page) if one.not_run is None] for page in PAGES}
+SHOWN = {page: [one for one in sessions(page) if one.not_run is None] for page in PAGES}
+SERVES = "make serve"
+"""Runs until Ctrl-C, in a checkout and an environment of its own."""
+RUN = {
+    page: [one for one in shown if one.steps[0].command != SERVES] for page, shown in SHOWN.items()
+}
+SERVED = [(page, one) for page, shown in SHOWN.items() for one in shown if one not in RUN[page]]
 PAGES_WITH_SESSIONS = [page for page, run in RUN.items() if run]
 
 
@@ -83,6 +93,23 @@ def test_a_pages_commands_answer_as_it_shows(page: Path, terminal: Terminal) -> 
                 assert is_as_shown(step.shown, output), f"{where}{output}"
             else:
                 assert status == 0, f"{where}{output}"
+
+
+def test_make_serve_shows_what_the_pages_show(tmp_path: Path, embedded_model_path: Path) -> None:
+    """From a fresh checkout to the last line of the banner, on a terminal; the README begins with it."""
+    assert embedded_model_path.is_file()
+    shown = Checkout(ROOT, tmp_path).on_terminal(
+        SERVES,
+        "stops.",
+        XDG_CACHE_HOME=str(user_cache_directory(os.environ)),
+        LME_SERVER_PORT="0",
+        LME_ADMIN_LISTEN="127.0.0.1:0",
+    )
+
+    assert {page.name for page, _ in SERVED} == {"README.md", "start.md"}
+    for page, session in SERVED:
+        (step,) = session.steps
+        assert is_as_shown(step.shown, shown), f"{name_of(page)}:{session.line}\n{shown}"
 
 
 @pytest.mark.parametrize("page", PAGES_WITH_SESSIONS, ids=name_of)

@@ -115,7 +115,7 @@ def test_an_alert_says_what_to_do(name: str) -> None:
     assert re.search(r"summary: .*\{\{ \$labels.instance \}\}", rule)
     assert re.search(r"description: >-\n +\S", rule)
     heading = re.sub(r"(?<!^)(?=[A-Z])", "-", name).lower()
-    assert f"runbook_url: docs/operating/troubleshoot.md#{heading}\n" in rule
+    assert f"{{{{ end }}}}/operating/troubleshoot/#{heading}'\n" in rule
     page = (ROOT / "docs" / "operating" / "troubleshoot.md").read_text("utf-8").lower()
     assert re.search(rf"^#+ {heading.replace('-', ' ')}$", page, re.MULTILINE)
 

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import gc
 import os
+import shlex
 import signal
 import textwrap
 from collections.abc import Callable
@@ -29,7 +30,7 @@ from machd.installed import command_name
 from machd.serving.decode_mode import DecodeModeDecision
 from machd.serving.notify import forget_service_variables
 from machd.settings.model import Settings
-from machd.settings.sources import LoadedSettings
+from machd.settings.sources import LoadedSettings, OriginKind
 from machd.telemetry.logs import configure_logs
 from machd_probes.startup import startup_measures
 
@@ -64,7 +65,9 @@ def serve(loaded: LoadedSettings) -> None:
             # a tenth of a second each time.
             gc.collect()
             gc.freeze()
-            click.echo(welcome(url, daemon.admin_url, engine, daemon.decode_mode), err=True)
+            is_given = loaded.origins["admin.listen"].kind is OriginKind.FLAG
+            told = welcome(url, daemon.admin_url, engine, daemon.decode_mode, names_admin=is_given)
+            click.echo(told, err=True)
 
         load = engine_loader(
             settings,
@@ -125,21 +128,49 @@ def _handle_stops(handle: Callable[[int], None]) -> None:
 
 
 def welcome(
-    url: str, admin_url: str | None, engine: Engine, decision: DecodeModeDecision | None
+    url: str,
+    admin_url: str | None,
+    engine: Engine,
+    decision: DecodeModeDecision | None,
+    *,
+    names_admin: bool = False,
 ) -> str:
-    """Return the lines that are printed once requests are taken, with the admin address if there is one."""
+    """Return the lines that are printed once requests are taken.
+
+    Args:
+        url: Of the public listener.
+        admin_url: Of the operators' listener; None without one.
+        engine: With the model that is served.
+        decision: How it decodes.
+        names_admin: Whether ``machd ctl`` has to be told the operators' address, because it stands in no place where
+            it looks.
+    """
     model = engine.model
     where = ", ".join(part for part in (model.backend, model.dtype, model.blas) if part)
-    command = command_name()
-    operators = f"  operators        {admin_url} ({command} ctl status)\n" if admin_url else ""
     return (
         f"\nmachd {__version__} serves {model.model_id} ({where})\n"
-        f"  OpenAI base URL  {url}/v1\n"
-        f"  health, metrics  {url}/health  {url}/metrics\n"
-        f"{operators}"
+        f"{_address_lines(url)}"
+        f"{_operator_line(admin_url, names_admin=names_admin)}"
         f"{mode_lines(decision)}"
         f"Ctrl-C finishes running requests and stops.\n"
     )
+
+
+def _address_lines(url: str) -> str:
+    """Where clients find the daemon: URLs, or how curl reaches a socket, which has no URL."""
+    if not url.startswith("unix:"):
+        return f"  OpenAI base URL  {url}/v1\n  health, metrics  {url}/health  {url}/metrics\n"
+    path = url.removeprefix("unix:")
+    option = "--abstract-unix-socket" if path.startswith("@") else "--unix-socket"
+    curl = f"curl {option} {shlex.quote(path.removeprefix('@'))} http://localhost"
+    return f"  socket           {path}\n  OpenAI API       {curl}/v1/models\n  health           {curl}/health\n"
+
+
+def _operator_line(admin_url: str | None, *, names_admin: bool) -> str:
+    if admin_url is None:
+        return ""
+    address = f" --address {shlex.quote(admin_url.removeprefix('http://'))}" if names_admin else ""
+    return f"  operators        {admin_url} ({command_name()} ctl{address} status)\n"
 
 
 def mode_lines(decision: DecodeModeDecision | None) -> str:

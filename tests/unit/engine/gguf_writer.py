@@ -18,7 +18,19 @@ Bytes = NDArray[np.uint8]
 Blocks = tuple[str, tuple[int, ...], bytes]
 """Type name, row-major shape, and data as they lie in the file."""
 
-_TYPE_IDS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q8_0": 8, "Q4_K": 12, "Q6_K": 14}
+_TYPE_IDS = {
+    "F32": 0,
+    "F16": 1,
+    "Q4_0": 2,
+    "Q4_1": 3,
+    "Q5_0": 6,
+    "Q8_0": 8,
+    "Q4_K": 12,
+    "Q6_K": 14,
+    "IQ4_NL": 20,
+    "IQ4_XS": 23,
+    "TQ1_0": 34,
+}
 _ALIGNMENT = 32
 
 

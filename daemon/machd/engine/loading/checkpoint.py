@@ -125,6 +125,11 @@ def refuse_own_model(config: Mapping[str, object]) -> None:
 
 def _configuration(path: Path) -> dict[str, object]:
     config = read_object(path / "config.json")
+    if config is None and (adapter := _adapter_file(path)) is not None:
+        raise ModelNotFoundError(
+            f"{path.name} holds an adapter ({adapter}) and no model; fuse it into its base model, with "
+            "`mlx_lm.fuse` or peft's merge_and_unload, and give the directory of the result"
+        )
     if config is None:
         raise ModelNotFoundError(
             f"{path.name} holds no config.json; give a directory in mlx-lm layout (config.json, "
@@ -140,6 +145,12 @@ def _configuration(path: Path) -> dict[str, object]:
             "again"
         )
     return config
+
+
+def _adapter_file(path: Path) -> str | None:
+    """The file that makes a directory one of mlx-lm's or peft's adapters; None where there is none."""
+    names = ("adapter_config.json", "adapters.safetensors", "adapter_model.safetensors")
+    return next((name for name in names if (path / name).is_file()), None)
 
 
 def _weight_files(path: Path) -> tuple[Path, ...]:

@@ -152,8 +152,8 @@ def _hub_snapshot(model_id: str, *, offline: bool) -> Path:
     except LocalEntryNotFoundError as error:
         if offline:
             raise ModelNotFoundError(
-                f"{model_id} is not on this machine and model.offline is true; "
-                "`--no-model-offline` would fetch it from the hub"
+                f"{model_id} is no path below {shortened(os.getcwd())}, and no model of the hub that is on "  # noqa: PTH109 - a text
+                "this machine; model.offline is true, and `--no-model-offline` would fetch it from the hub"
             ) from error
         raise ModelDownloadError(
             f"cannot reach the hub for {model_id}; check the network and the proxy settings"

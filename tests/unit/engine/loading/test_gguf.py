@@ -316,7 +316,10 @@ def test_a_mixture_of_experts_is_refused(tmp_path: Path) -> None:
         load_model(_source(path))
 
 
-@pytest.mark.parametrize(("kind", "block_bytes"), [("Q5_0", 22 * 8), ("Q4_K", 144)])
+@pytest.mark.parametrize(
+    ("kind", "block_bytes"),
+    [("Q5_0", 22 * 8), ("Q4_K", 144), ("IQ4_XS", 136), ("IQ4_NL", 18 * 8), ("TQ1_0", 54)],
+)
 def test_an_unsupported_type_is_named(tmp_path: Path, kind: str, block_bytes: int) -> None:
     """The tensor and its type are in the message.
 

@@ -10,6 +10,7 @@ import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from machd.engine.loading import embedded
+from machd.engine.loading.checkpoint import read_checkpoint
 from machd.engine.loading.source import ModelSource, SourceKind, resolve_model
 from machd.errors import ModelDownloadError, ModelNotFoundError
 
@@ -71,6 +72,28 @@ def test_missing_model_is_an_error(tmp_path: Path, model: str) -> None:
     """Nothing that looks like a path is ever looked up on the hub."""
     with pytest.raises(ModelNotFoundError, match="does not exist"):
         _resolve(model, tmp_path, offline=False)
+
+
+def test_a_missing_relative_path_is_said_to_be_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name with one slash may be a path or a hub id: offline it is said to be neither."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    with pytest.raises(ModelNotFoundError) as refused:
+        _resolve("models/mine", tmp_path)
+    assert f"models/mine is no path below {tmp_path}" in refused.value.message
+    assert "--no-model-offline" in refused.value.message
+
+
+@pytest.mark.parametrize(
+    "name", ["adapter_config.json", "adapters.safetensors", "adapter_model.safetensors"]
+)
+def test_a_directory_of_an_adapter_is_said_to_be_one(tmp_path: Path, name: str) -> None:
+    """Whoever has just trained one is told what to do with it."""
+    (tmp_path / name).write_bytes(b"{}")
+    with pytest.raises(ModelNotFoundError, match=r"holds an adapter.*fuse it"):
+        read_checkpoint(tmp_path, trust_remote_code=False)
 
 
 def test_a_hub_id_offline_reads_the_local_cache_alone(
