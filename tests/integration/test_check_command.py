@@ -202,6 +202,18 @@ def test_the_table_fits_a_narrow_terminal_and_a_pipe() -> None:
     assert {"model", "memory", "weights", "KV cache", "context", "batching", "chat"} <= labels
 
 
+def test_generation_config_is_told(tiny: TinyLlama, run_here: RunsHere) -> None:
+    """The values that hold where a request says nothing, and by name one that is left out."""
+    written = {"temperature": 0.6, "top_k": 20, "top_p": 7}
+    (tiny.path / "generation_config.json").write_text(json.dumps(written), encoding="utf-8")
+    row = row_of(run_here(str(tiny.path), "--json"))
+    assert row["default_sampling"] == {"temperature": 0.6, "top_k": 20}
+    assert any("generation_config.json: top_p is no number" in note for note in row["notes"])
+    assert "temperature 0.6, top_k 20 where a request" in run_here(str(tiny.path)).output
+    unread = row_of(run_here(str(tiny.path), "--json", "--model-generation-config", "none"))
+    assert unread["default_sampling"] == {}
+
+
 def test_a_70b_checkpoint_takes_little_memory(tmp_path: Path) -> None:
     """Headers of 141 GB of weights and a tokenizer of 128,000 tokens are all that is read."""
     path = write_header_checkpoint(tmp_path / "llama-70b", tokenizer_tokens=128_000)

@@ -184,6 +184,7 @@ def _checked(loaded: LoadedSettings, *, measure: bool) -> ModelCheck:
             dtype=settings.model.dtype,
             max_context_tokens=settings.model.max_context_tokens,
             chat_template=settings.model.chat_template,
+            generation_config=settings.model.generation_config,
             quantize=settings.model.quantize,
             residency=residency(settings),
             kv_budget_bytes=int(settings.continuous_batching.kv_budget_gb * 1e9),

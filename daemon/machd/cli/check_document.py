@@ -171,6 +171,8 @@ class ModelCheck(ModelCapabilities, frozen=True, kw_only=True):
         vision: The model's vision; null for a checkpoint without a vision tower.
         distributed: Several ranks that share the model, and the machines that they need.
         native_quantization: Whether this backend multiplies with packed weights, by mode.
+        default_sampling: What holds where a request says nothing, of the checkpoint's
+            ``generation_config.json``.
         notes: What a person should know.
     """
 
@@ -192,5 +194,6 @@ class ModelCheck(ModelCapabilities, frozen=True, kw_only=True):
     distributed: DistributedCheck
     native_quantization: dict[str, bool]
     chat_template: ChatTemplateReport
+    default_sampling: dict[str, float]
     device: Device
     notes: list[str]

@@ -100,6 +100,7 @@ def model_check(
         distributed=_distributed(found, kv_budget_bytes),
         native_quantization=found.native_modes,
         chat_template=_chat_template(found.template),
+        default_sampling=found.default_sampling.named,
         device=Device(
             backend=found.backend,
             name=found.device_name,

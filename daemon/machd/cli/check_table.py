@@ -54,6 +54,9 @@ def _lines(check: ModelCheck) -> Iterator[tuple[str, Text]]:
     yield "context", Text(_context(check))
     yield from _verdict_lines(check)
     yield "chat", Text(_chat(check.chat_template))
+    if check.default_sampling:
+        named = ", ".join(f"{name} {value:g}" for name, value in check.default_sampling.items())
+        yield "sampling", Text(f"{named} where a request says nothing")
     if check.vision is not None:
         yield "vision", _vision(check.vision)
     yield "multiplied packed", Text(_native(check))

@@ -112,6 +112,7 @@ def respond(  # noqa: PLR0913 - one argument for each part of an answer
         UnavailableError: No new work is taken.
     """
     _check_prompt_logprobs(prompts, options)
+    options = with_model_defaults(context, options)
     settings = context.settings
     return GenerationResponse(
         context.service.open(
@@ -130,6 +131,11 @@ def respond(  # noqa: PLR0913 - one argument for each part of an answer
         is_stream=options.stream,
         notes=_notes(guidance, dropped_messages, dropped_tools, omitted_media),
     )
+
+
+def with_model_defaults(context: ServerContext, options: GenerationOptions) -> GenerationOptions:
+    """Return the options with the checkpoint's own defaults for what the request leaves unsaid."""
+    return options.with_defaults(context.service.model.default_sampling.named)
 
 
 def _notes(

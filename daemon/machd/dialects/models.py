@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from litestar import Request
 from litestar.di import NamedDependency
 from litestar.params import FromPath
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from machd.dialects.anthropic.errors import AnthropicErrorBody
 from machd.dialects.endpoint import endpoint
@@ -25,6 +25,8 @@ class Model(Struct, frozen=True, kw_only=True):
         created: When its weights were written, in seconds since 1970.
         max_model_len: Positions that prompt and completion share, in tokens; spelled as other
             servers spell this extension.
+        default_sampling: What holds where a request says nothing, of the checkpoint's
+            ``generation_config.json``; left out where that says nothing.
     """
 
     id: str
@@ -32,6 +34,7 @@ class Model(Struct, frozen=True, kw_only=True):
     created: int
     owned_by: str = "machd"
     max_model_len: int
+    default_sampling: dict[str, float] | UnsetType = UNSET
 
 
 class ModelList(Struct, frozen=True, kw_only=True):
@@ -107,7 +110,12 @@ async def get_model(
 
 
 def _model(model: ModelDescription, name: str) -> Model:
-    return Model(id=name, created=model.created_unix_s, max_model_len=model.context_tokens)
+    return Model(
+        id=name,
+        created=model.created_unix_s,
+        max_model_len=model.context_tokens,
+        default_sampling=model.default_sampling.named or UNSET,
+    )
 
 
 def _anthropic_model(model: ModelDescription, name: str) -> AnthropicModel:

@@ -17,7 +17,7 @@ from machd.engine.protocol.step import ProposerKind
 from machd.errors import UnavailableError
 from machd.http.context import ServerContext
 from machd.http.failures import error_answer
-from machd.request.generation import GenerationOptions, SamplingParams
+from machd.request.generation import GenerationOptions
 from machd.serving.loop import EngineLoop
 from machd.serving.speculation_mode import decide_speculation
 
@@ -137,7 +137,7 @@ async def get_properties(
         default_generation_settings=GenerationDefaults(
             n_ctx=model.context_tokens,
             speculative=_is_speculative(context, loop),
-            params=_sampling_defaults(context.settings.limits.max_tokens_default),
+            params=_sampling_defaults(context),
         ),
         total_slots=loop.snapshot.slot_count,
         model_alias=model.model_id,
@@ -187,10 +187,12 @@ def _is_speculative(context: ServerContext, loop: EngineLoop) -> bool:
     return decision.active is not ProposerKind.OFF
 
 
-def _sampling_defaults(max_tokens: int) -> SamplingDefaults:
-    sampling, options = SamplingParams(), GenerationOptions()
+def _sampling_defaults(context: ServerContext) -> SamplingDefaults:
+    named = context.service.model.default_sampling.named
+    options = GenerationOptions(unsaid=frozenset(named)).with_defaults(named)
+    sampling = options.sampling
     return SamplingDefaults(
-        n_predict=max_tokens,
+        n_predict=context.settings.limits.max_tokens_default,
         temperature=sampling.temperature,
         top_k=sampling.top_k,
         top_p=sampling.top_p,

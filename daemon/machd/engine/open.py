@@ -24,6 +24,7 @@ from machd.engine.backend.heap import map_large_arrays
 from machd.engine.backend.mlx_environment import set_mlx_environment
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.backend.progress import LoadProgress
+from machd.engine.loading.generation_config import read_default_sampling
 from machd.engine.loading.product_shape import product_shape
 from machd.engine.loading.source import ModelSource, resolve_model
 from machd.engine.prefix_blocks.directory import check_block_directory
@@ -270,9 +271,11 @@ def _prepared(
         )
         loaded = load_shard() if shared is None else shared.load(load_shard)
         refused = tuple(map(str, choice.refused))
-        loaded = replace(loaded, description=replace(loaded.description, blas_refused=refused))
+        sampling, left_out = read_default_sampling(source, model.generation_config)
+        described = replace(loaded.description, blas_refused=refused, default_sampling=sampling)
+        loaded = replace(loaded, description=described)
         _log_experts(loaded)
-        for note in (*loaded.notes, *loaded.tokenizer.template_notes()):
+        for note in (*loaded.notes, *left_out, *loaded.tokenizer.template_notes()):
             log.warning("model.note", note=note)
         return group, loaded
 

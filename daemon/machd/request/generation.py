@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal, TypeAlias
 
 PriorityName: TypeAlias = Literal["interactive", "normal", "batch"]
@@ -91,12 +92,37 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class DefaultSampling:
+    """Sampling parameters that hold where a request says nothing; None leaves one to the dialect.
+
+    The names are those of :class:`SamplingParams`.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+    @property
+    def named(self) -> dict[str, float]:
+        """Return those that are set, by name."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+NO_DEFAULT_SAMPLING = DefaultSampling()
+"""Of a model whose publisher says nothing."""
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationOptions:
     """A checked request without its prompt. Values are inside the bounds of ``dialects/wire/bounds.py``.
 
     Attributes:
         sampling: Reaches the rows as it is, but for the seed and what the model decides (grammar,
             thinking, end tokens, predicted tokens).
+        unsaid: Names of the sampling parameters about which the request says nothing.
         seed: Seed of the first choice; None asks for a fresh one.
         max_tokens: Tokens of completion; ``WHOLE_ROOM`` for all that fit, None leaves it to
             ``limits.max_tokens_default``.
@@ -113,6 +139,7 @@ class GenerationOptions:
     """
 
     sampling: SamplingParams = SamplingParams()
+    unsaid: frozenset[str] = field(default=frozenset(), compare=False)
     seed: int | None = None
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
@@ -125,3 +152,8 @@ class GenerationOptions:
     stream_interval: int | None = None
     priority: PriorityName = "normal"
     cache_salt: str | None = field(default=None, repr=False)
+
+    def with_defaults(self, defaults: Mapping[str, float]) -> GenerationOptions:
+        """Return the options with other defaults, by name, for what the request leaves unsaid."""
+        used = {name: value for name, value in defaults.items() if name in self.unsaid}
+        return replace(self, sampling=replace(self.sampling, **used)) if used else self  # type: ignore[arg-type]

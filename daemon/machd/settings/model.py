@@ -105,6 +105,11 @@ class ModelSettings(SettingsSection):
         description="File that replaces the model's chat template, or the word none to serve "
         "without chat. Without it the model's own template is used.",
     )
+    generation_config: Annotated[Literal["auto", "none"], Mark.RESTART] = Field(
+        default="auto",
+        description="Where a request says nothing about temperature, top_p, top_k, min_p or the repetition "
+        "penalty, auto takes what the checkpoint's generation_config.json says; none leaves it unread.",
+    )
 
 
 class EngineSettings(SettingsSection):

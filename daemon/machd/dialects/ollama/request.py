@@ -168,9 +168,7 @@ def _result_fields(message: OllamaMessage, open_calls: dict[str, str]) -> dict[s
     return {"tool_call_id": call_id, **({"name": name} if name else {})}
 
 
-_TEMPERATURE = 0.8
-_TOP_P = 0.9
-_TOP_K = 40
+_DEFAULTS = {"temperature": 0.8, "top_p": 0.9, "top_k": 40}
 """Ollama's documented defaults, on which a client that names no number counts."""
 
 _FRESH_SEED = -1
@@ -247,21 +245,22 @@ class OllamaOptions(Struct, frozen=True, kw_only=True):
         asked_tokens = self.num_predict or None
         looks_back = self.repeat_last_n != 0
         shared = SamplingFields(
-            temperature=_TEMPERATURE if self.temperature is None else self.temperature,
-            top_p=_TOP_P if self.top_p is None else self.top_p,
-            top_k=_TOP_K if self.top_k is None else self.top_k,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
             min_p=self.min_p,
-            repetition_penalty=self.repeat_penalty if looks_back else None,
+            repetition_penalty=self.repeat_penalty if looks_back else 1.0,
             presence_penalty=self.presence_penalty if looks_back else None,
             frequency_penalty=self.frequency_penalty if looks_back else None,
             seed=None if self.seed == _FRESH_SEED else self.seed,
             stop=self.stop,
             stream=stream,
         )
-        return shared.shared_options(
+        options = shared.shared_options(
             max_tokens=None if asked_tokens is None else max(asked_tokens, WHOLE_ROOM),
             top_logprobs=top_logprobs,
         )
+        return options.with_defaults(_DEFAULTS)
 
 
 _NEUTRAL_OPTIONS = neutral_values(OllamaOptions)

@@ -13,7 +13,7 @@ from litestar.params import FromPath
 from litestar.types import ASGIApp
 
 from machd.dialects.endpoint import endpoint
-from machd.dialects.generation import identify, read_generation, respond
+from machd.dialects.generation import identify, read_generation, respond, with_model_defaults
 from machd.dialects.responses.answer import DeletedResponse, OutputItem, ResponseEvent
 from machd.dialects.responses.answer import Response as WireResponse
 from machd.dialects.responses.items import ItemChain
@@ -55,7 +55,7 @@ async def create_response(
         structlog.get_logger("machd.http").debug(
             "request.tools_left_out", request_id=identity.request_id, kinds=kinds
         )
-    options = body.options()
+    options = with_model_defaults(context, body.options())
     return respond(
         context,
         identity,

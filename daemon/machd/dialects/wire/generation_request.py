@@ -33,6 +33,9 @@ ServiceTier: TypeAlias = Literal["auto", "default", "flex", "scale", "priority"]
 UsedTier: TypeAlias = Literal["default", "flex", "scale", "priority"]
 """The service tier that a request asked for; ``auto`` is ``default``."""
 
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Parameters for which a checkpoint may have defaults."""
+
 _TIER_PRIORITIES: Mapping[str | None, PriorityName] = MappingProxyType(
     {"flex": "batch", "priority": "interactive"}
 )
@@ -104,7 +107,11 @@ class SamplingFields(GenerationRequest, frozen=True, kw_only=True):
         ``top_p`` 0 leaves no mass at all, so that the likeliest token alone takes part; ``top_k`` -1
         is off, as 0 is.
         """
+        unsaid = {name for name in _SAMPLING if getattr(self, name) is None}
+        if self.top_p == 0:
+            unsaid.discard("top_k")
         return GenerationOptions(
+            unsaid=frozenset(unsaid),
             sampling=SamplingParams(
                 temperature=1.0 if self.temperature is None else self.temperature,
                 top_p=self.top_p or 1.0,

@@ -35,6 +35,7 @@ from machd.engine.loading.architecture import architecture_name, check_architect
 from machd.engine.loading.banked import BankPlan, plan_bank, refuse_quantising
 from machd.engine.loading.cache_facts import trace_model
 from machd.engine.loading.checkpoint import context_tokens, read_checkpoint
+from machd.engine.loading.generation_config import read_default_sampling
 from machd.engine.loading.gguf import build_llama, check_gguf, lazy_llama_weights, llama_config
 from machd.engine.loading.gguf_header import read_gguf_header
 from machd.engine.loading.model_code import read_model_code
@@ -63,6 +64,7 @@ from machd.engine.loading.vision_inspection import (
 )
 from machd.engine.vision.vision_model import VisionLanguageModel
 from machd.errors import MachdError, ModelCodeError, ModelFormatError
+from machd.request.generation import NO_DEFAULT_SAMPLING, DefaultSampling
 
 _BUILD_LIMIT_S = 15.0
 _BUILD_MEMORY_BYTES = 1 << 30
@@ -127,6 +129,7 @@ class ModelInspection:
         experts: The model's experts; None for a model without.
         vision: The model's vision; None for a checkpoint without a vision tower.
         rank_plans: The model cut for several ranks, each number and each way; none for one with vision.
+        default_sampling: What holds where a request says nothing.
         notes: Warnings for the report.
     """
 
@@ -152,6 +155,7 @@ class ModelInspection:
     experts: ExpertsInspection | None = None
     vision: VisionInspection | None = None
     rank_plans: tuple[RankPlan, ...] = ()
+    default_sampling: DefaultSampling = NO_DEFAULT_SAMPLING
     notes: tuple[str, ...] = ()
 
 
@@ -175,6 +179,7 @@ def inspect_model(  # noqa: PLR0913 - one argument for each setting of the model
     quantize: str | None = None,
     residency: Residency | None = None,
     kv_budget_bytes: int = 0,
+    generation_config: str = "none",
 ) -> ModelInspection:
     """Read configuration, headers and tokenizer files, and build the model without its weights.
 
@@ -203,7 +208,9 @@ def inspect_model(  # noqa: PLR0913 - one argument for each setting of the model
         is_text = not isinstance(opened.model, VisionLanguageModel)
         bank = _bank(opened.model, asked, dtype, available_bytes) if is_text else None
         weights = _Weights(dtype, quantize, bank, is_banked=residency is not None)
-        return _inspect(opened, weights, limit_tokens, available_bytes, device_bytes)
+        found = _inspect(opened, weights, limit_tokens, available_bytes, device_bytes)
+    sampling, left_out = read_default_sampling(source, generation_config)
+    return replace(found, default_sampling=sampling, notes=(*found.notes, *left_out))
 
 
 @dataclass(frozen=True, slots=True)

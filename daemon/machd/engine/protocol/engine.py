@@ -36,7 +36,7 @@ from machd.engine.protocol.media import MediaProcessor
 from machd.engine.protocol.step import ProposerKind, StepPlan, StepResult
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.request.constraint import Constraint
-from machd.request.generation import Grammar
+from machd.request.generation import NO_DEFAULT_SAMPLING, DefaultSampling, Grammar
 from machd.request.media import MediaKind
 
 
@@ -198,6 +198,7 @@ class ModelDescription:
         shares_prefixes: Rows of the batch can read the beginning that they have in common in one place.
         vision: Images and videos that the model takes; None for a model that takes text only.
         vision_reason: Why it takes text only although its checkpoint has a vision tower; else empty.
+        default_sampling: What holds where a request says nothing, as its checkpoint has it.
     """
 
     model_id: str
@@ -225,6 +226,7 @@ class ModelDescription:
     shares_prefixes: bool = False
     vision: VisionDescription | None = None
     vision_reason: str = ""
+    default_sampling: DefaultSampling = NO_DEFAULT_SAMPLING
 
 
 class GrammarCompiler(Protocol):
