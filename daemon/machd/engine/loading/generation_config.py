@@ -45,7 +45,6 @@ def read_default_sampling(
         value = written.get(name)
         if value is None:
             continue
-        # NaN lies inside of no bounds.
         if (
             not isinstance(value, int | float)
             or isinstance(value, bool)
