@@ -28,7 +28,12 @@ main()
 """
 """Starts the daemon as the console script does, and signals itself while it imports a module."""
 
-_IMPORTED = ["click", "structlog", "machd.cli.serve", "pydantic", "litestar", "machd.daemon"]
+_IMPORTED = [
+    "click",
+    "machd.cli.serve",
+    "machd.daemon",
+    *(pytest.param(one, marks=pytest.mark.long) for one in ("structlog", "pydantic", "litestar")),
+]
 
 
 def _entry(module: str, number: int, *arguments: str, seconds: float = 0.0) -> list[str]:

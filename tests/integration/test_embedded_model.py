@@ -204,6 +204,7 @@ def test_health_answers_while_a_long_prompt_is_tokenised(
     assert answered > 10
 
 
+@pytest.mark.long  # test_service_stop.py lets streams finish in every run
 def test_a_term_signal_lets_the_stream_finish(embedded_model_path: Path) -> None:
     """SIGTERM during a stream: the stream ends with [DONE], the process with exit code 0."""
     assert embedded_model_path.is_file()
