@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from machd.engine.backend.model_files import open_regular, shortened
 from machd.errors import ModelFormatError, ModelNotFoundError
 
@@ -23,6 +25,7 @@ _MAX_HEADER_BYTES = 100 * 1024 * 1024
 MAX_TENSORS = 1 << 18
 """Tensors of a checkpoint; the largest models have 100,000, and machd and mlx take a minute for some millions."""
 
+_OFFSETS = b'"data_offsets"'
 _MAX_DIMENSIONS = 64
 _MAX_NUMBER = 1 << 63
 
@@ -75,14 +78,7 @@ def read_safetensors_header(path: Path, max_tensors: int = MAX_TENSORS) -> Safet
             text = file.read(length_bytes)
     except OSError as error:
         raise ModelNotFoundError(f"cannot read {path.name}: {error.strerror}") from error
-    try:
-        entries = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _broken(path, "its header is not JSON") from error
-    if not isinstance(entries, dict):
-        raise _broken(path, "its header is not a JSON object")
-    if len(entries) - ("__metadata__" in entries) > max_tensors:
-        raise _broken(path, f"with it the model has more than {MAX_TENSORS:,} tensors")
+    entries = _entries(path, text, max_tensors)
     data_bytes = size_bytes - _LENGTH_BYTES - length_bytes
     begin = _LENGTH_BYTES + length_bytes
     tensors: dict[str, StoredTensor] = {}
@@ -93,15 +89,32 @@ def read_safetensors_header(path: Path, max_tensors: int = MAX_TENSORS) -> Safet
     return SafetensorsHeader(tensors)
 
 
-def _checked_range(path: Path, name: str, entry: object, data_bytes: int) -> tuple[int, int]:
+def _entries(path: Path, text: bytes, max_tensors: int) -> dict[str, msgspec.Raw]:
+    """Split a header into its entries, which stay text: a hundred megabytes would become a gigabyte of objects."""
+    if text.count(_OFFSETS) > max_tensors:
+        raise _too_many(path)
+    try:
+        entries = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    except msgspec.ValidationError as error:
+        raise _broken(path, "its header is not a JSON object") from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _broken(path, "its header is not JSON") from error
+    # Counted again, because JSON has escapes.
+    if len(entries) - ("__metadata__" in entries) > max_tensors:
+        raise _too_many(path)
+    return entries
+
+
+def _checked_range(path: Path, name: str, raw: msgspec.Raw, data_bytes: int) -> tuple[int, int]:
     """Find a tensor's range in the data, after comparing shape, offsets and the file's end."""
     shown = shortened(name)
     try:
+        entry = json.loads(bytes(raw))
         assert isinstance(entry, dict)
         start, end = _numbers(entry["data_offsets"])
         elements = math.prod(_numbers(entry["shape"]))
         bits = _BITS[entry["dtype"]]
-    except (AssertionError, KeyError, TypeError, ValueError) as error:
+    except (AssertionError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise _broken(path, f"the header's entry for {shown} makes no sense") from error
     if not 0 <= start <= end:
         raise _broken(path, f"the offsets of {shown} make no sense")
@@ -122,6 +135,10 @@ def _numbers(values: list[object]) -> list[int]:
     if len(numbers) < len(values) or len(values) > _MAX_DIMENSIONS:
         raise ValueError("no lengths of a tensor")
     return numbers
+
+
+def _too_many(path: Path) -> ModelFormatError:
+    return _broken(path, f"with it the model has more than {MAX_TENSORS:,} tensors")
 
 
 def _broken(path: Path, problem: str) -> ModelFormatError:

@@ -10,7 +10,6 @@ import io
 import re
 import sys
 import tempfile
-import traceback
 import warnings
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
@@ -27,7 +26,7 @@ from machd.engine.backend.child_process import (
     requests_of,
     send_frame,
 )
-from machd.engine.backend.inspection_bounds import bounded
+from machd.engine.backend.inspection_bounds import bounded, printable
 from machd.engine.backend.model_files import shortened
 from machd.engine.vision.families import IMAGE_TEXTS
 from machd.errors import ModelFormatError
@@ -125,8 +124,8 @@ def main() -> None:
             directory, *words = sys.argv[1:]
             family, processor = _load_processor(directory, trust_remote_code=TRUSTED in words)
             ready = msgspec.msgpack.encode(_described(family, processor))
-        except BaseException:  # noqa: BLE001 - any library's; the parent reports it
-            send_frame(channel, UNABLE, as_bytes(traceback.format_exc(limit=-3)))
+        except BaseException as error:  # noqa: BLE001 - any library's, about the checkpoint's files
+            send_frame(channel, UNABLE, as_bytes(printable(error)))
             return
         send_frame(channel, READY, ready)
         for content in requests_of(channel):

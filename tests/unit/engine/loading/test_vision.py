@@ -11,6 +11,8 @@ from machd.engine.backend.safetensors_header import StoredTensor
 from machd.engine.loading import vision
 from machd.engine.loading.checkpoint import Checkpoint
 from machd.engine.loading.vision import loads_vision, why_text_only
+from machd.engine.vision.media_processor import ProcessorFiles
+from machd.errors import ModelFormatError
 from machd.installed import how_to_install
 
 _TENSOR = (Path("model.safetensors"), StoredTensor(0, 4))
@@ -66,3 +68,15 @@ def test_vision_needs_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_text_model_has_no_reason() -> None:
     """Nothing is said of a model without a tower."""
     assert not why_text_only(replace(_WHOLE, config={"model_type": "llama"}))
+
+
+def test_processor_that_cannot_be_loaded_is_one_line(tmp_path: Path) -> None:
+    """An error of mlx-vlm's or transformers' in the processor's process is a message, without its traceback."""
+    (tmp_path / "config.json").write_text("[]", encoding="utf-8")
+    files = ProcessorFiles(tmp_path)
+    try:
+        with pytest.raises(ModelFormatError, match="cannot be loaded") as caught:
+            files.ready()
+    finally:
+        files.close()
+    assert "\n" not in caught.value.message
