@@ -342,6 +342,13 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
         "Do what `advice` says; the prompts are computed instead.",
     ),
     LogEvent(
+        "ranks.not_joined",
+        ("warning",),
+        ("rank", "attempt", "cause"),
+        "The ranks did not find each other; they try again, three times in all.",
+        "See that every rank runs, and that nothing but ranks connects to the ports of the host file.",
+    ),
+    LogEvent(
         "ranks.joined",
         ("info",),
         ("rank", "ranks", "backend"),

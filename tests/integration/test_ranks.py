@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -254,3 +256,44 @@ def test_a_rank_ends_with_code_70_when_rank_0_dies(checkpoint: Path, tmp_path: P
         launcher.wait(CEILING_S)
 
     assert "rank 1 exited with code 70" in log.read_text()
+
+
+_JOINING = """
+import os, sys
+from machd.engine.ranks.joining import join, rank_place
+place = rank_place(os.environ)
+print("joining", flush=True)
+group = join(place)
+print(group.gather([group.rank]), flush=True)
+"""
+
+
+@pytest.mark.long
+def test_a_strangers_connection_does_not_keep_ranks_apart(tmp_path: Path) -> None:
+    """It takes the place of rank 1 at rank 0's port and stays; the ranks find each other all the same."""
+    ports = [_free_port(), _free_port()]
+    hosts = tmp_path / "hosts.json"
+    hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in ports]))
+
+    def rank(number: int) -> subprocess.Popen[str]:
+        environ = {**os.environ, "MLX_RANK": str(number), "MLX_HOSTFILE": str(hosts)}
+        command = [sys.executable, "-c", _JOINING]
+        return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
+
+    with rank(0) as first:
+        stranger: list[socket.socket] = []
+
+        def connects() -> bool:
+            with contextlib.suppress(ConnectionRefusedError):
+                stranger.append(socket.create_connection(("127.0.0.1", ports[0])))
+            return bool(stranger)
+
+        wait_until(connects, "rank 0 listens")
+        with stranger[0], rank(1) as second:
+            said = [one.communicate(timeout=CEILING_S)[0] for one in (first, second)]
+    assert [one.splitlines()[-1] for one in said] == ["[[0], [1]]"] * 2
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        return int(bound.getsockname()[1])

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import structlog
+
 from machd.errors import SettingsError, StartupError
 from machd.settings.model import Settings
 
@@ -14,6 +16,9 @@ if TYPE_CHECKING:
 
 _RANK = "MLX_RANK"
 """Set by mlx.launch for every backend, and by whoever starts the ranks of a group alone."""
+
+_RING_ATTEMPTS = 3
+"""Attempts to connect the ranks over sockets that anybody can connect to."""
 
 _BACKENDS = {"MLX_IBV_DEVICES": "jaccl", "NCCL_HOST_IP": "nccl", "MLX_HOSTFILE": "ring"}
 """Which variable of mlx.distributed says that which of its backends connects the ranks."""
@@ -90,6 +95,9 @@ def refuse_with_ranks(settings: Settings) -> None:
 def join(place: RankPlace) -> RankGroup | None:
     """Connect to the other ranks, which takes until all are there; None if there is no other.
 
+    The ring takes the first connection for that of its neighbour. If a stranger's comes before, each rank
+    gives up after half a minute, and tries again.
+
     Raises:
         StartupError: They cannot be reached.
     """
@@ -97,11 +105,20 @@ def join(place: RankPlace) -> RankGroup | None:
 
     from machd.engine.ranks.rank_group import RankGroup  # noqa: PLC0415 - imports mlx
 
-    try:
-        group = mx.distributed.init(strict=True, backend=place.backend)
-    except RuntimeError as error:
-        raise StartupError(
-            f"rank {place.rank} cannot reach the others over {place.backend}: {error}; check the "
-            "host file of mlx.launch, and that every rank was started"
-        ) from error
-    return RankGroup(group) if group.size() > 1 else None
+    attempts = _RING_ATTEMPTS if place.backend == "ring" else 1
+    for attempt in range(1, attempts + 1):
+        try:
+            group = mx.distributed.init(strict=True, backend=place.backend)
+        except RuntimeError as error:
+            if attempt == attempts:
+                raise StartupError(
+                    f"rank {place.rank} cannot reach the others over {place.backend}: {error}; check the "
+                    "host file of mlx.launch, that every rank was started, and that nothing but ranks "
+                    "connects to their ports"
+                ) from error
+            structlog.get_logger("machd.engine").warning(
+                "ranks.not_joined", rank=place.rank, attempt=attempt, cause=str(error)
+            )
+        else:
+            return RankGroup(group) if group.size() > 1 else None
+    raise AssertionError("the last attempt returns or raises")

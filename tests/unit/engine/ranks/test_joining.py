@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from structlog.testing import capture_logs
 
-from machd.engine.ranks.joining import RankPlace, rank_place, refuse_with_ranks
+from machd.engine.ranks.joining import RankPlace, join, rank_place, refuse_with_ranks
 from machd.errors import SettingsError, StartupError
 from machd.settings.model import Settings
 
@@ -53,3 +54,41 @@ def test_settings_that_ranks_cannot_follow_are_refused_all_at_once() -> None:
         "model.trust_remote_code",
     ]
     refuse_with_ranks(Settings())
+
+
+class _Alone:
+    """A group of one rank."""
+
+    def size(self) -> int:
+        """One."""
+        return 1
+
+
+@pytest.mark.parametrize(
+    ("backend", "failures", "attempts"),
+    [("ring", 0, 1), ("ring", 2, 3), ("ring", 9, 3), ("nccl", 9, 1)],
+)
+def test_ranks_of_a_ring_try_again_to_join(
+    monkeypatch: pytest.MonkeyPatch, backend: str, failures: int, attempts: int
+) -> None:
+    """A stranger may have taken a neighbour's place; after three attempts the process ends."""
+    import mlx.core as mx  # noqa: PLC0415 - after the BLAS is chosen
+
+    tried: list[str] = []
+
+    def init(*, strict: bool, backend: str) -> _Alone:
+        assert strict
+        tried.append(backend)
+        if len(tried) <= failures:
+            raise RuntimeError("[ring] Couldn't connect")
+        return _Alone()
+
+    monkeypatch.setattr(mx.distributed, "init", init)
+    with capture_logs() as lines:
+        if failures < attempts:
+            assert join(RankPlace(1, backend)) is None
+        else:
+            with pytest.raises(StartupError, match="nothing but ranks connects to their ports"):
+                join(RankPlace(1, backend))
+    assert tried == [backend] * attempts
+    assert [one["attempt"] for one in lines] == list(range(1, attempts))
