@@ -36,7 +36,7 @@ def test_runbooks_lead_to_the_headings() -> None:
     """The link that an alert carries is a URL, with or without the label, of the page with its heading."""
     links = re.findall(r"runbook_url: '(.*)'", RULES.read_text("utf-8"))
     label, otherwise = (
-        r"\{\{ with \$externalLabels.machd_docs \}\}\{\{ . \}\}",
+        r"\{\{ with \$externalLabels.docs_url \}\}\{\{ . \}\}",
         r"\{\{ else \}\}(.*?)\{\{ end \}\}",
     )
     made = [re.sub(label + otherwise, r"\1", link) for link in links]
