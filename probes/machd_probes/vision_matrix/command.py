@@ -32,8 +32,7 @@ _HOLDS_NOT = 1
 _INTERRUPTED = 130
 
 _LIMITS = RunnerLimits(architecture_s=900.0, group=4)
-"""A family takes some 6 s on two cores, and phi3_v minutes, because mlx-vlm fixes its tower's size. Each starts a process of
-its own for its processor."""
+"""A family takes some 6 s on two cores, most of it for imports. Each starts a process of its own for its processor."""
 
 
 def check_families(

@@ -28,7 +28,7 @@ from machd_probes.vision_matrix.catalogue import (
     family_names,
 )
 from machd_probes.vision_matrix.checks import CHECKS
-from machd_probes.vision_matrix.prober import probe_subject, text_only_reason
+from machd_probes.vision_matrix.prober import _few_layers, probe_subject, text_only_reason
 from machd_probes.vision_matrix.report import FamilyRow, vision_matrix_of
 from machd_probes.vision_matrix.subject import VisionSubject
 
@@ -151,6 +151,19 @@ def test_a_family_whose_caches_cannot_be_used_again_is_not_wrong(subject: Vision
     assert not row.is_wrong
     failed = replace(blocked, outcome=Outcome.FAILED)
     assert _row(replace(report, results=(*report.results, failed))).is_wrong
+
+
+def test_a_tower_of_fixed_size_has_few_layers_while_it_is_checked() -> None:
+    """mlx-vlm fixes 24 layers for phi3_v, which made its check as long as that of all other families."""
+    pytest.importorskip("mlx_vlm")
+    from mlx_vlm.models.phi3_v.vision import VisionModel  # noqa: PLC0415 - an extra
+
+    tower = VisionModel.CLIP_VIT_LARGE_PATCH14_336_CONFIG
+    with _few_layers("phi3_v"):
+        assert tower.num_hidden_layers == 3
+    assert tower.num_hidden_layers == 24
+    with _few_layers(_FAMILY):
+        assert tower.num_hidden_layers == 24
 
 
 def test_a_check_without_data_leaves_images_unknown(subject: VisionSubject) -> None:
