@@ -22,6 +22,7 @@ from support.engines.probing import without_compilation
 from machd.capabilities.facts import CacheFacts, KvCacheKind
 from machd.engine.kernels.batchable import make_batchable
 from machd.engine.loading.loader import LoadedModel
+from machd.errors import ModelArchitectureError
 from machd_probes.catalogue import architecture_names
 from machd_probes.passes import Logprobs, Passes
 from machd_probes.prober import tiny_loaded
@@ -175,5 +176,5 @@ def _behind(variant: str, prompt: tuple[int, ...]) -> Logprobs:
 @pytest.mark.parametrize("variant", NEED_METAL)
 def test_the_exceptions_need_metal(variant: str) -> None:
     """What has no tiny model here has none for one reason, which its error names."""
-    with pytest.raises(RuntimeError, match="No Metal back-end"):
+    with pytest.raises(ModelArchitectureError, match="No Metal back-end"):
         tiny_loaded(variant)
