@@ -44,7 +44,6 @@ _CHECKS = [
     allow_header_conformance,
 ]
 _SETTINGS = settings(
-    max_examples=30,
     deadline=None,
     derandomize=True,
     database=None,
@@ -89,18 +88,20 @@ def _operations() -> list[Any]:
 
 
 @pytest.mark.parametrize(("endpoint", "mode"), _operations())
+@pytest.mark.parametrize("examples", [15, pytest.param(100, marks=pytest.mark.long)])
 def test_every_answer_is_one_that_is_described(
     schema: BaseSchema,
     document: dict[str, Any],
     url: str,
     endpoint: Endpoint,
     mode: GenerationMode,
+    examples: int,
 ) -> None:
     """Whatever is sent, the answer is no 500, and its status, type, headers and body are described."""
     operation = schema[endpoint.path][endpoint.method]
     statuses: Counter[int] = Counter()
 
-    @_SETTINGS
+    @settings(_SETTINGS, max_examples=examples)
     @given(case=operation.as_strategy(generation_mode=mode), rng=strategies.randoms())
     def ask(case: Case[Any], rng: random.Random) -> None:
         if isinstance(endpoint.request, type):
