@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +26,13 @@ def _logs_as_before_() -> Iterator[None]:
     before = structlog.get_config()
     yield
     structlog.configure(**before)
+
+
+@pytest.fixture(autouse=True)
+def _scratch_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command gives mlx a scratch directory of its own, in which later tests would make their files."""
+    monkeypatch.setattr(tempfile, "tempdir", tempfile.gettempdir())
+    monkeypatch.setenv("TMPDIR", tempfile.gettempdir())
 
 
 @pytest.mark.parametrize(

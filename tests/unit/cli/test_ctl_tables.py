@@ -44,6 +44,7 @@ _OPEN = OpenRequest(
     age_s=1.0,
     ttft_s=None,
     prompt_tokens=35,
+    prefilled_tokens=0,
     completion_tokens=0,
     decode_mode=None,
 )
