@@ -78,7 +78,7 @@ def check_finite(config: Mapping[str, object]) -> None:
             is_usable = not isinstance(value, int) or abs(value) < _LARGEST_SHOWN
         if not is_usable:
             raise ModelFormatError(
-                f"the configuration says {shortened(key)} = {_number_text(value)}, with which no token can be computed; "
+                f"the configuration says {shortened(key)} = {_number_text(value)}, which is absurd: no token can be computed; "
                 "fetch or copy config.json again"
             )
 

@@ -166,7 +166,7 @@ def layer_facts(model: Module) -> tuple[LayerCacheFacts, ...]:
     found = tuple(_facts(cache, owner) for cache, owner in zip(caches, owners, strict=True))
     if max((one.window_tokens or 0 for one in found), default=0) > _LARGEST_WINDOW_TOKENS:
         raise ModelFormatError(
-            "the configuration says a window of more than 2^53 tokens; fetch or copy it again"
+            "the configuration says a window of more than 2^53 tokens, which is absurd; fetch or copy it again"
         )
     return found
 

@@ -203,7 +203,7 @@ def context_tokens(config: dict[str, object], max_context_tokens: int | None) ->
     own = next((one for one in lengths if one > 0), None)
     if own is not None and own > _LARGEST_CONTEXT_TOKENS:
         raise ModelFormatError(
-            "the configuration says a context of more than 2^53 tokens; fetch or copy it again"
+            "the configuration says a context of more than 2^53 tokens, which is absurd; fetch or copy it again"
         )
     if max_context_tokens is None:
         return own or UNBOUNDED_CONTEXT_TOKENS
