@@ -22,6 +22,7 @@ from support.clients.bad_requests import (
     OLLAMA_CHAT,
     RESPONSES,
 )
+from support.clocks.polling import CEILING_S
 from support.daemon.running_daemon import RunningDaemon
 from support.engines.tiny_models import VOCABULARY_TOKENS, TinyKind
 
@@ -66,7 +67,7 @@ def _http() -> Iterator[httpx.Client]:
     """A client of a daemon with that model, which batches and drafts."""
     with (
         RunningDaemon(_bare_engine, _FLAGS) as daemon,
-        httpx.Client(base_url=daemon.url, timeout=60) as client,
+        httpx.Client(base_url=daemon.url, timeout=CEILING_S) as client,
     ):
         yield client
 

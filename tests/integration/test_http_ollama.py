@@ -11,7 +11,7 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 from support.clients.raw_client import RawClient
-from support.clocks.polling import wait_until
+from support.clocks.polling import CEILING_S, wait_until
 from support.daemon.running_daemon import RunningDaemon
 from support.daemon.scraping import scrape
 from support.engines.dialogue import told
@@ -151,7 +151,7 @@ def test_times_are_there_when_the_first_token_ends_the_text() -> None:
     """An answer of one token that is none of its text took the time of its prompt."""
     with RunningDaemon(lambda: FakeEngine(spelled(""))) as daemon:
         answer = httpx.post(
-            f"{daemon.url}{_CHAT}", json=_chat("hi", stream=False), timeout=60
+            f"{daemon.url}{_CHAT}", json=_chat("hi", stream=False), timeout=CEILING_S
         ).json()
     assert (answer["eval_count"], answer["eval_duration"]) == (1, 0)
     assert 0 < answer["prompt_eval_duration"] <= answer["total_duration"]
