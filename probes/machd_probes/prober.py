@@ -20,7 +20,7 @@ from machd.engine.loading.architecture import import_architecture
 from machd.engine.loading.loader import LoadedModel, describe_model
 from machd.engine.protocol.engine import Engine
 from machd_probes.bounded import OutOfTimeError
-from machd_probes.catalogue import CHECK_NAMES
+from machd_probes.catalogue import CHECK_NAMES, STAND_IN_CHECKS
 from machd_probes.finding import Finding, no_data
 from machd_probes.subject import Extent, Subject, told
 from machd_probes.switches import Option, described, options_of, pairs, turned_over
@@ -57,7 +57,7 @@ def probe_architecture(name: str) -> ArchitectureReport:
 
 
 def probe_switches(name: str) -> ArchitectureReport:
-    """What :func:`probe_architecture` finds, and every check on code that runs with other switches.
+    """What :func:`probe_architecture` finds, and what decides on features of code with other switches.
 
     Each configuration is built with options turned over, one at a time, then two of those that ran
     other code. A model is probed if none before it ran all of its code.
@@ -73,7 +73,7 @@ def probe_switches(name: str) -> ArchitectureReport:
             code = code_of(name, turned)
             if code is None or covered.covers(code, _of_mlx(code)):
                 continue
-            found = _probe_configuration(name, turned)
+            found = _probe_configuration(name, turned, STAND_IN_CHECKS)
             if found.code is not None:
                 covered = covered.joined(found.code)
                 switched.append(SwitchedReport(described(options), found.code, found.results))
@@ -170,7 +170,9 @@ def run_check(
     )
 
 
-def _probe_configuration(variant: str, configuration: TinyConfiguration) -> ArchitectureReport:
+def _probe_configuration(
+    variant: str, configuration: TinyConfiguration, checks: Sequence[str] = CHECK_NAMES
+) -> ArchitectureReport:
     name = variant.partition("+")[0]
     try:
         subject = _subject(variant, configuration)
@@ -178,7 +180,7 @@ def _probe_configuration(variant: str, configuration: TinyConfiguration) -> Arch
         return ArchitectureReport(name, problem=f"the tiny model {told(error)}")
     clock = SystemClock()
     try:
-        results = tuple(run_check(subject, check, clock) for check in CHECK_NAMES)
+        results = tuple(run_check(subject, check, clock) for check in checks)
     finally:
         subject.engine.close()
         mx.clear_cache()

@@ -158,7 +158,8 @@ def test_ranks_and_the_memory_that_each_needs_are_told() -> None:
     assert row["weights_bytes"] / 3 < shares[3]["weights_bytes"] < row["weights_bytes"]
     assert shares[3]["memory_bytes"] > shares[3]["weights_bytes"] + 1_000_000_000
     assert "n_heads is 9, which 2 ranks cannot share evenly" in shares[2]["reason"]
-    assert "3 with" in run("--continuous-batching-kv-budget-gb", "1").output
+    shown = run("--continuous-batching-kv-budget-gb", "1").output
+    assert "3 machines: each needs" in " ".join(shown.split())
 
 
 @pytest.mark.usefixtures("embedded_model_path")

@@ -16,7 +16,7 @@ class SwitchedReport:
     Attributes:
         switches: Options that differ, such as ``norm_topk_prob=false``.
         code: Which code computed the model.
-        results: Of every probe, in the order of the catalogue.
+        results: Of the probes that decide on a feature.
     """
 
     switches: str
@@ -57,11 +57,13 @@ class ArchitectureReport:
         """
         if self.code is None:
             return ()
-        covered, found = self.code, [self.results]
-        for one in self.switched:
-            if one.code.parts & (code.parts - covered.parts - shared):
-                covered = covered.joined(one.code)
-                found.append(one.results)
+        covered = self.code
+        found = {one.probe: [one] for one in self.results}
+        for report in self.switched:
+            if report.code.parts & (code.parts - covered.parts - shared):
+                covered = covered.joined(report.code)
+                for one in report.results:
+                    found[one.probe].append(one)
         if not covered.covers(code, shared):
             return ()
-        return tuple(ProbeResult.worst(results) for results in zip(*found, strict=True))
+        return tuple(ProbeResult.worst(results) for results in found.values())
