@@ -15,6 +15,7 @@ from machd.capabilities.verdict import Support
 from machd.capabilities.verdicts import judge
 from machd.engine.assembly import make_engine
 from machd.engine.kernels import batchable
+from machd.errors import ModelArchitectureError
 from machd_probes import model_probe
 from machd_probes.model_probe import ModelProbe
 from machd_probes.prober import tiny_loaded
@@ -72,5 +73,5 @@ def test_it_is_found_out_at_the_start(variant: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("variant", sorted(_NOT_LOADED))
 def test_what_raises_on_every_prompt_is_not_served(variant: str) -> None:
     """mlx-lm's olmo adds a mask that is a word; without the repair it cannot be loaded."""
-    with pytest.raises(ValueError, match="Cannot perform"):
+    with pytest.raises(ModelArchitectureError, match="Cannot perform"):
         tiny_loaded(variant)

@@ -193,7 +193,7 @@ def test_a_draft_that_nobody_named_is_taken_if_it_is_there(
     known = replace(served, description=replace(served.description, model_id="org/known"))
     chosen = _choose(known, tmp_path, "dflash")
     assert chosen.proposer is None
-    assert "org/known-DFlash is not on this machine" in chosen.reason
+    assert "org/known-DFlash is no path below" in chosen.reason
     with pytest.raises(ModelError, match=r"^speculation\.draft_model: "):
         _choose(served, tmp_path, "dflash", tmp_path / "missing")
 
