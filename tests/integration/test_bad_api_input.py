@@ -196,23 +196,7 @@ _REFUSED_BY_TEMPLATE = [
         "alternate",
         id="chat begins with the assistant",
     ),
-    pytest.param(
-        "/v1/chat/completions",
-        {"messages": [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]},
-        "System role",
-        id="chat system",
-    ),
     pytest.param("/v1/responses", {"input": _TWO_QUESTIONS}, "alternate", id="responses order"),
-    pytest.param(
-        "/v1/responses",
-        {"input": "a", "instructions": "b"},
-        "System role",
-        id="responses instructions",
-    ),
-    pytest.param("/v1/messages", {"system": "a"}, "System role", id="messages system"),
-    pytest.param(
-        "/v1/messages/count_tokens", {"system": "a"}, "System role", id="count_tokens system"
-    ),
     *(
         pytest.param(
             path, {field: [{"role": "user", "content": word}]}, "template", id=f"{path} {word}"

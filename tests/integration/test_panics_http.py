@@ -20,7 +20,7 @@ from support.engines.step_gate import StepGate, at_decode
 from machd.admin.gate import AdminGate
 from machd.clock import SystemClock
 from machd.engine.fake.tokenizer import FakeTokenizer
-from machd.engine.grammar import grammar
+from machd.engine.grammar import grammar_source
 from machd.engine.protocol.step import StepPlan
 from machd.engine.protocol.tokenizer import Detokenizer
 from machd.http.failures import always_answered
@@ -185,7 +185,7 @@ def test_a_panic_of_the_grammar_compiler_is_the_schemas_fault(
         raise _Panic
 
     matcher = SimpleNamespace(grammar_from_json_schema=panic)
-    monkeypatch.setattr(grammar, "LLMatcher", matcher)
+    monkeypatch.setattr(grammar_source, "LLMatcher", matcher)
     body = chat("hi", response_format={"type": "json_object"})
     answer = httpx.post(daemon.url + "/v1/chat/completions", json=body, timeout=CEILING_S)
     assert answer.status_code == 400
