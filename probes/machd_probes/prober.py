@@ -57,7 +57,7 @@ def probe_architecture(name: str) -> ArchitectureReport:
 
 
 def probe_switches(name: str) -> ArchitectureReport:
-    """What :func:`probe_architecture` finds, and what decides on features of code with other switches.
+    """Probe an architecture, then the code that runs with other switches by the checks of features alone.
 
     Each configuration is built with options turned over, one at a time, then two of those that ran
     other code. A model is probed if none before it ran all of its code.

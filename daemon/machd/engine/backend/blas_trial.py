@@ -110,7 +110,7 @@ class BlasTrial:
 
 @dataclass(frozen=True, slots=True)
 class BlasCheck:
-    """Whether a library multiplies rightly.
+    """The outcome of comparing a library's products with plain sums.
 
     Attributes:
         problem: What is wrong; None if nothing is.
@@ -239,7 +239,7 @@ def _trial(
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """What went wrong with a child process, and whether that is the library's doing."""
+    """A child process without an answer: the problem, and whether the library caused it."""
 
     problem: str
     is_broken: bool
