@@ -93,6 +93,11 @@ def _answers(url: str, groups: list[list[Errand]], max_clients: int) -> list[Ans
     return [answer_of(answer) for _, answer in pairs if answer is not None]
 
 
+def _wait_until_idle(url: str) -> None:
+    wait_until(lambda: is_idle(url), "nothing runs and nothing waits")
+    wait_until(lambda: scrape(url, "machd_kv_cache_bytes", state="used") == 0, "no KV is in use")
+
+
 def _threads() -> list[str]:
     pools = ("machd-tokeniser", "asyncio_")  # bounded, and filled as they are needed
     return sorted(one.name for one in threading.enumerate() if not one.name.startswith(pools))
@@ -110,18 +115,13 @@ def test_clients_by_the_hundred_leave_nothing_behind(checked_steps: list[int], c
         url = daemon.url
         warm = _answers(url, _everyone_stays(requests), _CROWD)
         assert warm == alone
-        wait_until(lambda: is_idle(url), "nothing runs and nothing waits")
-        kv_bytes = scrape(url, "machd_kv_cache_bytes", state="used")
+        _wait_until_idle(url)
         fds, threads = process.num_fds(), _threads()
 
         half = len(groups) // 2
         pairs = _run(url, groups[:half], _CROWD) + _run(url, groups[half:], _FEW)
 
-        wait_until(lambda: is_idle(url), "nothing runs and nothing waits")
-        wait_until(
-            lambda: scrape(url, "machd_kv_cache_bytes", state="used") == kv_bytes,
-            "KV bytes are as before",
-        )
+        _wait_until_idle(url)
         assert scrape(url, "machd_kv_cache_bytes", state="reserved") == 0
         assert scrape(url, "machd_slots", state="occupied") == 0
         assert scrape(url, "machd_slots", state="free") == _SLOTS
