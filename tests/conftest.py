@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +34,10 @@ os.environ.setdefault("MLX_ENABLE_TF32", "0")
 if hasattr(os, "SCHED_BATCH"):
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+# A shell without job control has what it runs in the background ignore interrupts, and so would all daemons below.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from machd.engine.backend.mlx_lm_import import import_mlx_lm  # noqa: E402
 from machd.engine.loading import embedded  # noqa: E402

@@ -110,11 +110,6 @@ def test_generated_images_cost_their_own_requests_alone(
 
 
 @pytest.mark.long
-@pytest.mark.xfail(
-    strict=False,
-    raises=AssertionError,
-    reason="after some large images a small one is 503: the address space that they took is not given back",
-)
 def test_images_beyond_the_memory_end_no_daemon(checkpoint: Path, tmp_path: Path) -> None:
     """Of generated large sizes, a few kilobytes each, none fits; each is 400 or 503, and a small one is answered after it."""
     processor = checkpoint / "preprocessor_config.json"

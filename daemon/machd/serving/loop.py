@@ -449,10 +449,13 @@ class EngineLoop:
             return
         now_s = self._clock.monotonic_s()
         duration_s = now_s - start_s
+        faults = result.faults
         result = replace(
             result,
-            faults=tuple(one for one in result.faults if not self._makes_room(scheduler, one)),
+            faults=tuple(one for one in faults if not self._makes_room(scheduler, one)),
         )
+        for fault in faults:
+            fault.release_frames()
         for draft_fault in result.draft_faults:
             self._log.warning(
                 "speculation.failed",

@@ -95,7 +95,7 @@ class ChildProcess:
                 self._channel.close()
                 raise
         self._clock = SystemClock()
-        self._said: bytes | None = None
+        self._said: bytearray | None = None
         self._ready_bytes = 0
         self.end = weakref.finalize(self, _end, self._process, self._channel)
 
@@ -106,7 +106,7 @@ class ChildProcess:
             and self._memory_bytes() <= self._ready_bytes + max_gained_bytes
         )
 
-    def wait_ready(self) -> bytes:
+    def wait_ready(self) -> bytearray:
         """Wait until the process has finished its imports, and return what it says then.
 
         Raises:
@@ -132,7 +132,7 @@ class ChildProcess:
         max_gained_bytes: int,
         descriptors: Sequence[int] = (),
         is_wanted: IsWanted | None = None,
-    ) -> tuple[bytes, bytes]:
+    ) -> tuple[bytes, bytearray]:
         """Send a request and wait for the answer; after an error the process has to be ended.
 
         Args:
@@ -159,25 +159,27 @@ class ChildProcess:
         except (EOFError, ConnectionError) as error:
             raise ChildEndedError("ends the process that works on it") from error
 
-    def _receive(self, bounds: _Bounds) -> tuple[bytes, bytes]:
+    def _receive(self, bounds: _Bounds) -> tuple[bytes, bytearray]:
         kind, size = HEADER.unpack(self._read(HEADER.size, bounds))
         if size > bounds.max_memory_bytes:
             raise ChildStoppedError("has too large an answer")
         return kind, self._read(size, bounds)
 
-    def _read(self, size: int, bounds: _Bounds) -> bytes:
-        content = bytearray()
+    def _read(self, size: int, bounds: _Bounds) -> bytearray:
+        """Return so many bytes, written once to where they stay: an image's may be hundreds of megabytes."""
+        content = bytearray(size)
+        left = memoryview(content)
         self._channel.settimeout(_LOOK_S)
-        while len(content) < size:
+        while left:
             try:
-                got = self._channel.recv(min(size - len(content), 1 << 20))
+                got = self._channel.recv_into(left)
             except TimeoutError:
                 self._check(bounds)
                 continue
             if not got:
                 raise EOFError
-            content += got
-        return bytes(content)
+            left = left[got:]
+        return content
 
     def _check(self, bounds: _Bounds) -> None:
         if self._clock.monotonic_s() > bounds.deadline_s:
@@ -220,7 +222,7 @@ class SharedChild:
         with self._lock:
             self._running()
 
-    def ready(self) -> bytes:
+    def ready(self) -> bytearray:
         """Wait until the process has finished its imports, and return what it says then.
 
         Raises:
@@ -237,7 +239,7 @@ class SharedChild:
         limit_s: float,
         memory_bytes: int,
         is_wanted: IsWanted | None = None,
-    ) -> tuple[bytes, bytes]:
+    ) -> tuple[bytes, bytearray]:
         """Send a request, and return the kind and content of the answer.
 
         A process that ends while it works on the request is started again, once: the system or an operator may have
@@ -255,7 +257,7 @@ class SharedChild:
             OverloadedError: The system has no room for it.
         """
 
-        def ask_once() -> tuple[bytes, bytes]:
+        def ask_once() -> tuple[bytes, bytearray]:
             with self._ended_on_error():
                 child = self._running(memory_bytes)
                 child.wait_ready()
@@ -322,7 +324,7 @@ def as_bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def as_text(content: bytes) -> str:
+def as_text(content: bytes | bytearray) -> str:
     """Inverse of :func:`as_bytes`."""
     return content.decode("utf-8", "surrogatepass")
 

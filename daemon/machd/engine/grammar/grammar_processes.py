@@ -177,7 +177,9 @@ class GrammarProcesses:
             self._forker = forker
         return self._forker
 
-    def _ask(self, forker: ChildProcess, request: Fork | End | Learn, *descriptors: int) -> bytes:
+    def _ask(
+        self, forker: ChildProcess, request: Fork | End | Learn, *descriptors: int
+    ) -> bytearray:
         try:
             _, answer = forker.ask(
                 msgspec.msgpack.encode(request),

@@ -18,6 +18,7 @@ from machd.capabilities.verdict import Support
 from machd.engine.backend.device import (
     available_memory_bytes,
     backend_name,
+    computing_memory_bytes,
     device_memory_bytes,
     device_name,
 )
@@ -70,6 +71,10 @@ from machd.errors import ModelError, ModelFormatError, ModelShardingError, Setti
 
 MEDIA_BYTES = 256_000_000
 """Memory for processed images and videos, and as much for their embeddings, unless given."""
+
+_MEDIA_SHARE = 1 / 16
+"""Of the memory that is left once the model is loaded, for either of them at most: under a tight limit one large image
+that is kept would leave no room for the next small one."""
 
 _NO_EXPERTS = (
     "experts.resident_gb has no effect: the model has no experts that machd can leave on disk"
@@ -212,6 +217,7 @@ def _with_vision(
         description = replace(loaded.description, vision_reason=NO_MESSAGES)
         return replace(loaded, description=description, notes=(*loaded.notes, NO_MESSAGES))
     progress.stage("loading the processor of images", None)
+    media_bytes = min(media_bytes, int(_MEDIA_SHARE * computing_memory_bytes()))
     processor, seen = open_processor(vision, loaded.tokenizer, max_bytes=media_bytes)
     description = replace(loaded.description, vision=seen)
     return replace(loaded, description=description, vision=processor, media_bytes=media_bytes)

@@ -26,7 +26,7 @@ class PlainArray:
 
     shape: tuple[int, ...]
     dtype: str
-    content: bytes = field(repr=False)
+    content: bytes | memoryview = field(repr=False)
 
 
 @dataclass(frozen=True, eq=False)

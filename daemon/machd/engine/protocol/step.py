@@ -209,6 +209,17 @@ class RowFault:
     slot_index: int
     cause: BaseException = field(compare=False)
 
+    def release_frames(self) -> None:
+        """Let go of the failed computation, once it is logged.
+
+        A traceback holds its functions' variables: an image's pixels, a graph. One of them is the list of faults, so
+        that only the garbage collector, which may be minutes away, would free them.
+        """
+        error: BaseException | None = self.cause
+        while error is not None and error.__traceback__ is not None:
+            error.__traceback__ = None
+            error = error.__cause__ or error.__context__
+
 
 @dataclass(frozen=True, slots=True)
 class DraftOutcome:

@@ -78,11 +78,11 @@ class ProcessRequest(msgspec.Struct, frozen=True):
 
 
 class ProcessedArray(msgspec.Struct, frozen=True):
-    """An array in C order."""
+    """An array in C order. Its content lies in the message that it came with, of which it is most."""
 
     shape: tuple[int, ...]
     dtype: str
-    content: bytes
+    content: memoryview
 
 
 class Processed(msgspec.Struct, frozen=True):
@@ -281,7 +281,8 @@ def _arrays(inputs: Mapping[str, Any]) -> dict[str, ProcessedArray]:
         except (TypeError, ValueError):
             continue  # a list of texts, or of arrays of several shapes, is for the processor alone
         if array.dtype.kind in "biuf":
-            found[name] = ProcessedArray(array.shape, array.dtype.str, array.tobytes())
+            content = array.reshape(-1).view(np.uint8).data
+            found[name] = ProcessedArray(array.shape, array.dtype.str, content)
     return found
 
 

@@ -40,7 +40,7 @@ def _ends(monkeypatch: pytest.MonkeyPatch, times: int) -> list[ChildProcess]:
     """End the process as it gets its first requests; returns the processes that were asked."""
     ask, asked = ChildProcess.ask, list[ChildProcess]()
 
-    def ended(child: ChildProcess, *given: object, **named: object) -> tuple[bytes, bytes]:
+    def ended(child: ChildProcess, *given: object, **named: object) -> tuple[bytes, bytearray]:
         asked.append(child)
         if len(asked) <= times:
             child._process.kill()
