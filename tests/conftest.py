@@ -6,11 +6,13 @@ import contextlib
 import os
 import signal
 from collections.abc import Generator, Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from httpx import _config as httpx_config
+from httpx._transports import default as httpx_transports
 from hypothesis import HealthCheck, settings
 from support.clocks.polling import CEILING_S
 from support.daemon.daemon_reports import daemon_reports
@@ -50,6 +52,10 @@ settings.load_profile("machd")
 # httpx's own five seconds would judge how busy the machine is.
 for _phase in ("connect", "read", "write", "pool"):
     setattr(httpx_config.DEFAULT_TIMEOUT_CONFIG, _phase, CEILING_S)
+
+
+# No test speaks TLS, and each client reads all of the system's certificates for it: 22 ms of processor time.
+vars(httpx_transports)["create_ssl_context"] = cache(httpx_config.create_ssl_context)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -125,9 +125,15 @@ def test_health_and_plain_prompts_wait_for_no_template(templated: _Templated) ->
             assert not any(one.done() for one in chats)
         finally:
             with templated.strict():  # for the other two
-                child = templated.renderer._child._child
-                assert child is not None
-                child._process.kill()
+
+                def are_refused() -> bool:
+                    # A process that is killed is started again for the same conversation, once.
+                    child = templated.renderer._child._child
+                    if child is not None and _is_rendering(templated.renderer):
+                        child._process.kill()
+                    return all(one.done() for one in chats)
+
+                wait_until(are_refused, "the conversations end")
                 statuses = {one.result().status_code for one in chats}
     assert statuses == {400}
 

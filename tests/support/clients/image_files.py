@@ -62,10 +62,13 @@ def _chunk(kind: bytes, content: bytes) -> bytes:
 
 
 def zeros(count: int) -> bytes:
-    """Compress so many zero bytes without holding them."""
-    compressor, block = zlib.compressobj(9), bytes(1 << 20)
-    pieces = [compressor.compress(block) for _ in range(count >> 20)]
-    return b"".join((*pieces, compressor.flush()))
+    """Compress so many zero bytes, whole mebibytes, without holding or compressing all of them."""
+    compressor = zlib.compressobj(9, wbits=-zlib.MAX_WBITS)
+    # Behind a full flush nothing refers to what came before, so that the piece may be repeated.
+    piece = compressor.compress(bytes(1 << 20)) + compressor.flush(zlib.Z_FULL_FLUSH)
+    checksum = count % 65521 << 16 | 1  # Adler-32 of zeros
+    header, end = zlib.compress(b"")[:2], compressor.flush()
+    return b"".join((header, piece * (count >> 20), end, checksum.to_bytes(4, "big")))
 
 
 def inflating_png() -> bytes:
