@@ -184,4 +184,4 @@ def test_the_python_of_the_start_page_runs(daemon: ServeProcess, tmp_path: Path)
 
     lines = result.stdout.splitlines()
     assert lines[:2] == ["The capital of France is Paris."] * 2, result.stderr
-    assert lines[2].startswith("name=")
+    assert lines[2] == "name='Paris' country='France'"

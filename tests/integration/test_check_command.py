@@ -496,6 +496,7 @@ def test_measure_loads_the_model_and_prints_evidence(tiny: TinyLlama) -> None:
     assert "the model itself" in later["reason"]
 
 
+@pytest.mark.long
 def test_quantised_model_is_judged_by_size_and_perplexity(tiny: TinyLlama) -> None:
     """--measure compares the format's perplexity with the plain model's; without it, only the size is known."""
     plain = row_of(run(str(tiny.path), "--json"))

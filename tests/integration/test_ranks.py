@@ -54,7 +54,6 @@ def _printed(ranks: int, arguments: list[str]) -> tuple[list[dict[str, Any]], st
     ("ranks", "mode", "variant", "ways"),
     [
         (2, "tensor", "llama", "every"),
-        (2, "pipeline", "qwen2", "some"),
         pytest.param(2, "pipeline", "qwen2", "every", marks=pytest.mark.long),
         # Ranks wait for each other actively, so that a pass of four takes minutes on two busy cores.
         pytest.param(4, "tensor", "qwen3", "some", marks=pytest.mark.long),
@@ -114,6 +113,7 @@ def test_every_rank_learns_which_one_failed_to_load_and_why(failing: int) -> Non
     }, printed
 
 
+@pytest.mark.long
 def test_heads_that_cannot_be_shared_evenly_are_refused() -> None:
     """mlx-lm would divide them with a remainder, and give every rank slices of several heads."""
     found, printed = _compared(3, "tensor", "none", ["llama"])
@@ -135,6 +135,7 @@ def wide_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_llama(directory, hidden=512, layers=4, head_dim=512, kv_heads=4)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux counts the bytes that a process reads")
 def test_a_rank_reads_its_shard_and_little_else(wide_checkpoint: Path) -> None:
     """Half of the layers and all of the embedding, with a tenth to spare."""

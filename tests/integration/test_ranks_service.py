@@ -22,6 +22,7 @@ def _command(key: str) -> list[str]:
     return shlex.split(line.partition("=")[2])
 
 
+@pytest.mark.long
 @needs_programs("pkill")
 def test_rank_0_speaks_to_the_service_manager_and_a_stop_is_in_order(tmp_path: Path) -> None:
     """It is ready and gives signs of life though mlx.launch is the main process; ExecStop ends every rank."""
