@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 from collections.abc import Generator, Iterator
@@ -56,6 +57,12 @@ for _phase in ("connect", "read", "write", "pool"):
 
 # No test speaks TLS, and each client reads all of the system's certificates for it: 22 ms of processor time.
 vars(httpx_transports)["create_ssl_context"] = cache(httpx_config.create_ssl_context)
+
+
+def pytest_collection_finish() -> None:
+    """Keep the tests themselves, a million objects, out of each garbage collection that a test asks for: 0.5 s."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
