@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from machd.dialects.responses.items import InputItem, ItemChain, item_chain, item_messages
@@ -310,6 +310,7 @@ _ANY_ITEM = st.one_of(
 )
 
 
+@example(items=[_custom("c1"), {"role": "system", "content": "Be kind."}, _output("c1", "done")])
 @given(items=st.lists(_ANY_ITEM, min_size=1, max_size=8))
 def test_any_items_are_rendered_or_refused(items: list[dict[str, Any]]) -> None:
     """No order of items breaks anything, and what is stored reads back as it was."""

@@ -385,6 +385,7 @@ class _Messages:
 
     def __init__(self) -> None:
         self._opening_words: list[str] = []
+        self._held_words: list[str] = []
         self._messages: list[dict[str, object] | _Turn] = []
         self._open: _Turn | None = None
         self._functions: dict[str, str] = {}
@@ -403,7 +404,13 @@ class _Messages:
                 self._say_checked(item, place)
 
     def instruct(self, text: str) -> None:
-        """Add the operator's words; the first ones are one message, as templates take one alone."""
+        """Add the operator's words; the first ones are one message, as templates take one alone.
+
+        Words between a call and its output come behind the output, which nothing may stand in front of.
+        """
+        if self._unanswered:
+            self._held_words.append(text)
+            return
         self._open = None
         if self._messages:
             self._messages.append({"role": _SYSTEM, "content": text})
@@ -466,6 +473,8 @@ class _Messages:
                 "name": self._functions[item.call_id],
             }
         )
+        while self._held_words and not self._unanswered:
+            self.instruct(self._held_words.pop(0))
 
     def _turn(self, *, may_have_text: bool) -> _Turn:
         """The assistant's turn to add to: the open one, or a new one.
