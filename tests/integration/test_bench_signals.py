@@ -120,6 +120,7 @@ def test_a_signal_ends_the_bare_loop_and_a_server_that_starts(
         assert list((tmp_path / "scratch").glob("machd-bench-*")) == []
 
 
+@pytest.mark.long
 def test_a_hangup_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
     """Under nohup a bench outlives its terminal."""
     wrapper = ("sh", "-c", 'trap "" HUP; exec "$@"', "sh")

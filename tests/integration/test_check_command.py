@@ -215,6 +215,7 @@ def test_generation_config_is_told(tiny: TinyLlama, run_here: RunsHere) -> None:
     assert unread["default_sampling"] == {}
 
 
+@pytest.mark.long
 def test_a_70b_checkpoint_takes_little_memory(tmp_path: Path) -> None:
     """Headers of 141 GB of weights and a tokenizer of 128,000 tokens are all that is read."""
     path = write_header_checkpoint(tmp_path / "llama-70b", tokenizer_tokens=128_000)
@@ -438,6 +439,7 @@ def _vision(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_family("qwen2_vl", directory, user_cache_directory(process_environ()))
 
 
+@pytest.mark.long
 def test_vision_is_described_as_serving_finds_it(vision: Path) -> None:
     """Processor, kinds and an image's tokens are told, and the caches are those of mlx-vlm's model."""
     row = row_of(run(str(vision), "--json", "--model-dtype", "float32"))

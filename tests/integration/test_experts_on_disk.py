@@ -124,6 +124,7 @@ def test_streamed_model_answers_as_from_memory(daemon: ServeProcess, expected: l
         pytest.param((), marks=pytest.mark.long),
     ],
 )
+@pytest.mark.long
 def test_streamed_model_works_with_each_feature(checkpoint: Path, flags: tuple[str, ...]) -> None:
     """With drafts, quantised KV and in single flight, answers are those of the model in memory."""
     texts = []

@@ -243,6 +243,7 @@ def test_without_keys_everyone_shares_the_limits() -> None:
 # Rotation
 
 
+@pytest.mark.long
 def test_keys_are_rotated_while_requests_run(tmp_path: Path) -> None:
     """SIGHUP: a removed key ends at its next request, on the same connection; a new one begins."""
     path = _key_file(tmp_path)

@@ -265,6 +265,7 @@ def test_under_defer_everyone_who_fits_is_served_in_the_end(
     assert modes["single"] >= 1, "one that fits only without the batch's padding decodes alone"
 
 
+@pytest.mark.long
 def test_under_defer_departures_give_their_promises_back(
     alone: list[Answer], watch: _Watch
 ) -> None:

@@ -291,6 +291,7 @@ def test_daemon_goes_on_when_its_files_are_deleted(site: Site, blocks: Path) -> 
         assert all(one.cached_tokens == one.prompt_tokens - 1 for one in again)
 
 
+@pytest.mark.long
 def test_blocks_of_another_model_are_not_found(site: Site, blocks: Path, tmp_path: Path) -> None:
     """Other weights are another key, even with the same name, sizes and prompts."""
     text = TEXTS[0]
@@ -324,6 +325,7 @@ def test_second_daemon_on_a_directory_is_refused(site: Site, blocks: Path) -> No
         site.check(daemon.url, TEXTS[:1])
 
 
+@pytest.mark.long
 def test_full_disk_costs_only_unwritten_blocks(site: Site, blocks: Path) -> None:
     """Requests and the memory tier go on, unwritten blocks are counted, and no partial file is left."""
     page = resource.getpagesize()

@@ -86,6 +86,7 @@ def _reserved_bytes(daemon: ForkedDaemon) -> int:
         *(pytest.param(one, marks=pytest.mark.long) for one in _LEAST_SAVED if one != "affine8"),
     ],
 )
+@pytest.mark.long
 def test_sixteen_streams_in_fewer_bits(
     parent: DaemonParent, model: Path, float_reserved_bytes: int, name: str
 ) -> None:

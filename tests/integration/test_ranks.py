@@ -53,7 +53,8 @@ def _printed(ranks: int, arguments: list[str]) -> tuple[list[dict[str, Any]], st
 @pytest.mark.parametrize(
     ("ranks", "mode", "variant", "ways"),
     [
-        (2, "tensor", "llama", "every"),
+        (2, "tensor", "llama", "some"),
+        pytest.param(2, "tensor", "llama", "every", marks=pytest.mark.long),
         pytest.param(2, "pipeline", "qwen2", "every", marks=pytest.mark.long),
         # Ranks wait for each other actively, so that a pass of four takes minutes on two busy cores.
         pytest.param(4, "tensor", "qwen3", "some", marks=pytest.mark.long),
@@ -169,6 +170,7 @@ def _text(url: str, prompt: str) -> str:
     return str(answer.raise_for_status().json()["choices"][0]["text"])
 
 
+@pytest.mark.long
 def test_a_daemon_of_two_ranks_serves_and_stops_in_order(checkpoint: Path, tmp_path: Path) -> None:
     """Its status shows both, and a stop that every rank is told of lets requests finish."""
     daemon = RanksDaemon(checkpoint)

@@ -28,17 +28,10 @@ _TURNS: Mapping[str, Turn] = {
     "an image between lines": ("Look:\n", ImagePart(3), "\nWhat is this?"),
     "text": ("What is this?",),
 }
-_EVERY_RUN = ("gemma3",)
-"""A family with windows and text around images."""
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        pytest.param(one, marks=() if one in _EVERY_RUN else pytest.mark.long)
-        for one in sorted(COMPARED_FAMILIES)
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("family", sorted(COMPARED_FAMILIES))
 def test_a_family_answers_as_mlx_vlm_does(family: str, tmp_path: Path) -> None:
     """Images, two images and text, each alone and all at once, get the tokens of mlx-vlm's own generation."""
     checkpoint = write_family(family, tmp_path / family, user_cache_directory(os.environ))
