@@ -25,6 +25,7 @@ serve: setup ## make setup, then machd serve
 
 dev: ## make setup, with what tests and checks need
 	@scripts/setup --dev
+	@scripts/native
 	@$(MACHD) model pull
 
 clients: ## .venv-clients: programs that talk to machd, for long tests

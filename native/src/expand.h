@@ -1,0 +1,278 @@
+// Packed weights expanded to float32, sixteen at a time; scale and bias are applied with one rounding.
+#pragma once
+
+#include <algorithm>
+
+#include "vectors.h"
+#include "weights.h"
+
+namespace machd {
+namespace MACHD_TARGET {
+
+// Inputs of a row that are worked on at once. It is a multiple of every group.
+constexpr long kStretch = 2048;
+
+// Scales and biases of a stretch of one row in float32, beside the registers that a reader works with.
+struct ScaleBuffer {
+  float scales[kStretch / kBlock];
+  float biases[kStretch / kBlock];
+};
+
+// Converts `count` scales, from one on.
+inline void convert(const void* scales, ScaleType type, long from, long count, float* to) {
+  long at = 0;
+  if (type == ScaleType::kFloat32) {
+    std::memcpy(to, static_cast<const float*>(scales) + from, sizeof(float) * count);
+    return;
+  }
+  const auto* halves = static_cast<const uint16_t*>(scales) + from;
+#if defined(__AVX2__)
+  if (type == ScaleType::kFloat16)
+    for (; at + 8 <= count; at += 8)
+      _mm256_storeu_ps(to + at, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(halves + at))));
+#endif
+  for (; at < count; ++at) to[at] = type == ScaleType::kFloat16 ? from_half(halves[at]) : from_brain(halves[at]);
+}
+
+// Values of the four bits of e2m1, and of the scales' formats: OCP Microscaling Formats, version 1.0, section 5.3.
+constexpr float kE2m1[16] = {0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0f, -0.5, -1, -1.5, -2, -3, -4, -6};
+
+inline float from_e8m0(uint8_t bits) {
+  uint32_t wide = bits == 0 ? 0x00400000u : uint32_t(bits) << 23;
+  float number;
+  std::memcpy(&number, &wide, sizeof number);
+  return number;
+}
+
+inline float from_e4m3(uint8_t bits) {
+  const uint32_t sign = uint32_t(bits & 0x80) << 24;
+  const uint32_t rest = bits & 0x7f;
+  float number;
+  if (rest == 0x7f) {
+    const uint32_t nan = sign | 0x7fc00000;
+    std::memcpy(&number, &nan, sizeof number);
+  } else if (rest >= 0x08) {
+    const uint32_t wide = sign | ((rest << 20) + (120u << 23));
+    std::memcpy(&number, &wide, sizeof number);
+  } else {
+    number = (sign ? -1.0f : 1.0f) * rest * 0x1p-9f;
+  }
+  return number;
+}
+
+// As many bytes as there are lanes, each in a lane of its own.
+inline WordPart widened(const uint8_t* from) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<WordPart>(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#elif defined(__AVX2__)
+  return reinterpret_cast<WordPart>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+#else
+  WordPart words;
+  for (int lane = 0; lane < kLanes; ++lane) words[lane] = from[lane];
+  return words;
+#endif
+}
+
+// Four or eight bytes in the first lanes; what the others hold is nobody's. Through memory the compiler would take ten times as long.
+template <int kBytes>
+inline WordPart first_lanes(const uint8_t* from) {
+#if defined(__AVX2__)
+  __m128i low;
+  if constexpr (kBytes == 4) low = _mm_loadu_si32(from);
+  else low = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+#if defined(__AVX512F__)
+  return reinterpret_cast<WordPart>(_mm512_castsi128_si512(low));
+#else
+  return reinterpret_cast<WordPart>(_mm256_castsi128_si256(low));
+#endif
+#else
+  WordPart words{};
+  std::memcpy(&words, from, kBytes);
+  return words;
+#endif
+}
+
+// The sixteen packed weights at `from`, each in the lowest bits of a lane; what is above them is another weight's.
+template <int kBits>
+inline void spread(const uint8_t* from, WordPart (&words)[kParts]) {
+  if constexpr (kBits == 8) {
+    for (int p = 0; p < kParts; ++p) words[p] = widened(from + p * kLanes);
+  } else {
+    constexpr int kPerWord = 32 / kBits;
+    const WordPart loaded = first_lanes<kBlock * kBits / 8>(from);
+    for (int p = 0; p < kParts; ++p) {
+      WordPart word, shift;
+      for (int lane = 0; lane < kLanes; ++lane) {
+        word[lane] = (p * kLanes + lane) / kPerWord;
+        shift[lane] = kBits * ((p * kLanes + lane) % kPerWord);
+      }
+      words[p] = __builtin_shuffle(loaded, word) >> shift;
+    }
+  }
+}
+
+// Reads the weights of one row: `begin` the row, `prepare` a stretch of so many groups, `enter` one of these, and sixteen
+// weights of it `at` a time.
+template <Format kFormat, int kBits>
+class Expander;
+
+template <>
+class Expander<Format::kFloat32, 32> {
+ public:
+  void begin(const Weights& w, long row, ScaleBuffer&) { from_ = static_cast<const float*>(w.packed) + row * w.inputs; }
+  void prepare(long, long) {}
+  void enter(long) {}
+  Vector at(long k) { return Vector::load(from_ + k); }
+  float one_at(long k) { return from_[k]; }
+
+ private:
+  const float* from_ = nullptr;
+};
+
+template <Format kFormat>
+class Expander<kFormat, 16> {
+ public:
+  void begin(const Weights& w, long row, ScaleBuffer&) { from_ = static_cast<const uint16_t*>(w.packed) + row * w.inputs; }
+  void prepare(long, long) {}
+  void enter(long) {}
+
+  Vector at(long k) {
+    Vector result;
+    for (int p = 0; p < kParts; ++p) {
+#if defined(__AVX512F__)
+      const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from_ + k));
+      if constexpr (kFormat == Format::kFloat16) result.part[p] = _mm512_cvtph_ps(bits);
+      else result.part[p] = reinterpret_cast<FloatPart>(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+#elif defined(__AVX2__)
+      const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from_ + k + 8 * p));
+      if constexpr (kFormat == Format::kFloat16) result.part[p] = _mm256_cvtph_ps(bits);
+      else result.part[p] = reinterpret_cast<FloatPart>(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+#else
+      for (int lane = 0; lane < kLanes; ++lane) result.part[p][lane] = one_at(k + p * kLanes + lane);
+#endif
+    }
+    return result;
+  }
+
+  float one_at(long k) { return kFormat == Format::kFloat16 ? from_half(from_[k]) : from_brain(from_[k]); }
+
+ private:
+  const uint16_t* from_ = nullptr;
+};
+
+// Affine weights: scale * q + bias, where q is the whole number that is stored.
+template <int kBits>
+class Expander<Format::kAffine, kBits> {
+ public:
+  void begin(const Weights& w, long row, ScaleBuffer& buffer) {
+    w_ = &w;
+    from_ = static_cast<const uint8_t*>(w.packed) + row * w.row_bytes();
+    first_group_ = row * (w.inputs / w.group);
+    scales_ = buffer.scales;
+    biases_ = buffer.biases;
+  }
+
+  void prepare(long k, long count) {
+    const long from = first_group_ + k / w_->group;
+    convert(w_->scales, w_->scale_type, from, count, scales_);
+    convert(w_->biases, w_->scale_type, from, count, biases_);
+  }
+
+  void enter(long group) {
+    const FloatPart scale = in_all_lanes(scales_[group]), bias = in_all_lanes(biases_[group]);
+    if constexpr (kHasTable) {
+      FloatPart numbers;
+      for (int lane = 0; lane < kLanes; ++lane) numbers[lane] = float(lane);
+      table_ = fused(numbers, scale, bias);
+    } else {
+      scale_ = scale;
+      bias_ = bias;
+    }
+  }
+
+  Vector at(long k) {
+    const uint8_t* from = from_ + k * kBits / 8;
+    Vector result;
+    if constexpr (kBits == 2 || kBits == 4 || kBits == 8) {
+      WordPart words[kParts];
+      spread<kBits>(from, words);
+      for (int p = 0; p < kParts; ++p) {
+        if constexpr (kHasTable) {
+          // A shuffle takes its indices modulo the number of lanes.
+          result.part[p] = __builtin_shuffle(table_, kMask + 1 == kLanes ? words[p] : words[p] & kMask);
+        } else {
+          const IntPart whole = reinterpret_cast<IntPart>(words[p] & kMask);
+          result.part[p] = fused(__builtin_convertvector(whole, FloatPart), scale_, bias_);
+        }
+      }
+    } else {
+      // 3, 5 and 6 bits: a weight may lie across words. The row's last bytes are copied, so that nothing behind them is read.
+      uint8_t bytes[kBlock * kBits / 8 + 3] = {};
+      std::memcpy(bytes, from, kBlock * kBits / 8);
+      for (int lane = 0; lane < kBlock; ++lane) {
+        uint32_t word;
+        std::memcpy(&word, bytes + lane * kBits / 8, sizeof word);
+        const float whole = float(word >> lane * kBits % 8 & kMask);
+        result.part[lane / kLanes][lane % kLanes] = __builtin_fmaf(whole, scale_[0], bias_[0]);
+      }
+    }
+    return result;
+  }
+
+ private:
+  static constexpr uint32_t kMask = (1u << kBits) - 1;
+  // All values of a group fit into one register: a look-up there takes the place of conversion and product.
+  static constexpr bool kHasTable = kBits <= 4 && (1 << kBits) <= kLanes && (kBits == 2 || kBits == 4);
+  const Weights* w_ = nullptr;
+  const uint8_t* from_ = nullptr;
+  long first_group_ = 0;
+  FloatPart scale_{}, bias_{}, table_{};
+  float* scales_ = nullptr;  // of a stretch
+  float* biases_ = nullptr;
+};
+
+// Microscaling formats: a scale without bias, and values with an exponent of their own.
+template <Format kFormat>
+class ScaledExpander {
+ public:
+  static constexpr int kBits = kFormat == Format::kMxfp8 ? 8 : 4;
+  void begin(const Weights& w, long row, ScaleBuffer&) {
+    w_ = &w;
+    from_ = static_cast<const uint8_t*>(w.packed) + row * w.row_bytes();
+    scales_ = static_cast<const uint8_t*>(w.scales) + row * (w.inputs / w.group);
+  }
+
+  void prepare(long k, long) { stretch_ = scales_ + k / w_->group; }
+
+  void enter(long group) {
+    const uint8_t bits = stretch_[group];
+    scale_ = kFormat == Format::kNvfp4 ? from_e4m3(bits) : from_e8m0(bits);
+  }
+
+  Vector at(long k) {
+    Vector result;
+    for (int lane = 0; lane < kBlock; ++lane) {
+      const uint8_t byte = from_[(k + lane) * kBits / 8];
+      const float value = kBits == 8 ? from_e4m3(byte) : kE2m1[lane % 2 ? byte >> 4 : byte & 15];
+      result.part[lane / kLanes][lane % kLanes] = value * scale_;
+    }
+    return result;
+  }
+
+ private:
+  const Weights* w_ = nullptr;
+  const uint8_t* from_ = nullptr;
+  const uint8_t* scales_ = nullptr;
+  const uint8_t* stretch_ = nullptr;
+  float scale_ = 0;
+};
+
+template <>
+class Expander<Format::kMxfp4, 4> : public ScaledExpander<Format::kMxfp4> {};
+template <>
+class Expander<Format::kNvfp4, 4> : public ScaledExpander<Format::kNvfp4> {};
+template <>
+class Expander<Format::kMxfp8, 8> : public ScaledExpander<Format::kMxfp8> {};
+
+}  // namespace MACHD_TARGET
+}  // namespace machd

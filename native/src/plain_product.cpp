@@ -1,0 +1,69 @@
+// The product's plain twin: nothing of it is shared with the kernels.
+#include <cmath>
+#include <cstring>
+
+#include "product.h"
+
+namespace machd {
+namespace {
+
+double decoded(uint32_t bits, int exponent_bits, int mantissa_bits) {
+  const int bias = (1 << (exponent_bits - 1)) - 1;
+  const uint32_t mantissa = bits & ((1u << mantissa_bits) - 1);
+  const int exponent = int(bits >> mantissa_bits & ((1u << exponent_bits) - 1));
+  const double sign = bits >> (exponent_bits + mantissa_bits) & 1 ? -1 : 1;
+  const double fraction = std::ldexp(double(mantissa), -mantissa_bits);
+  return sign * (exponent == 0 ? std::ldexp(fraction, 1 - bias) : std::ldexp(1 + fraction, exponent - bias));
+}
+
+double number_at(const void* from, ScaleType type, long at) {
+  if (type == ScaleType::kFloat32) return static_cast<const float*>(from)[at];
+  const uint16_t bits = static_cast<const uint16_t*>(from)[at];
+  return type == ScaleType::kFloat16 ? decoded(bits, 5, 10) : decoded(bits, 8, 7);
+}
+
+uint32_t packed_at(const Weights& w, long row, long k) {
+  uint32_t value = 0;
+  const auto* bytes = static_cast<const uint8_t*>(w.packed) + row * w.row_bytes();
+  for (int bit = 0; bit < w.bits; ++bit) {
+    const long at = k * w.bits + bit;
+    value |= uint32_t(bytes[at / 8] >> at % 8 & 1) << bit;
+  }
+  return value;
+}
+
+double weight_at(const Weights& w, long row, long k) {
+  const long at = row * w.inputs + k;
+  const long group = row * (w.inputs / w.group) + k / w.group;
+  const auto scale_bits = [&] { return static_cast<const uint8_t*>(w.scales)[group]; };
+  switch (w.format) {
+    case Format::kFloat32: return number_at(w.packed, ScaleType::kFloat32, at);
+    case Format::kFloat16: return number_at(w.packed, ScaleType::kFloat16, at);
+    case Format::kBfloat16: return number_at(w.packed, ScaleType::kBfloat16, at);
+    case Format::kAffine:
+      return number_at(w.scales, w.scale_type, group) * packed_at(w, row, k) + number_at(w.biases, w.scale_type, group);
+    case Format::kMxfp4: return decoded(packed_at(w, row, k), 2, 1) * std::ldexp(1.0, scale_bits() - 127);
+    case Format::kMxfp8: return decoded(packed_at(w, row, k), 4, 3) * std::ldexp(1.0, scale_bits() - 127);
+    case Format::kNvfp4: return decoded(packed_at(w, row, k), 2, 1) * decoded(scale_bits(), 4, 3);
+  }
+  return 0;
+}
+
+}  // namespace
+
+namespace {
+
+void plain_product(const float* x, long rows, const Weights& w, float* out, long begin, long end, void*) {
+  for (long row = 0; row < rows; ++row)
+    for (long output = begin; output < end; ++output) {
+      double sum = 0;
+      for (long k = 0; k < w.inputs; ++k) sum += x[row * w.inputs + k] * weight_at(w, output, k);
+      out[row * w.outputs + output] = float(sum);
+    }
+}
+
+}  // namespace
+
+const Kernels plain_kernels = {[](Format, int) -> Product { return plain_product; }, [](long, long) -> long { return 0; }, "plain"};
+
+}  // namespace machd

@@ -1,0 +1,204 @@
+#include "product.h"
+
+#include <algorithm>
+
+#include "expand.h"
+
+namespace machd {
+namespace MACHD_TARGET {
+namespace {
+
+// Rows up to which weights go from memory through registers into sums; beyond, they are expanded into the cache once for all.
+constexpr int kDirectRows = 4;
+
+// Outputs and rows of a tile, whose sums are in registers.
+constexpr int kTileOutputs = kParts == 1 ? 4 : 2;
+constexpr int kTileRows = kParts == 1 ? 6 : 2;
+
+// Sixteen weights or numbers of a row whose last ones they may be; behind the end there are zeros.
+template <class Expanded>
+Vector last_weights(Expanded& weights, long k, long inputs) {
+  if constexpr (requires { weights.one_at(k); }) {  // plain weights alone may end within a vector
+    float padded[kBlock] = {};
+    for (long at = k; at < inputs; ++at) padded[at - k] = weights.one_at(at);
+    return Vector::load(padded);
+  } else {
+    return weights.at(k);
+  }
+}
+
+// Outputs whose expanded weights lie in the cache together.
+constexpr long kPanelOutputs = 32;
+
+// Inputs that share a scale, or as many as one likes.
+inline long span(const Weights& w) {
+  return w.scales == nullptr ? kStretch : w.group;
+}
+
+template <class Expanded, int kRows, int kOutputs>
+void direct_tile(const float* x, const Weights& w, float* out, long output) {
+  Expanded weights[kOutputs];
+  ScaleBuffer buffers[kOutputs];
+  for (int o = 0; o < kOutputs; ++o) weights[o].begin(w, output + o, buffers[o]);
+  Vector sums[kRows][kOutputs];
+  for (auto& row : sums)
+    for (auto& one : row) one = Vector::zeros();
+  const long inputs = w.inputs, whole = inputs / kBlock * kBlock, step = span(w);
+  for (long stretch = 0; stretch < whole; stretch += kStretch) {
+    const long end = std::min(stretch + kStretch, whole);
+    for (int o = 0; o < kOutputs; ++o) weights[o].prepare(stretch, (end - stretch) / step);
+    for (long from = stretch, group = 0; from < end; from += step, ++group) {
+#pragma GCC unroll 8
+      for (int o = 0; o < kOutputs; ++o) weights[o].enter(group);
+      const long to = std::min(from + step, end);
+      for (long k = from; k < to; k += kBlock) {
+#pragma GCC unroll 8
+        for (int o = 0; o < kOutputs; ++o) {
+          const Vector weight = weights[o].at(k);
+#pragma GCC unroll 8
+          for (int r = 0; r < kRows; ++r) sums[r][o] = fused(weight, Vector::load(x + r * inputs + k), sums[r][o]);
+        }
+      }
+    }
+  }
+  if (whole < inputs)
+    for (int o = 0; o < kOutputs; ++o) {
+      const Vector weight = last_weights(weights[o], whole, inputs);
+      for (int r = 0; r < kRows; ++r)
+        sums[r][o] = fused(weight, Vector::load_some(x + r * inputs + whole, int(inputs - whole)), sums[r][o]);
+    }
+  for (int r = 0; r < kRows; ++r)
+    for (int o = 0; o < kOutputs; ++o) out[r * w.outputs + output + o] = sum(sums[r][o]);
+}
+
+// A few rows: each weight is expanded once and used for all of them at once.
+template <class Expanded, int kRows>
+void direct(const float* x, const Weights& w, float* out, long begin, long end) {
+  constexpr int kOutputs = kParts == 1 ? 4 : 2;
+  long output = begin;
+  for (; output + kOutputs <= end; output += kOutputs) direct_tile<Expanded, kRows, kOutputs>(x, w, out, output);
+  for (; output < end; ++output) direct_tile<Expanded, kRows, 1>(x, w, out, output);
+}
+
+// The sums of a few rows with a few outputs over a stretch of inputs. They go on from those in memory, and wait there for the next
+// stretch, which changes no bit; the last one adds them up.
+template <int kRows>
+void cached_tile(const float* x, const float* expanded, const Weights& w, long from, long to, float* sums, float* out, int count) {
+  Vector tile[kRows][kTileOutputs];
+  for (int r = 0; r < kRows; ++r)
+    for (int o = 0; o < kTileOutputs; ++o)
+      tile[r][o] = from == 0 ? Vector::zeros() : Vector::load(sums + (r * kTileOutputs + o) * kBlock);
+  const auto add = [&](long k, auto row_at) {
+    Vector weights[kTileOutputs];
+    for (int o = 0; o < kTileOutputs; ++o) weights[o] = Vector::load(expanded + o * kStretch + k - from);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const Vector row = row_at(x + r * w.inputs + k);
+#pragma GCC unroll 8
+      for (int o = 0; o < kTileOutputs; ++o) tile[r][o] = fused(weights[o], row, tile[r][o]);
+    }
+  };
+  const long whole = from + (to - from) / kBlock * kBlock;
+  for (long k = from; k < whole; k += kBlock) add(k, [](const float* at) { return Vector::load(at); });
+  if (whole < to) add(whole, [&](const float* at) { return Vector::load_some(at, int(to - whole)); });
+  if (to < w.inputs) {
+    for (int r = 0; r < kRows; ++r)
+      for (int o = 0; o < kTileOutputs; ++o) tile[r][o].store(sums + (r * kTileOutputs + o) * kBlock);
+    return;
+  }
+  for (int r = 0; r < kRows; ++r)
+    for (int o = 0; o < kTileOutputs; ++o)
+      if (o < count) out[r * w.outputs + o] = sum(tile[r][o]);
+}
+
+// A tile of as many rows as there are left, at most kRows.
+template <int kRows, class... Rest>
+void some_rows(long left, Rest&&... rest) {
+  if constexpr (kRows > 1) {
+    if (left < kRows) return some_rows<kRows - 1>(left, rest...);
+  }
+  cached_tile<kRows>(rest...);
+}
+
+// Expands a stretch of one row's weights.
+template <class Expanded>
+void expand(Expanded& weights, const Weights& w, long from, long to, float* expanded) {
+  const long whole = from + (to - from) / kBlock * kBlock, step = span(w);
+  weights.prepare(from, (whole - from) / step);
+  for (long k = from, group = 0; k < whole; ++group) {
+    weights.enter(group);
+    for (const long end = std::min(k + step, whole); k < end; k += kBlock) weights.at(k).store(expanded + k - from);
+  }
+  if (whole < to) last_weights(weights, whole, to).store(expanded + whole - from);
+}
+
+// Many rows. The weights of a panel of outputs are expanded into the second cache; each tile of rows stays in the first one
+// while it passes over all of the panel.
+template <class Expanded>
+void cached(const float* x, long rows, const Weights& w, float* out, long begin, long end, float* expanded, float* sums) {
+  for (long panel = begin; panel < end; panel += kPanelOutputs) {
+    const long count = std::min(kPanelOutputs, end - panel);
+    for (long from = 0; from < w.inputs; from += kStretch) {
+      const long to = std::min(from + kStretch, w.inputs);
+      for (long o = 0; o < count; ++o) {
+        Expanded weights;
+        ScaleBuffer buffer;
+        weights.begin(w, panel + o, buffer);
+        expand(weights, w, from, to, expanded + o * kStretch);
+      }
+      for (long row = 0; row < rows; row += kTileRows)
+        for (long o = 0; o < count; o += kTileOutputs)
+          some_rows<kTileRows>(
+              rows - row, x + row * w.inputs, expanded + o * kStretch, w, from, to,
+              sums + (row * kPanelOutputs + o * std::min<long>(kTileRows, rows - row)) * kBlock,
+              out + row * w.outputs + panel + o, int(std::min<long>(kTileOutputs, count - o)));
+    }
+  }
+}
+
+template <class Expanded>
+void product(const float* x, long rows, const Weights& w, float* out, long begin, long end, void* scratch) {
+  if (rows == 1) return direct<Expanded, 1>(x, w, out, begin, end);
+  if (rows == 2) return direct<Expanded, 2>(x, w, out, begin, end);
+  if (rows == 3) return direct<Expanded, 3>(x, w, out, begin, end);
+  if (rows == 4) return direct<Expanded, 4>(x, w, out, begin, end);
+  float* const expanded = static_cast<float*>(scratch);
+  cached<Expanded>(x, rows, w, out, begin, end, expanded, expanded + kPanelOutputs * kStretch);
+}
+
+long scratch_bytes(long rows, long inputs) {
+  if (rows <= kDirectRows) return 0;
+  const long sums = inputs > kStretch ? rows * kPanelOutputs * kBlock : 0;
+  return long(sizeof(float)) * (kPanelOutputs * kStretch + sums);
+}
+
+Product find(Format format, int bits) {
+  switch (format) {
+    case Format::kFloat32: return product<Expander<Format::kFloat32, 32>>;
+    case Format::kFloat16: return product<Expander<Format::kFloat16, 16>>;
+    case Format::kBfloat16: return product<Expander<Format::kBfloat16, 16>>;
+    case Format::kMxfp4: return product<Expander<Format::kMxfp4, 4>>;
+    case Format::kNvfp4: return product<Expander<Format::kNvfp4, 4>>;
+    case Format::kMxfp8: return product<Expander<Format::kMxfp8, 8>>;
+    case Format::kAffine:
+      switch (bits) {
+        case 2: return product<Expander<Format::kAffine, 2>>;
+        case 3: return product<Expander<Format::kAffine, 3>>;
+        case 4: return product<Expander<Format::kAffine, 4>>;
+        case 5: return product<Expander<Format::kAffine, 5>>;
+        case 6: return product<Expander<Format::kAffine, 6>>;
+        case 8: return product<Expander<Format::kAffine, 8>>;
+      }
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+#define MACHD_NAME(target) MACHD_NAME_OF(target)
+#define MACHD_NAME_OF(target) #target
+extern const Kernels kernels;
+const Kernels kernels = {find, scratch_bytes, MACHD_NAME(MACHD_TARGET)};
+
+}  // namespace MACHD_TARGET
+}  // namespace machd
