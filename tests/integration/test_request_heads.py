@@ -165,6 +165,25 @@ def test_a_strange_target_is_refused_in_the_envelope(
     _check_envelope("/messages" if "/v1/messages" in target else "", answer)
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"HEAD foo HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"HEAD / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+    ],
+)
+def test_what_is_wrong_with_a_head_request_is_told_without_a_body(
+    daemon: RunningDaemon, head: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The connection is closed in order: nothing is raised where data arrive."""
+    with RawClient(daemon.url) as client:
+        client.send(head)
+        received = client.read_to_end()
+    assert received.startswith(b"HTTP/1.1 400 ")
+    assert received.endswith(b"\r\n\r\n")
+    assert [one for one in caplog.records if one.name == "asyncio"] == []
+
+
 _WHOLE = (
     b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"

@@ -191,7 +191,8 @@ class ClientConnection(H11Protocol):
         ]
         status = HTTPStatus(envelope.status(error))
         start = h11.Response(status_code=status, headers=headers, reason=status.phrase)
-        for event in (start, h11.Data(data=body), h11.EndOfMessage()):
+        content = () if self.conn.is_head_request else (h11.Data(data=body),)
+        for event in (start, *content, h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 

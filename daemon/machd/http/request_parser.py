@@ -36,6 +36,11 @@ class RequestParser(h11.Connection):
         match = _REQUEST_LINE_PATH.match(self._head_begin)
         return match["path"].decode("latin-1") if match else ""
 
+    @property
+    def is_head_request(self) -> bool:
+        """True for a request whose answer has no body."""
+        return self._request_method == b"HEAD"  # h11's own, which has no public name for it
+
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         """Return the next event; the target of a request is in origin form.
 

@@ -28,12 +28,12 @@ _KEPT_OUTSIDE = ("$schema", "$id", "$defs", "definitions", "title", "description
 
 _MAX_ALTERNATIVES = 64
 _MAX_ALTERNATIVE_CHARACTERS = 65_536
-"""Bounds of an object that becomes a choice: how many, and of all of them as JSON."""
+"""Bounds of objects that become choices: alternatives of one object, and of all in a schema as JSON."""
 
 _FLOAT_DIGITS = 15
 """Digits that every float keeps."""
 
-_NEGATED_CLASS = re.compile(r"\\.|\[\^(-?)", re.DOTALL)
+_NEGATED_CLASS = re.compile(r"\\.|\[\^([-\]]?)", re.DOTALL)
 _DEFINITION = re.compile(r"#|#/(\$defs|definitions)/[^/]+")
 
 
@@ -56,6 +56,7 @@ class _Rewriting:
 
     def __init__(self, root: Schema) -> None:
         self.ignored_keywords: set[str] = set()
+        self._characters = 0
         intersections = [one for one in objects_in(root) if combines_schemas(one)]
         self.definitions_are_parts = any(_references(one) for one in intersections)
         # References to a place inside of an object that becomes a choice would lead nowhere.
@@ -119,8 +120,11 @@ class _Rewriting:
         alternatives = []
         if schema.get("type") == "object" and self._may_move and not is_part:
             alternatives = list(itertools.islice(counts.alternatives(), _MAX_ALTERNATIVES + 1))
-        length = sum(len(json.dumps(one)) for one in alternatives)
-        if not 0 < len(alternatives) <= _MAX_ALTERNATIVES or length > _MAX_ALTERNATIVE_CHARACTERS:
+        if len(alternatives) <= _MAX_ALTERNATIVES:
+            self._characters += sum(len(json.dumps(one)) for one in alternatives)
+        else:
+            alternatives = []
+        if not alternatives or self._characters > _MAX_ALTERNATIVE_CHARACTERS:
             given_up = {"minProperties", "maxProperties"} & schema.keys()
             self.ignored_keywords |= given_up
             return {key: value for key, value in schema.items() if key not in given_up}
@@ -225,7 +229,8 @@ def _without_nul(pattern: str) -> str:
     def replaced(found: re.Match[str]) -> str:
         if found[1] is None:
             return found[0]
-        return r"[^\x00" + (r"\-" if found[1] else "")
+        # In front a hyphen or a closing bracket stands for itself; behind another character it does not.
+        return r"[^\x00" + (f"\\{found[1]}" if found[1] else "")
 
     return _NEGATED_CLASS.sub(replaced, pattern)
 

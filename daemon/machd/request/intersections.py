@@ -44,8 +44,8 @@ _MAX_FACTOR = 1000
 _FACTOR_DIGITS = 3
 """Of a ``multipleOf`` that costs no more than some milliseconds."""
 
-_EMBEDDED_SCHEMA = re.compile(r"%json (.*)")
-"""A schema in the Lark that machd writes, one on a line."""
+_EMBEDDED_SCHEMA = re.compile(r"^\w+: %json (.*)$", re.MULTILINE)
+"""A schema in the Lark that machd writes: a rule of its own, on one line. Inside of a literal the mark is a client's text."""
 
 
 def has_unbounded_cost(constraint: Constraint) -> bool:

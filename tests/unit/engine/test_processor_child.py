@@ -52,6 +52,14 @@ def test_scans_of_a_jpeg_are_bounded(scans: int) -> None:
         _decoded_image(_request(content))
 
 
+@pytest.mark.parametrize("filling", [b"\0", b"junk", b"\xff\xd0", b"\xff\x01"])
+def test_scans_behind_what_decoders_pass_over_are_counted(filling: bytes) -> None:
+    """Bytes that are no marker, and markers without a segment, end neither the image nor the count."""
+    content = image_files.jpeg_of_scans(100)
+    at = content.index(b"\xff\xda")
+    assert _scans(content[:at] + filling + content[at:]) == 100
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_scans_in_what_a_jpeg_carries_along_are_not_its_own(seed: int) -> None:
     """A colour profile, EXIF data and comments may hold any bytes, those of a scan's marker too."""

@@ -54,6 +54,8 @@ def test_given_schema_is_not_changed() -> None:
     [
         ("[^a]", r"[^\x00a]"),
         ("[^-a]", r"[^\x00\-a]"),
+        ('^[^]"]+$', r'^[^\x00\]"]+$'),
+        ("[^][]", r"[^\x00\][]"),
         (r"\[^a]", r"\[^a]"),
         (r"\\[^a][^b]", r"\\[^\x00a][^\x00b]"),
     ],
@@ -89,6 +91,15 @@ def test_count_that_cannot_be_written_out_is_named(schema: dict[str, object]) ->
     assert ignored
     assert ignored <= {"minProperties", "maxProperties"}
     assert not any(f'"{one}"' in json.dumps(rewritten) for one in ignored)
+
+
+def test_objects_that_become_choices_share_one_bound() -> None:
+    """A hundred small ones, each within the bound, would make a schema of a megabyte."""
+    one = {**_CLOSED, "properties": _optional(8), "maxProperties": 3}
+    many = {"type": "object", "properties": {f"o{index}": one for index in range(100)}}
+    rewritten, ignored = expressible_schema(many)
+    assert ignored == {"maxProperties"}
+    assert len(json.dumps(rewritten)) < 150_000
 
 
 def test_count_of_names_that_may_come_twice_is_named() -> None:

@@ -78,3 +78,12 @@ def test_other_constraint_is_judged_by_its_text(
 ) -> None:
     """Operators of Lark, and lists of texts that are long."""
     assert has_unbounded_cost(Constraint(kind, source, "p")) is is_unbounded
+
+
+def test_a_choice_that_spells_a_schema_is_a_choice() -> None:
+    """In a literal of a grammar that machd writes the mark of a schema is a client's text."""
+    source = 'start: answer | calls\nanswer: "printf %json x" | "no"\ncalls: "x"'
+    assert not has_unbounded_cost(Constraint(ConstraintKind.CALLS, source, "p"))
+    unbounded = json.dumps({"allOf": [{"pattern": "a"}, {"pattern": "b"}]})
+    source = f"start: arguments_0\narguments_0: %json {unbounded}"
+    assert has_unbounded_cost(Constraint(ConstraintKind.CALLS, source, "p"))

@@ -28,20 +28,36 @@ _LOCAL_CLASS = re.compile(r"\w+\.\w+")
 _MAX_FILES = 1_000
 """Files that are searched; no real checkpoint has a hundred."""
 
+_MAX_PARSED_BYTES = 8 << 20
+"""Of all files that spell the key. JSON may take fifty times its size as objects; real files that name classes are small."""
+
+_SPELLED_KEY = re.compile(
+    b"".join(b"(?:%c|(?i:\\\\u00%02x))" % (one, one) for one in _KEY.encode())
+)
+"""The key with any of its letters escaped, as JSON may spell it."""
+
+_TOO_LARGE = "classes in more than 8 MiB of JSON"
+
 
 def auto_map_files(path: Path) -> dict[str, list[str]]:
     """Find the files of a checkpoint that name classes for transformers to import, each with its classes.
 
     Every JSON file counts: transformers reads one for each kind of class, follows names in them to others, and looks into
-    nested configurations. A file that is not JSON, or larger than any real one, names nothing.
+    nested configurations. A file that is not JSON, or larger than any real one, names nothing. Files that spell the key are
+    parsed as long as they are small; one beyond that counts as one that names what nobody knows.
     """
     found: dict[str, list[str]] = {}
+    left_bytes = _MAX_PARSED_BYTES
     for file in _json_files(path):
         try:
-            value = json.loads(read_bytes(file, MAX_JSON_BYTES))
+            content = read_bytes(file, MAX_JSON_BYTES)
+            if _SPELLED_KEY.search(content) is None:
+                continue
+            left_bytes -= len(content)
+            classes = list(_classes(json.loads(content))) if left_bytes >= 0 else [_TOO_LARGE]
         except (OSError, ValueError, RecursionError, ModelFormatError):
             continue
-        if classes := list(_classes(value)):
+        if classes:
             found[str(file.relative_to(path))] = classes
     return found
 

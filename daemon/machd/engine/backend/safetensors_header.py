@@ -97,7 +97,7 @@ def _entries(path: Path, text: bytes, max_tensors: int) -> dict[str, msgspec.Raw
         entries = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     except msgspec.ValidationError as error:
         raise _broken(path, "its header is not a JSON object") from error
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # bytes that are no UTF-8 among them
         raise _broken(path, "its header is not JSON") from error
     # Counted again, because JSON has escapes.
     if len(entries) - ("__metadata__" in entries) > max_tensors:

@@ -6,6 +6,7 @@ a fork of it compiles one grammar and follows it for all its rows, and can be ki
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
@@ -148,8 +149,13 @@ class _Forks:
             os.kill(pid, signal.SIGKILL)
 
     def _fork(self, descriptor: int) -> int:
+        """Return the fork's number, or the negated errno where the system has no room for one."""
         assert self._vocabulary is not None, "the vocabulary comes first"
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.close(descriptor)
+            return -(error.errno or errno.EAGAIN)
         if pid == 0:
             self._channel.close()
             _serve(descriptor, *self._vocabulary, self._encoding)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 import socket
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -157,6 +159,11 @@ class GrammarProcesses:
                     ours.close()
                     raise
             pid = msgspec.msgpack.decode(answer, type=int)
+            if pid < 0:
+                ours.close()
+                raise OverloadedError(
+                    f"no process for a grammar can be started: {os.strerror(-pid)}; try again later"
+                )
             process = GrammarProcess(self, ours, pid, self._encode, self._bounds)
             self._open.add(process)
             return process
@@ -276,7 +283,11 @@ class GrammarProcess:
             return None
 
     def _take_dropped(self) -> tuple[int, ...]:
-        return tuple(self._dropped.popleft() for _ in range(len(self._dropped)))
+        taken = list[int]()
+        with suppress(IndexError):  # another thread may take from it, too
+            while True:
+                taken.append(self._dropped.popleft())
+        return tuple(taken)
 
     def _asked(
         self, request: Compile | Call, limit_s: float, is_wanted: Callable[[], bool]

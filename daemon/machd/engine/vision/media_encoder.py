@@ -312,7 +312,8 @@ class MediaEncoder:
         if media.digest not in self._encoded:
             try:
                 self._advance(media, math.inf)
-            except StepMemoryError as error:
+            except (StepMemoryError, InvalidRequestError) as error:
+                self._begun.pop(media.digest, None)
                 raise MediaEncodingError("there is too little memory left for it") from error
         return self._encoded[media.digest]
 

@@ -44,6 +44,9 @@ _IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 _MAX_SCANS = 64
 """Scans of a JPEG, each of which costs as much as all pixels. Encoders write 10 to 20."""
 
+_MARKERS_ALONE = frozenset({0x01, *range(0xD0, 0xD9)})
+"""Markers without a segment: TEM, RST0 to RST7 and SOI."""
+
 _SCAN_DATA_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 """A marker that ends a scan's data, in which 0xFF is followed by zero or a restart marker."""
 
@@ -321,12 +324,14 @@ def _decoded_image(request: ProcessRequest) -> Image:
 def _scans(content: bytes) -> int:
     """Count the scans of a JPEG's first image, in segments of which each says its length (ITU T.81, annex B)."""
     scans, at = 0, 2
-    while at + 4 <= len(content):
-        if content[at] != 0xFF:
-            break
+    # Decoders pass over what is no marker, and so does the count.
+    while 0 <= (at := content.find(0xFF, at)) <= len(content) - 4:
         marker = content[at + 1]
-        if marker == 0xFF:  # filling
+        if marker in (0x00, 0xFF):  # no marker, and filling in front of one
             at += 1
+            continue
+        if marker in _MARKERS_ALONE:
+            at += 2
             continue
         at += 2 + int.from_bytes(content[at + 2 : at + 4], "big")
         if marker == _START_OF_SCAN:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import psutil
 import pytest
 from support.clients.explosive_constraints import (
@@ -24,6 +28,7 @@ from support.engines.fake_engine import FakeEngine
 
 from machd.clock import SystemClock
 from machd.engine.grammar.grammar import LlguidanceCompiler, compiled
+from machd.engine.grammar.grammar_child import Fork, _Forks
 from machd.engine.grammar.grammar_processes import GrammarBounds, SeparateMatcher
 from machd.engine.grammar.masks import TokenMasks
 from machd.engine.grammar.matcher import Matcher, matcher_for
@@ -200,6 +205,38 @@ def test_number_of_processes_is_bounded(compiler: LlguidanceCompiler) -> None:
     rows.clear()
     gc.collect()
     compiler.compile(_TWO_PATTERNS)
+
+
+def test_fork_that_the_system_refuses_ends_no_other_grammar(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where there is no room for a process the request learns it, and the forks that there are live on."""
+
+    def refused() -> int:
+        raise BlockingIOError(errno.EAGAIN, "no room")
+
+    ours, theirs = socket.socketpair()
+    forks = _Forks(ours)
+    forks._vocabulary = (None, None)  # type: ignore[assignment]
+    monkeypatch.setattr(os, "fork", refused)
+    with ours, theirs:
+        answer = forks.answer(Fork(), [os.dup(theirs.fileno())])
+    assert msgspec.msgpack.decode(answer) == -errno.EAGAIN
+
+
+def test_numbers_of_dropped_matchers_are_taken_once_by_threads_at_once(
+    compiler: LlguidanceCompiler,
+) -> None:
+    """The engine follows rows while a compilation looks whether a kept process is alive."""
+    matcher = compiled(compiler.compile(_TWO_PATTERNS)).llmatcher
+    assert isinstance(matcher, SeparateMatcher)
+    process = matcher._process
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(200):
+            for number in range(1000, 1020):
+                process.drop(number)
+            first, second = pool.map(lambda _: process._take_dropped(), range(2))
+            assert sorted((*first, *second)) == list(range(1000, 1020))
 
 
 def test_grammar_whose_process_has_ended_is_compiled_again(compiler: LlguidanceCompiler) -> None:

@@ -174,6 +174,12 @@ def _break_header(tiny: TinyLlama) -> None:
     path.write_bytes(data[:8] + b"{{{{" + data[12:])
 
 
+def _foreign_header(tiny: TinyLlama) -> None:
+    path = tiny.path / "model.safetensors"
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b'"model.norm.weight"', b'"model.norm.weigh\xff"'))
+
+
 def _huge_header(tiny: TinyLlama) -> None:
     (tiny.path / "model.safetensors").write_bytes((1 << 60).to_bytes(8, "little") + b"{}")
 
@@ -266,6 +272,7 @@ def _no_template(tiny: TinyLlama) -> None:
     [
         (_truncate, ModelFormatError, r"model\.safetensors.*truncated"),
         (_break_header, ModelFormatError, r"model\.safetensors.*not JSON"),
+        (_foreign_header, ModelFormatError, r"model\.safetensors.*not JSON"),
         (_huge_header, ModelFormatError, r"model\.safetensors.*longer than the file"),
         (_lying_shape, ModelFormatError, r"model\.norm\.weight do not agree"),
         (_infinite_shape, ModelFormatError, r"entry for model\.norm\.weight makes no sense"),

@@ -18,7 +18,7 @@ from support.checkpoints.planted_code import (
 from unit.engine.tiny_llama import TinyLlama
 
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
-from machd.engine.backend.own_code import closed_to_own_code
+from machd.engine.backend.own_code import auto_map_files, closed_to_own_code, is_runnable
 from machd.engine.loading import vision, vision_inspection
 from machd.engine.loading.checkpoint import read_checkpoint
 from machd.engine.loading.embedded import user_cache_directory
@@ -174,3 +174,16 @@ def test_door_of_transformers_is_closed_only_inside(tiny: TinyLlama, witness: Pa
     assert not witness.exists()
     AutoTokenizer.from_pretrained(tiny.path, trust_remote_code=True)
     assert witness.exists()
+
+
+def test_files_that_name_no_class_are_not_parsed(tmp_path: Path) -> None:
+    """Nested lists take fifty times their size as objects; only what spells the key is read as JSON, and not much of it."""
+    (tmp_path / "large.json").write_bytes(b"[" + b"[],[]," * 2_000_000 + b"[]]")
+    assert auto_map_files(tmp_path) == {}
+    named = b'{"a\\u0075to_map": {"AutoConfig": "evil.P"}, "x": [%s0]}'
+    (tmp_path / "small.json").write_bytes(named % b"")
+    assert auto_map_files(tmp_path) == {"small.json": ["evil.P"]}
+    (tmp_path / "small.json").write_bytes(named % (b"[]," * 3_000_000))
+    (classes,) = auto_map_files(tmp_path).values()
+    (tmp_path / "evil.py").touch()
+    assert is_runnable(tmp_path, classes), "what nobody has read may name anything"
