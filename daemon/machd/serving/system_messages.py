@@ -32,7 +32,7 @@ def place_system_messages(
 ) -> list[dict[str, object]]:
     """Carry the system messages that the template does not take as turns of the user, in their places.
 
-    Their text stands between ``<system>`` and ``</system>``. It joins the user's turn beside it, since
+    Their text stands between ``<system>`` and ``</system>``. It joins the user's turn beside it, or the two around it, since
     many templates want roles to alternate, and goes behind the results of calls if it stands between
     a call and its result.
 
@@ -48,13 +48,14 @@ def place_system_messages(
         role = message.get("role")
         is_opening = index == 0 and chat_format.system_messages is SystemMessages.FIRST
         if role == _SYSTEM and not is_opening:
-            waiting.append(f"<system>\n{message.get('content') or ''}\n</system>")
+            if message.get("content"):
+                waiting.append(f"<system>\n{message['content']}\n</system>")
             continue
         if waiting and role != _TOOL:
             text = _GAP.join(waiting)
             waiting = []
-            if role == _USER and not _takes_more(placed, chat_format):
-                placed.append({**message, "content": _joined(text, message.get("content"))})
+            if role == _USER:
+                _add_in_front(placed, text, message, chat_format)
                 continue
             _add(placed, text, chat_format)
         placed.append(message)
@@ -69,6 +70,24 @@ def _takes_more(placed: Sequence[dict[str, object]], chat_format: ChatFormat) ->
     return role == _USER or (role == _TOOL and not chat_format.takes_user_after_tool)
 
 
+def _add_in_front(
+    placed: list[dict[str, object]],
+    text: str,
+    message: dict[str, object],
+    chat_format: ChatFormat,
+) -> None:
+    """Add a user's turn, and a text that stands in front of it."""
+    content = message.get("content")
+    if placed and placed[-1].get("role") == _USER:
+        said = _joined(placed[-1].get("content"), text)
+        placed[-1] = {**placed[-1], "content": _joined(said, content)}
+    elif _takes_more(placed, chat_format):
+        _add(placed, text, chat_format)
+        placed.append(message)
+    else:
+        placed.append({**message, "content": _joined(text, content)})
+
+
 def _add(placed: list[dict[str, object]], text: str, chat_format: ChatFormat) -> None:
     if _takes_more(placed, chat_format):
         placed[-1] = {**placed[-1], "content": _joined(placed[-1].get("content"), text)}
@@ -78,6 +97,8 @@ def _add(placed: list[dict[str, object]], text: str, chat_format: ChatFormat) ->
 
 def _joined(before: object, behind: object) -> str | list[object]:
     """Join two contents, each a text or a list of parts."""
+    if isinstance(before, list) and isinstance(behind, list):
+        return [*before, {"type": "text", "text": _GAP}, *behind]
     if isinstance(before, list):
         return [*before, {"type": "text", "text": f"{_GAP}{behind}"}]
     if isinstance(behind, list):

@@ -74,18 +74,18 @@ CALL_TAGS: Mapping[str, CallTags] = {
         parameter_end="</param>",
     ),
     "muse_spark": CallTags(
-        function=re.compile(r'<atem:invoke\b[^>]*?\bname="(?P<name>[^"]+)">'),
+        function=re.compile(r'<atem:invoke\b[^<>]*?\bname="(?P<name>[^"<>]+)">'),
         function_end="</atem:invoke>",
-        parameter=re.compile(r'<atem:parameter\b[^>]*?\bname="(?P<key>[^"]+)"[^>]*?>'),
+        parameter=re.compile(r'<atem:parameter\b[^<>]*?\bname="(?P<key>[^"<>]+)"[^<>]*>'),
         parameter_end="</atem:parameter>",
     ),
     "kimi_k3": CallTags(
         function=re.compile(
-            r'<\|open\|>call(?:(?!<\|sep\|>)[^<])*?\btool="(?P<name>[^"]+)"[^<]*<\|sep\|>'
+            r'<\|open\|>call(?:(?!<\|sep\|>)[^<])*?\btool="(?P<name>[^"<]+)"[^<]*<\|sep\|>'
         ),
         function_end="<|close|>call<|sep|>",
         parameter=re.compile(
-            r'<\|open\|>(?P<tag>argument|json)\b(?:[^<]*?\bkey="(?P<key>[^"]*)")?[^<]*<\|sep\|>'
+            r'<\|open\|>(?P<tag>argument|json)\b(?:[^<]*?\bkey="(?P<key>[^"<]*)")?[^<]*<\|sep\|>'
         ),
         parameter_end="<|close|>{tag}<|sep|>",
     ),
@@ -130,8 +130,11 @@ class TaggedCall:
         """
         if not self.values:
             return ParsedToolCall(self.name, "{}")
-        texts = "".join(value.text for value in self.values)
-        mask = next(chr(one) for one in _MASKS if chr(one) not in texts)
+        texts = "".join(value.text for value in self.values).lower()
+        # JSON may spell it by its number, too.
+        mask = next(
+            chr(one) for one in _MASKS if chr(one) not in texts and f"\\u{one:04x}" not in texts
+        )
         written = "".join(
             f"{value.opening}{_masked(value.text, mask)}{value.closing}" for value in self.values
         )

@@ -225,3 +225,14 @@ def test_developer_message_between_a_call_and_its_output_is_taken() -> None:
     messages = request.continued(request.chain(previous=(), referenced={})).messages
     placed = place_system_messages(merge_opening(messages), FIRST)
     assert [one["role"] for one in placed] == ["user", "assistant", "tool", "user"]
+
+
+def test_a_system_message_between_two_turns_of_the_user_makes_them_one() -> None:
+    """Templates that want roles to alternate refuse two turns in a row; an empty message adds nothing."""
+    parts: Message = {"role": "user", "content": [{"type": "image"}]}
+    placed = place_system_messages([USER, system("s"), USER], FIRST)
+    assert placed == [{"role": "user", "content": "u\n\n<system>\ns\n</system>\n\nu"}]
+    (whole,) = place_system_messages([parts, system("s"), parts], FIRST)
+    kinds = [one["type"] for one in whole["content"]]  # type: ignore[attr-defined]
+    assert kinds == ["image", "text", "text", "image"]
+    assert place_system_messages([USER, system("")], FIRST) == [USER]
