@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from machd.engine.protocol.chat_format import ParsedToolCall
@@ -158,11 +158,13 @@ def read_tagged_calls(
     *,
     is_closed: bool = True,
     is_lenient: bool = False,
+    keys_of: Callable[[str], Collection[str] | None] = lambda _: None,
 ) -> list[TaggedCall]:
     """Read the calls that a text is made of.
 
     A value whose closing tag is missing ends where the next one opens, or where its function ends
-    and nothing but functions follows.
+    and nothing but functions follows. A value may spell such an opening itself: it is one if the function has an argument of that
+    name that is not given yet.
 
     Args:
         tags: Of the format.
@@ -170,6 +172,7 @@ def read_tagged_calls(
         markers: Of the section: a value that holds them and lacks its closing tag has no end.
         is_closed: The closing marker stands behind the text; it ends a function as well.
         is_lenient: The text ends here for certain, and so does a value without its closing tag.
+        keys_of: Tells a function's arguments; None where they are not known.
 
     Raises:
         OpenValueError: The text ends inside a value.
@@ -181,20 +184,25 @@ def read_tagged_calls(
         opened = tags.function.match(text, position)
         if opened is None:
             raise ValueError("a function has to begin here")
+        name = _unquoted(opened["name"])
         values, position, has_ended = _read_values(
-            tags, text, opened.end(), markers, is_lenient=is_lenient
+            tags, text, opened.end(), markers, keys_of(name), is_lenient=is_lenient
         )
         if not (is_closed or has_ended):
             raise ValueError("the function's end is missing")
-        calls.append(
-            TaggedCall(_unquoted(opened["name"]), opened[0], tuple(values), tags.function_end)
-        )
+        calls.append(TaggedCall(name, opened[0], tuple(values), tags.function_end))
         position = _skipped(text, position)
     return calls
 
 
 def _read_values(
-    tags: CallTags, text: str, position: int, markers: tuple[str, ...], *, is_lenient: bool
+    tags: CallTags,
+    text: str,
+    position: int,
+    markers: tuple[str, ...],
+    keys: Collection[str] | None,
+    *,
+    is_lenient: bool,
 ) -> tuple[list[TaggedValue], int, bool]:
     """Return a function's values, where the text behind it begins, and whether its closing tag was read."""
     values: list[TaggedValue] = []
@@ -210,30 +218,33 @@ def _read_values(
             if not ends_here:
                 raise ValueError("a value or the function's end has to stand here")
             return values, position, False
-        groups = opened.groupdict()
-        closing = tags.parameter_end.replace("{tag}", groups.get("tag") or "")
-        end, position = _value_end(
-            tags, text, opened.end(), closing, markers, is_lenient=is_lenient
-        )
-        key = None if groups["key"] is None else _unquoted(groups["key"]).strip()
-        values.append(TaggedValue(key, opened[0], text[opened.end() : end], closing))
+        key = None if opened["key"] is None else _unquoted(opened["key"]).strip()
+        given = {key, *(value.key for value in values)}
+        left = None if keys is None else {one for one in keys if one not in given}
+        end, position = _value_end(tags, text, opened, markers, left, is_lenient=is_lenient)
+        values.append(TaggedValue(key, opened[0], text[opened.end() : end], _closing(tags, opened)))
+
+
+def _closing(tags: CallTags, opened: re.Match[str]) -> str:
+    return tags.parameter_end.replace("{tag}", opened.groupdict().get("tag") or "")
 
 
 def _value_end(
     tags: CallTags,
     text: str,
-    start: int,
-    closing: str,
+    opened: re.Match[str],
     markers: tuple[str, ...],
+    keys: Collection[str] | None,
     *,
     is_lenient: bool,
 ) -> tuple[int, int]:
     """Return where a value ends, and where the text behind its closing tag begins."""
+    start, closing = opened.end(), _closing(tags, opened)
     whole = _CDATA.match(text, start)
     if whole is None and _OPEN_CDATA.match(text, start):
         raise OpenValueError
     end = text.find(closing, whole.end() if whole is not None else start)
-    missing_at = None if whole is not None else _missing_end(tags, text, start, end)
+    missing_at = None if whole is not None else _missing_end(tags, text, start, end, keys)
     if missing_at is None and end >= 0:
         return end, end + len(closing)
     if missing_at is None and is_lenient:
@@ -243,10 +254,22 @@ def _value_end(
     return missing_at, missing_at
 
 
-def _missing_end(tags: CallTags, text: str, start: int, end: int) -> int | None:
+def _missing_end(
+    tags: CallTags, text: str, start: int, end: int, keys: Collection[str] | None
+) -> int | None:
     """Return where a value ends whose closing tag was left out; None if it was not."""
     until = len(text) if end < 0 else end
-    following = tags.parameter.search(text, start, until)
+    following = next(
+        (
+            one
+            for one in tags.parameter.finditer(text, start, until)
+            # Where functions have no closing tag it may open a value of the next one.
+            if keys is None
+            or not tags.function_end
+            or (one["key"] or "").strip("'\" \t\r\n") in keys
+        ),
+        None,
+    )
     if tags.function_end:
         closed = text.find(tags.function_end, start, until)
         if closed >= 0 and (following is None or closed < following.start()):

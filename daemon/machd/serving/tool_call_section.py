@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum, auto
 from functools import partial
@@ -115,6 +115,16 @@ class ToolCallSection:
         self._searched = 0
         self.state = SectionState.OPEN
         self.is_closed = False
+
+    def _keys_of(self, name: str) -> Collection[str] | None:
+        """Return the arguments that a function's schema lists; None where it lists none."""
+        for tool in self._tools:
+            function = tool.get("function")
+            if isinstance(function, Mapping) and function.get("name") == name:
+                schema = function.get("parameters")
+                listed = schema.get("properties") if isinstance(schema, Mapping) else None
+                return listed.keys() if isinstance(listed, Mapping) and listed else None
+        return None
 
     @property
     def has_open_end(self) -> bool:
@@ -268,7 +278,12 @@ class ToolCallSection:
         lead = self.marker if self._is_bare else ""
         try:
             tagged = read_tagged_calls(
-                tags, lead + text, self._markers, is_closed=is_closed, is_lenient=is_lenient
+                tags,
+                lead + text,
+                self._markers,
+                is_closed=is_closed,
+                is_lenient=is_lenient,
+                keys_of=self._keys_of,
             )
         except OpenValueError:
             raise

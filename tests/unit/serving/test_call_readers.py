@@ -60,6 +60,27 @@ def test_values_keep_what_stands_for_less_than(value: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("keys", "values"),
+    [
+        (("content", "path"), {"content": "\na <parameter=foo> b\n", "path": "\np\n"}),
+        (("content", "foo"), {"content": "\na ", "foo": " b\n"}),
+        (None, {"content": "\na ", "foo": " b\n"}),
+    ],
+)
+def test_an_opening_inside_a_value_ends_it_only_if_the_function_has_such_an_argument(
+    keys: tuple[str, ...] | None, values: dict[str, str]
+) -> None:
+    """An agent writes files that show the format; a model leaves closing tags out."""
+    text = "<function=write>\n<parameter=content>\na <parameter=foo> b\n</parameter>\n"
+    if "path" in values:
+        text += "<parameter=path>\np\n</parameter>\n"
+    (call,) = read_tagged_calls(
+        CALL_TAGS["qwen3_coder"], f"{text}</function>", (), keys_of=lambda _: keys
+    )
+    assert {one.key: one.text for one in call.values} == values
+
+
+@pytest.mark.parametrize(
     ("name", "text", "said"),
     [
         (
