@@ -13,7 +13,7 @@ def product(
     """Multiply rows by transposed weights.
 
     Args:
-        x: [.., inputs], of any floating dtype; computed in float32.
+        x: [.., inputs] in float32, float16 or bfloat16; computed in float32.
         weights: Plain [outputs, inputs] in float32, float16 or bfloat16, or packed as ``mx.quantize`` packs them.
         scales: Of packed weights.
         biases: Of affine packed weights.
@@ -42,4 +42,4 @@ def thread_count() -> int:
     """Return the number of threads that share a product, the calling one included."""
 
 def set_thread_count(count: int) -> None:
-    """Share products between so many threads from now on."""
+    """Share products between so many threads from now on: from 1 to 256."""

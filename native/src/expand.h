@@ -106,7 +106,7 @@ inline void spread(const uint8_t* from, WordPart (&words)[kParts]) {
         word[lane] = (p * kLanes + lane) / kPerWord;
         shift[lane] = kBits * ((p * kLanes + lane) % kPerWord);
       }
-      words[p] = __builtin_shuffle(loaded, word) >> shift;
+      words[p] = looked_up(loaded, word) >> shift;
     }
   }
 }
@@ -198,8 +198,7 @@ class Expander<Format::kAffine, kBits> {
       spread<kBits>(from, words);
       for (int p = 0; p < kParts; ++p) {
         if constexpr (kHasTable) {
-          // A shuffle takes its indices modulo the number of lanes.
-          result.part[p] = __builtin_shuffle(table_, kMask + 1 == kLanes ? words[p] : words[p] & kMask);
+          result.part[p] = looked_up(table_, kMask + 1 == kLanes ? words[p] : words[p] & kMask);
         } else {
           const IntPart whole = reinterpret_cast<IntPart>(words[p] & kMask);
           result.part[p] = fused(__builtin_convertvector(whole, FloatPart), scale_, bias_);

@@ -1,5 +1,8 @@
 #include "primitives.h"
 
+#include <algorithm>
+#include <atomic>
+#include <cstring>
 #include <stdexcept>
 
 #include "mlx/allocator.h"
@@ -16,8 +19,8 @@ namespace {
 
 namespace mx = mlx::core;
 
-const Kernels*& chosen() {
-  static const Kernels* kernels = choose_kernels(nullptr);
+std::atomic<const Kernels*>& chosen() {
+  static std::atomic<const Kernels*> kernels = choose_kernels(nullptr);
   return kernels;
 }
 
@@ -25,28 +28,78 @@ void refuse(bool is_wrong, const char* what) {
   if (is_wrong) throw std::invalid_argument(what);
 }
 
+constexpr const char* kOtherSizes = "this graph was compiled for other sizes";
+
+bool is_plain(const Weights& w) {
+  return w.format == Format::kFloat32 || w.format == Format::kFloat16 || w.format == Format::kBfloat16;
+}
+
+mx::Shape packed_shape(const Weights& w) {
+  return {int(w.outputs), int(is_plain(w) ? w.inputs : w.inputs * w.bits / 32)};
+}
+
+mx::Shape groups_shape(const Weights& w) {
+  return {int(w.outputs), int(w.inputs / w.group)};
+}
+
+bool is_of_16_or_32_bits(mx::Dtype type) {
+  return type == mx::float32 || type == mx::float16 || type == mx::bfloat16;
+}
+
 // Outputs that a thread takes at once: few enough that two threads end together, many enough that taking them costs nothing.
 constexpr long kStretchOutputs = 32;
 
+// A matrix whose numbers lie apart in memory, and room for them one after another.
+struct Gathering {
+  mx::array from;
+  mx::array to;
+};
+
+void gather(Gathering& g) {
+  const long size = long(g.from.itemsize()), columns = g.from.shape(1);
+  const long down = g.from.strides(0) * size, right = g.from.strides(1) * size;
+  const char* row = g.from.data<char>();
+  char* to = g.to.data<char>();
+  for (long at = 0; at < g.from.shape(0); ++at, row += down)
+    for (long column = 0; column < columns; ++column, to += size) std::memcpy(to, row + column * right, size);
+}
+
 class ProductPrimitive : public mx::UnaryPrimitive {
  public:
-  ProductPrimitive(mx::Stream stream, Weights weights) : UnaryPrimitive(stream), weights_(weights) {}
+  ProductPrimitive(mx::Stream stream, Weights weights, const Kernels* kernels)
+      : UnaryPrimitive(stream), weights_(weights), kernels_(kernels) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override {
     out.set_data(mx::allocator::malloc(out.nbytes()));
+    if (out.size() == 0) return;
     auto& encoder = mx::cpu::get_command_encoder(stream());
     std::vector<mx::array> held;
-    for (const auto& one : inputs) held.push_back(mx::array::unsafe_weak_copy(one));
-    encoder.dispatch([held = std::move(held), to = mx::array::unsafe_weak_copy(out), weights = weights_]() mutable {
+    std::vector<Gathering> gatherings;
+    for (const auto& one : inputs) {
+      if (one.flags().row_contiguous) {
+        held.push_back(mx::array::unsafe_weak_copy(one));
+        continue;
+      }
+      mx::array gathered(one.shape(), one.dtype(), nullptr, {});
+      gathered.set_data(mx::allocator::malloc(gathered.nbytes()));
+      held.push_back(mx::array::unsafe_weak_copy(gathered));
+      gatherings.push_back({mx::array::unsafe_weak_copy(one), mx::array::unsafe_weak_copy(gathered)});
+      encoder.add_temporary(std::move(gathered));
+    }
+    encoder.dispatch([held = std::move(held), gatherings = std::move(gatherings), to = mx::array::unsafe_weak_copy(out), weights = weights_, kernels = kernels_]() mutable {
+      for (auto& one : gatherings) gather(one);
       weights.packed = held[1].data<char>();
       weights.scales = held.size() > 2 ? held[2].data<char>() : nullptr;
       weights.biases = held.size() > 3 ? held[3].data<char>() : nullptr;
-      const auto kernels = chosen();
+      float* result = to.data<float>();
+      if (weights.inputs == 0) {  // sums of nothing
+        std::fill_n(result, to.size(), 0.0f);
+        return;
+      }
       const auto kernel = kernels->find(weights.format, weights.bits);
       const float* x = held[0].data<float>();
-      const long rows = weights.inputs ? long(held[0].size()) / weights.inputs : 0;
+      const long rows = long(to.size()) / weights.outputs;
       const long bytes = kernels->scratch_bytes(rows, weights.inputs);
-      float* result = to.data<float>();
       share(weights.outputs, kStretchOutputs, [&](long begin, long end, int) {
         kernel(x, rows, weights, result, begin, end, scratch(bytes));
       });
@@ -60,18 +113,24 @@ class ProductPrimitive : public mx::UnaryPrimitive {
   const char* name() const override { return "MachdProduct"; }
 
   bool is_equivalent(const mx::Primitive& other) const override {
-    const auto& its = static_cast<const ProductPrimitive&>(other).weights_;
-    return its.format == weights_.format && its.bits == weights_.bits && its.group == weights_.group;
+    const auto& another = static_cast<const ProductPrimitive&>(other);
+    const auto& its = another.weights_;
+    return its.format == weights_.format && its.bits == weights_.bits && its.group == weights_.group && another.kernels_ == kernels_;
   }
 
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+    // A graph that was compiled without shapes comes here with other ones; the sizes here stay those it was traced with.
+    refuse(inputs[0].shape(-1) != weights_.inputs, kOtherSizes);
+    for (size_t at = 1; at < inputs.size(); ++at)
+      refuse(inputs[at].shape() != (at == 1 ? packed_shape(weights_) : groups_shape(weights_)), kOtherSizes);
     auto shape = inputs[0].shape();
     shape.back() = int(weights_.outputs);
     return {shape};
   }
 
  private:
-  Weights weights_;  // without addresses, which are the inputs'
+  Weights weights_;         // without addresses, which are the inputs'
+  const Kernels* kernels_;  // those of when the graph was built
 };
 
 Weights described(
@@ -86,7 +145,7 @@ Weights described(
   result.outputs = weights.shape(0);
   if (mode == "plain") {
     const auto type = weights.dtype();
-    refuse(type != mx::float32 && type != mx::float16 && type != mx::bfloat16, "plain weights are float32, float16 or bfloat16");
+    refuse(!is_of_16_or_32_bits(type), "plain weights are float32, float16 or bfloat16");
     refuse(scales.has_value() || biases.has_value(), "plain weights have no scales");
     result.format = type == mx::float32 ? Format::kFloat32 : type == mx::float16 ? Format::kFloat16 : Format::kBfloat16;
     result.bits = 8 * int(type.size());
@@ -101,12 +160,12 @@ Weights described(
   result.group = group;
   refuse(long(weights.shape(1)) * 32 % bits, "packed weights end within a weight");
   result.inputs = long(weights.shape(1)) * 32 / bits;
-  const mx::Shape groups{weights.shape(0), int(result.inputs / group)};
+  const mx::Shape groups = groups_shape(result);
   refuse(result.inputs % group || scales->shape() != groups, "scales have one entry for each group");
   if (mode == "affine") {
     result.format = Format::kAffine;
     const auto type = scales->dtype();
-    refuse(type != mx::float32 && type != mx::float16 && type != mx::bfloat16, "scales are float32, float16 or bfloat16");
+    refuse(!is_of_16_or_32_bits(type), "scales are float32, float16 or bfloat16");
     refuse(!biases.has_value() || biases->dtype() != type || biases->shape() != groups, "biases are like scales");
     result.scale_type = type == mx::float32 ? ScaleType::kFloat32 : type == mx::float16 ? ScaleType::kFloat16 : ScaleType::kBfloat16;
     return result;
@@ -130,19 +189,25 @@ mx::array product(
     int group,
     int bits) {
   const Weights what = described(weights, scales, biases, mode, group, bits);
-  refuse(chosen() == nullptr || chosen()->find(what.format, what.bits) == nullptr, "no kernel computes this here");
+  const Kernels* kernels = chosen();
+  refuse(kernels == nullptr || kernels->find(what.format, what.bits) == nullptr, "no kernel computes this here");
+  refuse(!is_of_16_or_32_bits(x.dtype()), "rows are float32, float16 or bfloat16");
   refuse(x.ndim() < 1 || x.shape(-1) != what.inputs, "rows are as long as the weights'");
   const mx::Stream stream = mx::default_stream(mx::Device::cpu);
-  std::vector<mx::array> inputs = {mx::contiguous(mx::astype(x, mx::float32, stream), false, stream), mx::contiguous(weights, false, stream)};
-  if (scales) inputs.push_back(mx::contiguous(*scales, false, stream));
-  if (biases) inputs.push_back(mx::contiguous(*biases, false, stream));
+  // Weights come as they are: mx::contiguous would copy a slice of a larger array each time, though its rows lie one after another.
+  std::vector<mx::array> inputs = {mx::contiguous(mx::astype(x, mx::float32, stream), false, stream), weights};
+  if (scales) inputs.push_back(*scales);
+  if (biases) inputs.push_back(*biases);
   auto shape = x.shape();
   shape.back() = int(what.outputs);
-  const mx::array result(shape, mx::float32, std::make_shared<ProductPrimitive>(stream, what), inputs);
+  const mx::array result(shape, mx::float32, std::make_shared<ProductPrimitive>(stream, what, kernels), inputs);
   return mx::astype(result, x.dtype(), stream);
 }
 
-std::string instruction_set() { return chosen() == nullptr ? "" : chosen()->name; }
+std::string instruction_set() {
+  const Kernels* kernels = chosen();
+  return kernels == nullptr ? "" : kernels->name;
+}
 
 void use_instruction_set(const std::string& name) { chosen() = choose_kernels(name.c_str()); }
 

@@ -120,6 +120,9 @@ void some_rows(long left, Rest&&... rest) {
   cached_tile<kRows>(rest...);
 }
 
+// Rows that are worked on at once at the most, which bounds the memory for their sums.
+constexpr long kMostRows = 512;
+
 // Expands a stretch of one row's weights.
 template <class Expanded>
 void expand(Expanded& weights, const Weights& w, long from, long to, float* expanded) {
@@ -163,12 +166,15 @@ void product(const float* x, long rows, const Weights& w, float* out, long begin
   if (rows == 3) return direct<Expanded, 3>(x, w, out, begin, end);
   if (rows == 4) return direct<Expanded, 4>(x, w, out, begin, end);
   float* const expanded = static_cast<float*>(scratch);
-  cached<Expanded>(x, rows, w, out, begin, end, expanded, expanded + kPanelOutputs * kStretch);
+  for (long row = 0; row < rows; row += kMostRows)
+    cached<Expanded>(
+        x + row * w.inputs, std::min(kMostRows, rows - row), w, out + row * w.outputs, begin, end, expanded,
+        expanded + kPanelOutputs * kStretch);
 }
 
 long scratch_bytes(long rows, long inputs) {
   if (rows <= kDirectRows) return 0;
-  const long sums = inputs > kStretch ? rows * kPanelOutputs * kBlock : 0;
+  const long sums = inputs > kStretch ? std::min(kMostRows, rows) * kPanelOutputs * kBlock : 0;
   return long(sizeof(float)) * (kPanelOutputs * kStretch + sums);
 }
 

@@ -5,11 +5,14 @@
 #include <condition_variable>
 #include <cstdint>
 #include <cstdlib>
-#include <memory>
+#include <exception>
 #include <mutex>
 #include <new>
 #include <thread>
+#include <utility>
 #include <vector>
+
+#include <pthread.h>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -36,8 +39,13 @@ void pause() {
 // thread that the system has not woken yet; that one finds nothing left.
 class Team {
  public:
-  explicit Team(int count) {
-    for (int at = 1; at < count; ++at) threads_.emplace_back([this, at] { serve(at); });
+  // Of fewer threads than are wanted where the system gives no more: the caller at least works.
+  explicit Team(int wanted) : wanted_(wanted) {
+    threads_.reserve(wanted - 1);
+    try {
+      for (int at = 1; at < wanted; ++at) threads_.emplace_back([this, at] { serve(at); });
+    } catch (const std::exception&) {  // std::system_error, or no memory for one
+    }
   }
 
   ~Team() {
@@ -50,34 +58,43 @@ class Team {
     for (auto& one : threads_) one.join();
   }
 
-  int count() const { return int(threads_.size()) + 1; }
+  int wanted() const { return wanted_; }
 
   void run(long count, long stretch, const Work& work) {
     work_ = &work;
     count_ = count;
     stretch_ = stretch;
-    stretches_.store(uint32_t((count + stretch - 1) / stretch), std::memory_order_relaxed);
+    stretches_ = uint32_t((count + stretch - 1) / stretch);
     done_.store(0, std::memory_order_relaxed);
     const uint64_t round = (ticket_.load(std::memory_order_relaxed) >> 32) + 1;
-    ticket_.store(round << 32, std::memory_order_seq_cst);
+    ticket_.store(round << 32 | stretches_, std::memory_order_seq_cst);
     if (sleeping_.load(std::memory_order_seq_cst) > 0) {
       { std::lock_guard lock(mutex_); }
       woken_.notify_all();
     }
     take_stretches(uint32_t(round), 0);
-    while (done_.load(std::memory_order_acquire) < stretches_.load(std::memory_order_relaxed)) pause();
+    while (done_.load(std::memory_order_acquire) < stretches_) pause();
+    if (failure_ != nullptr) std::rethrow_exception(std::exchange(failure_, nullptr));
   }
 
  private:
-  // The upper half of the ticket is the round, the lower one the next stretch that nobody has taken.
+  // The upper half of the ticket is the round, the lower one the number of stretches that nobody has taken. Of a round that is over
+  // none are left, so a thread that comes late takes nothing, whatever the next round has written already; and a round in which a
+  // stretch was taken does not end before that one is done, so what describes the round is read only then.
   void take_stretches(uint32_t round, int thread) {
     uint64_t ticket = ticket_.load(std::memory_order_acquire);
     for (;;) {
-      const uint32_t at = uint32_t(ticket);
-      if (uint32_t(ticket >> 32) != round || at >= stretches_.load(std::memory_order_relaxed)) return;
-      if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel)) continue;
-      const long begin = at * stretch_;
-      (*work_)(begin, std::min(begin + stretch_, count_), thread);
+      const uint32_t left = uint32_t(ticket);
+      if (uint32_t(ticket >> 32) != round || left == 0) return;
+      if (!ticket_.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel)) continue;
+      const long begin = long(stretches_ - left) * stretch_;
+      try {
+        (*work_)(begin, std::min(begin + stretch_, count_), thread);
+      } catch (...) {
+        // Out of memory, say. The caller hears of it once nobody works with its arrays any more.
+        std::lock_guard lock(mutex_);
+        if (failure_ == nullptr) failure_ = std::current_exception();
+      }
       done_.fetch_add(1, std::memory_order_release);
       ticket = ticket_.load(std::memory_order_acquire);
     }
@@ -101,20 +118,35 @@ class Team {
     }
   }
 
+  const int wanted_;
   std::vector<std::thread> threads_;
   std::mutex mutex_;
   std::condition_variable woken_;
   std::atomic<uint64_t> ticket_{0};
-  std::atomic<uint32_t> stretches_{0}, done_{0};
+  std::atomic<uint32_t> done_{0};
   std::atomic<int> sleeping_{0};
   std::atomic<bool> is_over_{false};
   const Work* work_ = nullptr;
   long count_ = 0, stretch_ = 1;
+  uint32_t stretches_ = 0;
+  std::exception_ptr failure_;  // the round's first one
 };
 
+constexpr int kMostThreads = 256;
+
 std::mutex callers;
-std::unique_ptr<Team> team;
-int wanted_count = std::max(1u, std::thread::hardware_concurrency());
+// Kept to the end of the process on purpose: in a forked child there are no threads that anyone could wait for.
+Team* team = nullptr;
+int wanted_count = std::clamp(int(std::thread::hardware_concurrency()), 1, kMostThreads);
+
+// A child has the caller alone: it makes a team of its own when it needs one. Nobody is at work while the process is copied.
+[[maybe_unused]] const int forks = pthread_atfork(
+    [] { callers.lock(); },
+    [] { callers.unlock(); },
+    [] {
+      team = nullptr;
+      callers.unlock();
+    });
 
 }  // namespace
 
@@ -125,7 +157,7 @@ int thread_count() {
 
 void set_thread_count(int count) {
   std::lock_guard lock(callers);
-  wanted_count = std::max(1, count);
+  wanted_count = std::clamp(count, 1, kMostThreads);
 }
 
 void share(long count, long stretch, const Work& work) {
@@ -134,9 +166,9 @@ void share(long count, long stretch, const Work& work) {
     if (count > 0) work(0, count, 0);
     return;
   }
-  if (team == nullptr || team->count() != wanted_count) {
-    team.reset();
-    team = std::make_unique<Team>(wanted_count);
+  if (team == nullptr || team->wanted() != wanted_count) {
+    delete std::exchange(team, nullptr);
+    team = new Team(wanted_count);
   }
   team->run(count, stretch, work);
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import mlx.core as mx
 import numpy as np
@@ -108,10 +108,15 @@ def test_a_product_is_that_of_plain_loops(name: str, rows: int) -> None:
         assert difference <= _ROUNDING * np.abs(expected).max(), instruction_set
 
 
-@pytest.mark.parametrize("mode", [*_SCALED, "affine"])
-def test_weights_are_those_that_mlx_unpacks(mode: str) -> None:
+@pytest.mark.parametrize(
+    ("mode", "group", "bits"),
+    [
+        *((mode, *sizes) for mode, sizes in _SCALED.items()),
+        *(("affine", 64, bits) for bits in _BITS),
+    ],
+)
+def test_weights_are_those_that_mlx_unpacks(mode: str, group: int, bits: int) -> None:
     """Times the unit matrix, a product gives the weights themselves: mlx's own, but for one rounding."""
-    group, bits = _SCALED.get(mode, (64, 4))
     weights, scales, biases, named = _packed(24, 128, mode, group, bits)
     assert scales is not None
     unpacked = mx.dequantize(weights, scales, biases, group, bits, mode, dtype=mx.float32)
@@ -173,10 +178,60 @@ def test_what_is_not_finite_stays_in_its_row() -> None:
     assert np.array_equal(np.delete(found, 3, axis=1), np.delete(expected, 3, axis=1))
 
 
-def test_no_rows_and_other_dtypes() -> None:
-    """Nothing gives nothing; 16-bit rows are computed in float32 and given back in their dtype."""
+def test_more_rows_than_are_worked_on_at_once() -> None:
+    """A batch that is cut into parts gives the bits of each row alone, at the cut too."""
+    weights = _EVERY["longer than a stretch"]
+    x = _numbers(1030, 4096)
+    together = _product(x, weights)
+    for row in (0, 511, 512, 1023, 1024, 1029):
+        assert np.array_equal(_product(x[row : row + 1], weights)[0], together[row])
+
+
+@pytest.mark.parametrize("mode", _SCALED)
+def test_every_code_is_the_number_that_mlx_has_for_it(mode: str) -> None:
+    """Of weights and of scales, infinity and what is not a number too; in the plain loops as in the kernels."""
+    group, bits = _SCALED[mode]
+    inputs = 32  # all of a row alike, so that their sum is exact
+    codes = np.arange(2**bits, dtype=np.uint8) * (17 if bits == 4 else 1)
+    rows = np.repeat(np.tile(codes, 256)[:, None], inputs * bits // 8, axis=1)
+    packed = mx.array(rows.view(np.uint32))
+    scale_codes = np.arange(256, dtype=np.uint8).repeat(len(codes))
+    scales = mx.array(np.repeat(scale_codes[:, None], inputs // group, axis=1))
+    unpacked = mx.dequantize(packed, scales, None, group, bits, mode, dtype=mx.float32)
+    weights = (packed, scales, None, {"mode": mode, "group": group, "bits": bits})
+    for name in (*_instruction_sets(), "plain"):
+        native.use_instruction_set(name)
+        found = _product(mx.ones((1, inputs)), weights)[0]
+        np.testing.assert_array_equal(found, np.array(inputs * unpacked[:, 0]), name)
+
+
+@pytest.mark.parametrize("dtype", _PLAIN[1:])
+def test_every_number_of_16_bits_is_read_as_it_is(dtype: mx.Dtype) -> None:
+    """Infinity and what is not a number too; in the plain loops as in the kernels."""
+    codes = mx.array(np.arange(65536, dtype=np.uint16)[:, None]).view(dtype)
+    expected = np.array(codes.astype(mx.float32))[:, 0]
+    for name in (*_instruction_sets(), "plain"):
+        native.use_instruction_set(name)
+        found = _product(mx.ones((1, 1)), (codes, None, None, {}))[0]
+        np.testing.assert_array_equal(found, expected, name)
+
+
+def test_nothing_gives_nothing() -> None:
+    """Without rows there are no results; without inputs, or outputs, sums are zero, or there are none."""
+    for name, weights in _EVERY.items():
+        assert _product(mx.zeros((0, _inputs(name))), weights).shape == (0, 37)
+        assert _product(mx.zeros((2, 0, _inputs(name))), weights).shape == (2, 0, 37)
+    for rows in (1, 3, 9):
+        for dtype in _PLAIN:
+            found = _product(mx.zeros((rows, 0)), (mx.zeros((37, 0), dtype), None, None, {}))
+            assert np.array_equal(found, np.zeros((rows, 37)))
+            none = _product(mx.zeros((rows, 5)), (mx.zeros((0, 5), dtype), None, None, {}))
+            assert none.shape == (rows, 0)
+
+
+def test_other_dtypes() -> None:
+    """16-bit rows are computed in float32 and given back in their dtype."""
     packed, scales, biases, named = _EVERY["affine4-64"]
-    assert native.product(mx.zeros((0, 384)), packed, scales, biases, **named).shape == (0, 37)
     x = _numbers(2, 3, 384).astype(mx.bfloat16)
     found = native.product(x, packed, scales, biases, **named)
     assert (found.dtype, found.shape) == (mx.bfloat16, (2, 3, 37))
@@ -192,10 +247,79 @@ def test_rows_that_lie_apart_in_memory() -> None:
     assert np.array_equal(_product(x.T[::3], weights), _product(x.T, weights)[::3])
 
 
+@pytest.mark.parametrize("name", _EVERY)
+def test_weights_that_lie_apart_in_memory(name: str) -> None:
+    """Slices, transposed ones and repeated ones are read as they are seen."""
+    packed, scales, biases, named = _EVERY[name]
+    x = _numbers(6, _inputs(name))
+    expected = _product(x, _EVERY[name])
+
+    def seen(
+        by: Callable[[mx.array], mx.array],
+    ) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+        several = (None if one is None else by(one) for one in (packed, scales, biases))
+        first, *rest = several
+        assert first is not None
+        return _product(x, (first, rest[0], rest[1], named))
+
+    assert np.array_equal(seen(lambda one: one[5:9]), expected[:, 5:9])
+    assert np.array_equal(seen(lambda one: one[::-3]), expected[:, ::-3])
+    assert np.array_equal(seen(lambda one: mx.contiguous(one.T).T), expected)
+    repeated = seen(lambda one: mx.broadcast_to(one[3:4], one.shape))
+    assert np.array_equal(repeated, np.repeat(expected[:, 3:4], 37, axis=1))
+
+
+def test_a_part_of_larger_weights_is_not_copied() -> None:
+    """Its rows lie one after another already, and a copy would cost as much as the product."""
+    whole = mx.zeros((4096, 1024))
+    x = mx.zeros((1, 1024))
+    mx.eval(whole, x)
+    part = whole[1024:3072]
+    mx.eval(part)
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    mx.eval(native.product(x, part))
+    assert mx.get_peak_memory() - before < part.nbytes / 8
+
+
+def test_a_graph_for_any_shape_takes_other_rows_and_refuses_other_sizes() -> None:
+    """Compiled without shapes, a product knows the sizes it was traced with: it would read beyond others."""
+    packed, scales, biases, named = _EVERY["affine4-64"]
+    assert scales is not None
+    assert biases is not None
+    compiled = mx.compile(lambda *arrays: native.product(*arrays, **named), shapeless=True)
+    for rows in (2, 9):
+        x = _numbers(rows, 384)
+        found = np.array(compiled(x, packed, scales, biases))
+        assert np.array_equal(found, _product(x, _EVERY["affine4-64"]))
+    x = _numbers(2, 384)
+    for others in (
+        (x[:, :64], packed, scales, biases),
+        (x, packed[:20], scales, biases),
+        (x, packed, scales[:, :3], biases),
+        (x, packed, scales, biases[:9]),
+    ):
+        with pytest.raises(ValueError, match="compiled for other sizes"):
+            mx.eval(compiled(*others))
+
+
+def test_a_graph_keeps_the_instruction_set_it_was_built_with() -> None:
+    """A choice that is made before it is computed is another graph's."""
+    weights, names = _EVERY["affine4-64"], (*_instruction_sets(), "plain")
+    packed, scales, biases, named = weights
+    x = _numbers(5, 384)
+    native.use_instruction_set(names[0])
+    expected, waiting = _product(x, weights), native.product(x, packed, scales, biases, **named)
+    assert not np.array_equal(_plainly(x, weights), expected)
+    assert np.array_equal(np.array(waiting), expected)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"x": mx.zeros((2, 383))}, "as long as"),
+        ({"x": mx.zeros((2, 384), mx.int32)}, "rows are float32"),
+        ({"x": mx.zeros((2, 384), mx.complex64)}, "rows are float32"),
         ({"weights": mx.zeros((37, 48), mx.int32)}, "uint32"),
         ({"weights": mx.zeros((37, 48, 1), mx.uint32)}, "two axes"),
         ({"scales": None}, "have scales"),
