@@ -86,7 +86,11 @@ class ProductPrimitive : public mx::UnaryPrimitive {
       gatherings.push_back({mx::array::unsafe_weak_copy(one), mx::array::unsafe_weak_copy(gathered)});
       encoder.add_temporary(std::move(gathered));
     }
-    encoder.dispatch([held = std::move(held), gatherings = std::move(gatherings), to = mx::array::unsafe_weak_copy(out), weights = weights_, kernels = kernels_]() mutable {
+    encoder.dispatch([held = std::move(held),
+                      gatherings = std::move(gatherings),
+                      to = mx::array::unsafe_weak_copy(out),
+                      weights = weights_,
+                      kernels = kernels_]() mutable {
       for (auto& one : gatherings) gather(one);
       weights.packed = held[1].data<char>();
       weights.scales = held.size() > 2 ? held[2].data<char>() : nullptr;
@@ -115,7 +119,8 @@ class ProductPrimitive : public mx::UnaryPrimitive {
   bool is_equivalent(const mx::Primitive& other) const override {
     const auto& another = static_cast<const ProductPrimitive&>(other);
     const auto& its = another.weights_;
-    return its.format == weights_.format && its.bits == weights_.bits && its.group == weights_.group && another.kernels_ == kernels_;
+    return another.kernels_ == kernels_ && its.format == weights_.format && its.bits == weights_.bits &&
+        its.group == weights_.group;
   }
 
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
@@ -194,7 +199,7 @@ mx::array product(
   refuse(!is_of_16_or_32_bits(x.dtype()), "rows are float32, float16 or bfloat16");
   refuse(x.ndim() < 1 || x.shape(-1) != what.inputs, "rows are as long as the weights'");
   const mx::Stream stream = mx::default_stream(mx::Device::cpu);
-  // Weights come as they are: mx::contiguous would copy a slice of a larger array each time, though its rows lie one after another.
+  // Weights come as they are: mx::contiguous would copy a part of a larger array each time, whose rows lie one after another.
   std::vector<mx::array> inputs = {mx::contiguous(mx::astype(x, mx::float32, stream), false, stream), weights};
   if (scales) inputs.push_back(*scales);
   if (biases) inputs.push_back(*biases);

@@ -78,9 +78,9 @@ class Team {
   }
 
  private:
-  // The upper half of the ticket is the round, the lower one the number of stretches that nobody has taken. Of a round that is over
-  // none are left, so a thread that comes late takes nothing, whatever the next round has written already; and a round in which a
-  // stretch was taken does not end before that one is done, so what describes the round is read only then.
+  // The upper half of the ticket is the round, the lower one the number of stretches that nobody has taken. Of a round that is
+  // over none are left, so a thread that comes late takes nothing, whatever the next round has written already; and a round in
+  // which a stretch was taken does not end before that one is done, so what describes the round is read only then.
   void take_stretches(uint32_t round, int thread) {
     uint64_t ticket = ticket_.load(std::memory_order_acquire);
     for (;;) {

@@ -12,8 +12,8 @@ int thread_count();
 void set_thread_count(int count);
 
 // Calls work(begin, end, thread) for stretches of [0, count) of about `stretch` each, on all threads, and returns when all are done.
-// Which thread takes which stretch is not determined. One caller at a time; others wait. What work throws is thrown again when all
-// stretches have been tried, the first of it.
+// Which thread takes which stretch is not determined. One caller at a time; others wait. The first thing that work throws is
+// thrown again when all stretches have been tried.
 void share(long count, long stretch, const std::function<void(long begin, long end, int thread)>& work);
 
 // Memory of a thread's own, aligned to 64 bytes, kept until the thread asks for more. Freed when the thread ends.

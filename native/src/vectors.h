@@ -110,9 +110,11 @@ inline FloatPart in_all_lanes(float number) {
 // table[indices], lane by lane; of an index only the lowest bits count, as many as there are in the number of lanes.
 inline WordPart looked_up(WordPart table, WordPart indices) {
 #if defined(__AVX512F__)
-  return reinterpret_cast<WordPart>(_mm512_permutexvar_epi32(reinterpret_cast<__m512i>(indices), reinterpret_cast<__m512i>(table)));
+  return reinterpret_cast<WordPart>(
+      _mm512_permutexvar_epi32(reinterpret_cast<__m512i>(indices), reinterpret_cast<__m512i>(table)));
 #elif defined(__AVX2__)
-  return reinterpret_cast<WordPart>(_mm256_permutevar8x32_epi32(reinterpret_cast<__m256i>(table), reinterpret_cast<__m256i>(indices)));
+  return reinterpret_cast<WordPart>(
+      _mm256_permutevar8x32_epi32(reinterpret_cast<__m256i>(table), reinterpret_cast<__m256i>(indices)));
 #elif defined(__ARM_NEON) && defined(__aarch64__)
   // The processor looks up bytes: an index becomes those of its lane's four.
   const WordPart bytes = (indices & 3) * 0x04040404u + 0x03020100u;
