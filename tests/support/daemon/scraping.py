@@ -49,10 +49,11 @@ def scrape(url: str, name: str, **labels: str) -> float:
 
 
 def is_idle(url: str) -> bool:
-    """Return whether nothing runs and nothing waits."""
+    """Return whether nothing runs and nothing waits; a slot is given back a moment after its request has ended."""
     text = _text(url)
-    names = ("machd_requests_running", "machd_requests_waiting")
-    return not any(_total(text, name, {}) for name in names)
+    requests = ("machd_requests_running", "machd_requests_waiting")
+    slots = _total(text, "machd_slots", {"state": "occupied"})
+    return not (slots or any(_total(text, name, {}) for name in requests))
 
 
 def _text(url: str) -> str:
