@@ -94,7 +94,7 @@ def _answers(url: str, groups: list[list[Errand]], max_clients: int) -> list[Ans
 
 
 def _wait_until_idle(url: str) -> None:
-    """Return once all gauges say so: each is read at a moment of its own."""
+    """Wait for each gauge: they are read one after the other."""
     wait_until(lambda: is_idle(url), "nothing runs and nothing waits")
     wait_until(lambda: scrape(url, "machd_kv_cache_bytes", state="used") == 0, "no KV is in use")
 
@@ -169,7 +169,7 @@ def _answers_alone(requests: list[tuple[str, dict[str, object]]]) -> list[Answer
 
 
 def _check(pairs: list[tuple[Errand, RawAnswer | None]], alone: list[Answer]) -> None:
-    """Whoever stayed was answered in full and rightly."""
+    """Clients that stayed have whole and right answers."""
     for errand, answer in pairs:
         assert (answer is None) == errand.conduct.leaves
         if answer is not None:

@@ -96,6 +96,6 @@ def test_an_opening_inside_a_value_ends_it_only_if_the_function_has_such_an_argu
     ],
 )
 def test_begins_of_tags_are_looked_at_once(name: str, text: str, said: str) -> None:
-    """A model that repeats one thousands of times held up everybody: the search ran over all of them from each."""
+    """Thousands of them take milliseconds; a search over all of them from each one would reach the test's time limit."""
     with pytest.raises(ValueError, match=said):
         read_tagged_calls(CALL_TAGS[name], text, ())

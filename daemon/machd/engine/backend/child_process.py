@@ -58,7 +58,7 @@ class ChildEndedError(ChildStoppedError):
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """What one answer may take.
+    """Limits of one answer.
 
     Attributes:
         deadline_s: When it has to be there, on the monotonic clock.

@@ -1,4 +1,4 @@
-"""Python code that a checkpoint brings along: where its files name it, and the door that keeps it out.
+"""Python code of a checkpoint: the search for its names in the files, and the refusal of its import.
 
 transformers imports the classes that a file's ``auto_map`` names. mlx-vlm passes ``trust_remote_code=True`` for them where
 nobody passes anything, and in places whatever was passed. So the files are searched before a library sees them, and the one
