@@ -28,6 +28,78 @@ def product(
         ValueError: Shapes, dtypes or bits do not go together, or no kernel computes them here.
     """
 
+def attend(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    starts: mx.array,
+    prefix_keys: mx.array | None = None,
+    prefix_values: mx.array | None = None,
+    *,
+    scale: float,
+    window: int = 0,
+) -> mx.array:
+    """Attend each token to the columns of its row up to its own; float32 alone.
+
+    Args:
+        queries: [rows, heads, tokens, head_dim].
+        keys: [places, kv_heads, columns, head_dim], of which the first ``rows`` places are read; head_dim is a multiple of 16.
+        values: The same, with a head_dim of its own.
+        starts: int32 [rows], columns before the pass's first token.
+        prefix_keys: [1, kv_heads, prefix columns, head_dim], which all rows have before their own.
+        prefix_values: The same.
+        scale: Of the scores.
+        window: Columns that a token sees, its own included; 0 for all.
+
+    Returns:
+        [rows, tokens, heads, head_dim of the values].
+
+    Raises:
+        ValueError: Shapes or dtypes do not go together.
+    """
+
+def written(columns: mx.array, tokens: mx.array, starts: mx.array) -> mx.array:
+    """Write a pass's tokens into columns, in place where nobody else holds them.
+
+    Args:
+        columns: [places, heads, columns, n].
+        tokens: [rows, heads, tokens, n] of the same dtype. What would lie behind the last column is left out.
+        starts: int32 [rows], the column of each row's first token.
+
+    Raises:
+        ValueError: Shapes or dtypes do not go together.
+    """
+
+def rotate(
+    x: mx.array, cosines: mx.array, sines: mx.array, positions: mx.array, *, rotated: int
+) -> mx.array:
+    """Turn heads by their positions: pairs of a number and the one half a head behind it; float32 alone.
+
+    Args:
+        x: [rows, tokens, heads, head_dim].
+        cosines: [positions, head_dim / 2].
+        sines: The same.
+        positions: int32 [rows], of each row's first token.
+        rotated: So many of the first heads are turned, the others copied.
+
+    Raises:
+        ValueError: Shapes or dtypes do not go together.
+    """
+
+def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
+    """Compute what ``mx.fast.rms_norm`` does, of float32 [.., n] and [n].
+
+    Raises:
+        ValueError: Shapes or dtypes do not go together.
+    """
+
+def silu_product(x: mx.array) -> mx.array:
+    """Compute ``gate * sigmoid(gate) * up`` of float32 [.., 2 n], gate and up one behind the other.
+
+    Raises:
+        ValueError: The last axis is odd, or the dtype another one.
+    """
+
 def instruction_set() -> str:
     """Name the instruction set that computes: ``avx512``, ``avx2`` or ``neon``; empty where this processor has none of them."""
 

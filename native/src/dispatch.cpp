@@ -3,10 +3,13 @@
 #include <stdexcept>
 #include <string>
 
-#include "product.h"
+#include "kernels.h"
 
 namespace machd {
 
+namespace plain {
+extern const Kernels kernels;
+}
 #if defined(__x86_64__)
 namespace avx512 {
 extern const Kernels kernels;
@@ -30,7 +33,7 @@ const Kernels* choose_kernels(const char* wanted) {
   usable[count++] = &neon::kernels;
 #endif
   if (wanted == nullptr || *wanted == 0) return usable[0];
-  if (std::strcmp(wanted, plain_kernels.name) == 0) return &plain_kernels;
+  if (std::strcmp(wanted, plain::kernels.name) == 0) return &plain::kernels;
   for (int at = 0; at < count; ++at)
     if (std::strcmp(usable[at]->name, wanted) == 0) return usable[at];
   throw std::invalid_argument("this processor has no kernels named " + std::string(wanted));

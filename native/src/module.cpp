@@ -3,7 +3,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
-#include "primitives.h"
+#include "operations.h"
 #include "threads.h"
 
 namespace nb = nanobind;
@@ -22,6 +22,22 @@ NB_MODULE(_kernels, m) {
       "mode"_a = "plain",
       "group"_a = 1,
       "bits"_a = 32);
+  m.def(
+      "attend",
+      &machd::attend,
+      "queries"_a,
+      "keys"_a,
+      "values"_a,
+      "starts"_a,
+      "prefix_keys"_a = nb::none(),
+      "prefix_values"_a = nb::none(),
+      nb::kw_only(),
+      "scale"_a,
+      "window"_a = 0);
+  m.def("written", &machd::written, "columns"_a, "tokens"_a, "starts"_a);
+  m.def("rotate", &machd::rotate, "x"_a, "cosines"_a, "sines"_a, "positions"_a, nb::kw_only(), "rotated"_a);
+  m.def("rms_norm", &machd::rms_norm, "x"_a, "weight"_a, "eps"_a);
+  m.def("silu_product", &machd::silu_product, "x"_a);
   m.def("instruction_set", &machd::instruction_set);
   m.def("use_instruction_set", &machd::use_instruction_set, "name"_a);
   m.def("thread_count", &machd::thread_count);

@@ -2,9 +2,9 @@
 #include <cmath>
 #include <cstring>
 
-#include "product.h"
+#include "kernels.h"
 
-namespace machd {
+namespace machd::plain {
 namespace {
 
 // Of formats with infinities the highest exponent is theirs, and of what is not a number; others have numbers there too.
@@ -56,10 +56,6 @@ double weight_at(const Weights& w, long row, long k) {
   return 0;
 }
 
-}  // namespace
-
-namespace {
-
 void plain_product(const float* x, long rows, const Weights& w, float* out, long begin, long end, void*) {
   for (long row = 0; row < rows; ++row)
     for (long output = begin; output < end; ++output) {
@@ -71,6 +67,8 @@ void plain_product(const float* x, long rows, const Weights& w, float* out, long
 
 }  // namespace
 
-const Kernels plain_kernels = {[](Format, int) -> Product { return plain_product; }, [](long, long) -> long { return 0; }, "plain"};
+Product find_product(Format, int) { return plain_product; }
 
-}  // namespace machd
+long product_scratch_bytes(long, long) { return 0; }
+
+}  // namespace machd::plain

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "expand.h"
+#include "kernels.h"
 
 namespace machd {
 namespace MACHD_TARGET {
@@ -172,13 +173,15 @@ void product(const float* x, long rows, const Weights& w, float* out, long begin
         expanded + kPanelOutputs * kStretch);
 }
 
-long scratch_bytes(long rows, long inputs) {
+}  // namespace
+
+long product_scratch_bytes(long rows, long inputs) {
   if (rows <= kDirectRows) return 0;
   const long sums = inputs > kStretch ? std::min(kMostRows, rows) * kPanelOutputs * kBlock : 0;
   return long(sizeof(float)) * (kPanelOutputs * kStretch + sums);
 }
 
-Product find(Format format, int bits) {
+Product find_product(Format format, int bits) {
   switch (format) {
     case Format::kFloat32: return product<Expander<Format::kFloat32, 32>>;
     case Format::kFloat16: return product<Expander<Format::kFloat16, 16>>;
@@ -198,13 +201,6 @@ Product find(Format format, int bits) {
   }
   return nullptr;
 }
-
-}  // namespace
-
-#define MACHD_NAME(target) MACHD_NAME_OF(target)
-#define MACHD_NAME_OF(target) #target
-extern const Kernels kernels;
-const Kernels kernels = {find, scratch_bytes, MACHD_NAME(MACHD_TARGET)};
 
 }  // namespace MACHD_TARGET
 }  // namespace machd

@@ -65,8 +65,31 @@ struct Vector {
     return load(padded);
   }
 
+  static Vector all(float number) {
+    Vector result;
+    for (int p = 0; p < kParts; ++p) result.part[p] = FloatPart{} + number;
+    return result;
+  }
+
   void store(float* to) const { std::memcpy(to, this, sizeof *this); }
+  void store_some(float* to, int count) const { std::memcpy(to, this, sizeof(float) * count); }
 };
+
+// Calls what_of(part of one, part of the other, ..) for the parts of vectors.
+template <class What, class... Vectors>
+inline Vector by_part(What what, const Vectors&... vectors) {
+  Vector result;
+  for (int p = 0; p < kParts; ++p) result.part[p] = what(vectors.part[p]...);
+  return result;
+}
+
+inline Vector operator+(Vector a, Vector b) { return by_part([](auto x, auto y) { return x + y; }, a, b); }
+inline Vector operator-(Vector a, Vector b) { return by_part([](auto x, auto y) { return x - y; }, a, b); }
+inline Vector operator*(Vector a, Vector b) { return by_part([](auto x, auto y) { return x * y; }, a, b); }
+inline Vector operator/(Vector a, Vector b) { return by_part([](auto x, auto y) { return x / y; }, a, b); }
+
+// The larger one, lane by lane; the second one where the first is not a number.
+inline Vector larger(Vector a, Vector b) { return by_part([](auto x, auto y) { return x > y ? x : y; }, a, b); }
 
 // a * b + c, rounded once.
 inline Vector fused(Vector a, Vector b, Vector c) {
@@ -93,6 +116,60 @@ inline float sum(Vector v) {
     for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
   return lanes[0];
 #endif
+}
+
+// The largest of sixteen numbers; what is not a number may be left out.
+inline float largest(Vector v) {
+  float lanes[kBlock];
+  v.store(lanes);
+  for (int half = kBlock / 2; half > 0; half /= 2)
+    for (int lane = 0; lane < half; ++lane) lanes[lane] = lanes[lane] > lanes[lane + half] ? lanes[lane] : lanes[lane + half];
+  return lanes[0];
+}
+
+constexpr float kLog2E = 1.44269504088896341f;
+
+// Two to the power of each number, by operations that are rounded alike on every processor; relative error under 2e-7. Powers beyond
+// those of normal float32 are those of the nearest one; what is not a number stays so.
+inline Vector exp2(Vector exponents) {
+  // A polynomial of 2**f for f from -0.5 to 0.5, lowest power first. The first is set, so that whole powers are exact; the others are
+  // least squares of the relative error, weighted until its peaks are level, the largest 9.2e-8.
+  constexpr float kPolynomial[] = {1.0f, 0.6931470036506653f, 0.24022242426872253f, 0.05550733581185341f, 0.009671512991189957f, 0.001326472731307149f};
+  constexpr float kRounder = 0x1.8p23f;  // added to a number, leaves no fraction: the sum's last bits are the nearest whole number
+  return by_part(
+      [&](FloatPart x) {
+        const FloatPart low = FloatPart{} - 126.0f, high = FloatPart{} + 126.0f;
+        x = x < low ? low : x;
+        x = x > high ? high : x;
+        const FloatPart rounded = x + kRounder, fraction = x - (rounded - kRounder);
+        FloatPart power = FloatPart{} + kPolynomial[5];
+        for (int at = 4; at >= 0; --at) power = fused(power, fraction, FloatPart{} + kPolynomial[at]);
+        // The whole part goes straight into the exponent's bits.
+        const IntPart scaled = reinterpret_cast<IntPart>(power) + (reinterpret_cast<IntPart>(rounded) << 23);
+        return x == x ? reinterpret_cast<FloatPart>(scaled) : x;
+      },
+      exponents);
+}
+
+// Turns kLanes rows of as many numbers round: lane i of row j becomes lane j of row i.
+inline void transpose(FloatPart (&rows)[kLanes]) {
+  for (int half = 1; half < kLanes; half *= 2) {
+    FloatPart next[kLanes];
+    for (int at = 0; at < kLanes / 2; ++at) {
+      const FloatPart a = rows[at], b = rows[at + kLanes / 2];
+#if defined(__AVX512F__)
+      next[2 * at] = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+      next[2 * at + 1] = __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+#elif defined(__AVX2__)
+      next[2 * at] = __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+      next[2 * at + 1] = __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+#else
+      next[2 * at] = __builtin_shufflevector(a, b, 0, 4, 1, 5);
+      next[2 * at + 1] = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+#endif
+    }
+    std::memcpy(rows, next, sizeof next);
+  }
 }
 
 inline FloatPart in_all_lanes(float number) {

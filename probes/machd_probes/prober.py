@@ -15,9 +15,11 @@ from machd.capabilities.model_code import ModelCode
 from machd.clock import Clock, SystemClock
 from machd.engine.assembly import make_engine
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
+from machd.engine.backend.progress import SilentProgress
 from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.engine.loading.architecture import import_architecture
 from machd.engine.loading.loader import LoadedModel, describe_model
+from machd.engine.loading.precision import keeps_stored, materialise
 from machd.engine.protocol.engine import Engine
 from machd_probes.bounded import OutOfTimeError
 from machd_probes.catalogue import CHECK_NAMES, STAND_IN_CHECKS
@@ -128,6 +130,8 @@ def tiny_subject(variant: str) -> Subject:
 def _loaded(variant: str, configuration: TinyConfiguration) -> LoadedModel:
     import_mlx_lm()
     model = tiny_model(configuration)
+    # Computed by the layers that serve: machd's own where they are.
+    materialise(model, mx.float32, SilentProgress(), keeps=keeps_stored("auto"))
     description = describe_model(
         model,
         model_id=f"tiny-{variant}",

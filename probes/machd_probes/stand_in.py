@@ -12,16 +12,17 @@ from pathlib import Path
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
-from mlx.utils import tree_map
 
 from machd.capabilities.evidence import MeasuredOn, ProbeResult
 from machd.capabilities.model_code import ModelCode
 from machd.clock import SystemClock
 from machd.engine.assembly import make_engine
+from machd.engine.backend.progress import SilentProgress
 from machd.engine.backend.untyped import LanguageModel
 from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.engine.loading.architecture import import_architecture
 from machd.engine.loading.loader import LoadedModel, describe_model
+from machd.engine.loading.precision import keeps_stored, materialise
 from machd.engine.protocol.engine import ModelDescription
 from machd_probes.prober import run_check
 from machd_probes.shrink import shrunk_configurations
@@ -118,13 +119,8 @@ def _is_like(small: ModelCode | None, loaded: ModelCode) -> bool:
 
 
 def _loaded(small: Module, order: StandInOrder) -> LoadedModel:
-    dtype = getattr(mx, order.dtype)
-    small.update(
-        tree_map(
-            lambda array: array.astype(dtype) if mx.issubdtype(array.dtype, mx.floating) else array,
-            small.parameters(),
-        )
-    )
+    # As the loader does it, so that the layers which serve are measured.
+    materialise(small, getattr(mx, order.dtype), SilentProgress(), keeps=keeps_stored("auto"))
     return LoadedModel(small, FakeTokenizer(), _described(small, order))
 
 

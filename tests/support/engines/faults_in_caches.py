@@ -145,8 +145,8 @@ def a_neighbours_place_is_written(patch: pytest.MonkeyPatch) -> None:
     """A step's keys and values go to the row in the next place."""
     write, write_window = SlabCache._write_rows, WindowSlab._write
 
-    def rolled_write(self: SlabCache, array: mx.array, new: mx.array, rows: SlabRows) -> None:
-        write(self, array, mx.roll(new, 1, 0) if new.shape[2] == 1 else new, rows)
+    def rolled_write(self: SlabCache, array: mx.array, new: mx.array, rows: SlabRows) -> mx.array:
+        return write(self, array, mx.roll(new, 1, 0) if new.shape[2] == 1 else new, rows)
 
     def rolled_window(self: WindowSlab, array: mx.array, new: mx.array) -> None:
         write_window(self, array, mx.roll(new, 1, 0) if new.shape[2] == 1 else new)
@@ -308,9 +308,9 @@ def scales_are_the_next_rows(patch: pytest.MonkeyPatch) -> None:
     """A step's scales in 8 bits are written to the row in the next place, its words to its own."""
     right = SlabCache._write_rows
 
-    def write(self: SlabCache, array: mx.array, new: mx.array, rows: SlabRows) -> None:
+    def write(self: SlabCache, array: mx.array, new: mx.array, rows: SlabRows) -> mx.array:
         is_scales = self.kv_format is not PLAIN and new.dtype != mx.uint32
-        right(self, array, mx.roll(new, 1, 0) if is_scales else new, rows)
+        return right(self, array, mx.roll(new, 1, 0) if is_scales else new, rows)
 
     patch.setattr(SlabCache, "_write_rows", write)
 

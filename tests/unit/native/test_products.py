@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import mlx.core as mx
 import numpy as np
@@ -20,26 +20,6 @@ _ROUNDING = 2e-6
 """Largest difference, as a share of the largest result, for sums of up to 4,096 products."""
 
 Weights = tuple[mx.array, mx.array | None, mx.array | None, dict[str, object]]
-
-
-def _instruction_sets() -> list[str]:
-    names = []
-    for name in ("avx512", "avx2", "neon"):
-        try:
-            native.use_instruction_set(name)
-        except ValueError:
-            continue
-        names.append(name)
-    native.use_instruction_set("")
-    return names
-
-
-@pytest.fixture(autouse=True)
-def _as_it_was() -> Iterator[None]:
-    threads = native.thread_count()
-    yield
-    native.use_instruction_set("")
-    native.set_thread_count(threads)
 
 
 def _numbers(*shape: int, seed: int = 0) -> mx.array:
@@ -98,11 +78,13 @@ def _inputs(name: str) -> int:
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 13, 64])
 @pytest.mark.parametrize("name", _EVERY)
-def test_a_product_is_that_of_plain_loops(name: str, rows: int) -> None:
+def test_a_product_is_that_of_plain_loops(
+    instruction_sets: list[str], name: str, rows: int
+) -> None:
     """In every format, for few rows and many, on each instruction set of this processor."""
     x, weights = _numbers(rows, _inputs(name), seed=1), _EVERY[name]
     expected = _plainly(x, weights)
-    for instruction_set in _instruction_sets():
+    for instruction_set in instruction_sets:
         native.use_instruction_set(instruction_set)
         difference = np.abs(_product(x, weights) - expected).max()
         assert difference <= _ROUNDING * np.abs(expected).max(), instruction_set
@@ -143,9 +125,9 @@ def test_a_rows_bits_depend_on_nothing_beside_it(
     assert np.array_equal(_product(x[begin:end], weights), together[begin:end])
 
 
-def test_instruction_sets_add_in_one_order() -> None:
+def test_instruction_sets_add_in_one_order(instruction_sets: list[str]) -> None:
     """An answer that was computed on one processor comes out on another."""
-    names = _instruction_sets()
+    names = instruction_sets
     if len(names) == 1:
         pytest.skip("this processor has one of them")
     for name, weights in _EVERY.items():
@@ -188,7 +170,9 @@ def test_more_rows_than_are_worked_on_at_once() -> None:
 
 
 @pytest.mark.parametrize("mode", _SCALED)
-def test_every_code_is_the_number_that_mlx_has_for_it(mode: str) -> None:
+def test_every_code_is_the_number_that_mlx_has_for_it(
+    instruction_sets: list[str], mode: str
+) -> None:
     """Of weights and of scales, infinity and what is not a number too; in the plain loops as in the kernels."""
     group, bits = _SCALED[mode]
     inputs = 32  # all of a row alike, so that their sum is exact
@@ -199,18 +183,20 @@ def test_every_code_is_the_number_that_mlx_has_for_it(mode: str) -> None:
     scales = mx.array(np.repeat(scale_codes[:, None], inputs // group, axis=1))
     unpacked = mx.dequantize(packed, scales, None, group, bits, mode, dtype=mx.float32)
     weights = (packed, scales, None, {"mode": mode, "group": group, "bits": bits})
-    for name in (*_instruction_sets(), "plain"):
+    for name in (*instruction_sets, "plain"):
         native.use_instruction_set(name)
         found = _product(mx.ones((1, inputs)), weights)[0]
         np.testing.assert_array_equal(found, np.array(inputs * unpacked[:, 0]), name)
 
 
 @pytest.mark.parametrize("dtype", _PLAIN[1:])
-def test_every_number_of_16_bits_is_read_as_it_is(dtype: mx.Dtype) -> None:
+def test_every_number_of_16_bits_is_read_as_it_is(
+    instruction_sets: list[str], dtype: mx.Dtype
+) -> None:
     """Infinity and what is not a number too; in the plain loops as in the kernels."""
     codes = mx.array(np.arange(65536, dtype=np.uint16)[:, None]).view(dtype)
     expected = np.array(codes.astype(mx.float32))[:, 0]
-    for name in (*_instruction_sets(), "plain"):
+    for name in (*instruction_sets, "plain"):
         native.use_instruction_set(name)
         found = _product(mx.ones((1, 1)), (codes, None, None, {}))[0]
         np.testing.assert_array_equal(found, expected, name)
@@ -303,9 +289,9 @@ def test_a_graph_for_any_shape_takes_other_rows_and_refuses_other_sizes() -> Non
             mx.eval(compiled(*others))
 
 
-def test_a_graph_keeps_the_instruction_set_it_was_built_with() -> None:
+def test_a_graph_keeps_the_instruction_set_it_was_built_with(instruction_sets: list[str]) -> None:
     """A choice that is made before it is computed is another graph's."""
-    weights, names = _EVERY["affine4-64"], (*_instruction_sets(), "plain")
+    weights, names = _EVERY["affine4-64"], (*instruction_sets, "plain")
     packed, scales, biases, named = weights
     x = _numbers(5, 384)
     native.use_instruction_set(names[0])

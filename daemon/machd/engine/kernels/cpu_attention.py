@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 import mlx.core as mx
 
 from machd.engine.kernels.exponential import MIN_EXPONENT, exp2
-from machd.engine.kernels.score_product import ScoreProduct
 from machd.engine.kv.kv_format import FoldedKv, KvFormat
 from machd.engine.kv.slab import SlabCache
 
@@ -38,7 +37,6 @@ def attend(
     *,
     scale: float,
     mask: mx.array | str | None,
-    product: ScoreProduct = ScoreProduct.COLUMNS,
 ) -> mx.array:
     """Compute scaled dot product attention, as ``mx.fast.scaled_dot_product_attention``.
 
@@ -51,7 +49,6 @@ def attend(
         scale: Of the scores.
         mask: "causal", the queries being the last tokens; or bool, true where a column is seen, that
             broadcasts to [rows, heads, tokens, width] and has the last two; or None for all.
-        product: Computes the scores of single tokens.
 
     Returns:
         float32 [rows, heads, tokens, head_dim of the values].
@@ -74,11 +71,11 @@ def attend(
             own = mx.arange(seen - (end - begin), seen)[:, None]  # [tokens of the block, 1]
             block_mask = mx.arange(seen) <= own  # [tokens of the block, seen]
         seeing, sees = queries[:, :, begin:end], (keys[:, :, :seen], values[:, :, :seen])
-        blocks.append(_block(seeing, *sees, block_mask, product))
+        blocks.append(_block(seeing, *sees, block_mask))
     return blocks[0] if len(blocks) == 1 else mx.concatenate(blocks, axis=2)
 
 
-def attend_rows(  # noqa: PLR0913 - as mlx's own has, and the product
+def attend_rows(
     queries: mx.array,
     keys: mx.array,
     values: mx.array,
@@ -86,7 +83,6 @@ def attend_rows(  # noqa: PLR0913 - as mlx's own has, and the product
     *,
     scale: float,
     mask: mx.array | str | None = None,
-    product: ScoreProduct = ScoreProduct.COLUMNS,
 ) -> mx.array:
     """Write a pass's keys and values, and attend each row to its own columns, slab by slab.
 
@@ -97,7 +93,6 @@ def attend_rows(  # noqa: PLR0913 - as mlx's own has, and the product
         cache: Opened for a pass of so many tokens.
         scale: Of the scores.
         mask: One of the cache's; None where each token sees all its row's positions so far.
-        product: Computes the scores of single tokens.
 
     Returns:
         [rows, heads, tokens, head_dim of the values].
@@ -112,19 +107,19 @@ def attend_rows(  # noqa: PLR0913 - as mlx's own has, and the product
         if prefix is not None:
             assert sees_all, "a row with a window shares nothing"
             own = cache.decoded_rows(rows, arrays)
-            parts.append(_attend_behind(seeing, prefix, own, scale, rows.mask, product))
+            parts.append(_attend_behind(seeing, prefix, own, scale, rows.mask))
             continue
         folded = cache.folded(rows, arrays) if is_foldable else None
         if folded is not None:
             kv_format = cache.kv_format
-            parts.append(_attend_folded(seeing, folded, kv_format, scale, rows.mask, product))
+            parts.append(_attend_folded(seeing, folded, kv_format, scale, rows.mask))
             continue
         own_mask = rows.mask
         if not sees_all:
             assert isinstance(mask, mx.array), "a window is in the mask"
             own_mask = rows.of(mask)[..., : rows.width]
         seen = cache.decoded_rows(rows, arrays)
-        parts.append(attend(seeing, *seen, scale=scale, mask=own_mask, product=product))
+        parts.append(attend(seeing, *seen, scale=scale, mask=own_mask))
     return cache.in_row_order(parts)
 
 
@@ -134,7 +129,6 @@ def _attend_behind(
     own: tuple[mx.array, mx.array],
     scale: float,
     mask: mx.array | str | None,
-    product: ScoreProduct,
 ) -> mx.array:
     """Attention of rows that share a prefix, which one product for all rows reads once.
 
@@ -144,7 +138,6 @@ def _attend_behind(
         own: The rows' keys and values behind it, [rows, kv_heads, width, head_dim].
         scale: Of the scores.
         mask: As :func:`attend` takes it, of the rows' own columns.
-        product: As of :func:`attend`.
 
     Returns:
         [rows, heads, tokens, head_dim of the values].
@@ -167,7 +160,7 @@ def _attend_behind(
 
     grouped = queries.reshape(rows, kv_heads, -1, head_dim)  # [., ., repeats * tokens, .]
     shared_scores = back(across(grouped) @ shared_keys[0].swapaxes(-1, -2))
-    own_scores = _scores(queries, keys, mask, product).reshape(rows, kv_heads, -1, width)
+    own_scores = _scores(queries, keys, mask).reshape(rows, kv_heads, -1, width)
     scores = mx.concatenate([shared_scores, own_scores], axis=-1)
     distances = scores - scores.max(axis=-1, keepdims=True)
     weights = exp2(mx.maximum(distances, MIN_EXPONENT))
@@ -182,7 +175,6 @@ def _attend_folded(
     kv_format: KvFormat,
     scale: float,
     mask: mx.array | str | None,
-    product: ScoreProduct,
 ) -> mx.array:
     """Attention of one token a row over keys and values that are never decoded.
 
@@ -196,7 +188,7 @@ def _attend_folded(
         rows, kv_heads, -1, head_dim
     )  # [., ., repeats, .]
     pairs = zip(keys.parts, kv_format.split_queries(queries), strict=True)
-    products = _sum(product(query, part) for part, query in pairs)
+    products = _sum(query @ part.swapaxes(-1, -2) for part, query in pairs)
     scores = products * keys.scales  # [rows, kv_heads, repeats, width]
     if keys.offsets is not None:
         scores = scores + queries.sum(axis=-1, keepdims=True) * keys.offsets
@@ -225,12 +217,11 @@ def _block(
     keys: mx.array,
     values: mx.array,
     mask: mx.array | None,
-    product: ScoreProduct,
 ) -> mx.array:
     """Compute attention for queries that are scaled for powers of two."""
     rows, heads, tokens, _ = queries.shape
     kv_heads, width = keys.shape[1:3]
-    scores = _scores(queries, keys, mask, product)
+    scores = _scores(queries, keys, mask)
     distances = scores - scores.max(axis=-1, keepdims=True)
     weights = exp2(mx.maximum(distances, MIN_EXPONENT))
     mixed = weights.reshape(rows, kv_heads, -1, width) @ values
@@ -238,14 +229,11 @@ def _block(
     return mixed.reshape(rows, heads, tokens, -1) / weights.sum(axis=-1, keepdims=True)
 
 
-def _scores(
-    queries: mx.array, keys: mx.array, mask: mx.array | None, product: ScoreProduct
-) -> mx.array:
+def _scores(queries: mx.array, keys: mx.array, mask: mx.array | None) -> mx.array:
     """Compute scores [rows, heads, tokens, width], masked ones included."""
     rows, heads, tokens, head_dim = queries.shape
     kv_heads, width = keys.shape[1:3]
-    # Of several tokens, those of the heads that share keys are rows of one product.
-    multiply = product if tokens == 1 else ScoreProduct.HEADS
-    scores = multiply(queries.reshape(rows, kv_heads, -1, head_dim), keys)
+    # Heads that share keys are rows of one product.
+    scores = queries.reshape(rows, kv_heads, -1, head_dim) @ keys.swapaxes(-1, -2)
     scores = scores.reshape(rows, heads, tokens, width)
     return scores if mask is None else mx.where(mask, scores, _MASKED)

@@ -13,11 +13,13 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.linear import Linear
 
+from machd.engine.backend.native_kernels import native_kernels
 from machd.engine.backend.untyped import Cache, LanguageModel, Layer
 from machd.engine.kernels.cpu_attention import attend, attend_rows
 from machd.engine.kernels.exponential import silu_product
+from machd.engine.kernels.native_layers import is_native
+from machd.engine.kernels.native_llama import NativeAttention, NativeFeedForward, RotationTable
 from machd.engine.kernels.packed import PackedCache
-from machd.engine.kernels.score_product import fastest_score_product
 from machd.engine.kv.slab import SlabCache
 
 _ROTATION_TOLERANCE = 1e-5
@@ -33,16 +35,18 @@ def fuse_layers(model: LanguageModel) -> int:
     from mlx_lm.models import llama  # noqa: PLC0415 - after import_mlx_lm()
 
     blocks = getattr(getattr(model, "model", None), "layers", None) or []
-    rotation: _Rotation | None = None
+    rotations: list[_Rotation] = []
     count = 0
     for block in blocks:
         attention: Layer = getattr(block, "self_attn", None)
         if type(getattr(block, "mlp", None)) is llama.MLP:
-            block.mlp = _FeedForward(block.mlp)
-        if type(attention) is llama.Attention and _are_plain(_projections(attention)):
-            if rotation is None or not rotation.is_of(attention.rope):
+            block.mlp = _feed_forward(block.mlp)
+        if type(attention) is llama.Attention and _are_alike(_projections(attention)):
+            rotation = next((one for one in rotations if one.is_of(attention.rope)), None)
+            if rotation is None:
                 rotation = _Rotation(attention.rope, attention.head_dim)
-            block.self_attn = _Attention(attention, rotation)
+                rotations.append(rotation)
+            block.self_attn = _attention(attention, rotation)
             count += 1
             # Layer by layer, so that old and new weights coexist for one layer only.
             mx.eval(block.parameters())
@@ -54,7 +58,7 @@ def reads_by_slab(model: LanguageModel) -> bool:
     """Return True if every layer's attention reads the rows of a batch slab by slab."""
     blocks = getattr(getattr(model, "model", None), "layers", None) or []
     return bool(blocks) and all(
-        type(getattr(block, "self_attn", None)) is _Attention for block in blocks
+        type(getattr(block, "self_attn", None)) in (_Attention, NativeAttention) for block in blocks
     )
 
 
@@ -71,7 +75,8 @@ def takes_packed_caches(model: LanguageModel) -> bool:
 def shares_prefixes(model: LanguageModel) -> bool:
     """Return True if every layer's attention can read a prefix that rows share, in their float32."""
     return takes_packed_caches(model) and all(
-        block.self_attn.qkv_proj.weight.dtype == mx.float32 for block in model.model.layers
+        is_native(block.self_attn.qkv_proj) or block.self_attn.qkv_proj.weight.dtype == mx.float32
+        for block in model.model.layers
     )
 
 
@@ -86,6 +91,14 @@ class _Rotation:
         self._positions: mx.array | None = None
         self._table: tuple[mx.array, mx.array] = (self._unit, self._unit)
         self._has_table = self._is_exact(head_dim)
+        self.native_table = self._native_table(head_dim)
+
+    def _native_table(self, head_dim: int) -> RotationTable | None:
+        """Make the table of machd's own kernels; None where they are missing, or turn other pairs."""
+        if native_kernels() is None or not self._has_table:
+            return None
+        table = RotationTable(self._rope, head_dim)
+        return table if table.is_exact else None
 
     def is_of(self, rope: Layer) -> bool:
         """Return True if another layer's rotation is this one."""
@@ -126,16 +139,14 @@ class _Rotation:
 class _Attention(Module):
     """mlx-lm's llama attention with one projection for queries, keys and values."""
 
-    def __init__(self, attention: Layer, rotation: _Rotation) -> None:
+    def __init__(self, attention: Layer, qkv_proj: Layer, rotation: _Rotation) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.qkv_proj = _merged(_projections(attention))
+        self.qkv_proj = qkv_proj
         self.o_proj = attention.o_proj
         self._rotation = rotation
         self._heads: int = attention.n_heads
         self._kv_heads: int = attention.n_kv_heads
         self._scale: float = attention.scale
-        repeats = self._heads // self._kv_heads
-        self._product = fastest_score_product(self._kv_heads, repeats, attention.head_dim)
 
     def __call__(
         self, x: mx.array, mask: mx.array | str | None = None, cache: Cache = None
@@ -147,17 +158,17 @@ class _Attention(Module):
         turned = self._rotation(heads[:, :rotated], cache.offset if cache is not None else 0)
         queries, keys = turned[:, : self._heads], turned[:, self._heads :]
         values = heads[:, rotated:]
-        scale, product = self._scale, self._product
+        scale = self._scale
         if isinstance(cache, PackedCache):
-            mixed = cache.attend(queries, keys, values, scale=scale, product=product)
-        elif isinstance(cache, SlabCache):
-            mixed = attend_rows(
-                queries, keys, values, cache, scale=scale, mask=mask, product=product
+            mixed = cache.attend(
+                queries, keys, values, scale=scale, attend=attend, attend_rows=attend_rows
             )
+        elif isinstance(cache, SlabCache):
+            mixed = attend_rows(queries, keys, values, cache, scale=scale, mask=mask)
         else:
             if cache is not None:
                 keys, values = cache.update_and_fetch(keys, values)
-            mixed = attend(queries, keys, values, scale=scale, mask=mask, product=product)
+            mixed = attend(queries, keys, values, scale=scale, mask=mask)
         projected: mx.array = self.o_proj(mixed.transpose(0, 2, 1, 3).reshape(rows, tokens, -1))
         return projected
 
@@ -176,23 +187,48 @@ class _FeedForward(Module):
         return down
 
 
+def _attention(attention: Layer, rotation: _Rotation) -> Module:
+    qkv_proj = _merged(_projections(attention))
+    if is_native(qkv_proj) and rotation.native_table is not None:
+        return NativeAttention(attention, qkv_proj, rotation.native_table)
+    return _Attention(attention, qkv_proj, rotation)
+
+
+def _feed_forward(mlp: Layer) -> Module:
+    inputs = [mlp.gate_proj, mlp.up_proj]
+    if _are_alike(inputs) and is_native(mlp.gate_proj):
+        return NativeFeedForward(_merged(inputs), mlp.down_proj)
+    return _FeedForward(mlp)
+
+
 def _projections(attention: Layer) -> list[Layer]:
     return [attention.q_proj, attention.k_proj, attention.v_proj]
 
 
-def _are_plain(layers: Sequence[Layer]) -> bool:
-    """Return True if the layers are unquantised and alike, so that their weights can be joined."""
-    return all(type(layer) is Linear for layer in layers) and (
-        len({layer.weight.dtype for layer in layers}) == len({"bias" in one for one in layers}) == 1
-    )
+def _are_alike(layers: Sequence[Layer]) -> bool:
+    """Return True if the layers are plain, or computed by machd's kernels, and alike, so that their weights can be joined."""
+    if not all(type(layer) is Linear or is_native(layer) for layer in layers):
+        return False
+    kinds = {
+        (
+            type(one),
+            frozenset(one),
+            one.weight.dtype,
+            *(getattr(one, name, None) for name in _PACKING),
+        )
+        for one in layers
+    }
+    return len(kinds) == 1
 
 
-def _merged(layers: Sequence[Layer]) -> Linear:
-    weights = [layer.weight for layer in layers]
-    merged = Linear(1, 1, bias="bias" in layers[0])
-    merged.weight = mx.concatenate(weights)
-    if "bias" in layers[0]:
-        merged.bias = mx.concatenate([layer.bias for layer in layers])
+_PACKING = ("mode", "group_size", "bits")
+
+
+def _merged(layers: Sequence[Layer]) -> Layer:
+    """Join the rows of layers' arrays in the first of them."""
+    merged = layers[0]
+    for name in [name for name, value in merged.items() if isinstance(value, mx.array)]:
+        merged[name] = mx.concatenate([layer[name] for layer in layers])
     return merged
 
 

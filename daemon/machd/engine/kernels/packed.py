@@ -8,13 +8,40 @@ computed behind one another, without padding, whatever their lengths.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import mlx.core as mx
 
 from machd.engine.backend.untyped import Cache
-from machd.engine.kernels.cpu_attention import attend, attend_rows
-from machd.engine.kernels.score_product import ScoreProduct
 from machd.engine.kv.slab import SlabCache
+
+
+class Attend(Protocol):
+    """Attention as :func:`machd.engine.kernels.cpu_attention.attend`."""
+
+    def __call__(  # noqa: D102 - said above
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        *,
+        scale: float,
+        mask: mx.array | str | None,
+    ) -> mx.array: ...
+
+
+class AttendRows(Protocol):
+    """Attention as :func:`machd.engine.kernels.cpu_attention.attend_rows`."""
+
+    def __call__(  # noqa: D102 - said above
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        cache: SlabCache,
+        *,
+        scale: float,
+    ) -> mx.array: ...
 
 
 class PackedCache:
@@ -39,6 +66,12 @@ class PackedCache:
         self._prompts = prompts
         self.offset = positions
 
+    @property
+    def width(self) -> int:
+        """Positions of the longest row, those of the running pass included."""
+        ends: list[int] = [prompt.offset + tokens for prompt, tokens in self._prompts]
+        return max(ends if self._rows is None else [self._rows.width, *ends])
+
     def make_mask(self, *_: object, **__: object) -> None:
         """Return None: no mask fits all rows; see :meth:`attend`."""
 
@@ -49,7 +82,8 @@ class PackedCache:
         values: mx.array,
         *,
         scale: float,
-        product: ScoreProduct = ScoreProduct.COLUMNS,
+        attend: Attend,
+        attend_rows: AttendRows,
     ) -> mx.array:
         """Write the pass's keys and values, and attend each token to its own row.
 
@@ -58,7 +92,8 @@ class PackedCache:
             keys: [rows + tokens, kv_heads, 1, head_dim], rotated.
             values: The same, with a head_dim of its own.
             scale: Of the scores.
-            product: Computes the scores of rows, and of a chunk of one token.
+            attend: Computes attention of a prompt's tokens.
+            attend_rows: Computes attention of decoding rows.
 
         Returns:
             [rows + tokens, heads, 1, head_dim of the values].
@@ -67,15 +102,12 @@ class PackedCache:
         if self._rows is not None:
             begin = self._rows.rows
             asking, own_keys, own_values = (each[:begin] for each in (queries, keys, values))
-            mixed = attend_rows(
-                asking, own_keys, own_values, self._rows, scale=scale, product=product
-            )
-            parts.append(mixed)
+            parts.append(attend_rows(asking, own_keys, own_values, self._rows, scale=scale))
         for prompt, tokens in self._prompts:
             own = slice(begin, begin + tokens)
             seen = prompt.update_and_fetch(_as_tokens(keys[own]), _as_tokens(values[own]))
             asking = _as_tokens(queries[own])
-            filled = attend(asking, *seen, scale=scale, mask="causal", product=product)
+            filled = attend(asking, *seen, scale=scale, mask="causal")
             parts.append(_as_tokens(filled))
             begin += tokens
         return mx.concatenate(parts)

@@ -203,6 +203,10 @@ class RowPositions:
             self._masks[key] = _mask(self.start, self.tokens, self.width, window_tokens)
         return self._masks[key]
 
+    def window_of(self, mask: object) -> int | None:
+        """Return the window of a mask that :meth:`mask` has made for the running pass; None for any other."""
+        return next((window for (_, window), made in self._masks.items() if made is mask), None)
+
     def _rows_of(self, slab: Slab, numbers: dict[int, int]) -> SlabRows:
         order = [numbers[key] for key in slab.rows]
         starts = [self._starts[row] for row in order]

@@ -19,6 +19,7 @@ from types import MappingProxyType
 
 import mlx.core as mx
 
+from machd.engine.backend.native_kernels import native_kernels
 from machd.engine.kv.kv_format import PLAIN, FoldedKv, KvFormat, KvWidths
 from machd.engine.kv.quantized_cache import FormatCache
 from machd.engine.kv.row_positions import RowPositions, SlabRows
@@ -78,6 +79,16 @@ class SlabCache(FormatCache):
         """Rows of the batch."""
         return len(self._positions.lengths)
 
+    @property
+    def width(self) -> int:
+        """Positions of the longest row, those of the running pass included."""
+        return self._positions.width
+
+    @property
+    def is_plain(self) -> bool:
+        """True if keys and values are stored as they are."""
+        return self.kv_format is PLAIN
+
     def empty(self) -> bool:
         """Return True before the first write."""
         return not self._slabs
@@ -107,6 +118,15 @@ class SlabCache(FormatCache):
         """Return True if a mask of :meth:`make_mask` lets each token see all its row's positions so far."""
         return not isinstance(mask, mx.array) or mask is self._positions.mask(None)
 
+    def window_of(self, mask: mx.array | str | None) -> int | None:
+        """Return the window of a mask of :meth:`make_mask`, 0 for all positions so far; None for another mask."""
+        return 0 if self.sees_all(mask) else self._positions.window_of(mask)
+
+    @property
+    def starts(self) -> mx.array:
+        """Columns of each row before the running pass, int32 [rows]."""
+        return self._positions.start
+
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Write the pass's tokens and read all columns that any row may see, of rows in one slab.
 
@@ -127,9 +147,9 @@ class SlabCache(FormatCache):
         if not self._slabs:
             self._slabs = [_blank(slab, new) for slab in self._layout]
         for rows, arrays in zip(self._positions.by_slab(), self._slabs, strict=True):
-            for array, one in zip(arrays, new, strict=True):
+            for at, one in enumerate(new):
                 if one.size:
-                    self._write_rows(array, rows.of(one), rows)
+                    arrays[at] = self._write_rows(arrays[at], rows.of(one), rows)
         self._widths = KvWidths.of(keys, values)
         self._written_step = self._positions.step
 
@@ -216,16 +236,21 @@ class SlabCache(FormatCache):
                 return arrays, slab.rows.index(key)
         return (), 0
 
-    def _write_rows(self, array: mx.array, new: mx.array, rows: SlabRows) -> None:
+    def _write_rows(self, array: mx.array, new: mx.array, rows: SlabRows) -> mx.array:
+        """Write a pass's tokens, in place; a shorter row's padding lands after its end, where its next tokens will overwrite it."""
+        native = native_kernels()
         start, tokens = rows.shared_start, new.shape[2]
+        if native is not None:
+            written: mx.array = native.written(array, new, rows.start)
+            return written
         if start is not None:
             array[: rows.rows, :, start : start + tokens] = new
         elif tokens == 1:
             array[rows.places, :, rows.start] = new[:, :, 0]  # [rows, heads, n]
         else:
-            # A shorter row's padding lands after its end, where its next tokens will overwrite it.
             columns = rows.start[:, None] + mx.arange(tokens, dtype=mx.int32)  # [rows, tokens]
             array[rows.places[:, None], :, columns] = new.transpose(0, 2, 1, 3)
+        return array
 
     def _follow(self, arriving: _Arriving) -> None:
         """Lay the arrays out as the batch's positions say."""

@@ -80,6 +80,11 @@ class WindowSlab:
         """Return True before the first write."""
         return self.keys is None
 
+    @property
+    def width(self) -> int:
+        """Positions of the longest row, those of the running pass included."""
+        return self._positions.width
+
     def size(self) -> int:
         """Return the positions that the longest row keeps."""
         return min(max(self._positions.lengths, default=0), self.max_size)

@@ -170,7 +170,11 @@ def build_llama(header: GgufHeader, weights: GgufWeights) -> Module:
 
 
 def load_llama_weights(
-    header: GgufHeader, dtype: mx.Dtype | None, progress: LoadProgress
+    header: GgufHeader,
+    dtype: mx.Dtype | None,
+    progress: LoadProgress,
+    *,
+    is_mixed: bool = False,
 ) -> GgufWeights:
     """Read every tensor, put rows in order, and dequantise where a dtype is given.
 
@@ -181,13 +185,14 @@ def load_llama_weights(
         dtype: Dtype of all weights; None keeps quantised weights packed and gives the rest the dtype
             of their scales (float16), or float32 in a file that is float32.
         progress: Advanced by each tensor's size in the file.
+        is_mixed: Each plain weight keeps a dtype of its own, where ``dtype`` is None.
 
     Raises:
         ModelFormatError: The file has become shorter since its header was read.
     """
     with open_regular(header.path) as file:
         try:
-            return _read_weights(file, header, dtype, progress)
+            return _read_weights(file, header, dtype, progress, is_mixed=is_mixed)
         except (OSError, EOFError) as error:
             raise ModelFormatError(
                 f"{header.path.name} has changed while it was read; fetch the file again"
@@ -195,7 +200,12 @@ def load_llama_weights(
 
 
 def _read_weights(
-    file: BinaryIO, header: GgufHeader, dtype: mx.Dtype | None, progress: LoadProgress
+    file: BinaryIO,
+    header: GgufHeader,
+    dtype: mx.Dtype | None,
+    progress: LoadProgress,
+    *,
+    is_mixed: bool,
 ) -> GgufWeights:
     plain_dtype = dtype or _stored_dtype(header)
     heads = header.integer("llama.attention.head_count")
@@ -208,7 +218,8 @@ def _read_weights(
             parts = {part: _paired_by_halves(array, rows) for part, array in parts.items()}
         bits = KEPT_BITS.get(tensor.type_name)
         if bits is None:
-            parts = {"weight": parts["weight"].astype(plain_dtype)}
+            weight = parts["weight"]
+            parts = {"weight": weight if is_mixed else weight.astype(plain_dtype)}
         elif dtype is not None:
             parts = {"weight": _dequantised(parts, bits, dtype)}
         else:
@@ -219,18 +230,20 @@ def _read_weights(
     return weights
 
 
-def lazy_llama_weights(header: GgufHeader) -> GgufWeights:
+def lazy_llama_weights(header: GgufHeader, *, is_mixed: bool = False) -> GgufWeights:
     """Make zeros in the shapes and dtypes of the stored weights, which are never computed.
 
     Args:
         header: A header that :func:`check_gguf` let pass.
+        is_mixed: As of :func:`load_llama_weights`.
     """
     dtype = _stored_dtype(header)
     weights = GgufWeights({}, {})
     for path, tensor in _weights_of_modules(header):
         bits = KEPT_BITS.get(tensor.type_name)
         if bits is None:
-            weights.arrays[f"{path}.weight"] = mx.zeros(tensor.shape, dtype)
+            own = mx.float16 if tensor.type_name == "F16" else mx.float32
+            weights.arrays[f"{path}.weight"] = mx.zeros(tensor.shape, own if is_mixed else dtype)
             continue
         *rows, columns = tensor.shape
         weights.bits[path] = bits

@@ -28,6 +28,7 @@ from machd.engine.backend.device import (
 from machd.engine.backend.inspection_bounds import bounded, printable
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.backend.model_files import shortened
+from machd.engine.backend.native_kernels import native_kernels
 from machd.engine.experts.residency import Residency
 from machd.engine.experts.tensor_origins import projections, switch_layers
 from machd.engine.kernels.batchable import make_batchable
@@ -40,9 +41,11 @@ from machd.engine.loading.gguf import build_llama, check_gguf, lazy_llama_weight
 from machd.engine.loading.gguf_header import read_gguf_header
 from machd.engine.loading.model_code import read_model_code
 from machd.engine.loading.precision import (
+    LANGUAGE_PATH,
     Quantization,
     computed_dtype,
     hold_in,
+    keeps_stored,
     model_dtype,
     multiplies,
     quantization_of,
@@ -305,7 +308,8 @@ def _open_gguf(source: ModelSource, chat_template: str | None) -> _Opened:
     config = llama_config(header)
     template = gguf_abilities(header, chat_template)
     with _building(source):
-        model = build_llama(header, lazy_llama_weights(header))
+        is_mixed = native_kernels() is not None
+        model = build_llama(header, lazy_llama_weights(header, is_mixed=is_mixed))
     stored_bytes = sum(tensor.size_bytes for tensor in header.tensors)
     return _Opened(source, model, "llama", config, stored_bytes, template)
 
@@ -324,6 +328,8 @@ def _inspect(
     quantization = quantization_of(model)
     quantised_to = weight_format(weights.quantize, model)
     bank = weights.bank if weights.is_banked else None
+    sees = isinstance(model, VisionLanguageModel)
+    keeps = keeps_stored(weights.dtype, LANGUAGE_PATH if sees else "") if bank is None else None
     if bank is not None:
         refuse_quantising(weights.quantize)
         held_dtype = bank.dense_dtype
@@ -335,10 +341,10 @@ def _inspect(
             backend=backend,
             # A dtype that the settings name is reported with its size, not refused.
             available_bytes=available_bytes if weights.dtype == "auto" else _NO_LIMIT_BYTES,
+            keeps=keeps,
         )
-    hold_in(model, held_dtype, quantised_to)
+    hold_in(model, held_dtype, quantised_to, keeps)
     make_batchable(model)
-    sees = isinstance(model, VisionLanguageModel)
     switches = [switch for _, switch in switch_layers(model)]
     traced = trace_model(model)
     cache = traced.cache

@@ -39,11 +39,13 @@ from machd.engine.loading.gguf import build_llama, check_gguf, llama_config, loa
 from machd.engine.loading.gguf_header import GgufHeader, read_gguf_header
 from machd.engine.loading.model_code import read_model_code
 from machd.engine.loading.precision import (
+    LANGUAGE_PATH,
     Quantization,
     choose_dtype,
     computed_dtype,
     dtype_name,
     hold_in,
+    keeps_stored,
     materialise,
     model_dtype,
     quantization_of,
@@ -249,14 +251,20 @@ def _load_gguf(
     stored_bytes = sum(tensor.size_bytes for tensor in header.tensors)
     available_bytes = available_memory_bytes()
     refuse_if_too_big(stored_bytes, available_bytes)
+    keeps = keeps_stored(dtype) if sharding is None else None
     plain_dtype = choose_dtype(
         dtype,
         backend=backend_name(),
         parameters=sum(tensor.elements for tensor in header.tensors),
         available_bytes=available_bytes,
+        float32_bytes=None if keeps is None else stored_bytes,
     )
     progress.stage("loading the weights", stored_bytes)
-    model = build_llama(header, load_llama_weights(header, plain_dtype, progress))
+    if keeps is None:
+        model = build_llama(header, load_llama_weights(header, plain_dtype, progress))
+    else:
+        model = build_llama(header, load_llama_weights(header, None, progress, is_mixed=True))
+        materialise(model, plain_dtype, SilentProgress(), keeps=keeps)
     if (target := weight_format(quantize, model)) is not None:
         materialise(model, None, SilentProgress(), target)
     if sharding is not None:
@@ -285,7 +293,8 @@ def _load_directory(  # noqa: PLR0913 - one argument for each setting of the mod
         vision = build_vision_model(checkpoint, trust_remote_code=trust_remote_code)
         _check_kv_format(vision.model, kv_format)
         target = weight_format(quantize, vision.model)
-        _read_weights(vision.model, checkpoint, dtype, progress, target)
+        # What an encoder takes is read from its graph, in which mlx describes its own operations only.
+        _read_weights(vision.model, checkpoint, dtype, progress, target, LANGUAGE_PATH)
         return _LoadedDirectory(vision.model, vision.family, vision=vision)
     origins: TensorOrigins | None = None
     # A checkpoint's own model class is built by its own code, which cannot be recorded.
@@ -388,21 +397,29 @@ def _read_weights(
     dtype: str,
     progress: LoadProgress,
     quantise_to: Quantization | None = None,
+    within: str = "",
 ) -> None:
+    """Read a model's weights; those inside one part of it may stay as they are stored."""
     from mlx_lm import utils  # noqa: PLC0415 - after import_mlx_lm()
 
     available_bytes = available_memory_bytes()
+    keeps = keeps_stored(dtype, within)
     plain_dtype = model_dtype(
-        model, dtype, quantise_to, backend=backend_name(), available_bytes=available_bytes
+        model,
+        dtype,
+        quantise_to,
+        backend=backend_name(),
+        available_bytes=available_bytes,
+        keeps=keeps,
     )
-    if plain_dtype is not None and quantise_to is None:
+    if plain_dtype is not None and quantise_to is None and keeps is None:
         needed_bytes = int(utils.get_total_parameters(model)) * plain_dtype.size
         refuse_if_too_big(
             needed_bytes, available_bytes, what=f"the weights in {dtype_name(plain_dtype)}"
         )
     progress.stage("loading the weights", checkpoint.stored_bytes)
     try:
-        materialise(model, plain_dtype, progress, quantise_to)
+        materialise(model, plain_dtype, progress, quantise_to, keeps)
     except RuntimeError as error:
         raise ModelFormatError(f"{checkpoint.path.name}: {printable(error)}") from error
 

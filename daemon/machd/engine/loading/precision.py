@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -13,8 +13,14 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 from mlx.utils import tree_flatten, tree_map_with_path, tree_unflatten
 
+from machd.engine.backend.native_kernels import native_kernels
 from machd.engine.backend.progress import LoadProgress
 from machd.engine.backend.untyped import Layer
+from machd.engine.kernels.native_layers import (
+    has_native_product,
+    is_native,
+    take_native,
+)
 from machd.errors import ModelMemoryError, SettingsError
 
 _DTYPES: Mapping[str, mx.Dtype] = {
@@ -56,25 +62,58 @@ class Quantization:
 
 
 def choose_dtype(
-    requested: str, *, backend: str, parameters: int, available_bytes: int
+    requested: str,
+    *,
+    backend: str,
+    parameters: int,
+    available_bytes: int,
+    float32_bytes: int | None = None,
 ) -> mx.Dtype | None:
     """Choose the dtype of the weights in memory; None keeps them as they are stored.
 
     ``auto`` keeps them on a GPU. On the CPU it takes float32 where that fits: there a quantised
-    product costs the same for every row of a batch, and 16-bit ones gain little.
+    product of mlx's costs the same for every row of a batch, and 16-bit ones gain little. Layers that
+    machd computes itself compute in float32 with their weights as they are stored; see :func:`keeps_stored`.
 
-    A named dtype (``float32``, ``float16``, ``bfloat16``) dequantises. ``parameters`` is the number of
-    weights, ``available_bytes`` the memory that they may take.
+    A named dtype (``float32``, ``float16``, ``bfloat16``) dequantises.
+
+    Args:
+        requested: The setting ``model.dtype``.
+        backend: ``cpu``, ``metal`` or ``cuda``.
+        parameters: Number of weights.
+        available_bytes: Memory that they may take.
+        float32_bytes: What they take if ``auto`` computes in float32; all of them expanded unless given.
 
     Raises:
         ModelMemoryError: The dtype was named and does not fit.
     """
     if requested == "auto":
-        fits = parameters * mx.float32.size <= _FLOAT32_SHARE * available_bytes
+        if float32_bytes is None:
+            float32_bytes = parameters * mx.float32.size
+        fits = float32_bytes <= _FLOAT32_SHARE * available_bytes
         return mx.float32 if backend == "cpu" and fits else None
     dtype = _DTYPES[requested]
     refuse_if_too_big(parameters * dtype.size, available_bytes, what=f"the weights in {requested}")
     return dtype
+
+
+LANGUAGE_PATH = "language_model."
+"""Path of the language model inside one that takes images."""
+
+Keeps = Callable[[str], bool]
+"""Whether the weights of the layer at a path may stay as they are stored."""
+
+
+def keeps_stored(requested: str, within: str = "") -> Keeps | None:
+    """Return which layers may keep their weights as they are stored, and compute in float32; None for no layer.
+
+    Args:
+        requested: The setting ``model.dtype``.
+        within: The part of the model that may, by its path; the whole of it unless given.
+    """
+    if requested != "auto" or native_kernels() is None:
+        return None
+    return lambda path: path.startswith(within)
 
 
 def model_dtype(
@@ -84,6 +123,7 @@ def model_dtype(
     *,
     backend: str,
     available_bytes: int,
+    keeps: Keeps | None = None,
 ) -> mx.Dtype | None:
     """Choose the dtype of a model's weights as :func:`choose_dtype`, and one that its experts can compute in.
 
@@ -97,6 +137,7 @@ def model_dtype(
         quantise_to: Format that plain layers are quantised to.
         backend: ``cpu``, ``metal`` or ``cuda``.
         available_bytes: Memory that the weights may take.
+        keeps: As of :func:`materialise`.
 
     Raises:
         ModelMemoryError: The dtype was named and does not fit.
@@ -107,7 +148,11 @@ def model_dtype(
 
     parameters = int(get_total_parameters(model))
     dtype = choose_dtype(
-        requested, backend=backend, parameters=parameters, available_bytes=available_bytes
+        requested,
+        backend=backend,
+        parameters=parameters,
+        available_bytes=available_bytes,
+        float32_bytes=parameters * mx.float32.size - _saved_bytes(model, keeps),
     )
     if backend != "cpu" or dtype is mx.float32:
         return dtype
@@ -194,6 +239,7 @@ def materialise(
     dtype: mx.Dtype | None,
     progress: LoadProgress,
     quantise_to: Quantization | None = None,
+    keeps: Keeps | None = None,
 ) -> None:
     """Load the weights of a lazily loaded model module by module, converting them on the way.
 
@@ -206,8 +252,9 @@ def materialise(
             layer of a kind unknown to machd stays as stored.
         progress: Advanced by the bytes of each module as stored.
         quantise_to: Format that plain layers are quantised to; None to leave them plain.
+        keeps: Which layers compute in float32 with their weights as they are stored; none of them unless given.
     """
-    for stored_bytes, module in _converted(model, dtype, quantise_to):
+    for stored_bytes, module in _converted(model, dtype, quantise_to, keeps):
         mx.eval(module.parameters())
         progress.advance(stored_bytes)
         if mx.get_cache_memory() > _MAX_CACHED_BYTES:
@@ -216,9 +263,14 @@ def materialise(
     mx.clear_cache()
 
 
-def hold_in(model: Module, dtype: mx.Dtype | None, quantise_to: Quantization | None = None) -> None:
+def hold_in(
+    model: Module,
+    dtype: mx.Dtype | None,
+    quantise_to: Quantization | None = None,
+    keeps: Keeps | None = None,
+) -> None:
     """Give the weights the shapes and dtypes that :func:`materialise` would, and compute nothing."""
-    for _ in _converted(model, dtype, quantise_to):
+    for _ in _converted(model, dtype, quantise_to, keeps):
         pass
 
 
@@ -230,9 +282,11 @@ def dtype_name(dtype: mx.Dtype) -> str:
 def computed_dtype(model: Module) -> str:
     """Name the floating-point dtype of most of the weights, or of their scales."""
     sizes: Counter[str] = Counter()
-    for array in _arrays(model):
-        if mx.issubdtype(array.dtype, mx.floating):
-            sizes[dtype_name(array.dtype)] += array.nbytes
+    for module in model.modules():
+        for array in module.values():
+            if isinstance(array, mx.array) and mx.issubdtype(array.dtype, mx.floating):
+                computed = mx.float32 if is_native(module) else array.dtype
+                sizes[dtype_name(computed)] += array.nbytes
     return sizes.most_common(1)[0][0] if sizes else "float32"
 
 
@@ -257,33 +311,68 @@ def _arrays(module: Module) -> list[mx.array]:
     return [array for _, array in flat]
 
 
+def _saved_bytes(model: Module, keeps: Keeps | None) -> int:
+    """Return what the layers that keep their weights take less than in float32."""
+    if keeps is None:
+        return 0
+    saved_bytes = 0
+    for path, module in model.named_modules():
+        if keeps(path) and has_native_product(module):
+            weight = module["weight"]
+            expanded = weight.size * 32 // module.bits if "scales" in module else weight.size
+            saved_bytes += expanded * mx.float32.size - weights_bytes(module)
+    return saved_bytes
+
+
 def _converted(
-    model: Module, dtype: mx.Dtype | None, quantise_to: Quantization | None
+    model: Module,
+    dtype: mx.Dtype | None,
+    quantise_to: Quantization | None,
+    keeps: Keeps | None,
 ) -> Iterator[tuple[int, Module]]:
     """Convert a model leaf by leaf; yields the stored bytes of each, and the leaf to be computed."""
     flat = tree_flatten(model.leaf_modules(), is_leaf=Module.is_module)
     assert isinstance(flat, list)
-    makers = _plain_makers()
-    if any("scales" in module and type(module) not in makers for _, module in flat):
+    known = _plain_makers()
+    if any("scales" in module and type(module) not in known for _, module in flat):
         dtype = None  # machd cannot undo such a packing
+    if dtype is not mx.float32:
+        keeps = None
+    kept_paths = set[str]()
     leaves = flat[::-1]
     del flat
     while leaves:
         # Removed from the list, so that nothing holds the stored weights when they are replaced.
         path, module = leaves.pop()
         stored_bytes = weights_bytes(module)
-        if dtype is not None and type(module) in makers:
-            module = _dequantised(module, makers[type(module)], dtype)
-            model.update_modules(tree_unflatten([(path, module)]))
-        elif dtype is not None:
-            _cast(module, dtype, path, model)
-        if quantise_to is not None and _can_quantise(model, path, module, quantise_to):
+        is_quantised = quantise_to is not None and _can_quantise(model, path, module, quantise_to)
+        may_stay = keeps is not None and keeps(path)
+        if dtype is not None:
+            stays = may_stay and not is_quantised and has_native_product(module)
+            module = _in_dtype(model, path, module, dtype, stays=stays)
+        if quantise_to is not None and is_quantised:
             module = module.to_quantized(quantise_to.group_size, quantise_to.bits, quantise_to.mode)
             model.update_modules(tree_unflatten([(path, module)]))
+        if may_stay and take_native(module):
+            kept_paths.add(path)
         yield stored_bytes, module
     if dtype is not None:
         # Parameters of a module that has children are in no leaf.
-        _cast(model, dtype, "", model)
+        _cast(model, dtype, "", model, kept_paths)
+
+
+def _in_dtype(model: Layer, path: str, module: Layer, dtype: mx.Dtype, *, stays: bool) -> Layer:
+    """Give a leaf's parameters the dtype, unpacked; of one whose weights stay as they are stored, the bias alone."""
+    make = _plain_makers().get(type(module))
+    if stays:
+        if "bias" in module:
+            module.bias = module.bias.astype(dtype)
+    elif make is not None:
+        module = _dequantised(module, make, dtype)
+        model.update_modules(tree_unflatten([(path, module)]))
+    else:
+        _cast(module, dtype, path, model)
+    return module
 
 
 def _can_quantise(model: Layer, path: str, module: Layer, quantise_to: Quantization) -> bool:
@@ -333,13 +422,20 @@ def _dequantised(module: Layer, make: Callable[[mx.array], Layer], dtype: mx.Dty
     return plain
 
 
-def _cast(module: Module, dtype: mx.Dtype, path: str, model: Module) -> None:
-    """Give a module's floating-point parameters the dtype, except those that the model wants kept."""
+def _cast(
+    module: Module,
+    dtype: mx.Dtype,
+    path: str,
+    model: Module,
+    kept_paths: Collection[str] = (),
+) -> None:
+    """Give a module's floating-point parameters the dtype, except those that the model wants kept, and those of some layers."""
     may_cast = getattr(model, "cast_predicate", None)
     prefix = f"{path}." if path else ""
 
     def cast(name: str, array: mx.array) -> mx.array:
         keeps = may_cast is not None and dtype != mx.float32 and not may_cast(prefix + name)
+        keeps = keeps or (prefix + name).rpartition(".")[0] in kept_paths
         if keeps or not mx.issubdtype(array.dtype, mx.floating):
             return array
         return array.astype(dtype)

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import math
+from types import ModuleType
 
 import mlx.core as mx
 import pytest
 from support.engines.cpu_layers import for_cpu_layers
 
-from machd.engine.kernels import cpu_attention
-from machd.engine.kernels.cpu_attention import attend, attend_rows
-from machd.engine.kernels.score_product import ScoreProduct
+from machd.engine.backend.native_kernels import native_kernels
+from machd.engine.kernels import cpu_attention, native_attention
+from machd.engine.kernels.cpu_attention import attend
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.kv.slab import SlabCache
 from machd.engine.kv.slab_layout import LengthClasses, OneSlab
 from machd.engine.protocol.step import SharedPrefix
 
 pytestmark = for_cpu_layers
+
+_IMPLEMENTATIONS = (
+    [cpu_attention] if native_kernels() is None else [cpu_attention, native_attention]
+)
+
+_implementations = pytest.mark.parametrize(
+    "implementation", _IMPLEMENTATIONS, ids=lambda module: module.__name__.rpartition(".")[2]
+)
 
 _HEAD_DIM = 16
 _SCALE = _HEAD_DIM**-0.5
@@ -38,14 +47,13 @@ def _is_right(
     tensors: tuple[mx.array, mx.array, mx.array], mask: mx.array | str | None, scale: float
 ) -> bool:
     right = mx.fast.scaled_dot_product_attention(*tensors, scale=scale, mask=mask)
-    every = [attend(*tensors, scale=scale, mask=mask, product=one) for one in ScoreProduct]
+    every = [one.attend(*tensors, scale=scale, mask=mask) for one in _IMPLEMENTATIONS]
     return all(
         mixed.shape == right.shape and bool(mx.allclose(mixed, right, rtol=1e-5, atol=1e-5))
         for mixed in every
     )
 
 
-_PRODUCTS = pytest.mark.parametrize("product", ScoreProduct)
 _SHAPES = pytest.mark.parametrize(
     ("rows", "heads", "kv_heads", "tokens", "width"),
     [
@@ -118,9 +126,9 @@ def test_nan_key_reaches_its_own_row_only() -> None:
     assert not mx.isnan(mixed[mx.array([row for row in range(64) if row != 3])]).any()
 
 
-@_PRODUCTS
+@_implementations
 @pytest.mark.parametrize("tokens", [1, 3])
-def test_attend_rows_does_not_depend_on_slabs(tokens: int, product: ScoreProduct) -> None:
+def test_attend_rows_does_not_depend_on_slabs(tokens: int, implementation: ModuleType) -> None:
     """Each row gets the same result whether rows lie in one slab or in several, in whatever order."""
     lengths = (300, 7, 8, 500, 119, 255, 1, 900)
     mixed = []
@@ -133,16 +141,16 @@ def test_attend_rows_does_not_depend_on_slabs(tokens: int, product: ScoreProduct
             cache.place(row, [keys, values])
         positions.open_pass([tokens] * len(lengths))
         queries, keys, values = _tensors(len(lengths), 4, 2, tokens, tokens)
-        mixed.append(attend_rows(queries, keys, values, cache, scale=_SCALE, product=product))
+        mixed.append(implementation.attend_rows(queries, keys, values, cache, scale=_SCALE))
         assert len(positions.layout) == slabs
     assert mx.allclose(mixed[0], mixed[1], atol=1e-5)
 
 
-@_PRODUCTS
+@_implementations
 @pytest.mark.parametrize("tokens", [1, 3])
 @pytest.mark.parametrize("lengths", [(40, 300, 33, 310, 32), (40, 40, 40, 40, 40)])
 def test_attend_rows_does_not_depend_on_what_rows_share(
-    lengths: tuple[int, ...], tokens: int, product: ScoreProduct
+    lengths: tuple[int, ...], tokens: int, implementation: ModuleType
 ) -> None:
     """Rows that read 32 positions in one place get the same result as with columns of their own for all."""
     prefix = SharedPrefix(1, 32)
@@ -163,6 +171,6 @@ def test_attend_rows_does_not_depend_on_what_rows_share(
         positions.open_pass([tokens] * len(lengths))
         assert cache.offset.tolist() == list(lengths), "positions count from the text's beginning"
         queries, keys, values = _tensors(len(lengths), 4, 2, tokens, tokens)
-        mixed.append(attend_rows(queries, keys, values, cache, scale=_SCALE, product=product))
+        mixed.append(implementation.attend_rows(queries, keys, values, cache, scale=_SCALE))
     assert mx.allclose(mixed[0], mixed[1], atol=1e-5)
     assert mx.allclose(mixed[0], mixed[2], atol=1e-5)

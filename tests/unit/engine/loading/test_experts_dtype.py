@@ -7,6 +7,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from support.engines.native import without_kernels
 
 from machd.engine.experts.residency import Residency
 from machd.engine.loading.embedded import user_cache_directory
@@ -64,6 +65,7 @@ def test_a_model_whose_experts_do_not_fit_in_float32_is_refused(
     source: ModelSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are not loaded as stored, because nothing could be computed with them."""
+    without_kernels(monkeypatch)
     _memory(monkeypatch, int(1.5 * _stored_bytes(source)))
     with pytest.raises(ModelMemoryError, match="the weights in float32"):
         load_model(source)

@@ -10,6 +10,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
+from support.engines.native import without_kernels
 from unit.engine.gguf_writer import (
     Blocks,
     dequantised,
@@ -21,6 +22,7 @@ from unit.engine.gguf_writer import (
 from unit.engine.tiny_llama import TOKENS, TinyLlama, largest
 
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
+from machd.engine.backend.native_kernels import native_kernels
 from machd.engine.backend.progress import SilentProgress
 from machd.engine.loading.gguf import check_gguf, llama_config, load_llama_weights
 from machd.engine.loading.gguf_header import read_gguf_header
@@ -178,7 +180,8 @@ def test_packed_and_dequantised_agree(
 ) -> None:
     """Kept quantised where memory is short, the model says so and answers nearly the same."""
     path = tiny_gguf(tmp_path / "tiny.gguf", kind)
-    plain = load_model(_source(path))
+    plain = load_model(_source(path), dtype="float32")
+    without_kernels(monkeypatch)
     monkeypatch.setattr("machd.engine.loading.loader.available_memory_bytes", lambda: 400_000)
     packed = load_model(_source(path))
     assert plain.description.quantization is None
@@ -188,6 +191,22 @@ def test_packed_and_dequantised_agree(
     token_ids = [5, 80, 200, 33]
     a, b = _logits(plain.model, token_ids), _logits(packed.model, token_ids).astype(mx.float32)
     assert largest(a - b) < 0.02 * largest(a)
+
+
+@pytest.mark.skipif(native_kernels() is None, reason="make setup has found no compiler")
+@pytest.mark.parametrize(("kind", "bits"), [("Q4_0", 4), ("Q4_1", 4), ("Q8_0", 8)])
+def test_kernels_compute_in_float32_with_weights_as_stored(
+    tmp_path: Path, kind: str, bits: int
+) -> None:
+    """The model says so, takes a fraction of the memory, and answers as the unpacked one within float32's rounding."""
+    path = tiny_gguf(tmp_path / "tiny.gguf", kind)
+    plain, packed = load_model(_source(path), dtype="float32"), load_model(_source(path))
+    assert packed.description.quantization == f"affine {bits}-bit, group 32"
+    assert packed.description.dtype == "float32"
+    assert packed.description.weights_bytes < 0.5 * plain.description.weights_bytes
+    token_ids = [5, 80, 200, 33]
+    a, b = _logits(plain.model, token_ids), _logits(packed.model, token_ids)
+    assert largest(a - b) < 1e-5 * largest(a)
 
 
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.6, 0.95, 0.999])

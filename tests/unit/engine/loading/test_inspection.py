@@ -16,10 +16,12 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.embedding import Embedding
 from mlx.utils import tree_flatten
 from support.checkpoints.header_checkpoint import write_header_checkpoint
+from support.engines.native import without_kernels
 from unit.engine.gguf_writer import llama_metadata, tiny_gguf
 from unit.engine.tiny_llama import CONFIG, TinyLlama
 
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
+from machd.engine.backend.native_kernels import native_kernels
 from machd.engine.loading.architecture import import_architecture
 from machd.engine.loading.cache_facts import measure_model, trace_model
 from machd.engine.loading.inspection import ModelInspection, inspect_model, native_modes
@@ -117,9 +119,17 @@ def test_inspection_computes_no_weight(tmp_path: Path) -> None:
     assert found.cache.bytes_per_token == 2 * 80 * 8 * 128 * 2
 
 
-def test_quantisation_is_reported_as_stored(tiny: TinyLlama) -> None:
+def test_quantisation_is_reported_as_stored(
+    tiny: TinyLlama, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Mode, bits and group come from the configuration; what memory would hold is told apart."""
     quantised = quantised_copy(tiny, mode="affine", bits=4, group_size=32)
+    if native_kernels() is not None:
+        kept = inspected(quantised)
+        assert kept.keeps_quantized
+        assert kept.weights_bytes < 0.5 * inspected(tiny.path).weights_bytes
+        assert kept.dtype == "float32"
+    without_kernels(monkeypatch)
     found = inspected(quantised)
     assert str(found.quantization) == "affine 4-bit, group 32"
     assert not found.keeps_quantized

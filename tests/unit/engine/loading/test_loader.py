@@ -11,6 +11,7 @@ import mlx.core as mx
 import pytest
 from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_flatten
+from support.engines.native import without_kernels
 from unit.engine.tiny_llama import CONFIG, TinyLlama, largest
 
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
@@ -125,7 +126,8 @@ def test_quantised_weights_are_widened_without_changing_the_model(
 ) -> None:
     """The float32 model answers as the packed one, up to the packed one's rounding."""
     tiny = _quantised(tmp_path / "q4")
-    plain = load_model(tiny.source)
+    plain = load_model(tiny.source, dtype="float32")
+    without_kernels(monkeypatch)
     _memory(monkeypatch, 400_000)
     packed = load_model(tiny.source)
     assert plain.description.quantization is None

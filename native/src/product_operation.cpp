@@ -1,32 +1,19 @@
-#include "primitives.h"
+#include "operations.h"
 
 #include <algorithm>
-#include <atomic>
-#include <cstring>
-#include <stdexcept>
 
+#include "held_inputs.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/ops.h"
 #include "mlx/primitives.h"
 #include "mlx/utils.h"
-
-#include "product.h"
 #include "threads.h"
 
 namespace machd {
 namespace {
 
 namespace mx = mlx::core;
-
-std::atomic<const Kernels*>& chosen() {
-  static std::atomic<const Kernels*> kernels = choose_kernels(nullptr);
-  return kernels;
-}
-
-void refuse(bool is_wrong, const char* what) {
-  if (is_wrong) throw std::invalid_argument(what);
-}
 
 constexpr const char* kOtherSizes = "this graph was compiled for other sizes";
 
@@ -42,27 +29,8 @@ mx::Shape groups_shape(const Weights& w) {
   return {int(w.outputs), int(w.inputs / w.group)};
 }
 
-bool is_of_16_or_32_bits(mx::Dtype type) {
-  return type == mx::float32 || type == mx::float16 || type == mx::bfloat16;
-}
-
 // Outputs that a thread takes at once: few enough that two threads end together, many enough that taking them costs nothing.
 constexpr long kStretchOutputs = 32;
-
-// A matrix whose numbers lie apart in memory, and room for them one after another.
-struct Gathering {
-  mx::array from;
-  mx::array to;
-};
-
-void gather(Gathering& g) {
-  const long size = long(g.from.itemsize()), columns = g.from.shape(1);
-  const long down = g.from.strides(0) * size, right = g.from.strides(1) * size;
-  const char* row = g.from.data<char>();
-  char* to = g.to.data<char>();
-  for (long at = 0; at < g.from.shape(0); ++at, row += down)
-    for (long column = 0; column < columns; ++column, to += size) std::memcpy(to, row + column * right, size);
-}
 
 class ProductPrimitive : public mx::UnaryPrimitive {
  public:
@@ -72,26 +40,12 @@ class ProductPrimitive : public mx::UnaryPrimitive {
   void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override {
     out.set_data(mx::allocator::malloc(out.nbytes()));
     if (out.size() == 0) return;
-    auto& encoder = mx::cpu::get_command_encoder(stream());
-    std::vector<mx::array> held;
-    std::vector<Gathering> gatherings;
-    for (const auto& one : inputs) {
-      if (one.flags().row_contiguous) {
-        held.push_back(mx::array::unsafe_weak_copy(one));
-        continue;
-      }
-      mx::array gathered(one.shape(), one.dtype(), nullptr, {});
-      gathered.set_data(mx::allocator::malloc(gathered.nbytes()));
-      held.push_back(mx::array::unsafe_weak_copy(gathered));
-      gatherings.push_back({mx::array::unsafe_weak_copy(one), mx::array::unsafe_weak_copy(gathered)});
-      encoder.add_temporary(std::move(gathered));
-    }
-    encoder.dispatch([held = std::move(held),
-                      gatherings = std::move(gatherings),
+    HeldInputs held(inputs, stream());
+    mx::cpu::get_command_encoder(stream()).dispatch([held = std::move(held),
                       to = mx::array::unsafe_weak_copy(out),
                       weights = weights_,
                       kernels = kernels_]() mutable {
-      for (auto& one : gatherings) gather(one);
+      held.gather();
       weights.packed = held[1].data<char>();
       weights.scales = held.size() > 2 ? held[2].data<char>() : nullptr;
       weights.biases = held.size() > 3 ? held[3].data<char>() : nullptr;
@@ -100,10 +54,10 @@ class ProductPrimitive : public mx::UnaryPrimitive {
         std::fill_n(result, to.size(), 0.0f);
         return;
       }
-      const auto kernel = kernels->find(weights.format, weights.bits);
+      const auto kernel = kernels->find_product(weights.format, weights.bits);
       const float* x = held[0].data<float>();
       const long rows = long(to.size()) / weights.outputs;
-      const long bytes = kernels->scratch_bytes(rows, weights.inputs);
+      const long bytes = kernels->product_scratch_bytes(rows, weights.inputs);
       share(weights.outputs, kStretchOutputs, [&](long begin, long end, int) {
         kernel(x, rows, weights, result, begin, end, scratch(bytes));
       });
@@ -194,8 +148,8 @@ mx::array product(
     int group,
     int bits) {
   const Weights what = described(weights, scales, biases, mode, group, bits);
-  const Kernels* kernels = chosen();
-  refuse(kernels == nullptr || kernels->find(what.format, what.bits) == nullptr, "no kernel computes this here");
+  const Kernels* kernels = chosen_kernels();
+  refuse(kernels == nullptr || kernels->find_product(what.format, what.bits) == nullptr, "no kernel computes this here");
   refuse(!is_of_16_or_32_bits(x.dtype()), "rows are float32, float16 or bfloat16");
   refuse(x.ndim() < 1 || x.shape(-1) != what.inputs, "rows are as long as the weights'");
   const mx::Stream stream = mx::default_stream(mx::Device::cpu);
@@ -208,12 +162,5 @@ mx::array product(
   const mx::array result(shape, mx::float32, std::make_shared<ProductPrimitive>(stream, what, kernels), inputs);
   return mx::astype(result, x.dtype(), stream);
 }
-
-std::string instruction_set() {
-  const Kernels* kernels = chosen();
-  return kernels == nullptr ? "" : kernels->name;
-}
-
-void use_instruction_set(const std::string& name) { chosen() = choose_kernels(name.c_str()); }
 
 }  // namespace machd

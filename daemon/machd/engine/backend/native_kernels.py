@@ -1,0 +1,35 @@
+"""machd's own kernels for the CPU: the package ``machd_native`` (``native/`` in the repository), where it is installed.
+
+``make setup`` builds it where there is a compiler. Without it mlx computes everything.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import mlx.core as mx
+
+from machd.engine.backend.cpu_threads import usable_cpus
+
+
+def native_kernels() -> Any:  # noqa: ANN401 - a package that may be absent
+    """Return the package; None where it is not installed, this processor has no instructions for it, or a GPU computes."""
+    return _package() if mx.default_device().type is mx.cpu else None
+
+
+def native_instruction_set() -> str | None:
+    """Name the instruction set that the kernels use; None where mlx computes everything."""
+    native = native_kernels()
+    return None if native is None else str(native.instruction_set())
+
+
+@cache
+def _package() -> Any:  # noqa: ANN401 - a package that may be absent
+    try:
+        native = import_module("machd_native")
+    except ImportError:
+        return None
+    native.set_thread_count(usable_cpus())
+    return native if native.instruction_set() else None

@@ -1,0 +1,136 @@
+"""Layers that machd's own kernels compute on the CPU.
+
+They read weights as they are stored and expand them in registers: a token of a 4-bit model reads a sixth of what its
+weights take in float32. Rows are computed in float32, and a row's bits depend on nothing beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.embedding import Embedding
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.normalization import RMSNorm
+from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
+
+from machd.engine.backend.native_kernels import native_kernels
+
+_PLAIN_DTYPES = (mx.float32, mx.float16, mx.bfloat16)
+_AFFINE_BITS = (2, 3, 4, 5, 6, 8)
+_SCALED_BITS = {"mxfp4": 4, "mxfp8": 8, "nvfp4": 4}
+_LANES = 16
+"""Weights of a group are read so many at a time."""
+
+
+def has_native_product(layer: Module) -> bool:
+    """Return True for a layer that machd computes itself here, with its weights as they are stored."""
+    if native_kernels() is None or type(layer) not in _COMPUTED_BY:
+        return False
+    weight = layer["weight"]
+    if type(layer) in (Linear, Embedding):
+        return weight.ndim == 2 and weight.dtype in _PLAIN_DTYPES
+    mode, bits, group = layer.mode, layer.bits, layer.group_size
+    fits = bits in _AFFINE_BITS if mode == "affine" else _SCALED_BITS.get(mode) == bits
+    return fits and group % _LANES == 0 and "global_scale" not in layer
+
+
+def take_native(layer: Module) -> bool:
+    """Have machd's kernels compute a layer, or a norm's float32 rows, if they can.
+
+    It gets a subclass of its own class, so that whatever asks for the class still finds it.
+
+    Returns:
+        True if the layer computes with its weights as they are stored.
+    """
+    if has_native_product(layer):
+        layer.__class__ = _COMPUTED_BY[type(layer)]
+        return True
+    if type(layer) is RMSNorm and native_kernels() is not None:
+        layer.__class__ = _NativeRMSNorm
+    return False
+
+
+def is_native(layer: Module) -> bool:
+    """Return True if machd's kernels compute a layer, in float32 whatever its weights' dtype."""
+    return type(layer) in _COMPUTED_BY.values()
+
+
+# `stands_for` is the class by which a layer's code is recognised.
+
+
+def _product(layer: Any, x: mx.array) -> mx.array:  # noqa: ANN401 - a layer's attributes depend on its class
+    named = {}
+    if "scales" in layer:
+        named = {"mode": layer.mode, "group": layer.group_size, "bits": layer.bits}
+    product: mx.array = native_kernels().product(
+        x, layer.weight, layer.get("scales"), layer.get("biases"), **named
+    )
+    return product
+
+
+class _NativeLinear(Linear):
+    stands_for = Linear
+
+    def __call__(self, x: mx.array) -> mx.array:
+        product = _product(self, x)
+        return product + self["bias"] if "bias" in self else product
+
+
+class _NativeQuantizedLinear(QuantizedLinear):
+    stands_for = QuantizedLinear
+
+    def __call__(self, x: mx.array) -> mx.array:
+        product = _product(self, x)
+        return product + self["bias"] if "bias" in self else product
+
+
+class _NativeEmbedding(Embedding):
+    stands_for = Embedding
+
+    def __call__(self, x: mx.array) -> mx.array:
+        rows: mx.array = self["weight"][x]
+        return rows.astype(mx.float32)
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        return _product(self, x)
+
+
+class _NativeQuantizedEmbedding(QuantizedEmbedding):
+    stands_for = QuantizedEmbedding
+
+    def __call__(self, x: mx.array) -> mx.array:
+        is_affine = self.mode == "affine"
+        scales: mx.array = self["scales"][x]
+        return mx.dequantize(
+            self["weight"][x],
+            scales.astype(mx.float32) if is_affine else scales,
+            self["biases"][x].astype(mx.float32) if is_affine else None,
+            self.group_size,
+            self.bits,
+            self.mode,
+            dtype=None if is_affine else mx.float32,
+        )
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        return _product(self, x)
+
+
+class _NativeRMSNorm(RMSNorm):
+    stands_for = RMSNorm
+
+    def __call__(self, x: mx.array) -> mx.array:
+        if x.dtype != mx.float32 or self.weight.dtype != mx.float32:
+            return mx.fast.rms_norm(x, self.weight, self.eps)
+        normed: mx.array = native_kernels().rms_norm(x, self.weight, self.eps)
+        return normed
+
+
+_COMPUTED_BY: Mapping[type, type] = {
+    Linear: _NativeLinear,
+    QuantizedLinear: _NativeQuantizedLinear,
+    Embedding: _NativeEmbedding,
+    QuantizedEmbedding: _NativeQuantizedEmbedding,
+}

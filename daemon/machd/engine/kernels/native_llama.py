@@ -1,0 +1,120 @@
+"""Llama layers in a few operations of machd's own kernels, where these compute all of a layer's products.
+
+A step's small operations take as long as its products: a layer has twelve of them here instead of about fifty.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+
+from machd.engine.backend.native_kernels import native_kernels
+from machd.engine.backend.untyped import Cache, Layer
+from machd.engine.kernels.native_attention import attend, attend_rows
+from machd.engine.kernels.packed import PackedCache
+from machd.engine.kv.slab import SlabCache
+
+_TABLE_POSITIONS = 1024
+"""A table grows by so many."""
+
+_TOLERANCE = 1e-5
+"""Largest difference between a rotation from the table and the layer's own, for numbers around one."""
+
+
+class RotationTable:
+    """Cosines and sines of each position's angles, taken from a layer's own rotation once and kept.
+
+    So a position's rotation has the same bits in a prompt and in a step. One table serves all layers that rotate alike.
+    """
+
+    def __init__(self, rope: Layer, head_dim: int) -> None:
+        """Begin without positions; ``rope`` is mlx-lm's, of heads of ``head_dim`` numbers."""
+        self.rope = rope
+        self._half = head_dim // 2
+        self._cosines = self._sines = mx.zeros((0, self._half))
+
+    def up_to(self, end: int) -> tuple[mx.array, mx.array]:
+        """Return cosines and sines, float32 [positions, head_dim / 2] each, of all positions before ``end`` at least."""
+        while (begin := self._cosines.shape[0]) < end:
+            # The layer turns the halves (1, 0) to (cosine, sine) of the angles that it uses.
+            unit = mx.concatenate([mx.ones((self._half,)), mx.zeros((self._half,))])
+            unit = mx.broadcast_to(unit, (1, 1, _TABLE_POSITIONS, 2 * self._half))
+            turned = self.rope(unit, offset=begin)[0, 0]
+            self._cosines = mx.concatenate([self._cosines, turned[:, : self._half]])
+            self._sines = mx.concatenate([self._sines, turned[:, self._half :]])
+            mx.eval(self._cosines, self._sines)
+        return self._cosines, self._sines
+
+    def rotate(self, heads: mx.array, positions: mx.array, end: int, rotated: int) -> mx.array:
+        """Turn the first ``rotated`` heads of [rows, tokens, heads, head_dim], whose rows begin at ``positions`` and end before ``end``."""
+        turned: mx.array = native_kernels().rotate(
+            heads, *self.up_to(end), positions, rotated=rotated
+        )
+        return turned
+
+    @property
+    def is_exact(self) -> bool:
+        """True if the table rotates as the layer does; it does not for other layouts of the pairs."""
+        heads = mx.sin(mx.arange(6 * 2 * self._half, dtype=mx.float32)).reshape(3, 1, 2, -1)
+        positions = mx.array([0, 7, 1000], dtype=mx.int32)
+        own = self.rope(heads.swapaxes(1, 2), offset=positions).swapaxes(1, 2)
+        difference = self.rotate(heads, positions, 1001, rotated=2) - own
+        return float(mx.abs(difference).max()) < _TOLERANCE
+
+
+class NativeAttention(Module):
+    """mlx-lm's llama attention with one projection for queries, keys and values."""
+
+    def __init__(self, attention: Layer, qkv_proj: Layer, table: RotationTable) -> None:
+        """Take a layer's parts; ``qkv_proj`` is the layer's three projections joined."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.qkv_proj = qkv_proj
+        self.o_proj = attention.o_proj
+        self._table = table
+        self._heads: int = attention.n_heads
+        self._kv_heads: int = attention.n_kv_heads
+        self._scale: float = attention.scale
+
+    def __call__(
+        self, x: mx.array, mask: mx.array | str | None = None, cache: Cache = None
+    ) -> mx.array:
+        """Compute [rows, tokens, hidden] as mlx-lm's layer does."""
+        rows, tokens, _ = x.shape
+        rotated = self._heads + self._kv_heads
+        heads = self.qkv_proj(x).reshape(rows, tokens, rotated + self._kv_heads, -1)
+        begin = 0 if cache is None else cache.offset
+        if isinstance(begin, mx.array):
+            positions, end = begin, cache.width
+        else:
+            positions, end = mx.array([begin] * rows, dtype=mx.int32), begin + tokens
+        heads = self._table.rotate(heads, positions, end, rotated)
+        parts = mx.split(heads, [self._heads, rotated], axis=2)
+        queries, keys, values = (part.swapaxes(1, 2) for part in parts)
+        scale = self._scale
+        if isinstance(cache, PackedCache):
+            mixed = cache.attend(
+                queries, keys, values, scale=scale, attend=attend, attend_rows=attend_rows
+            )
+        elif isinstance(cache, SlabCache):
+            mixed = attend_rows(queries, keys, values, cache, scale=scale, mask=mask)
+        else:
+            if cache is not None:
+                keys, values = cache.update_and_fetch(keys, values)
+            mixed = attend(queries, keys, values, scale=scale, mask=mask)
+        projected: mx.array = self.o_proj(mixed.swapaxes(1, 2).reshape(rows, tokens, -1))
+        return projected
+
+
+class NativeFeedForward(Module):
+    """mlx-lm's llama feed-forward part with one projection for gate and up."""
+
+    def __init__(self, gate_up_proj: Layer, down_proj: Layer) -> None:
+        """Take a layer's parts; ``gate_up_proj`` is two projections joined."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.gate_up_proj = gate_up_proj
+        self.down_proj = down_proj
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """Compute [.., hidden] as mlx-lm's layer does."""
+        down: mx.array = self.down_proj(native_kernels().silu_product(self.gate_up_proj(x)))
+        return down

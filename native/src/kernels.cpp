@@ -1,0 +1,21 @@
+// The table of one instruction set's kernels.
+#include "kernels.h"
+
+#define MACHD_NAME(target) MACHD_NAME_OF(target)
+#define MACHD_NAME_OF(target) #target
+
+namespace machd::MACHD_TARGET {
+
+extern const Kernels kernels;
+const Kernels kernels = {
+    .name = MACHD_NAME(MACHD_TARGET),
+    .find_product = find_product,
+    .product_scratch_bytes = product_scratch_bytes,
+    .attend = attend,
+    .attend_scratch_bytes = attend_scratch_bytes,
+    .rms_norm = rms_norm,
+    .silu_product = silu_product,
+    .rotate = rotate,
+};
+
+}  // namespace machd::MACHD_TARGET

@@ -1,0 +1,38 @@
+// All kernels of an instruction set.
+#pragma once
+
+#include "attention.h"
+#include "product.h"
+#include "rows.h"
+
+namespace machd {
+
+struct Kernels {
+  const char* name;
+  FindProduct find_product;
+  ProductScratchBytes product_scratch_bytes;
+  Attend attend;
+  AttendScratchBytes attend_scratch_bytes;
+  RmsNorm rms_norm;
+  SiluProduct silu_product;
+  Rotate rotate;
+};
+
+// The best that this processor can run, or those of a name ("avx512", "avx2", "neon", or "plain": loops in float64, one number at a
+// time, which the others are tested against); null without AVX2 or NEON.
+// Raises std::invalid_argument if this processor has none of that name.
+const Kernels* choose_kernels(const char* wanted);
+
+#if defined(MACHD_TARGET)
+namespace MACHD_TARGET {
+Product find_product(Format format, int bits);
+long product_scratch_bytes(long rows, long inputs);
+void attend(const Attention& attention, long begin, long end, void* scratch);
+long attend_scratch_bytes(long queries, long head_dim, long value_dim);
+void rms_norm(const float* x, const float* weight, float eps, long size, float* out, long begin, long end);
+void silu_product(const float* x, long size, float* out, long begin, long end);
+void rotate(const float* head, const float* cosines, const float* sines, long half, float* out);
+}  // namespace MACHD_TARGET
+#endif
+
+}  // namespace machd

@@ -1,0 +1,33 @@
+// The plain twins of the operations on rows.
+#include <cmath>
+
+#include "kernels.h"
+
+namespace machd::plain {
+
+void rms_norm(const float* x, const float* weight, float eps, long size, float* out, long begin, long end) {
+  for (long row = begin; row < end; ++row) {
+    double squares = 0;
+    for (long at = 0; at < size; ++at) squares += double(x[row * size + at]) * x[row * size + at];
+    const double factor = 1 / std::sqrt(squares / size + eps);
+    for (long at = 0; at < size; ++at) out[row * size + at] = float(x[row * size + at] * factor * weight[at]);
+  }
+}
+
+void silu_product(const float* x, long size, float* out, long begin, long end) {
+  for (long row = begin; row < end; ++row)
+    for (long at = 0; at < size; ++at) {
+      const double gate = x[row * 2 * size + at], up = x[(row * 2 + 1) * size + at];
+      out[row * size + at] = float(gate / (1 + std::exp(-gate)) * up);
+    }
+}
+
+void rotate(const float* head, const float* cosines, const float* sines, long half, float* out) {
+  for (long at = 0; at < half; ++at) {
+    const double first = head[at], second = head[half + at], cosine = cosines[at], sine = sines[at];
+    out[at] = float(first * cosine - second * sine);
+    out[half + at] = float(first * sine + second * cosine);
+  }
+}
+
+}  // namespace machd::plain

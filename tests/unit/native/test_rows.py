@@ -1,0 +1,110 @@
+"""machd's own operations on rows: normalisation, activation and rotation."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+native = pytest.importorskip("machd_native", reason="make setup has found no compiler")
+
+_ROUNDING = 2e-6
+
+
+def _numbers(*shape: int, seed: int = 0) -> mx.array:
+    return mx.array(np.random.default_rng(seed).normal(size=shape).astype(np.float32))
+
+
+def _table(positions: int, half: int) -> tuple[mx.array, mx.array]:
+    angles = mx.arange(positions)[:, None] * mx.exp(-mx.arange(half) / half * 9)
+    return mx.cos(angles), mx.sin(angles)
+
+
+@pytest.mark.parametrize("size", [1, 7, 16, 50, 576, 4096])
+@pytest.mark.parametrize("rows", [1, 5, 300])
+def test_operations_are_those_of_plain_loops(
+    instruction_sets: list[str], rows: int, size: int
+) -> None:
+    """Norms and activations of rows of any length; a row's bits are the same alone, and on each instruction set."""
+    x, weight = _numbers(rows, 2 * size) * 4, _numbers(2 * size, seed=1)
+    for operation in (lambda x: native.rms_norm(x, weight, 1e-5), native.silu_product):
+        native.use_instruction_set("plain")
+        expected = np.array(operation(x))
+        results = []
+        for name in instruction_sets:
+            native.use_instruction_set(name)
+            got = np.array(operation(x))
+            assert np.abs(got - expected).max() <= _ROUNDING * max(1, np.abs(expected).max()), name
+            alone = [np.array(operation(x[at : at + 1])) for at in range(0, rows, 77)]
+            assert np.array_equal(np.concatenate(alone), got[::77])
+            results.append(got)
+        assert all(np.array_equal(one, results[0]) for one in results)
+
+
+def test_norm_and_activation_are_mlx_s() -> None:
+    """Within rounding; what is no number stays so, and large numbers overflow nothing."""
+    x, weight = _numbers(3, 4, 64), _numbers(64, seed=1)
+    assert mx.allclose(
+        native.rms_norm(x, weight, 1e-5), mx.fast.rms_norm(x, weight, 1e-5), atol=1e-6, rtol=1e-5
+    )
+    gate, up = x[..., :32], x[..., 32:]
+    assert mx.allclose(native.silu_product(x), gate * mx.sigmoid(gate) * up, atol=1e-6, rtol=1e-5)
+    odd = mx.array([[float("nan"), 200.0, -200.0, 0.0, 1.0, 1.0, 1.0, float("nan")]])
+    result = native.silu_product(odd)[0]
+    assert mx.isnan(result[0])
+    assert result[1] == 200
+    assert abs(float(result[2])) < 1e-30
+    assert mx.isnan(result[3])
+
+
+@pytest.mark.parametrize("head_dim", [2, 64, 80])
+@pytest.mark.parametrize("tokens", [1, 9])
+def test_heads_are_turned_by_their_positions(
+    instruction_sets: list[str], tokens: int, head_dim: int
+) -> None:
+    """As mlx's rotation of halves; the last heads stay, and a token is turned alike alone and in a prompt."""
+    x, positions = _numbers(2, tokens, 5, head_dim), mx.array([3, 40], dtype=mx.int32)
+    cosines, sines = _table(64, head_dim // 2)
+    at = positions[:, None] + mx.arange(tokens)
+    cosine, sine = cosines[at][:, :, None], sines[at][:, :, None]
+    first, second = x[:, :, :3, : head_dim // 2], x[:, :, :3, head_dim // 2 :]
+    expected = mx.concatenate(
+        [first * cosine - second * sine, first * sine + second * cosine], axis=-1
+    )
+    results = []
+    for name in ("plain", *instruction_sets):
+        native.use_instruction_set(name)
+        got = native.rotate(x, cosines, sines, positions, rotated=3)
+        assert mx.allclose(got[:, :, :3], expected, atol=1e-6)
+        assert mx.array_equal(got[:, :, 3:], x[:, :, 3:])
+        last = native.rotate(x[:, -1:], cosines, sines, positions + (tokens - 1), rotated=3)
+        assert mx.array_equal(last, got[:, -1:])
+        results.append(got)
+    assert all(mx.array_equal(one, results[1]) for one in results[1:])
+
+
+def test_positions_beyond_a_table_are_its_last() -> None:
+    """Nothing outside it is read."""
+    x, (cosines, sines) = _numbers(2, 1, 1, 8), _table(4, 4)
+    wild = native.rotate(x, cosines, sines, mx.array([1000, -7], dtype=mx.int32), rotated=1)
+    assert mx.array_equal(
+        wild, native.rotate(x, cosines, sines, mx.array([3, 0], dtype=mx.int32), rotated=1)
+    )
+
+
+def test_sizes_that_do_not_go_together_are_refused() -> None:
+    """Before anything is computed."""
+    x, (cosines, sines) = _numbers(2, 1, 3, 8), _table(4, 4)
+    at = mx.array([0, 0], dtype=mx.int32)
+    for wrong in (
+        lambda: native.rms_norm(x, _numbers(7), 1e-5),
+        lambda: native.rms_norm(x.astype(mx.float16), _numbers(8), 1e-5),
+        lambda: native.silu_product(x[..., :7]),
+        lambda: native.rotate(x, cosines[:, :3], sines[:, :3], at, rotated=3),
+        lambda: native.rotate(x, cosines, sines[:2], at, rotated=3),
+        lambda: native.rotate(x, cosines, sines, at[:1], rotated=3),
+        lambda: native.rotate(x, cosines, sines, at.astype(mx.float32), rotated=3),
+        lambda: native.rotate(x, cosines, sines, at, rotated=4),
+    ):
+        with pytest.raises(ValueError, match=r"are|have|has|hold"):
+            wrong()
