@@ -18,6 +18,7 @@ help: ## this list
 
 setup: ## .venv with pinned dependencies, and the default model
 	@scripts/setup
+	@scripts/native
 	@$(MACHD) model pull
 
 serve: setup ## make setup, then machd serve
