@@ -26,7 +26,15 @@ inline void convert(const void* scales, ScaleType type, long from, long count, f
     return;
   }
   const auto* halves = static_cast<const uint16_t*>(scales) + from;
-#if defined(__AVX2__)
+#if defined(__AVX512F__)
+  for (; at < count; at += kLanes) {
+    const __mmask16 mask = __mmask16((1u << std::min<long>(kLanes, count - at)) - 1);
+    const __m256i bits = _mm256_maskz_loadu_epi16(mask, halves + at);
+    const __m512 numbers =
+        type == ScaleType::kFloat16 ? _mm512_cvtph_ps(bits) : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+    _mm512_mask_storeu_ps(to + at, mask, numbers);
+  }
+#elif defined(__AVX2__)
   if (type == ScaleType::kFloat16)
     for (; at + 8 <= count; at += 8)
       _mm256_storeu_ps(to + at, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(halves + at))));
@@ -111,33 +119,47 @@ inline void spread(const uint8_t* from, WordPart (&words)[kParts]) {
   }
 }
 
-// Reads the weights of one row: `begin` the row, `prepare` a stretch of so many groups, `enter` one of these, and sixteen
-// weights of it `at` a time.
+// Reads the weights of one row: `begin` the row, `prepare` a stretch of so many groups, `enter` one of these, and kVectors times
+// sixteen weights of it `at` a time.
 template <Format kFormat, int kBits>
 class Expander;
+
+// Weights of 4 bits come in pairs, two in a byte, so rows lie beside them as arrange() puts them: of each thirty-two numbers the even
+// ones, and behind them the odd ones.
+constexpr long kPaired = 2 * kBlock;
+
+inline void arrange(const float* x, long count, float* to) {
+  for (long at = 0; at < count; at += kPaired)
+    for (int pair = 0; pair < kBlock; ++pair) {
+      to[at + pair] = x[at + 2 * pair];
+      to[at + kBlock + pair] = x[at + 2 * pair + 1];
+    }
+}
 
 template <>
 class Expander<Format::kFloat32, 32> {
  public:
+  static constexpr int kVectors = 1;
   void begin(const Weights& w, long row, ScaleBuffer&) { from_ = static_cast<const float*>(w.packed) + row * w.inputs; }
   void prepare(long, long) {}
   void enter(long) {}
-  Vector at(long k) { return Vector::load(from_ + k); }
+  void at(long k, Vector (&weights)[1]) { weights[0] = Vector::load(from_ + k); }
   float one_at(long k) { return from_[k]; }
 
  private:
-  const float* from_ = nullptr;
+  const float* from_;
 };
 
 template <Format kFormat>
 class Expander<kFormat, 16> {
  public:
+  static constexpr int kVectors = 1;
   void begin(const Weights& w, long row, ScaleBuffer&) { from_ = static_cast<const uint16_t*>(w.packed) + row * w.inputs; }
   void prepare(long, long) {}
   void enter(long) {}
 
-  Vector at(long k) {
-    Vector result;
+  void at(long k, Vector (&weights)[1]) {
+    Vector& result = weights[0];
     for (int p = 0; p < kParts; ++p) {
 #if defined(__AVX512F__)
       const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from_ + k));
@@ -151,19 +173,19 @@ class Expander<kFormat, 16> {
       for (int lane = 0; lane < kLanes; ++lane) result.part[p][lane] = one_at(k + p * kLanes + lane);
 #endif
     }
-    return result;
   }
 
   float one_at(long k) { return kFormat == Format::kFloat16 ? from_half(from_[k]) : from_brain(from_[k]); }
 
  private:
-  const uint16_t* from_ = nullptr;
+  const uint16_t* from_;
 };
 
 // Affine weights: scale * q + bias, where q is the whole number that is stored.
 template <int kBits>
 class Expander<Format::kAffine, kBits> {
  public:
+  static constexpr int kVectors = kBits == 4 ? 2 : 1;
   void begin(const Weights& w, long row, ScaleBuffer& buffer) {
     w_ = &w;
     from_ = static_cast<const uint8_t*>(w.packed) + row * w.row_bytes();
@@ -190,20 +212,19 @@ class Expander<Format::kAffine, kBits> {
     }
   }
 
-  Vector at(long k) {
-    const uint8_t* from = from_ + k * kBits / 8;
-    Vector result;
-    if constexpr (kBits == 2 || kBits == 4 || kBits == 8) {
+  void at(long k, Vector (&weights)[kVectors]) {
+    const uint8_t* from = from_ + (k * kBits >> 3);
+    Vector& result = weights[0];
+    if constexpr (kBits == 4) {
+      for (int p = 0; p < kParts; ++p) {
+        const WordPart pairs = widened(from + p * kLanes);
+        weights[0].part[p] = number(pairs);
+        weights[1].part[p] = number(pairs >> 4);
+      }
+    } else if constexpr (kBits == 2 || kBits == 8) {
       WordPart words[kParts];
       spread<kBits>(from, words);
-      for (int p = 0; p < kParts; ++p) {
-        if constexpr (kHasTable) {
-          result.part[p] = looked_up(table_, kMask + 1 == kLanes ? words[p] : words[p] & kMask);
-        } else {
-          const IntPart whole = reinterpret_cast<IntPart>(words[p] & kMask);
-          result.part[p] = fused(__builtin_convertvector(whole, FloatPart), scale_, bias_);
-        }
-      }
+      for (int p = 0; p < kParts; ++p) result.part[p] = number(words[p]);
     } else {
       // 3, 5 and 6 bits: a weight may lie across words. The row's last bytes are copied, so that nothing behind them is read.
       uint8_t bytes[kBlock * kBits / 8 + 3] = {};
@@ -215,25 +236,33 @@ class Expander<Format::kAffine, kBits> {
         result.part[lane / kLanes][lane % kLanes] = __builtin_fmaf(whole, scale_[0], bias_[0]);
       }
     }
-    return result;
   }
 
  private:
+  // Of weights in the lowest bits of each lane.
+  FloatPart number(WordPart words) const {
+    // A look-up among sixteen takes the lowest four bits of a lane, whatever is above them.
+    if constexpr (kHasTable) return looked_up(table_, kMask + 1 == kLanes ? words : words & kMask);
+    const IntPart whole = reinterpret_cast<IntPart>(words & kMask);
+    return fused(__builtin_convertvector(whole, FloatPart), scale_, bias_);
+  }
+
   static constexpr uint32_t kMask = (1u << kBits) - 1;
   // All values of a group fit into one register: a look-up there takes the place of conversion and product.
-  static constexpr bool kHasTable = kBits <= 4 && (1 << kBits) <= kLanes && (kBits == 2 || kBits == 4);
-  const Weights* w_ = nullptr;
-  const uint8_t* from_ = nullptr;
-  long first_group_ = 0;
-  FloatPart scale_{}, bias_{}, table_{};
-  float* scales_ = nullptr;  // of a stretch
-  float* biases_ = nullptr;
+  static constexpr bool kHasTable = (1 << kBits) <= kLanes && (kBits == 2 || kBits == 4);
+  const Weights* w_;
+  const uint8_t* from_;
+  long first_group_;
+  FloatPart scale_, bias_, table_;
+  float* scales_;  // of a stretch
+  float* biases_;
 };
 
 // Microscaling formats: a scale without bias, and values with an exponent of their own.
 template <Format kFormat>
 class ScaledExpander {
  public:
+  static constexpr int kVectors = 1;
   static constexpr int kBits = kFormat == Format::kMxfp8 ? 8 : 4;
   void begin(const Weights& w, long row, ScaleBuffer&) {
     w_ = &w;
@@ -248,22 +277,21 @@ class ScaledExpander {
     scale_ = kFormat == Format::kNvfp4 ? from_e4m3(bits) : from_e8m0(bits);
   }
 
-  Vector at(long k) {
-    Vector result;
+  void at(long k, Vector (&weights)[1]) {
+    Vector& result = weights[0];
     for (int lane = 0; lane < kBlock; ++lane) {
       const uint8_t byte = from_[(k + lane) * kBits / 8];
       const float value = kBits == 8 ? from_e4m3(byte) : kE2m1[lane % 2 ? byte >> 4 : byte & 15];
       result.part[lane / kLanes][lane % kLanes] = value * scale_;
     }
-    return result;
   }
 
  private:
-  const Weights* w_ = nullptr;
-  const uint8_t* from_ = nullptr;
-  const uint8_t* scales_ = nullptr;
-  const uint8_t* stretch_ = nullptr;
-  float scale_ = 0;
+  const Weights* w_;
+  const uint8_t* from_;
+  const uint8_t* scales_;
+  const uint8_t* stretch_;
+  float scale_;
 };
 
 template <>

@@ -10,6 +10,8 @@ extern const Kernels kernels;
 const Kernels kernels = {
     .name = MACHD_NAME(MACHD_TARGET),
     .find_product = find_product,
+    .arranges_rows = arranges_rows,
+    .arrange_rows = arrange_rows,
     .product_scratch_bytes = product_scratch_bytes,
     .attend = attend,
     .attend_scratch_bytes = attend_scratch_bytes,

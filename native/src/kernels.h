@@ -10,6 +10,8 @@ namespace machd {
 struct Kernels {
   const char* name;
   FindProduct find_product;
+  ArrangesRows arranges_rows;
+  ArrangeRows arrange_rows;
   ProductScratchBytes product_scratch_bytes;
   Attend attend;
   AttendScratchBytes attend_scratch_bytes;
@@ -26,6 +28,8 @@ const Kernels* choose_kernels(const char* wanted);
 #if defined(MACHD_TARGET)
 namespace MACHD_TARGET {
 Product find_product(Format format, int bits);
+bool arranges_rows(const Weights& weights);
+void arrange_rows(const float* x, long count, float* to);
 long product_scratch_bytes(long rows, long inputs);
 void attend(const Attention& attention, long begin, long end, void* scratch);
 long attend_scratch_bytes(long queries, long head_dim, long value_dim);

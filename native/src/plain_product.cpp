@@ -69,6 +69,10 @@ void plain_product(const float* x, long rows, const Weights& w, float* out, long
 
 Product find_product(Format, int) { return plain_product; }
 
+bool arranges_rows(const Weights&) { return false; }
+
+void arrange_rows(const float*, long, float*) {}
+
 long product_scratch_bytes(long, long) { return 0; }
 
 }  // namespace machd::plain

@@ -19,17 +19,17 @@ constexpr int kTileRows = kParts == 1 ? 6 : 2;
 // Sixteen weights or numbers of a row whose last ones they may be; behind the end there are zeros.
 template <class Expanded>
 Vector last_weights(Expanded& weights, long k, long inputs) {
-  if constexpr (requires { weights.one_at(k); }) {  // plain weights alone may end within a vector
-    float padded[kBlock] = {};
+  float padded[kBlock] = {};
+  if constexpr (requires { weights.one_at(k); })  // plain weights alone may end within a vector
     for (long at = k; at < inputs; ++at) padded[at - k] = weights.one_at(at);
-    return Vector::load(padded);
-  } else {
-    return weights.at(k);
-  }
+  return Vector::load(padded);
 }
 
 // Outputs whose expanded weights lie in the cache together.
 constexpr long kPanelOutputs = 32;
+
+// Outputs whose weights are asked for early: memory comes in time then, which the processor alone does not bring about across rows.
+constexpr int kAhead = 32;
 
 // Inputs that share a scale, or as many as one likes.
 inline long span(const Weights& w) {
@@ -38,37 +38,51 @@ inline long span(const Weights& w) {
 
 template <class Expanded, int kRows, int kOutputs>
 void direct_tile(const float* x, const Weights& w, float* out, long output) {
+  constexpr int kVectors = Expanded::kVectors;
   Expanded weights[kOutputs];
   ScaleBuffer buffers[kOutputs];
   for (int o = 0; o < kOutputs; ++o) weights[o].begin(w, output + o, buffers[o]);
+  // Every loop over the sums is unrolled, or the compiler would keep them in memory.
   Vector sums[kRows][kOutputs];
-  for (auto& row : sums)
-    for (auto& one : row) one = Vector::zeros();
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+    for (int o = 0; o < kOutputs; ++o) sums[r][o] = Vector::zeros();
   const long inputs = w.inputs, whole = inputs / kBlock * kBlock, step = span(w);
   for (long stretch = 0; stretch < whole; stretch += kStretch) {
     const long end = std::min(stretch + kStretch, whole);
     for (int o = 0; o < kOutputs; ++o) weights[o].prepare(stretch, (end - stretch) / step);
     for (long from = stretch, group = 0; from < end; from += step, ++group) {
 #pragma GCC unroll 8
-      for (int o = 0; o < kOutputs; ++o) weights[o].enter(group);
+      for (int o = 0; o < kOutputs; ++o) {
+        weights[o].enter(group);
+        __builtin_prefetch(static_cast<const char*>(w.packed) + (output + o + kAhead) * w.row_bytes() + (from * w.bits >> 3));
+      }
       const long to = std::min(from + step, end);
-      for (long k = from; k < to; k += kBlock) {
+      for (long k = from; k < to; k += kBlock * kVectors) {
 #pragma GCC unroll 8
         for (int o = 0; o < kOutputs; ++o) {
-          const Vector weight = weights[o].at(k);
+          Vector here[kVectors];
+          weights[o].at(k, here);
+#pragma GCC unroll 2
+          for (int v = 0; v < kVectors; ++v)
 #pragma GCC unroll 8
-          for (int r = 0; r < kRows; ++r) sums[r][o] = fused(weight, Vector::load(x + r * inputs + k), sums[r][o]);
+            for (int r = 0; r < kRows; ++r) sums[r][o] = fused(here[v], Vector::load(x + r * inputs + k + v * kBlock), sums[r][o]);
         }
       }
     }
   }
   if (whole < inputs)
+#pragma GCC unroll 8
     for (int o = 0; o < kOutputs; ++o) {
       const Vector weight = last_weights(weights[o], whole, inputs);
+#pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r)
         sums[r][o] = fused(weight, Vector::load_some(x + r * inputs + whole, int(inputs - whole)), sums[r][o]);
     }
+#pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
     for (int o = 0; o < kOutputs; ++o) out[r * w.outputs + output + o] = sum(sums[r][o]);
 }
 
@@ -86,7 +100,9 @@ void direct(const float* x, const Weights& w, float* out, long begin, long end) 
 template <int kRows>
 void cached_tile(const float* x, const float* expanded, const Weights& w, long from, long to, float* sums, float* out, int count) {
   Vector tile[kRows][kTileOutputs];
+#pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
     for (int o = 0; o < kTileOutputs; ++o)
       tile[r][o] = from == 0 ? Vector::zeros() : Vector::load(sums + (r * kTileOutputs + o) * kBlock);
   const auto add = [&](long k, auto row_at) {
@@ -103,11 +119,15 @@ void cached_tile(const float* x, const float* expanded, const Weights& w, long f
   for (long k = from; k < whole; k += kBlock) add(k, [](const float* at) { return Vector::load(at); });
   if (whole < to) add(whole, [&](const float* at) { return Vector::load_some(at, int(to - whole)); });
   if (to < w.inputs) {
+#pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
       for (int o = 0; o < kTileOutputs; ++o) tile[r][o].store(sums + (r * kTileOutputs + o) * kBlock);
     return;
   }
+#pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
     for (int o = 0; o < kTileOutputs; ++o)
       if (o < count) out[r * w.outputs + o] = sum(tile[r][o]);
 }
@@ -131,7 +151,11 @@ void expand(Expanded& weights, const Weights& w, long from, long to, float* expa
   weights.prepare(from, (whole - from) / step);
   for (long k = from, group = 0; k < whole; ++group) {
     weights.enter(group);
-    for (const long end = std::min(k + step, whole); k < end; k += kBlock) weights.at(k).store(expanded + k - from);
+    for (const long end = std::min(k + step, whole); k < end; k += kBlock * Expanded::kVectors) {
+      Vector here[Expanded::kVectors];
+      weights.at(k, here);
+      for (int v = 0; v < Expanded::kVectors; ++v) here[v].store(expanded + k - from + v * kBlock);
+    }
   }
   if (whole < to) last_weights(weights, whole, to).store(expanded + whole - from);
 }
@@ -174,6 +198,10 @@ void product(const float* x, long rows, const Weights& w, float* out, long begin
 }
 
 }  // namespace
+
+bool arranges_rows(const Weights& w) { return w.format == Format::kAffine && w.bits == 4; }
+
+void arrange_rows(const float* x, long count, float* to) { arrange(x, count, to); }
 
 long product_scratch_bytes(long rows, long inputs) {
   if (rows <= kDirectRows) return 0;

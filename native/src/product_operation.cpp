@@ -41,7 +41,12 @@ class ProductPrimitive : public mx::UnaryPrimitive {
     out.set_data(mx::allocator::malloc(out.nbytes()));
     if (out.size() == 0) return;
     HeldInputs held(inputs, stream());
-    mx::cpu::get_command_encoder(stream()).dispatch([held = std::move(held),
+    auto& encoder = mx::cpu::get_command_encoder(stream());
+    const bool is_arranged = kernels_->arranges_rows(weights_);
+    mx::array arranged(is_arranged ? inputs[0].shape() : mx::Shape{0}, mx::float32, nullptr, {});
+    arranged.set_data(mx::allocator::malloc(arranged.nbytes()));
+    encoder.dispatch([held = std::move(held),
+                      rows_arranged = mx::array::unsafe_weak_copy(arranged),
                       to = mx::array::unsafe_weak_copy(out),
                       weights = weights_,
                       kernels = kernels_]() mutable {
@@ -56,12 +61,17 @@ class ProductPrimitive : public mx::UnaryPrimitive {
       }
       const auto kernel = kernels->find_product(weights.format, weights.bits);
       const float* x = held[0].data<float>();
+      if (rows_arranged.size() > 0) {
+        kernels->arrange_rows(x, long(rows_arranged.size()), rows_arranged.data<float>());
+        x = rows_arranged.data<float>();
+      }
       const long rows = long(to.size()) / weights.outputs;
       const long bytes = kernels->product_scratch_bytes(rows, weights.inputs);
       share(weights.outputs, kStretchOutputs, [&](long begin, long end, int) {
         kernel(x, rows, weights, result, begin, end, scratch(bytes));
       });
     });
+    encoder.add_temporary(std::move(arranged));
   }
 
   void eval_gpu(const std::vector<mx::array>&, mx::array&) override {
@@ -122,6 +132,7 @@ Weights described(
   const mx::Shape groups = groups_shape(result);
   refuse(result.inputs % group || scales->shape() != groups, "scales have one entry for each group");
   if (mode == "affine") {
+    refuse(group < 32, "affine groups have 32 weights at least");
     result.format = Format::kAffine;
     const auto type = scales->dtype();
     refuse(!is_of_16_or_32_bits(type), "scales are float32, float16 or bfloat16");

@@ -82,8 +82,8 @@ def _own_attention(mlx_lms: Callable[..., mx.array]) -> Callable[..., mx.array]:
         mask: mx.array | str | None,
         sinks: mx.array | None = None,
     ) -> mx.array:
-        arrays = queries, keys, values
-        is_plain = sinks is None and not hasattr(cache, "bits")
+        arrays, native = (queries, keys, values), native_kernels()
+        is_plain = native is not None and sinks is None and not hasattr(cache, "bits")
         if not (is_plain and all(isinstance(one, mx.array) for one in arrays) and _takes(*arrays)):
             return mlx_lms(queries, keys, values, cache, scale, mask, sinks)
         if isinstance(cache, SlabCache):
@@ -92,9 +92,7 @@ def _own_attention(mlx_lms: Callable[..., mx.array]) -> Callable[..., mx.array]:
             starts, window = _ends(queries, keys), 0 if _is_causal(queries, mask) else None
         if window is None:
             return mlx_lms(queries, keys, values, cache, scale, mask, sinks)
-        mixed: mx.array = native_kernels().attend(
-            queries, keys, values, starts, scale=scale, window=window
-        )
+        mixed: mx.array = native.attend(queries, keys, values, starts, scale=scale, window=window)
         return mixed.swapaxes(1, 2)
 
     return attention
