@@ -323,6 +323,7 @@ def batching_of(section: ContinuousBatchingSettings, model: ModelDescription) ->
         window_s=section.window_ms / 1000,
         prefill_chunk_tokens=None if chunk_tokens == "auto" else chunk_tokens,
         coalesce=section.coalesce,
+        prefill_share=section.prefill_share,
         kv=KvBudget(
             budget_bytes=effective_budget_bytes(section.kv_budget_gb, model.device_memory_bytes),
             bytes_per_token=model.cache.bytes_per_token,

@@ -71,6 +71,7 @@ from machd.scheduler.events import (
     StepCompleted,
     TokenGenerated,
 )
+from machd.scheduler.pacing import PREFILL_SHARE
 from machd.scheduler.prefix_cache import PrefixCache
 from machd.scheduler.reservations import Reservations
 from machd.scheduler.scheduler import Scheduler
@@ -150,6 +151,7 @@ BATCHINGS = st.builds(
             policy,
             has_classes,
         ),
+        prefill_share=PREFILL_SHARE,
     ),
     max_b=st.sampled_from([1, 2, 3, 4, 4]),
     window_s=st.sampled_from([0.0, 0.0, 1.0]),
@@ -165,6 +167,7 @@ ALONE = Batching(
     prefill_chunk_tokens=None,
     coalesce=False,
     kv=KvBudget(0, 10, PER_SEQUENCE_BYTES, KvPolicy.DEFER),
+    prefill_share=PREFILL_SHARE,
 )
 """Single flight in these terms, but for its KV budget, which it has none of."""
 

@@ -53,6 +53,7 @@ class Batching:
         window_s: Time that an idle scheduler waits for more requests before it starts.
         prefill_chunk_tokens: Prompt tokens in a step beside decoding rows; None measures.
         coalesce: Identical requests share one sequence.
+        prefill_share: Share of a step's time that prompts get beside decoding rows.
     """
 
     max_b: int
@@ -60,6 +61,7 @@ class Batching:
     prefill_chunk_tokens: int | None
     coalesce: bool
     kv: KvBudget
+    prefill_share: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from machd.scheduler.admission import Batching, KvBudget
 from machd.scheduler.events import DecodeMode
-from machd.scheduler.pacing import PREFILL_CHUNK_TOKENS, StepPace
+from machd.scheduler.pacing import PREFILL_CHUNK_TOKENS, PREFILL_SHARE, StepPace
 from machd.scheduler.waiting import QueueLimits
 
 
@@ -82,7 +82,11 @@ def continuous(
         coalesce=batching.coalesce,
         kv=batching.kv,
         limits=limits,
-        pace=_pace(batching.prefill_chunk_tokens, experts_on_disk=experts_on_disk),
+        pace=_pace(
+            batching.prefill_chunk_tokens,
+            share=batching.prefill_share,
+            experts_on_disk=experts_on_disk,
+        ),
         drafts=drafts,
     )
 
@@ -108,9 +112,13 @@ def single_flight(
 
 
 def _pace(
-    beside_decode: int | None, alone: int = PREFILL_CHUNK_TOKENS, *, experts_on_disk: bool
+    beside_decode: int | None,
+    alone: int = PREFILL_CHUNK_TOKENS,
+    *,
+    share: float = PREFILL_SHARE,
+    experts_on_disk: bool,
 ) -> StepPace:
     if not experts_on_disk:
-        return StepPace(beside_decode=beside_decode, alone=alone)
+        return StepPace(beside_decode=beside_decode, share=share, alone=alone)
     # A few dozen tokens already need most experts, so each chunk reads nearly all that are not in memory.
-    return StepPace(beside_decode=beside_decode, alone=alone, min_alone=alone)
+    return StepPace(beside_decode=beside_decode, share=share, alone=alone, min_alone=alone)

@@ -1,7 +1,8 @@
 """The pace of steps: how many prompt tokens and tokens ahead one may compute.
 
 Both come from one learnt cost: a step in which rows decode takes a base time, for one token of each row,
-and more for every token beyond. Prompt tokens are as many as lengthen the step by 0.6 of it. Tokens ahead are
+and more for every token beyond. Prompt tokens are as many as take a share of the step's time: a set one, or more where
+more prompts wait than rows decode. Tokens ahead are
 weighed in the engine, which knows what is proposed; a balance of time bounds the cost of wrong drafts.
 Durations come in; there is no clock here.
 """
@@ -24,13 +25,12 @@ before them, 512 take 7 s on two cores; in chunks of 100 the whole takes a tenth
 _MIN_ALONE_TOKENS = 32
 """Fewer cost much more each, because a step reads all weights."""
 
-_MAX_STRETCH = 0.6
-"""Share of its base time by which prompt tokens may lengthen a step. The slowest steps in a hundred take a quarter
-longer again, and are to stay about twice as long as usual ones."""
+PREFILL_SHARE = 0.45
+"""Share of a step's time that prompts get beside decoding rows, unless set. The slowest steps in a hundred take a
+quarter longer again, and are to stay under 2.5 times the usual ones."""
 
-_MAX_SHARE = 1.6
-"""Most by which that stretch grows where many prompts wait beside few rows: it is their users' time as well. So a
-step stays under twice its base time."""
+_CROWDED_STEP_S = 0.25
+"""Most that a step takes because many prompts wait: a stream's users see no longer gap."""
 
 _FIRST_CHUNK_TOKENS, _MIN_CHUNK_TOKENS = 8.0, 4.0
 """The fewest are computed even beyond the aim: a prompt that never got in would be worse."""
@@ -113,21 +113,23 @@ class _StepCost:
         "_patience_steps",
         "_plain_s",
         "_rows",
+        "_stretch",
         "_unused_steps",
         "chunk_tokens",
         "longest",
         "unmeasured",
     )
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, stretch: float) -> None:
         self._rows = rows
+        self._stretch = stretch
         self._plain_s: deque[float] = deque(maxlen=_SAMPLES)
         self._ahead_s: deque[float] = deque(maxlen=_SAMPLES)  # for one token ahead of every row
         self._last_ratio: float | None = None
         self._unused_steps = 0
         self._patience_steps = _FIRST_PATIENCE_STEPS
         self.chunk_tokens = (
-            _FIRST_CHUNK_TOKENS  # prompt tokens that lengthen the step by _MAX_STRETCH
+            _FIRST_CHUNK_TOKENS  # prompt tokens that lengthen the step by the stretch
         )
         self.unmeasured = 0
         self.longest = 0  # tokens ahead
@@ -146,6 +148,11 @@ class _StepCost:
         if not self._ahead_s or not self.base_s:
             return prior
         return max(median_low(self._ahead_s) / self.base_s, _MIN_OF_PRIOR * prior)
+
+    @property
+    def allowed_s(self) -> float:
+        """Time by which prompt tokens may lengthen the step."""
+        return self._stretch * self.base_s
 
     def expected_s(self, ahead_tokens: int) -> float:
         return self.base_s * (1.0 + self.token_cost * ahead_tokens)
@@ -171,7 +178,7 @@ class _StepCost:
         self._ahead_s.append(max(0.0, duration_s - self.base_s) / ahead_tokens)
 
     def _fit_chunk(self, prefill_tokens: int, more_s: float) -> None:
-        allowed_s = _MAX_STRETCH * self.base_s
+        allowed_s = self.allowed_s
         # Where many prompts waited the step had more tokens than chunk_tokens: count the cost of these alone.
         more_s *= min(1.0, self.chunk_tokens / prefill_tokens)
         # Beyond the bounds the exact ratio does not matter, and a cost of nothing has none.
@@ -200,6 +207,7 @@ class StepPace:
         self,
         *,
         beside_decode: int | None,
+        share: float = PREFILL_SHARE,
         alone: int = PREFILL_CHUNK_TOKENS,
         min_alone: int = _MIN_ALONE_TOKENS,
     ) -> None:
@@ -207,11 +215,13 @@ class StepPace:
 
         Args:
             beside_decode: Prompt tokens in a step in which rows decode; None measures.
+            share: Of such a step's time, what prompts get at least where it is measured.
             alone: Most prompt tokens in a step in which none does.
             min_alone: Fewest prompt tokens in such a step, however long it takes.
         """
         self.batched_gain: float | None = None
         self._beside_decode = beside_decode
+        self._stretch = share / (1.0 - share)
         self._alone = alone
         self._min_alone = min(alone, min_alone)
         self._alone_tokens: dict[int, float] = {}
@@ -221,8 +231,8 @@ class StepPace:
 
     def is_configured_as(self, other: StepPace) -> bool:
         """Compare the settings of both, whatever either has learnt since."""
-        mine = self._beside_decode, self._alone, self._min_alone
-        return mine == (other._beside_decode, other._alone, other._min_alone)
+        mine = self._beside_decode, self._stretch, self._alone, self._min_alone
+        return mine == (other._beside_decode, other._stretch, other._alone, other._min_alone)
 
     @property
     def token_s(self) -> float:
@@ -250,8 +260,11 @@ class StepPace:
         cost = self._similar_cost(lane, rows)
         if cost is None:
             return 0
-        share = min(max(1.0, 2.0 * (waiting - 1) / rows), _MAX_SHARE)
-        return min(int(cost.chunk_tokens * share), PREFILL_CHUNK_TOKENS)
+        # A prompt that waits weighs as much as a row that decodes.
+        wanted_s = max(cost.allowed_s, waiting / rows * cost.base_s)
+        wanted_s = max(cost.allowed_s, min(wanted_s, _CROWDED_STEP_S - cost.base_s))
+        more = wanted_s / cost.allowed_s if cost.allowed_s else 1.0
+        return min(int(cost.chunk_tokens * more), PREFILL_CHUNK_TOKENS)
 
     def encode_s(self, lane: Lane | None, rows: int) -> float:
         """Time for encoding in a step in which ``rows`` of ``lane`` decode; 0 asks for a step without.
@@ -263,7 +276,7 @@ class StepPace:
         if lane is None:
             return _ALONE_S
         cost = self._similar_cost(lane, rows)
-        return 0.0 if cost is None else _MAX_STRETCH * cost.base_s
+        return 0.0 if cost is None else cost.allowed_s
 
     def burst_tokens(self, completions: Iterable[int], *, context_tokens: int = 0) -> int:
         """Prompt tokens for a step of its own, before rows with so few tokens go on decoding.
@@ -293,7 +306,7 @@ class StepPace:
 
     def span_cost(self, lane: Lane, rows: int) -> SpanCost:
         """Cost of tokens ahead in a step of ``rows``."""
-        cost = self._costs.get((lane, rows)) or _StepCost(rows)
+        cost = self._costs.get((lane, rows)) or _StepCost(rows, self._stretch)
         return SpanCost(cost.token_cost, max(0.0, self._balance_passes))
 
     def observe(  # noqa: PLR0913 - one argument for each fact of a step
@@ -326,7 +339,7 @@ class StepPace:
             if prefill_tokens:
                 self._observe_alone(context_tokens, prefill_tokens, duration_s)
             return
-        cost = self._costs.setdefault((lane, rows), _StepCost(rows))
+        cost = self._costs.setdefault((lane, rows), _StepCost(rows, self._stretch))
         if cost.is_measured() and not prefill_tokens:
             self._settle(cost, rows, ahead_tokens, accepted_tokens, duration_s)
         cost.observe(prefill_tokens, ahead_tokens, duration_s)

@@ -48,7 +48,14 @@ class ContinuousBatchingSettings(SettingsSection):
     prefill_chunk_tokens: _ChunkTokens = Field(
         default="auto",
         description="Prompt tokens computed in one step beside running streams; auto measures how "
-        "many keep a stream's gap between tokens under twice its usual one.",
+        "many fill the prompts' share of the time.",
+    )
+    prefill_share: float = Field(
+        default=0.45,
+        ge=0.05,
+        le=0.95,
+        description="Share of a step's time that prompts get beside running streams; more where more "
+        "prompts wait than streams run, in steps of at most 0.25 s.",
     )
     coalesce: bool = Field(
         default=True,

@@ -13,7 +13,7 @@ from machd.request.generation import SamplingParams
 from machd.scheduler.admission import Batching, KvBudget, KvPolicy
 from machd.scheduler.config import SchedulerConfig
 from machd.scheduler.events import Event
-from machd.scheduler.pacing import StepPace
+from machd.scheduler.pacing import PREFILL_SHARE, StepPace
 from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.sequence import Sequence
 from machd.scheduler.subscriber import Priority, SequenceRequest, Subscriber
@@ -129,7 +129,7 @@ def batching_of(
         has_length_classes=shares_prefixes,
         shares_prefixes=shares_prefixes,
     )
-    return Batching(max_b, window_s, prefill_chunk_tokens, coalesce, kv)
+    return Batching(max_b, window_s, prefill_chunk_tokens, coalesce, kv, PREFILL_SHARE)
 
 
 class LateFirstToken(FakeEngine):

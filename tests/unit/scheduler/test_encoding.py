@@ -12,7 +12,7 @@ from machd.engine.protocol.media import Media, MediaSpan
 from machd.engine.protocol.step import EncodeRow, Lane, StepPlan, StepResult
 from machd.request.media import MediaKind
 from machd.scheduler.config import single_flight
-from machd.scheduler.pacing import StepPace
+from machd.scheduler.pacing import PREFILL_SHARE, StepPace
 from machd.scheduler.plan import Planner, plan_step
 from machd.scheduler.running import RunningSequences
 from machd.scheduler.sequence import Sequence
@@ -118,8 +118,8 @@ def test_a_requeued_sequence_asks_again() -> None:
 
 @pytest.mark.parametrize("rows", [1, 4])
 def test_encoding_takes_no_more_of_a_step_than_prompt_tokens_may(rows: int) -> None:
-    """Half of what the rows take; nothing before that is measured."""
-    pace = StepPace(beside_decode=None)
+    """The prompts' share, beside what the rows take; nothing before that is measured."""
+    pace = StepPace(beside_decode=None, share=0.375)
     assert pace.encode_s(Lane.BATCH, rows) == 0
     for _ in range(3):
         pace.observe(Lane.BATCH, rows, duration_s=0.2)
@@ -136,4 +136,5 @@ def test_time_of_encoding_does_not_count_as_decoding() -> None:
     for _ in range(3):
         plan = planner.plan(running)
         planner.observe(plan, StepResult(encoding_s=9.0), running, 9.2)
-    assert planner.pace.encode_s(Lane.BATCH, 1) == pytest.approx(0.12)
+    lengthened_s = PREFILL_SHARE / (1 - PREFILL_SHARE) * 0.2
+    assert planner.pace.encode_s(Lane.BATCH, 1) == pytest.approx(lengthened_s)

@@ -87,7 +87,7 @@ def test_one_slow_step_does_not_spoil_the_measure() -> None:
     """The estimate is a median: a hiccup while measuring moves nothing."""
     chunks = []
     for third_s in (0.08, 8.0):
-        pace = StepPace(beside_decode=None)
+        pace = StepPace(beside_decode=None, share=0.375)
         _measure(pace, [0.08, 0.08, third_s])
         pace.observe(Lane.BATCH, 8, prefill_tokens=8, duration_s=0.14)
         chunks.append(pace.prefill_tokens(Lane.BATCH, 8))
@@ -98,8 +98,8 @@ def test_one_slow_step_does_not_spoil_the_measure() -> None:
 def test_the_chunk_settles_where_the_step_takes_as_long_as_aimed_at(
     chunk_ms: float, token_ms: float
 ) -> None:
-    """Any affine cost: the step comes to 1.6 idle ones or stops at the bounds, and never overshoots."""
-    pace = StepPace(beside_decode=None)
+    """Any affine cost: prompts come to their share of the step or stop at the bounds, and never overshoot."""
+    pace = StepPace(beside_decode=None, share=0.375)
     chunks = _settle(pace, lambda tokens: (chunk_ms + token_ms * tokens) / 1000, idle_s=0.1)
     exact = (60.0 - chunk_ms) / token_ms
     assert chunks[-1] == pytest.approx(min(512, max(4, exact)), rel=0.1, abs=1.5)
@@ -107,10 +107,16 @@ def test_the_chunk_settles_where_the_step_takes_as_long_as_aimed_at(
     assert all(later >= earlier * 0.5 - 1 for earlier, later in pairwise(chunks))
 
 
-@pytest.mark.parametrize(("waiting", "share"), [(1, 1.0), (5, 1.0), (7, 1.5), (13, 1.6), (90, 1.6)])
-def test_where_many_prompts_wait_they_get_more_of_a_step(waiting: int, share: float) -> None:
-    """Beside eight rows; a lone prompt never does, and the chunk that one would get stays as it was learnt."""
-    pace = StepPace(beside_decode=None)
+@pytest.mark.parametrize(
+    ("waiting", "lengthened_s"),
+    [(1, 0.040), (4, 0.040), (6, 0.060), (8, 0.080), (16, 0.160), (17, 0.170), (90, 0.170)],
+)
+def test_where_many_prompts_wait_they_get_more_of_a_step(waiting: int, lengthened_s: float) -> None:
+    """A prompt weighs as much as one of eight rows, a third of the time is theirs at least, and no step takes over 0.25 s.
+
+    The chunk that one alone would get stays as it was learnt.
+    """
+    pace = StepPace(beside_decode=None, share=1 / 3)
     _settle(pace, lambda tokens: 0.002 * tokens, idle_s=0.080)
     alone = pace.prefill_tokens(Lane.BATCH, 8)
     for _ in range(50):
@@ -118,7 +124,7 @@ def test_where_many_prompts_wait_they_get_more_of_a_step(waiting: int, share: fl
         if not tokens:  # the measure is renewed now and then
             pace.observe(Lane.BATCH, 8, duration_s=0.080)
             continue
-        assert tokens == pytest.approx(share * alone, abs=share)
+        assert 0.002 * tokens == pytest.approx(lengthened_s, abs=0.009)
         pace.observe(Lane.BATCH, 8, prefill_tokens=tokens, duration_s=0.080 + 0.002 * tokens)
     assert pace.prefill_tokens(Lane.BATCH, 8) in {0, *range(alone - 1, alone + 2)}
 
@@ -132,7 +138,7 @@ def test_a_chunk_beyond_the_goal_stays_at_the_smallest() -> None:
 
 def test_what_was_learnt_stays_for_the_next_prompt() -> None:
     """The second prompt starts where the first one ended, not at the beginning."""
-    pace = StepPace(beside_decode=None)
+    pace = StepPace(beside_decode=None, share=0.375)
     chunks = _settle(pace, lambda tokens: tokens / 1000, idle_s=0.1)
     for _ in range(100):
         pace.observe(Lane.BATCH, 8, prefill_tokens=0, duration_s=0.1)
@@ -209,10 +215,10 @@ def _latencies_s(
 def test_running_streams_keep_their_pace_while_a_long_prompt_comes_in(
     model: CostModel, prompt_tokens: int, max_steps: int
 ) -> None:
-    """The 99th percentile of their latency stays under twice the idle median, and the prompt gets in."""
+    """The 99th percentile of their latency stays under 2.2 times the idle median, and the prompt gets in."""
     before_s, during_s, steps = _latencies_s(model, prompt_tokens=prompt_tokens)
     p99_s = quantiles(during_s, n=100)[98]
-    assert p99_s <= 2 * median(before_s)
+    assert p99_s <= 2.2 * median(before_s)
     assert steps <= max_steps, "as much as the goal allows is used"
 
 
