@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 SONAMES = (
@@ -22,7 +21,6 @@ SONAMES = (
 ``libblas.so.3`` and ``libcblas.so.3`` are left out: on a plain machine they are the reference BLAS.
 """
 
-_MKL = "libmkl_rt.so"
 _LOADER_CACHE = Path("/etc/ld.so.cache")
 
 
@@ -38,13 +36,10 @@ def installed_libraries(
     folders = [Path(one) for one in environ.get("LD_LIBRARY_PATH", "").split(":") if one]
     folders += [Path(prefix) / "lib" for prefix in dict.fromkeys((sys.prefix, sys.base_prefix))]
     listed = _listed_libraries(loader_cache)
-    mkl = list(_mkl_of_distribution())
     found: dict[Path, str] = {}
     for soname in SONAMES:
         paths = [folder / soname for folder in folders]
         paths += [path for path in listed if path.name == soname]
-        if soname.startswith(_MKL):
-            paths = mkl + paths  # whatever version its name has
         first = next((path for path in paths if path.is_file()), None)
         if first is not None:
             found.setdefault(Path(os.path.realpath(first)), str(first))
@@ -59,14 +54,3 @@ def _listed_libraries(loader_cache: Path) -> list[Path]:
         return []
     sonames = tuple(f"/{soname}".encode() for soname in SONAMES)
     return [Path(os.fsdecode(one)) for one in entries if one.endswith(sonames) and one[0:1] == b"/"]
-
-
-def _mkl_of_distribution() -> Iterator[Path]:
-    """Yield MKL's library of the package ``mkl`` (the extra ``machd[mkl]``), wherever it was put."""
-    try:
-        files = importlib.metadata.files("mkl") or []
-    except importlib.metadata.PackageNotFoundError:
-        return
-    for file in files:
-        if file.name.startswith(_MKL):
-            yield Path(os.path.normpath(str(file.locate())))
