@@ -98,9 +98,8 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
     LogEvent(
         "blas.measured",
         ("info",),
-        ("backend", "library", "one_row_ms", "sixteen_rows_ms", "reason", "compared"),
-        "Which BLAS multiplies matrices, how it takes a batch, and why it was chosen; `compared` has the times or the "
-        "problem of each library for the model's product.",
+        ("backend", "library", "one_row_ms", "sixteen_rows_ms", "reason"),
+        "What multiplies matrices, and why the BLAS was chosen; without machd's own kernels also how it takes a batch.",
     ),
     LogEvent(
         "blas.refused",
@@ -114,6 +113,13 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
         ("warning",),
         ("advice",),
         "The BLAS gains nothing from a batch.",
+        "Do what `advice` says.",
+    ),
+    LogEvent(
+        "kernels.missing",
+        ("warning",),
+        ("advice",),
+        "MLX computes on this CPU, because machd's own kernels are not installed: answers take several times as long.",
         "Do what `advice` says.",
     ),
     LogEvent(

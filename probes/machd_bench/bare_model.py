@@ -23,7 +23,7 @@ from machd.engine.backend.mlx_environment import set_mlx_environment
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.loading.embedded import user_cache_directory
 from machd.engine.loading.source import resolve_model
-from machd.engine.open import choose_blas_for
+from machd.engine.open import choose_checked_blas
 from machd.errors import EngineFaultError, MachdError
 from machd.settings.model import Settings
 from machd.settings.sources import process_environ
@@ -148,8 +148,7 @@ def _serve(pipe: Connection, settings: Settings) -> None:
 def _load(settings: Settings) -> tuple[object, Callable[[_Query], object]]:
     environ = process_environ()
     cache_directory = user_cache_directory(environ)
-    choice = choose_blas_for(
-        settings.model.path,
+    choice = choose_checked_blas(
         settings.engine.blas,
         cache_directory=cache_directory,
         environ=os.environ,  # noqa: TID251 - libraries read theirs by themselves

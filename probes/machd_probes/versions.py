@@ -45,8 +45,7 @@ _NOT_MEASURED = (
     *("engine/ranks/", "engine/loading/shard", "engine/step/ranked_decoder"),
     *("engine/loading/inspection", "engine/loading/loader", "engine/loading/model_code"),
     *("engine/backend/safetensors_header", "engine/loading/source"),
-    *("engine/loading/product_shape", "engine/loading/template_abilities"),
-    *("engine/loading/tokenizer_files",),
+    *("engine/loading/template_abilities", "engine/loading/tokenizer_files"),
     *("engine/prefix_blocks/directory", "engine/prefix_blocks/disk_tier"),
     *("engine/prefix_blocks/encoding", "engine/prefix_blocks/key"),
     *("engine/prefix_blocks/scan", "engine/prefix_blocks/writer"),
@@ -59,7 +58,7 @@ VISION_PACKAGES = ("mlx-vlm", "transformers")
 """Packages whose versions decide on answers about images, besides mlx and mlx-lm."""
 
 _ABSENT = "not installed"
-_VERSION = re.compile(r" \d[\w.]*$")
+_VERSION = re.compile(r" \d[\w.]*(?=,|$)")
 _SUFFIXES = frozenset({".py", ".toml"})
 
 
@@ -113,7 +112,7 @@ class ProbeBasis:
 
 
 def _is_same_library(blas: str | None, other: str | None) -> bool:
-    """Compare names without versions; a basis that names no library contradicts none."""
+    """Compare names without versions, also of two libraries in one name; a basis that names no library contradicts none."""
     if blas is None or other is None:
         return True
     return _VERSION.sub("", blas) == _VERSION.sub("", other)

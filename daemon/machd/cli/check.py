@@ -135,10 +135,9 @@ def _refuse_conflicts(given: dict[str, bool], *, with_archs: dict[str, bool]) ->
 
 def _chosen_blas(settings: Settings) -> BlasChoice:
     """Load the library that serve would choose; call it before anything imports mlx."""
-    from machd.engine.open import choose_blas_for  # noqa: PLC0415 - a help text does not need it
+    from machd.engine.open import choose_checked_blas  # noqa: PLC0415 - a help text does not need it
 
-    return choose_blas_for(
-        settings.model.path,
+    return choose_checked_blas(
         settings.engine.blas,
         cache_directory=user_cache_directory(process_environ()),
         environ=os.environ,  # noqa: TID251 - libraries read theirs by themselves

@@ -22,7 +22,7 @@ from machd.daemon import Daemon
 from machd.engine.backend.blas import BlasChoice
 from machd.engine.backend.progress import SilentProgress
 from machd.engine.loading.embedded import user_cache_directory
-from machd.engine.open import choose_blas_for, engine_loader, follower
+from machd.engine.open import choose_checked_blas, engine_loader, follower
 from machd.engine.protocol.engine import Engine
 from machd.engine.ranks.joining import RankPlace, rank_place
 from machd.follower import Follower
@@ -47,12 +47,10 @@ def serve(loaded: LoadedSettings) -> None:
     configure_logs(level=settings.logging.level, log_format=settings.logging.format)
     place = rank_place(sources.environ)
     cache_directory = user_cache_directory(sources.environ)
-    blas = choose_blas_for(
-        settings.model.path,
+    blas = choose_checked_blas(
         settings.engine.blas,
         cache_directory=cache_directory,
         environ=os.environ,  # noqa: TID251 - libraries read theirs by themselves
-        place=place,
     )
     if place is not None and not place.leads:
         _follow(settings, cache_directory, blas, place)

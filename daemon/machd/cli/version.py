@@ -12,9 +12,8 @@ import click
 
 import machd
 from machd.engine.backend.blas import BlasChoice, BlasReport, measure_blas
-from machd.engine.backend.blas_trial import BlasTrial
 from machd.engine.loading.embedded import user_cache_directory
-from machd.engine.open import choose_blas_for
+from machd.engine.open import choose_checked_blas
 from machd.settings.sources import process_environ
 
 
@@ -29,15 +28,13 @@ from machd.settings.sources import process_environ
     help="The CPU's matrix library, as serve would choose it.",
 )
 def version(*, as_json: bool, blas: str) -> None:
-    """Print versions and measure the matrix library.
+    """Print versions, and what multiplies matrices.
 
-    The measurement multiplies one row and sixteen rows by a 2048 x 2048 float32 matrix: where
-    sixteen cost about as much as one, batching pays. Where several libraries are installed, it shows
-    their times for the products of the default model too: 1 row, then 16 rows.
+    Where machd's own kernels do not compute, it measures the matrix library: one row and sixteen rows
+    times a 2048 x 2048 float32 matrix. Where sixteen cost about as much as one, batching pays.
     """
     environ = process_environ()
-    choice = choose_blas_for(
-        None,
+    choice = choose_checked_blas(
         blas,
         cache_directory=user_cache_directory(environ),
         environ=os.environ,  # noqa: TID251 - libraries read theirs by themselves
@@ -58,8 +55,8 @@ def version(*, as_json: bool, blas: str) -> None:
         click.echo(f"{name.replace('_', '-'):8} {facts[name]}")
     if report.name is not None:
         click.echo(f"{'BLAS':8} {_blas_line(report)}")
-        for line in (*map(_trial_line, choice.trials), *map(str, choice.refused)):
-            click.echo(f"{'':8} {line}")
+        for refused in choice.refused:
+            click.echo(f"{'':8} {refused}")
     if report.advice is not None:
         click.echo(f"advice   {report.advice}")
 
@@ -82,15 +79,8 @@ def _blas_facts(report: BlasReport, choice: BlasChoice) -> dict[str, object] | N
         "is_reference": report.is_reference,
         "advice": report.advice,
         "reason": choice.reason,
-        "compared": [trial.figures for trial in choice.trials],
         "refused": [str(one) for one in choice.refused],
     }
-
-
-def _trial_line(trial: BlasTrial) -> str:
-    if trial.one_row_ms is None or trial.sixteen_rows_ms is None:
-        return f"{trial.library}: {trial.problem}"
-    return f"{trial.library}: {trial.one_row_ms:.2f} ms, {trial.sixteen_rows_ms:.2f} ms"
 
 
 def _blas_line(report: BlasReport) -> str:

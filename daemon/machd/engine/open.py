@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,16 +16,15 @@ from typing import TYPE_CHECKING
 import structlog
 
 from machd.clock import SystemClock
-from machd.engine.backend.blas import BlasChoice, choose_blas, measure_blas
-from machd.engine.backend.blas_kept_trials import KeptTrials, conditions_key
-from machd.engine.backend.blas_trial import BlasTrial, check_products, compare_libraries
+from machd.engine.backend.blas import BlasChoice, BlasReport, choose_blas, measure_blas
+from machd.engine.backend.blas_check import check_products
+from machd.engine.backend.blas_kept_checks import KeptChecks, conditions_key
 from machd.engine.backend.cpu_threads import thread_variables
 from machd.engine.backend.heap import map_large_arrays
 from machd.engine.backend.mlx_environment import set_mlx_environment
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.backend.progress import LoadProgress
 from machd.engine.loading.generation_config import read_default_sampling
-from machd.engine.loading.product_shape import product_shape
 from machd.engine.loading.source import ModelSource, resolve_model
 from machd.engine.prefix_blocks.directory import check_block_directory
 from machd.engine.protocol.engine import Engine
@@ -43,56 +42,35 @@ if TYPE_CHECKING:
     from machd.engine.step.ports import Proposer
 
 
-def choose_blas_for(
-    model: str | None,
-    choice: str,
-    *,
-    cache_directory: Path,
-    environ: MutableMapping[str, str],
-    place: RankPlace | None = None,
+def choose_checked_blas(
+    choice: str, *, cache_directory: Path, environ: MutableMapping[str, str]
 ) -> BlasChoice:
-    """Bound the threads of matrix libraries, then load the fastest for a model. Call it before mlx is imported.
+    """Bound the threads of matrix libraries, then load one. Call it before mlx is imported.
 
-    Each library's products are checked first; one that multiplies wrongly is not loaded. Where
-    several are installed, they are compared within a second. Checks and times are kept, so that later
-    starts take some milliseconds.
+    A library's products are checked first; one that multiplies wrongly is not loaded. Checks are kept, so that
+    later starts take some milliseconds.
 
     Args:
-        model: ``model.path``; None for the embedded default.
         choice: ``engine.blas``.
         cache_directory: The user's cache directory.
         environ: The environment of this process, where libraries read their variables.
-        place: This process's place among ranks. Nothing is measured then: all ranks have to add in
-            the same order, and one rank's clock could choose another library.
 
     Raises:
         StartupError: The library asked for cannot be loaded, or multiplies wrongly.
     """
     threads = thread_variables(environ) if sys.platform == "linux" else {}
     environ.update(threads)
-
-    kept = KeptTrials(cache_directory)
-    shape = product_shape(model, cache_directory=cache_directory)
+    kept = KeptChecks(cache_directory)
 
     def check(library: str) -> str | None:
-        key = conditions_key([library], shape, environ)
-        found = kept.find_check(key)
+        key = conditions_key(library, environ)
+        found = kept.find(key)
         if found is None:
-            found = check_products(library, shape, environ)
-            kept.keep_check(key, found)
+            found = check_products(library, environ)
+            kept.keep(key, found)
         return found.problem
 
-    def compare(libraries: Sequence[str]) -> Sequence[BlasTrial]:
-        key = conditions_key(libraries, shape, environ)
-        trials = kept.find(key)
-        if trials is None:
-            trials = compare_libraries(libraries, shape, environ)
-            kept.keep(key, trials)
-        return trials
-
-    return choose_blas(
-        choice, environ=environ, check=check, compare=compare if place is None else None
-    )
+    return choose_blas(choice, environ=environ, check=check)
 
 
 def engine_loader(
@@ -114,7 +92,7 @@ def engine_loader(
         cache_directory: The user's cache directory.
         environ: The environment of this process.
         progress: Told about loading.
-        blas: The library that this process has loaded already; chosen without comparing unless given.
+        blas: The library that this process has loaded already; chosen without a check unless given.
         place: This process's place among ranks, of which it leads; None where it computes alone.
 
     Raises:
@@ -232,20 +210,7 @@ def _prepared(
         from machd.engine.loading.loader import load_model  # noqa: PLC0415 - imports mlx
 
         log = structlog.get_logger("machd.engine")
-        report = measure_blas(choice)
-        log.info(
-            "blas.measured",
-            backend=report.backend,
-            library=report.name,
-            one_row_ms=_rounded(report.one_row_ms),
-            sixteen_rows_ms=_rounded(report.sixteen_rows_ms),
-            reason=choice.reason,
-            compared=[trial.figures for trial in choice.trials],
-        )
-        for one in choice.refused:
-            log.warning("blas.refused", library=one.library, reason=one.reason)
-        if report.advice:
-            log.warning("blas.slow", advice=report.advice)
+        report = _logged_blas(choice)
         if has_process_limit():
             map_large_arrays()
         if report.backend == "cpu":
@@ -280,6 +245,30 @@ def _prepared(
         return group, loaded
 
     return load
+
+
+def _logged_blas(choice: BlasChoice) -> BlasReport:
+    """Log what multiplies matrices, and what would make it faster."""
+    from machd.engine.backend.native_kernels import missing_kernels_advice  # noqa: PLC0415 - imports mlx
+
+    log = structlog.get_logger("machd.engine")
+    report = measure_blas(choice)
+    log.info(
+        "blas.measured",
+        backend=report.backend,
+        library=report.name,
+        one_row_ms=_rounded(report.one_row_ms),
+        sixteen_rows_ms=_rounded(report.sixteen_rows_ms),
+        reason=choice.reason,
+    )
+    for one in choice.refused:
+        log.warning("blas.refused", library=one.library, reason=one.reason)
+    if report.advice:
+        log.warning("blas.slow", advice=report.advice)
+    kernels_advice = missing_kernels_advice()
+    if kernels_advice:
+        log.warning("kernels.missing", advice=kernels_advice)
+    return report
 
 
 def _joined(

@@ -117,8 +117,8 @@ class EngineSettings(SettingsSection):
 
     blas: Annotated[Text, Mark.RESTART] = Field(
         default="auto",
-        description="Matrix library of the CPU backend: auto measures those that are installed and "
-        "takes the fastest, off keeps MLX's own, anything else is the path of a shared library.",
+        description="Matrix library of the CPU backend: auto takes the first installed one that "
+        "multiplies rightly, off keeps MLX's own, anything else is the path of a shared library.",
     )
     stall_timeout_s: float = Field(
         default=300.0,

@@ -1,4 +1,4 @@
-"""A BLAS is chosen for the model before an engine is opened, and the log says what is wrong with the disk tier."""
+"""A BLAS is chosen before an engine is opened, and the log says what computes and what is wrong with the disk tier."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import pytest
 from structlog.testing import capture_logs
 from support.clocks.polling import CEILING_S
 from support.engines.block_samples import content_of, file_of, saved_block
+from support.engines.native import without_kernels
 from unit.engine.tiny_llama import TinyLlama
 
 from machd.engine import open as opening
-from machd.engine.backend import blas
-from machd.engine.backend.blas import BlasChoice, RefusedLibrary
-from machd.engine.backend.blas_trial import BlasCheck, BlasTrial, ProductShape
+from machd.engine.backend import blas, native_kernels
+from machd.engine.backend.blas import BlasChoice, BlasReport, RefusedLibrary
+from machd.engine.backend.blas_check import BlasCheck
 from machd.engine.loading.loader import load_model
-from machd.engine.open import _engine, choose_blas_for
+from machd.engine.open import _engine, choose_checked_blas
 from machd.engine.prefix_blocks.disk_tier import DiskTier
 from machd.engine.prefix_blocks.key import block_key
-from machd.engine.ranks.joining import RankPlace
 from machd.settings.cache import CacheSettings
 from machd.settings.model import Settings
 
@@ -72,93 +72,68 @@ def test_damaged_files_are_warned_of(tmp_path: Path, tiny: TinyLlama) -> None:
         assert [(one["count"], one["log_level"]) for one in warned] == [(1, "warning")] * count
 
 
-class _Comparison:
-    """Stands in for the measurement of two installed libraries; ``b`` is the faster."""
+@pytest.fixture(name="checked")
+def _checked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, str]]]:
+    """Two libraries are installed, the first multiplies wrongly, and nothing is loaded: checks, with their environment."""
+    checked: list[tuple[str, dict[str, str]]] = []
 
-    def __init__(self) -> None:
-        self.shapes: list[ProductShape] = []
-        self.environ: dict[str, str] = {}
+    def check(library: str, environ: dict[str, str]) -> BlasCheck:
+        checked.append((library, dict(environ)))
+        return BlasCheck("[1, 2] times [3, 2] is wrong" if library == "a" else None)
 
-    def __call__(
-        self, libraries: tuple[str, ...], shape: ProductShape, environ: dict[str, str]
-    ) -> tuple[BlasTrial, ...]:
-        self.shapes.append(shape)
-        self.environ = environ
-        return tuple(BlasTrial(one, 3.0 - n, 3.0 - n, turns=2) for n, one in enumerate(libraries))
-
-
-@pytest.fixture(name="comparison")
-def _comparison(monkeypatch: pytest.MonkeyPatch) -> _Comparison:
-    """Two libraries are installed, mlx is not imported, and nothing is loaded."""
-    comparison = _Comparison()
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.delitem(sys.modules, "mlx.core", raising=False)
     monkeypatch.setattr(blas, "_expects_cuda", lambda: False)
     monkeypatch.setattr(blas, "installed_libraries", lambda _environ: ("a", "b"))
     monkeypatch.setattr(blas, "_load", lambda _library: None)
-    monkeypatch.setattr(opening, "compare_libraries", comparison)
-    monkeypatch.setattr(opening, "check_products", lambda *_: BlasCheck(None))
-    return comparison
-
-
-def _chosen(tmp_path: Path, environ: dict[str, str], place: RankPlace | None = None) -> BlasChoice:
-    return choose_blas_for(
-        str(tmp_path),
-        "auto",
-        cache_directory=tmp_path,
-        environ=environ,
-        place=place,
-    )
-
-
-def test_libraries_are_compared_once_with_the_models_shape(
-    tmp_path: Path, comparison: _Comparison
-) -> None:
-    """The next start takes the same library without measuring; another model is measured."""
-    config = tmp_path / "config.json"
-    config.write_text('{"hidden_size": 576, "intermediate_size": 1536}', "utf-8")
-    choices = [_chosen(tmp_path, {}) for _ in range(2)]
-    assert [one.library for one in choices] == ["b", "b"]
-    assert choices[0].trials == choices[1].trials
-    assert comparison.shapes == [ProductShape(576, 1536)]
-
-    config.write_text('{"hidden_size": 64, "intermediate_size": 128}', "utf-8")
-    assert _chosen(tmp_path, {}).library == "b"
-    assert comparison.shapes[1:] == [ProductShape(64, 128)]
+    monkeypatch.setattr(opening, "check_products", check)
+    return checked
 
 
 def test_a_wrong_library_is_checked_once_and_left_out(
-    tmp_path: Path, comparison: _Comparison, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, checked: list[tuple[str, dict[str, str]]]
 ) -> None:
-    """Ranks leave it out too; what was found is kept, and nothing else is compared with it."""
-    checked: list[str] = []
-
-    def check(library: str, *_: object) -> BlasCheck:
-        checked.append(library)
-        return BlasCheck("[1, 2] times [3, 2] is wrong" if library == "a" else None)
-
-    monkeypatch.setattr(opening, "check_products", check)
-    place = RankPlace(rank=0, backend="ring")
-    for choice in (_chosen(tmp_path, {}), _chosen(tmp_path, {}), _chosen(tmp_path, {}, place)):
+    """The next start reads what was found."""
+    for _ in range(2):
+        choice = choose_checked_blas("auto", cache_directory=tmp_path, environ={})
         assert choice.library == "b"
         assert choice.refused == (RefusedLibrary("a", "[1, 2] times [3, 2] is wrong"),)
-    assert checked == ["a", "b"]
-    assert comparison.shapes == []
-
-
-def test_ranks_measure_nothing(tmp_path: Path, comparison: _Comparison) -> None:
-    """They take the first library of a fixed order, so that no clock of one rank decides."""
-    place = RankPlace(rank=0, backend="ring")
-    assert _chosen(tmp_path, {}, place).library == "a"
-    assert comparison.shapes == []
+    assert [library for library, _ in checked] == ["a", "b"]
 
 
 def test_threads_are_bounded_before_a_library_is_loaded(
-    tmp_path: Path, comparison: _Comparison, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    checked: list[tuple[str, dict[str, str]]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """This process and the measurement get the same numbers, and the operator's stand."""
+    """This process and the check get the same numbers, and the operator's stand."""
     monkeypatch.setattr("machd.engine.backend.cpu_threads.usable_cpus", lambda **_: 2)
     environ = {"OPENBLAS_NUM_THREADS": "3"}
-    _chosen(tmp_path, environ)
+    choose_checked_blas("auto", cache_directory=tmp_path, environ=environ)
     assert environ == {"OPENBLAS_NUM_THREADS": "3", "MKL_NUM_THREADS": "2", "BLIS_NUM_THREADS": "2"}
-    assert comparison.environ == environ
+    assert [used for _, used in checked] == [environ, environ]
+
+
+@pytest.mark.parametrize(
+    ("platform", "is_installed", "is_warned"),
+    [("linux", False, True), ("linux", True, False), ("darwin", False, False)],
+)
+def test_missing_kernels_are_warned_of_on_a_linux_cpu(
+    monkeypatch: pytest.MonkeyPatch, platform: str, *, is_installed: bool, is_warned: bool
+) -> None:
+    """The advice names both ways to get them; it stands beside that about the BLAS."""
+    if not is_installed:
+        without_kernels(monkeypatch)
+    elif native_kernels.native_kernels() is None:
+        pytest.skip("machd's own kernels are not installed")
+    monkeypatch.setattr(sys, "platform", platform)
+    slow = BlasReport("cpu", "reference BLAS", 1.0, 16.0, is_reference=True, advice="install it")
+    monkeypatch.setattr(opening, "measure_blas", lambda _choice: slow)
+    with capture_logs() as lines:
+        opening._logged_blas(BlasChoice("off", None, "switched off"))
+    events = ["blas.measured", "blas.slow", *["kernels.missing"] * is_warned]
+    assert [one["event"] for one in lines] == events
+    if is_warned:
+        assert lines[-1]["log_level"] == "warning"
+        assert "scripts/native" in lines[-1]["advice"]
+        assert "machd-native" in lines[-1]["advice"]

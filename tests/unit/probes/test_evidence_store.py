@@ -125,6 +125,24 @@ def test_shipped_evidence_says_whether_it_was_measured_with_this_blas(
     assert [one.measured_on for one in found] == [where]
 
 
+_NATIVE = "machd-native 0.1.0, OpenBLAS 0.3.21"
+
+
+@pytest.mark.parametrize(
+    ("other", "is_same"),
+    [
+        ("machd-native 0.2.0, OpenBLAS 0.3.29", True),
+        ("machd-native 0.1.0, BLIS 0.9.0", False),
+        ("OpenBLAS 0.3.21", False),
+    ],
+)
+def test_a_blas_behind_machds_kernels_is_compared_without_versions(
+    other: str, *, is_same: bool
+) -> None:
+    """Both the kernels and the library round a row in their own way, whatever their versions."""
+    assert replace(BASIS, blas=_NATIVE).has_blas_of(replace(BASIS, blas=other)) is is_same
+
+
 @pytest.mark.parametrize("outcome", [Outcome.PASSED, Outcome.FAILED])
 def test_what_this_machine_measured_replaces_shipped_evidence(
     tmp_path: Path, outcome: Outcome

@@ -3,8 +3,8 @@
 The ``mlx-cpu`` wheel links the reference BLAS, whose cost grows with every row of a batch. A
 library loaded with ``RTLD_GLOBAL`` before mlx answers mlx's ``cblas_sgemm`` in its place, without
 ``LD_PRELOAD`` and without starting the process again. :func:`choose_blas` loads it and must run
-before anything imports mlx; :func:`measure_blas` imports mlx and shows what it got. Which of several
-libraries is the fastest differs by CPU, so the caller may have them compared first.
+before anything imports mlx; :func:`measure_blas` imports mlx and shows what it got. Where machd's own
+kernels compute, the library multiplies only what they do not, and is not measured.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pathlib import Path
 
 from machd.clock import Clock, SystemClock
 from machd.engine.backend.blas_candidates import SONAMES, installed_libraries
-from machd.engine.backend.blas_trial import BlasTrial, fastest
 from machd.errors import StartupError
+from machd.installed import installed_version
 from machd.settings.problems import shortened
 
 _AUTO = "auto"
@@ -54,9 +54,6 @@ _ADVICE_LOADED = (
 
 _ADVICE_REFUSED = "install another version of it, or another library, and restart"
 
-Compare = Callable[[Sequence[str]], Sequence[BlasTrial]]
-"""Measures the libraries at these paths."""
-
 Check = Callable[[str], str | None]
 """Says what is wrong with the products of the library at a path; None if nothing is."""
 
@@ -85,14 +82,12 @@ class BlasChoice:
         requested: ``auto``, ``off`` or the path that was asked for.
         library: The file that was loaded; None when mlx keeps its own.
         reason: Why, in a few words for the start-up log.
-        trials: Times of the libraries that were compared; empty where none were.
-        refused: Libraries that multiply wrongly on this machine.
+        refused: Libraries that multiply wrongly on this machine, of those that were tried.
     """
 
     requested: str
     library: str | None
     reason: str
-    trials: tuple[BlasTrial, ...] = ()
     refused: tuple[RefusedLibrary, ...] = ()
 
     @property
@@ -103,12 +98,13 @@ class BlasChoice:
 
 @dataclass(frozen=True, slots=True)
 class BlasReport:
-    """A float32 product of 1 and of 16 rows with a 2048 x 2048 matrix, through mlx.
+    """What multiplies matrices; without machd's own kernels also what a 2048 x 2048 float32 product takes through mlx.
 
     Attributes:
         backend: ``cpu``, ``metal`` or ``cuda``.
-        name: Library and version, such as ``OpenBLAS 0.3.21``; None off the CPU.
-        one_row_ms: Best of five; None where nothing was measured.
+        name: Library and version, such as ``OpenBLAS 0.3.21``, behind machd's own kernels where they compute
+            (``machd-native 0.1.0, OpenBLAS 0.3.21``); None off the CPU.
+        one_row_ms: Best of five for 1 row; None where nothing was measured.
         sixteen_rows_ms: The same for 16 rows.
         is_reference: Whether 16 rows cost so much more than one that batching gains nothing.
         advice: What to do about it; None when nothing needs doing.
@@ -134,17 +130,14 @@ def choose_blas(
     *,
     environ: Mapping[str, str] | None = None,
     check: Check | None = None,
-    compare: Compare | None = None,
 ) -> BlasChoice:
-    """Load the best cblas of the machine, before anything imports mlx.
+    """Load a cblas of the machine, before anything imports mlx.
 
     Args:
-        choice: ``auto``, ``off``, or the path of a shared library.
+        choice: ``auto`` for the first of a fixed order, ``off``, or the path of a shared library.
         environ: Says where the loader looks for libraries; this process's unless given.
         check: Compares a library's products with plain sums; one that is wrong is not loaded. Without it
             every library is trusted, as where the parent process has checked it.
-        compare: Measures libraries for ``auto`` if there are several; the fastest is loaded. Without
-            it that is the first in a fixed order, so that several processes choose alike.
 
     Returns:
         What was loaded and why. Never an error for ``auto``: without a better library mlx keeps
@@ -165,7 +158,7 @@ def choose_blas(
         return BlasChoice(choice, _load_path(choice, check), "asked for")
     if _expects_cuda():
         return BlasChoice(choice, None, "mlx computes on the GPU")
-    return _choose_installed(installed_libraries(environ), check, compare)
+    return _choose_installed(installed_libraries(environ), check)
 
 
 def _choice_made_before(choice: str, libraries: Sequence[str]) -> BlasChoice:
@@ -184,50 +177,41 @@ def _is_loaded(library: str) -> bool:
     return True
 
 
-def _choose_installed(
-    installed: Sequence[str], check: Check, compare: Compare | None
-) -> BlasChoice:
-    """Load the fastest of the libraries that multiply rightly, else the first that can be loaded."""
+def _choose_installed(installed: Sequence[str], check: Check) -> BlasChoice:
+    """Load the first library that multiplies rightly."""
+    refused: list[RefusedLibrary] = []
     # The loader knows places that are not searched, such as those of a Python without ld.so.cache.
-    problems = {library: check(library) for library in installed or filter(_can_load, SONAMES)}
-    refused = tuple(RefusedLibrary(one, problem) for one, problem in problems.items() if problem)
-    libraries = [library for library, problem in problems.items() if problem is None]
-    trials: tuple[BlasTrial, ...] = ()
-    reason = "the only one found" if len(installed) == 1 else "the first found"
-    if compare is not None and len(libraries) > 1:
-        trials = tuple(compare(libraries))
-        best = fastest(trials)
-        if best is not None and _load(best.library) is None:
-            reason = f"the fastest of {len(trials)}"
-            return BlasChoice(_AUTO, best.library, reason, trials, refused)
-        # Where the time was too short for all, one of them is still better than mlx's own.
-        broken = {trial.library for trial in trials if trial.is_broken}
-        libraries = [library for library in libraries if library not in broken]
-        reason = "the first found: none could be measured"
-    for library in libraries:
-        if _load(library) is None:
-            return BlasChoice(_AUTO, library, reason, trials, refused)
+    for library in installed or filter(_can_load, SONAMES):
+        problem = check(library)
+        if problem is not None:
+            refused.append(RefusedLibrary(library, problem))
+        elif _load(library) is None:
+            return BlasChoice(_AUTO, library, "the first found", tuple(refused))
     reason = "no optimised BLAS on this machine"
     if refused:
         reason = "no optimised BLAS on this machine multiplies rightly"
-    return BlasChoice(_AUTO, None, reason, trials, refused)
+    return BlasChoice(_AUTO, None, reason, tuple(refused))
 
 
 def measure_blas(choice: BlasChoice, *, clock: Clock | None = None) -> BlasReport:
     """Import mlx, multiply, and say which library did it and how well it takes a batch.
 
     Takes about 20 ms with an optimised library and 200 ms with the reference one. Measures
-    nothing where a GPU computes, and gives no advice on macOS.
+    nothing where machd's own kernels or a GPU compute, and gives no advice on macOS.
     """
     from machd.engine.backend.device import backend_name  # noqa: PLC0415 - imports mlx
+    from machd.engine.backend.native_kernels import native_kernels  # noqa: PLC0415 - imports mlx
 
     backend = backend_name()
     if backend != "cpu":
         return BlasReport(backend, None)
+    if native_kernels() is not None:
+        library = _library_name(choice) or "MLX's own BLAS"
+        return BlasReport(backend, f"machd-native {installed_version('machd-native')}, {library}")
     clock = clock or SystemClock()
     one_row_ms, sixteen_rows_ms = _products_ms(clock)
     is_reference = sixteen_rows_ms / max(one_row_ms, 1e-6) >= _REFERENCE_RATIO
-    name = _library_name(choice, is_reference=is_reference)
+    name = _library_name(choice) or ("reference BLAS" if is_reference else "unknown")
     advice = _ADVICE if choice.library is None else f"{name} {_ADVICE_LOADED}"
     if choice.library is None and choice.refused:
         advice = f"{'; '.join(map(str, choice.refused))}; {_ADVICE_REFUSED}"
@@ -307,12 +291,12 @@ def _products_ms(clock: Clock) -> tuple[float, float]:
     return best_ms[0], best_ms[1]
 
 
-def _library_name(choice: BlasChoice, *, is_reference: bool) -> str:
-    """The library's own name and version where it tells them, else its file."""
+def _library_name(choice: BlasChoice) -> str | None:
+    """The library's own name and version where it tells them, else its file; None for the one that mlx brings."""
     if sys.platform == "darwin":
         return "Accelerate"
     if choice.library is None:
-        return "reference BLAS" if is_reference else "unknown"
+        return None
     library = ctypes.CDLL(choice.library)
     for describe in (_openblas_name, _mkl_name, _blis_name):
         name = describe(library)

@@ -1,7 +1,7 @@
-"""The program of a child process that checks or times the products of one BLAS library.
+"""The program of a child process that checks the products of one BLAS library.
 
-It runs without machd's packages (``python -I -S FILE check|time LIBRARY WIDTH COLUMNS …``), so that it
-starts in some 30 ms, and prints one JSON value. The library's threads and faults end with it.
+It runs without machd's packages (``python -I -S FILE LIBRARY NUMPY_FOLDER``), so that it starts in some
+30 ms, and prints one JSON value. The library's threads and faults end with it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import ctypes
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,13 +17,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_ROWS = (1, 16)
-_BUFFER_BYTES = 32 << 20
-"""Memory that the products read in turn: more than a core's cache holds, as a model's weights are."""
-
-_MIN_ROUNDS = 3
-_FLOAT_BYTES = 4
-_ONE = b"\x00\x00\x80\x3f"  # 1.0 in float32, little-endian
 _ROW_MAJOR, _NOT_TRANSPOSED, _TRANSPOSED = 101, 111, 112  # cblas.h
 
 _LARGEST = 4
@@ -34,10 +26,10 @@ float32 holds it exactly in whatever order it is taken: a difference is no round
 _SLACK = 5
 """Columns by which each matrix is wider than it is used: rows of a slab and of a fused product lie so."""
 
-_WEIGHT_ROWS = (1, 2, 3, 4, 5, 8, 16, 17, 33, 64, 200)
-_MAX_TERMS = 1 << 28
-"""Of one product: the reference BLAS adds some 2^30 in a second."""
+_WIDTH, _COLUMNS = 576, 1536
+"""Of the weight matrix: that of the embedded model's MLP. Each product takes a second at most, with any BLAS."""
 
+_WEIGHT_ROWS = (1, 2, 3, 4, 5, 8, 16, 17, 33, 64, 200)
 _HEAD_WIDTHS = (64, 128)
 _POSITIONS = (1, 17, 256, 300)
 _QUERY_ROWS = (1, 3, 9, 64)
@@ -66,13 +58,11 @@ class Product(NamedTuple):
         return f"[{self.rows}, {self.width}] times {right}{' transposed' * self.is_transposed}"
 
 
-def model_products(width: int, columns: int) -> Iterator[Product]:
+def model_products() -> Iterator[Product]:
     """Yield products as a step and a prompt have them: weights in both directions, scores, values."""
     for rows in _WEIGHT_ROWS:
-        if rows * width * columns > _MAX_TERMS:
-            break
-        yield Product(rows, columns, width)
-        yield Product(rows, width, columns, is_added=True)
+        yield Product(rows, _COLUMNS, _WIDTH)
+        yield Product(rows, _WIDTH, _COLUMNS, is_added=True)
     for head_width in _HEAD_WIDTHS:
         for positions in _POSITIONS:
             for rows in _QUERY_ROWS:
@@ -80,7 +70,7 @@ def model_products(width: int, columns: int) -> Iterator[Product]:
                 yield Product(rows, head_width, positions, is_transposed=False)
 
 
-def wrong_product(library: str, width: int, columns: int) -> str | None:
+def wrong_product(library: str) -> str | None:
     """Return what is wrong with the first wrong product; None if all are right.
 
     The result is compared after it was multiplied with a vector of numbers that are not zero: then
@@ -90,10 +80,10 @@ def wrong_product(library: str, width: int, columns: int) -> str | None:
         OSError: The library cannot be loaded.
         AttributeError: It has no ``cblas_sgemm``.
     """
-    import numpy as np  # noqa: PLC0415 - only a check needs it
+    import numpy as np  # noqa: PLC0415 - its folder is known only now
 
     multiply = _sgemm(library)
-    random = np.random.default_rng(width)
+    random = np.random.default_rng(0)
     matrices: dict[tuple[int, int], NDArray[np.float32]] = {}
 
     def matrix(rows: int, width: int) -> NDArray[np.float32]:
@@ -102,7 +92,7 @@ def wrong_product(library: str, width: int, columns: int) -> str | None:
             matrices[rows, width] = random.integers(-_LARGEST, _LARGEST, shape).astype(np.float32)
         return matrices[rows, width]
 
-    for product in model_products(width, columns):
+    for product in model_products():
         left = matrix(product.rows, product.width)
         stored = (product.columns, product.width)
         right = matrix(*(stored if product.is_transposed else stored[::-1]))
@@ -127,7 +117,7 @@ def _weighed(
     right: NDArray[np.float32], product: Product, weights: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Return the sum of the right matrix's columns, each times its weight: [width]."""
-    import numpy as np  # noqa: PLC0415 - only a check needs it
+    import numpy as np  # noqa: PLC0415 - its folder is known only now
 
     if product.is_transposed:
         used, subscripts = right[:, : product.width], "cw,c->w"
@@ -152,41 +142,6 @@ def _multiply(
     )
 
 
-def times_ms(library: str, width: int, columns: int, limit_s: float) -> list[float]:
-    """Return the median time of a product of 1 row, then of 16 rows, in milliseconds.
-
-    The best time would hide how long threads wait for each other on cores that are not free.
-
-    The matrix is [columns, width] and multiplied transposed, as mlx multiplies by the weight of a
-    linear layer. The row counts take turns, so that a machine whose speed drifts slows both.
-
-    Raises:
-        OSError: The library cannot be loaded.
-        AttributeError: It has no ``cblas_sgemm``.
-    """
-    multiply = _sgemm(library)
-    matrix_bytes = width * columns * _FLOAT_BYTES
-    matrices = max(1, _BUFFER_BYTES // matrix_bytes)
-    weights = _filled(matrices * width * columns)
-    rows_in = _filled(_ROWS[-1] * width)
-    rows_out = _filled(_ROWS[-1] * columns)
-    times_s: dict[int, list[float]] = {rows: [] for rows in _ROWS}
-    end_s = time.perf_counter() + limit_s
-    rounds = 0
-    while rounds < _MIN_ROUNDS or time.perf_counter() < end_s:
-        matrix = ctypes.addressof(weights) + rounds % matrices * matrix_bytes
-        for rows in _ROWS:
-            started_s = time.perf_counter()
-            multiply(
-                *(_ROW_MAJOR, _NOT_TRANSPOSED, _TRANSPOSED, rows, columns, width),
-                *(1.0, ctypes.addressof(rows_in), width, matrix, width),
-                *(0.0, ctypes.addressof(rows_out), columns),
-            )
-            times_s[rows].append(time.perf_counter() - started_s)
-        rounds += 1
-    return [sorted(times)[len(times) // 2] * 1000.0 for times in times_s.values()]
-
-
 def _sgemm(library: str) -> Callable[..., None]:
     """Return ``cblas_sgemm`` of a library, with the types of its arguments."""
     multiply = ctypes.CDLL(library).cblas_sgemm
@@ -199,21 +154,11 @@ def _sgemm(library: str) -> Callable[..., None]:
     return multiply
 
 
-def _filled(count: int) -> ctypes.Array[ctypes.c_float]:
-    """Return an array of ones."""
-    return (ctypes.c_float * count).from_buffer(bytearray(_ONE) * count)
-
-
 def main() -> None:
-    """Check or time the library that the arguments name, and end without its own clean-up."""
-    verb, library, width, columns, last = sys.argv[1:]
-    answer: object
-    if verb == "check":
-        sys.path.append(last)  # the folder that numpy lies in
-        answer = wrong_product(library, int(width), int(columns))
-    else:
-        answer = times_ms(library, int(width), int(columns), float(last))
-    sys.stdout.write(json.dumps(answer))
+    """Check the library that the arguments name, and end without its own clean-up."""
+    library, numpy_folder = sys.argv[1:]
+    sys.path.append(numpy_folder)
+    sys.stdout.write(json.dumps(wrong_product(library)))
     sys.stdout.flush()
     os._exit(0)
 

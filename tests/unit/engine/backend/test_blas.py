@@ -10,10 +10,16 @@ from pathlib import Path
 import pytest
 from support.clocks.manual_clock import ManualClock
 from support.clocks.polling import CEILING_S
+from support.engines.native import without_kernels
 
-from machd.engine.backend import blas
-from machd.engine.backend.blas import BlasChoice, choose_blas, measure_blas
-from machd.engine.backend.blas_trial import BlasTrial
+from machd.engine.backend import blas, native_kernels
+from machd.engine.backend.blas import (
+    BlasChoice,
+    BlasReport,
+    RefusedLibrary,
+    choose_blas,
+    measure_blas,
+)
 from machd.errors import StartupError
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="chosen on Linux only")
@@ -55,6 +61,8 @@ def test_a_chosen_library_is_the_one_that_multiplies() -> None:
         "import json\n"
         "from machd.engine.backend.blas import choose_blas, measure_blas\n"
         "choice = choose_blas({choice!r})\n"
+        "from machd.engine.backend import native_kernels\n"
+        "native_kernels._package = lambda: None\n"
         "report = measure_blas(choice)\n"
         "print(json.dumps({{'library': choice.library, 'backend': report.backend,\n"
         " 'reference': report.is_reference, 'advice': report.advice, 'name': report.name}}))"
@@ -115,7 +123,7 @@ def test_too_late_is_said_and_not_hidden(monkeypatch: pytest.MonkeyPatch) -> Non
     """After mlx is imported nothing is loaded, and the reason says so."""
     monkeypatch.setitem(sys.modules, "mlx.core", sys)
     monkeypatch.setattr(blas, "installed_libraries", lambda _environ: ("/nowhere/libblas.so",))
-    choice = choose_blas("auto", compare=lambda _libraries: pytest.fail("measured"))
+    choice = choose_blas("auto")
     assert choice.library is None
     assert "imported before" in choice.reason
 
@@ -145,45 +153,22 @@ def _loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @linux_only
-def test_the_fastest_library_is_loaded_and_no_other(loaded: list[str]) -> None:
-    """``auto`` takes the library with the least times, and keeps the times of all for the log."""
-    trials = (BlasTrial("a", 2.0, 2.0), BlasTrial("b", 1.0, 1.0), BlasTrial("c", problem="crashed"))
-    choice = choose_blas("auto", compare=lambda _libraries: trials)
-    assert (choice.library, choice.reason) == ("b", "the fastest of 3")
-    assert choice.trials == trials
-    assert choice.for_other_processes == "b"
+def test_the_first_library_in_a_fixed_order_is_loaded(loaded: list[str]) -> None:
+    """Ranks, probe workers and later starts choose alike; the libraries behind it are not even checked."""
+    checked: list[str] = []
+    choice = choose_blas("auto", check=checked.append)
+    assert (choice.library, choice.reason) == ("a", "the first found")
+    assert choice.for_other_processes == "a"
+    assert (checked, loaded) == (["a"], ["a"])
+
+
+@linux_only
+def test_a_library_that_multiplies_wrongly_is_left_out(loaded: list[str]) -> None:
+    """The next one in the order serves, and the choice says which was refused and why."""
+    choice = choose_blas("auto", check=lambda library: "wrong" if library == "a" else None)
+    assert choice.library == "b"
+    assert [str(one) for one in choice.refused] == ["a was not loaded: wrong"]
     assert loaded == ["b"]
-
-
-@linux_only
-@pytest.mark.parametrize(
-    ("broken", "library"), [((), "a"), (("a",), "b"), (("a", "b", "c"), None)], ids=str
-)
-def test_a_broken_library_is_never_loaded(
-    loaded: list[str], broken: tuple[str, ...], library: str | None
-) -> None:
-    """Libraries that no time was left for are taken in a fixed order, broken ones left out."""
-    trials = [BlasTrial(one, problem="p", is_broken=one in broken) for one in "abc"]
-    assert choose_blas("auto", compare=lambda _libraries: trials).library == library
-    assert loaded == ([] if library is None else [library])
-
-
-@linux_only
-def test_a_single_library_is_not_measured(
-    loaded: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """There is nothing to choose between."""
-    monkeypatch.setattr(blas, "installed_libraries", lambda _environ: ("a",))
-    choice = choose_blas("auto", compare=lambda _libraries: pytest.fail("measured"))
-    assert (choice.library, choice.reason, choice.trials) == ("a", "the only one found", ())
-    assert loaded == ["a"]
-
-
-@linux_only
-def test_without_a_comparison_the_first_in_a_fixed_order_is_loaded(loaded: list[str]) -> None:
-    """Ranks and probe workers choose alike, whatever their clocks would say."""
-    assert choose_blas("auto").library == "a"
-    assert loaded == ["a"]
 
 
 @linux_only
@@ -230,6 +215,7 @@ def test_the_verdict_is_the_ratio(
     monkeypatch: pytest.MonkeyPatch, sixteen_rows_ms: float, *, is_reference: bool
 ) -> None:
     """Sixteen rows at five times one row or more is the reference BLAS, whatever its name."""
+    without_kernels(monkeypatch)
     monkeypatch.setattr("machd.engine.backend.device.backend_name", lambda: "cpu")
     monkeypatch.setattr(blas, "_products_ms", lambda _clock: (1.0, sixteen_rows_ms))
     report = measure_blas(BlasChoice("off", None, "switched off"), clock=ManualClock())
@@ -240,12 +226,31 @@ def test_the_verdict_is_the_ratio(
 @linux_only
 def test_advice_does_not_tell_to_install_what_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A library that takes a batch badly is named, and the advice is to measure again or name another."""
+    without_kernels(monkeypatch)
     monkeypatch.setattr("machd.engine.backend.device.backend_name", lambda: "cpu")
     monkeypatch.setattr(blas, "_products_ms", lambda _clock: (1.0, 16.0))
     monkeypatch.setattr(blas, "_library_name", lambda *_, **__: "Intel MKL 2026.2")
-    advice = measure_blas(BlasChoice("auto", "a", "the fastest of 2"), clock=ManualClock()).advice
+    advice = measure_blas(BlasChoice("auto", "a", "the first found"), clock=ManualClock()).advice
     assert "Intel MKL 2026.2 was loaded" in str(advice)
     assert "apt install" not in str(advice)
+
+
+@pytest.mark.parametrize(
+    ("library", "name"),
+    [("OpenBLAS 0.3.21", "OpenBLAS 0.3.21"), (None, "MLX's own BLAS")],
+)
+def test_machds_own_kernels_are_named_before_the_blas(
+    monkeypatch: pytest.MonkeyPatch, library: str | None, name: str
+) -> None:
+    """Nothing is measured and nothing advised: the BLAS multiplies only what the kernels do not."""
+    monkeypatch.setattr(native_kernels, "_package", object)
+    monkeypatch.setattr("machd.engine.backend.device.backend_name", lambda: "cpu")
+    monkeypatch.setattr(blas, "installed_version", {"machd-native": "0.1.0"}.__getitem__)
+    monkeypatch.setattr(blas, "_products_ms", lambda _clock: pytest.fail("measured"))
+    monkeypatch.setattr(blas, "_library_name", lambda _choice: library)
+    report = measure_blas(BlasChoice("auto", None, "none", (RefusedLibrary("a", "wrong"),)))
+    assert report == BlasReport("cpu", f"machd-native 0.1.0, {name}")
+    assert report.ratio is None
 
 
 def test_a_gpu_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
