@@ -12,6 +12,7 @@ from machd.request.generation import SamplingParams
 from machd.scheduler.admission import Batching, KvBudget, KvPolicy
 from machd.scheduler.config import SchedulerConfig, continuous, single_flight
 from machd.scheduler.events import Event, FinishReason, SequenceFinished, TokenGenerated
+from machd.scheduler.pacing import PREFILL_SHARE
 from machd.scheduler.prefix_cache import PrefixCache
 from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.subscriber import SequenceRequest
@@ -159,6 +160,11 @@ def _config(slots: int, chunk_tokens: int) -> SchedulerConfig:
         return single_flight(_LIMITS, prefill_chunk_tokens=chunk_tokens)
     kv = KvBudget(_KV_BYTES, bytes_per_token=1, bytes_per_sequence=0, policy=KvPolicy.DEFER)
     batching = Batching(
-        max_b=slots, window_s=0.0, prefill_chunk_tokens=chunk_tokens, coalesce=False, kv=kv
+        max_b=slots,
+        window_s=0.0,
+        prefill_chunk_tokens=chunk_tokens,
+        coalesce=False,
+        kv=kv,
+        prefill_share=PREFILL_SHARE,
     )
     return continuous(_LIMITS, batching)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -96,7 +98,7 @@ def test_sizes_that_do_not_go_together_are_refused() -> None:
     """Before anything is computed."""
     x, (cosines, sines) = _numbers(2, 1, 3, 8), _table(4, 4)
     at = mx.array([0, 0], dtype=mx.int32)
-    for wrong in (
+    wrongs: list[Callable[[], object]] = [
         lambda: native.rms_norm(x, _numbers(7), 1e-5),
         lambda: native.rms_norm(x.astype(mx.float16), _numbers(8), 1e-5),
         lambda: native.silu_product(x[..., :7]),
@@ -105,6 +107,7 @@ def test_sizes_that_do_not_go_together_are_refused() -> None:
         lambda: native.rotate(x, cosines, sines, at[:1], rotated=3),
         lambda: native.rotate(x, cosines, sines, at.astype(mx.float32), rotated=3),
         lambda: native.rotate(x, cosines, sines, at, rotated=4),
-    ):
+    ]
+    for wrong in wrongs:
         with pytest.raises(ValueError, match=r"are|have|has|hold"):
             wrong()
