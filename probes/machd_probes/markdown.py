@@ -10,7 +10,15 @@ from msgspec import UnsetType
 from machd.capabilities.document import Evidence
 from machd.capabilities.evidence import Outcome
 from machd_probes.report import MLX_LM_PROBE, MatrixReport, MatrixRow, ProbeRow
-from machd_probes.table import NONE, by_kind, by_reason, mark, measured_on, prefix_mark
+from machd_probes.table import (
+    NONE,
+    bitwise_names,
+    by_kind,
+    by_reason,
+    mark,
+    measured_on,
+    prefix_mark,
+)
 
 _RAISES = "raises"
 
@@ -76,6 +84,7 @@ def matrix_markdown(matrix: MatrixReport) -> str:
     ]
     for kind, rows in by_kind(matrix.architectures):
         parts += [f"## {kind.capitalize()}", _table(_HEADINGS, (_cells(row) for row in rows))]
+    parts += _bitwise(matrix)
     parts += _reasons(matrix)
     parts += _wrong_in_mlx_lm(matrix)
     parts += _errors(matrix)
@@ -109,6 +118,17 @@ def _figures(row: MatrixRow) -> _Cells:
         f"{evidence.max_logprob_diff:.2g}",
         f"{evidence.noise_floor:.2g}",
     )
+
+
+def _bitwise(matrix: MatrixReport) -> Iterator[str]:
+    names = bitwise_names(matrix)
+    if names:
+        yield "## The same bits alone and in a batch"
+        yield (
+            "A row of these has the same bits alone, in a batch, in chunks, behind a cached prefix and with drafts "
+            "(`bitwise`): every comparison found a difference of 0 nats."
+        )
+        yield ", ".join(f"`{name}`" for name in names)
 
 
 def _reasons(matrix: MatrixReport) -> Iterator[str]:

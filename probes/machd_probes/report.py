@@ -22,7 +22,9 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from machd.capabilities.bitwise import Computing, judge_bitwise
 from machd.capabilities.document import (
+    BitwiseReport,
     Evidence,
     FeatureVerdict,
     ModelCapabilities,
@@ -113,7 +115,7 @@ def matrix_of(
         complete: Whether they are all that was asked for.
     """
     ordered = sorted(reports, key=lambda one: (one.architecture.lower(), one.architecture))
-    rows = [_row(report, basis.versions) for report in ordered]
+    rows = [_row(report, basis) for report in ordered]
     counts = Counter(verdict.verdict for row in rows if (verdict := row.continuous_batching))
     return MatrixReport(
         versions=MatrixVersions(**_fields(basis.versions), blas=basis.blas),
@@ -135,22 +137,29 @@ def encode_matrix(matrix: MatrixReport) -> bytes:
     return msgspec.json.format(msgspec.json.encode(matrix), indent=2) + b"\n"
 
 
-def _row(report: ArchitectureReport, versions: Versions) -> MatrixRow:
+def _row(report: ArchitectureReport, basis: ProbeBasis) -> MatrixRow:
     return MatrixRow(
-        **_fields(_capabilities(report, versions)),
+        **_fields(_capabilities(report, basis)),
         probes=tuple(probe_row(result) for result in report.results),
         problem=report.problem or UNSET,
     )
 
 
-def _capabilities(report: ArchitectureReport, versions: Versions) -> ModelCapabilities:
-    name = report.architecture
+def _capabilities(report: ArchitectureReport, basis: ProbeBasis) -> ModelCapabilities:
+    name, versions = report.architecture, basis.versions
     if report.facts is not None:
         verdicts = judge(report.facts, report.results)
-        return wire_capabilities(name, report.facts, verdicts, versions)
+        computing = Computing(basis.backend, basis.blas, is_native=True)
+        bitwise = judge_bitwise(report.results, computing)
+        return wire_capabilities(name, report.facts, verdicts, versions, bitwise=bitwise)
     reason = report.problem or "nothing was measured"
     verdict = FeatureVerdict(verdict="unknown", reason=reason, source="rule")
-    return ModelCapabilities(architecture=name, continuous_batching=verdict, versions=versions)
+    return ModelCapabilities(
+        architecture=name,
+        continuous_batching=verdict,
+        bitwise=BitwiseReport(value=False, reason=reason),
+        versions=versions,
+    )
 
 
 def probe_row(result: ProbeResult) -> ProbeRow:

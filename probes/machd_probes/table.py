@@ -37,6 +37,7 @@ def print_matrix(matrix: MatrixReport, console: Console) -> None:
         console.print(_table(rows, name_width))
         console.print()
     _print_experts(matrix, console)
+    _print_bitwise(matrix, console)
     _print_reasons(matrix, console)
     _print_errors(matrix, console)
     console.print(Text("\n".join(_summary_lines(matrix))))
@@ -61,6 +62,13 @@ def by_reason(rows: Iterable[MatrixRow]) -> Iterator[tuple[str, str, list[str]]]
             groups.setdefault((verdict.verdict, verdict.reason), []).append(row.architecture or "")
     for (verdict_name, reason), names in sorted(groups.items()):
         yield verdict_name, reason, names
+
+
+def bitwise_names(matrix: MatrixReport) -> list[str]:
+    """Architectures of which a row has the same bits however it is computed."""
+    return [
+        row.architecture or "" for row in matrix.architectures if row.bitwise and row.bitwise.value
+    ]
 
 
 def mark(verdict: _Verdict | UnsetType | None) -> str:
@@ -148,10 +156,19 @@ def _print_experts(matrix: MatrixReport, console: Console) -> None:
             for row in matrix.architectures
             if row.expert_streaming is not None and row.expert_streaming.verdict == verdict
         ]
-        if names:
-            console.print(Text(f"{heading} ({len(names)})", style="bold"))
-            console.print(Padding(Text(", ".join(names)), (0, 0, 0, 2)))
-            console.print()
+        _print_names(heading, names, console)
+
+
+def _print_bitwise(matrix: MatrixReport, console: Console) -> None:
+    """Write which architectures differ by no bit; why the others do is in the JSON."""
+    _print_names("a row has the same bits alone and in a batch", bitwise_names(matrix), console)
+
+
+def _print_names(heading: str, names: Sequence[str], console: Console) -> None:
+    if names:
+        console.print(Text(f"{heading} ({len(names)})", style="bold"))
+        console.print(Padding(Text(", ".join(names)), (0, 0, 0, 2)))
+        console.print()
 
 
 def _print_reasons(matrix: MatrixReport, console: Console) -> None:

@@ -29,6 +29,7 @@ from machd.cli import commands
 from machd.cli.check import check
 from machd.cli.check_document import ModelCheck
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
+from machd.engine.backend.native_kernels import native_kernels
 from machd.engine.loading.architecture import import_architecture
 from machd.engine.loading.embedded import user_cache_directory
 from machd.engine.protocol.engine import ModelDescription
@@ -496,6 +497,27 @@ def test_measure_loads_the_model_and_prints_evidence(tiny: TinyLlama) -> None:
     later = row_of(run(str(tiny.path), "--json"))["continuous_batching"]
     assert later["reason"] == verdict["reason"], "it is found again by whoever starts later"
     assert "the model itself" in later["reason"]
+
+
+def test_bitwise_is_told_with_its_reason(tiny: TinyLlama, run_here: RunsHere) -> None:
+    """JSON has an object, the table a line; before anything is measured, and after."""
+    unmeasured = row_of(run_here(str(tiny.path), "--json"))["bitwise"]
+    assert unmeasured["value"] is False
+    shown = run_here(str(tiny.path)).output
+    assert f"bitwise no: {unmeasured['reason']}"[:70] in " ".join(shown.split())
+    named = row_of(run_here(str(tiny.path), "--json", "--model-dtype", "float32"))["bitwise"]
+    assert named["value"] is False
+    assert "machd's own kernels" in named["reason"]
+
+
+@pytest.mark.skipif(native_kernels() is None, reason="make setup has found no compiler")
+def test_bitwise_is_true_when_measured_with_machds_kernels(tiny: TinyLlama) -> None:
+    """A llama's weights are measured without any difference, and a later check and the table say so."""
+    found = row_of(run(str(tiny.path), "--measure", "--json"))["bitwise"]
+    assert found["value"] is True, found["reason"]
+    assert found["reason"].startswith("measured on the model itself: batch_parity, ")
+    assert row_of(run(str(tiny.path), "--json"))["bitwise"] == found
+    assert "bitwise yes: measured on" in " ".join(run(str(tiny.path)).output.split())
 
 
 @pytest.mark.long

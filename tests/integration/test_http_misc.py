@@ -97,6 +97,8 @@ def test_capabilities_describe_the_model_and_the_mode(http: httpx.Client) -> Non
     assert answer["decode_mode"]["active"] == "single"
     assert answer["decode_mode"]["reason"]
     assert answer["distributed"] is None, "an engine without a model of code"
+    assert answer["bitwise"]["value"] is False
+    assert "machd's own kernels" in answer["bitwise"]["reason"]
     assert answer["max_b"] == 1
     assert answer["model"]["id"] == "fake"
     assert answer["model"]["context_tokens"] == 4096

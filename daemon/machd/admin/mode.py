@@ -79,8 +79,12 @@ async def probe(admin: NamedDependency[AdminContext]) -> ProbeReport:
     await asyncio.shield(asyncio.wrap_future(admin.probe()))
     verdicts = admin.loop.judge(model)
     versions = msgspec.structs.replace(admin.versions, backend=model.backend, dtype=model.dtype)
+    kv_format = admin.configuration.settings.cache.kv_quantization
+    bitwise = admin.loop.judge_bitwise(model, kv_format=kv_format)
     return ProbeReport(
-        capabilities=wire_capabilities(model.architecture, model.cache, verdicts, versions),
+        capabilities=wire_capabilities(
+            model.architecture, model.cache, verdicts, versions, bitwise=bitwise
+        ),
         decode_mode=_mode(admin),
     )
 

@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 from msgspec import UNSET, Struct, UnsetType
 
 from machd.capabilities import evidence
+from machd.capabilities.bitwise import BitwiseVerdict
 from machd.capabilities.facts import CacheFacts, KvCacheKind
 from machd.capabilities.rules import PrefixVerdict
 from machd.capabilities.verdict import Verdict
@@ -157,6 +158,18 @@ class SpeculationInForce(SpeculationReport, frozen=True, kw_only=True):
     acceptance: float | None
 
 
+class BitwiseReport(Struct, frozen=True, kw_only=True):
+    """Whether a row has the same bits alone, in a batch, in chunks, behind a cached prefix and with drafts.
+
+    Attributes:
+        value: Every check that compares a row with itself has measured a difference of 0 with this code and
+            what computes here.
+    """
+
+    value: bool
+    reason: str
+
+
 class CacheDetails(Struct, frozen=True, kw_only=True):
     """The model's caches.
 
@@ -199,6 +212,7 @@ class ModelCapabilities(Struct, frozen=True, kw_only=True):
     chunked_prefill: FeatureVerdict | UnsetType = UNSET
     expert_streaming: FeatureVerdict | None = None
     speculation: SpeculationReport | UnsetType = UNSET
+    bitwise: BitwiseReport | None = None
     trimmable: bool | None = None
     cache: CacheDetails | UnsetType = UNSET
     versions: Versions
@@ -295,7 +309,12 @@ class Capabilities(ModelCapabilities, frozen=True, kw_only=True):
 
 
 def wire_capabilities(
-    architecture: str, facts: CacheFacts, verdicts: ModelVerdicts, versions: Versions
+    architecture: str,
+    facts: CacheFacts,
+    verdicts: ModelVerdicts,
+    versions: Versions,
+    *,
+    bitwise: BitwiseVerdict,
 ) -> ModelCapabilities:
     """One model or architecture as the outside sees it.
 
@@ -304,6 +323,7 @@ def wire_capabilities(
         facts: Of its caches.
         verdicts: On it.
         versions: That the verdicts hold for.
+        bitwise: On its bits.
     """
     batched_specdec = wire_verdict(verdicts.batched_specdec)
     is_nested = facts.kind is KvCacheKind.NESTED
@@ -319,6 +339,7 @@ def wire_capabilities(
         chunked_prefill=wire_verdict(verdicts.chunked_prefill),
         expert_streaming=wire_verdict(verdicts.expert_streaming),
         speculation=_speculation(verdicts.speculation, batched_specdec),
+        bitwise=BitwiseReport(value=bitwise.value, reason=bitwise.reason),
         trimmable=facts.trimmable,
         cache=CacheDetails(
             keep_tokens=list(facts.keep_tokens),

@@ -207,6 +207,7 @@ def _checked(loaded: LoadedSettings, *, measure: bool) -> ModelCheck:
         found,
         results,
         kv_budget_gb=settings.continuous_batching.kv_budget_gb,
+        kv_format=settings.cache.kv_quantization,
         quality=quality,
         blas=measure_blas(blas).name,
         blas_refused=tuple(map(str, blas.refused)),

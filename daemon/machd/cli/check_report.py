@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import machd
+from machd.capabilities.bitwise import Computing, judge_bitwise
 from machd.capabilities.distributed import distributed
 from machd.capabilities.document import Device, wire_capabilities, wire_verdict
 from machd.capabilities.evidence import ProbeResult
@@ -39,6 +40,7 @@ def model_check(
     results: Sequence[ProbeResult] = (),
     *,
     kv_budget_gb: float,
+    kv_format: str = "none",
     quality: QualityReport | None = None,
     blas: str | None,
     blas_refused: tuple[str, ...],
@@ -49,6 +51,7 @@ def model_check(
         found: Of the model's files.
         results: Of probes on the loaded model; none where it was not loaded.
         kv_budget_gb: ``continuous_batching.kv_budget_gb``, in units of 10^9 bytes.
+        kv_format: ``cache.kv_quantization``.
         quality: The quality that ``model.quantize`` costs; None if it was not measured.
         blas: The CPU's matrix library; None on other backends.
         blas_refused: Libraries that were not loaded, each with its reason.
@@ -70,7 +73,14 @@ def model_check(
         available_bytes=found.available_bytes,
     )
     verdicts = judge(facts, results)
-    row = wire_capabilities(found.architecture, facts, verdicts, _versions(found))
+    computing = Computing(
+        backend=found.backend,
+        blas=blas,
+        is_native=found.is_native,
+        kv_format=kv_format,
+    )
+    bitwise = judge_bitwise(results, computing)
+    row = wire_capabilities(found.architecture, facts, verdicts, _versions(found), bitwise=bitwise)
     return ModelCheck(
         **{name: getattr(row, name) for name in row.__struct_fields__},
         model=found.model_id,

@@ -82,6 +82,8 @@ def _verdict_lines(check: ModelCheck) -> Iterator[tuple[str, Text]]:
             # The reason of a pass has the figures; that of a failure may be a sentence.
             if isinstance(verdict.evidence, Evidence) and verdict.verdict != "supported":
                 yield "  evidence", Text(_evidence(verdict.evidence))
+    if check.bitwise is not None:
+        yield "bitwise", _marked(_yes(check.bitwise.value), check.bitwise.reason)
     yield "several machines", _marked(check.distributed.verdict, check.distributed.reason)
     yield from _machines(check.distributed, check.fit.kv_budget_bytes)
 

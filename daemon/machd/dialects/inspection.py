@@ -58,7 +58,9 @@ async def get_capabilities(
     )
     speculation = decide_speculation(context.settings.speculation, model, verdicts)
     versions = msgspec.structs.replace(context.versions, backend=model.backend, dtype=model.dtype)
-    row = wire_capabilities(model.architecture, model.cache, verdicts, versions)
+    kv_format = context.settings.cache.kv_quantization
+    bitwise = loop.judge_bitwise(model, kv_format=kv_format)
+    row = wire_capabilities(model.architecture, model.cache, verdicts, versions, bitwise=bitwise)
     row = _with_gain(row, speculation, loop.snapshot.drafts)
     return Capabilities(
         **msgspec.structs.asdict(row)

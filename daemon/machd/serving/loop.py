@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import structlog
 
+from machd.capabilities.bitwise import BitwiseVerdict, Computing, judge_bitwise
 from machd.capabilities.verdict import Support
 from machd.capabilities.verdicts import ModelVerdicts, judge
 from machd.clock import Clock
@@ -137,6 +138,21 @@ class EngineLoop:
     def judge(self, model: ModelDescription) -> ModelVerdicts:
         """Return the capabilities of the loaded model, by its rules and its probe results."""
         return judge(model.cache, self._probe_results)
+
+    def judge_bitwise(self, model: ModelDescription, *, kv_format: str) -> BitwiseVerdict:
+        """Return whether a row of the loaded model has the same bits however it is computed.
+
+        Args:
+            model: The loaded model.
+            kv_format: ``cache.kv_quantization``.
+        """
+        computing = Computing(
+            backend=model.backend,
+            blas=model.blas,
+            is_native=model.is_native,
+            kv_format=kv_format,
+        )
+        return judge_bitwise(self._probe_results, computing)
 
     @property
     def snapshot(self) -> LoopSnapshot:

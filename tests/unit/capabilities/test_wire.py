@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from machd.capabilities.bitwise import BitwiseVerdict
 from machd.capabilities.document import ModelCapabilities, wire_capabilities
 from machd.capabilities.evidence import Evidence, Outcome, ProbeResult
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
@@ -22,12 +23,14 @@ MAMBA = LayerCacheFacts("ArraysCache", owner="Mamba", trimmable=False)
 CHUNKED = LayerCacheFacts("ChunkedKVCache", mergeable=False)
 LIST = LayerCacheFacts("CacheList", trimmable=False, nested=(MAMBA, KV))
 
+_BITWISE = BitwiseVerdict(value=True, reason="measured")
 _VERSIONS = Versions(machd="1", mlx="2", mlx_lm="3", backend="cpu", dtype="float32")
 
 
 def _row(*layers: LayerCacheFacts, results: tuple[ProbeResult, ...] = ()) -> Any:
     facts = CacheFacts(layers, bytes_per_token=24, bytes_per_sequence=7)
-    row = wire_capabilities("some", facts, judge(facts, results), _VERSIONS)
+    verdicts = judge(facts, results)
+    row = wire_capabilities("some", facts, verdicts, _VERSIONS, bitwise=_BITWISE)
     return json.loads(msgspec.json.encode(row))
 
 
@@ -46,6 +49,7 @@ def test_a_row_has_every_key_of_the_contract() -> None:
         "chunked_prefill",
         "expert_streaming",
         "speculation",
+        "bitwise",
         "trimmable",
         "cache",
         "versions",
@@ -53,6 +57,7 @@ def test_a_row_has_every_key_of_the_contract() -> None:
     assert (row["architecture"], row["kv_cache_kind"]) == ("some", "standard")
     assert row["layers"] == {"KVCache": 2}
     assert row["trimmable"] is True
+    assert row["bitwise"] == {"value": True, "reason": "measured"}
     assert row["versions"] == {
         "machd": "1", "mlx": "2", "mlx_lm": "3", "backend": "cpu", "dtype": "float32",
     }  # fmt: skip
@@ -106,6 +111,6 @@ def test_the_caches_are_told_in_detail() -> None:
 def test_a_row_is_read_back_as_it_was() -> None:
     """What ``machd check --json`` writes, a strict reader of the same shape takes."""
     facts = CacheFacts((LIST,), 1, 0)
-    row = wire_capabilities("some", facts, judge(facts), _VERSIONS)
+    row = wire_capabilities("some", facts, judge(facts), _VERSIONS, bitwise=_BITWISE)
 
     assert msgspec.json.decode(msgspec.json.encode(row), type=ModelCapabilities) == row

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from machd.capabilities.bitwise import BitwiseVerdict
 from machd.capabilities.document import ModelCapabilities, SpeculationReport, wire_capabilities
 from machd.capabilities.evidence import Outcome, ProbeResult
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
@@ -21,7 +22,8 @@ def _row(outcome: Outcome = Outcome.PASSED) -> ModelCapabilities:
     facts = CacheFacts((STATE, LayerCacheFacts("KVCache")), 1, 1)
     versions = Versions(machd="1", mlx="2", mlx_lm="3")
     verdicts = judge(facts, [ProbeResult("batched_drafts", outcome)])
-    return wire_capabilities("qwen3_5_moe", facts, verdicts, versions)
+    bitwise = BitwiseVerdict(value=False, reason="not measured yet")
+    return wire_capabilities("qwen3_5_moe", facts, verdicts, versions, bitwise=bitwise)
 
 
 def _decision(active: ProposerKind = ProposerKind.DFLASH) -> SpeculationDecision:

@@ -11,6 +11,7 @@ import msgspec
 from rich.console import Console
 from unit.probes.fake_worker import made_report
 
+from machd.capabilities.bitwise import BITWISE_CHECKS
 from machd.capabilities.evidence import Evidence, Outcome, ProbeResult
 from machd.capabilities.facts import LayerCacheFacts
 from machd.capabilities.matrix import ArchitectureReport
@@ -97,6 +98,8 @@ def test_json_has_the_shape_of_the_contract() -> None:
         "mlx_lm_batch",
     ]
     assert "problem" not in row
+    assert row["bitwise"]["value"] is False
+    assert "machd's own kernels" in row["bitwise"]["reason"]
 
 
 def test_rows_are_in_one_order() -> None:
@@ -193,6 +196,45 @@ def test_a_matrix_without_trouble_has_no_empty_sections() -> None:
 
     assert not any(line.startswith(("blocked", "unknown", "ended")) for line in lines)
     assert lines[-1] == "1 architecture: 1 can be batched, 0 cannot, 0 unknown"
+
+
+def _exact(name: str) -> ArchitectureReport:
+    """A row of which no check measured a difference."""
+    results = tuple(
+        ProbeResult(one, Outcome.PASSED, "", Evidence(cases=2)) for one in BITWISE_CHECKS
+    )
+    return dataclasses.replace(made_report(name), results=results)
+
+
+def _native_matrix(*reports: ArchitectureReport) -> MatrixReport:
+    basis = dataclasses.replace(BASIS, blas="machd-native 0.1.0, B 4")
+    return matrix_of([*reports, *REPORTS], basis)
+
+
+def test_architectures_with_equal_bits_are_listed_once() -> None:
+    """The table and the page have a list; why another one differs is in the JSON."""
+    matrix = _native_matrix(_exact("llama"), _exact("granite"))
+    bitwise = {row.architecture: row.bitwise for row in matrix.architectures}
+    lines, page = printed(matrix), matrix_markdown(matrix)
+
+    heading = lines.index("a row has the same bits alone and in a batch (2)")
+    assert lines[heading + 1].rstrip() == "  granite, llama"
+    section = page.partition("## The same bits alone and in a batch")[2]
+    assert section.partition("##")[0].rstrip().endswith("`granite`, `llama`")
+    assert all(one is not None and one.reason for one in bitwise.values())
+    differing, absent = bitwise["qwen3"], bitwise["absent"]
+    assert differing is not None
+    assert "rows differ by at most 1.2e-05 nats (batch_parity" in differing.reason
+    assert absent is not None
+    assert (absent.value, absent.reason) == (False, "no tiny configuration")
+
+
+def test_no_list_where_no_architecture_has_equal_bits() -> None:
+    """Without machd's own kernels there is none, whatever was measured."""
+    matrix = made_matrix([*REPORTS, _exact("llama")])
+
+    assert not any("same bits" in line for line in printed(matrix))
+    assert "same bits" not in matrix_markdown(matrix)
 
 
 def test_an_interrupted_matrix_says_so() -> None:

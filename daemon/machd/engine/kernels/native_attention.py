@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import mlx.core as mx
 
 from machd.engine.backend.native_kernels import native_kernels
 from machd.engine.backend.untyped import Cache, LanguageModel
 from machd.engine.kernels import cpu_attention
+from machd.engine.kernels.native_layers import is_left_to_mlx
 from machd.engine.kv.slab import SlabCache
 
 _HEAD_NUMBERS = 16
@@ -67,6 +68,19 @@ def take_native_attention(model: LanguageModel) -> None:
         code = sys.modules[name]
         if getattr(code, _ATTENTION, None) is base.scaled_dot_product_attention:
             setattr(code, _ATTENTION, own)
+
+
+def is_native_model(model: LanguageModel, head_dims: Iterable[int]) -> bool:
+    """Return True if machd's kernels compute every layer of a model's language part that they have a kernel for.
+
+    Args:
+        model: Its weights as they are computed with, before layers are fused.
+        head_dims: Widths of its keys and values.
+    """
+    if native_kernels() is None or any(width % _HEAD_NUMBERS for width in head_dims):
+        return False
+    language: LanguageModel = getattr(model, "language_model", model)
+    return not any(is_left_to_mlx(layer) for layer in language.modules())
 
 
 _ATTENTION = "scaled_dot_product_attention"

@@ -58,6 +58,11 @@ def is_native(layer: Module) -> bool:
     return type(layer) in _COMPUTED_BY.values()
 
 
+def is_left_to_mlx(layer: Module) -> bool:
+    """Return True if mlx computes a layer of a class that machd's kernels compute."""
+    return type(layer) in _COMPUTED_BY
+
+
 # `stands_for` is the class by which a layer's code is recognised.
 
 

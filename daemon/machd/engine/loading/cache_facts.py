@@ -33,10 +33,15 @@ _LARGEST_WINDOW_TOKENS = 1 << 53
 
 @dataclass(frozen=True, slots=True)
 class MeasuredModel:
-    """The caches of a model that has run, and the width of its logits."""
+    """The caches of a model that has run, and the width of its logits.
+
+    Attributes:
+        head_dims: Widths of its keys and values.
+    """
 
     cache: CacheFacts
     logits_tokens: int
+    head_dims: frozenset[int]
 
 
 def measure_model(model: Module, kv_format: KvFormat = PLAIN) -> MeasuredModel:
@@ -75,14 +80,19 @@ def measure_model(model: Module, kv_format: KvFormat = PLAIN) -> MeasuredModel:
     costs = [
         _cost(cache, before) for cache, before in zip(innermost(caches), first_bytes, strict=True)
     ]
-    return MeasuredModel(_cache_facts(layers, costs), int(logits.shape[-1]))
+    return MeasuredModel(_cache_facts(layers, costs), int(logits.shape[-1]), _head_dims(caches))
 
 
 @dataclass(frozen=True, slots=True)
 class TracedModel:
-    """The caches of a model that was traced; the note tells what was inferred, empty for nothing."""
+    """The caches of a model that was traced; the note tells what was inferred, empty for nothing.
+
+    Attributes:
+        head_dims: Widths of its keys and values.
+    """
 
     cache: CacheFacts
+    head_dims: frozenset[int]
     note: str = ""
 
 
@@ -118,13 +128,13 @@ def trace_model(model: LanguageModel) -> TracedModel:
     mx.compile(forward)(prompt)
     if not failures:
         costs = [_cost(cache, before) for cache, before in zip(opened, first_bytes, strict=True)]
-        return TracedModel(_cache_facts(layers, costs))
+        return TracedModel(_cache_facts(layers, costs), _head_dims(caches))
     costs, seen = _costs_of_their_class(opened, failures[0])
     note = (
         f"the model computes while it runs, so {seen} of its {len(opened)} caches were looked at "
         "and the others counted like them"
     )
-    return TracedModel(_cache_facts(layers, costs), note)
+    return TracedModel(_cache_facts(layers, costs), _head_dims(caches), note)
 
 
 def _is_traced(tokens: mx.array) -> bool:
@@ -190,9 +200,23 @@ class _Cost:
     per_sequence_bytes: int
 
 
+def _head_dims(caches: Sequence[Cache]) -> frozenset[int]:
+    return frozenset(
+        int(array.shape[-1])
+        for cache in innermost(caches)
+        for array in _keys_and_values(cache)
+        if isinstance(array, mx.array)
+    )
+
+
+def _keys_and_values(cache: Cache) -> Sequence[object]:
+    """Return the arrays of keys and values, None for each that the cache lacks."""
+    return kv_arrays(cache) or (getattr(cache, "keys", None), getattr(cache, "values", None))
+
+
 def _cost(cache: Cache, first_bytes: int) -> _Cost:
     """Find the cost of a cache of 16 tokens; ``first_bytes`` is its size after 8."""
-    held = kv_arrays(cache) or (getattr(cache, "keys", None), getattr(cache, "values", None))
+    held = _keys_and_values(cache)
     arrays = [array for array in held if isinstance(array, mx.array)]
     if len(arrays) == len(held):
         # [1, heads, positions, n]; positions may be allocated ahead.

@@ -32,6 +32,7 @@ from machd.engine.backend.native_kernels import native_kernels
 from machd.engine.experts.residency import Residency
 from machd.engine.experts.tensor_origins import projections, switch_layers
 from machd.engine.kernels.batchable import make_batchable
+from machd.engine.kernels.native_attention import is_native_model
 from machd.engine.loading.architecture import architecture_name, check_architecture
 from machd.engine.loading.banked import BankPlan, plan_bank, refuse_quantising
 from machd.engine.loading.cache_facts import trace_model
@@ -126,6 +127,7 @@ class ModelInspection:
         keeps_quantized: Whether the weights would stay quantised in memory.
         native_modes: Quantisation mode to whether this backend multiplies with packed weights.
         code: The code that would compute the model.
+        is_native: machd's own kernels would compute every layer of a kind that they know; False without them.
         device_memory_bytes: Memory of the device in all.
         device_name: What a GPU calls itself; None on the CPU.
         available_bytes: The part of it that could be taken now.
@@ -153,6 +155,7 @@ class ModelInspection:
     device_memory_bytes: int
     available_bytes: int
     code: LoadedCode
+    is_native: bool = False
     device_name: str | None = None
     quantised_to: Quantization | None = None
     experts: ExpertsInspection | None = None
@@ -378,6 +381,7 @@ def _inspect(
         device_name=device_name(),
         available_bytes=available_bytes,
         code=read_model_code(model, cache),
+        is_native=is_native_model(model, traced.head_dims),
         quantised_to=quantised_to,
         experts=_experts(switches, weights),
         vision=opened.vision,

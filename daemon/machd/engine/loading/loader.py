@@ -30,6 +30,7 @@ from machd.engine.experts.banked_model import BankedModel
 from machd.engine.experts.residency import Residency
 from machd.engine.experts.tensor_origins import TensorOrigins, switch_layers
 from machd.engine.kernels.batchable import make_batchable
+from machd.engine.kernels.native_attention import is_native_model
 from machd.engine.kv.kv_format import PLAIN, KvFormat
 from machd.engine.loading.architecture import architecture_name, check_architecture
 from machd.engine.loading.banked import load_banked, refuse_quantising
@@ -461,5 +462,6 @@ def describe_model(  # noqa: PLR0913 - one argument for each fact of files and s
         device_memory_bytes=device_memory_bytes(),
         device_name=device_name(),
         code=read_model_code(model, measured.cache, own_files),
+        is_native=is_native_model(model, measured.head_dims),
         experts_on_disk=experts is not None,
     )

@@ -183,6 +183,7 @@ class ModelDescription:
         backend: ``cpu``, ``metal`` or ``cuda``.
         blas: The library that multiplies matrices on the CPU; None elsewhere.
         blas_refused: Libraries that were not loaded because they multiply wrongly, each with its reason.
+        is_native: machd's own kernels compute every layer of a kind that they know; False without them.
         eos_token_ids: Tokens that end a completion.
         created_unix_s: When the weights were written, in seconds since 1970.
         device_memory_bytes: What the device can hold in all; 0 if unknown.
@@ -221,6 +222,7 @@ class ModelDescription:
     proposer_reason: str = ""
     code: ModelCode | None = None
     blas_refused: tuple[str, ...] = ()
+    is_native: bool = False
     experts_on_disk: bool = False
     has_length_classes: bool = False
     shares_prefixes: bool = False

@@ -86,6 +86,13 @@ def test_cache_costs_are_those_of_the_live_objects(
     assert facts.bytes_per_sequence == per_sequence
 
 
+def test_head_dims_are_those_of_keys_and_values() -> None:
+    """State has none; caches inside lists count."""
+    caches = [CacheList(KVCache(), ArraysCache(1)), RotatingKVCache(64)]
+    assert measure_model(Tiny(caches)).head_dims == {4}
+    assert measure_model(Tiny([ArraysCache(1)])).head_dims == frozenset()
+
+
 def test_cache_abilities_are_read_from_the_cache() -> None:
     """Sink tokens, window, owner, and what is inside a list."""
     nested = CacheList(RotatingKVCache(8, keep=4), ArraysCache(1))

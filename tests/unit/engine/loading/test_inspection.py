@@ -137,6 +137,33 @@ def test_quantisation_is_reported_as_stored(
     assert inspected(tiny.path).quantization is None
 
 
+@pytest.mark.skipif(native_kernels() is None, reason="make setup has found no compiler")
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "is_native"),
+    [("auto", 16, True), ("float32", 16, False), ("float16", 16, False), ("auto", 8, False)],
+)
+def test_model_is_native_when_machds_kernels_compute_all_of_it(
+    tiny: TinyLlama, dtype: str, head_dim: int, *, is_native: bool
+) -> None:
+    """Inspecting and loading agree; a named dtype and other heads leave products or attention to mlx."""
+    tiny.change_config(
+        head_dim=head_dim,
+        num_attention_heads=64 // head_dim,
+        num_key_value_heads=32 // head_dim,
+    )
+    assert inspected(tiny.path, dtype=dtype).is_native is is_native
+    assert load_model(tiny.source, dtype=dtype).description.is_native is is_native
+
+
+def test_model_is_not_native_without_machds_kernels(
+    tiny: TinyLlama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then mlx computes everything."""
+    without_kernels(monkeypatch)
+    assert not inspected(tiny.path).is_native
+    assert not load_model(tiny.source).description.is_native
+
+
 @pytest.mark.parametrize(("mode", "bits", "group"), [("mxfp4", 4, 32), ("mxfp8", 8, 32)])
 def test_quantisation_mode_is_reported(tiny: TinyLlama, mode: str, bits: int, group: int) -> None:
     """The microscaling formats are told from affine packing."""
