@@ -10,7 +10,11 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from machd.capabilities.evidence import MeasuredOn, Outcome, ProbeResult
-from machd.capabilities.matrix import ArchitectureReport, SwitchedReport
+from machd.capabilities.matrix import (
+    ArchitectureReport,
+    ConfigurationReport,
+    SwitchedReport,
+)
 from machd.capabilities.model_code import ModelCode
 from machd.clock import Clock, SystemClock
 from machd.engine.assembly import make_engine
@@ -55,7 +59,18 @@ def probe_architecture(name: str) -> ArchitectureReport:
         return ArchitectureReport(name, reports[0].facts, problem=problem)
     by_check = zip(*(report.results for report in reports), strict=True)
     results = tuple(ProbeResult.worst(one) for one in by_check)
-    return ArchitectureReport(name, reports[0].facts, results, code=_joined(reports))
+    configurations = tuple(
+        ConfigurationReport(report.code, report.results)
+        for report in reports
+        if report.code is not None and len(reports) > 1
+    )
+    return ArchitectureReport(
+        name,
+        reports[0].facts,
+        results,
+        code=_joined(reports),
+        configurations=configurations,
+    )
 
 
 def probe_switches(name: str) -> ArchitectureReport:

@@ -129,7 +129,13 @@ def matrix_of(
 
 def rounded(report: ArchitectureReport) -> ArchitectureReport:
     """With figures of two digits and without durations, so that reruns rarely differ."""
-    return dataclasses.replace(report, results=tuple(_rounded(one) for one in report.results))
+    configurations = tuple(
+        dataclasses.replace(one, results=tuple(map(_rounded, one.results)))
+        for one in report.configurations
+    )
+    return dataclasses.replace(
+        report, results=tuple(map(_rounded, report.results)), configurations=configurations
+    )
 
 
 def encode_matrix(matrix: MatrixReport) -> bytes:
