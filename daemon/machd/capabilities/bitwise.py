@@ -93,7 +93,7 @@ def _obstacle(computing: Computing) -> str | None:
         )
     if not computing.is_native:
         return (
-            "machd's own kernels compute only a part of this model: they need model.dtype auto, float32, all "
+            "machd's own kernels compute only a part of this model: they need model.dtype auto or float32, all "
             "weights in memory, one rank, a packing that they know and heads of a multiple of 16 numbers"
         )
     return None

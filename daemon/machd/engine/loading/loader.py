@@ -258,13 +258,14 @@ def _load_gguf(
         backend=backend_name(),
         parameters=sum(tensor.elements for tensor in header.tensors),
         available_bytes=available_bytes,
-        float32_bytes=None if keeps is None else stored_bytes,
+        float32_bytes=stored_bytes if keeps is not None and keeps.as_stored else None,
     )
     progress.stage("loading the weights", stored_bytes)
-    if keeps is None:
-        model = build_llama(header, load_llama_weights(header, plain_dtype, progress))
-    else:
-        model = build_llama(header, load_llama_weights(header, None, progress, is_mixed=True))
+    as_stored = keeps is not None and keeps.as_stored
+    dequantised = None if as_stored else plain_dtype
+    weights = load_llama_weights(header, dequantised, progress, is_mixed=as_stored)
+    model = build_llama(header, weights)
+    if keeps is not None:
         materialise(model, plain_dtype, SilentProgress(), keeps=keeps)
     if (target := weight_format(quantize, model)) is not None:
         materialise(model, None, SilentProgress(), target)
@@ -413,7 +414,8 @@ def _read_weights(
         available_bytes=available_bytes,
         keeps=keeps,
     )
-    if plain_dtype is not None and quantise_to is None and keeps is None:
+    is_expanded = keeps is None or not keeps.as_stored
+    if plain_dtype is not None and quantise_to is None and is_expanded:
         needed_bytes = int(utils.get_total_parameters(model)) * plain_dtype.size
         refuse_if_too_big(
             needed_bytes, available_bytes, what=f"the weights in {dtype_name(plain_dtype)}"

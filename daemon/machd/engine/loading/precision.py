@@ -100,20 +100,34 @@ def choose_dtype(
 LANGUAGE_PATH = "language_model."
 """Path of the language model inside one that takes images."""
 
-Keeps = Callable[[str], bool]
-"""Whether the weights of the layer at a path may stay as they are stored."""
+
+@dataclass(frozen=True, slots=True)
+class Keeps:
+    """The layers that machd's own kernels compute, in float32.
+
+    Attributes:
+        within: The part of the model where they are, by its path; empty for the whole.
+        as_stored: Their weights stay as they are stored.
+    """
+
+    within: str = ""
+    as_stored: bool = True
+
+    def __call__(self, path: str) -> bool:
+        """Return True for the path of a layer that may be computed so."""
+        return path.startswith(self.within)
 
 
 def keeps_stored(requested: str, within: str = "") -> Keeps | None:
-    """Return which layers may keep their weights as they are stored, and compute in float32; None for no layer.
+    """Return which layers machd's own kernels compute; None for no layer.
 
     Args:
-        requested: The setting ``model.dtype``.
-        within: The part of the model that may, by its path; the whole of it unless given.
+        requested: The setting ``model.dtype``: ``auto`` leaves their weights as they are stored, float32 unpacks them.
+        within: The part of the model that may be computed so, by its path; the whole of it unless given.
     """
-    if requested != "auto" or native_kernels() is None:
+    if requested not in ("auto", "float32") or native_kernels() is None:
         return None
-    return lambda path: path.startswith(within)
+    return Keeps(within, as_stored=requested == "auto")
 
 
 def model_dtype(
@@ -313,7 +327,7 @@ def _arrays(module: Module) -> list[mx.array]:
 
 def _saved_bytes(model: Module, keeps: Keeps | None) -> int:
     """Return what the layers that keep their weights take less than in float32."""
-    if keeps is None:
+    if keeps is None or not keeps.as_stored:
         return 0
     saved_bytes = 0
     for path, module in model.named_modules():
@@ -349,6 +363,7 @@ def _converted(
         may_stay = keeps is not None and keeps(path)
         if dtype is not None:
             stays = may_stay and not is_quantised and has_native_product(module)
+            stays = stays and keeps is not None and keeps.as_stored
             module = _in_dtype(model, path, module, dtype, stays=stays)
         if quantise_to is not None and is_quantised:
             module = module.to_quantized(quantise_to.group_size, quantise_to.bits, quantise_to.mode)

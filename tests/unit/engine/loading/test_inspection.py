@@ -140,12 +140,12 @@ def test_quantisation_is_reported_as_stored(
 @pytest.mark.skipif(native_kernels() is None, reason="make setup has found no compiler")
 @pytest.mark.parametrize(
     ("dtype", "head_dim", "is_native"),
-    [("auto", 16, True), ("float32", 16, False), ("float16", 16, False), ("auto", 8, False)],
+    [("auto", 16, True), ("float32", 16, True), ("float16", 16, False), ("auto", 8, False)],
 )
 def test_model_is_native_when_machds_kernels_compute_all_of_it(
     tiny: TinyLlama, dtype: str, head_dim: int, *, is_native: bool
 ) -> None:
-    """Inspecting and loading agree; a named dtype and other heads leave products or attention to mlx."""
+    """Inspecting and loading agree; a 16-bit dtype that is named and other heads leave products or attention to mlx."""
     tiny.change_config(
         head_dim=head_dim,
         num_attention_heads=64 // head_dim,
