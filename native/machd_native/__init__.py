@@ -5,6 +5,7 @@ A row's result has the same bits whatever rows are computed with it: see ``src/p
 
 from machd_native._kernels import (
     attend,
+    gathered_product,
     instruction_set,
     product,
     rms_norm,
@@ -18,6 +19,7 @@ from machd_native._kernels import (
 
 __all__ = [
     "attend",
+    "gathered_product",
     "instruction_set",
     "product",
     "rms_norm",

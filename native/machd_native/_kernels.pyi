@@ -28,6 +28,38 @@ def product(
         ValueError: Shapes, dtypes or bits do not go together, or no kernel computes them here.
     """
 
+def gathered_product(
+    x: mx.array,
+    weights: mx.array,
+    scales: mx.array | None,
+    biases: mx.array | None,
+    indices: mx.array,
+    *,
+    mode: str = "plain",
+    group: int = 1,
+    bits: int = 32,
+) -> mx.array:
+    """Multiply rows by the transposed weights of experts, as ``mx.gather_qmm`` does.
+
+    A row gets the bits that :func:`product` gives it with its expert's weights.
+
+    Args:
+        x: [.., rows, inputs] in float32, float16 or bfloat16; computed in float32.
+        weights: As of :func:`product`, with an axis of experts before: [experts, outputs, inputs].
+        scales: Of packed weights, the same.
+        biases: Of affine packed weights, the same.
+        indices: uint32 or int32 [..], experts. They and the axes of ``x`` before the last two are broadcast to common ones.
+        mode: ``plain``, ``affine``, ``mxfp4``, ``mxfp8`` or ``nvfp4``.
+        group: Weights that share a scale.
+        bits: Of a packed weight.
+
+    Returns:
+        [common axes, rows, outputs], in the dtype of ``x``; NaN where an index is not that of an expert.
+
+    Raises:
+        ValueError: Shapes, dtypes or bits do not go together, or no kernel computes them here.
+    """
+
 def attend(
     queries: mx.array,
     keys: mx.array,

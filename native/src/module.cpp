@@ -23,6 +23,18 @@ NB_MODULE(_kernels, m) {
       "group"_a = 1,
       "bits"_a = 32);
   m.def(
+      "gathered_product",
+      &machd::gathered_product,
+      "x"_a,
+      "weights"_a,
+      "scales"_a.none(),
+      "biases"_a.none(),
+      "indices"_a,
+      nb::kw_only(),
+      "mode"_a = "plain",
+      "group"_a = 1,
+      "bits"_a = 32);
+  m.def(
       "attend",
       &machd::attend,
       "queries"_a,

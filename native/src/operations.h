@@ -21,6 +21,22 @@ mlx::core::array product(
     int group,
     int bits);
 
+// Matrices of x [.., rows, inputs] times the transposed weights of experts [experts, outputs, inputs], which `indices` name.
+//
+// The axes of x before the matrices and those of indices, uint32 or int32, are broadcast to common ones, as mx.gather_qmm does.
+// Returns [common axes, rows, outputs] in x's dtype; a row has the bits that `product` gives it with its expert's weights. Where an
+// index is not that of an expert, nothing is read and the result is not a number.
+// Raises std::invalid_argument as `product`.
+mlx::core::array gathered_product(
+    const mlx::core::array& x,
+    const mlx::core::array& weights,
+    const std::optional<mlx::core::array>& scales,
+    const std::optional<mlx::core::array>& biases,
+    const mlx::core::array& indices,
+    const std::string& mode,
+    int group,
+    int bits);
+
 // Attention of `queries` over the columns that rows have had and those of the pass, which are written; float32 alone.
 //
 // queries: [rows, heads, tokens, head_dim]. keys, values: [places, kv_heads, columns, head_dim or value_dim], of which the first `rows`

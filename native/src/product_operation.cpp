@@ -9,13 +9,12 @@
 #include "mlx/primitives.h"
 #include "mlx/utils.h"
 #include "threads.h"
+#include "weight_arrays.h"
 
 namespace machd {
 namespace {
 
 namespace mx = mlx::core;
-
-constexpr const char* kOtherSizes = "this graph was compiled for other sizes";
 
 bool is_plain(const Weights& w) {
   return w.format == Format::kFloat32 || w.format == Format::kFloat16 || w.format == Format::kBfloat16;
@@ -28,9 +27,6 @@ mx::Shape packed_shape(const Weights& w) {
 mx::Shape groups_shape(const Weights& w) {
   return {int(w.outputs), int(w.inputs / w.group)};
 }
-
-// Outputs that a thread takes at once: few enough that two threads end together, many enough that taking them costs nothing.
-constexpr long kStretchOutputs = 32;
 
 class ProductPrimitive : public mx::UnaryPrimitive {
  public:
@@ -51,9 +47,7 @@ class ProductPrimitive : public mx::UnaryPrimitive {
                       weights = weights_,
                       kernels = kernels_]() mutable {
       held.gather();
-      weights.packed = held[1].data<char>();
-      weights.scales = held.size() > 2 ? held[2].data<char>() : nullptr;
-      weights.biases = held.size() > 3 ? held[3].data<char>() : nullptr;
+      set_addresses(weights, held, 1);
       float* result = to.data<float>();
       if (weights.inputs == 0) {  // sums of nothing
         std::fill_n(result, to.size(), 0.0f);
@@ -102,52 +96,6 @@ class ProductPrimitive : public mx::UnaryPrimitive {
   const Kernels* kernels_;  // those of when the graph was built
 };
 
-Weights described(
-    const mx::array& weights,
-    const std::optional<mx::array>& scales,
-    const std::optional<mx::array>& biases,
-    const std::string& mode,
-    int group,
-    int bits) {
-  Weights result{};
-  refuse(weights.ndim() != 2, "weights have two axes");
-  result.outputs = weights.shape(0);
-  if (mode == "plain") {
-    const auto type = weights.dtype();
-    refuse(!is_of_16_or_32_bits(type), "plain weights are float32, float16 or bfloat16");
-    refuse(scales.has_value() || biases.has_value(), "plain weights have no scales");
-    result.format = type == mx::float32 ? Format::kFloat32 : type == mx::float16 ? Format::kFloat16 : Format::kBfloat16;
-    result.bits = 8 * int(type.size());
-    result.group = 1;
-    result.inputs = weights.shape(1);
-    return result;
-  }
-  refuse(weights.dtype() != mx::uint32, "packed weights are uint32");
-  refuse(!scales.has_value(), "packed weights have scales");
-  refuse(bits < 2 || bits > 8 || group < 16 || group > 128 || 128 % group, "no kernel has these bits or this group");
-  result.bits = bits;
-  result.group = group;
-  refuse(long(weights.shape(1)) * 32 % bits, "packed weights end within a weight");
-  result.inputs = long(weights.shape(1)) * 32 / bits;
-  const mx::Shape groups = groups_shape(result);
-  refuse(result.inputs % group || scales->shape() != groups, "scales have one entry for each group");
-  if (mode == "affine") {
-    refuse(group < 32, "affine groups have 32 weights at least");
-    result.format = Format::kAffine;
-    const auto type = scales->dtype();
-    refuse(!is_of_16_or_32_bits(type), "scales are float32, float16 or bfloat16");
-    refuse(!biases.has_value() || biases->dtype() != type || biases->shape() != groups, "biases are like scales");
-    result.scale_type = type == mx::float32 ? ScaleType::kFloat32 : type == mx::float16 ? ScaleType::kFloat16 : ScaleType::kBfloat16;
-    return result;
-  }
-  refuse(biases.has_value() || scales->dtype() != mx::uint8, "scales of this mode are uint8, and it has no biases");
-  if (mode == "mxfp4" && bits == 4) result.format = Format::kMxfp4;
-  else if (mode == "mxfp8" && bits == 8) result.format = Format::kMxfp8;
-  else if (mode == "nvfp4" && bits == 4) result.format = Format::kNvfp4;
-  else throw std::invalid_argument("no kernel has this mode with these bits");
-  return result;
-}
-
 }  // namespace
 
 mx::array product(
@@ -158,7 +106,7 @@ mx::array product(
     const std::string& mode,
     int group,
     int bits) {
-  const Weights what = described(weights, scales, biases, mode, group, bits);
+  const Weights what = described(weights, 2, scales, biases, mode, group, bits);
   const Kernels* kernels = chosen_kernels();
   refuse(kernels == nullptr || kernels->find_product(what.format, what.bits) == nullptr, "no kernel computes this here");
   refuse(!is_of_16_or_32_bits(x.dtype()), "rows are float32, float16 or bfloat16");

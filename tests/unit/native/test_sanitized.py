@@ -18,7 +18,7 @@ _ROOT = Path(__file__).resolve().parents[3]
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="preloads the sanitizers' library")
 def test_kernels_touch_nothing_that_is_not_theirs(tmp_path: Path) -> None:
-    """Every shape and format of test_products.py, with address and undefined-behaviour sanitizers in all kernels."""
+    """Every shape and format of products, with address and undefined-behaviour sanitizers in all kernels."""
     build, package = tmp_path / "build", tmp_path / "site" / "machd_native"
     scripts = Path(sys.executable).parent
     path = f"{scripts}{os.pathsep}{os.environ['PATH']}"
@@ -42,9 +42,11 @@ def test_kernels_touch_nothing_that_is_not_theirs(tmp_path: Path) -> None:
         "LD_PRELOAD": " ".join(libraries),
         "ASAN_OPTIONS": "detect_leaks=0",  # Python's own, at its end
     }
-    tests = str(_ROOT / "tests" / "unit" / "native" / "test_products.py")
+    tests = [str(path) for path in sorted(Path(__file__).parent.glob("test_*products.py"))]
     # -s: what a sanitizer writes as the process ends is not captured.
-    _run([sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", tests], environment)
+    _run(
+        [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", *tests], environment
+    )
 
 
 def _run(command: list[str], environment: dict[str, str]) -> str:
