@@ -54,7 +54,7 @@ class BankedProjection(Module):
             array = bank.array(layer, name, parameter)
             if array is not None:
                 projection[parameter] = array
-        self.stands_for = type(projection)
+        self.stands_for = getattr(projection, "stands_for", type(projection))
         # A bound method and not a child module, because the arrays belong to the bank.
         self._compute = projection.__call__
 

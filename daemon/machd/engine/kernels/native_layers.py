@@ -7,6 +7,7 @@ weights take in float32. Rows are computed in float32, and a row's bits depend o
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import mlx.core as mx
@@ -27,11 +28,13 @@ _LANES = 16
 
 def has_native_product(layer: Module) -> bool:
     """Return True for a layer that machd computes itself here, with its weights as they are stored."""
-    if native_kernels() is None or type(layer) not in _COMPUTED_BY:
+    if native_kernels() is None or _native_class(layer) is None:
         return False
     weight = layer["weight"]
-    if type(layer) in (Linear, Embedding):
-        return weight.ndim == 2 and weight.dtype in _PLAIN_DTYPES
+    if weight.ndim != (2 if type(layer) in _COMPUTED_BY else 3):
+        return False
+    if "scales" not in layer:
+        return weight.dtype in _PLAIN_DTYPES
     mode, bits, group = layer.mode, layer.bits, layer.group_size
     fits = bits in _AFFINE_BITS if mode == "affine" else _SCALED_BITS.get(mode) == bits
     return fits and group % _LANES == 0 and "global_scale" not in layer
@@ -46,7 +49,7 @@ def take_native(layer: Module) -> bool:
         True if the layer computes with its weights as they are stored.
     """
     if has_native_product(layer):
-        layer.__class__ = _COMPUTED_BY[type(layer)]
+        layer.__class__ = _native_class(layer)
         return True
     if type(layer) is RMSNorm and native_kernels() is not None:
         layer.__class__ = _NativeRMSNorm
@@ -55,7 +58,12 @@ def take_native(layer: Module) -> bool:
 
 def is_native(layer: Module) -> bool:
     """Return True if machd's kernels compute a layer, in float32 whatever its weights' dtype."""
-    return type(layer) in _COMPUTED_BY.values()
+    return type(layer) in (*_COMPUTED_BY.values(), *_experts_computed_by().values())
+
+
+def _native_class(layer: Module) -> Any:  # noqa: ANN401 - a class that __class__ takes
+    kind = type(layer)
+    return _COMPUTED_BY.get(kind) or _experts_computed_by().get(kind)
 
 
 def is_left_to_mlx(layer: Module) -> bool:
@@ -67,13 +75,30 @@ def is_left_to_mlx(layer: Module) -> bool:
 
 
 def _product(layer: Any, x: mx.array) -> mx.array:  # noqa: ANN401 - a layer's attributes depend on its class
-    named = {}
-    if "scales" in layer:
-        named = {"mode": layer.mode, "group": layer.group_size, "bits": layer.bits}
     product: mx.array = native_kernels().product(
-        x, layer.weight, layer.get("scales"), layer.get("biases"), **named
+        x, layer.weight, layer.get("scales"), layer.get("biases"), **_format(layer)
     )
     return product
+
+
+def _gathered_product(
+    layer: Any,  # noqa: ANN401 - the same
+    x: mx.array,
+    indices: mx.array,
+    sorted_indices: bool = False,  # noqa: FBT001, FBT002 - mlx-lm's
+) -> mx.array:
+    """Multiply rows with the experts that indices name, in whatever order."""
+    del sorted_indices
+    product: mx.array = native_kernels().gathered_product(
+        x, layer.weight, layer.get("scales"), layer.get("biases"), indices, **_format(layer)
+    )
+    return product + mx.expand_dims(layer.bias[indices], -2) if "bias" in layer else product
+
+
+def _format(layer: Any) -> dict[str, object]:  # noqa: ANN401 - the same
+    if "scales" not in layer:
+        return {}
+    return {"mode": layer.mode, "group": layer.group_size, "bits": layer.bits}
 
 
 class _NativeLinear(Linear):
@@ -139,3 +164,15 @@ _COMPUTED_BY: Mapping[type, type] = {
     Embedding: _NativeEmbedding,
     QuantizedEmbedding: _NativeQuantizedEmbedding,
 }
+
+
+@cache
+def _experts_computed_by() -> Mapping[type, type]:
+    from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear  # noqa: PLC0415 - after import_mlx_lm()
+
+    return {
+        kind: type(
+            f"_Native{kind.__name__}", (kind,), {"__call__": _gathered_product, "stands_for": kind}
+        )
+        for kind in (SwitchLinear, QuantizedSwitchLinear)
+    }

@@ -45,6 +45,7 @@ from machd.engine.loading.precision import (
     choose_dtype,
     computed_dtype,
     dtype_name,
+    held_bytes,
     hold_in,
     keeps_stored,
     materialise,
@@ -402,8 +403,6 @@ def _read_weights(
     within: str = "",
 ) -> None:
     """Read a model's weights; those inside one part of it may stay as they are stored."""
-    from mlx_lm import utils  # noqa: PLC0415 - after import_mlx_lm()
-
     available_bytes = available_memory_bytes()
     keeps = keeps_stored(dtype, within)
     plain_dtype = model_dtype(
@@ -414,11 +413,11 @@ def _read_weights(
         available_bytes=available_bytes,
         keeps=keeps,
     )
-    is_expanded = keeps is None or not keeps.as_stored
-    if plain_dtype is not None and quantise_to is None and is_expanded:
-        needed_bytes = int(utils.get_total_parameters(model)) * plain_dtype.size
+    if plain_dtype is not None and quantise_to is None:
         refuse_if_too_big(
-            needed_bytes, available_bytes, what=f"the weights in {dtype_name(plain_dtype)}"
+            held_bytes(model, plain_dtype, keeps),
+            available_bytes,
+            what=f"the weights in {dtype_name(plain_dtype)}",
         )
     progress.stage("loading the weights", checkpoint.stored_bytes)
     try:

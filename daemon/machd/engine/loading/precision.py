@@ -143,7 +143,8 @@ def model_dtype(
 
     It may not fit: where experts leave no choice but float32, the caller compares the sizes.
 
-    mlx's ``gather_mm``, which multiplies tokens with plain experts, computes float32 only on the CPU.
+    mlx's ``gather_mm``, which multiplies tokens with plain experts, computes float32 only on the CPU. Experts that
+    machd multiplies itself compute in float32, too, and keep their weights as they are stored.
 
     Args:
         model: Lazily loaded.
@@ -166,7 +167,7 @@ def model_dtype(
         backend=backend,
         parameters=parameters,
         available_bytes=available_bytes,
-        float32_bytes=parameters * mx.float32.size - _saved_bytes(model, keeps),
+        float32_bytes=held_bytes(model, mx.float32, keeps),
     )
     if backend != "cpu" or dtype is mx.float32:
         return dtype
@@ -325,17 +326,26 @@ def _arrays(module: Module) -> list[mx.array]:
     return [array for _, array in flat]
 
 
-def _saved_bytes(model: Module, keeps: Keeps | None) -> int:
-    """Return what the layers that keep their weights take less than in float32."""
-    if keeps is None or not keeps.as_stored:
-        return 0
+def held_bytes(model: Module, dtype: mx.Dtype, keeps: Keeps | None) -> int:
+    """Return what a model's weights take in a dtype, before they are converted.
+
+    Args:
+        model: Lazily loaded.
+        dtype: Of all weights, but in float32 those that may stay as they are stored.
+        keeps: As of :func:`materialise`.
+    """
+    from mlx_lm.utils import get_total_parameters  # noqa: PLC0415 - after import_mlx_lm()
+
+    expanded_bytes = int(get_total_parameters(model)) * dtype.size
+    if keeps is None or not keeps.as_stored or dtype is not mx.float32:
+        return expanded_bytes
     saved_bytes = 0
     for path, module in model.named_modules():
         if keeps(path) and has_native_product(module):
             weight = module["weight"]
             expanded = weight.size * 32 // module.bits if "scales" in module else weight.size
             saved_bytes += expanded * mx.float32.size - weights_bytes(module)
-    return saved_bytes
+    return expanded_bytes - saved_bytes
 
 
 def _converted(

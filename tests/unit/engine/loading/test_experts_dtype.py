@@ -1,4 +1,4 @@
-"""The dtype of experts, which mlx multiplies in float32 only on the CPU."""
+"""The dtype of experts, which mlx multiplies in float32 only on the CPU, and machd's kernels as they are stored."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import mlx.core as mx
 import pytest
 from support.engines.native import without_kernels
 
+from machd.engine.backend.native_kernels import native_kernels
 from machd.engine.experts.residency import Residency
 from machd.engine.loading.embedded import user_cache_directory
 from machd.engine.loading.inspection import inspect_model
@@ -55,10 +56,29 @@ def test_auto_is_float32_even_where_other_models_stay_as_stored(
     source: ModelSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory for float32 and little more is enough."""
+    without_kernels(monkeypatch)
     _memory(monkeypatch, int(2.2 * _stored_bytes(source)))
     loaded = load_model(source)
     assert loaded.description.dtype == "float32"
     assert _is_finite(loaded)
+
+
+@pytest.mark.skipif(native_kernels() is None, reason="make setup has found no compiler")
+def test_experts_that_machd_computes_stay_16_bit_and_compute_in_float32(
+    source: ModelSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory for what is stored and little more is enough, and less is refused."""
+    stored_bytes = _stored_bytes(source)
+    _memory(monkeypatch, int(1.1 * stored_bytes))
+    loaded = load_model(source)
+    assert loaded.description.dtype == "float32"
+    assert loaded.description.weights_bytes <= 1.05 * stored_bytes
+    assert _is_finite(loaded)
+    found = inspect_model(source)
+    assert (found.dtype, found.weights_bytes) == ("float32", loaded.description.weights_bytes)
+    _memory(monkeypatch, int(0.9 * stored_bytes))
+    with pytest.raises(ModelMemoryError):
+        load_model(source)
 
 
 def test_a_model_whose_experts_do_not_fit_in_float32_is_refused(
