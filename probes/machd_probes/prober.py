@@ -23,7 +23,7 @@ from machd.engine.backend.progress import SilentProgress
 from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.engine.loading.architecture import import_architecture
 from machd.engine.loading.loader import LoadedModel, describe_model
-from machd.engine.loading.precision import keeps_stored, materialise
+from machd.engine.loading.precision import materialise, native_layers
 from machd.engine.protocol.engine import Engine
 from machd_probes.bounded import OutOfTimeError
 from machd_probes.catalogue import CHECK_NAMES, STAND_IN_CHECKS
@@ -146,7 +146,7 @@ def _loaded(variant: str, configuration: TinyConfiguration) -> LoadedModel:
     import_mlx_lm()
     model = tiny_model(configuration)
     # Computed by the layers that serve: machd's own where they are.
-    materialise(model, mx.float32, SilentProgress(), keeps=keeps_stored("auto"))
+    materialise(model, mx.float32, SilentProgress(), native=native_layers("auto"))
     description = describe_model(
         model,
         model_id=f"tiny-{variant}",

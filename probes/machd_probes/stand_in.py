@@ -22,7 +22,7 @@ from machd.engine.backend.untyped import LanguageModel
 from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.engine.loading.architecture import import_architecture
 from machd.engine.loading.loader import LoadedModel, describe_model
-from machd.engine.loading.precision import keeps_stored, materialise
+from machd.engine.loading.precision import materialise, native_layers
 from machd.engine.protocol.engine import ModelDescription
 from machd_probes.prober import run_check
 from machd_probes.shrink import shrunk_configurations
@@ -120,7 +120,7 @@ def _is_like(small: ModelCode | None, loaded: ModelCode) -> bool:
 
 def _loaded(small: Module, order: StandInOrder) -> LoadedModel:
     # As the loader does it, so that the layers which serve are measured.
-    materialise(small, getattr(mx, order.dtype), SilentProgress(), keeps=keeps_stored("auto"))
+    materialise(small, getattr(mx, order.dtype), SilentProgress(), native=native_layers("auto"))
     return LoadedModel(small, FakeTokenizer(), _described(small, order))
 
 

@@ -46,9 +46,9 @@ from machd.engine.loading.precision import (
     Quantization,
     computed_dtype,
     hold_in,
-    keeps_stored,
     model_dtype,
     multiplies,
+    native_layers,
     quantization_of,
     weight_format,
     weights_bytes,
@@ -332,7 +332,7 @@ def _inspect(
     quantised_to = weight_format(weights.quantize, model)
     bank = weights.bank if weights.is_banked else None
     sees = isinstance(model, VisionLanguageModel)
-    keeps = keeps_stored(weights.dtype, LANGUAGE_PATH if sees else "") if bank is None else None
+    native = native_layers(weights.dtype, LANGUAGE_PATH if sees else "") if bank is None else None
     if bank is not None:
         refuse_quantising(weights.quantize)
         held_dtype = bank.dense_dtype
@@ -344,9 +344,9 @@ def _inspect(
             backend=backend,
             # A dtype that the settings name is reported with its size, not refused.
             available_bytes=available_bytes if weights.dtype == "auto" else _NO_LIMIT_BYTES,
-            keeps=keeps,
+            native=native,
         )
-    hold_in(model, held_dtype, quantised_to, keeps)
+    hold_in(model, held_dtype, quantised_to, native)
     make_batchable(model)
     switches = [switch for _, switch in switch_layers(model)]
     traced = trace_model(model)

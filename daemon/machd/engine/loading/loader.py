@@ -47,9 +47,9 @@ from machd.engine.loading.precision import (
     dtype_name,
     held_bytes,
     hold_in,
-    keeps_stored,
     materialise,
     model_dtype,
+    native_layers,
     quantization_of,
     refuse_if_too_big,
     weight_format,
@@ -253,21 +253,21 @@ def _load_gguf(
     stored_bytes = sum(tensor.size_bytes for tensor in header.tensors)
     available_bytes = available_memory_bytes()
     refuse_if_too_big(stored_bytes, available_bytes)
-    keeps = keeps_stored(dtype) if sharding is None else None
+    native = native_layers(dtype) if sharding is None else None
     plain_dtype = choose_dtype(
         dtype,
         backend=backend_name(),
         parameters=sum(tensor.elements for tensor in header.tensors),
         available_bytes=available_bytes,
-        float32_bytes=stored_bytes if keeps is not None and keeps.as_stored else None,
+        float32_bytes=stored_bytes if native is not None and native.as_stored else None,
     )
     progress.stage("loading the weights", stored_bytes)
-    as_stored = keeps is not None and keeps.as_stored
+    as_stored = native is not None and native.as_stored
     dequantised = None if as_stored else plain_dtype
     weights = load_llama_weights(header, dequantised, progress, is_mixed=as_stored)
     model = build_llama(header, weights)
-    if keeps is not None:
-        materialise(model, plain_dtype, SilentProgress(), keeps=keeps)
+    if native is not None:
+        materialise(model, plain_dtype, SilentProgress(), native=native)
     if (target := weight_format(quantize, model)) is not None:
         materialise(model, None, SilentProgress(), target)
     if sharding is not None:
@@ -404,24 +404,24 @@ def _read_weights(
 ) -> None:
     """Read a model's weights; those inside one part of it may stay as they are stored."""
     available_bytes = available_memory_bytes()
-    keeps = keeps_stored(dtype, within)
+    native = native_layers(dtype, within)
     plain_dtype = model_dtype(
         model,
         dtype,
         quantise_to,
         backend=backend_name(),
         available_bytes=available_bytes,
-        keeps=keeps,
+        native=native,
     )
     if plain_dtype is not None and quantise_to is None:
         refuse_if_too_big(
-            held_bytes(model, plain_dtype, keeps),
+            held_bytes(model, plain_dtype, native),
             available_bytes,
             what=f"the weights in {dtype_name(plain_dtype)}",
         )
     progress.stage("loading the weights", checkpoint.stored_bytes)
     try:
-        materialise(model, plain_dtype, progress, quantise_to, keeps)
+        materialise(model, plain_dtype, progress, quantise_to, native)
     except RuntimeError as error:
         raise ModelFormatError(f"{checkpoint.path.name}: {printable(error)}") from error
 

@@ -73,7 +73,7 @@ def choose_dtype(
 
     ``auto`` keeps them on a GPU. On the CPU it takes float32 where that fits: there a quantised
     product of mlx's costs the same for every row of a batch, and 16-bit ones gain little. Layers that
-    machd computes itself compute in float32 with their weights as they are stored; see :func:`keeps_stored`.
+    machd computes itself compute in float32 with their weights as they are stored; see :func:`native_layers`.
 
     A named dtype (``float32``, ``float16``, ``bfloat16``) dequantises.
 
@@ -102,7 +102,7 @@ LANGUAGE_PATH = "language_model."
 
 
 @dataclass(frozen=True, slots=True)
-class Keeps:
+class NativeLayers:
     """The layers that machd's own kernels compute, in float32.
 
     Attributes:
@@ -118,7 +118,7 @@ class Keeps:
         return path.startswith(self.within)
 
 
-def keeps_stored(requested: str, within: str = "") -> Keeps | None:
+def native_layers(requested: str, within: str = "") -> NativeLayers | None:
     """Return which layers machd's own kernels compute; None for no layer.
 
     Args:
@@ -127,7 +127,7 @@ def keeps_stored(requested: str, within: str = "") -> Keeps | None:
     """
     if requested not in ("auto", "float32") or native_kernels() is None:
         return None
-    return Keeps(within, as_stored=requested == "auto")
+    return NativeLayers(within, as_stored=requested == "auto")
 
 
 def model_dtype(
@@ -137,7 +137,7 @@ def model_dtype(
     *,
     backend: str,
     available_bytes: int,
-    keeps: Keeps | None = None,
+    native: NativeLayers | None = None,
 ) -> mx.Dtype | None:
     """Choose the dtype of a model's weights as :func:`choose_dtype`, and one that its experts can compute in.
 
@@ -152,7 +152,7 @@ def model_dtype(
         quantise_to: Format that plain layers are quantised to.
         backend: ``cpu``, ``metal`` or ``cuda``.
         available_bytes: Memory that the weights may take.
-        keeps: As of :func:`materialise`.
+        native: As of :func:`materialise`.
 
     Raises:
         ModelMemoryError: The dtype was named and does not fit.
@@ -167,7 +167,7 @@ def model_dtype(
         backend=backend,
         parameters=parameters,
         available_bytes=available_bytes,
-        float32_bytes=held_bytes(model, mx.float32, keeps),
+        float32_bytes=held_bytes(model, mx.float32, native),
     )
     if backend != "cpu" or dtype is mx.float32:
         return dtype
@@ -254,7 +254,7 @@ def materialise(
     dtype: mx.Dtype | None,
     progress: LoadProgress,
     quantise_to: Quantization | None = None,
-    keeps: Keeps | None = None,
+    native: NativeLayers | None = None,
 ) -> None:
     """Load the weights of a lazily loaded model module by module, converting them on the way.
 
@@ -267,9 +267,9 @@ def materialise(
             layer of a kind unknown to machd stays as stored.
         progress: Advanced by the bytes of each module as stored.
         quantise_to: Format that plain layers are quantised to; None to leave them plain.
-        keeps: Which layers compute in float32 with their weights as they are stored; none of them unless given.
+        native: Which layers compute in float32 with their weights as they are stored; none of them unless given.
     """
-    for stored_bytes, module in _converted(model, dtype, quantise_to, keeps):
+    for stored_bytes, module in _converted(model, dtype, quantise_to, native):
         mx.eval(module.parameters())
         progress.advance(stored_bytes)
         if mx.get_cache_memory() > _MAX_CACHED_BYTES:
@@ -282,10 +282,10 @@ def hold_in(
     model: Module,
     dtype: mx.Dtype | None,
     quantise_to: Quantization | None = None,
-    keeps: Keeps | None = None,
+    native: NativeLayers | None = None,
 ) -> None:
     """Give the weights the shapes and dtypes that :func:`materialise` would, and compute nothing."""
-    for _ in _converted(model, dtype, quantise_to, keeps):
+    for _ in _converted(model, dtype, quantise_to, native):
         pass
 
 
@@ -326,22 +326,22 @@ def _arrays(module: Module) -> list[mx.array]:
     return [array for _, array in flat]
 
 
-def held_bytes(model: Module, dtype: mx.Dtype, keeps: Keeps | None) -> int:
+def held_bytes(model: Module, dtype: mx.Dtype, native: NativeLayers | None) -> int:
     """Return what a model's weights take in a dtype, before they are converted.
 
     Args:
         model: Lazily loaded.
         dtype: Of all weights, but in float32 those that may stay as they are stored.
-        keeps: As of :func:`materialise`.
+        native: As of :func:`materialise`.
     """
     from mlx_lm.utils import get_total_parameters  # noqa: PLC0415 - after import_mlx_lm()
 
     expanded_bytes = int(get_total_parameters(model)) * dtype.size
-    if keeps is None or not keeps.as_stored or dtype is not mx.float32:
+    if native is None or not native.as_stored or dtype is not mx.float32:
         return expanded_bytes
     saved_bytes = 0
     for path, module in model.named_modules():
-        if keeps(path) and has_native_product(module):
+        if native(path) and has_native_product(module):
             weight = module["weight"]
             expanded = weight.size * 32 // module.bits if "scales" in module else weight.size
             saved_bytes += expanded * mx.float32.size - weights_bytes(module)
@@ -352,7 +352,7 @@ def _converted(
     model: Module,
     dtype: mx.Dtype | None,
     quantise_to: Quantization | None,
-    keeps: Keeps | None,
+    native: NativeLayers | None,
 ) -> Iterator[tuple[int, Module]]:
     """Convert a model leaf by leaf; yields the stored bytes of each, and the leaf to be computed."""
     flat = tree_flatten(model.leaf_modules(), is_leaf=Module.is_module)
@@ -361,7 +361,7 @@ def _converted(
     if any("scales" in module and type(module) not in known for _, module in flat):
         dtype = None  # machd cannot undo such a packing
     if dtype is not mx.float32:
-        keeps = None
+        native = None
     kept_paths = set[str]()
     leaves = flat[::-1]
     del flat
@@ -370,15 +370,15 @@ def _converted(
         path, module = leaves.pop()
         stored_bytes = weights_bytes(module)
         is_quantised = quantise_to is not None and _can_quantise(model, path, module, quantise_to)
-        may_stay = keeps is not None and keeps(path)
+        is_native_here = native is not None and native(path)
         if dtype is not None:
-            stays = may_stay and not is_quantised and has_native_product(module)
-            stays = stays and keeps is not None and keeps.as_stored
+            stays = is_native_here and native is not None and native.as_stored
+            stays = stays and not is_quantised and has_native_product(module)
             module = _in_dtype(model, path, module, dtype, stays=stays)
         if quantise_to is not None and is_quantised:
             module = module.to_quantized(quantise_to.group_size, quantise_to.bits, quantise_to.mode)
             model.update_modules(tree_unflatten([(path, module)]))
-        if may_stay and take_native(module):
+        if is_native_here and take_native(module):
             kept_paths.add(path)
         yield stored_bytes, module
     if dtype is not None:
@@ -459,9 +459,9 @@ def _cast(
     prefix = f"{path}." if path else ""
 
     def cast(name: str, array: mx.array) -> mx.array:
-        keeps = may_cast is not None and dtype != mx.float32 and not may_cast(prefix + name)
-        keeps = keeps or (prefix + name).rpartition(".")[0] in kept_paths
-        if keeps or not mx.issubdtype(array.dtype, mx.floating):
+        stays = may_cast is not None and dtype != mx.float32 and not may_cast(prefix + name)
+        stays = stays or (prefix + name).rpartition(".")[0] in kept_paths
+        if stays or not mx.issubdtype(array.dtype, mx.floating):
             return array
         return array.astype(dtype)
 

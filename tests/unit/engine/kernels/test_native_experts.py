@@ -21,9 +21,9 @@ from machd.engine.experts.tensor_origins import projections, switch_layers
 from machd.engine.kernels.native_layers import has_native_product, is_native
 from machd.engine.loading.precision import (
     WEIGHT_FORMATS,
-    keeps_stored,
     materialise,
     model_dtype,
+    native_layers,
     weights_bytes,
 )
 from machd_probes.tiny import tiny_configuration, tiny_model
@@ -59,10 +59,10 @@ def _stored(architecture: str, form: str) -> Module:
 
 
 def _converted(model: Module) -> Module:
-    keeps = keeps_stored("auto")
-    dtype = model_dtype(model, "auto", None, backend="cpu", available_bytes=1 << 40, keeps=keeps)
+    native = native_layers("auto")
+    dtype = model_dtype(model, "auto", None, backend="cpu", available_bytes=1 << 40, native=native)
     assert dtype is mx.float32
-    materialise(model, dtype, SilentProgress(), keeps=keeps)
+    materialise(model, dtype, SilentProgress(), native=native)
     return model
 
 
@@ -109,7 +109,7 @@ def test_a_tokens_bits_depend_on_no_other_token(architecture: str, form: str) ->
 def test_quantised_plain_experts_are_native_too() -> None:
     """``model.quantize`` packs them, and machd's kernels read what it packed."""
     model = _stored("mixtral", "bfloat16")
-    materialise(model, mx.float32, SilentProgress(), WEIGHT_FORMATS["mxfp8"], keeps_stored("auto"))
+    materialise(model, mx.float32, SilentProgress(), WEIGHT_FORMATS["mxfp8"], native_layers("auto"))
     packed = [one for _, one in _experts(model)]
     assert all("scales" in one and is_native(one) for one in packed)
     assert mx.isfinite(model(_IDS)).all()
