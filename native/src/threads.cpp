@@ -73,7 +73,10 @@ class Team {
       woken_.notify_all();
     }
     take_stretches(uint32_t(round), 0);
-    while (done_.load(std::memory_order_acquire) < stretches_) pause();
+    for (int look = 0; done_.load(std::memory_order_acquire) < stretches_; ++look) {
+      if (look < kLooks) pause();
+      else std::this_thread::yield();  // whoever has the last stretch may wait for this very processor
+    }
     if (failure_ != nullptr) std::rethrow_exception(std::exchange(failure_, nullptr));
   }
 
