@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import mlx.core as mx
 import pytest
@@ -32,7 +33,7 @@ _JOINS = st.builds(
     lambda length, seed, tokens, at_step, chunk_tokens, way, lane: Join(
         random_prompt(length, seed),
         tokens,
-        SamplingParams(**{**_fields(_WAYS[way]), "top_logprobs": 2}),
+        replace(_WAYS[way], top_logprobs=2),
         at_step,
         chunk_tokens,
         lane=lane,
@@ -48,10 +49,6 @@ _JOINS = st.builds(
 """Rows that join at any step, their prompts cut anywhere, in the batch or beside it."""
 
 Said = list[tuple[int, float | None, tuple[tuple[int, float], ...]]]
-
-
-def _fields(sampling: SamplingParams) -> dict[str, object]:
-    return {name: getattr(sampling, name) for name in sampling.__slots__}
 
 
 @pytest.fixture(name="engine", scope="module")
