@@ -195,7 +195,7 @@ mx::array gathered_product(
   refuse(x.ndim() < 2 || x.shape(-1) != what.inputs, "rows are as long as the weights'");
   refuse(indices.dtype() != mx::uint32 && indices.dtype() != mx::int32, "indices are uint32 or int32");
   const mx::Stream stream = mx::default_stream(mx::Device::cpu);
-  std::vector<mx::array> inputs = {mx::contiguous(mx::astype(x, mx::float32, stream), false, stream), indices, weights};
+  std::vector<mx::array> inputs = {mx::astype(x, mx::float32, stream), indices, weights};
   if (scales) inputs.push_back(*scales);
   if (biases) inputs.push_back(*biases);
   auto primitive = std::make_shared<GatheredProductPrimitive>(stream, what, weights.shape(), kernels);

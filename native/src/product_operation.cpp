@@ -112,8 +112,7 @@ mx::array product(
   refuse(!is_of_16_or_32_bits(x.dtype()), "rows are float32, float16 or bfloat16");
   refuse(x.ndim() < 1 || x.shape(-1) != what.inputs, "rows are as long as the weights'");
   const mx::Stream stream = mx::default_stream(mx::Device::cpu);
-  // Weights come as they are: mx::contiguous would copy a part of a larger array each time, whose rows lie one after another.
-  std::vector<mx::array> inputs = {mx::contiguous(mx::astype(x, mx::float32, stream), false, stream), weights};
+  std::vector<mx::array> inputs = {mx::astype(x, mx::float32, stream), weights};
   if (scales) inputs.push_back(*scales);
   if (biases) inputs.push_back(*biases);
   auto shape = x.shape();

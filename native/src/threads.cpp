@@ -25,7 +25,7 @@ using Work = std::function<void(long, long, int)>;
 
 // A worker looks so many times for the next kernel before it sleeps: between two kernels of a step lie some microseconds, and
 // waking a thread takes tens of them.
-constexpr int kLooks = 4000;
+constexpr int kLooks = 1000;
 
 void pause() {
 #if defined(__x86_64__)
