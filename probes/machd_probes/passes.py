@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import mlx.core as mx
 import numpy as np
@@ -54,16 +54,6 @@ def restored(caches: list[Cache], states: Sequence[object]) -> list[Cache]:
     return [
         type(cache).from_state(_copied(state)) for cache, state in zip(caches, states, strict=True)
     ]
-
-
-_ROUNDINGS = 64
-"""Roundings of the largest number by which two orders of sums may differ; 16 were measured on tiny models."""
-
-
-def rounding_floor(passes: Iterable[Logprobs]) -> float:
-    """Return what rounding may change where another library adds in another order, in nats."""
-    largest = max(float(np.abs(one).max()) for one in passes)
-    return _ROUNDINGS * float(np.finfo(np.float32).eps) * largest
 
 
 def compared_passes(alone: Logprobs, other: Logprobs, noise_floor: float, slack: float) -> Evidence:
