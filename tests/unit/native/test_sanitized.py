@@ -16,6 +16,9 @@ _ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.long
+@pytest.mark.timeout(
+    2400
+)  # it builds all kernels and runs 450 tests, all many times slower than usual
 @pytest.mark.skipif(sys.platform != "linux", reason="preloads the sanitizers' library")
 def test_kernels_touch_nothing_that_is_not_theirs(tmp_path: Path) -> None:
     """Every shape and format of products, with address and undefined-behaviour sanitizers in all kernels."""
