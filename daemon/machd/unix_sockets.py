@@ -32,11 +32,10 @@ def listen_unix(path: Path) -> socket.socket:
         _refuse_unless_ours_alone(path)
         with _alone_at(path):
             _remove_stale(path)
-            mask = os.umask(0o177)
-            try:
-                bound.bind(str(path))
-            finally:
-                os.umask(mask)
+            bound.bind(str(path))
+            # Nobody connects before it listens. A mask would be the whole process's: what other
+            # threads make meanwhile would lose its permissions.
+            path.chmod(0o600)
             bound.listen(BACKLOG)
     except (OSError, ValueError) as error:
         bound.close()

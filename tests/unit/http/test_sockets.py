@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,6 +44,27 @@ def test_a_unix_socket_is_for_its_user_alone(folder: Path) -> None:
     assert not listener.is_open_to_all_users
     listener.close()
     assert not (folder / "s").exists()
+
+
+def test_sockets_made_at_the_same_time_leave_the_processs_mask_alone(folder: Path) -> None:
+    """Directories that another thread makes meanwhile keep their permissions, and so do those made later."""
+
+    def make_sockets(name: str) -> None:
+        for _ in range(100):
+            listen(f"unix:{folder}/{name}", 0, environ={}).close()
+
+    makers = [threading.Thread(target=make_sockets, args=(name,)) for name in "ab"]
+    for maker in makers:
+        maker.start()
+    modes = set()
+    while any(maker.is_alive() for maker in makers):
+        (folder / "made").mkdir(mode=0o700)
+        modes.add(stat.S_IMODE((folder / "made").stat().st_mode))
+        (folder / "made").rmdir()
+    mask = os.umask(0)
+    os.umask(mask)
+    assert modes == {0o700}
+    assert mask & stat.S_IRWXU == 0
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o722])
