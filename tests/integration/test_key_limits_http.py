@@ -73,10 +73,10 @@ def _metric(client: httpx.Client, series: str) -> float:
 
 
 def _wait_until_full(client: httpx.Client) -> None:
-    """Until the noisy key is at its limit; what is asked is refused either way, and never counts."""
+    """Until the noisy key is at its limit; what is asked is too much for the queue as well, and never counts."""
     body = completion("hi", n=128)
     wait_until(
-        lambda: client.post("/v1/completions", json=body, headers=_as(NOISY)).status_code == 429,
+        lambda: _code(client.post("/v1/completions", json=body, headers=_as(NOISY))) == "key_limit",
         "the key is at its limit",
     )
 
@@ -142,7 +142,7 @@ def test_one_noisy_key_does_not_hurt_the_others(tmp_path: Path) -> None:
 
     assert {one.status_code for one in refused} == {429}
     assert {_code(one) for one in refused} == {"key_limit"}
-    assert again.status_code == 200
+    assert again.status_code == 200, again.text
 
 
 def test_requests_that_are_turned_away_cost_nothing(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_requests_that_are_turned_away_cost_nothing(tmp_path: Path) -> None:
         )
 
     assert {_code(one) for one in refused} == {"queue_full"}
-    assert again.status_code == 200
+    assert again.status_code == 200, again.text
 
 
 @contextmanager

@@ -361,7 +361,7 @@ def test_files_never_exceed_the_disk_budget(site: Site, blocks: Path) -> None:
         ask_all(url, [_question(text) for text in TEXTS[at : at + 6]])
         wait_until(lambda: not _is_over(blocks, budget_bytes), "files are within the budget")
         highest = max(highest, _file_bytes(blocks))
-    assert highest > budget_bytes // 2, "it was used"
+    assert highest > budget_bytes // 4, "it was used"
     assert daemon.stop() == 0
     daemon = site.start(blocks, "--cache-disk-budget-gb", "0.0002")
     assert daemon.url
