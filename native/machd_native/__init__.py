@@ -4,8 +4,11 @@ A row's result has the same bits whatever rows are computed with it: see ``src/p
 """
 
 from machd_native._kernels import (
+    LayerWeights,
+    LlamaBlock,
     attend,
     gathered_product,
+    in_large_pages,
     instruction_set,
     product,
     rms_norm,
@@ -18,8 +21,11 @@ from machd_native._kernels import (
 )
 
 __all__ = [
+    "LayerWeights",
+    "LlamaBlock",
     "attend",
     "gathered_product",
+    "in_large_pages",
     "instruction_set",
     "product",
     "rms_norm",

@@ -132,6 +132,95 @@ def silu_product(x: mx.array) -> mx.array:
         ValueError: The last axis is odd, or the dtype another one.
     """
 
+class LayerWeights:
+    """Weights of a layer's product, kept where they lie."""
+
+    def __init__(
+        self,
+        weights: mx.array,
+        scales: mx.array | None = None,
+        biases: mx.array | None = None,
+        *,
+        mode: str = "plain",
+        group: int = 1,
+        bits: int = 32,
+    ) -> None:
+        """Take arrays as :func:`product` does.
+
+        Raises:
+            ValueError: They do not go together, or no kernel computes them here.
+        """
+
+class LlamaBlock:
+    """A llama layer as one operation: what the functions here compute one after another, with the same bits."""
+
+    def __init__(
+        self,
+        *,
+        input_norm: mx.array,
+        post_norm: mx.array,
+        input_eps: float,
+        post_eps: float,
+        qkv: LayerWeights,
+        output: LayerWeights,
+        gate_up: LayerWeights,
+        down: LayerWeights,
+        heads: int,
+        kv_heads: int,
+        scale: float,
+    ) -> None:
+        """Take a layer's parts.
+
+        Args:
+            input_norm: float32 [hidden], of the attention's input.
+            post_norm: The same, of the feed-forward part's.
+            input_eps: Of the first norm.
+            post_eps: Of the second one.
+            qkv: From hidden to heads + 2 kv_heads heads: queries, keys and values.
+            output: From the heads to hidden.
+            gate_up: From hidden to gates and as many ups.
+            down: From these to hidden.
+            heads: Of the queries.
+            kv_heads: Of the keys and values.
+            scale: Of the scores.
+
+        Raises:
+            ValueError: Sizes do not go together.
+        """
+
+    def __call__(
+        self,
+        x: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        starts: mx.array,
+        cosines: mx.array,
+        sines: mx.array,
+        prefix_keys: mx.array | None = None,
+        prefix_values: mx.array | None = None,
+    ) -> tuple[mx.array, mx.array, mx.array]:
+        """Compute a pass; each token sees all columns of its row up to its own.
+
+        Args:
+            x: float32 [rows, tokens, hidden].
+            keys: [places, kv_heads, columns, head_dim], written in place where nobody else holds them.
+            values: The same.
+            starts: int32 [rows], columns before the pass's first token.
+            cosines: [positions, head_dim / 2].
+            sines: The same.
+            prefix_keys: As of :func:`attend`; a row's first column has the position behind them.
+            prefix_values: The same.
+
+        Returns:
+            The layer's result like ``x``, keys and values.
+
+        Raises:
+            ValueError: Shapes or dtypes do not go together.
+        """
+
+def in_large_pages(array: mx.array) -> mx.array:
+    """Compute an array and put it into pages of 2 MiB where the system has them: a copy, or the array itself."""
+
 def instruction_set() -> str:
     """Name the instruction set that computes: ``avx512``, ``avx2`` or ``neon``; empty where this processor has none of them."""
 

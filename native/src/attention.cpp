@@ -57,11 +57,19 @@ const float* value_at(const Attention& a, long position) {
   return part.values + (position - (is_own ? a.parts[0].columns : 0)) * part.value_step;
 }
 
+// Has memory bring numbers that are wanted a little later.
+void ask_early(const float* numbers, long count) {
+  for (long at = 0; at < count; at += kBlock) __builtin_prefetch(numbers + at);
+}
+
 void turn_keys(const Attention& a, long from, long columns, float* turned) {
   for (long column = 0; column < columns; column += kLanes) {
     const long here = std::min<long>(kLanes, columns - column);
     const float* keys[kLanes];
-    for (long lane = 0; lane < here; ++lane) keys[lane] = key_at(a, from + column + lane);
+    for (long lane = 0; lane < here; ++lane) {
+      keys[lane] = key_at(a, from + column + lane);
+      ask_early(keys[lane] + kColumns * a.parts[1].key_step, a.head_dim);  // of the next block
+    }
     for (long d = 0; d < a.head_dim; d += kLanes) {
       FloatPart rows[kLanes];
       for (long lane = 0; lane < kLanes; ++lane) {
@@ -75,10 +83,12 @@ void turn_keys(const Attention& a, long from, long columns, float* turned) {
 }
 
 template <int kQueries>
-void score(const Tile& tile, long query, long head_dim, int vectors) {
+void score(const Tile& tile, long query, long head_dim) {
   Vector scores[kQueries][kVectors];
-  for (auto& one : scores)
-    for (auto& vector : one) vector = Vector::zeros();
+#pragma GCC unroll 8
+  for (int q = 0; q < kQueries; ++q)
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) scores[q][v] = Vector::zeros();
   const float* asking = tile.queries + query * head_dim;
   for (long d = 0; d < head_dim; ++d) {
     Vector keys[kVectors];
@@ -90,8 +100,11 @@ void score(const Tile& tile, long query, long head_dim, int vectors) {
       for (int v = 0; v < kVectors; ++v) scores[q][v] = fused(keys[v], number, scores[q][v]);
     }
   }
+  // Of columns behind the last one, too: what keys were there before may be anything, and is not looked at.
+#pragma GCC unroll 8
   for (int q = 0; q < kQueries; ++q)
-    for (int v = 0; v < vectors; ++v) scores[q][v].store(tile.weights + (query + q) * kColumns + v * kBlock);
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) scores[q][v].store(tile.weights + (query + q) * kColumns + v * kBlock);
 }
 
 // Turns a query's scores of the columns from `begin` to `end` into weights; others weigh nothing.
@@ -128,8 +141,10 @@ void weigh(Tile& tile, long query, long begin, long end) {
 template <int kQueries, int kWide>
 void mix(Tile& tile, long query, long columns, long d, long value_dim) {
   Vector sums[kQueries][kWide];
-  for (auto& one : sums)
-    for (auto& vector : one) vector = Vector::zeros();
+#pragma GCC unroll 8
+  for (int q = 0; q < kQueries; ++q)
+#pragma GCC unroll 8
+    for (int v = 0; v < kWide; ++v) sums[q][v] = Vector::zeros();
   const float* weights = tile.weights + query * kColumns;
   for (long column = 0; column < columns; ++column) {
     Vector values[kWide];
@@ -141,10 +156,12 @@ void mix(Tile& tile, long query, long columns, long d, long value_dim) {
       for (int v = 0; v < kWide; ++v) sums[q][v] = fused(values[v], weight, sums[q][v]);
     }
   }
+#pragma GCC unroll 8
   for (int q = 0; q < kQueries; ++q) {
     const float factor = tile.factors[query + q];
     if (factor < 0) continue;  // what is added is nothing, and might be a negative zero
     float* to = tile.sums + (query + q) * value_dim + d;
+#pragma GCC unroll 8
     for (int v = 0; v < kWide; ++v) fused(Vector::load(to + v * kBlock), Vector::all(factor), sums[q][v]).store(to + v * kBlock);
   }
 }
@@ -155,6 +172,15 @@ void mix_wide(Tile& tile, long query, long columns, long value_dim) {
   for (; d + kMixVectors * kBlock <= value_dim; d += kMixVectors * kBlock)
     mix<kQueries, kMixVectors>(tile, query, columns, d, value_dim);
   for (; d < value_dim; d += kBlock) mix<kQueries, 1>(tile, query, columns, d, value_dim);
+}
+
+// Calls one.operator()<n>(query) for n queries at a time, as many as there are and kMost at the most.
+template <int kMost, class One>
+void by_queries(long count, One one) {
+  long query = 0;
+  for (; query + kMost <= count; query += kMost) one.template operator()<kMost>(query);
+  if constexpr (kMost > 1)
+    if (query < count) by_queries<kMost - 1>(count - query, [&]<int kQueries>(long from) { one.template operator()<kQueries>(query + from); });
 }
 
 }  // namespace
@@ -178,18 +204,17 @@ void attend(const Attention& a, long begin, long end, void* scratch) {
   const long last = seen_to(end - 1);
   for (long from = seen_from(begin) / kColumns * kColumns; from < last; from += kColumns) {
     const long columns = std::min(kColumns, last - from);
-    const int vectors = int((columns + kBlock - 1) / kBlock);
+    for (long column = 0; column < columns; ++column) {
+      tile.values[column] = value_at(a, from + column);
+      ask_early(tile.values[column], a.value_dim);
+    }
     turn_keys(a, from, columns, tile.keys);
-    for (long column = 0; column < columns; ++column) tile.values[column] = value_at(a, from + column);
-    long query = 0;
-    for (; query + kScoreQueries <= tile.count; query += kScoreQueries) score<kScoreQueries>(tile, query, a.head_dim, vectors);
-    for (; query < tile.count; ++query) score<1>(tile, query, a.head_dim, vectors);
-    for (query = 0; query < tile.count; ++query) {
+    by_queries<kScoreQueries>(tile.count, [&]<int kQueries>(long query) { score<kQueries>(tile, query, a.head_dim); });
+    for (long query = 0; query < tile.count; ++query) {
       const long token = query_at(query).first;
       weigh(tile, query, std::max<long>(0, seen_from(token) - from), std::min(columns, seen_to(token) - from));
     }
-    for (query = 0; query + kMixQueries <= tile.count; query += kMixQueries) mix_wide<kMixQueries>(tile, query, columns, a.value_dim);
-    for (; query < tile.count; ++query) mix_wide<1>(tile, query, columns, a.value_dim);
+    by_queries<kMixQueries>(tile.count, [&]<int kQueries>(long query) { mix_wide<kQueries>(tile, query, columns, a.value_dim); });
   }
   for (long query = 0; query < tile.count; ++query) {
     const auto [token, head] = query_at(query);

@@ -243,7 +243,7 @@ class Expander<Format::kAffine, kBits> {
   FloatPart number(WordPart words) const {
     // A look-up among sixteen takes the lowest four bits of a lane, whatever is above them.
     if constexpr (kHasTable) return looked_up(table_, kMask + 1 == kLanes ? words : words & kMask);
-    const IntPart whole = reinterpret_cast<IntPart>(words & kMask);
+    const IntPart whole = reinterpret_cast<IntPart>(kBits == 8 ? words : words & kMask);
     return fused(__builtin_convertvector(whole, FloatPart), scale_, bias_);
   }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "held_inputs.h"
+#include "layer_product.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/ops.h"

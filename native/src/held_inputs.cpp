@@ -31,6 +31,18 @@ char* gather_axis(const mx::array& from, int axis, const char* begin, char* to) 
 
 const Kernels* chosen_kernels() { return chosen(); }
 
+const Kernels* present_kernels() {
+  const Kernels* kernels = chosen();
+  refuse(kernels == nullptr, "no kernel computes this here");
+  return kernels;
+}
+
+void refuse_other_tables(const mx::array& cosines, const mx::array& sines, int head_dim) {
+  for (const auto* one : {&cosines, &sines}) refuse(one->dtype() != mx::float32 || one->ndim() != 2, "tables are float32 with two axes");
+  refuse(cosines.shape() != sines.shape() || cosines.shape(0) == 0, "there are as many sines as cosines");
+  refuse(head_dim == 0 || cosines.shape(1) * 2 != head_dim, "a table has half as many numbers as a head");
+}
+
 std::string instruction_set() {
   const Kernels* kernels = chosen();
   return kernels == nullptr ? "" : kernels->name;

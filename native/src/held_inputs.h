@@ -18,6 +18,12 @@ inline void refuse(bool is_wrong, const char* what) {
 // The kernels that serve now; null where this processor has none.
 const Kernels* chosen_kernels();
 
+// The same; raises std::invalid_argument without any.
+const Kernels* present_kernels();
+
+// Raises std::invalid_argument unless tables of a rotation go with heads of so many numbers.
+void refuse_other_tables(const mlx::core::array& cosines, const mlx::core::array& sines, int head_dim);
+
 inline bool is_of_16_or_32_bits(mlx::core::Dtype type) {
   return type == mlx::core::float32 || type == mlx::core::float16 || type == mlx::core::bfloat16;
 }

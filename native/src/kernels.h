@@ -34,7 +34,7 @@ long product_scratch_bytes(long rows, long inputs);
 void attend(const Attention& attention, long begin, long end, void* scratch);
 long attend_scratch_bytes(long queries, long head_dim, long value_dim);
 void rms_norm(const float* x, const float* weight, float eps, long size, float* out, long begin, long end);
-void silu_product(const float* x, long size, float* out, long begin, long end);
+void silu_product(const float* gates, const float* ups, long count, float* out);
 void rotate(const float* head, const float* cosines, const float* sines, long half, float* out);
 }  // namespace MACHD_TARGET
 #endif

@@ -2,7 +2,10 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 
+#include "large_pages.h"
+#include "llama_block.h"
 #include "operations.h"
 #include "threads.h"
 
@@ -50,6 +53,60 @@ NB_MODULE(_kernels, m) {
   m.def("rotate", &machd::rotate, "x"_a, "cosines"_a, "sines"_a, "positions"_a, nb::kw_only(), "rotated"_a);
   m.def("rms_norm", &machd::rms_norm, "x"_a, "weight"_a, "eps"_a);
   m.def("silu_product", &machd::silu_product, "x"_a);
+  nb::class_<machd::LayerWeights>(m, "LayerWeights")
+      .def(
+          nb::init<
+              const mlx::core::array&,
+              const std::optional<mlx::core::array>&,
+              const std::optional<mlx::core::array>&,
+              const std::string&,
+              int,
+              int>(),
+          "weights"_a,
+          "scales"_a = nb::none(),
+          "biases"_a = nb::none(),
+          nb::kw_only(),
+          "mode"_a = "plain",
+          "group"_a = 1,
+          "bits"_a = 32);
+  nb::class_<machd::LlamaBlock>(m, "LlamaBlock")
+      .def(
+          nb::init<
+              const mlx::core::array&,
+              const mlx::core::array&,
+              float,
+              float,
+              machd::LayerWeights,
+              machd::LayerWeights,
+              machd::LayerWeights,
+              machd::LayerWeights,
+              int,
+              int,
+              float>(),
+          nb::kw_only(),
+          "input_norm"_a,
+          "post_norm"_a,
+          "input_eps"_a,
+          "post_eps"_a,
+          "qkv"_a,
+          "output"_a,
+          "gate_up"_a,
+          "down"_a,
+          "heads"_a,
+          "kv_heads"_a,
+          "scale"_a)
+      .def(
+          "__call__",
+          &machd::LlamaBlock::operator(),
+          "x"_a,
+          "keys"_a,
+          "values"_a,
+          "starts"_a,
+          "cosines"_a,
+          "sines"_a,
+          "prefix_keys"_a = nb::none(),
+          "prefix_values"_a = nb::none());
+  m.def("in_large_pages", &machd::in_large_pages, "array"_a);
   m.def("instruction_set", &machd::instruction_set);
   m.def("use_instruction_set", &machd::use_instruction_set, "name"_a);
   m.def("thread_count", &machd::thread_count);

@@ -14,12 +14,11 @@ void rms_norm(const float* x, const float* weight, float eps, long size, float* 
   }
 }
 
-void silu_product(const float* x, long size, float* out, long begin, long end) {
-  for (long row = begin; row < end; ++row)
-    for (long at = 0; at < size; ++at) {
-      const double gate = x[row * 2 * size + at], up = x[(row * 2 + 1) * size + at];
-      out[row * size + at] = float(gate / (1 + std::exp(-gate)) * up);
-    }
+void silu_product(const float* gates, const float* ups, long count, float* out) {
+  for (long at = 0; at < count; ++at) {
+    const double gate = gates[at];
+    out[at] = float(gate / (1 + std::exp(-gate)) * ups[at]);
+  }
 }
 
 void rotate(const float* head, const float* cosines, const float* sines, long half, float* out) {

@@ -1,14 +1,12 @@
 #include "operations.h"
 
-#include <algorithm>
-
 #include "held_inputs.h"
+#include "layer_product.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/ops.h"
 #include "mlx/primitives.h"
 #include "mlx/utils.h"
-#include "threads.h"
 #include "weight_arrays.h"
 
 namespace machd {
@@ -38,34 +36,22 @@ class ProductPrimitive : public mx::UnaryPrimitive {
     if (out.size() == 0) return;
     HeldInputs held(inputs, stream());
     auto& encoder = mx::cpu::get_command_encoder(stream());
-    const bool is_arranged = kernels_->arranges_rows(weights_);
-    mx::array arranged(is_arranged ? inputs[0].shape() : mx::Shape{0}, mx::float32, nullptr, {});
-    arranged.set_data(mx::allocator::malloc(arranged.nbytes()));
+    LayerProduct whole{};
+    whole.weights = weights_;
+    const long rows = long(out.size()) / weights_.outputs;
+    mx::array memory({int(layer_product_numbers(whole, rows, *kernels_))}, mx::float32, nullptr, {});
+    memory.set_data(mx::allocator::malloc(memory.nbytes()));
     encoder.dispatch([held = std::move(held),
-                      rows_arranged = mx::array::unsafe_weak_copy(arranged),
+                      memory = mx::array::unsafe_weak_copy(memory),
                       to = mx::array::unsafe_weak_copy(out),
-                      weights = weights_,
+                      rows,
+                      whole,
                       kernels = kernels_]() mutable {
       held.gather();
-      set_addresses(weights, held, 1);
-      float* result = to.data<float>();
-      if (weights.inputs == 0) {  // sums of nothing
-        std::fill_n(result, to.size(), 0.0f);
-        return;
-      }
-      const auto kernel = kernels->find_product(weights.format, weights.bits);
-      const float* x = held[0].data<float>();
-      if (rows_arranged.size() > 0) {
-        kernels->arrange_rows(x, long(rows_arranged.size()), rows_arranged.data<float>());
-        x = rows_arranged.data<float>();
-      }
-      const long rows = long(to.size()) / weights.outputs;
-      const long bytes = kernels->product_scratch_bytes(rows, weights.inputs);
-      share(weights.outputs, kStretchOutputs, [&](long begin, long end, int) {
-        kernel(x, rows, weights, result, begin, end, scratch(bytes));
-      });
+      set_addresses(whole.weights, held, 1);
+      compute_layer_product(whole, held[0].data<float>(), rows, memory.data<float>(), to.data<float>(), *kernels);
     });
-    encoder.add_temporary(std::move(arranged));
+    encoder.add_temporary(std::move(memory));
   }
 
   void eval_gpu(const std::vector<mx::array>&, mx::array&) override {

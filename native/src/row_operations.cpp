@@ -61,18 +61,16 @@ class RowsPrimitive : public mx::UnaryPrimitive {
   int rotated_;
 };
 
-const Kernels* present_kernels() {
-  const Kernels* kernels = chosen_kernels();
-  refuse(kernels == nullptr, "no kernel computes this here");
-  return kernels;
-}
-
 void compute_norm(const Kernels& kernels, const HeldInputs& held, mx::array& out, float eps, int, long begin, long end) {
   kernels.rms_norm(held[0].data<float>(), held[1].data<float>(), eps, held[1].size(), out.data<float>(), begin, end);
 }
 
 void compute_silu_product(const Kernels& kernels, const HeldInputs& held, mx::array& out, float, int, long begin, long end) {
-  kernels.silu_product(held[0].data<float>(), out.shape(-1), out.data<float>(), begin, end);
+  const long size = out.shape(-1);
+  for (long row = begin; row < end; ++row) {
+    const float* gates = held[0].data<float>() + row * 2 * size;
+    kernels.silu_product(gates, gates + size, size, out.data<float>() + row * size);
+  }
 }
 
 // A row is a token: its heads one behind another.
@@ -111,9 +109,8 @@ mx::array silu_product(const mx::array& x) {
 }
 
 mx::array rotate(const mx::array& x, const mx::array& cosines, const mx::array& sines, const mx::array& positions, int rotated) {
-  for (const auto* one : {&x, &cosines, &sines}) refuse(one->dtype() != mx::float32, "heads and tables are float32");
-  refuse(x.ndim() != 4 || cosines.ndim() != 2 || cosines.shape() != sines.shape(), "heads have four axes, tables two");
-  refuse(cosines.shape(0) == 0 || x.shape(3) == 0 || cosines.shape(1) * 2 != x.shape(3), "a table has half as many numbers as a head");
+  refuse(x.dtype() != mx::float32 || x.ndim() != 4, "heads are float32 with four axes");
+  refuse_other_tables(cosines, sines, x.shape(3));
   refuse(positions.dtype() != mx::int32 || positions.shape() != mx::Shape{x.shape(0)}, "positions are int32, one for each row");
   refuse(rotated < 0 || rotated > x.shape(2), "no more heads are turned than there are");
   auto primitive = std::make_shared<RowsPrimitive>(

@@ -41,15 +41,12 @@ void rms_norm(const float* x, const float* weight, float eps, long size, float* 
   }
 }
 
-void silu_product(const float* x, long size, float* out, long begin, long end) {
+void silu_product(const float* gates, const float* ups, long count, float* out) {
   const Vector one = Vector::all(1.0f), to_base = Vector::all(-kLog2E);
-  for (long row = begin; row < end; ++row) {
-    const float* gates = x + row * 2 * size;
-    by_vector(size, [&](long at, int count) {
-      const Vector gate = load(gates + at, count), up = load(gates + size + at, count);
-      store(gate / (one + exp2(gate * to_base)) * up, out + row * size + at, count);
-    });
-  }
+  by_vector(count, [&](long at, int here) {
+    const Vector gate = load(gates + at, here), up = load(ups + at, here);
+    store(gate / (one + exp2(gate * to_base)) * up, out + at, here);
+  });
 }
 
 void rotate(const float* head, const float* cosines, const float* sines, long half, float* out) {

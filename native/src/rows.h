@@ -6,8 +6,8 @@ namespace machd {
 // out = x / sqrt(mean of squares + eps) * weight for rows of `size` numbers from `begin` to `end`.
 using RmsNorm = void (*)(const float* x, const float* weight, float eps, long size, float* out, long begin, long end);
 
-// out = gate * sigmoid(gate) * up for rows of a gate and an up of `size` numbers each, behind one another.
-using SiluProduct = void (*)(const float* x, long size, float* out, long begin, long end);
+// out = gate * sigmoid(gate) * up for `count` gates and ups.
+using SiluProduct = void (*)(const float* gates, const float* ups, long count, float* out);
 
 // Turns pairs (i, i + half) of one head's numbers by the angles whose cosines and sines are given.
 using Rotate = void (*)(const float* head, const float* cosines, const float* sines, long half, float* out);

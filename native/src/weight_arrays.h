@@ -12,9 +12,6 @@ namespace machd {
 
 constexpr const char* kOtherSizes = "this graph was compiled for other sizes";
 
-// Outputs that a thread takes at once: few enough that two threads end together, many enough that taking them costs nothing.
-constexpr long kStretchOutputs = 32;
-
 // What arrays hold, without their addresses; of weights with three axes, what one expert has.
 // Raises std::invalid_argument where shapes, dtypes or bits do not go together.
 Weights described(

@@ -226,11 +226,20 @@ class Subject:
                     wrong.append(f"{name}: {_figures(parts[-1])}")
         return _finding(parts, wrong)
 
-    def judged_passes(self, pairs: Sequence[tuple[Logprobs, Logprobs]], wrong: str) -> Finding:
-        """Compare pairs of passes, the reference first; ``wrong`` says what a difference means."""
-        slack = tolerated(self.noise_floor)
+    def judged_passes(
+        self,
+        pairs: Sequence[tuple[Logprobs, Logprobs]],
+        wrong: str,
+        noise_floor: float | None = None,
+    ) -> Finding:
+        """Compare pairs of passes, the reference first; ``wrong`` says what a difference means.
+
+        The floor of noise is the subject's unless given.
+        """
+        floor = self.noise_floor if noise_floor is None else noise_floor
+        slack = tolerated(floor)
         return self.judged(
-            [compared_passes(one, other, self.noise_floor, slack) for one, other in pairs], wrong
+            [compared_passes(one, other, floor, slack) for one, other in pairs], wrong
         )
 
     def judged(self, parts: Sequence[Evidence], wrong: str) -> Finding:

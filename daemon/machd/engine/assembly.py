@@ -18,6 +18,7 @@ from machd.engine.kernels.fused_llama import (
     takes_packed_caches,
 )
 from machd.engine.kernels.native_attention import take_native_attention
+from machd.engine.kernels.native_layers import lay_in_large_pages
 from machd.engine.kernels.packed import packed_caches
 from machd.engine.kernels.started_layers import start_layers
 from machd.engine.kv.kv_format import PLAIN
@@ -87,6 +88,7 @@ def engine_parts(
         experts.connect_previews()
     if is_cpu and ranks is None:
         fuse_layers(model)  # what it fuses would have to be sharded
+        lay_in_large_pages(model)
         take_native_attention(model)
         start_layers(model)
     is_standard = description.cache.kind is KvCacheKind.STANDARD

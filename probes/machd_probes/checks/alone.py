@@ -6,7 +6,7 @@ import numpy as np
 
 from machd.engine.protocol.step import SampledToken
 from machd_probes.finding import Finding
-from machd_probes.passes import Logprobs
+from machd_probes.passes import Logprobs, rounding_floor
 from machd_probes.play import Join
 from machd_probes.subject import Subject
 
@@ -25,7 +25,9 @@ def probe(subject: Subject) -> Finding:
         fed = (prompt[-1], *(token.token_id for token in said[:-1]))
         expected = passes.continued(fed, caches)
         pairs.append((expected, _heard(said, expected)))
-    return subject.judged_passes(pairs, "a row alone says something else than mlx-lm's own model")
+    wrong = "a row alone says something else than mlx-lm's own model"
+    floor = max(subject.noise_floor, rounding_floor(expected for expected, _ in pairs))
+    return subject.judged_passes(pairs, wrong, floor)
 
 
 def _heard(said: list[SampledToken], expected: Logprobs) -> Logprobs:

@@ -9,7 +9,7 @@ import numpy as np
 from mlx_lm.generate import BatchGenerator
 
 from machd_probes.finding import Finding
-from machd_probes.passes import Logprobs, Passes
+from machd_probes.passes import Logprobs, Passes, rounding_floor
 from machd_probes.subject import Subject
 
 _TOKENS = 5
@@ -26,7 +26,8 @@ def probe(subject: Subject) -> Finding:
         said = [[int(np.argmax(row)) for row in logprobs] for logprobs in alone]
         together = _batch(subject, some, said)
         pairs += zip(alone, together, strict=True)
-    return subject.judged_passes(pairs, "rows say something else than alone")
+    floor = max(subject.noise_floor, rounding_floor(alone for alone, _ in pairs))
+    return subject.judged_passes(pairs, "rows say something else than alone", floor)
 
 
 def _alone(passes: Passes, prompt: tuple[int, ...], tokens: int) -> Logprobs:

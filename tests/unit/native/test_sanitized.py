@@ -45,7 +45,13 @@ def test_kernels_touch_nothing_that_is_not_theirs(tmp_path: Path) -> None:
         "LD_PRELOAD": " ".join(libraries),
         "ASAN_OPTIONS": "detect_leaks=0",  # Python's own, at its end
     }
-    files = ("test_products", "test_gathered_products", "test_attention", "test_rows")
+    files = (
+        "test_products",
+        "test_gathered_products",
+        "test_attention",
+        "test_rows",
+        "test_llama_block",
+    )
     tests = [str(Path(__file__).with_name(f"{name}.py")) for name in files]
     # -s: what a sanitizer writes as the process ends is not captured.
     _run(

@@ -17,8 +17,13 @@ from machd.engine.backend.native_kernels import native_kernels
 from machd.engine.backend.untyped import Cache, LanguageModel, Layer
 from machd.engine.kernels.cpu_attention import attend, attend_rows
 from machd.engine.kernels.exponential import silu_product
-from machd.engine.kernels.native_layers import is_native
-from machd.engine.kernels.native_llama import NativeAttention, NativeFeedForward, RotationTable
+from machd.engine.kernels.native_layers import is_native, lay_in_large_pages
+from machd.engine.kernels.native_llama import (
+    NativeAttention,
+    NativeFeedForward,
+    RotationTable,
+    native_block,
+)
 from machd.engine.kernels.packed import PackedCache
 from machd.engine.kv.slab import SlabCache
 
@@ -37,7 +42,7 @@ def fuse_layers(model: LanguageModel) -> int:
     blocks = getattr(getattr(model, "model", None), "layers", None) or []
     rotations: list[_Rotation] = []
     count = 0
-    for block in blocks:
+    for number, block in enumerate(blocks):
         attention: Layer = getattr(block, "self_attn", None)
         if type(getattr(block, "mlp", None)) is llama.MLP:
             block.mlp = _feed_forward(block.mlp)
@@ -50,6 +55,9 @@ def fuse_layers(model: LanguageModel) -> int:
             count += 1
             # Layer by layer, so that old and new weights coexist for one layer only.
             mx.eval(block.parameters())
+        if type(block) is llama.TransformerBlock:
+            lay_in_large_pages(block)  # before what keeps them as they lie
+            blocks[number] = native_block(block) or block
     mx.clear_cache()
     return count
 

@@ -13,7 +13,7 @@ from machd.engine.kernels import cpu_attention
 from machd.engine.kernels.native_layers import is_left_to_mlx
 from machd.engine.kv.slab import SlabCache
 
-_HEAD_NUMBERS = 16
+HEAD_NUMBERS = 16
 """A head has a multiple of so many."""
 
 
@@ -77,7 +77,7 @@ def is_native_model(model: LanguageModel, head_dims: Iterable[int]) -> bool:
         model: Its weights as they are computed with, before layers are fused.
         head_dims: Widths of its keys and values.
     """
-    if native_kernels() is None or any(width % _HEAD_NUMBERS for width in head_dims):
+    if native_kernels() is None or any(width % HEAD_NUMBERS for width in head_dims):
         return False
     language: LanguageModel = getattr(model, "language_model", model)
     return not any(is_left_to_mlx(layer) for layer in language.modules())
@@ -113,7 +113,7 @@ def _own_attention(mlx_lms: Callable[..., mx.array]) -> Callable[..., mx.array]:
 
 
 def _takes(*arrays: mx.array) -> bool:
-    return all(one.dtype == mx.float32 and one.shape[-1] % _HEAD_NUMBERS == 0 for one in arrays)
+    return all(one.dtype == mx.float32 and one.shape[-1] % HEAD_NUMBERS == 0 for one in arrays)
 
 
 def _is_causal(queries: mx.array, mask: mx.array | str | None) -> bool:

@@ -18,6 +18,7 @@ from mlx.nn.layers.normalization import RMSNorm
 from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 
 from machd.engine.backend.native_kernels import native_kernels
+from machd.engine.backend.untyped import Layer
 
 _PLAIN_DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 _AFFINE_BITS = (2, 3, 4, 5, 6, 8)
@@ -64,6 +65,27 @@ def is_native(layer: Module) -> bool:
 def _native_class(layer: Module) -> Any:  # noqa: ANN401 - a class that __class__ takes
     kind = type(layer)
     return _COMPUTED_BY.get(kind) or _experts_computed_by().get(kind)
+
+
+def is_native_norm(layer: Module) -> bool:
+    """Return True for a norm of float32 rows that machd's kernels compute."""
+    return type(layer) is _NativeRMSNorm and layer.weight.dtype == mx.float32
+
+
+def lay_in_large_pages(model: Module) -> None:
+    """Put the weights of the layers that machd's kernels compute where they are read fastest; they are not held twice."""
+    for layer in model.modules():
+        if is_native(layer):
+            for name in [name for name, value in layer.items() if isinstance(value, mx.array)]:
+                layer[name] = native_kernels().in_large_pages(layer[name])
+
+
+def layer_weights(layer: Layer) -> Any | None:  # noqa: ANN401 - of a package that may be absent
+    """Return the weights of a layer for one operation of several layers; None where it is not all product."""
+    if not is_native(layer) or "bias" in layer:
+        return None
+    arrays = (layer.weight, layer.get("scales"), layer.get("biases"))
+    return native_kernels().LayerWeights(*arrays, **_format(layer))
 
 
 def is_left_to_mlx(layer: Module) -> bool:

@@ -1,16 +1,20 @@
 """Llama layers in a few operations of machd's own kernels, where these compute all of a layer's products.
 
-A step's small operations take as long as its products: a layer has twelve of them here instead of about fifty.
+A step's small operations take as long as its products. A prompt's layer has twelve of them here instead of about fifty, and that
+of decoding rows is one.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from machd.engine.backend.native_kernels import native_kernels
 from machd.engine.backend.untyped import Cache, Layer
-from machd.engine.kernels.native_attention import attend, attend_rows
+from machd.engine.kernels.native_attention import HEAD_NUMBERS, attend, attend_rows
+from machd.engine.kernels.native_layers import is_native_norm, layer_weights
 from machd.engine.kernels.packed import PackedCache
 from machd.engine.kv.slab import SlabCache
 
@@ -70,27 +74,27 @@ class NativeAttention(Module):
         super().__init__()  # type: ignore[no-untyped-call]
         self.qkv_proj = qkv_proj
         self.o_proj = attention.o_proj
-        self._table = table
-        self._heads: int = attention.n_heads
-        self._kv_heads: int = attention.n_kv_heads
-        self._scale: float = attention.scale
+        self.table = table
+        self.heads: int = attention.n_heads
+        self.kv_heads: int = attention.n_kv_heads
+        self.scale: float = attention.scale
 
     def __call__(
         self, x: mx.array, mask: mx.array | str | None = None, cache: Cache = None
     ) -> mx.array:
         """Compute [rows, tokens, hidden] as mlx-lm's layer does."""
         rows, tokens, _ = x.shape
-        rotated = self._heads + self._kv_heads
-        heads = self.qkv_proj(x).reshape(rows, tokens, rotated + self._kv_heads, -1)
+        rotated = self.heads + self.kv_heads
+        heads = self.qkv_proj(x).reshape(rows, tokens, rotated + self.kv_heads, -1)
         begin = 0 if cache is None else cache.offset
         if isinstance(begin, mx.array):
             positions, end = begin, cache.width
         else:
             positions, end = mx.array([begin] * rows, dtype=mx.int32), begin + tokens
-        heads = self._table.rotate(heads, positions, end, rotated)
-        parts = mx.split(heads, [self._heads, rotated], axis=2)
+        heads = self.table.rotate(heads, positions, end, rotated)
+        parts = mx.split(heads, [self.heads, rotated], axis=2)
         queries, keys, values = (part.swapaxes(1, 2) for part in parts)
-        scale = self._scale
+        scale = self.scale
         if isinstance(cache, PackedCache):
             mixed = cache.attend(
                 queries, keys, values, scale=scale, attend=attend, attend_rows=attend_rows
@@ -118,3 +122,59 @@ class NativeFeedForward(Module):
         """Compute [.., hidden] as mlx-lm's layer does."""
         down: mx.array = self.down_proj(native_kernels().silu_product(self.gate_up_proj(x)))
         return down
+
+
+class NativeBlock(Module):
+    """mlx-lm's llama block; rows that lie in one slab are computed in one operation."""
+
+    def __init__(self, block: Layer, in_one: Any) -> None:  # noqa: ANN401 - of a package that may be absent
+        """Take a block's parts, and the kernels' block of the same weights."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.self_attn = block.self_attn
+        self.mlp = block.mlp
+        self.input_layernorm = block.input_layernorm
+        self.post_attention_layernorm = block.post_attention_layernorm
+        self.use_sliding = block.use_sliding
+        self._table: RotationTable = block.self_attn.table
+        self._in_one = in_one
+
+    def __call__(
+        self, x: mx.array, mask: mx.array | str | None = None, cache: Cache = None
+    ) -> mx.array:
+        """Compute [rows, tokens, hidden] as mlx-lm's block does."""
+        if isinstance(cache, SlabCache) and cache.is_one_slab(mask):
+            return self._rows_of_one_slab(x, cache)
+        x = x + self.self_attn(self.input_layernorm(x), mask, cache)
+        mixed: mx.array = x + self.mlp(self.post_attention_layernorm(x))
+        return mixed
+
+    def _rows_of_one_slab(self, x: mx.array, cache: SlabCache) -> mx.array:
+        rows, arrays = cache.slab_to_write()
+        table, prefix = self._table.up_to(cache.width), cache.prefix(rows) or ()
+        x, arrays[0], arrays[1] = self._in_one(rows.of(x), *arrays, rows.start, *table, *prefix)
+        return cache.in_row_order([x])
+
+
+def native_block(block: Layer) -> NativeBlock | None:
+    """Make one operation of a llama block whose parts machd's kernels compute; None of any other."""
+    attention, mlp = block.self_attn, block.mlp
+    norms = block.input_layernorm, block.post_attention_layernorm
+    is_ours = isinstance(attention, NativeAttention) and isinstance(mlp, NativeFeedForward)
+    if not (is_ours and all(map(is_native_norm, norms))):
+        return None
+    layers = (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
+    weights = [layer_weights(layer) for layer in layers]
+    head_dim = attention.qkv_proj.weight.shape[0] // (attention.heads + 2 * attention.kv_heads)
+    if None in weights or head_dim % HEAD_NUMBERS:
+        return None
+    in_one = native_kernels().LlamaBlock(
+        input_norm=norms[0].weight,
+        post_norm=norms[1].weight,
+        input_eps=norms[0].eps,
+        post_eps=norms[1].eps,
+        **dict(zip(("qkv", "output", "gate_up", "down"), weights, strict=True)),
+        heads=attention.heads,
+        kv_heads=attention.kv_heads,
+        scale=attention.scale,
+    )
+    return NativeBlock(block, in_one)

@@ -1,0 +1,254 @@
+#include "llama_block.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <utility>
+
+#include "layer_attention.h"
+#include "mlx/allocator.h"
+#include "mlx/backend/cpu/encoder.h"
+#include "mlx/ops.h"
+#include "mlx/primitives.h"
+#include "mlx/transforms.h"
+#include "mlx/utils.h"
+#include "threads.h"
+#include "weight_arrays.h"
+
+namespace machd {
+
+namespace mx = mlx::core;
+
+struct LlamaBlock::Parts {
+  mx::array input_norm, post_norm;
+  float input_eps, post_eps;
+  LayerWeights qkv, output, gate_up, down;
+  long heads, kv_heads;
+  float scale;
+
+  long hidden() const { return qkv.weights().inputs; }
+  long head_dim() const { return output.weights().inputs / heads; }
+};
+
+namespace {
+
+// Numbers of tokens that one thread rotates and copies in about the time that another takes to join it.
+constexpr long kTurnedNumbers = 16 * 1024;
+
+// An array computed and with all numbers one after another.
+mx::array lying(const mx::array& one) {
+  mx::array result = mx::contiguous(one, false, mx::default_stream(mx::Device::cpu));
+  result.eval();
+  return result;
+}
+
+// A layer's products in the order of their use; x and attended: what the results of two of them are added to.
+std::array<LayerProduct, 4> products_of(const LlamaBlock::Parts& parts, const float* x, const float* attended) {
+  return {{
+      {parts.qkv.weights(), parts.input_norm.data<float>(), parts.input_eps, nullptr, false},
+      {parts.output.weights(), nullptr, 0, x, false},
+      {parts.gate_up.weights(), parts.post_norm.data<float>(), parts.post_eps, nullptr, true},
+      {parts.down.weights(), nullptr, 0, attended, false},
+  }};
+}
+
+// A pass's numbers between the steps of a layer.
+struct Memory {
+  long projected, queries, mixed, attended, gated, product;  // where each begins
+  long size = 0;
+
+  Memory(const LlamaBlock::Parts& parts, long rows, const Kernels& kernels) {
+    const auto products = products_of(parts, nullptr, nullptr);
+    const auto take = [&](long numbers) { return std::exchange(size, size + (numbers + 15) / 16 * 16); };
+    const long mixed_numbers = parts.heads * parts.head_dim();
+    projected = take(rows * products[0].result());
+    queries = take(rows * mixed_numbers);
+    mixed = take(rows * mixed_numbers);
+    attended = take(rows * parts.hidden());
+    gated = take(rows * products[2].result());
+    long most = 0;
+    for (const auto& one : products) most = std::max(most, layer_product_numbers(one, rows, kernels));
+    product = take(most);
+  }
+};
+
+// Turns queries into `asking` [rows, heads, tokens, head_dim] and keys into their columns, and copies values into theirs; what would
+// lie behind the last column is left out. projected: [rows, tokens, heads + 2 kv_heads, head_dim].
+void take_apart(
+    const float* projected, long rows, long tokens, const LlamaBlock::Parts& parts, const mx::array& starts, long before, const mx::array& cosines,
+    const mx::array& sines, float* asking, mx::array& keys, mx::array& values, const Kernels& kernels) {
+  const long heads = parts.heads, kv_heads = parts.kv_heads, head_dim = parts.head_dim(), half = head_dim / 2;
+  const long all = heads + 2 * kv_heads, columns = keys.shape(2);
+  share(rows * tokens, std::max<long>(1, kTurnedNumbers / (all * head_dim)), [&](long begin, long end, int) {
+    for (long at = begin; at < end; ++at) {
+      const long row = at / tokens, token = at % tokens, start = starts.data<int32_t>()[row];
+      const long column = std::clamp<long>(start, 0, columns) + token;
+      const long position = std::clamp<long>(before + start + token, 0, cosines.shape(0) - 1);
+      const float* from = projected + at * all * head_dim;
+      const float *cosine = cosines.data<float>() + position * half, *sine = sines.data<float>() + position * half;
+      for (long head = 0; head < heads; ++head)
+        kernels.rotate(from + head * head_dim, cosine, sine, half, asking + ((row * heads + head) * tokens + token) * head_dim);
+      if (column >= columns) continue;
+      for (long head = 0; head < kv_heads; ++head) {
+        const long to = ((row * kv_heads + head) * columns + column) * head_dim;
+        kernels.rotate(from + (heads + head) * head_dim, cosine, sine, half, keys.data<float>() + to);
+        std::memcpy(values.data<float>() + to, from + (heads + kv_heads + head) * head_dim, sizeof(float) * head_dim);
+      }
+    }
+  });
+}
+
+// The columns that come in, and from now on nobody else's: MLX lets an operation with several outputs take over no input's memory.
+class OwnPrimitive : public mx::UnaryPrimitive {
+ public:
+  using UnaryPrimitive::UnaryPrimitive;
+
+  void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override {
+    if (takes_over(inputs[0], out) || out.size() == 0) return;
+    mx::cpu::get_command_encoder(stream()).dispatch([held = HeldInputs(inputs, stream()), to = mx::array::unsafe_weak_copy(out)]() mutable {
+      held.gather();
+      std::memcpy(to.data<char>(), held[0].data<char>(), to.nbytes());
+    });
+  }
+
+  void eval_gpu(const std::vector<mx::array>&, mx::array&) override {
+    throw std::runtime_error("machd_native computes on the CPU only");
+  }
+
+  const char* name() const override { return "MachdOwn"; }
+  bool is_equivalent(const mx::Primitive&) const override { return false; }  // one for each that writes
+};
+
+class BlockPrimitive : public mx::Primitive {
+ public:
+  BlockPrimitive(mx::Stream stream, std::shared_ptr<const LlamaBlock::Parts> parts, const Kernels* kernels)
+      : Primitive(stream), parts_(std::move(parts)), kernels_(kernels) {}
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    mx::array& out = outputs[0];
+    out.set_data(mx::allocator::malloc(out.nbytes()));
+    for (size_t at : {1, 2}) outputs[at].copy_shared_buffer(inputs[at]);  // they are nobody else's: see OwnPrimitive
+    if (out.size() == 0) return;
+    auto& encoder = mx::cpu::get_command_encoder(stream());
+    std::vector<mx::array> sources = {inputs[0], inputs[3], inputs[4], inputs[5]};
+    sources.insert(sources.end(), inputs.begin() + 6, inputs.end());
+    const long rows = out.shape(0) * out.shape(1);
+    const Memory places(*parts_, rows, *kernels_);
+    mx::array memory({int(places.size)}, mx::float32, nullptr, {});
+    memory.set_data(mx::allocator::malloc(memory.nbytes()));
+    encoder.dispatch([held = HeldInputs(sources, stream()),
+                      places,
+                      memory = mx::array::unsafe_weak_copy(memory),
+                      to = mx::array::unsafe_weak_copy(out),
+                      keys = mx::array::unsafe_weak_copy(outputs[1]),
+                      values = mx::array::unsafe_weak_copy(outputs[2]),
+                      parts = parts_,
+                      kernels = kernels_]() mutable {
+      held.gather();
+      compute(held, *parts, places, memory.data<float>(), keys, values, to, *kernels);
+    });
+    encoder.add_temporary(std::move(memory));
+  }
+
+  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
+    throw std::runtime_error("machd_native computes on the CPU only");
+  }
+
+  const char* name() const override { return "MachdLlamaBlock"; }
+
+  bool is_equivalent(const mx::Primitive& other) const override {
+    const auto& another = static_cast<const BlockPrimitive&>(other);
+    return another.parts_ == parts_ && another.kernels_ == kernels_;
+  }
+
+ private:
+  static void compute(
+      const HeldInputs& held, const LlamaBlock::Parts& parts, const Memory& places, float* memory, mx::array& keys, mx::array& values,
+      mx::array& out, const Kernels& kernels) {
+    const mx::array &x = held[0], &starts = held[1];
+    const long rows = x.shape(0), tokens = x.shape(1), all = rows * tokens, head_dim = parts.head_dim();
+    const auto prefix = columns_at(held, 4);
+    float *const projected = memory + places.projected, *const asking = memory + places.queries, *const mixed = memory + places.mixed;
+    float *const attended = memory + places.attended, *const gated = memory + places.gated, *const product = memory + places.product;
+    const auto steps = products_of(parts, x.data<float>(), attended);
+    compute_layer_product(steps[0], x.data<float>(), all, product, projected, kernels);
+    take_apart(
+        projected, rows, tokens, parts, starts, prefix ? prefix->keys.shape(2) : 0, held[2], held[3], asking, keys, values, kernels);
+    const Queries queries{asking, rows, parts.heads, tokens, head_dim, parts.heads * tokens * head_dim, tokens * head_dim, head_dim};
+    compute_attention(queries, {keys, values}, starts, prefix, parts.scale, 0, mixed, kernels);
+    compute_layer_product(steps[1], mixed, all, product, attended, kernels);
+    compute_layer_product(steps[2], attended, all, product, gated, kernels);
+    compute_layer_product(steps[3], gated, all, product, out.data<float>(), kernels);
+  }
+
+  std::shared_ptr<const LlamaBlock::Parts> parts_;
+  const Kernels* kernels_;  // those of when the graph was built
+};
+
+}  // namespace
+
+LayerWeights::LayerWeights(
+    const mx::array& weights,
+    const std::optional<mx::array>& scales,
+    const std::optional<mx::array>& biases,
+    const std::string& mode,
+    int group,
+    int bits)
+    : kept_{lying(weights)}, weights_(described(weights, 2, scales, biases, mode, group, bits)) {
+  refuse(present_kernels()->find_product(weights_.format, weights_.bits) == nullptr, "no kernel computes this here");
+  refuse(weights_.inputs == 0 || weights_.outputs == 0, "there are weights");
+  weights_.packed = kept_[0].data<char>();
+  if (scales) weights_.scales = kept_.emplace_back(lying(*scales)).data<char>();
+  if (biases) weights_.biases = kept_.emplace_back(lying(*biases)).data<char>();
+}
+
+LlamaBlock::LlamaBlock(
+    const mx::array& input_norm,
+    const mx::array& post_norm,
+    float input_eps,
+    float post_eps,
+    LayerWeights qkv,
+    LayerWeights output,
+    LayerWeights gate_up,
+    LayerWeights down,
+    int heads,
+    int kv_heads,
+    float scale) {
+  const long hidden = qkv.weights().inputs, mixed = output.weights().inputs;
+  refuse(heads <= 0 || kv_heads <= 0 || heads % kv_heads || mixed % heads || mixed / heads % 16, "heads are a multiple of those of the keys, of 16 numbers");
+  refuse(qkv.weights().outputs != mixed / heads * (heads + 2 * kv_heads), "queries, keys and values have as many numbers as heads");
+  refuse(output.weights().outputs != hidden || down.weights().outputs != hidden || gate_up.weights().inputs != hidden, "products go on from one another");
+  refuse(gate_up.weights().outputs != 2 * down.weights().inputs, "there are as many ups as gates");
+  for (const auto* norm : {&input_norm, &post_norm})
+    refuse(norm->dtype() != mx::float32 || norm->shape() != mx::Shape{int(hidden)}, "a norm's weight is float32, and as long as the rows");
+  parts_ = std::make_shared<const Parts>(
+      Parts{lying(input_norm), lying(post_norm), input_eps, post_eps, std::move(qkv), std::move(output), std::move(gate_up), std::move(down), heads, kv_heads, scale});
+}
+
+std::tuple<mx::array, mx::array, mx::array> LlamaBlock::operator()(
+    const mx::array& x,
+    const mx::array& keys,
+    const mx::array& values,
+    const mx::array& starts,
+    const mx::array& cosines,
+    const mx::array& sines,
+    const std::optional<mx::array>& prefix_keys,
+    const std::optional<mx::array>& prefix_values) const {
+  refuse(x.dtype() != mx::float32 || x.ndim() != 3 || x.shape(2) != parts_->hidden(), "rows are float32, and as long as the weights'");
+  const int rows = x.shape(0), tokens = x.shape(1), heads = int(parts_->heads), head_dim = int(parts_->head_dim());
+  refuse_other_columns({rows, heads, tokens, head_dim}, keys, values, starts, prefix_keys, prefix_values);
+  refuse(keys.shape(1) != parts_->kv_heads || values.shape() != keys.shape(), "keys and values have as many heads");
+  refuse_other_tables(cosines, sines, head_dim);
+  const mx::Stream stream = mx::default_stream(mx::Device::cpu);
+  const auto own = [&](const mx::array& columns) {
+    return mx::array(columns.shape(), mx::float32, std::make_shared<OwnPrimitive>(stream), {columns});
+  };
+  std::vector<mx::array> inputs = {x, own(keys), own(values), starts, cosines, sines};
+  if (prefix_keys) inputs.insert(inputs.end(), {*prefix_keys, *prefix_values});
+  auto made = mx::array::make_arrays(
+      {x.shape(), keys.shape(), values.shape()}, {mx::float32, mx::float32, mx::float32},
+      std::make_shared<BlockPrimitive>(stream, parts_, present_kernels()), inputs);
+  return {made[0], made[1], made[2]};
+}
+
+}  // namespace machd

@@ -1,0 +1,75 @@
+// A llama layer as one operation of MLX.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "layer_product.h"
+#include "mlx/array.h"
+
+namespace machd {
+
+// Weights of a layer's product, kept where they lie.
+class LayerWeights {
+ public:
+  // Arguments as of `product`. Raises std::invalid_argument where they do not go together, or no kernel computes them.
+  LayerWeights(
+      const mlx::core::array& weights,
+      const std::optional<mlx::core::array>& scales,
+      const std::optional<mlx::core::array>& biases,
+      const std::string& mode,
+      int group,
+      int bits);
+
+  const Weights& weights() const { return weights_; }
+
+ private:
+  std::vector<mlx::core::array> kept_;
+  Weights weights_;
+};
+
+// Norm, projection of queries, keys and values, rotation, attention over columns that the keys and values are written to, projection of
+// its output and sum; norm, projection of gate and up, SiLU product, projection and sum. A row has the bits that the operations of
+// operations.h give it one after another; float32 alone.
+class LlamaBlock {
+ public:
+  // input_norm, post_norm: float32 [hidden]. The products go from hidden to heads + 2 kv_heads heads, from heads heads to hidden, from
+  // hidden to gates and as many ups, and from these to hidden.
+  // Raises std::invalid_argument where sizes do not go together.
+  LlamaBlock(
+      const mlx::core::array& input_norm,
+      const mlx::core::array& post_norm,
+      float input_eps,
+      float post_eps,
+      LayerWeights qkv,
+      LayerWeights output,
+      LayerWeights gate_up,
+      LayerWeights down,
+      int heads,
+      int kv_heads,
+      float scale);
+
+  // x: [rows, tokens, hidden]. keys, values, starts, prefix_keys, prefix_values: as of `attend`, all columns so far seen; they are written
+  // in place where nobody else holds them, and a row's first column has the position behind the prefix. cosines, sines: as of `rotate`.
+  // Returns the layer's result, keys and values.
+  // Raises std::invalid_argument where shapes or dtypes do not go together.
+  std::tuple<mlx::core::array, mlx::core::array, mlx::core::array> operator()(
+      const mlx::core::array& x,
+      const mlx::core::array& keys,
+      const mlx::core::array& values,
+      const mlx::core::array& starts,
+      const mlx::core::array& cosines,
+      const mlx::core::array& sines,
+      const std::optional<mlx::core::array>& prefix_keys,
+      const std::optional<mlx::core::array>& prefix_values) const;
+
+  struct Parts;
+
+ private:
+  std::shared_ptr<const Parts> parts_;  // kept by what has been asked for and is not yet computed, too
+};
+
+}  // namespace machd

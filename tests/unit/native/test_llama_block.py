@@ -1,0 +1,248 @@
+"""A llama layer as one operation: what its parts compute one after another, with the same bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+native = pytest.importorskip("machd_native", reason="make setup has found no compiler")
+
+_HIDDEN, _HEADS, _KV_HEADS, _HEAD_DIM, _GATES = 192, 6, 2, 32, 160
+_COLUMNS = 100
+_SCALE = 0.2
+_EPS = (1e-5, 1e-3)
+_GROUP = 32
+_FORMATS: dict[str, tuple[str, int] | None] = {
+    "plain": None,
+    "bfloat16": None,
+    "affine4": ("affine", 4),
+    "affine8": ("affine", 8),
+    "mxfp4": ("mxfp4", 4),
+}
+_SIZES = {
+    "qkv": ((_HEADS + 2 * _KV_HEADS) * _HEAD_DIM, _HIDDEN),
+    "output": (_HIDDEN, _HEADS * _HEAD_DIM),
+    "gate_up": (2 * _GATES, _HIDDEN),
+    "down": (_HIDDEN, _GATES),
+}
+
+Product = tuple[list[mx.array], dict[str, object]]
+
+
+def _numbers(*shape: int, seed: int = 0) -> mx.array:
+    return mx.array(np.random.default_rng(seed).normal(size=shape).astype(np.float32))
+
+
+def _int32(*numbers: int) -> mx.array:
+    return mx.array(list(numbers), dtype=mx.int32)
+
+
+def _table(positions: int) -> tuple[mx.array, mx.array]:
+    half = _HEAD_DIM // 2
+    angles = mx.arange(positions)[:, None] * mx.exp(-mx.arange(half) / half * 9)
+    return mx.cos(angles), mx.sin(angles)
+
+
+def _products(name: str) -> dict[str, Product]:
+    made: dict[str, Product] = {}
+    packing = _FORMATS[name]
+    for seed, (product, sizes) in enumerate(_SIZES.items()):
+        plain = _numbers(*sizes, seed=10 + seed) * 0.1
+        arrays = [plain.astype(mx.bfloat16) if name == "bfloat16" else plain]
+        if packing is not None:
+            mode, bits = packing
+            arrays = list(mx.quantize(plain, _GROUP, bits, mode))
+            made[product] = arrays, {"mode": mode, "group": _GROUP, "bits": bits}
+        else:
+            made[product] = arrays, {}
+    return made
+
+
+def _norms() -> tuple[mx.array, mx.array]:
+    return _numbers(_HIDDEN, seed=1), _numbers(_HIDDEN, seed=2)
+
+
+def _block(products: dict[str, Product], **changes: object) -> Any:
+    norms = _norms()
+    named = {
+        "input_norm": norms[0],
+        "post_norm": norms[1],
+        "input_eps": _EPS[0],
+        "post_eps": _EPS[1],
+        **{
+            name: native.LayerWeights(*arrays, **packing)
+            for name, (arrays, packing) in products.items()
+        },
+        "heads": _HEADS,
+        "kv_heads": _KV_HEADS,
+        "scale": _SCALE,
+    }
+    return native.LlamaBlock(**{**named, **changes})
+
+
+def _in_steps(
+    products: dict[str, Product],
+    x: mx.array,
+    columns: list[mx.array],
+    starts: mx.array,
+    table: tuple[mx.array, mx.array],
+    prefix: list[mx.array],
+) -> list[mx.array]:
+    def product(name: str, rows: mx.array) -> mx.array:
+        (weights, *rest), packing = products[name]
+        scales, biases = [*rest, None, None][:2]
+        made: mx.array = native.product(rows, weights, scales, biases, **packing)
+        return made
+
+    rows, tokens, _ = x.shape
+    norms = _norms()
+    heads = product("qkv", native.rms_norm(x, norms[0], _EPS[0]))
+    heads = heads.reshape(rows, tokens, _HEADS + 2 * _KV_HEADS, _HEAD_DIM)
+    before = prefix[0].shape[2] if prefix else 0
+    heads = native.rotate(heads, *table, starts + before, rotated=_HEADS + _KV_HEADS)
+    parts = mx.split(heads, [_HEADS, _HEADS + _KV_HEADS], axis=2)
+    queries, own_keys, own_values = (part.swapaxes(1, 2) for part in parts)
+    keys = native.written(mx.array(columns[0]), own_keys, starts)
+    values = native.written(mx.array(columns[1]), own_values, starts)
+    mixed = native.attend(queries, keys, values, starts, *prefix, scale=_SCALE)
+    x = x + product("output", mixed.reshape(rows, tokens, -1))
+    gated = native.silu_product(product("gate_up", native.rms_norm(x, norms[1], _EPS[1])))
+    return [x + product("down", gated), keys, values]
+
+
+@given(
+    name=st.sampled_from(sorted(_FORMATS)),
+    rows=st.integers(1, 4),
+    tokens=st.sampled_from([1, 1, 2, 9, 70]),
+    prefix_tokens=st.sampled_from([0, 0, 5, 130]),
+    spare_places=st.integers(0, 2),
+    threads=st.integers(1, 3),
+    is_held=st.booleans(),
+)
+def test_a_block_has_the_bits_of_its_steps(  # noqa: PLR0917 - what may differ
+    instruction_sets: list[str],
+    name: str,
+    rows: int,
+    tokens: int,
+    prefix_tokens: int,
+    spare_places: int,
+    threads: int,
+    is_held: bool,  # noqa: FBT001 - drawn
+) -> None:
+    """Whatever the weights' format, the rows, threads and instructions; columns that others hold are copied, and none written behind the last."""
+    products, x = _products(name), _numbers(rows, tokens, _HIDDEN)
+    shape = (rows + spare_places, _KV_HEADS, _COLUMNS, _HEAD_DIM)
+    columns = [_numbers(*shape, seed=seed) for seed in (3, 4)]
+    prefix = [
+        _numbers(1, _KV_HEADS, prefix_tokens, _HEAD_DIM, seed=seed)
+        for seed in (5, 6)
+        if prefix_tokens
+    ]
+    starts, table = _int32(*[0, 29, 64, 98][:rows]), _table(300)
+    native.set_thread_count(threads)
+    for instruction_set in instruction_sets:
+        native.use_instruction_set(instruction_set)
+        expected = _in_steps(products, x, columns, starts, table, prefix)
+        own = [mx.array(one) for one in columns]
+        mx.eval(expected, own)
+        held = list(own) if is_held else []
+        arguments = (x, *own, starts, *table, *prefix)
+        del own
+        got = _block(products)(*arguments)
+        del arguments
+        mx.eval(got)
+        assert all(mx.array_equal(*pair) for pair in zip(got, expected, strict=True))
+        assert all(mx.array_equal(*pair) for pair in zip(held, columns, strict=False))
+
+
+def test_columns_are_written_in_place() -> None:
+    """A step copies no slab that nobody else holds, or memory would double."""
+    block, x, table = _block(_products("plain")), _numbers(4, 1, _HIDDEN), _table(10)
+    keys, values = (_numbers(4, _KV_HEADS, 9_000, _HEAD_DIM, seed=seed) for seed in (3, 4))
+    mx.eval(keys, values, x, table)
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    for at in range(5):
+        got, keys, values = block(x, keys, values, _int32(at, at, at, at), *table)
+        mx.eval(got, keys, values)
+    assert mx.get_peak_memory() - before < keys.nbytes / 2
+
+
+def test_a_block_that_has_gone_is_computed_all_the_same() -> None:
+    """What was asked for keeps the weights until it is computed."""
+    products, x, table = _products("affine4"), _numbers(2, 1, _HIDDEN), _table(10)
+    columns = [_numbers(2, _KV_HEADS, 9, _HEAD_DIM, seed=seed) for seed in (3, 4)]
+    starts = _int32(1, 2)
+    expected = _in_steps(products, x, columns, starts, table, [])
+    waiting = _block(products)(x, *columns, starts, *table)
+    del products
+    assert all(mx.array_equal(*pair) for pair in zip(waiting, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("part", "wrong"),
+    [
+        ("heads", 5),
+        ("heads", 0),
+        ("kv_heads", 4),
+        ("kv_heads", 1),
+        ("input_norm", (_HIDDEN - 1,)),
+        ("post_norm", (1, _HIDDEN)),
+        ("qkv", (320, 96)),
+        ("output", (96, 192)),
+        ("gate_up", (322, 192)),
+        ("down", (192, 159)),
+    ],
+    ids=str,
+)
+def test_parts_that_do_not_go_together_are_refused(part: str, wrong: int | tuple[int, ...]) -> None:
+    """When the block is made."""
+    given_part: object = wrong
+    if isinstance(wrong, tuple):
+        array = mx.zeros(wrong)
+        given_part = array if part.endswith("norm") else native.LayerWeights(array)
+    with pytest.raises(ValueError, match=r"are|have|has|is|go on"):
+        _block(_products("plain"), **{part: given_part})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"x": (2, 1, 191)},
+        {"x": (2, 192)},
+        {"x": (3, 1, 192)},
+        {"keys": (1, 2, 9, 32)},
+        {"keys": (2, 3, 9, 32), "values": (2, 3, 9, 32)},
+        {"values": (2, 2, 9, 48)},
+        {"values": (2, 2, 8, 32)},
+        {"starts": (3,)},
+        {"cosines": (10, 32)},
+        {"sines": (9, 16)},
+        {"cosines": (0, 16), "sines": (0, 16)},
+    ],
+    ids=str,
+)
+def test_a_pass_that_does_not_go_with_the_block_is_refused(
+    wrong: dict[str, tuple[int, ...]],
+) -> None:
+    """Before anything is computed."""
+    shapes = {
+        "x": (2, 1, 192),
+        "keys": (2, 2, 9, 32),
+        "values": (2, 2, 9, 32),
+        "starts": (2,),
+        "cosines": (10, 16),
+        "sines": (10, 16),
+        **wrong,
+    }
+    arrays = [
+        mx.zeros(shape, dtype=mx.int32 if name == "starts" else mx.float32)
+        for name, shape in shapes.items()
+    ]
+    with pytest.raises(ValueError, match=r"are|have|has|there"):
+        _block(_products("plain"))(*arrays)
