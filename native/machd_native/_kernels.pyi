@@ -188,31 +188,46 @@ class LlamaBlock:
             ValueError: Sizes do not go together.
         """
 
+    class Columns:
+        """Some of a pass's rows, and the columns that they have."""
+
+        def __init__(
+            self,
+            keys: mx.array,
+            values: mx.array,
+            starts: mx.array,
+            tokens: int,
+            prefix_keys: mx.array | None = None,
+            prefix_values: mx.array | None = None,
+        ) -> None:
+            """Take arrays.
+
+            Args:
+                keys: [places, kv_heads, columns, head_dim], written in place where nobody else holds them.
+                values: The same.
+                starts: int32 [rows], columns before the pass's first token.
+                tokens: Of each row.
+                prefix_keys: As of :func:`attend`; a row's first column has the position behind them.
+                prefix_values: The same.
+            """
+
     def __call__(
         self,
         x: mx.array,
-        keys: mx.array,
-        values: mx.array,
-        starts: mx.array,
         cosines: mx.array,
         sines: mx.array,
-        prefix_keys: mx.array | None = None,
-        prefix_values: mx.array | None = None,
-    ) -> tuple[mx.array, mx.array, mx.array]:
+        columns: list[Columns],
+    ) -> list[mx.array]:
         """Compute a pass; each token sees all columns of its row up to its own.
 
         Args:
-            x: float32 [rows, tokens, hidden].
-            keys: [places, kv_heads, columns, head_dim], written in place where nobody else holds them.
-            values: The same.
-            starts: int32 [rows], columns before the pass's first token.
+            x: float32 [.., hidden], the tokens of the first columns' rows one after another, then those of the next.
             cosines: [positions, head_dim / 2].
             sines: The same.
-            prefix_keys: As of :func:`attend`; a row's first column has the position behind them.
-            prefix_values: The same.
+            columns: Of all rows.
 
         Returns:
-            The layer's result like ``x``, keys and values.
+            The layer's result like ``x``, and keys and values of each of the columns.
 
         Raises:
             ValueError: Shapes or dtypes do not go together.

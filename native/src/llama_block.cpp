@@ -119,33 +119,48 @@ class OwnPrimitive : public mx::UnaryPrimitive {
   bool is_equivalent(const mx::Primitive&) const override { return false; }  // one for each that writes
 };
 
+// Inputs before those of the columns: rows, cosines and sines.
+constexpr size_t kRowInputs = 3;
+
+// Where some of the rows are: the rows of tokens each, and the first of the inputs that their columns are.
+struct Place {
+  long rows, tokens;
+  size_t input;
+  bool has_prefix;
+
+  bool operator==(const Place&) const = default;
+};
+
 class BlockPrimitive : public mx::Primitive {
  public:
-  BlockPrimitive(mx::Stream stream, std::shared_ptr<const LlamaBlock::Parts> parts, const Kernels* kernels)
-      : Primitive(stream), parts_(std::move(parts)), kernels_(kernels) {}
+  BlockPrimitive(mx::Stream stream, std::shared_ptr<const LlamaBlock::Parts> parts, std::vector<Place> places, const Kernels* kernels)
+      : Primitive(stream), parts_(std::move(parts)), places_(std::move(places)), kernels_(kernels) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     mx::array& out = outputs[0];
     out.set_data(mx::allocator::malloc(out.nbytes()));
-    for (size_t at : {1, 2}) outputs[at].copy_shared_buffer(inputs[at]);  // they are nobody else's: see OwnPrimitive
+    for (size_t at = 0; at < places_.size(); ++at)
+      for (size_t each : {0, 1}) outputs[1 + 2 * at + each].copy_shared_buffer(inputs[places_[at].input + each]);  // nobody else's: see OwnPrimitive
     if (out.size() == 0) return;
     auto& encoder = mx::cpu::get_command_encoder(stream());
-    std::vector<mx::array> sources = {inputs[0], inputs[3], inputs[4], inputs[5]};
-    sources.insert(sources.end(), inputs.begin() + 6, inputs.end());
-    const long rows = out.shape(0) * out.shape(1);
-    const Memory places(*parts_, rows, *kernels_);
-    mx::array memory({int(places.size)}, mx::float32, nullptr, {});
+    const Memory memory_plan(*parts_, long(out.size()) / parts_->hidden(), *kernels_);
+    mx::array memory({int(memory_plan.size)}, mx::float32, nullptr, {});
     memory.set_data(mx::allocator::malloc(memory.nbytes()));
-    encoder.dispatch([held = HeldInputs(sources, stream()),
-                      places,
+    std::vector<mx::array> written;
+    for (size_t at = 1; at < outputs.size(); ++at) written.push_back(mx::array::unsafe_weak_copy(outputs[at]));
+    const std::vector<mx::array> rows(inputs.begin(), inputs.begin() + kRowInputs), columns(inputs.begin() + kRowInputs, inputs.end());
+    encoder.dispatch([held = HeldInputs(rows, stream()),
+                      columns = HeldInputs(columns, stream(), HeldInputs::Need::kLastAxis),
+                      memory_plan,
                       memory = mx::array::unsafe_weak_copy(memory),
                       to = mx::array::unsafe_weak_copy(out),
-                      keys = mx::array::unsafe_weak_copy(outputs[1]),
-                      values = mx::array::unsafe_weak_copy(outputs[2]),
+                      written = std::move(written),
                       parts = parts_,
+                      places = places_,
                       kernels = kernels_]() mutable {
       held.gather();
-      compute(held, *parts, places, memory.data<float>(), keys, values, to, *kernels);
+      columns.gather();
+      compute(held, columns, *parts, places, memory_plan, memory.data<float>(), written, to, *kernels);
     });
     encoder.add_temporary(std::move(memory));
   }
@@ -158,30 +173,40 @@ class BlockPrimitive : public mx::Primitive {
 
   bool is_equivalent(const mx::Primitive& other) const override {
     const auto& another = static_cast<const BlockPrimitive&>(other);
-    return another.parts_ == parts_ && another.kernels_ == kernels_;
+    return another.parts_ == parts_ && another.places_ == places_ && another.kernels_ == kernels_;
   }
 
  private:
   static void compute(
-      const HeldInputs& held, const LlamaBlock::Parts& parts, const Memory& places, float* memory, mx::array& keys, mx::array& values,
-      mx::array& out, const Kernels& kernels) {
-    const mx::array &x = held[0], &starts = held[1];
-    const long rows = x.shape(0), tokens = x.shape(1), all = rows * tokens, head_dim = parts.head_dim();
-    const auto prefix = columns_at(held, 4);
-    float *const projected = memory + places.projected, *const asking = memory + places.queries, *const mixed = memory + places.mixed;
-    float *const attended = memory + places.attended, *const gated = memory + places.gated, *const product = memory + places.product;
+      const HeldInputs& held, const HeldInputs& columns, const LlamaBlock::Parts& parts, const std::vector<Place>& places, const Memory& plan, float* memory,
+      std::vector<mx::array>& written, mx::array& out, const Kernels& kernels) {
+    const mx::array& x = held[0];
+    const long all = long(x.size()) / parts.hidden(), head_dim = parts.head_dim();
+    float *const projected = memory + plan.projected, *const asking = memory + plan.queries, *const mixed = memory + plan.mixed;
+    float *const attended = memory + plan.attended, *const gated = memory + plan.gated, *const product = memory + plan.product;
     const auto steps = products_of(parts, x.data<float>(), attended);
     compute_layer_product(steps[0], x.data<float>(), all, product, projected, kernels);
-    take_apart(
-        projected, rows, tokens, parts, starts, prefix ? prefix->keys.shape(2) : 0, held[2], held[3], asking, keys, values, kernels);
-    const Queries queries{asking, rows, parts.heads, tokens, head_dim, parts.heads * tokens * head_dim, tokens * head_dim, head_dim};
-    compute_attention(queries, {keys, values}, starts, prefix, parts.scale, 0, mixed, kernels);
+    long before = 0;  // tokens
+    for (size_t at = 0; at < places.size(); ++at) {
+      const auto& [rows, tokens, input, has_prefix] = places[at];
+      const mx::array& starts = columns[input - kRowInputs + 2];
+      mx::array &keys = written[2 * at], &values = written[2 * at + 1];
+      const auto prefix = has_prefix ? columns_at(columns, input - kRowInputs + 3) : std::nullopt;
+      float* const own_asking = asking + before * parts.heads * head_dim;
+      take_apart(
+          projected + before * steps[0].result(), rows, tokens, parts, starts, prefix ? prefix->keys.shape(2) : 0, held[1], held[2], own_asking,
+          keys, values, kernels);
+      const Queries queries{own_asking, rows, parts.heads, tokens, head_dim, parts.heads * tokens * head_dim, tokens * head_dim, head_dim};
+      compute_attention(queries, {keys, values}, starts, prefix, parts.scale, 0, mixed + before * parts.heads * head_dim, kernels);
+      before += rows * tokens;
+    }
     compute_layer_product(steps[1], mixed, all, product, attended, kernels);
     compute_layer_product(steps[2], attended, all, product, gated, kernels);
     compute_layer_product(steps[3], gated, all, product, out.data<float>(), kernels);
   }
 
   std::shared_ptr<const LlamaBlock::Parts> parts_;
+  std::vector<Place> places_;
   const Kernels* kernels_;  // those of when the graph was built
 };
 
@@ -225,30 +250,34 @@ LlamaBlock::LlamaBlock(
       Parts{lying(input_norm), lying(post_norm), input_eps, post_eps, std::move(qkv), std::move(output), std::move(gate_up), std::move(down), heads, kv_heads, scale});
 }
 
-std::tuple<mx::array, mx::array, mx::array> LlamaBlock::operator()(
-    const mx::array& x,
-    const mx::array& keys,
-    const mx::array& values,
-    const mx::array& starts,
-    const mx::array& cosines,
-    const mx::array& sines,
-    const std::optional<mx::array>& prefix_keys,
-    const std::optional<mx::array>& prefix_values) const {
-  refuse(x.dtype() != mx::float32 || x.ndim() != 3 || x.shape(2) != parts_->hidden(), "rows are float32, and as long as the weights'");
-  const int rows = x.shape(0), tokens = x.shape(1), heads = int(parts_->heads), head_dim = int(parts_->head_dim());
-  refuse_other_columns({rows, heads, tokens, head_dim}, keys, values, starts, prefix_keys, prefix_values);
-  refuse(keys.shape(1) != parts_->kv_heads || values.shape() != keys.shape(), "keys and values have as many heads");
+std::vector<mx::array> LlamaBlock::operator()(
+    const mx::array& x, const mx::array& cosines, const mx::array& sines, const std::vector<Columns>& columns) const {
+  refuse(x.dtype() != mx::float32 || x.ndim() < 1 || x.shape(-1) != parts_->hidden(), "rows are float32, and as long as the weights'");
+  const int heads = int(parts_->heads), head_dim = int(parts_->head_dim());
   refuse_other_tables(cosines, sines, head_dim);
   const mx::Stream stream = mx::default_stream(mx::Device::cpu);
-  const auto own = [&](const mx::array& columns) {
-    return mx::array(columns.shape(), mx::float32, std::make_shared<OwnPrimitive>(stream), {columns});
-  };
-  std::vector<mx::array> inputs = {x, own(keys), own(values), starts, cosines, sines};
-  if (prefix_keys) inputs.insert(inputs.end(), {*prefix_keys, *prefix_values});
-  auto made = mx::array::make_arrays(
-      {x.shape(), keys.shape(), values.shape()}, {mx::float32, mx::float32, mx::float32},
-      std::make_shared<BlockPrimitive>(stream, parts_, present_kernels()), inputs);
-  return {made[0], made[1], made[2]};
+  std::vector<mx::array> inputs = {x, cosines, sines};
+  std::vector<mx::Shape> shapes = {x.shape()};
+  std::vector<Place> places;
+  long tokens = 0;
+  for (const auto& one : columns) {
+    refuse(one.starts.ndim() != 1 || one.tokens < 0, "starts are int32, one for each row");
+    const int rows = one.starts.shape(0);
+    refuse_other_columns({rows, heads, one.tokens, head_dim}, one.keys, one.values, one.starts, one.prefix_keys, one.prefix_values);
+    refuse(one.keys.shape(1) != parts_->kv_heads || one.values.shape() != one.keys.shape(), "keys and values have as many heads");
+    places.push_back({rows, one.tokens, inputs.size(), one.prefix_keys.has_value()});
+    for (const auto* each : {&one.keys, &one.values}) {
+      inputs.emplace_back(each->shape(), mx::float32, std::make_shared<OwnPrimitive>(stream), std::vector<mx::array>{*each});
+      shapes.push_back(each->shape());
+    }
+    inputs.push_back(one.starts);
+    if (one.prefix_keys) inputs.insert(inputs.end(), {*one.prefix_keys, *one.prefix_values});
+    tokens += long(rows) * one.tokens;
+  }
+  refuse(tokens != long(x.size()) / parts_->hidden(), "there are as many tokens as rows have");
+  return mx::array::make_arrays(
+      std::move(shapes), std::vector<mx::Dtype>(1 + 2 * columns.size(), mx::float32),
+      std::make_shared<BlockPrimitive>(stream, parts_, std::move(places), present_kernels()), inputs);
 }
 
 }  // namespace machd

@@ -4,7 +4,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "layer_product.h"
@@ -52,19 +51,19 @@ class LlamaBlock {
       int kv_heads,
       float scale);
 
-  // x: [rows, tokens, hidden]. keys, values, starts, prefix_keys, prefix_values: as of `attend`, all columns so far seen; they are written
-  // in place where nobody else holds them, and a row's first column has the position behind the prefix. cosines, sines: as of `rotate`.
-  // Returns the layer's result, keys and values.
+  // Some of the pass's rows, and the columns that they have: keys, values, starts, prefix_keys and prefix_values as of `attend`, all columns
+  // so far seen. They are written in place where nobody else holds them, and a row's first column has the position behind the prefix.
+  struct Columns {
+    mlx::core::array keys, values, starts;
+    int tokens;  // of each row
+    std::optional<mlx::core::array> prefix_keys, prefix_values;
+  };
+
+  // x: [.., hidden], the tokens of the first columns' rows one after another, then those of the next. cosines, sines: as of `rotate`.
+  // Returns the layer's result like x, and keys and values of each.
   // Raises std::invalid_argument where shapes or dtypes do not go together.
-  std::tuple<mlx::core::array, mlx::core::array, mlx::core::array> operator()(
-      const mlx::core::array& x,
-      const mlx::core::array& keys,
-      const mlx::core::array& values,
-      const mlx::core::array& starts,
-      const mlx::core::array& cosines,
-      const mlx::core::array& sines,
-      const std::optional<mlx::core::array>& prefix_keys,
-      const std::optional<mlx::core::array>& prefix_values) const;
+  std::vector<mlx::core::array> operator()(
+      const mlx::core::array& x, const mlx::core::array& cosines, const mlx::core::array& sines, const std::vector<Columns>& columns) const;
 
   struct Parts;
 

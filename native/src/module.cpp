@@ -2,7 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include "large_pages.h"
 #include "llama_block.h"
@@ -69,7 +69,18 @@ NB_MODULE(_kernels, m) {
           "mode"_a = "plain",
           "group"_a = 1,
           "bits"_a = 32);
-  nb::class_<machd::LlamaBlock>(m, "LlamaBlock")
+  nb::class_<machd::LlamaBlock> block(m, "LlamaBlock");
+  using Array = mlx::core::array;
+  nb::class_<machd::LlamaBlock::Columns>(block, "Columns")
+      .def(
+          nb::init<Array, Array, Array, int, std::optional<Array>, std::optional<Array>>(),
+          "keys"_a,
+          "values"_a,
+          "starts"_a,
+          "tokens"_a,
+          "prefix_keys"_a = nb::none(),
+          "prefix_values"_a = nb::none());
+  block
       .def(
           nb::init<
               const mlx::core::array&,
@@ -95,17 +106,7 @@ NB_MODULE(_kernels, m) {
           "heads"_a,
           "kv_heads"_a,
           "scale"_a)
-      .def(
-          "__call__",
-          &machd::LlamaBlock::operator(),
-          "x"_a,
-          "keys"_a,
-          "values"_a,
-          "starts"_a,
-          "cosines"_a,
-          "sines"_a,
-          "prefix_keys"_a = nb::none(),
-          "prefix_values"_a = nb::none());
+      .def("__call__", &machd::LlamaBlock::operator(), "x"_a, "cosines"_a, "sines"_a, "columns"_a);
   m.def("in_large_pages", &machd::in_large_pages, "array"_a);
   m.def("instruction_set", &machd::instruction_set);
   m.def("use_instruction_set", &machd::use_instruction_set, "name"_a);

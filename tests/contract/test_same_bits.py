@@ -115,6 +115,6 @@ def test_other_bits_are_noticed(engine: MlxEngine, monkeypatch: pytest.MonkeyPat
     right = _said(engine, rows)
     assert right == [_said(engine, [row])[0] for row in rows]
     monkeypatch.setattr(native_attention, "_takes", lambda *_: False)
-    monkeypatch.setattr(SlabCache, "is_one_slab", lambda *_: False)  # or a block's kernel attends
+    monkeypatch.setattr(SlabCache, "takes_columns", lambda *_: False)  # or a block's kernel attends
     together = _said(engine, rows)
     assert together != [_said(engine, [row])[0] for row in rows]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from machd.capabilities.facts import KvCacheKind
 from machd.capabilities.rules import PrefixExtent, prefix_cache
@@ -12,6 +13,7 @@ from machd.engine.grammar.grammar import LlguidanceCompiler
 from machd.engine.grammar.masks import TokenMasks
 from machd.engine.grammar.matcher import matcher_for
 from machd.engine.kernels.fused_llama import (
+    first_logits,
     fuse_layers,
     reads_by_slab,
     shares_prefixes,
@@ -128,6 +130,7 @@ def engine_parts(
         proposer=proposer,
         looks_ahead=looks_ahead,
         pack=packed_caches if is_packable else None,
+        forward_packed=partial(first_logits, model) if is_packable else None,
         experts=experts,
         media=media,
         media_processor=loaded.vision,

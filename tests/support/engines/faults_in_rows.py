@@ -92,6 +92,7 @@ def a_chunk_beside_rows_begins_anew(patch: pytest.MonkeyPatch) -> None:
         decoding = len(caches[0].offset) - sum(tokens for _, tokens in prompts)
         for cache in caches:
             cache.offset = mx.concatenate([caches[0].offset[:decoding], *chunks])
+            cache.prompts = [one._replace(start=mx.zeros_like(one.start)) for one in cache.prompts]
         return caches
 
     patch.setattr(assembly, "packed_caches", packed_caches)

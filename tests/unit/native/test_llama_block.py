@@ -151,13 +151,37 @@ def test_a_block_has_the_bits_of_its_steps(  # noqa: PLR0917 - what may differ
         own = [mx.array(one) for one in columns]
         mx.eval(expected, own)
         held = list(own) if is_held else []
-        arguments = (x, *own, starts, *table, *prefix)
+        seen = [native.LlamaBlock.Columns(*own, starts, tokens, *prefix)]
         del own
-        got = _block(products)(*arguments)
-        del arguments
+        got = _block(products)(x, *table, seen)
+        del seen
         mx.eval(got)
         assert all(mx.array_equal(*pair) for pair in zip(got, expected, strict=True))
         assert all(mx.array_equal(*pair) for pair in zip(held, columns, strict=False))
+
+
+def test_rows_and_prompts_in_one_pass_have_the_bits_that_they_have_alone() -> None:
+    """Rows of two slabs and the tokens of two prompts behind them: nothing is others' but the weights."""
+    products, table = _products("affine4"), _table(300)
+    kinds = [(2, 1, [5, 60]), (1, 1, [90]), (1, 7, [0]), (1, 30, [64])]
+    parts = [_numbers(rows * tokens, _HIDDEN, seed=tokens) for rows, tokens, _ in kinds]
+    columns = [
+        [_numbers(rows, _KV_HEADS, _COLUMNS, _HEAD_DIM, seed=seed + rows) for seed in (3, 4)]
+        for rows, _, _ in kinds
+    ]
+    seen = [
+        native.LlamaBlock.Columns(*arrays, _int32(*starts), tokens)
+        for arrays, (_, tokens, starts) in zip(columns, kinds, strict=True)
+    ]
+    got, *written = _block(products)(mx.concatenate(parts), *table, seen)
+    begin = 0
+    for at, (rows, tokens, starts) in enumerate(kinds):
+        x = parts[at].reshape(rows, tokens, _HIDDEN)
+        alone, *own = _in_steps(products, x, columns[at], _int32(*starts), table, [])
+        assert mx.array_equal(got[begin : begin + rows * tokens], alone.reshape(-1, _HIDDEN))
+        assert mx.array_equal(written[2 * at], own[0])
+        assert mx.array_equal(written[2 * at + 1], own[1])
+        begin += rows * tokens
 
 
 def test_columns_are_written_in_place() -> None:
@@ -168,7 +192,9 @@ def test_columns_are_written_in_place() -> None:
     mx.reset_peak_memory()
     before = mx.get_active_memory()
     for at in range(5):
-        got, keys, values = block(x, keys, values, _int32(at, at, at, at), *table)
+        seen = native.LlamaBlock.Columns(keys, values, _int32(at, at, at, at), 1)
+        got, keys, values = block(x, *table, [seen])
+        del seen
         mx.eval(got, keys, values)
     assert mx.get_peak_memory() - before < keys.nbytes / 2
 
@@ -179,7 +205,7 @@ def test_a_block_that_has_gone_is_computed_all_the_same() -> None:
     columns = [_numbers(2, _KV_HEADS, 9, _HEAD_DIM, seed=seed) for seed in (3, 4)]
     starts = _int32(1, 2)
     expected = _in_steps(products, x, columns, starts, table, [])
-    waiting = _block(products)(x, *columns, starts, *table)
+    waiting = _block(products)(x, *table, [native.LlamaBlock.Columns(*columns, starts, 1)])
     del products
     assert all(mx.array_equal(*pair) for pair in zip(waiting, expected, strict=True))
 
@@ -214,7 +240,7 @@ def test_parts_that_do_not_go_together_are_refused(part: str, wrong: int | tuple
     "wrong",
     [
         {"x": (2, 1, 191)},
-        {"x": (2, 192)},
+        {"x": ()},
         {"x": (3, 1, 192)},
         {"keys": (1, 2, 9, 32)},
         {"keys": (2, 3, 9, 32), "values": (2, 3, 9, 32)},
@@ -244,5 +270,7 @@ def test_a_pass_that_does_not_go_with_the_block_is_refused(
         mx.zeros(shape, dtype=mx.int32 if name == "starts" else mx.float32)
         for name, shape in shapes.items()
     ]
+    x, keys, values, starts, *table = arrays
+    seen = native.LlamaBlock.Columns(keys, values, starts, 1)
     with pytest.raises(ValueError, match=r"are|have|has|there"):
-        _block(_products("plain"))(*arrays)
+        _block(_products("plain"))(x, *table, [seen])

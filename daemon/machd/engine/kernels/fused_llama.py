@@ -88,6 +88,24 @@ def shares_prefixes(model: LanguageModel) -> bool:
     )
 
 
+def first_logits(
+    model: LanguageModel, token_ids: mx.array, caches: list[Cache], rows: int
+) -> mx.array:
+    """Compute a packed pass, of which the first ``rows`` tokens alone are followed by one: [rows, 1, vocabulary].
+
+    Logits of a prompt's tokens would take a fifth of the time that the layers take for them.
+    """
+    from mlx_lm.models import llama  # noqa: PLC0415 - after import_mlx_lm()
+
+    if type(model) is not llama.Model:
+        every: mx.array = model(token_ids, cache=caches)
+        return every[:rows]
+    hidden = model.model(token_ids, caches)[:rows]
+    tied = model.args.tie_word_embeddings
+    logits: mx.array = (model.model.embed_tokens.as_linear if tied else model.lm_head)(hidden)
+    return logits
+
+
 class _Rotation:
     """The rotation by position, with the angles of a step computed once for all layers."""
 

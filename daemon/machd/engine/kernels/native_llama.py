@@ -6,6 +6,7 @@ of decoding rows is one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -15,7 +16,8 @@ from machd.engine.backend.native_kernels import native_kernels
 from machd.engine.backend.untyped import Cache, Layer
 from machd.engine.kernels.native_attention import HEAD_NUMBERS, attend, attend_rows
 from machd.engine.kernels.native_layers import is_native_norm, layer_weights
-from machd.engine.kernels.packed import PackedCache
+from machd.engine.kernels.packed import PackedCache, PackedPrompt
+from machd.engine.kv.row_positions import SlabRows
 from machd.engine.kv.slab import SlabCache
 
 _TABLE_POSITIONS = 1024
@@ -77,6 +79,7 @@ class NativeAttention(Module):
         self.table = table
         self.heads: int = attention.n_heads
         self.kv_heads: int = attention.n_kv_heads
+        self.head_dim: int = qkv_proj.weight.shape[0] // (self.heads + 2 * self.kv_heads)
         self.scale: float = attention.scale
 
     def __call__(
@@ -125,7 +128,7 @@ class NativeFeedForward(Module):
 
 
 class NativeBlock(Module):
-    """mlx-lm's llama block; rows that lie in one slab are computed in one operation."""
+    """mlx-lm's llama block; decoding rows, and prompts beside them, are computed in one operation."""
 
     def __init__(self, block: Layer, in_one: Any) -> None:  # noqa: ANN401 - of a package that may be absent
         """Take a block's parts, and the kernels' block of the same weights."""
@@ -142,17 +145,60 @@ class NativeBlock(Module):
         self, x: mx.array, mask: mx.array | str | None = None, cache: Cache = None
     ) -> mx.array:
         """Compute [rows, tokens, hidden] as mlx-lm's block does."""
-        if isinstance(cache, SlabCache) and cache.is_one_slab(mask):
-            return self._rows_of_one_slab(x, cache)
+        if isinstance(cache, SlabCache) and cache.takes_columns(mask):
+            return self._computed_in_one(x, cache.width, cache, ())
+        if isinstance(cache, PackedCache) and _takes_columns(cache):
+            return self._computed_in_one(x, cache.width, cache.rows, cache.prompts)
         x = x + self.self_attn(self.input_layernorm(x), mask, cache)
         mixed: mx.array = x + self.mlp(self.post_attention_layernorm(x))
         return mixed
 
-    def _rows_of_one_slab(self, x: mx.array, cache: SlabCache) -> mx.array:
-        rows, arrays = cache.slab_to_write()
-        table, prefix = self._table.up_to(cache.width), cache.prefix(rows) or ()
-        x, arrays[0], arrays[1] = self._in_one(rows.of(x), *arrays, rows.start, *table, *prefix)
-        return cache.in_row_order([x])
+    def _computed_in_one(
+        self, x: mx.array, end: int, rows: SlabCache | None, prompts: Sequence[PackedPrompt]
+    ) -> mx.array:
+        """Compute rows [rows, tokens, hidden] of slabs, and behind them the tokens of prompts, rows of one token each."""
+        slabs = [] if rows is None else rows.slabs_to_write()
+        columns = native_kernels().LlamaBlock.Columns
+        seen = [
+            *(columns(*own, slab.start, x.shape[1], *_prefix(rows, slab)) for slab, own in slabs),
+            *(columns(*self._with_room(one), one.start, one.tokens) for one in prompts),
+        ]
+        count, is_in_order = len(x), all(slab.index is None for slab, _ in slabs)
+        if not is_in_order:
+            count = sum(slab.rows for slab, _ in slabs)
+            x = mx.concatenate([*(slab.of(x) for slab, _ in slabs), x[count:]])
+        x, *written = self._in_one(x, *self._table.up_to(end), seen)
+        pairs = iter(zip(written[::2], written[1::2], strict=True))
+        for (_, arrays), pair in zip(slabs, pairs, strict=False):
+            arrays[:] = pair
+        for prompt in prompts:
+            prompt.cache.keys, prompt.cache.values = next(pairs)
+        if is_in_order or rows is None:
+            return x
+        return mx.concatenate([rows.in_row_order([x[:count]]), x[count:]])
+
+    def _with_room(self, prompt: PackedPrompt) -> tuple[mx.array, mx.array]:
+        """Count a pass's tokens in a prompt's cache, and return its keys and values with columns for them."""
+        cache = prompt.cache
+        if cache.keys is None or cache.offset + prompt.tokens > cache.keys.shape[2]:
+            attention = self.self_attn
+            blank = mx.zeros((1, attention.kv_heads, prompt.tokens, attention.head_dim))
+            cache.update_and_fetch(blank, blank)
+        else:
+            cache.offset += prompt.tokens
+        return cache.keys, cache.values
+
+
+def _prefix(rows: SlabCache | None, slab: SlabRows) -> Sequence[mx.array]:
+    return () if rows is None else rows.prefix(slab) or ()
+
+
+def _takes_columns(cache: PackedCache) -> bool:
+    """Return True if rows and prompts are stored as they are."""
+    from mlx_lm.models.cache import KVCache  # noqa: PLC0415 - after import_mlx_lm()
+
+    are_plain = all(type(one.cache) is KVCache for one in cache.prompts)
+    return are_plain and (cache.rows is None or cache.rows.takes_columns(None))
 
 
 def native_block(block: Layer) -> NativeBlock | None:
@@ -164,8 +210,7 @@ def native_block(block: Layer) -> NativeBlock | None:
         return None
     layers = (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
     weights = [layer_weights(layer) for layer in layers]
-    head_dim = attention.qkv_proj.weight.shape[0] // (attention.heads + 2 * attention.kv_heads)
-    if None in weights or head_dim % HEAD_NUMBERS:
+    if None in weights or attention.head_dim % HEAD_NUMBERS:
         return None
     in_one = native_kernels().LlamaBlock(
         input_norm=norms[0].weight,

@@ -8,7 +8,7 @@ computed behind one another, without padding, whatever their lengths.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import mlx.core as mx
 
@@ -44,6 +44,20 @@ class AttendRows(Protocol):
     ) -> mx.array: ...
 
 
+class PackedPrompt(NamedTuple):
+    """One layer's cache of a prompt in the pass.
+
+    Attributes:
+        cache: Holds the prompt so far, mlx-lm's standard cache or one in the rows' format.
+        tokens: So many more the pass computes.
+        start: int32 [1], tokens that it holds before.
+    """
+
+    cache: Cache
+    tokens: int
+    start: mx.array
+
+
 class PackedCache:
     """One layer's slabs of the decoding rows, with the caches of the prompts.
 
@@ -52,25 +66,24 @@ class PackedCache:
     """
 
     def __init__(
-        self, rows: SlabCache | None, prompts: Sequence[tuple[Cache, int]], positions: mx.array
+        self, rows: SlabCache | None, prompts: Sequence[PackedPrompt], positions: mx.array
     ) -> None:
         """Borrow all.
 
         Args:
             rows: Holds the decoding rows, opened for a step of one token; None where none decodes.
-            prompts: Each holds a prompt so far, mlx-lm's standard cache or one in the rows' format, and takes
-                so many tokens more.
+            prompts: Behind them.
             positions: int32 [rows + tokens], the position of each of the pass's tokens in its row.
         """
-        self._rows = rows
-        self._prompts = prompts
+        self.rows = rows
+        self.prompts = prompts
         self.offset = positions
 
     @property
     def width(self) -> int:
         """Positions of the longest row, those of the running pass included."""
-        ends: list[int] = [prompt.offset + tokens for prompt, tokens in self._prompts]
-        return max(ends if self._rows is None else [self._rows.width, *ends])
+        ends: list[int] = [one.cache.offset + one.tokens for one in self.prompts]
+        return max(ends if self.rows is None else [self.rows.width, *ends])
 
     def make_mask(self, *_: object, **__: object) -> None:
         """Return None: no mask fits all rows; see :meth:`attend`."""
@@ -99,17 +112,17 @@ class PackedCache:
             [rows + tokens, heads, 1, head_dim of the values].
         """
         parts, begin = [], 0
-        if self._rows is not None:
-            begin = self._rows.rows
+        if self.rows is not None:
+            begin = self.rows.rows
             asking, own_keys, own_values = (each[:begin] for each in (queries, keys, values))
-            parts.append(attend_rows(asking, own_keys, own_values, self._rows, scale=scale))
-        for prompt, tokens in self._prompts:
-            own = slice(begin, begin + tokens)
-            seen = prompt.update_and_fetch(_as_tokens(keys[own]), _as_tokens(values[own]))
+            parts.append(attend_rows(asking, own_keys, own_values, self.rows, scale=scale))
+        for prompt in self.prompts:
+            own = slice(begin, begin + prompt.tokens)
+            seen = prompt.cache.update_and_fetch(_as_tokens(keys[own]), _as_tokens(values[own]))
             asking = _as_tokens(queries[own])
             filled = attend(asking, *seen, scale=scale, mask="causal")
             parts.append(_as_tokens(filled))
-            begin += tokens
+            begin += prompt.tokens
         return mx.concatenate(parts)
 
 
@@ -122,17 +135,20 @@ def packed_caches(
         rows: One cache a layer; none where no row decodes.
         prompts: A prompt's caches, one a layer, and its tokens in this pass.
     """
-    starts = [caches[0].offset for caches, _ in prompts]
+    starts = [mx.array([caches[0].offset], dtype=mx.int32) for caches, _ in prompts]
     chunks = [
-        mx.arange(start, start + tokens, dtype=mx.int32)
+        start + mx.arange(tokens, dtype=mx.int32)
         for start, (_, tokens) in zip(starts, prompts, strict=True)
     ]
-    # One array for all layers, so that angles are computed from it once.
+    # Arrays for all layers, so that what is computed from them is computed once.
     positions = mx.concatenate([rows[0].offset, *chunks] if rows else chunks)
     return [
         PackedCache(
             rows[layer] if rows else None,
-            [(caches[layer], tokens) for caches, tokens in prompts],
+            [
+                PackedPrompt(caches[layer], tokens, start)
+                for (caches, tokens), start in zip(prompts, starts, strict=True)
+            ],
             positions,
         )
         for layer in range(len(prompts[0][0]))

@@ -153,18 +153,16 @@ class SlabCache(FormatCache):
         self._widths = KvWidths.of(keys, values)
         self._written_step = self._positions.step
 
-    def is_one_slab(self, mask: mx.array | str | None) -> bool:
-        """Return True if :meth:`slab_to_write` has all rows, which see all their positions so far, as they are."""
-        has_one = len(self._positions.layout) == 1 and bool(self._slabs)
-        return has_one and self.is_plain and self.sees_all(mask)
+    def takes_columns(self, mask: mx.array | str | None) -> bool:
+        """Return True if :meth:`slabs_to_write` has keys and values as they are, of rows that see all their positions so far."""
+        return self.is_plain and bool(self._slabs) and self.sees_all(mask)
 
-    def slab_to_write(self) -> tuple[SlabRows, list[mx.array]]:
-        """Return the rows of the only slab and its arrays, which the caller replaces by those with the pass's tokens."""
+    def slabs_to_write(self) -> list[tuple[SlabRows, list[mx.array]]]:
+        """Return the rows of each slab and its arrays, which the caller replaces by those with the pass's tokens."""
         self._follow(_NONE)
-        ((rows, arrays),) = self.by_slab()
-        self._widths = self._widths or KvWidths.of(*arrays)
+        self._widths = self._widths or KvWidths.of(*self._slabs[0])
         self._written_step = self._positions.step
-        return rows, arrays
+        return self.by_slab()
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """Read all columns that any row may see; see :meth:`update_and_fetch`."""

@@ -34,6 +34,9 @@ Features are embeddings in place of token ids, and positions [3, rows, n] for mo
 Of a packed pass the rows are those of the lane and then the chunks' tokens; n is 1.
 """
 
+ForwardPacked = Callable[[mx.array, list[Any], int], mx.array]
+"""A packed pass's token ids, its caches and the lane's rows to the logits of these, [rows, 1, vocabulary]."""
+
 NO_FEATURES: Mapping[str, mx.array] = MappingProxyType({})
 
 PackCaches = Callable[[list[Cache], Sequence[tuple[Sequence[Cache], int]]], list[Any]]
@@ -81,6 +84,7 @@ class Passes:
         *,
         is_eager: bool = False,
         pack: PackCaches | None = None,
+        forward_packed: ForwardPacked | None = None,
         has_positions: bool = False,
     ) -> None:
         """Begin without one.
@@ -91,12 +95,14 @@ class Passes:
             is_eager: Start every pass on the device at once. Otherwise a pass starts early only where
                 masks are filled meanwhile.
             pack: Makes the caches of a pass with chunks beside; None where there is no such pass.
+            forward_packed: The model in such a pass.
             has_positions: The model is told the positions of rows.
         """
         self._forward = forward
         self._kv = kv
         self._is_eager = is_eager
         self._pack = pack
+        self._forward_packed = forward_packed
         self._has_positions = has_positions
 
     def dispatch(
@@ -123,16 +129,19 @@ class Passes:
             padded = [[*span.ahead_ids, *[0] * (longest - span.length)] for span in spans]
             token_ids = mx.concatenate([token_ids, mx.array(padded, dtype=mx.int32)], axis=1)
         self._kv.open_pass(lengths if longest > 1 else None)
-        layers = self._kv.layers
+        layers, features = self._kv.layers, NO_FEATURES
         if beside:
             assert longest == 1, "a chunk rides beside plain spans"
             assert self._pack is not None, "the model's layers compute both"
+            assert self._forward_packed is not None, "the model's layers compute both"
             packed_ids, layers = packed(self._pack, layers, beside)
             token_ids = mx.concatenate([token_ids, packed_ids])  # [rows + tokens, 1]
-        features = (
-            {"position_ids": _positions(rows, longest)} if self._has_positions else NO_FEATURES
-        )
-        logits = _at_spans(self._forward(token_ids, layers, features)[: len(rows)], lengths)
+            logits = self._forward_packed(token_ids, layers, len(rows))
+        else:
+            if self._has_positions:
+                features = {"position_ids": _positions(rows, longest)}
+            logits = self._forward(token_ids, layers, features)
+        logits = _at_spans(logits, lengths)
         self._kv.close_pass()
         for row, length in zip(rows, lengths, strict=True):
             row.length += length

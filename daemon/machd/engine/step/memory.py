@@ -28,7 +28,9 @@ _LEARNING_TOKENS = 64
 """A pass of fewer prompt tokens costs about as much as one of so many."""
 
 _MAX_READING_AGE_S = 0.25
-"""For steps that only decode, which take about what the last one took."""
+"""For steps that decode, and compute a few tokens of prompts at the most: they take about what the last one took."""
+
+_FEW_PROMPT_TOKENS = 32
 
 _RANKED_CHECKS = 16
 """Steps that only decode of which ranks check one: they have to wait for one another to do so."""
@@ -125,8 +127,8 @@ class StepMemory:
         self._checks += 1
         if self._tightest is not None and not need.prompt_tokens and self._checks % _RANKED_CHECKS:
             return  # for none of the ranks, or all of them would have to know
-        is_decode_only = not (need.prompt_tokens or need.kv_bytes)
-        self._look(max_age_s=_MAX_READING_AGE_S if is_decode_only else 0.0)
+        takes_little = need.prompt_tokens <= _FEW_PROMPT_TOKENS and not need.kv_bytes
+        self._look(max_age_s=_MAX_READING_AGE_S if takes_little else 0.0)
         left_bytes = self.left_of(self._available_bytes)
         needed_bytes = self.needed_bytes(need)
         if self._tightest is not None:

@@ -43,7 +43,7 @@ from machd.engine.protocol.step import (
     StepResult,
 )
 from machd.engine.protocol.tokenizer import Tokenizer
-from machd.engine.step.decode_pass import NO_FEATURES, PackCaches, Passes
+from machd.engine.step.decode_pass import NO_FEATURES, ForwardPacked, PackCaches, Passes
 from machd.engine.step.decoder import Decoder
 from machd.engine.step.decoder_row import Decoded, DecoderRow
 from machd.engine.step.look_ahead import LookAheadDecoder
@@ -89,6 +89,7 @@ class EngineParts:
         looks_ahead: True if each pass is dispatched before the last one's tokens are read.
         pack: Makes the caches of a packed pass; None where the model's layers cannot compute one, and
             with look-ahead, whose pass is under way before a chunk is known.
+        forward_packed: The model in such a pass; None where there is none.
         experts: Experts on disk; None if all are in memory.
         media: Images and videos of prompts; None for a model that takes text only.
         media_processor: Decodes images and videos; None for such a model.
@@ -108,6 +109,7 @@ class EngineParts:
     proposer: Proposer | None
     looks_ahead: bool
     pack: PackCaches | None
+    forward_packed: ForwardPacked | None
     experts: Experts | None = None
     media: PromptMedia | None = None
     media_processor: MediaProcessor | None = None
@@ -375,7 +377,13 @@ class MlxEngine:
     def _decoder(self, kv: LaneKv) -> Decoder:
         parts, vocabulary_tokens = self._parts, self._description.vocabulary_tokens
         if not parts.looks_ahead:
-            passes = Passes(self._forward, kv, pack=parts.pack, has_positions=self._has_positions)
+            passes = Passes(
+                self._forward,
+                kv,
+                pack=parts.pack,
+                forward_packed=parts.forward_packed,
+                has_positions=self._has_positions,
+            )
             if parts.ranks is not None and parts.ranks.leads:
                 return LeadingDecoder(passes, kv, vocabulary_tokens, parts.masks, parts.ranks)
             if parts.ranks is not None:

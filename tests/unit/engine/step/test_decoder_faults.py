@@ -425,7 +425,7 @@ def test_after_a_step_that_failed_a_reset_engine_is_as_new(
 
     with monkeypatch.context() as patch:
         if owner is MlxEngine:
-            _fails_once(patch, type(engine._model), "__call__")
+            _fails_once(patch, type(engine._model.model), "__call__")
         else:
             _fails_once(patch, owner, name)
         with pytest.raises(_PlantedError):
