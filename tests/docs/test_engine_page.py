@@ -30,14 +30,16 @@ def _engine(embedded_model: LoadedModel) -> Iterator[MlxEngine]:
 
 def _watch(engine: MlxEngine) -> None:
     """Print the shapes of every forward pass."""
-    model = engine._model
+    model, passes = engine._model, engine._batch._passes
+    packed = passes._forward_packed
+    assert packed is not None
 
-    def forward(token_ids: Any, cache: Any) -> Any:
-        logits = model(token_ids, cache=cache)
+    def told(token_ids: Any, logits: Any) -> Any:
         print(f"forward {token_ids.shape} -> {logits.shape}")  # noqa: T201 - doctest reads it
         return logits
 
-    engine._model = forward
+    engine._model = lambda token_ids, cache: told(token_ids, model(token_ids, cache=cache))
+    passes._forward_packed = lambda token_ids, *others: told(token_ids, packed(token_ids, *others))
 
 
 def test_page_shows_what_the_engine_computes(engine: MlxEngine) -> None:
