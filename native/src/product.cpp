@@ -9,8 +9,14 @@ namespace machd {
 namespace MACHD_TARGET {
 namespace {
 
-// Rows up to which weights go from memory through registers into sums; beyond, they are expanded into the cache once for all.
-constexpr int kDirectRows = 4;
+// Rows of a tile whose weights go from memory through registers into sums, and outputs beside so many rows: as many sums as there are
+// registers for, beside weights.
+constexpr int kDirectRows = kParts == 1 ? 8 : 4;
+constexpr int direct_outputs(int rows) { return kParts == 1 && rows <= 4 ? 4 : 2; }
+
+// Rows up to which all tiles are such: weights of a stretch of outputs are in the cache when they are expanded for the second one. Beyond,
+// they are expanded once for all.
+constexpr int kUncachedRows = kParts == 1 ? 16 : 4;
 
 // Outputs and rows of a tile, whose sums are in registers.
 constexpr int kTileOutputs = kParts == 1 ? 4 : 2;
@@ -36,6 +42,7 @@ inline long span(const Weights& w) {
   return w.scales == nullptr ? kStretch : w.group;
 }
 
+// x: of each sixteen inputs those of all rows one after another.
 template <class Expanded, int kRows, int kOutputs>
 void direct_tile(const float* x, const Weights& w, float* out, long output) {
   constexpr int kVectors = Expanded::kVectors;
@@ -60,15 +67,17 @@ void direct_tile(const float* x, const Weights& w, float* out, long output) {
       }
       const long to = std::min(from + step, end);
       for (long k = from; k < to; k += kBlock * kVectors) {
+        Vector here[kOutputs][kVectors];
 #pragma GCC unroll 8
-        for (int o = 0; o < kOutputs; ++o) {
-          Vector here[kVectors];
-          weights[o].at(k, here);
+        for (int o = 0; o < kOutputs; ++o) weights[o].at(k, here[o]);
 #pragma GCC unroll 2
-          for (int v = 0; v < kVectors; ++v)
+        for (int v = 0; v < kVectors; ++v)
 #pragma GCC unroll 8
-            for (int r = 0; r < kRows; ++r) sums[r][o] = fused(here[v], Vector::load(x + r * inputs + k + v * kBlock), sums[r][o]);
-        }
+          for (int r = 0; r < kRows; ++r) {
+            const Vector row = in_registers(Vector::load(x + (k + v * kBlock) * kRows + r * kBlock));
+#pragma GCC unroll 8
+            for (int o = 0; o < kOutputs; ++o) sums[r][o] = fused(here[o][v], row, sums[r][o]);
+          }
       }
     }
   }
@@ -77,8 +86,7 @@ void direct_tile(const float* x, const Weights& w, float* out, long output) {
     for (int o = 0; o < kOutputs; ++o) {
       const Vector weight = last_weights(weights[o], whole, inputs);
 #pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r)
-        sums[r][o] = fused(weight, Vector::load_some(x + r * inputs + whole, int(inputs - whole)), sums[r][o]);
+      for (int r = 0; r < kRows; ++r) sums[r][o] = fused(weight, Vector::load(x + whole * kRows + r * kBlock), sums[r][o]);
     }
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r)
@@ -86,13 +94,36 @@ void direct_tile(const float* x, const Weights& w, float* out, long output) {
     for (int o = 0; o < kOutputs; ++o) out[r * w.outputs + output + o] = sum(sums[r][o]);
 }
 
+// Lays rows as direct_tile reads them; behind the last input there are zeros.
+template <int kRows>
+void interleave(const float* x, long inputs, float* to) {
+  const long whole = inputs / kBlock * kBlock;
+  for (long k = 0; k < whole; k += kBlock)
+    for (int r = 0; r < kRows; ++r) Vector::load(x + r * inputs + k).store(to + k * kRows + r * kBlock);
+  if (whole < inputs)
+    for (int r = 0; r < kRows; ++r) Vector::load_some(x + r * inputs + whole, int(inputs - whole)).store(to + whole * kRows + r * kBlock);
+}
+
 // A few rows: each weight is expanded once and used for all of them at once.
 template <class Expanded, int kRows>
-void direct(const float* x, const Weights& w, float* out, long begin, long end) {
-  constexpr int kOutputs = kParts == 1 ? 4 : 2;
+void direct(const float* x, const Weights& w, float* out, long begin, long end, float* interleaved) {
+  if (kRows > 1 || w.inputs % kBlock != 0) {
+    interleave<kRows>(x, w.inputs, interleaved);
+    x = interleaved;
+  }
+  constexpr int kOutputs = direct_outputs(kRows);
   long output = begin;
   for (; output + kOutputs <= end; output += kOutputs) direct_tile<Expanded, kRows, kOutputs>(x, w, out, output);
   for (; output < end; ++output) direct_tile<Expanded, kRows, 1>(x, w, out, output);
+}
+
+// As many rows as there are, at most kRows.
+template <class Expanded, int kRows, class... Rest>
+void direct_rows(long rows, Rest&&... rest) {
+  if constexpr (kRows > 1) {
+    if (rows < kRows) return direct_rows<Expanded, kRows - 1>(rows, rest...);
+  }
+  direct<Expanded, kRows>(rest...);
 }
 
 // The sums of a few rows with a few outputs over a stretch of inputs. They go on from those in memory, and wait there for the next
@@ -186,10 +217,13 @@ void cached(const float* x, long rows, const Weights& w, float* out, long begin,
 
 template <class Expanded>
 void product(const float* x, long rows, const Weights& w, float* out, long begin, long end, void* scratch) {
-  if (rows == 1) return direct<Expanded, 1>(x, w, out, begin, end);
-  if (rows == 2) return direct<Expanded, 2>(x, w, out, begin, end);
-  if (rows == 3) return direct<Expanded, 3>(x, w, out, begin, end);
-  if (rows == 4) return direct<Expanded, 4>(x, w, out, begin, end);
+  if (rows <= kUncachedRows) {
+    for (long row = 0, count; row < rows; row += count) {
+      count = rows - row <= kDirectRows ? rows - row : (rows - row + 1) / 2;  // tiles of like many rows
+      direct_rows<Expanded, kDirectRows>(count, x + row * w.inputs, w, out + row * w.outputs, begin, end, static_cast<float*>(scratch));
+    }
+    return;
+  }
   float* const expanded = static_cast<float*>(scratch);
   for (long row = 0; row < rows; row += kMostRows)
     cached<Expanded>(
@@ -204,7 +238,7 @@ bool arranges_rows(const Weights& w) { return w.format == Format::kAffine && w.b
 void arrange_rows(const float* x, long count, float* to) { arrange(x, count, to); }
 
 long product_scratch_bytes(long rows, long inputs) {
-  if (rows <= kDirectRows) return 0;
+  if (rows <= kUncachedRows) return long(sizeof(float)) * std::min<long>(rows, kDirectRows) * (inputs + kBlock);
   const long sums = inputs > kStretch ? std::min(kMostRows, rows) * kPanelOutputs * kBlock : 0;
   return long(sizeof(float)) * (kPanelOutputs * kStretch + sums);
 }

@@ -88,6 +88,14 @@ inline Vector operator-(Vector a, Vector b) { return by_part([](auto x, auto y) 
 inline Vector operator*(Vector a, Vector b) { return by_part([](auto x, auto y) { return x * y; }, a, b); }
 inline Vector operator/(Vector a, Vector b) { return by_part([](auto x, auto y) { return x / y; }, a, b); }
 
+// The same numbers, loaded once: the compiler would load what is in memory again for each use.
+inline Vector in_registers(Vector numbers) {
+#if defined(__AVX512F__)
+  for (int p = 0; p < kParts; ++p) asm("" : "+v"(numbers.part[p]));
+#endif
+  return numbers;
+}
+
 // The larger one, lane by lane; the second one where the first is not a number.
 inline Vector larger(Vector a, Vector b) { return by_part([](auto x, auto y) { return x > y ? x : y; }, a, b); }
 

@@ -32,9 +32,9 @@ quarter longer again, and are to stay under 2.5 times the usual ones."""
 _CROWDED_STEP_S = 0.25
 """Most that a step takes because many prompts wait: a stream's users see no longer gap."""
 
-_FIRST_CHUNK_TOKENS, _MIN_CHUNK_TOKENS = 8.0, 6.0
-"""The fewest are computed even beyond the aim: a prompt that never got in would be worse. On a CPU six cost hardly
-more than four."""
+_FIRST_CHUNK_TOKENS, _MIN_CHUNK_TOKENS = 8.0, 7.0
+"""The fewest are computed even beyond the aim: a prompt that never got in would be worse. With one row they make the eight that
+machd's kernels compute at once."""
 
 _MAX_SHRINK, _MAX_GROWTH = 0.5, 1.5
 """Bounds of what one step changes, so that a hiccup neither stops nor floods prefill."""

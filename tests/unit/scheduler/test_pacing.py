@@ -91,7 +91,7 @@ def test_one_slow_step_does_not_spoil_the_measure() -> None:
         _measure(pace, [0.08, 0.08, third_s])
         pace.observe(Lane.BATCH, 8, prefill_tokens=8, duration_s=0.14)
         chunks.append(pace.prefill_tokens(Lane.BATCH, 8))
-    assert chunks == [6, 6]
+    assert chunks == [7, 7]
 
 
 @given(chunk_ms=st.floats(0, 30), token_ms=st.floats(0.001, 10))
@@ -102,7 +102,7 @@ def test_the_chunk_settles_where_the_step_takes_as_long_as_aimed_at(
     pace = StepPace(beside_decode=None, share=0.375)
     chunks = _settle(pace, lambda tokens: (chunk_ms + token_ms * tokens) / 1000, idle_s=0.1)
     exact = (60.0 - chunk_ms) / token_ms
-    assert chunks[-1] == pytest.approx(min(512, max(6, exact)), rel=0.1, abs=1.5)
+    assert chunks[-1] == pytest.approx(min(512, max(7, exact)), rel=0.1, abs=1.5)
     assert all(later <= earlier * 1.5 + 1 for earlier, later in pairwise(chunks))
     assert all(later >= earlier * 0.5 - 1 for earlier, later in pairwise(chunks))
 
@@ -130,10 +130,10 @@ def test_where_many_prompts_wait_they_get_more_of_a_step(waiting: int, lengthene
 
 
 def test_a_chunk_beyond_the_goal_stays_at_the_smallest() -> None:
-    """A prompt whose smallest chunk is too dear still gets in, six tokens a step."""
+    """A prompt whose smallest chunk is too dear still gets in, seven tokens a step."""
     pace = StepPace(beside_decode=None)
     chunks = _settle(pace, lambda _tokens: 1.0, idle_s=0.1)
-    assert set(chunks[3:]) == {6}
+    assert set(chunks[3:]) == {7}
 
 
 def test_what_was_learnt_stays_for_the_next_prompt() -> None:
