@@ -6,6 +6,7 @@ A row's result has the same bits whatever rows are computed with it: see ``src/p
 from machd_native._kernels import (
     LayerWeights,
     LlamaBlock,
+    LlamaLayers,
     attend,
     gathered_product,
     in_large_pages,
@@ -23,6 +24,7 @@ from machd_native._kernels import (
 __all__ = [
     "LayerWeights",
     "LlamaBlock",
+    "LlamaLayers",
     "attend",
     "gathered_product",
     "in_large_pages",

@@ -152,7 +152,7 @@ class LayerWeights:
         """
 
 class LlamaBlock:
-    """A llama layer as one operation: what the functions here compute one after another, with the same bits."""
+    """A llama layer's parts: what the functions here compute one after another, with the same bits."""
 
     def __init__(
         self,
@@ -188,26 +188,39 @@ class LlamaBlock:
             ValueError: Sizes do not go together.
         """
 
+class LlamaLayers:
+    """Llama layers as one operation."""
+
+    def __init__(self, blocks: list[LlamaBlock]) -> None:
+        """Take layers.
+
+        Args:
+            blocks: In order.
+
+        Raises:
+            ValueError: There are none, or rows or heads of one do not go with those of another.
+        """
+
     class Columns:
-        """Some of a pass's rows, and the columns that they have."""
+        """Some of a pass's rows, and the columns that they have in each layer."""
 
         def __init__(
             self,
-            keys: mx.array,
-            values: mx.array,
+            keys: list[mx.array],
+            values: list[mx.array],
             starts: mx.array,
             tokens: int,
-            prefix_keys: mx.array | None = None,
-            prefix_values: mx.array | None = None,
+            prefix_keys: list[mx.array] = [],
+            prefix_values: list[mx.array] = [],
         ) -> None:
-            """Take arrays.
+            """Take arrays, of each layer one.
 
             Args:
                 keys: [places, kv_heads, columns, head_dim], written in place where nobody else holds them.
                 values: The same.
                 starts: int32 [rows], columns before the pass's first token.
                 tokens: Of each row.
-                prefix_keys: As of :func:`attend`; a row's first column has the position behind them.
+                prefix_keys: As of :func:`attend`; a row's first column has the position behind them. None without a prefix.
                 prefix_values: The same.
             """
 
@@ -227,7 +240,8 @@ class LlamaBlock:
             columns: Of all rows.
 
         Returns:
-            The layer's result like ``x``, and keys and values of each of the columns.
+            The last layer's result like ``x``; and of each of the columns keys and values of the first layer, of the second
+            one and so on.
 
         Raises:
             ValueError: Shapes or dtypes do not go together.

@@ -5,7 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "large_pages.h"
-#include "llama_block.h"
+#include "llama_layers.h"
 #include "operations.h"
 #include "threads.h"
 
@@ -69,18 +69,7 @@ NB_MODULE(_kernels, m) {
           "mode"_a = "plain",
           "group"_a = 1,
           "bits"_a = 32);
-  nb::class_<machd::LlamaBlock> block(m, "LlamaBlock");
-  using Array = mlx::core::array;
-  nb::class_<machd::LlamaBlock::Columns>(block, "Columns")
-      .def(
-          nb::init<Array, Array, Array, int, std::optional<Array>, std::optional<Array>>(),
-          "keys"_a,
-          "values"_a,
-          "starts"_a,
-          "tokens"_a,
-          "prefix_keys"_a = nb::none(),
-          "prefix_values"_a = nb::none());
-  block
+  nb::class_<machd::LlamaBlock>(m, "LlamaBlock")
       .def(
           nb::init<
               const mlx::core::array&,
@@ -105,8 +94,20 @@ NB_MODULE(_kernels, m) {
           "down"_a,
           "heads"_a,
           "kv_heads"_a,
-          "scale"_a)
-      .def("__call__", &machd::LlamaBlock::operator(), "x"_a, "cosines"_a, "sines"_a, "columns"_a);
+          "scale"_a);
+  nb::class_<machd::LlamaLayers> layers(m, "LlamaLayers");
+  using Arrays = std::vector<mlx::core::array>;
+  nb::class_<machd::LlamaLayers::Columns>(layers, "Columns")
+      .def(
+          nb::init<Arrays, Arrays, mlx::core::array, int, Arrays, Arrays>(),
+          "keys"_a,
+          "values"_a,
+          "starts"_a,
+          "tokens"_a,
+          "prefix_keys"_a = Arrays(),
+          "prefix_values"_a = Arrays());
+  layers.def(nb::init<const std::vector<machd::LlamaBlock>&>(), "blocks"_a)
+      .def("__call__", &machd::LlamaLayers::operator(), "x"_a, "cosines"_a, "sines"_a, "columns"_a);
   m.def("in_large_pages", &machd::in_large_pages, "array"_a);
   m.def("instruction_set", &machd::instruction_set);
   m.def("use_instruction_set", &machd::use_instruction_set, "name"_a);

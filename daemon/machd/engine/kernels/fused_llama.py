@@ -22,7 +22,7 @@ from machd.engine.kernels.native_llama import (
     NativeAttention,
     NativeFeedForward,
     RotationTable,
-    native_block,
+    compute_layers_in_one,
 )
 from machd.engine.kernels.packed import PackedCache
 from machd.engine.kv.slab import SlabCache
@@ -42,7 +42,7 @@ def fuse_layers(model: LanguageModel) -> int:
     blocks = getattr(getattr(model, "model", None), "layers", None) or []
     rotations: list[_Rotation] = []
     count = 0
-    for number, block in enumerate(blocks):
+    for block in blocks:
         attention: Layer = getattr(block, "self_attn", None)
         if type(getattr(block, "mlp", None)) is llama.MLP:
             block.mlp = _feed_forward(block.mlp)
@@ -57,7 +57,8 @@ def fuse_layers(model: LanguageModel) -> int:
             mx.eval(block.parameters())
         if type(block) is llama.TransformerBlock:
             lay_in_large_pages(block)  # before what keeps them as they lie
-            blocks[number] = native_block(block) or block
+    if count:
+        compute_layers_in_one(model)
     mx.clear_cache()
     return count
 

@@ -1,19 +1,18 @@
 """Llama layers in a few operations of machd's own kernels, where these compute all of a layer's products.
 
-A step's small operations take as long as its products. A prompt's layer has twelve of them here instead of about fifty, and that
-of decoding rows is one.
+A step's small operations take as long as its products. A prompt's layer has twelve of them here instead of about fifty, and all
+layers of decoding rows, and of prompts beside them, are one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from machd.engine.backend.native_kernels import native_kernels
-from machd.engine.backend.untyped import Cache, Layer
+from machd.engine.backend.untyped import Cache, LanguageModel, Layer
 from machd.engine.kernels.native_attention import HEAD_NUMBERS, attend, attend_rows
 from machd.engine.kernels.native_layers import is_native_norm, layer_weights
 from machd.engine.kernels.packed import PackedCache, PackedPrompt
@@ -127,82 +126,147 @@ class NativeFeedForward(Module):
         return down
 
 
-class NativeBlock(Module):
-    """mlx-lm's llama block; decoding rows, and prompts beside them, are computed in one operation."""
+class NativeLayers:
+    """All layers of a llama in one operation, for decoding rows and for prompts beside them."""
 
-    def __init__(self, block: Layer, in_one: Any) -> None:  # noqa: ANN401 - of a package that may be absent
-        """Take a block's parts, and the kernels' block of the same weights."""
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.self_attn = block.self_attn
-        self.mlp = block.mlp
-        self.input_layernorm = block.input_layernorm
-        self.post_attention_layernorm = block.post_attention_layernorm
-        self.use_sliding = block.use_sliding
-        self._table: RotationTable = block.self_attn.table
-        self._in_one = in_one
+    def __init__(self, blocks: Sequence[object], attention: NativeAttention) -> None:
+        """Take the kernels' blocks, and the attention of one of the layers."""
+        native = native_kernels()
+        self._in_one = native.LlamaLayers(blocks)
+        self._columns = native.LlamaLayers.Columns
+        self._table: RotationTable = attention.table
+        self._head_dims: tuple[int, int] = attention.kv_heads, attention.head_dim
 
-    def __call__(
-        self, x: mx.array, mask: mx.array | str | None = None, cache: Cache = None
-    ) -> mx.array:
-        """Compute [rows, tokens, hidden] as mlx-lm's block does."""
-        if isinstance(cache, SlabCache) and cache.takes_columns(mask):
-            return self._computed_in_one(x, cache.width, cache, ())
-        if isinstance(cache, PackedCache) and _takes_columns(cache):
-            return self._computed_in_one(x, cache.width, cache.rows, cache.prompts)
-        x = x + self.self_attn(self.input_layernorm(x), mask, cache)
-        mixed: mx.array = x + self.mlp(self.post_attention_layernorm(x))
-        return mixed
+    @staticmethod
+    def take(caches: Sequence[Cache]) -> bool:
+        """Return True for a pass of rows, and of prompts beside them, that are stored as they are."""
+        return all(map(_takes_columns, caches))
 
-    def _computed_in_one(
-        self, x: mx.array, end: int, rows: SlabCache | None, prompts: Sequence[PackedPrompt]
-    ) -> mx.array:
-        """Compute rows [rows, tokens, hidden] of slabs, and behind them the tokens of prompts, rows of one token each."""
-        slabs = [] if rows is None else rows.slabs_to_write()
-        columns = native_kernels().LlamaBlock.Columns
-        seen = [
-            *(columns(*own, slab.start, x.shape[1], *_prefix(rows, slab)) for slab, own in slabs),
-            *(columns(*self._with_room(one), one.start, one.tokens) for one in prompts),
-        ]
-        count, is_in_order = len(x), all(slab.index is None for slab, _ in slabs)
-        if not is_in_order:
-            count = sum(slab.rows for slab, _ in slabs)
-            x = mx.concatenate([*(slab.of(x) for slab, _ in slabs), x[count:]])
-        x, *written = self._in_one(x, *self._table.up_to(end), seen)
-        pairs = iter(zip(written[::2], written[1::2], strict=True))
-        for (_, arrays), pair in zip(slabs, pairs, strict=False):
-            arrays[:] = pair
+    def __call__(self, x: mx.array, caches: Sequence[Cache]) -> mx.array:
+        """Compute [rows, tokens, hidden] as mlx-lm's layers do one after another.
+
+        Args:
+            x: The rows of slabs, and behind them the tokens of prompts, rows of one token each.
+            caches: One a layer, which :meth:`take` has looked at.
+        """
+        rows, prompts = _parts(caches)
+        by_slab = list(zip(*(one.slabs_to_write() for one in rows), strict=True))
+        seen = [self._columns_of(rows, layers, x.shape[1]) for layers in by_slab]
         for prompt in prompts:
-            prompt.cache.keys, prompt.cache.values = next(pairs)
-        if is_in_order or rows is None:
-            return x
-        return mx.concatenate([rows.in_row_order([x[:count]]), x[count:]])
+            held = [self._with_room(one) for one in prompt]
+            seen.append(self._columns(*_turned(held), prompt[0].start, prompt[0].tokens))
+        slabs = [layers[0][0] for layers in by_slab]
+        table = self._table.up_to(caches[0].width)
+        x, *written = self._in_one(_in_slab_order(x, slabs), *table, seen)
+        pairs = iter(zip(written[::2], written[1::2], strict=True))
+        for layers in by_slab:
+            for (_, arrays), pair in zip(layers, pairs, strict=False):
+                arrays[:] = pair
+        for prompt in prompts:
+            for one, pair in zip(prompt, pairs, strict=False):
+                one.cache.keys, one.cache.values = pair
+        return _in_row_order(x, slabs, rows)
+
+    def _columns_of(
+        self,
+        caches: Sequence[SlabCache],
+        layers: Sequence[tuple[SlabRows, list[mx.array]]],
+        tokens: int,
+    ) -> object:
+        """Return the columns of one slab's rows in each layer, behind what these share."""
+        slab = layers[0][0]
+        prefixes = [prefix for one in caches if (prefix := one.prefix(slab)) is not None]
+        held = [arrays for _, arrays in layers]
+        return self._columns(*_turned(held), slab.start, tokens, *_turned(prefixes))
 
     def _with_room(self, prompt: PackedPrompt) -> tuple[mx.array, mx.array]:
         """Count a pass's tokens in a prompt's cache, and return its keys and values with columns for them."""
         cache = prompt.cache
         if cache.keys is None or cache.offset + prompt.tokens > cache.keys.shape[2]:
-            attention = self.self_attn
-            blank = mx.zeros((1, attention.kv_heads, prompt.tokens, attention.head_dim))
+            kv_heads, head_dim = self._head_dims
+            blank = mx.zeros((1, kv_heads, prompt.tokens, head_dim))
             cache.update_and_fetch(blank, blank)
         else:
             cache.offset += prompt.tokens
         return cache.keys, cache.values
 
 
-def _prefix(rows: SlabCache | None, slab: SlabRows) -> Sequence[mx.array]:
-    return () if rows is None else rows.prefix(slab) or ()
+def _parts(
+    caches: Sequence[Cache],
+) -> tuple[Sequence[SlabCache], list[tuple[PackedPrompt, ...]]]:
+    """Return the rows' caches, one a layer or none, and each prompt's."""
+    if not isinstance(caches[0], PackedCache):
+        return caches, []
+    rows = [one.rows for one in caches] if caches[0].rows is not None else []
+    return rows, list(zip(*(one.prompts for one in caches), strict=True))
 
 
-def _takes_columns(cache: PackedCache) -> bool:
-    """Return True if rows and prompts are stored as they are."""
+def _in_slab_order(x: mx.array, slabs: Sequence[SlabRows]) -> mx.array:
+    """Put rows slab by slab; what is behind them stays there."""
+    if all(slab.index is None for slab in slabs):
+        return x
+    count = sum(slab.rows for slab in slabs)
+    return mx.concatenate([*(slab.of(x) for slab in slabs), x[count:]])
+
+
+def _in_row_order(x: mx.array, slabs: Sequence[SlabRows], rows: Sequence[SlabCache]) -> mx.array:
+    """Undo :func:`_in_slab_order`."""
+    if all(slab.index is None for slab in slabs):
+        return x
+    count = sum(slab.rows for slab in slabs)
+    return mx.concatenate([rows[0].in_row_order([x[:count]]), x[count:]])
+
+
+def _turned(pairs: Sequence[Sequence[mx.array]]) -> tuple[list[mx.array], list[mx.array]]:
+    """Turn keys and values of each layer into the layers' keys and the layers' values."""
+    return [one[0] for one in pairs], [one[1] for one in pairs]
+
+
+def _takes_columns(cache: Cache) -> bool:
+    if isinstance(cache, SlabCache):
+        return cache.takes_columns(None)
+    if not isinstance(cache, PackedCache):
+        return False
     from mlx_lm.models.cache import KVCache  # noqa: PLC0415 - after import_mlx_lm()
 
     are_plain = all(type(one.cache) is KVCache for one in cache.prompts)
     return are_plain and (cache.rows is None or cache.rows.takes_columns(None))
 
 
-def native_block(block: Layer) -> NativeBlock | None:
-    """Make one operation of a llama block whose parts machd's kernels compute; None of any other."""
+def compute_layers_in_one(model: LanguageModel) -> None:
+    """Have a llama's layers computed in one operation where machd's kernels compute every part of each of them.
+
+    The model keeps its weights and gets a subclass of its own class, for passes that :meth:`NativeLayers.take`.
+    """
+    body = model.model
+    blocks = [_native_block(block) for block in body.layers]
+    if None in blocks:
+        return
+    layers = NativeLayers(blocks, body.layers[0].self_attn)
+    former = type(body)
+
+    def call(
+        self: Layer,
+        inputs: mx.array,
+        cache: Sequence[Cache] | None = None,
+        input_embeddings: mx.array | None = None,
+    ) -> mx.array:
+        if cache is None or not layers.take(cache):
+            hidden: mx.array = former.__call__(self, inputs, cache, input_embeddings)
+            return hidden
+        x = self.embed_tokens(inputs) if input_embeddings is None else input_embeddings
+        normed: mx.array = self.norm(layers(x, cache))
+        return normed
+
+    body.__class__ = type(f"Native{former.__name__}", (former,), {"__call__": call})
+
+
+def _native_block(block: Layer) -> object | None:
+    """Make the kernels' block of a llama's; None where a part is not theirs, or a window hides tokens."""
+    from mlx_lm.models import llama  # noqa: PLC0415 - after import_mlx_lm()
+
+    if type(block) is not llama.TransformerBlock or block.use_sliding:
+        return None
     attention, mlp = block.self_attn, block.mlp
     norms = block.input_layernorm, block.post_attention_layernorm
     is_ours = isinstance(attention, NativeAttention) and isinstance(mlp, NativeFeedForward)
@@ -212,7 +276,7 @@ def native_block(block: Layer) -> NativeBlock | None:
     weights = [layer_weights(layer) for layer in layers]
     if None in weights or attention.head_dim % HEAD_NUMBERS:
         return None
-    in_one = native_kernels().LlamaBlock(
+    made: object = native_kernels().LlamaBlock(
         input_norm=norms[0].weight,
         post_norm=norms[1].weight,
         input_eps=norms[0].eps,
@@ -222,4 +286,4 @@ def native_block(block: Layer) -> NativeBlock | None:
         kv_heads=attention.kv_heads,
         scale=attention.scale,
     )
-    return NativeBlock(block, in_one)
+    return made

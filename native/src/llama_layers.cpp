@@ -1,4 +1,4 @@
-#include "llama_block.h"
+#include "llama_layers.h"
 
 #include <algorithm>
 #include <array>
@@ -52,23 +52,28 @@ std::array<LayerProduct, 4> products_of(const LlamaBlock::Parts& parts, const fl
   }};
 }
 
-// A pass's numbers between the steps of a layer.
+// A pass's numbers between the steps of a layer, and between layers.
 struct Memory {
-  long projected, queries, mixed, attended, gated, product;  // where each begins
+  long projected, queries, mixed, attended, gated, product, passed[2];  // where each begins
   long size = 0;
 
-  Memory(const LlamaBlock::Parts& parts, long rows, const Kernels& kernels) {
-    const auto products = products_of(parts, nullptr, nullptr);
+  Memory(const LlamaLayers::Stack& stack, long rows, const Kernels& kernels) {
     const auto take = [&](long numbers) { return std::exchange(size, size + (numbers + 15) / 16 * 16); };
-    const long mixed_numbers = parts.heads * parts.head_dim();
-    projected = take(rows * products[0].result());
+    const LlamaBlock::Parts& first = *stack[0];
+    const long mixed_numbers = first.heads * first.head_dim();
+    long gates = 0, most = 0;
+    for (const auto& parts : stack) {
+      const auto products = products_of(*parts, nullptr, nullptr);
+      gates = std::max(gates, products[2].result());
+      for (const auto& one : products) most = std::max(most, layer_product_numbers(one, rows, kernels));
+    }
+    projected = take(rows * first.qkv.weights().outputs);
     queries = take(rows * mixed_numbers);
     mixed = take(rows * mixed_numbers);
-    attended = take(rows * parts.hidden());
-    gated = take(rows * products[2].result());
-    long most = 0;
-    for (const auto& one : products) most = std::max(most, layer_product_numbers(one, rows, kernels));
+    attended = take(rows * first.hidden());
+    gated = take(rows * gates);
     product = take(most);
+    for (long& one : passed) one = take(rows * first.hidden());
   }
 };
 
@@ -122,28 +127,32 @@ class OwnPrimitive : public mx::UnaryPrimitive {
 // Inputs before those of the columns: rows, cosines and sines.
 constexpr size_t kRowInputs = 3;
 
-// Where some of the rows are: the rows of tokens each, and the first of the inputs that their columns are.
+// Where some of the rows are: the rows of tokens each, and the first of the inputs that are theirs: starts, then keys and values, and those
+// of the prefix, of each layer.
 struct Place {
   long rows, tokens;
   size_t input;
   bool has_prefix;
 
+  size_t keys(size_t layer) const { return input + 1 + layer * (has_prefix ? 4 : 2); }
+
   bool operator==(const Place&) const = default;
 };
 
-class BlockPrimitive : public mx::Primitive {
+class LayersPrimitive : public mx::Primitive {
  public:
-  BlockPrimitive(mx::Stream stream, std::shared_ptr<const LlamaBlock::Parts> parts, std::vector<Place> places, const Kernels* kernels)
-      : Primitive(stream), parts_(std::move(parts)), places_(std::move(places)), kernels_(kernels) {}
+  LayersPrimitive(mx::Stream stream, std::shared_ptr<const LlamaLayers::Stack> stack, std::vector<Place> places, const Kernels* kernels)
+      : Primitive(stream), stack_(std::move(stack)), places_(std::move(places)), kernels_(kernels) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     mx::array& out = outputs[0];
     out.set_data(mx::allocator::malloc(out.nbytes()));
-    for (size_t at = 0; at < places_.size(); ++at)
-      for (size_t each : {0, 1}) outputs[1 + 2 * at + each].copy_shared_buffer(inputs[places_[at].input + each]);  // nobody else's: see OwnPrimitive
+    for (size_t at = 0, next = 1; at < places_.size(); ++at)
+      for (size_t layer = 0; layer < stack_->size(); ++layer)
+        for (size_t each : {0, 1}) outputs[next++].copy_shared_buffer(inputs[places_[at].keys(layer) + each]);  // nobody else's: see OwnPrimitive
     if (out.size() == 0) return;
     auto& encoder = mx::cpu::get_command_encoder(stream());
-    const Memory memory_plan(*parts_, long(out.size()) / parts_->hidden(), *kernels_);
+    const Memory memory_plan(*stack_, long(out.size()) / (*stack_)[0]->hidden(), *kernels_);
     mx::array memory({int(memory_plan.size)}, mx::float32, nullptr, {});
     memory.set_data(mx::allocator::malloc(memory.nbytes()));
     std::vector<mx::array> written;
@@ -155,12 +164,19 @@ class BlockPrimitive : public mx::Primitive {
                       memory = mx::array::unsafe_weak_copy(memory),
                       to = mx::array::unsafe_weak_copy(out),
                       written = std::move(written),
-                      parts = parts_,
+                      stack = stack_,
                       places = places_,
                       kernels = kernels_]() mutable {
       held.gather();
       columns.gather();
-      compute(held, columns, *parts, places, memory_plan, memory.data<float>(), written, to, *kernels);
+      float* const numbers = memory.data<float>();
+      const float* from = held[0].data<float>();
+      for (size_t layer = 0; layer < stack->size(); ++layer) {
+        float* const result = layer + 1 == stack->size() ? to.data<float>() : numbers + memory_plan.passed[layer % 2];
+        const Layer here{*(*stack)[layer], layer, stack->size(), long(to.size()) / (*stack)[layer]->hidden()};
+        compute(here, from, held, columns, places, memory_plan, numbers, written, result, *kernels);
+        from = result;
+      }
     });
     encoder.add_temporary(std::move(memory));
   }
@@ -169,29 +185,36 @@ class BlockPrimitive : public mx::Primitive {
     throw std::runtime_error("machd_native computes on the CPU only");
   }
 
-  const char* name() const override { return "MachdLlamaBlock"; }
+  const char* name() const override { return "MachdLlamaLayers"; }
 
   bool is_equivalent(const mx::Primitive& other) const override {
-    const auto& another = static_cast<const BlockPrimitive&>(other);
-    return another.parts_ == parts_ && another.places_ == places_ && another.kernels_ == kernels_;
+    const auto& another = static_cast<const LayersPrimitive&>(other);
+    return another.stack_ == stack_ && another.places_ == places_ && another.kernels_ == kernels_;
   }
 
  private:
+  struct Layer {
+    const LlamaBlock::Parts& parts;
+    size_t number, count;  // of all layers
+    long tokens;           // of the pass
+  };
+
   static void compute(
-      const HeldInputs& held, const HeldInputs& columns, const LlamaBlock::Parts& parts, const std::vector<Place>& places, const Memory& plan, float* memory,
-      std::vector<mx::array>& written, mx::array& out, const Kernels& kernels) {
-    const mx::array& x = held[0];
-    const long all = long(x.size()) / parts.hidden(), head_dim = parts.head_dim();
+      const Layer& layer, const float* x, const HeldInputs& held, const HeldInputs& columns, const std::vector<Place>& places, const Memory& plan, float* memory,
+      std::vector<mx::array>& written, float* out, const Kernels& kernels) {
+    const LlamaBlock::Parts& parts = layer.parts;
+    const long head_dim = parts.head_dim();
     float *const projected = memory + plan.projected, *const asking = memory + plan.queries, *const mixed = memory + plan.mixed;
     float *const attended = memory + plan.attended, *const gated = memory + plan.gated, *const product = memory + plan.product;
-    const auto steps = products_of(parts, x.data<float>(), attended);
-    compute_layer_product(steps[0], x.data<float>(), all, product, projected, kernels);
+    const auto steps = products_of(parts, x, attended);
+    compute_layer_product(steps[0], x, layer.tokens, product, projected, kernels);
     long before = 0;  // tokens
     for (size_t at = 0; at < places.size(); ++at) {
       const auto& [rows, tokens, input, has_prefix] = places[at];
-      const mx::array& starts = columns[input - kRowInputs + 2];
-      mx::array &keys = written[2 * at], &values = written[2 * at + 1];
-      const auto prefix = has_prefix ? columns_at(columns, input - kRowInputs + 3) : std::nullopt;
+      const mx::array& starts = columns[input - kRowInputs];
+      const size_t first = 2 * (at * layer.count + layer.number);
+      mx::array &keys = written[first], &values = written[first + 1];
+      const auto prefix = has_prefix ? columns_at(columns, places[at].keys(layer.number) + 2 - kRowInputs) : std::nullopt;
       float* const own_asking = asking + before * parts.heads * head_dim;
       take_apart(
           projected + before * steps[0].result(), rows, tokens, parts, starts, prefix ? prefix->keys.shape(2) : 0, held[1], held[2], own_asking,
@@ -200,12 +223,12 @@ class BlockPrimitive : public mx::Primitive {
       compute_attention(queries, {keys, values}, starts, prefix, parts.scale, 0, mixed + before * parts.heads * head_dim, kernels);
       before += rows * tokens;
     }
-    compute_layer_product(steps[1], mixed, all, product, attended, kernels);
-    compute_layer_product(steps[2], attended, all, product, gated, kernels);
-    compute_layer_product(steps[3], gated, all, product, out.data<float>(), kernels);
+    compute_layer_product(steps[1], mixed, layer.tokens, product, attended, kernels);
+    compute_layer_product(steps[2], attended, layer.tokens, product, gated, kernels);
+    compute_layer_product(steps[3], gated, layer.tokens, product, out, kernels);
   }
 
-  std::shared_ptr<const LlamaBlock::Parts> parts_;
+  std::shared_ptr<const LlamaLayers::Stack> stack_;
   std::vector<Place> places_;
   const Kernels* kernels_;  // those of when the graph was built
 };
@@ -250,12 +273,25 @@ LlamaBlock::LlamaBlock(
       Parts{lying(input_norm), lying(post_norm), input_eps, post_eps, std::move(qkv), std::move(output), std::move(gate_up), std::move(down), heads, kv_heads, scale});
 }
 
-std::vector<mx::array> LlamaBlock::operator()(
+LlamaLayers::LlamaLayers(const std::vector<LlamaBlock>& blocks) {
+  Stack stack;
+  for (const auto& one : blocks) stack.push_back(one.parts());
+  refuse(stack.empty(), "there are layers");
+  for (const auto& one : stack) {
+    const bool is_alike = one->hidden() == stack[0]->hidden() && one->heads == stack[0]->heads && one->head_dim() == stack[0]->head_dim();
+    refuse(!is_alike || one->kv_heads != stack[0]->kv_heads, "layers have rows and heads of one size");
+  }
+  stack_ = std::make_shared<const Stack>(std::move(stack));
+}
+
+std::vector<mx::array> LlamaLayers::operator()(
     const mx::array& x, const mx::array& cosines, const mx::array& sines, const std::vector<Columns>& columns) const {
-  refuse(x.dtype() != mx::float32 || x.ndim() < 1 || x.shape(-1) != parts_->hidden(), "rows are float32, and as long as the weights'");
-  const int heads = int(parts_->heads), head_dim = int(parts_->head_dim());
+  const LlamaBlock::Parts& parts = *(*stack_)[0];
+  refuse(x.dtype() != mx::float32 || x.ndim() < 1 || x.shape(-1) != parts.hidden(), "rows are float32, and as long as the weights'");
+  const int heads = int(parts.heads), head_dim = int(parts.head_dim());
   refuse_other_tables(cosines, sines, head_dim);
   const mx::Stream stream = mx::default_stream(mx::Device::cpu);
+  const size_t layers = stack_->size();
   std::vector<mx::array> inputs = {x, cosines, sines};
   std::vector<mx::Shape> shapes = {x.shape()};
   std::vector<Place> places;
@@ -263,21 +299,29 @@ std::vector<mx::array> LlamaBlock::operator()(
   for (const auto& one : columns) {
     refuse(one.starts.ndim() != 1 || one.tokens < 0, "starts are int32, one for each row");
     const int rows = one.starts.shape(0);
-    refuse_other_columns({rows, heads, one.tokens, head_dim}, one.keys, one.values, one.starts, one.prefix_keys, one.prefix_values);
-    refuse(one.keys.shape(1) != parts_->kv_heads || one.values.shape() != one.keys.shape(), "keys and values have as many heads");
-    places.push_back({rows, one.tokens, inputs.size(), one.prefix_keys.has_value()});
-    for (const auto* each : {&one.keys, &one.values}) {
-      inputs.emplace_back(each->shape(), mx::float32, std::make_shared<OwnPrimitive>(stream), std::vector<mx::array>{*each});
-      shapes.push_back(each->shape());
-    }
+    const bool has_prefix = !one.prefix_keys.empty();
+    refuse(one.keys.size() != layers || one.values.size() != layers, "there are keys and values of each layer");
+    refuse(one.prefix_keys.size() != one.prefix_values.size() || (has_prefix && one.prefix_keys.size() != layers), "a prefix has keys and values of each layer");
+    places.push_back({rows, one.tokens, inputs.size(), has_prefix});
     inputs.push_back(one.starts);
-    if (one.prefix_keys) inputs.insert(inputs.end(), {*one.prefix_keys, *one.prefix_values});
+    for (size_t layer = 0; layer < layers; ++layer) {
+      const mx::array &keys = one.keys[layer], &values = one.values[layer];
+      std::optional<mx::array> prefix_keys, prefix_values;
+      if (has_prefix) prefix_keys = one.prefix_keys[layer], prefix_values = one.prefix_values[layer];
+      refuse_other_columns({rows, heads, one.tokens, head_dim}, keys, values, one.starts, prefix_keys, prefix_values);
+      refuse(keys.shape(1) != parts.kv_heads || values.shape() != keys.shape(), "keys and values have as many heads");
+      for (const auto* each : {&keys, &values}) {
+        inputs.emplace_back(each->shape(), mx::float32, std::make_shared<OwnPrimitive>(stream), std::vector<mx::array>{*each});
+        shapes.push_back(each->shape());
+      }
+      if (has_prefix) inputs.insert(inputs.end(), {*prefix_keys, *prefix_values});
+    }
     tokens += long(rows) * one.tokens;
   }
-  refuse(tokens != long(x.size()) / parts_->hidden(), "there are as many tokens as rows have");
+  refuse(tokens != long(x.size()) / parts.hidden(), "there are as many tokens as rows have");
+  const std::vector<mx::Dtype> dtypes(shapes.size(), mx::float32);
   return mx::array::make_arrays(
-      std::move(shapes), std::vector<mx::Dtype>(1 + 2 * columns.size(), mx::float32),
-      std::make_shared<BlockPrimitive>(stream, parts_, std::move(places), present_kernels()), inputs);
+      std::move(shapes), dtypes, std::make_shared<LayersPrimitive>(stream, stack_, std::move(places), present_kernels()), inputs);
 }
 
 }  // namespace machd

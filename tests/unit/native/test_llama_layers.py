@@ -1,4 +1,4 @@
-"""A llama layer as one operation: what its parts compute one after another, with the same bits."""
+"""Llama layers as one operation: what their parts compute one after another, with the same bits."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def _table(positions: int) -> tuple[mx.array, mx.array]:
     return mx.cos(angles), mx.sin(angles)
 
 
-def _products(name: str) -> dict[str, Product]:
+def _products(name: str, layer: int = 0) -> dict[str, Product]:
     made: dict[str, Product] = {}
     packing = _FORMATS[name]
     for seed, (product, sizes) in enumerate(_SIZES.items()):
-        plain = _numbers(*sizes, seed=10 + seed) * 0.1
+        plain = _numbers(*sizes, seed=10 + 10 * layer + seed) * 0.1
         arrays = [plain.astype(mx.bfloat16) if name == "bfloat16" else plain]
         if packing is not None:
             mode, bits = packing
@@ -83,6 +83,17 @@ def _block(products: dict[str, Product], **changes: object) -> Any:
         "scale": _SCALE,
     }
     return native.LlamaBlock(**{**named, **changes})
+
+
+def _layers(*products: dict[str, Product]) -> Any:
+    return native.LlamaLayers([_block(one) for one in products])
+
+
+def _columns(
+    layers: list[list[mx.array]], starts: mx.array, tokens: int, prefixes: list[list[mx.array]]
+) -> Any:
+    parts = [[one[at] for one in each] for each in (layers, prefixes) for at in (0, 1)]
+    return native.LlamaLayers.Columns(*parts[:2], starts, tokens, *parts[2:])
 
 
 def _in_steps(
@@ -123,8 +134,9 @@ def _in_steps(
     spare_places=st.integers(0, 2),
     threads=st.integers(1, 3),
     is_held=st.booleans(),
+    count=st.integers(1, 3),
 )
-def test_a_block_has_the_bits_of_its_steps(  # noqa: PLR0917 - what may differ
+def test_layers_have_the_bits_of_their_steps(  # noqa: PLR0917 - what may differ
     instruction_sets: list[str],
     name: str,
     rows: int,
@@ -133,31 +145,44 @@ def test_a_block_has_the_bits_of_its_steps(  # noqa: PLR0917 - what may differ
     spare_places: int,
     threads: int,
     is_held: bool,  # noqa: FBT001 - drawn
+    count: int,
 ) -> None:
-    """Whatever the weights' format, the rows, threads and instructions; columns that others hold are copied, and none written behind the last."""
-    products, x = _products(name), _numbers(rows, tokens, _HIDDEN)
+    """Whatever their number, the weights' format, the rows, threads and instructions; columns that others hold are copied, and none written behind the last."""
+    products, x = (
+        [_products(name, layer) for layer in range(count)],
+        _numbers(rows, tokens, _HIDDEN),
+    )
     shape = (rows + spare_places, _KV_HEADS, _COLUMNS, _HEAD_DIM)
-    columns = [_numbers(*shape, seed=seed) for seed in (3, 4)]
-    prefix = [
-        _numbers(1, _KV_HEADS, prefix_tokens, _HEAD_DIM, seed=seed)
-        for seed in (5, 6)
-        if prefix_tokens
+    columns = [
+        [_numbers(*shape, seed=seed + 2 * layer) for seed in (3, 4)] for layer in range(count)
+    ]
+    prefixes = [
+        [
+            _numbers(1, _KV_HEADS, prefix_tokens, _HEAD_DIM, seed=seed + 2 * layer)
+            for seed in (50, 51)
+        ]
+        for layer in range(count if prefix_tokens else 0)
     ]
     starts, table = _int32(*[0, 29, 64, 98][:rows]), _table(300)
     native.set_thread_count(threads)
     for instruction_set in instruction_sets:
         native.use_instruction_set(instruction_set)
-        expected = _in_steps(products, x, columns, starts, table, prefix)
-        own = [mx.array(one) for one in columns]
-        mx.eval(expected, own)
-        held = list(own) if is_held else []
-        seen = [native.LlamaBlock.Columns(*own, starts, tokens, *prefix)]
-        del own
-        got = _block(products)(x, *table, seen)
+        passed, expected = x, list[mx.array]()
+        for layer in range(count):
+            prefix = prefixes[layer] if prefixes else []
+            passed, *own = _in_steps(products[layer], passed, columns[layer], starts, table, prefix)
+            expected += own
+        lying = [[mx.array(one) for one in each] for each in columns]
+        mx.eval(passed, expected, lying)
+        held = [one for each in lying for one in each] if is_held else []
+        seen = [_columns(lying, starts, tokens, prefixes)]
+        del lying
+        got = _layers(*products)(x, *table, seen)
         del seen
         mx.eval(got)
-        assert all(mx.array_equal(*pair) for pair in zip(got, expected, strict=True))
-        assert all(mx.array_equal(*pair) for pair in zip(held, columns, strict=False))
+        assert all(mx.array_equal(*pair) for pair in zip(got, [passed, *expected], strict=True))
+        given_columns = [one for each in columns for one in each]
+        assert all(mx.array_equal(*pair) for pair in zip(held, given_columns, strict=False))
 
 
 def test_rows_and_prompts_in_one_pass_have_the_bits_that_they_have_alone() -> None:
@@ -170,10 +195,10 @@ def test_rows_and_prompts_in_one_pass_have_the_bits_that_they_have_alone() -> No
         for rows, _, _ in kinds
     ]
     seen = [
-        native.LlamaBlock.Columns(*arrays, _int32(*starts), tokens)
+        _columns([arrays], _int32(*starts), tokens, [])
         for arrays, (_, tokens, starts) in zip(columns, kinds, strict=True)
     ]
-    got, *written = _block(products)(mx.concatenate(parts), *table, seen)
+    got, *written = _layers(products)(mx.concatenate(parts), *table, seen)
     begin = 0
     for at, (rows, tokens, starts) in enumerate(kinds):
         x = parts[at].reshape(rows, tokens, _HIDDEN)
@@ -186,26 +211,26 @@ def test_rows_and_prompts_in_one_pass_have_the_bits_that_they_have_alone() -> No
 
 def test_columns_are_written_in_place() -> None:
     """A step copies no slab that nobody else holds, or memory would double."""
-    block, x, table = _block(_products("plain")), _numbers(4, 1, _HIDDEN), _table(10)
+    layers, x, table = _layers(_products("plain")), _numbers(4, 1, _HIDDEN), _table(10)
     keys, values = (_numbers(4, _KV_HEADS, 9_000, _HEAD_DIM, seed=seed) for seed in (3, 4))
     mx.eval(keys, values, x, table)
     mx.reset_peak_memory()
     before = mx.get_active_memory()
     for at in range(5):
-        seen = native.LlamaBlock.Columns(keys, values, _int32(at, at, at, at), 1)
-        got, keys, values = block(x, *table, [seen])
+        seen = _columns([[keys, values]], _int32(at, at, at, at), 1, [])
+        got, keys, values = layers(x, *table, [seen])
         del seen
         mx.eval(got, keys, values)
     assert mx.get_peak_memory() - before < keys.nbytes / 2
 
 
-def test_a_block_that_has_gone_is_computed_all_the_same() -> None:
+def test_layers_that_have_gone_are_computed_all_the_same() -> None:
     """What was asked for keeps the weights until it is computed."""
     products, x, table = _products("affine4"), _numbers(2, 1, _HIDDEN), _table(10)
     columns = [_numbers(2, _KV_HEADS, 9, _HEAD_DIM, seed=seed) for seed in (3, 4)]
     starts = _int32(1, 2)
     expected = _in_steps(products, x, columns, starts, table, [])
-    waiting = _block(products)(x, *table, [native.LlamaBlock.Columns(*columns, starts, 1)])
+    waiting = _layers(products)(x, *table, [_columns([columns], starts, 1, [])])
     del products
     assert all(mx.array_equal(*pair) for pair in zip(waiting, expected, strict=True))
 
@@ -253,7 +278,7 @@ def test_parts_that_do_not_go_together_are_refused(part: str, wrong: int | tuple
     ],
     ids=str,
 )
-def test_a_pass_that_does_not_go_with_the_block_is_refused(
+def test_a_pass_that_does_not_go_with_the_layers_is_refused(
     wrong: dict[str, tuple[int, ...]],
 ) -> None:
     """Before anything is computed."""
@@ -271,6 +296,30 @@ def test_a_pass_that_does_not_go_with_the_block_is_refused(
         for name, shape in shapes.items()
     ]
     x, keys, values, starts, *table = arrays
-    seen = native.LlamaBlock.Columns(keys, values, starts, 1)
+    seen = _columns([[keys, values]], starts, 1, [])
     with pytest.raises(ValueError, match=r"are|have|has|there"):
-        _block(_products("plain"))(x, *table, [seen])
+        _layers(_products("plain"))(x, *table, [seen])
+
+
+@pytest.mark.parametrize(("layers", "prefixes"), [(0, 0), (1, 0), (3, 0), (2, 1)])
+def test_columns_of_other_layers_are_refused(layers: int, prefixes: int) -> None:
+    """Each layer has its own, and a prefix in all or none."""
+    columns = [[mx.zeros((2, 2, 9, 32))] * 2] * layers
+    prefix = [[mx.zeros((1, 2, 9, 32))] * 2] * prefixes
+    seen = _columns(columns, _int32(0, 0), 1, prefix)
+    with pytest.raises(ValueError, match="each layer"):
+        _layers(_products("plain"), _products("plain"))(mx.zeros((2, 1, 192)), *_table(10), [seen])
+
+
+def test_layers_of_other_sizes_are_refused() -> None:
+    """Rows pass from one to the next, and columns are of one shape; and no layers at all."""
+    fewer = {
+        **_products("plain"),
+        "down": ([mx.zeros((_HIDDEN, 80))], {}),
+        "gate_up": ([mx.zeros((160, _HIDDEN))], {}),
+    }
+    assert len(_layers(_products("plain"), fewer)(mx.zeros((0, 1, 192)), *_table(10), [])) == 1
+    other = _block(_products("plain"), heads=3, kv_heads=1)
+    for blocks in ([_block(_products("plain")), other], []):
+        with pytest.raises(ValueError, match=r"there are layers|of one size"):
+            native.LlamaLayers(blocks)
