@@ -73,11 +73,10 @@ void turn_keys(const Attention& a, long from, long columns, float* turned) {
     for (long d = 0; d < a.head_dim; d += kLanes) {
       FloatPart rows[kLanes];
       for (long lane = 0; lane < kLanes; ++lane) {
-        rows[lane] = FloatPart{};
-        if (lane < here) std::memcpy(&rows[lane], keys[lane] + d, sizeof rows[lane]);
+        rows[lane] = lane < here ? part_at(keys[lane] + d) : FloatPart{};
       }
       transpose(rows);
-      for (long lane = 0; lane < kLanes; ++lane) std::memcpy(turned + (d + lane) * kColumns + column, &rows[lane], sizeof rows[lane]);
+      for (long lane = 0; lane < kLanes; ++lane) store(rows[lane], turned + (d + lane) * kColumns + column);
     }
   }
 }

@@ -104,10 +104,12 @@ inline WordPart first_lanes(const uint8_t* from) {
 template <int kBits>
 inline void spread(const uint8_t* from, WordPart (&words)[kParts]) {
   if constexpr (kBits == 8) {
+#pragma GCC unroll 4
     for (int p = 0; p < kParts; ++p) words[p] = widened(from + p * kLanes);
   } else {
     constexpr int kPerWord = 32 / kBits;
     const WordPart loaded = first_lanes<kBlock * kBits / 8>(from);
+#pragma GCC unroll 4
     for (int p = 0; p < kParts; ++p) {
       WordPart word, shift;
       for (int lane = 0; lane < kLanes; ++lane) {
@@ -160,6 +162,7 @@ class Expander<kFormat, 16> {
 
   void at(long k, Vector (&weights)[1]) {
     Vector& result = weights[0];
+#pragma GCC unroll 4
     for (int p = 0; p < kParts; ++p) {
 #if defined(__AVX512F__)
       const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from_ + k));
@@ -216,6 +219,7 @@ class Expander<Format::kAffine, kBits> {
     const uint8_t* from = from_ + (k * kBits >> 3);
     Vector& result = weights[0];
     if constexpr (kBits == 4) {
+#pragma GCC unroll 4
       for (int p = 0; p < kParts; ++p) {
         const WordPart pairs = widened(from + p * kLanes);
         weights[0].part[p] = number(pairs);
@@ -224,6 +228,7 @@ class Expander<Format::kAffine, kBits> {
     } else if constexpr (kBits == 2 || kBits == 8) {
       WordPart words[kParts];
       spread<kBits>(from, words);
+#pragma GCC unroll 4
       for (int p = 0; p < kParts; ++p) result.part[p] = number(words[p]);
     } else {
       // 3, 5 and 6 bits: a weight may lie across words. The row's last bytes are copied, so that nothing behind them is read.

@@ -11,15 +11,18 @@ namespace {
 
 // Rows of a tile whose weights go from memory through registers into sums, and outputs beside so many rows: as many sums as there are
 // registers for, beside weights.
-constexpr int kDirectRows = kParts == 1 ? 8 : 4;
-constexpr int direct_outputs(int rows) { return kParts == 1 && rows <= 4 ? 4 : 2; }
+constexpr int kDirectRows = kParts == 1 ? 8 : kParts == 2 ? 6 : 4;
+constexpr int direct_outputs(int rows) {
+  if (kParts == 1) return rows <= 4 ? 4 : 2;
+  return rows == 1 ? 2 : 1;
+}
 
 // Rows up to which all tiles are such: weights of a stretch of outputs are in the cache when they are expanded for the second one. Beyond,
 // they are expanded once for all.
-constexpr int kUncachedRows = kParts == 1 ? 16 : 4;
+constexpr int kUncachedRows = kParts == 1 ? 16 : 3 * kDirectRows;
 
 // Outputs and rows of a tile, whose sums are in registers.
-constexpr int kTileOutputs = kParts == 1 ? 4 : 2;
+constexpr int kTileOutputs = kParts == 1 ? 4 : 3;
 constexpr int kTileRows = kParts == 1 ? 6 : 2;
 
 // Sixteen weights or numbers of a row whose last ones they may be; behind the end there are zeros.
@@ -31,8 +34,9 @@ Vector last_weights(Expanded& weights, long k, long inputs) {
   return Vector::load(padded);
 }
 
-// Outputs whose expanded weights lie in the cache together.
-constexpr long kPanelOutputs = 32;
+// Outputs whose expanded weights lie in the cache together: whole tiles.
+constexpr long kPanelOutputs = kParts == 1 ? 32 : 33;
+static_assert(kPanelOutputs % kTileOutputs == 0);
 
 // Outputs whose weights are asked for early: memory comes in time then, which the processor alone does not bring about across rows.
 constexpr int kAhead = 32;
@@ -219,7 +223,8 @@ template <class Expanded>
 void product(const float* x, long rows, const Weights& w, float* out, long begin, long end, void* scratch) {
   if (rows <= kUncachedRows) {
     for (long row = 0, count; row < rows; row += count) {
-      count = rows - row <= kDirectRows ? rows - row : (rows - row + 1) / 2;  // tiles of like many rows
+      const long tiles = (rows - row + kDirectRows - 1) / kDirectRows;
+      count = (rows - row + tiles - 1) / tiles;  // of like many rows
       direct_rows<Expanded, kDirectRows>(count, x + row * w.inputs, w, out + row * w.outputs, begin, end, static_cast<float*>(scratch));
     }
     return;

@@ -28,6 +28,8 @@ constexpr int kParts = kBlock / kLanes;
 typedef float FloatPart __attribute__((vector_size(4 * kLanes)));
 typedef uint32_t WordPart __attribute__((vector_size(4 * kLanes)));
 typedef int32_t IntPart __attribute__((vector_size(4 * kLanes)));
+// In memory, where it may lie anywhere. Copied as bytes it would go through the stack in halves, each of which the processor waits for.
+typedef float FloatPartInMemory __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
 
 inline FloatPart fused(FloatPart a, FloatPart b, FloatPart c) {
 #if defined(__AVX512F__)
@@ -43,18 +45,23 @@ inline FloatPart fused(FloatPart a, FloatPart b, FloatPart c) {
 #endif
 }
 
+inline FloatPart part_at(const float* from) { return *reinterpret_cast<const FloatPartInMemory*>(from); }
+inline void store(FloatPart part, float* to) { *reinterpret_cast<FloatPartInMemory*>(to) = part; }
+
 struct Vector {
   FloatPart part[kParts];
 
   static Vector zeros() {
     Vector result;
+#pragma GCC unroll 4
     for (int p = 0; p < kParts; ++p) result.part[p] = FloatPart{};
     return result;
   }
 
   static Vector load(const float* from) {
     Vector result;
-    std::memcpy(&result, from, sizeof result);
+#pragma GCC unroll 4
+    for (int p = 0; p < kParts; ++p) result.part[p] = part_at(from + p * kLanes);
     return result;
   }
 
@@ -67,11 +74,15 @@ struct Vector {
 
   static Vector all(float number) {
     Vector result;
+#pragma GCC unroll 4
     for (int p = 0; p < kParts; ++p) result.part[p] = FloatPart{} + number;
     return result;
   }
 
-  void store(float* to) const { std::memcpy(to, this, sizeof *this); }
+  void store(float* to) const {
+#pragma GCC unroll 4
+    for (int p = 0; p < kParts; ++p) machd::MACHD_TARGET::store(part[p], to + p * kLanes);
+  }
   void store_some(float* to, int count) const { std::memcpy(to, this, sizeof(float) * count); }
 };
 
@@ -79,6 +90,7 @@ struct Vector {
 template <class What, class... Vectors>
 inline Vector by_part(What what, const Vectors&... vectors) {
   Vector result;
+#pragma GCC unroll 4
   for (int p = 0; p < kParts; ++p) result.part[p] = what(vectors.part[p]...);
   return result;
 }
@@ -91,6 +103,7 @@ inline Vector operator/(Vector a, Vector b) { return by_part([](auto x, auto y) 
 // The same numbers, loaded once: the compiler would load what is in memory again for each use.
 inline Vector in_registers(Vector numbers) {
 #if defined(__AVX512F__)
+#pragma GCC unroll 4
   for (int p = 0; p < kParts; ++p) asm("" : "+v"(numbers.part[p]));
 #endif
   return numbers;
@@ -102,6 +115,7 @@ inline Vector larger(Vector a, Vector b) { return by_part([](auto x, auto y) { r
 // a * b + c, rounded once.
 inline Vector fused(Vector a, Vector b, Vector c) {
   Vector result;
+#pragma GCC unroll 4
   for (int p = 0; p < kParts; ++p) result.part[p] = fused(a.part[p], b.part[p], c.part[p]);
   return result;
 }
@@ -176,7 +190,8 @@ inline void transpose(FloatPart (&rows)[kLanes]) {
       next[2 * at + 1] = __builtin_shufflevector(a, b, 2, 6, 3, 7);
 #endif
     }
-    std::memcpy(rows, next, sizeof next);
+#pragma GCC unroll 16
+    for (int at = 0; at < kLanes; ++at) rows[at] = next[at];
   }
 }
 
