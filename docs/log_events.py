@@ -221,6 +221,13 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
         "now, of `active_limit` at most.",
     ),
     LogEvent(
+        "sequence.resumed",
+        ("info",),
+        ("request_id", "reason", "completion_tokens"),
+        "A sequence that had given up its slot goes on behind its `completion_tokens`, which were computed again: it was "
+        "suspended for `memory`, or for another `config`.",
+    ),
+    LogEvent(
         "sequence.coalesced",
         ("info",),
         ("request_id", "coalesced_with", "fanout"),
@@ -402,7 +409,7 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
         ("warning",),
         ("needed_bytes", "left_bytes", "given"),
         "A step, or an image to encode, did not fit into the memory that is left, and something was given up for it: `blocks` "
-        "of the prefix cache, a request without a token (`requeued`), or a request (`ended`, with "
+        "of the prefix cache, the slot of a request, which goes on later (`suspended`), or a request (`ended`, with "
         "`overloaded`).",
         "Lower `continuous_batching.kv_budget_gb`, `continuous_batching.max_b` or "
         "`cache.memory_percent`, or give the daemon more memory.",

@@ -191,5 +191,11 @@ BATCHING = PanelRow(
             "reqps",
             total_rate("machd_coalesced_requests_total", "coalesced"),
         ),
+        panel(
+            "Resumed sequences",
+            "Sequences a second that had given up their slots for memory, or for another config, and went on.",
+            "ops",
+            rates_by("reason", "machd_sequences_resumed_total"),
+        ),
     ),
 )

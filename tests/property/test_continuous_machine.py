@@ -67,6 +67,7 @@ from machd.scheduler.events import (
     SequenceAdmitted,
     SequenceFinished,
     SequenceQueued,
+    SequenceResumed,
     SequenceStarted,
     StepCompleted,
     TokenGenerated,
@@ -745,7 +746,13 @@ class ContinuousMachine(RuleBasedStateMachine):
                     self._note_token(self.records[sequence_id], token.token_id)
                 case SequenceFinished(sequence_id):
                     self._note_finished(self.records[sequence_id], event)
-                case StepCompleted() | EngineFaulted() | InvariantBroken() | PromptReused():
+                case (
+                    StepCompleted()
+                    | EngineFaulted()
+                    | InvariantBroken()
+                    | PromptReused()
+                    | SequenceResumed()
+                ):
                     raise AssertionError("the serving loop says that, not the scheduler")
 
     def _note_queued(self, record: Record, position: int) -> None:

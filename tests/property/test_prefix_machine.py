@@ -343,6 +343,13 @@ class PrefixMachine(RuleBasedStateMachine):
                 self._note(events)
                 self._forget_reuse_of_waiting()
 
+    @rule(is_now=SELDOM)
+    def suspend(self, *, is_now: bool) -> None:
+        """All that runs gives up its slots, as for another config."""
+        if is_now:
+            self.core.suspend()
+            self._forget_reuse_of_waiting()
+
     @rule(limits=PREFIX_LIMITS, is_now=SELDOM)
     def set_limits(self, limits: PrefixLimits, *, is_now: bool) -> None:
         """Other limits, at any time."""
@@ -554,14 +561,14 @@ class PrefixMachine(RuleBasedStateMachine):
         assert saves <= self.moved + 2 * sum(isinstance(one, SplitBlock) for one in changes)
 
     def _check_opening(self, plan: StepPlan) -> None:
-        """A reused prefix was computed in the namespace, and is not the whole prompt."""
+        """A reused prefix was computed in the namespace, and is not the whole of what is to be computed."""
         for chunk in plan.prefill:
             sequence = self.core._running.slots.at(chunk.slot_index)
             assert sequence is not None
             if chunk.reused is None:
                 continue
             assert not sequence.asks_prompt_logprobs, "a scored prompt is computed whole"
-            prompt, namespace = sequence.request.prompt, sequence.request.cache_namespace
+            prompt, namespace = sequence.prefill_token_ids, sequence.request.cache_namespace
             reused = chunk.reused.token_ids
             assert 0 < len(reused) < len(prompt)
             assert reused == prompt[: len(reused)]
@@ -576,7 +583,7 @@ class PrefixMachine(RuleBasedStateMachine):
 
     def _commit(self, plan: StepPlan, result: StepResult) -> None:
         for chunk in plan.prefill:
-            if chunk.opens:
+            if chunk.opens and not chunk.resumed_tokens:  # that is told of prompts
                 sequence = self.core._running.slots.at(chunk.slot_index)
                 assert sequence is not None
                 self.opened += 1
@@ -619,10 +626,10 @@ class PrefixMachine(RuleBasedStateMachine):
                     pass
 
     def _forget_reuse_of_waiting(self) -> None:
-        """A sequence that was queued again looks its prompt up again."""
+        """A sequence that was suspended before its first token looks its prompt up again, and tells."""
         records = {one.request.sequence_id: one for one in self.records}
         for sequence in self.core._waiting:
-            for subscriber in sequence.subscribers:
+            for subscriber in sequence.subscribers if not sequence.completion_tokens else ():
                 records[subscriber.sequence_id].cached_tokens = 0
 
     def _check_cached(self, record: Record) -> None:
@@ -817,7 +824,7 @@ class StoresAhead(PrefixCache):
 
     def _keep_prompt(self, row: PrefixRow) -> None:
         upto = min(row.sequence.prefilled_tokens + 1, row.sequence.prompt_tokens)
-        self._extend(row, row.sequence.request.prompt, upto, position=None, is_end=True)
+        self._extend(row, row.sequence.prefill_token_ids, upto, position=None, is_end=True)
 
 
 class ReusesAll(PrefixCache):
@@ -827,7 +834,7 @@ class ReusesAll(PrefixCache):
         """Look the whole prompt up."""
         super().enter(sequence)
         row = self._rows[sequence.slot_index or 0]
-        row.beginning = sequence.request.prompt
+        row.beginning = sequence.prefill_token_ids
         self._look_up(row)
 
 

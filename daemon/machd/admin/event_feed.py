@@ -23,6 +23,7 @@ from machd.scheduler.events import (
     SequenceAdmitted,
     SequenceFinished,
     SequenceQueued,
+    SequenceResumed,
     SequenceStarted,
     StepCompleted,
     TokenGenerated,
@@ -85,6 +86,15 @@ class RequestAdmitted(_Happened, frozen=True, kw_only=True, tag="admitted"):
     coalesced_with: str | None
 
 
+class RequestResumed(_Happened, frozen=True, kw_only=True, tag="resumed"):
+    """A sequence that had given up its slot runs again, behind its completion so far."""
+
+    sequence_id: str
+    slot: int
+    reason: str
+    completion_tokens: int
+
+
 class RequestFinished(_Happened, frozen=True, kw_only=True, tag="finished"):
     """A sequence ended; ``error`` is the code of why, for those that were ended or failed."""
 
@@ -140,6 +150,7 @@ AdminEvent = (
     | CapabilityChanged
     | RequestQueued
     | RequestAdmitted
+    | RequestResumed
     | RequestFinished
     | ModeChanged
     | StepComputed
@@ -270,19 +281,8 @@ def _shown(event: Event, at: float) -> AdminEvent | None:
     match event:
         case TokenGenerated() | PromptReused() | PromptScored() | SequenceStarted():
             return None
-        case SequenceQueued(sequence_id, position):
-            return RequestQueued(at=at, sequence_id=sequence_id, position=position)
-        case SequenceAdmitted():
-            return RequestAdmitted(
-                at=at,
-                sequence_id=event.sequence_id,
-                slot=event.slot_index,
-                decode_mode=event.decode_mode.value,
-                active_loops=event.active_loops,
-                coalesced_with=event.coalesced_with,
-            )
-        case SequenceFinished():
-            return _finished(event, at)
+        case SequenceQueued() | SequenceAdmitted() | SequenceResumed() | SequenceFinished():
+            return _shown_sequence(event, at)
         case StepCompleted():
             return StepComputed(
                 at=at,
@@ -298,6 +298,33 @@ def _shown(event: Event, at: float) -> AdminEvent | None:
         case EngineFaulted() | InvariantBroken():
             is_engine = isinstance(event, EngineFaulted)
             return FaultHappened(at=at, scope="engine" if is_engine else "invariant")
+
+
+def _shown_sequence(
+    event: SequenceQueued | SequenceAdmitted | SequenceResumed | SequenceFinished, at: float
+) -> AdminEvent:
+    match event:
+        case SequenceQueued(sequence_id, position):
+            return RequestQueued(at=at, sequence_id=sequence_id, position=position)
+        case SequenceAdmitted():
+            return RequestAdmitted(
+                at=at,
+                sequence_id=event.sequence_id,
+                slot=event.slot_index,
+                decode_mode=event.decode_mode.value,
+                active_loops=event.active_loops,
+                coalesced_with=event.coalesced_with,
+            )
+        case SequenceResumed():
+            return RequestResumed(
+                at=at,
+                sequence_id=event.sequence_id,
+                slot=event.slot_index,
+                reason=event.reason.value,
+                completion_tokens=event.completion_tokens,
+            )
+        case SequenceFinished():
+            return _finished(event, at)
 
 
 def _finished(event: SequenceFinished, at: float) -> RequestFinished:

@@ -132,7 +132,7 @@ def mode(wanted: str | None, *, is_wait: bool, as_json: bool) -> None:
             client,
             _has_mode,
             lambda one: (
-                f"switching to {wanted}: {counted(one.running, 'sequence')} to finish first"
+                f"switching to {wanted}: {counted(one.running, 'sequence')} to be suspended"
             ),
         )
         assert status.decode_mode is not None, "just waited for"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from machd.scheduler.admission import Batching, KvBudget
+from machd.scheduler.admission import Batching, KvBudget, Promised
 from machd.scheduler.events import DecodeMode
 from machd.scheduler.pacing import PREFILL_CHUNK_TOKENS, PREFILL_SHARE, StepPace
 from machd.scheduler.waiting import QueueLimits
@@ -60,6 +60,11 @@ class SchedulerConfig:
     limits: QueueLimits
     pace: StepPace
     drafts: DraftPolicy = NO_DRAFTS
+
+    def has_room_for(self, tokens: int) -> bool:
+        """Return True if a sequence of so many positions, prompt and completion together, may run at all."""
+        idle = Promised(max_rows=self.slot_count)
+        return self.kv is None or idle.lane_for(self.kv, tokens) is not None
 
     def differs_only_in_limits(self, other: SchedulerConfig) -> bool:
         """Return True if a change to ``other`` needs no idle moment."""

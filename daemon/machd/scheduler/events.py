@@ -17,6 +17,16 @@ class DecodeMode(StrEnum):
     BATCHED = "batched"
 
 
+class SuspendReason(StrEnum):
+    """Why running sequences gave up their slots, to be resumed from their tokens."""
+
+    MEMORY = "memory"
+    """A step did not fit into the memory that was left."""
+
+    CONFIG = "config"
+    """Another scheduler config came into force, or the model was measured for one."""
+
+
 class FinishReason(StrEnum):
     """Why a sequence ended."""
 
@@ -63,6 +73,24 @@ class SequenceAdmitted:
 
 
 @dataclass(frozen=True, slots=True)
+class SequenceResumed:
+    """A subscriber's sequence, which had been suspended after its first token, got a slot again.
+
+    Its next token follows the last one that was generated.
+
+    Attributes:
+        completion_tokens: Generated so far.
+    """
+
+    sequence_id: str
+    slot_index: int
+    reason: SuspendReason
+    completion_tokens: int
+    at_s: float
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class PromptReused:
     """A prefix of the prompt came from the prefix cache; sent before the first token.
 
@@ -78,7 +106,7 @@ class PromptReused:
 class PromptScored:
     """Log-probabilities of the whole prompt, where requested; sent before the first token.
 
-    A sequence that is requeued afterwards sends it again.
+    A sequence that is suspended before its first token sends it again.
 
     Attributes:
         logprobs: One entry for each token but the first.
@@ -174,6 +202,7 @@ class InvariantBroken:
 Event = (
     SequenceQueued
     | SequenceAdmitted
+    | SequenceResumed
     | PromptReused
     | PromptScored
     | SequenceStarted

@@ -13,7 +13,7 @@ class PrefixRow:
     """A running sequence and its place in the tree.
 
     Attributes:
-        beginning: Reusable tokens of its prompt: all but the last, and none where log-probabilities
+        beginning: Reusable tokens of what it computes before it decodes: all but the last, and none where log-probabilities
             of the prompt are requested, which need every token computed.
         known: Last block known to be part of its text, from which lookups go on.
         tip: Last block of its text that is in memory with the whole path to it.
@@ -49,7 +49,7 @@ class PrefixRow:
 
     def __init__(self, sequence: Sequence, root: Block) -> None:
         self.sequence = sequence
-        self.beginning = () if sequence.asks_prompt_logprobs else sequence.request.prompt[:-1]
+        self.beginning = () if sequence.asks_prompt_logprobs else sequence.prefill_token_ids[:-1]
         self.root = self.known = self.tip = self.pinned = root
         self.common_tokens: dict[PrefixRow, int] = {}
         self.nearest: PrefixRow | None = None

@@ -120,7 +120,7 @@ def _in_turn(slots: Slots, token_s: float) -> list[Sequence]:
 
     def due_s(sequence: Sequence) -> tuple[float, int]:
         due_s, number = sequence.place
-        return due_s + (sequence.prompt_tokens - sequence.prefilled_tokens) * token_s, number
+        return due_s + sequence.unprefilled_tokens * token_s, number
 
     return sorted((sequence for sequence in slots if not sequence.is_prefilled), key=due_s)
 
@@ -164,7 +164,7 @@ class _Prompts:
         """Return whole unopened prompts, up to the first that is opened or exceeds the budget."""
         chunks: list[PrefillChunk] = []
         for sequence in self._sequences:
-            rest = sequence.prompt_tokens - sequence.prefilled_tokens
+            rest = sequence.unprefilled_tokens
             if sequence.is_opened or rest > budget_tokens or sequence.next_unencoded is not None:
                 break
             chunks.append(self._chunk(sequence, rest))
@@ -182,7 +182,7 @@ class _Prompts:
         return tuple(chunks)
 
     def _chunk(self, sequence: Sequence, max_tokens: int) -> PrefillChunk:
-        stop = min(sequence.prefilled_tokens + max_tokens, sequence.prompt_tokens)
+        stop = sequence.prefilled_tokens + min(max_tokens, sequence.unprefilled_tokens)
         if (span := sequence.next_unencoded) is not None:
             stop = min(stop, span.start)
         if self._prefixes is None:

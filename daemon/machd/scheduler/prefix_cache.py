@@ -176,8 +176,9 @@ class PrefixCache:
             row = self._rows[chunk.slot_index]
             if not row.is_open:
                 row.is_open = True
-                row.sequence.reused_tokens = row.found_tokens
-                self._count(row)
+                if not row.sequence.resumed_tokens:  # of its prompt is told once
+                    row.sequence.reused_tokens = row.found_tokens
+                    self._count(row)
                 self._pool.use(row.pinned.path())
 
     def fail(self) -> None:
@@ -211,7 +212,7 @@ class PrefixCache:
         row = self._row_of(sequence)
         wanted = {
             row.branch_point,
-            sequence.prompt_tokens - 1,
+            len(sequence.prefill_token_ids) - 1,
             *self._leaders.awaited_branch_points(row),
         }
         return min([stop, *(one for one in wanted if sequence.prefilled_tokens < one < stop)])
@@ -310,17 +311,19 @@ class PrefixCache:
         sequence = row.sequence
         if sequence.is_prefilled and not self._is_stateful:
             upto = sequence.computed_tokens
-            self._extend(row, sequence.request.prompt, upto, position=None, is_end=True)
+            self._extend(row, sequence.prefill_token_ids, upto, position=None, is_end=True)
             return
         position = sequence.prefilled_tokens
         ends = {
             row.branch_point,
-            sequence.prompt_tokens - 1,
+            len(sequence.prefill_token_ids) - 1,
             *self._leaders.awaited_branch_points(row),
         }
         if not sequence.is_prefilled:
             is_end = position in ends
-            self._extend(row, sequence.request.prompt, position, position=position, is_end=is_end)
+            self._extend(
+                row, sequence.prefill_token_ids, position, position=position, is_end=is_end
+            )
 
     def _extend(
         self,

@@ -29,6 +29,7 @@ from machd.scheduler.events import (
     SequenceFinished,
     SequenceQueued,
     SequenceStarted,
+    SuspendReason,
     TokenGenerated,
 )
 from machd.scheduler.plan import Planner
@@ -48,8 +49,8 @@ class MemoryYield(StrEnum):
     BLOCKS = "blocks"
     """Blocks of the prefix cache."""
 
-    REQUEUED = "requeued"
-    """A sequence without completion tokens, which waits again."""
+    SUSPENDED = "suspended"
+    """A sequence's slot; it waits to be resumed."""
 
     ENDED = "ended"
     """A sequence, which failed with OverloadedError."""
@@ -109,7 +110,7 @@ class Scheduler:
     def prefilled_tokens(self) -> dict[str, int]:
         """Prompt tokens computed or reused so far, by the id of each subscriber of a running sequence."""
         return {
-            subscriber.sequence_id: sequence.prefilled_tokens
+            subscriber.sequence_id: min(sequence.prefilled_tokens, sequence.prompt_tokens)
             for sequence in self._running
             for subscriber in sequence.subscribers
         }
@@ -155,26 +156,48 @@ class Scheduler:
     def yield_memory(self, missing_bytes: int, now_s: float) -> tuple[MemoryYield, list[Event]]:
         """Give up memory for a step that lacks ``missing_bytes``; the next plan frees it.
 
-        Blocks of the prefix cache go first. Without any, the youngest sequence leaves its slot: it is
-        requeued if it has no token and others run, else it ends with OverloadedError. From then on one
-        sequence fewer runs; each that finishes allows one more. Every call gives up something, so a
-        caller may repeat it until the step fits.
+        Blocks of the prefix cache go first. Without any, the youngest sequence is suspended; one that runs
+        alone ends with OverloadedError. From then on one sequence fewer runs; each that finishes
+        allows one more. Every call gives up something, so a caller may repeat it until the step fits.
         """
         running = self._running
         if self.yield_blocks(missing_bytes):
             return MemoryYield.BLOCKS, []
         running.limit_to(len(running) - 1)
         youngest = running.youngest
-        if len(running) > 1 and not youngest.completion_tokens:
-            running.leave(youngest, is_sound=False)
-            youngest.requeue()
-            self._waiting.add(youngest)
-            return MemoryYield.REQUEUED, []
+        if len(running) > 1:
+            self._suspend(youngest, SuspendReason.MEMORY, is_sound=False)
+            return MemoryYield.SUSPENDED, []
         error = OverloadedError(
             "the server has too little memory left for this request; try again later",
             retry_after_s=self._waiting.retry_after_s(),
         )
         return MemoryYield.ENDED, self._end_with(error, [youngest], now_s, is_sound=False)
+
+    def suspend(self, config: SchedulerConfig | None = None) -> None:
+        """Suspend running sequences for another config; the next plan frees their slots.
+
+        What they have computed stays in the prefix cache. A sequence that could never run under ``config`` goes
+        on to its end; None where that is not known.
+        """
+        for sequence in tuple(self._running):
+            if config is None or config.has_room_for(sequence.reserved_tokens):
+                self._suspend(sequence, SuspendReason.CONFIG, is_sound=True)
+
+    def suspend_half(self) -> bool:
+        """Suspend every running sequence on an engine that has lost its rows, and let half as many run.
+
+        Returns:
+            False if no more than one runs, which is left as it is.
+        """
+        running = self._running
+        if len(running) < 2:
+            return False
+        running.limit_to(len(running) // 2)
+        for sequence in tuple(running):
+            self._suspend(sequence, SuspendReason.MEMORY, is_sound=False)
+        running.forget_rows()
+        return True
 
     def yield_blocks(self, missing_bytes: int) -> bool:
         """Give up blocks of the prefix cache; the next plan frees them. Returns False if there are none."""
@@ -257,9 +280,11 @@ class Scheduler:
             if not self._running.admit(sequence, now_s):
                 break  # a later sequence would take the budget that the first one waits for
             self._waiting.remove(sequence)
-            events += [
-                self._admitted(subscriber, sequence, now_s) for subscriber in sequence.subscribers
-            ]
+            for subscriber in sequence.subscribers:
+                if sequence.resumed_tokens:
+                    events.append(sequence.resumed_event(subscriber, now_s))
+                else:
+                    events.append(self._admitted(subscriber, sequence, now_s))
         return events
 
     def wait_s(self, now_s: float) -> float | None:
@@ -287,7 +312,8 @@ class Scheduler:
         self._planner.observe(plan, result, running, duration_s)
         whole = running.take_prompts(plan, result)
         self._drafts.observe(result)
-        opened = [running.at(one.slot_index) for one in plan.prefill if one.reused is not None]
+        reusing = [one for one in plan.prefill if one.reused is not None and not one.resumed_tokens]
+        opened = [running.at(one.slot_index) for one in reusing]
         events: list[Event] = [event for one in opened for event in one.reuse_events()]
         events += [event for one in whole for event in one.score_events()]
         events += self._changed_mode()
@@ -460,6 +486,13 @@ class Scheduler:
         if sequence.completion_tokens == sequence.request.max_tokens:
             events += self._end_sequence(sequence, FinishReason.LENGTH, now_s)
         return events
+
+    def _suspend(self, sequence: Sequence, reason: SuspendReason, *, is_sound: bool) -> None:
+        if sequence.completion_tokens:
+            self._index.remove(sequence)  # who came later would have to be told what it missed
+        self._running.leave(sequence, is_sound=is_sound)
+        sequence.suspend(reason)
+        self._waiting.add(sequence)
 
     def _window_end_s(self) -> float:
         """Time until which an idle scheduler waits for more requests."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from machd.engine.protocol.blocks import ReusedPrefix
 from machd.engine.protocol.media import MediaSpan
 from machd.engine.protocol.step import (
@@ -12,7 +14,14 @@ from machd.engine.protocol.step import (
     SampledToken,
     SharedPrefix,
 )
-from machd.scheduler.events import DecodeMode, PromptReused, PromptScored, SequenceAdmitted
+from machd.scheduler.events import (
+    DecodeMode,
+    PromptReused,
+    PromptScored,
+    SequenceAdmitted,
+    SequenceResumed,
+    SuspendReason,
+)
 from machd.scheduler.pacing import Acceptance
 from machd.scheduler.subscriber import Priority, SequenceRequest, Subscriber, SubscriberState
 
@@ -38,14 +47,17 @@ class Sequence:
         subscribers: In the order in which they joined.
         tokens: Completion so far, to replay; empty once closed to subscribers.
         completion_token_ids: Ids of the completion so far, always kept.
+        prefill_token_ids: What its row computes before it decodes: the prompt and, since it was suspended, the
+            completion up to then.
         settled_tokens: Completion tokens with KV: all but the last of each step. More than the
             completion has, if it ended within a step's tokens.
         acceptance: Recent acceptance of its draft tokens.
-        prefilled_tokens: Prompt tokens in the row, or reused when the row opens.
-        reused_tokens: Prompt tokens taken from the prefix cache.
+        prefilled_tokens: Of these, tokens in the row, or reused when the row opens.
+        reused_tokens: Prompt tokens taken from the prefix cache when it ran first.
         prompt_logprobs: Log-probabilities of the prompt tokens computed so far, if requested.
         is_opened: The engine has a row for it.
         shared: Beginning of the prompt that its row shares with other rows.
+        suspended_for: Why it was suspended last; None if it never was.
         encoded: Digests of the prompt's images and videos that the engine has encoded.
     """
 
@@ -58,6 +70,7 @@ class Sequence:
         "is_opened",
         "lane",
         "number",
+        "prefill_token_ids",
         "prefilled_tokens",
         "prompt_logprobs",
         "request",
@@ -67,6 +80,7 @@ class Sequence:
         "slot_index",
         "submitted_s",
         "subscribers",
+        "suspended_for",
         "tokens",
     )
 
@@ -78,6 +92,7 @@ class Sequence:
         self.number = number
         self.submitted_s = submitted_s
         self.subscribers = [leader]
+        self.prefill_token_ids = self.request.prompt
         self.prefilled_tokens = self.reused_tokens = 0
         self.is_opened = False
         self.encoded: frozenset[bytes] = frozenset()
@@ -90,6 +105,7 @@ class Sequence:
         self.lane: Lane | None = None
         self.shared: SharedPrefix | None = None
         self.admitted_s: float | None = None
+        self.suspended_for: SuspendReason | None = None
         self._keeps_tokens = keeps_tokens
 
     @property
@@ -152,8 +168,18 @@ class Sequence:
 
     @property
     def is_prefilled(self) -> bool:
-        """True once the whole prompt is computed."""
-        return self.prefilled_tokens == self.prompt_tokens
+        """True once the whole prompt is computed, and of a resumed sequence what it had generated."""
+        return not self.unprefilled_tokens
+
+    @property
+    def unprefilled_tokens(self) -> int:
+        """Tokens that its row has still to compute before it decodes."""
+        return len(self.prefill_token_ids) - self.prefilled_tokens
+
+    @property
+    def resumed_tokens(self) -> int:
+        """Tokens that it had generated when it was suspended last; 0 if it had none, or never was."""
+        return len(self.prefill_token_ids) - self.prompt_tokens
 
     @property
     def next_unencoded(self) -> MediaSpan | None:
@@ -168,8 +194,8 @@ class Sequence:
 
     @property
     def asks_prompt_logprobs(self) -> bool:
-        """True if the whole prompt has to be computed for its log-probabilities."""
-        return self.request.sampling.prompt_logprobs is not None
+        """True if the whole prompt has to be computed for its log-probabilities; they come before the first token."""
+        return self.request.sampling.prompt_logprobs is not None and not self.resumed_tokens
 
     @property
     def reserved_tokens(self) -> int:
@@ -183,16 +209,21 @@ class Sequence:
         for subscriber in self.subscribers:
             subscriber.start()
 
-    def requeue(self) -> None:
-        """Leave the slot and drop all computed of the prompt; only before the first token."""
+    def suspend(self, reason: SuspendReason) -> None:
+        """Leave the slot to be resumed later from the tokens so far; all that is computed of them is dropped."""
         assert self.is_running, "only a running sequence has a slot to give up"
+        self.suspended_for = reason
         self.slot_index = self.lane = self.admitted_s = self.shared = None
-        self.prefilled_tokens = self.reused_tokens = 0
+        self.prefill_token_ids = self.text
+        self.settled_tokens = self.completion_tokens - 1
+        self.prefilled_tokens = 0
+        if not self.completion_tokens:
+            self.reused_tokens = 0
         self.is_opened = False
         self.encoded = frozenset()
         self.prompt_logprobs = []
         for subscriber in self.subscribers:
-            subscriber.requeue()
+            subscriber.suspend()
 
     def join(self, subscriber: Subscriber) -> None:
         """Add a subscriber; the completion so far counts as its own."""
@@ -207,20 +238,24 @@ class Sequence:
         assert self.slot_index is not None, "prefill needs a slot"
         assert self.lane is not None, "a slot comes with a lane"
         start = self.prefilled_tokens
-        token_ids = self.request.prompt[start:stop]
+        token_ids = self.prefill_token_ids[start:stop]
         assert token_ids, "the prompt is already prefilled"
-        is_last = self.has_completion and start + len(token_ids) == self.prompt_tokens
+        is_last = self.has_completion and start + len(token_ids) == len(self.prefill_token_ids)
+        sampling = self.request.sampling
+        if sampling.prompt_logprobs is not None and not self.asks_prompt_logprobs:
+            sampling = replace(sampling, prompt_logprobs=None)
         return PrefillChunk(
             slot_index=self.slot_index,
             token_ids=token_ids,
             start=start,
             is_last=is_last,
-            sampling=self.request.sampling,
+            sampling=sampling,
             reserved_tokens=self.reserved_tokens,
             lane=self.lane,
             reused=reused,
             media=() if self.is_opened else self.request.media,
             shared=self.shared if is_last else None,
+            resumed_tokens=self.resumed_tokens,
         )
 
     def next_row(self, max_draft_tokens: int = 0) -> DecodeRow:
@@ -277,6 +312,19 @@ class Sequence:
             max_tokens=request.max_tokens,
             active_limit=active_limit,
             fanout=len(self.subscribers),
+        )
+
+    def resumed_event(self, subscriber: Subscriber, now_s: float) -> SequenceResumed:
+        """Return the event that tells a subscriber that its sequence goes on."""
+        assert self.slot_index is not None, "it has a slot"
+        assert self.suspended_for is not None, "it was suspended"
+        return SequenceResumed(
+            subscriber.sequence_id,
+            self.slot_index,
+            self.suspended_for,
+            self.resumed_tokens,
+            now_s,
+            subscriber.request.request_id,
         )
 
     def reuse_events(self, subscriber: Subscriber | None = None) -> list[PromptReused]:

@@ -87,11 +87,11 @@ class Subscriber:
         assert self.state is SubscriberState.WAITING, f"started while {self.state}"
         self.state = SubscriberState.RUNNING
 
-    def requeue(self) -> None:
-        """Return to the waiting state; only before the first token."""
-        assert self.state is SubscriberState.RUNNING, f"queued again while {self.state}"
-        assert not self.completion_tokens, "tokens already sent cannot be generated again"
+    def suspend(self) -> None:
+        """Return to the waiting state; with a first token, the queue timeout is behind it."""
+        assert self.state is SubscriberState.RUNNING, f"suspended while {self.state}"
         self.state = SubscriberState.WAITING
+        self.is_group_started = self.is_group_started or self.completion_tokens > 0
 
     def count_token(self) -> None:
         """Count one more completion token."""

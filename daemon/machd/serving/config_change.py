@@ -1,7 +1,7 @@
 """A change of the scheduler config, from the request for it until it is in force.
 
-A row keeps the config that it was admitted under, so a change waits until nothing runs. Sequences
-that wait meanwhile go on waiting. A failed change leaves the old config in force with admission
+A row keeps the config that it was admitted under, so running sequences are suspended for a change and resumed
+under it. A failed change leaves the old config in force with admission
 open, and costs no request its answer. Nor does one that is withdrawn: a change equal to the config in
 force completes at once, and the change before it is dropped.
 """
@@ -97,6 +97,15 @@ class ConfigChange:
         scheduler.set_limits(config.limits)
         scheduler.resume_admission()
         return True
+
+    def wanted(self, engine: Engine) -> SchedulerConfig | None:
+        """Return the requested config; None where it cannot be told before the model is measured."""
+        if not self._asked or any(one.is_measured for one in self._asked):
+            return None
+        try:
+            return self._wanted(self._asked[-1], engine)
+        except Exception:  # noqa: BLE001 - it is asked again, and told, when its turn has come
+            return None
 
     def _wanted(self, asked: ChangeConfig, engine: Engine) -> SchedulerConfig:
         config = asked.make_config(engine)

@@ -34,7 +34,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class ChangeConfig:
-    """Schedule in another way as soon as nothing runs.
+    """Schedule in another way; what runs is suspended for it.
 
     Attributes:
         arrange: Says how, for the loaded engine.

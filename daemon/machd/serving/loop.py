@@ -202,9 +202,9 @@ class EngineLoop:
     def change_config(
         self, make_config: Callable[[Engine], SchedulerConfig], *, measure: bool = False
     ) -> Future[None]:
-        """Apply another scheduler config at the next idle moment.
+        """Apply another scheduler config after the step that runs.
 
-        Running sequences finish first, and no sequence is admitted meanwhile; waiting ones stay queued.
+        Running sequences are suspended for it, and resumed under it; waiting ones stay queued.
 
         Args:
             make_config: Makes the config; called on the engine thread.
@@ -292,10 +292,8 @@ class EngineLoop:
             self._pulse.beat()
             events = self._take_messages(engine, scheduler, wait_s=wait_s)
             self._note_answers(events)
-            if not self._stop and self._config_change.is_pending and scheduler.is_at_rest:
-                self._publish(events)
-                self._change_config(engine, scheduler)
-                events = []
+            if not self._stop and self._config_change.is_pending:
+                events = self._make_way(engine, scheduler, events)
             if self._stop:
                 self._finish_blocks(engine, scheduler)
                 self._end_error = self._stop.error
@@ -334,6 +332,15 @@ class EngineLoop:
         while not (plan := scheduler.plan()).is_empty and self._clock.monotonic_s() < until_s:
             self._pulse.beat()
             self._step(engine, scheduler, plan)
+
+    def _make_way(self, engine: Engine, scheduler: Scheduler, events: list[Event]) -> list[Event]:
+        """Suspend what runs for another config, and apply that once the rows are gone; returns the events left."""
+        scheduler.suspend(self._config_change.wanted(engine))
+        if not scheduler.is_at_rest:
+            return events
+        self._publish(events)
+        self._change_config(engine, scheduler)
+        return []
 
     def _change_config(self, engine: Engine, scheduler: Scheduler) -> None:
         """Apply the requested scheduler config; its futures resolve when the snapshot shows it.
@@ -380,8 +387,8 @@ class EngineLoop:
         """Schedule by what was measured beside the daemon, if it changes a verdict.
 
         Rows keep the config that they were admitted under, so news wait until none runs. Where they
-        decide on batching, or a feature turned out wrong, no sequence is admitted until then; other
-        news must not make a sequence wait.
+        decide on batching, or a feature turned out wrong, those that run are suspended; other news
+        must not make a sequence wait.
         """
         results = self._probe_news.poll(engine)
         if results is not None and results != self._probe_results:
@@ -391,6 +398,7 @@ class EngineLoop:
         if not scheduler.is_at_rest:
             if results is not None and self._is_urgent(engine.model, results):
                 scheduler.hold_admission()
+                scheduler.suspend()
             return
         before = self.judge(engine.model)
         self._probe_results, self._unadopted = self._unadopted, None
@@ -564,9 +572,12 @@ class EngineLoop:
             EngineFaultError: Too many steps in a row have failed, or the reset itself did.
         """
         if isinstance(error, MemoryError):
-            overloaded = OverloadedError("the server has too little memory left for this request")
-            self._publish(scheduler.fail(overloaded, self._clock.monotonic_s()))
             self._log.error("engine.step_failed", exc_info=error, in_a_row=0)
+            if not scheduler.suspend_half():
+                overloaded = OverloadedError(
+                    "the server has too little memory left for this request"
+                )
+                self._publish(scheduler.fail(overloaded, self._clock.monotonic_s()))
             engine.reset()
             return
         self._consecutive_faults += 1

@@ -61,8 +61,7 @@ class LoopSnapshot:
     """The engine thread at one moment, replaced whole and never changed.
 
     Attributes:
-        is_rearranging: Whether admission is closed, because another scheduler config is to begin
-            as soon as nothing runs.
+        is_changing_config: Another scheduler config is to begin.
         prefix: The prefix cache; None without one.
         mode: How sequences decode at the most.
         step_mode: How the next token is made.

@@ -11,7 +11,7 @@ import structlog
 from structlog.typing import EventDict, Processor
 
 from machd.clock import Clock, SystemClock
-from machd.scheduler.events import DecodeModeChanged, Event, SequenceAdmitted
+from machd.scheduler.events import DecodeModeChanged, Event, SequenceAdmitted, SequenceResumed
 from machd.serving.record import RequestRecord
 from machd.telemetry.log_repeats import RepeatFilter
 from machd.telemetry.terminal_lines import TerminalRenderer
@@ -111,7 +111,7 @@ def _renderers(*, is_console: bool, is_terminal: bool) -> list[Processor]:
 
 
 class SchedulerLog:
-    """A line for each admission, each shared decode and each change of how tokens are made."""
+    """A line for each admission, each resumption, each shared decode and each change of how tokens are made."""
 
     def __init__(self) -> None:
         """Write to the configured log."""
@@ -122,6 +122,13 @@ class SchedulerLog:
         for event in events:
             if isinstance(event, SequenceAdmitted):
                 self._write_admission(event)
+            elif isinstance(event, SequenceResumed):
+                self._log.info(
+                    "sequence.resumed",
+                    request_id=event.request_id,
+                    reason=event.reason.value,
+                    completion_tokens=event.completion_tokens,
+                )
             elif isinstance(event, DecodeModeChanged):
                 self._log.debug(
                     "decode_mode.changed", previous=event.previous.value, mode=event.mode.value

@@ -114,6 +114,11 @@ METRICS: tuple[MetricSpec, ...] = (
     _counter(
         "machd_coalesced_requests_total", "Requests that shared the decode of an identical one."
     ),
+    _counter(
+        "machd_sequences_resumed_total",
+        "Sequences that had given up their slots after their first token and went on in another one, by why.",
+        "reason",
+    ),
     _counter("machd_prompt_tokens_total", "Prompt tokens of requests that ended."),
     _counter("machd_prompt_tokens_cached_total", "Prompt tokens that were not computed again."),
     _counter("machd_prompt_media_total", "Images and videos in prompts of requests that ended.", "kind"),

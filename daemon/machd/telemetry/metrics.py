@@ -31,7 +31,9 @@ from machd.scheduler.events import (
     FinishReason,
     InvariantBroken,
     SequenceFinished,
+    SequenceResumed,
     StepCompleted,
+    SuspendReason,
     TokenGenerated,
 )
 from machd.serving.lifecycle import State
@@ -136,14 +138,8 @@ class Metrics:
                     self._last_token_s.pop(sequence_id, None)
                 case StepCompleted():
                     self._observe_step(event)
-                case DecodeModeChanged():
-                    self._counters["machd_decode_mode_changes_total"].labels(event.mode).inc()
-                case EngineFaulted():
-                    self.count_fault("engine")
-                case InvariantBroken():
-                    self._counters["machd_invariant_violations_total"].inc()
                 case _:
-                    pass
+                    self._count(event)
 
     def on_request(self, record: RequestRecord) -> None:
         """Count a request that ended."""
@@ -182,6 +178,19 @@ class Metrics:
     def count_rejection(self, code: str) -> None:
         """Count a request that was turned away; ``code`` is an error class's stable code."""
         self._counters["machd_rejections_total"].labels(code).inc()
+
+    def _count(self, event: Event) -> None:
+        match event:
+            case DecodeModeChanged():
+                self._counters["machd_decode_mode_changes_total"].labels(event.mode).inc()
+            case SequenceResumed():
+                self._counters["machd_sequences_resumed_total"].labels(event.reason).inc()
+            case EngineFaulted():
+                self.count_fault("engine")
+            case InvariantBroken():
+                self._counters["machd_invariant_violations_total"].inc()
+            case _:
+                pass
 
     def _observe_token(self, token: TokenGenerated) -> None:
         last_s = self._last_token_s.get(token.sequence_id)
@@ -231,6 +240,7 @@ def _known_values() -> dict[str, list[str]]:
         "machd_faults_total": ["row", "engine"],
         "machd_decode_mode_changes_total": list(DecodeMode),
         "machd_prefix_cache_hits_total": ["full", "prefix"],
+        "machd_sequences_resumed_total": list(SuspendReason),
         "machd_block_files_total": ["written", "loaded", "damaged", "dropped"],
         "machd_rejections_total": _codes(UnavailableError),
         "machd_aborts_total": [*_codes(AbortError), _UNKNOWN],

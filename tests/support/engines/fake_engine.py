@@ -97,6 +97,17 @@ class _Row:
     position: int = 0
     computed_tokens: int = 0
     is_drafted: bool = True
+    resumed_tokens: int = 0
+
+    def resume(self) -> None:
+        """Take the last tokens of the prompt as the completion that they are."""
+        prompt_tokens = len(self.prompt) - self.resumed_tokens
+        self.prompt, self.completion = self.prompt[:prompt_tokens], [*self.prompt[prompt_tokens:]]
+        self.position = self.resumed_tokens
+        matcher = self.matcher
+        for token_id in self.completion if matcher is not None else ():
+            if matcher is not None and not matcher.take_forced(1):
+                matcher.accept(token_id)
 
     @property
     def computed(self) -> tuple[int, ...]:
@@ -277,13 +288,20 @@ class FakeEngine:
             matcher = matcher_for(chunk.sampling)
             prompt = () if chunk.reused is None else self._blocks.open(chunk.reused)
             self._rows[chunk.slot_index] = _Row(
-                chunk.sampling, matcher, chunk.reserved_tokens, prompt
+                chunk.sampling,
+                matcher,
+                chunk.reserved_tokens,
+                prompt,
+                resumed_tokens=chunk.resumed_tokens,
             )
         row = self._rows[chunk.slot_index]
         assert chunk.start == len(row.prompt), "chunks come in order, without gaps"
         row.prompt += chunk.token_ids
         row.computed_tokens = len(row.prompt)
-        return self._next(chunk.slot_index, row) if chunk.is_last else []
+        if not chunk.is_last:
+            return []
+        row.resume()
+        return self._next(chunk.slot_index, row)
 
     def _decode(self, decode: DecodeRow) -> list[SampledToken | RowFault]:
         slot_index, row = decode.slot_index, self._rows[decode.slot_index]

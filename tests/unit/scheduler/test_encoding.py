@@ -12,6 +12,7 @@ from machd.engine.protocol.media import Media, MediaSpan
 from machd.engine.protocol.step import EncodeRow, Lane, StepPlan, StepResult
 from machd.request.media import MediaKind
 from machd.scheduler.config import single_flight
+from machd.scheduler.events import SuspendReason
 from machd.scheduler.pacing import PREFILL_SHARE, StepPace
 from machd.scheduler.plan import Planner, plan_step
 from machd.scheduler.running import RunningSequences
@@ -106,13 +107,13 @@ def test_an_image_that_is_reused_is_not_encoded() -> None:
     assert len(plan.prefill) == 1
 
 
-def test_a_requeued_sequence_asks_again() -> None:
+def test_a_suspended_sequence_asks_again() -> None:
     """The embeddings that the engine kept for it may be gone by the time that it runs again."""
     sequence = _sequence("a", [_FIRST, 2])
     running = _running(sequence)
     _take(running, _plan(running), _FIRST)
     assert sequence.next_unencoded is None
-    sequence.requeue()
+    sequence.suspend(SuspendReason.MEMORY)
     assert sequence.next_unencoded == MediaSpan(0, _FIRST)
 
 

@@ -10,13 +10,15 @@ from support.engines.fake_engine import FakeEngine, lettered
 from support.schedulers.sequence_samples import LIMITS, batching_of, only, request_of, run_step
 
 from machd.engine.protocol.engine import MemoryReading
-from machd.errors import EngineFaultError, MachdError, OverloadedError
+from machd.errors import EngineFaultError, MachdError, OverloadedError, RequestTimeoutError
 from machd.scheduler.config import continuous, single_flight
 from machd.scheduler.events import (
     Event,
     FinishReason,
     SequenceAdmitted,
     SequenceFinished,
+    SequenceResumed,
+    SuspendReason,
     TokenGenerated,
 )
 from machd.scheduler.prefix_cache import PrefixCache, PrefixConfig
@@ -36,18 +38,18 @@ def _running(*sequence_ids: str, max_b: int = 4, prompt_tokens: int = 40) -> Sch
     return scheduler
 
 
-def test_yield_memory_requeues_the_youngest_decode_without_a_token() -> None:
+def test_yield_memory_suspends_the_youngest_sequence_without_a_token() -> None:
     """It loses its slot, not its place in the queue; its subscribers hear nothing of it."""
     scheduler = _running("a", "b", "c")
 
-    assert scheduler.yield_memory(1, 0.0) == (MemoryYield.REQUEUED, [])
+    assert scheduler.yield_memory(1, 0.0) == (MemoryYield.SUSPENDED, [])
 
     scheduler.check_invariants()
     assert (scheduler.running_count, scheduler.waiting_count) == (2, 1)
     assert scheduler.plan().release == (2,)
 
 
-def test_a_requeued_decode_computes_its_prompt_anew() -> None:
+def test_a_suspended_sequence_computes_its_prompt_anew() -> None:
     """Nothing of what the engine has forgotten counts as computed: its answer is that of any other."""
     scheduler, engine = _running("a", prompt_tokens=4), FakeEngine()
     run_step(scheduler, engine, 0.0)
@@ -56,7 +58,7 @@ def test_a_requeued_decode_computes_its_prompt_anew() -> None:
     run_step(scheduler, engine, 1.0)
     assert scheduler.plan().prefill[0].start > 0, "a part of the prompt is computed"
 
-    assert scheduler.yield_memory(1, 1.0) == (MemoryYield.REQUEUED, [])
+    assert scheduler.yield_memory(1, 1.0) == (MemoryYield.SUSPENDED, [])
 
     events: list[Event] = []
     while scheduler.running_count + scheduler.waiting_count:
@@ -66,18 +68,60 @@ def test_a_requeued_decode_computes_its_prompt_anew() -> None:
     assert [one.token.token_id for one in tokens] == expected
 
 
-def test_yield_memory_ends_the_youngest_decode_when_all_have_tokens() -> None:
-    """A sequence with sent tokens ends with OverloadedError."""
+def test_yield_memory_suspends_the_youngest_sequence_when_all_have_tokens() -> None:
+    """It goes on behind them: no token is told twice, and none is missing."""
     scheduler, engine = _running("a", "b", prompt_tokens=4), FakeEngine()
-    run_step(scheduler, engine, 0.0)
+    events = run_step(scheduler, engine, 0.0)
 
-    given, events = scheduler.yield_memory(1, 0.0)
+    assert scheduler.yield_memory(1, 0.0) == (MemoryYield.SUSPENDED, [])
 
-    assert given is MemoryYield.ENDED
-    (finished,) = only(SequenceFinished, events)
-    assert (finished.sequence_id, finished.reason) == ("b", FinishReason.ERROR)
-    assert isinstance(finished.error, OverloadedError)
     scheduler.check_invariants()
+    assert (scheduler.running_count, scheduler.waiting_count) == (1, 1)
+    while scheduler.running_count + scheduler.waiting_count:
+        events += run_step(scheduler, engine, 0.0)
+        scheduler.check_invariants()
+    (resumed,) = only(SequenceResumed, events)
+    assert (resumed.sequence_id, resumed.completion_tokens) == ("b", 1)
+    assert resumed.reason is SuspendReason.MEMORY
+    tokens = [one.token.token_id for one in only(TokenGenerated, events) if one.sequence_id == "b"]
+    request = request_of("b")
+    assert tokens == [lettered(request.prompt, request.sampling, at) for at in range(4)]
+    ends = [(one.sequence_id, one.reason) for one in only(SequenceFinished, events)]
+    assert ends == [("a", FinishReason.LENGTH), ("b", FinishReason.LENGTH)]
+
+
+def test_a_suspended_sequence_with_tokens_waits_as_long_as_a_request_may() -> None:
+    """The queue timeout is for who has nothing yet; an abort ends it where it waits."""
+    scheduler, engine = _running("a", "b", "c", prompt_tokens=4), FakeEngine()
+    run_step(scheduler, engine, 0.0)
+    scheduler.hold_admission()
+    scheduler.suspend()
+    scheduler.check_invariants()
+    assert only(SequenceFinished, run_step(scheduler, engine, LIMITS.queue_timeout_s + 1)) == []
+    assert scheduler.is_at_rest
+    (aborted,) = only(SequenceFinished, scheduler.abort(("b",), None, 20.0))
+    assert (aborted.reason, aborted.completion_tokens) == (FinishReason.ABORT, 1)
+    late = only(SequenceFinished, scheduler.admit(LIMITS.request_timeout_s + 1))
+    assert {type(one.error) for one in late} == {RequestTimeoutError}
+    scheduler.check_invariants()
+    assert not scheduler.waiting_count
+
+
+def test_identical_requests_do_not_join_a_suspended_sequence_with_tokens() -> None:
+    """They would have to be told what they missed once it runs again."""
+    scheduler = Scheduler(continuous(LIMITS, batching_of(coalesce=True)))
+    engine = FakeEngine()
+    scheduler.submit((request_of("a", namespace="x"),), 0.0)
+    run_step(scheduler, engine, 0.0)
+    scheduler.suspend()
+    scheduler.submit((request_of("b", namespace="x"),), 0.0)
+    scheduler.check_invariants()
+    events: list[Event] = []
+    while scheduler.running_count + scheduler.waiting_count:
+        events += run_step(scheduler, engine, 0.0)
+        scheduler.check_invariants()
+    assert {one.sequence_id for one in only(SequenceAdmitted, events)} == {"b"}
+    assert [one.sequence_id for one in only(SequenceResumed, events)] == ["a"]
 
 
 def test_yield_memory_ends_a_decode_that_runs_alone() -> None:
@@ -90,7 +134,7 @@ def test_yield_memory_ends_a_decode_that_runs_alone() -> None:
 
 
 def test_fewer_decodes_run_after_a_yield_until_one_has_finished() -> None:
-    """A sequence that was queued again is not admitted into the same shortage."""
+    """A suspended sequence is not admitted into the same shortage."""
     scheduler, engine = _running("a", "b", "c"), FakeEngine()
     scheduler.yield_memory(1, 0.0)
     assert only(SequenceAdmitted, scheduler.admit(0.0)) == []

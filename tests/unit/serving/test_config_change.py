@@ -38,6 +38,8 @@ from machd.scheduler.events import (
     SequenceAdmitted,
     SequenceFinished,
     SequenceQueued,
+    SequenceResumed,
+    SuspendReason,
     TokenGenerated,
 )
 from machd.scheduler.scheduler import Scheduler
@@ -137,31 +139,58 @@ def _admissions(thread: Thread) -> list[tuple[str, DecodeMode]]:
 # When
 
 
-def test_what_runs_is_finished_and_what_waits_goes_on_in_the_new_way() -> None:
-    """One runs, two wait: it ends whole in its mode, and then they run together in the other."""
+def test_what_runs_is_suspended_and_goes_on_in_the_new_way_with_what_waits() -> None:
+    """One runs, two wait: after the step that runs, all three run together, and no token is twice or missing."""
     gate = StepGate(at_decode)
     with running_thread(FakeEngine(before_step=gate), gate=gate) as thread:
-        thread.submit(request_of("a", max_tokens=6))
+        request = request_of("a", max_tokens=9)
+        thread.submit(request)
         gate.wait_until_held()
         thread.submit(request_of("b"), request_of("c"))
         thread.published.wait_for(SequenceQueued, 1)
-        done = _change_config(thread, _batched())
-        gate.step_until(lambda: thread.loop.snapshot.is_changing_config, "it is asked for")
         before = thread.loop.snapshot
-        assert not done.done()
-        gate.open()
+        done = _change_config(thread, _batched())
+        gate.let()
         done.result(CEILING_S)
+        assert not thread.published.of(SequenceFinished), "it is suspended long before its end"
         after = thread.loop.snapshot
+        gate.open()
         ends = thread.published.ends(3)
     assert (before.mode, after.mode) == (DecodeMode.SINGLE, DecodeMode.BATCHED)
     assert not after.is_changing_config
     assert [one.reason for one in ends.values()] == [FinishReason.LENGTH] * 3
-    assert [ends[one].completion_tokens for one in "abc"] == [6, 4, 4]
+    assert [ends[one].completion_tokens for one in "abc"] == [9, 4, 4]
     assert _admissions(thread) == [
         ("a", DecodeMode.SINGLE),
         ("b", DecodeMode.BATCHED),
         ("c", DecodeMode.BATCHED),
     ]
+    (resumed,) = thread.published.of(SequenceResumed)
+    assert (resumed.sequence_id, resumed.reason) == ("a", SuspendReason.CONFIG)
+    tokens = [
+        one.token.token_id for one in thread.published.of(TokenGenerated) if one.sequence_id == "a"
+    ]
+    assert tokens == [lettered(request.prompt, request.sampling, at) for at in range(9)]
+
+
+def test_what_could_never_run_in_the_new_way_is_finished_in_the_old_one() -> None:
+    """A smaller KV budget costs nobody the answer that has begun; nobody is admitted until it has ended."""
+    gate = StepGate(at_decode)
+    with running_thread(FakeEngine(before_step=gate), gate=gate) as thread:
+        thread.submit(request_of("long", max_tokens=20))
+        gate.wait_until_held()
+        done = _change_config(thread, _batched(budget_tokens=20))
+        thread.submit(request_of("b"))
+        gate.step_until(lambda: bool(thread.published.of(SequenceQueued)[1:]), "b is queued")
+        gate.let()
+        gate.wait_until_held()
+        assert _admissions(thread) == [("long", DecodeMode.SINGLE)]
+        assert not done.done()
+        gate.open()
+        done.result(CEILING_S)
+        ends = thread.published.ends(2)
+    assert {one.reason for one in ends.values()} == {FinishReason.LENGTH}
+    assert not thread.published.of(SequenceResumed)
 
 
 def test_an_idle_thread_switches_at_once_and_back() -> None:
@@ -175,28 +204,6 @@ def test_an_idle_thread_switches_at_once_and_back() -> None:
             assert thread.loop.snapshot.mode is mode
             assert thread.loop.snapshot.slot_count == config.slot_count
             assert thread.loop.idle_snapshot.mode is mode
-
-
-def test_nobody_is_admitted_while_rows_run_although_slots_are_free() -> None:
-    """A newcomer waits for the switch: it is not to hold up what would be held up by it for good."""
-    gate = StepGate(at_decode)
-    with running_thread(
-        FakeEngine(before_step=gate),
-        gate=gate,
-        make_scheduler=lambda _engine: Scheduler(_batched(4)),
-    ) as thread:
-        thread.submit(request_of("a", max_tokens=20))
-        gate.wait_until_held()
-        done = _change_config(thread, _batched(2))
-        thread.submit(request_of("b"))
-        gate.step_until(lambda: bool(thread.published.of(SequenceQueued)[1:]), "b is queued")
-        for _ in range(3):
-            gate.let()
-            gate.wait_until_held()
-        assert _admissions(thread) == [("a", DecodeMode.BATCHED)]
-        gate.open()
-        done.result(CEILING_S)
-        thread.published.ends(2)
 
 
 def test_it_may_be_asked_for_before_the_model_is_loaded() -> None:
@@ -341,7 +348,7 @@ def test_who_is_told_finds_the_new_way_in_the_snapshots() -> None:
 
 
 def test_who_waits_is_admitted_at_once_when_a_change_is_taken_back() -> None:
-    """One runs for long; the slots become fewer and then as many again, and the next one has one."""
+    """One that the smaller budget has no room for runs on; then the budget is as it was, and the next one has a slot."""
     gate = StepGate(at_decode)
     with running_thread(
         FakeEngine(before_step=gate),
@@ -350,7 +357,7 @@ def test_who_waits_is_admitted_at_once_when_a_change_is_taken_back() -> None:
     ) as thread:
         thread.submit(request_of("a", max_tokens=50))
         gate.wait_until_held()
-        futures = [_change_config(thread, _batched(2))]
+        futures = [_change_config(thread, _batched(4, budget_tokens=30))]
         thread.submit(request_of("b"))
         gate.step_until(lambda: bool(thread.published.of(SequenceQueued)[1:]), "b is queued")
         futures.append(_change_config(thread, _batched(4)))
@@ -409,13 +416,12 @@ def test_what_is_not_in_force_or_to_be_measured_is_not_taken_back(
                 thread, single_flight(LIMITS, prefill_chunk_tokens=prefill_chunk_tokens)
             ),
         ]
-        gate.step_until(lambda: thread.loop.snapshot.is_changing_config, "both are asked for")
         gate.let()
-        gate.wait_until_held()
-        assert not futures[1].done()
-        gate.open()
         for future in futures:
             future.result(CEILING_S)
+        gate.open()
+        thread.published.ends(1)
+        assert len(thread.published.of(SequenceResumed)) == 1, "it was suspended for it"
     assert probe.count == first_is_measured
 
 

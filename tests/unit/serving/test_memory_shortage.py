@@ -14,9 +14,16 @@ from support.engines.fake_engine import FakeEngine, FakeFaults, lettered
 from support.schedulers.sequence_samples import LIMITS, batching_of, only, request_of
 
 from machd.engine.protocol.engine import Engine
+from machd.engine.protocol.step import StepPlan
 from machd.errors import OverloadedError
 from machd.scheduler.config import continuous
-from machd.scheduler.events import EngineFaulted, FinishReason, TokenGenerated
+from machd.scheduler.events import (
+    EngineFaulted,
+    FinishReason,
+    SequenceResumed,
+    SuspendReason,
+    TokenGenerated,
+)
 from machd.scheduler.scheduler import Scheduler
 
 _PROMPT_TOKENS, _MAX_TOKENS = 20, 5
@@ -40,7 +47,7 @@ def _batched(_engine: Engine) -> Scheduler:
 def test_a_load_that_exceeds_memory_is_answered_in_smaller_batches(
     logged: list[EventDict],
 ) -> None:
-    """Room for two of eight decodes: every request is right or overloaded, and no step fails."""
+    """Room for two of eight sequences: every request is answered rightly, by turns, and no step fails."""
     engine = FakeEngine()
     engine.memory_bytes = 2 * (_PROMPT_TOKENS + _MAX_TOKENS) * BYTES_PER_TOKEN
     requests = [
@@ -58,18 +65,39 @@ def test_a_load_that_exceeds_memory_is_answered_in_smaller_batches(
     for event in only(TokenGenerated, events):
         tokens.setdefault(event.sequence_id, []).append(event.token.token_id)
     for request in requests:
-        end = ends[request.sequence_id]
-        if end.reason is FinishReason.LENGTH:
-            expected = [lettered(request.prompt, request.sampling, i) for i in range(_MAX_TOKENS)]
-            assert tokens[request.sequence_id] == expected
-        else:
-            assert isinstance(end.error, OverloadedError)
-    answered = sum(end.reason is FinishReason.LENGTH for end in ends.values())
-    assert answered >= _REQUESTS // 2, "most requests are answered, one batch after the other"
+        assert ends[request.sequence_id].reason is FinishReason.LENGTH, "none is overloaded"
+        expected = [lettered(request.prompt, request.sampling, i) for i in range(_MAX_TOKENS)]
+        assert tokens[request.sequence_id] == expected
     assert only(EngineFaulted, events) == []
     assert [one for one in logged if one["event"] == "engine.memory_short"], (
         "the load did exceed it"
     )
+
+
+def test_memory_that_becomes_less_costs_no_running_request_its_answer() -> None:
+    """Five run, and then there is room for two: the others give up their slots behind their tokens, and none is overloaded."""
+    steps = [0]
+
+    def shrink(_plan: StepPlan) -> None:
+        steps[0] += 1
+        if steps[0] == 8:
+            engine.memory_bytes = 2 * (4 + 30) * BYTES_PER_TOKEN
+
+    engine = FakeEngine(before_step=shrink)
+    requests = [request_of(f"r{number}", max_tokens=30) for number in range(5)]
+    with running_thread(engine, make_scheduler=_batched) as thread:
+        thread.submit(*requests)
+        ends = thread.published.ends(5)
+        events = thread.published.events
+    assert {one.reason for one in ends.values()} == {FinishReason.LENGTH}
+    resumed = only(SequenceResumed, events)
+    assert {one.reason for one in resumed} == {SuspendReason.MEMORY}
+    for request in requests:
+        tokens = [
+            one for one in only(TokenGenerated, events) if one.sequence_id == request.sequence_id
+        ]
+        said = [one.token.token_id for one in tokens]
+        assert said == [lettered(request.prompt, request.sampling, i) for i in range(30)]
 
 
 def test_a_request_that_cannot_fit_alone_is_refused_and_the_next_one_answered() -> None:
@@ -93,6 +121,25 @@ def test_allocations_that_fail_inside_steps_end_no_thread() -> None:
         thread.submit(request_of("last"))
         assert thread.published.ends(6)["last"].error is None
         assert only(EngineFaulted, thread.published.events) == []
+
+
+def test_an_allocation_that_fails_with_several_rows_costs_nobody_the_answer() -> None:
+    """All are suspended, half as many run at first, and every token is the one that it would have been."""
+    faults = FakeFaults(step_errors={step: MemoryError("planted") for step in (2, 4)})
+    requests = [request_of(f"r{number}", max_tokens=9) for number in range(4)]
+    with running_thread(FakeEngine(faults=faults), make_scheduler=_batched) as thread:
+        thread.submit(*requests)
+        ends = thread.published.ends(4)
+        events = thread.published.events
+    assert {one.reason for one in ends.values()} == {FinishReason.LENGTH}
+    for request in requests:
+        tokens = [
+            one for one in only(TokenGenerated, events) if one.sequence_id == request.sequence_id
+        ]
+        said = [one.token.token_id for one in tokens]
+        assert said == [lettered(request.prompt, request.sampling, i) for i in range(9)]
+    assert {one.reason for one in only(SequenceResumed, events)} == {SuspendReason.MEMORY}
+    assert only(EngineFaulted, events) == []
 
 
 def test_memory_readings_that_fail_leave_the_last_one_marked_as_stale(

@@ -16,6 +16,7 @@ from machd.engine.backend.untyped import Cache, LanguageModel, Layer
 from machd.engine.kernels.native_attention import HEAD_NUMBERS, attend, attend_rows
 from machd.engine.kernels.native_layers import is_native_norm, layer_weights
 from machd.engine.kernels.packed import PackedCache, PackedPrompt
+from machd.engine.kernels.started_layers import class_of
 from machd.engine.kv.row_positions import SlabRows
 from machd.engine.kv.slab import SlabCache
 
@@ -233,17 +234,25 @@ def _takes_columns(cache: Cache) -> bool:
     return are_plain and (cache.rows is None or cache.rows.takes_columns(None))
 
 
+class _InOne:
+    """Marks the classes of models whose layers are computed in one operation."""
+
+    __slots__ = ()
+    former: type[Layer]
+
+
 def compute_layers_in_one(model: LanguageModel) -> None:
     """Have a llama's layers computed in one operation where machd's kernels compute every part of each of them.
 
-    The model keeps its weights and gets a subclass of its own class, for passes that :meth:`NativeLayers.take`.
+    The model keeps its weights and gets a subclass of its own class, for passes that :meth:`NativeLayers.take`; another
+    one each time, of the layers that it has then.
     """
     body = model.model
     blocks = [_native_block(block) for block in body.layers]
     if None in blocks:
         return
     layers = NativeLayers(blocks, body.layers[0].self_attn)
-    former = type(body)
+    former = body.former if isinstance(body, _InOne) else type(body)
 
     def call(
         self: Layer,
@@ -258,14 +267,15 @@ def compute_layers_in_one(model: LanguageModel) -> None:
         normed: mx.array = self.norm(layers(x, cache))
         return normed
 
-    body.__class__ = type(f"Native{former.__name__}", (former,), {"__call__": call})
+    members = {"__call__": call, "former": former}
+    body.__class__ = type(f"Native{former.__name__}", (former, _InOne), members)
 
 
 def _native_block(block: Layer) -> object | None:
     """Make the kernels' block of a llama's; None where a part is not theirs, or a window hides tokens."""
     from mlx_lm.models import llama  # noqa: PLC0415 - after import_mlx_lm()
 
-    if type(block) is not llama.TransformerBlock or block.use_sliding:
+    if class_of(block) is not llama.TransformerBlock or block.use_sliding:
         return None
     attention, mlp = block.self_attn, block.mlp
     norms = block.input_layernorm, block.post_attention_layernorm

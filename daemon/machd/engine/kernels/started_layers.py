@@ -27,10 +27,17 @@ def start_layers(model: LanguageModel) -> None:
             layer.__class__ = _started(type(layer))
 
 
+def class_of(layer: Layer) -> type[Layer]:
+    """Return a layer's own class, whether it is started or not."""
+    own: type[Layer] = layer.former if isinstance(layer, _Started) else type(layer)
+    return own
+
+
 class _Started:
     """Marks the classes of layers that are started."""
 
     __slots__ = ()
+    former: type[Layer]
 
 
 def _started(former: type[Layer]) -> type[Layer]:
@@ -39,4 +46,6 @@ def _started(former: type[Layer]) -> type[Layer]:
         mx.async_eval(hidden)
         return hidden
 
-    return type(f"Started{former.__name__}", (former, _Started), {"__call__": call})
+    return type(
+        f"Started{former.__name__}", (former, _Started), {"__call__": call, "former": former}
+    )

@@ -42,7 +42,7 @@ class SharedPrefix:
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """A span of a row's prompt.
+    """A span of a row's prompt; of a resumed row its completion so far is the end of that.
 
     Attributes:
         start: Position of ``token_ids[0]`` in the prompt.
@@ -56,6 +56,8 @@ class PrefillChunk:
             chunk. Where one lies, ``token_ids`` are its keys; see :mod:`machd.engine.protocol.media`.
         shared: Beginning of the prompt that the row will share with others; of a last chunk. It leaves the row
             its last token and more to compute.
+        resumed_tokens: Last tokens of the prompt that the row had generated itself before it was suspended. What
+            depends on them goes on as if it never had been; the engine keeps the number of the opening chunk.
     """
 
     slot_index: int
@@ -68,6 +70,7 @@ class PrefillChunk:
     reused: ReusedPrefix | None = None
     media: tuple[MediaSpan, ...] = ()
     shared: SharedPrefix | None = None
+    resumed_tokens: int = 0
 
     @property
     def opens(self) -> bool:

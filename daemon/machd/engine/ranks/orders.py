@@ -36,6 +36,7 @@ class Chunk(msgspec.Struct, array_like=True, frozen=True):
     reserved_tokens: int
     lane: Lane
     reused: ReusedPrefix | None
+    resumed_tokens: int
 
     @classmethod
     def of(cls, chunk: PrefillChunk) -> Chunk:
@@ -51,6 +52,7 @@ class Chunk(msgspec.Struct, array_like=True, frozen=True):
             chunk.reserved_tokens,
             chunk.lane,
             chunk.reused,
+            chunk.resumed_tokens,
         )
 
     @property
@@ -65,6 +67,7 @@ class Chunk(msgspec.Struct, array_like=True, frozen=True):
             reserved_tokens=self.reserved_tokens,
             lane=self.lane,
             reused=self.reused,
+            resumed_tokens=self.resumed_tokens,
         )
 
 

@@ -352,22 +352,26 @@ class MlxEngine:
     def _seat(self, slot_index: int, faults: list[RowFault]) -> bool:
         prefill = self._prefills.pop(slot_index)
         opening, vocabulary_tokens = prefill.opening, self._description.vocabulary_tokens
-        params, prompt, media = opening.sampling, prefill.prompt, self._parts.media
+        params, media = opening.sampling, self._parts.media
+        prompt_tokens = len(prefill.prompt) - opening.resumed_tokens
+        prompt, completion = prefill.prompt[:prompt_tokens], prefill.prompt[prompt_tokens:]
         if opening.media:
             # Penalties and proposers know tokens, and an image has none of its own.
             prompt = [one for one in prompt if one < FIRST_MEDIA_KEY]
         try:
             matcher = self._parts.open_matcher(params)
             sampling = RowSampling.for_prompt(params, prompt, vocabulary_tokens, matcher)
+            sampling.resume(completion)
         except BaseException as cause:  # noqa: BLE001 - a row's fault, a panic in llguidance included
             faults.append(RowFault(slot_index, cause))
             return False
-        row = DecoderRow(slot_index, sampling, opening.reserved_tokens - len(prefill.prompt))
+        row = DecoderRow(slot_index, sampling, opening.reserved_tokens - prompt_tokens)
         if opening.media and media is not None:
             row.position_shift = media.shift(opening.media)
             media.forget_rows((slot_index,))
         if (proposer := self._parts.proposer) is not None:
             row.proposals = RowProposals(proposer, prompt, params, vocabulary_tokens)
+            row.proposals.extend(completion)
         decoder = self._batch
         if opening.lane is Lane.SERIAL:
             decoder = self._serial[slot_index] = self._decoder(SerialLaneKv())

@@ -65,6 +65,21 @@ class RowSampling:
         mask[mx.array(list(prompt), dtype=mx.int32)] = True
         return cls(params, 0, mask, mx.zeros((vocabulary_tokens,), dtype=mx.float32), matcher)
 
+    def resume(self, token_ids: Sequence[int]) -> None:
+        """Move on over the tokens that the row had when it was suspended.
+
+        Raises:
+            GrammarError: The grammar became too complex.
+        """
+        self.add(token_ids)
+        for token_id in token_ids:
+            if self.matcher is None:
+                return
+            if not self.matcher.take_forced(1):
+                self.matcher.accept(token_id)
+            if self.matcher.is_done:
+                self.matcher = None
+
     def fork(self) -> RowSampling:
         """Return a copy that moves on by itself."""
         return replace(self, matcher=None if self.matcher is None else self.matcher.fork())

@@ -1,0 +1,344 @@
+"""A suspended sequence goes on from its tokens as if nothing had happened, whatever it asked for, on every engine."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.engines.constrained_rows import grammar_of, schema_grammar
+from support.engines.fake_engine import FakeEngine
+from support.schedulers.sequence_samples import LIMITS, EagerPace, batching_of, run_step
+
+from machd.engine.loading.loader import LoadedModel
+from machd.engine.protocol.engine import Engine
+from machd.engine.protocol.step import DecodeRow, PrefillChunk, SampledToken, StepPlan, StepResult
+from machd.request.constraint import ConstraintKind
+from machd.request.generation import SamplingParams, Thinking
+from machd.scheduler.config import DraftPolicy, SchedulerConfig, continuous, single_flight
+from machd.scheduler.events import (
+    PromptReused,
+    PromptScored,
+    SequenceAdmitted,
+    SequenceFinished,
+    SequenceResumed,
+    SequenceStarted,
+    SuspendReason,
+    TokenGenerated,
+)
+from machd.scheduler.prefix_cache import PrefixCache, PrefixConfig
+from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits
+from machd.scheduler.scheduler import MemoryYield, Scheduler
+from machd.scheduler.subscriber import SequenceRequest
+
+_MAX_TOKENS = 24
+_ROWS = 16
+_STEPS = st.sets(st.integers(0, 45), max_size=6)
+_NAME = {"type": "string", "minLength": 7, "maxLength": 9}
+_SCHEMA = {"type": "object", "properties": {"name": _NAME}, "required": ["name"]}
+_BATCHED = continuous(LIMITS, batching_of(max_b=_ROWS, prefill_chunk_tokens=8))
+
+
+@dataclass
+class _Answer:
+    """What a sequence's reader was told.
+
+    Attributes:
+        counts: Of the events that are told once.
+    """
+
+    tokens: list[SampledToken] = field(default_factory=list)
+    scored: list[PromptScored] = field(default_factory=list)
+    finished: tuple[object, ...] = ()
+    counts: dict[str, int] = field(default_factory=dict)
+    resumed: list[SequenceResumed] = field(default_factory=list)
+
+    def hear(self, event: object) -> None:
+        """Take an event in."""
+        match event:
+            case TokenGenerated(_, token):
+                self.tokens.append(token)
+            case PromptScored():
+                self.scored.append(event)
+            case SequenceResumed():
+                self.resumed.append(event)
+            case SequenceFinished():
+                stop = event.stop_token and event.stop_token.token_id
+                self.finished = event.reason, event.error, event.completion_tokens, stop
+            case _:
+                name = type(event).__name__
+                # Before its first token a sequence is told of each slot.
+                is_again = isinstance(event, SequenceAdmitted) and not self.tokens
+                self.counts[name] = 1 if is_again else self.counts.get(name, 0) + 1
+
+    @property
+    def said(self) -> tuple[object, ...]:
+        """All that has to be as if nothing had happened; the slot may be another one."""
+        tokens = [replace(one, slot_index=0) for one in self.tokens]
+        scores = [[replace(one, slot_index=0) for one in each.logprobs] for each in self.scored]
+        return tokens, scores[-1:], self.finished, self.counts
+
+
+_TOLD = (
+    SequenceAdmitted, SequenceResumed, SequenceStarted, PromptScored, TokenGenerated, SequenceFinished,
+)  # fmt: skip
+
+
+def _answers(
+    engine: Engine,
+    scheduler: Scheduler,
+    requests: Sequence[SequenceRequest],
+    suspended: Collection[int] = (),
+    reason: SuspendReason = SuspendReason.CONFIG,
+) -> dict[str, _Answer]:
+    """Run requests to their ends, and suspend what runs before some of the steps: all, or the youngest for memory."""
+    answers = {one.sequence_id: _Answer() for one in requests}
+    for one in requests:
+        scheduler.submit((one,), 0.0)
+    step = 0
+    while scheduler.running_count + scheduler.waiting_count or not scheduler.plan().is_empty:
+        if step in suspended:
+            _suspend(scheduler, reason)
+        for event in run_step(scheduler, engine, 0.0):
+            if isinstance(event, _TOLD):
+                answers[event.sequence_id].hear(event)
+        scheduler.check_invariants()
+        step += 1
+        assert step < 2000, "it comes to an end"
+    return answers
+
+
+def _suspend(scheduler: Scheduler, reason: SuspendReason) -> None:
+    if reason is SuspendReason.CONFIG:
+        scheduler.suspend()
+    elif scheduler.active_loops > 1:
+        while scheduler.yield_memory(1, 0.0)[0] is MemoryYield.BLOCKS:
+            pass
+
+
+@pytest.fixture(
+    name="engine", params=["fake", "mlx", pytest.param("ahead", marks=pytest.mark.long)]
+)
+def _engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    """Each engine with no rows; MLX as it is on the CPU, and looking ahead as on a GPU."""
+    name = {"mlx": "short_engine", "ahead": "short_ahead_engine"}.get(request.param)
+    engine: Engine = FakeEngine() if name is None else request.getfixturevalue(name)
+    yield engine
+    engine.reset(max_rows=_ROWS)
+
+
+def _kinds(engine: Engine) -> dict[str, SamplingParams]:
+    """Each thing that depends on what a row said before."""
+    ends = tuple(sorted(engine.model.eos_token_ids))
+    word = grammar_of(engine, ConstraintKind.REGEX, "(yes|no), ([a-z]{2,8} ){3,9}never")
+    closing = tuple(engine.tokenizer.encode("</think>", add_special_tokens=False))
+    thinking = Thinking((), closing, is_open=True, budget_tokens=7)
+    return {
+        "greedy": SamplingParams(temperature=0.0),
+        "seeded": SamplingParams(temperature=1.0, seed=5),
+        "penalised": SamplingParams(
+            temperature=1.0,
+            seed=6,
+            repetition_penalty=1.3,
+            frequency_penalty=0.7,
+            presence_penalty=0.4,
+        ),
+        "held open": SamplingParams(temperature=1.2, seed=7, min_tokens=9, end_token_ids=ends),
+        "logprobs": SamplingParams(temperature=0.0, top_logprobs=3),
+        "scored": SamplingParams(temperature=0.0, prompt_logprobs=2),
+        "schema": SamplingParams(temperature=1.0, seed=8, grammar=schema_grammar(engine, _SCHEMA)),
+        "regex": SamplingParams(temperature=1.0, seed=9, grammar=word),
+        "scripted": SamplingParams(temperature=0.0, forced_token_ids=(65, 66, 67, 68)),
+        "thoughts": SamplingParams(temperature=0.0, thinking=thinking, grammar=word),
+    }
+
+
+def _requests(
+    engine: Engine, kinds: Collection[str], max_tokens: int = _MAX_TOKENS
+) -> list[SequenceRequest]:
+    made = _kinds(engine)
+    return [
+        SequenceRequest(
+            sequence_id=name,
+            group_id=name,
+            prompt=tuple(40 + (place * 7 + at) % 60 for at in range(5 + 4 * place)),
+            sampling=made[name],
+            max_tokens=max_tokens,
+            stop_token_ids=engine.model.eos_token_ids,
+            arrived_s=0.0,
+        )
+        for place, name in enumerate(made)
+        if name in kinds
+    ]
+
+
+_ALL = (
+    "greedy", "seeded", "penalised", "held open", "logprobs", "scored", "schema", "regex", "scripted", "thoughts",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", _ALL)
+def test_a_sequence_suspended_after_any_token_ends_as_if_it_never_had_been(
+    engine: Engine, kind: str
+) -> None:
+    """Same tokens, log-probabilities and end; each event that is told once is told once."""
+    requests = _requests(engine, [kind])
+    (undisturbed,) = _answers(engine, Scheduler(_BATCHED), requests).values()
+    length = len(undisturbed.tokens)
+    assert length > 3, "there is something to suspend"
+    resumed = list[SequenceResumed]()
+    stride = 1 if isinstance(engine, FakeEngine) else 4
+    for suspended in [*range(2, length + 9, stride), range(3, 60, 5)]:
+        steps = {suspended} if isinstance(suspended, int) else set(suspended)
+        (answer,) = _answers(engine, Scheduler(_BATCHED), requests, steps).values()
+        assert answer.said == undisturbed.said, suspended
+        resumed += answer.resumed
+    assert resumed, "it was resumed behind tokens"
+
+
+@given(steps=_STEPS, reason=st.sampled_from(SuspendReason), chunk_tokens=st.integers(3, 70))
+def test_sequences_of_every_kind_together_are_resumed_as_they_were(
+    steps: set[int], reason: SuspendReason, chunk_tokens: int
+) -> None:
+    """Whenever, for whatever reason, however their texts are cut into chunks, with a prefix cache and drafts: on the fake engine."""
+    engine = FakeEngine()
+    engine.draft_script = lambda position, limit: (min(3, limit), min(position % 4, 3, limit))
+    requests = _requests(engine, _ALL)
+    undisturbed = _answers(engine, Scheduler(_BATCHED), requests)
+    scheduler = Scheduler(_drafting(chunk_tokens), _prefixes())
+    answers = _answers(engine, scheduler, requests, steps, reason)
+    for name, answer in answers.items():
+        assert answer.said == undisturbed[name].said, name
+
+
+def _drafting(chunk_tokens: int) -> SchedulerConfig:
+    batching = batching_of(max_b=_ROWS, prefill_chunk_tokens=chunk_tokens)
+    drafts = DraftPolicy(max_draft_tokens=3, is_batched=True)
+    config = continuous(LIMITS, batching, drafts)
+    return replace(config, pace=EagerPace(beside_decode=chunk_tokens, alone=chunk_tokens))
+
+
+def _prefixes() -> PrefixCache:
+    return PrefixCache(PrefixConfig(b"fake", 8, BlockCosts(10)), PrefixLimits(max_bytes=1_000_000))
+
+
+def test_what_was_computed_is_found_again_and_told_once() -> None:
+    """With a prefix cache a resumed row begins with its own blocks; usage keeps what the prompt found at first."""
+    engine, scheduler = FakeEngine(), Scheduler(_BATCHED, _prefixes())
+    (request,) = _requests(engine, ["regex"])
+    scheduler.submit((request,), 0.0)
+    events = [event for _ in range(12) for event in run_step(scheduler, engine, 0.0)]
+    scheduler.suspend()
+    before = scheduler.prefix_reading
+    run_step(scheduler, engine, 0.0)
+    scheduler.admit(0.0)
+    (chunk,) = scheduler.plan().prefill
+    assert chunk.resumed_tokens > 0
+    assert chunk.reused is not None, "its blocks are there"
+    assert (
+        len(chunk.reused.token_ids) + len(chunk.token_ids)
+        == len(request.prompt) + chunk.resumed_tokens
+    )
+    while scheduler.running_count + scheduler.waiting_count:
+        events += run_step(scheduler, engine, 0.0)
+    after = scheduler.prefix_reading
+    assert before is not None
+    assert after is not None
+    assert (after.queries, after.hits) == (before.queries, before.hits), "of prompts"
+    assert not [one for one in events if isinstance(one, PromptReused)]
+    (finished,) = (one for one in events if isinstance(one, SequenceFinished))
+    assert finished.cached_tokens == 0
+
+
+def test_rows_of_another_lane_go_on_alike(engine: Engine) -> None:
+    """Half in a batch, half one at a time: what a change of mode does."""
+    requests = _requests(engine, ["greedy", "seeded", "penalised", "schema"])
+    undisturbed = _answers(engine, Scheduler(_BATCHED), requests)
+    scheduler = Scheduler(_BATCHED)
+    answers = {one.sequence_id: list[int]() for one in requests}
+    for one in requests:
+        scheduler.submit((one,), 0.0)
+    for step in range(500):
+        if step == 9:
+            scheduler.hold_admission()
+            scheduler.suspend()
+        elif step == 10:
+            assert scheduler.is_at_rest, "within two steps"
+            engine.reset(max_rows=1)
+            assert scheduler.apply_config(single_flight(LIMITS), 0.0) == []
+        for event in run_step(scheduler, engine, 0.0):
+            if isinstance(event, TokenGenerated):
+                answers[event.sequence_id].append(event.token.token_id)
+    for name, answer in undisturbed.items():
+        assert answers[name] == [one.token_id for one in answer.tokens]
+
+
+class _Planted(FakeEngine):
+    """An engine that opens resumed rows wrongly."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        self.fault = fault
+
+    def _spoilt(self, chunk: PrefillChunk) -> PrefillChunk:
+        if not chunk.resumed_tokens:
+            return chunk
+        match self.fault:
+            case "a draw at the wrong position":
+                return replace(chunk, resumed_tokens=chunk.resumed_tokens - 1)
+            case "a matcher that restarts":
+                return replace(chunk, resumed_tokens=0)
+            case _:
+                return chunk
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Run a plan whose chunks say less of what the rows had said, or tell another first token."""
+        spoilt = tuple(map(self._spoilt, plan.prefill))
+        result = super().run(replace(plan, prefill=spoilt))
+        if not any(one.resumed_tokens and one.is_last for one in plan.prefill):
+            return result
+        match self.fault:
+            case "a token sent twice":
+                before = plan.prefill[-1].token_ids[-1]
+                return replace(result, tokens=(replace(result.tokens[0], token_id=before),))
+            case "a token lost":
+                behind = super().run(StepPlan(decode=(DecodeRow(plan.prefill[-1].slot_index),)))
+                return replace(result, tokens=behind.tokens)
+            case _:
+                return result
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        ("a draw at the wrong position", "seeded"),
+        ("a matcher that restarts", "regex"),
+        ("a token sent twice", "seeded"),
+        ("a token lost", "seeded"),
+    ],
+)
+def test_a_fault_at_the_seam_is_noticed(fault: str, kind: str) -> None:
+    """The comparison above fails for an engine that does not go on where it was."""
+    requests = _requests(FakeEngine(), [kind])
+    (undisturbed,) = _answers(FakeEngine(), Scheduler(_BATCHED), requests).values()
+    (answer,) = _answers(_Planted(fault), Scheduler(_BATCHED), requests, {9}).values()
+    assert answer.resumed
+    assert answer.said != undisturbed.said
+
+
+def test_prompt_lookup_goes_on_over_what_was_said(short_model: LoadedModel) -> None:
+    """Drafts of a resumed row come from prompt and completion; its tokens are as without."""
+    from machd.engine.assembly import make_engine  # noqa: PLC0415 - imports mlx
+    from machd.engine.speculation.ngram import NgramProposer  # noqa: PLC0415
+
+    engine = make_engine(short_model, max_rows=_ROWS, proposer=NgramProposer())
+    try:
+        requests = _requests(engine, ["greedy", "seeded", "schema"])
+        undisturbed = _answers(engine, Scheduler(_BATCHED), requests)
+        answers = _answers(engine, Scheduler(_drafting(8)), requests, {6, 11, 12})
+        for name, answer in answers.items():
+            assert answer.said == undisturbed[name].said
+    finally:
+        engine.close()

@@ -1,0 +1,123 @@
+"""Answers that run while the mode changes under them are those of a daemon that is left alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import httpx
+import pytest
+from support.checkpoints.tiny_checkpoint import write_tiny_llama
+from support.clients.cached_answers import Answer, Asked, ask, ask_streamed
+from support.clients.common_words import WORDS
+from support.clocks.polling import CEILING_S
+from support.daemon.forked_daemons import ForkedDaemon, daemon_parent
+
+_MODEL = "tiny"
+_TOKENS = 80
+_SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+}
+_KINDS: tuple[dict[str, object], ...] = (
+    {"temperature": 0},
+    {"temperature": 1, "seed": 5},
+    {"temperature": 1, "seed": 6, "frequency_penalty": 0.8, "presence_penalty": 0.3},
+    {"temperature": 0.7, "seed": 7, "logprobs": 2},
+    {"temperature": 1, "seed": 8, "stop": ["er", "ing"]},
+    {"temperature": 1, "seed": 9, "min_tokens": 40, "top_p": 0.9},
+    {"temperature": 1, "seed": 10, "response_format": {
+        "type": "json_schema", "json_schema": {"name": "a", "schema": _SCHEMA}
+    }},
+)  # fmt: skip
+
+
+def _questions() -> list[Asked]:
+    return [
+        Asked({"model": _MODEL, "max_tokens": _TOKENS, "prompt": " ".join(WORDS[at : at + 9 + 7 * at]), **kind})
+        for at, kind in enumerate(_KINDS)
+    ]  # fmt: skip
+
+
+@pytest.fixture(name="daemon", scope="module")
+def _daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedDaemon]:
+    directory = tmp_path_factory.mktemp("resumed")
+    model = write_tiny_llama(directory / _MODEL)
+    flags = (
+        "--continuous-batching",
+        "--continuous-batching-max-b",
+        "16",
+        "--admin-listen",
+        "127.0.0.1:0",
+    )
+    with daemon_parent(directory) as parent, parent.running(str(model), *flags) as daemon:
+        yield daemon
+
+
+def _ask_all(daemon: ForkedDaemon, questions: Sequence[Asked]) -> list[Answer]:
+    """Ask all at once: each question streamed, and not."""
+    with ThreadPoolExecutor(2 * len(questions)) as pool:
+        streamed = pool.map(lambda one: ask_streamed(daemon.url, one), questions)
+        plain = pool.map(lambda one: ask(daemon.url, one), questions)
+        return [*streamed, *plain]
+
+
+def _resumed(daemon: ForkedDaemon) -> float:
+    page = httpx.get(daemon.url + "/metrics").text.splitlines()
+    return sum(
+        float(one.split()[-1]) for one in page if one.startswith("machd_sequences_resumed_total")
+    )
+
+
+def test_answers_under_changes_of_mode_are_those_of_a_daemon_left_alone(
+    daemon: ForkedDaemon,
+) -> None:
+    """Seeded, penalised, with log-probabilities, stop strings and a grammar, streamed or not: text, usage and reasons."""
+    questions = _questions()
+    expected = _ask_all(daemon, questions)
+    over = threading.Event()
+
+    def change() -> int:
+        changes = 0
+        while not over.is_set():
+            mode = ("single", "batched")[changes % 2]
+            daemon.change("/admin/mode", {"mode": mode})
+            changes += 1
+            over.wait(0.15)
+        return changes
+
+    before = _resumed(daemon)
+    with ThreadPoolExecutor(1) as pool:
+        changing = pool.submit(change)
+        try:
+            answers = _ask_all(daemon, questions)
+        finally:
+            over.set()
+        assert changing.result(CEILING_S) > 1
+    assert _resumed(daemon) > before, "some were resumed behind their tokens"
+    for number, (answer, left_alone) in enumerate(zip(answers, expected, strict=True)):
+        assert replace(answer, cached_tokens=0) == replace(left_alone, cached_tokens=0), number
+
+
+def test_choices_of_one_request_are_resumed_alike(daemon: ForkedDaemon) -> None:
+    """Three choices with a seed, suspended and resumed together."""
+    asked = Asked(
+        {
+            "model": _MODEL,
+            "max_tokens": _TOKENS,
+            "prompt": "one two three",
+            "n": 3,
+            "seed": 4,
+            "temperature": 1,
+        }
+    )
+    expected = ask(daemon.url, asked)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(ask, daemon.url, asked)
+        for mode in ("single", "batched") * 3:
+            daemon.change("/admin/mode", {"mode": mode})
+            threading.Event().wait(0.03)
+        assert answer.result(CEILING_S).said == expected.said
