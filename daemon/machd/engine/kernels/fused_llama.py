@@ -25,7 +25,6 @@ from machd.engine.kernels.native_llama import (
     compute_layers_in_one,
 )
 from machd.engine.kernels.packed import PackedCache
-from machd.engine.kernels.started_layers import class_of
 from machd.engine.kv.slab import SlabCache
 
 _ROTATION_TOLERANCE = 1e-5
@@ -58,7 +57,7 @@ def fuse_layers(model: LanguageModel) -> int:
             mx.eval(block.parameters())
         if type(block) is llama.TransformerBlock:
             lay_in_large_pages(block)  # before what keeps them as they lie
-    if blocks and class_of(blocks[0]) is llama.TransformerBlock:
+    if isinstance(getattr(model, "model", None), llama.LlamaModel):
         compute_layers_in_one(model)
     mx.clear_cache()
     return count

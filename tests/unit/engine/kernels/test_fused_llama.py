@@ -13,6 +13,8 @@ from machd.engine.backend.untyped import LanguageModel
 from machd.engine.kernels.fused_llama import fuse_layers
 from machd.engine.loading.precision import weights_bytes
 from machd_probes.scripts import random_prompt
+from machd_probes.tiny import tiny_configuration
+from machd_probes.tiny import tiny_model as tiny_architecture
 
 pytestmark = for_cpu_layers
 
@@ -54,6 +56,11 @@ def test_fused_model_is_not_fused_again() -> None:
 def test_other_layers_are_left_alone(kind: TinyKind) -> None:
     """Only mlx-lm's own llama layers are replaced."""
     assert fuse_layers(tiny_model(kind).model) == 0
+
+
+def test_a_model_whose_layers_are_no_list_is_left_alone() -> None:
+    """PLaMo's are a module of their own."""
+    assert fuse_layers(tiny_architecture(tiny_configuration("plamo"))) == 0
 
 
 def test_quantised_layers_are_left_alone() -> None:
