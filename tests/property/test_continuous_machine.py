@@ -103,6 +103,9 @@ class Record:
     work: int = -1  # the number of the one whose sequence it reads
     is_queued: bool = False
     admitted: SequenceAdmitted | None = None
+    is_suspended: bool = False
+    has_run: bool = False
+    has_resumed: bool = False
     started: SequenceStarted | None = None
     tokens: list[int] = field(default_factory=list)
     scored: PromptScored | None = None
@@ -110,13 +113,14 @@ class Record:
 
     @property
     def is_waiting(self) -> bool:
-        """Accepted, and neither admitted nor ended."""
-        return self.is_queued and self.admitted is None and self.finished is None
+        """Accepted, and without a slot, and not ended."""
+        has_slot = self.admitted is not None and not self.is_suspended
+        return self.is_queued and not has_slot and self.finished is None
 
     @property
     def is_running(self) -> bool:
-        """Admitted and not ended."""
-        return self.admitted is not None and self.finished is None
+        """Admitted, not suspended and not ended."""
+        return self.admitted is not None and not self.is_suspended and self.finished is None
 
     @property
     def reserved_tokens(self) -> int:
@@ -369,6 +373,28 @@ class ContinuousMachine(RuleBasedStateMachine):
         else:
             self.scheduler.resume_admission()
 
+    @rule()
+    def suspend(self) -> None:
+        """All that runs gives up its slots, and goes on behind its tokens when it has one again."""
+        self._suspend(None)
+
+    def _suspend(self, config: SchedulerConfig | None) -> None:
+        running = {one.slot_index: one.completion_tokens for one in self.scheduler._running}
+        records = self._running()
+        self.scheduler.suspend(config)
+        left = {one.slot_index for one in self.scheduler._running}
+        for record in records:
+            slot_index = _admission(record).slot_index
+            if slot_index in left:
+                continue
+            record.is_queued = True
+            if running[slot_index]:
+                record.is_suspended = True
+                self.joinable.discard(record.work)
+            else:  # it is told of everything anew
+                record.admitted = record.scored = None
+        self.both_were_ready = False
+
     @rule(limits=st.sampled_from(OTHER_LIMITS))
     def set_limits(self, limits: QueueLimits) -> None:
         """Apply other limits, which end no sequence at once."""
@@ -379,10 +405,20 @@ class ContinuousMachine(RuleBasedStateMachine):
         batching=st.one_of(BATCHINGS, BATCHINGS, st.just(ALONE)),
         limits=st.sampled_from(OTHER_LIMITS),
         drafts=DRAFTS,
+        is_suspending=st.booleans(),
     )
-    def apply_config(self, batching: Batching, limits: QueueLimits, drafts: DraftPolicy) -> None:
-        """Finish running sequences, then admit the waiting ones under another config."""
+    def apply_config(
+        self, batching: Batching, limits: QueueLimits, drafts: DraftPolicy, *, is_suspending: bool
+    ) -> None:
+        """Suspend or finish running sequences, then admit the waiting ones under another config."""
+        config = (
+            single_flight(limits, prefill_chunk_tokens=4, drafts=drafts)
+            if batching is ALONE
+            else continuous(limits, batching, drafts)
+        )
         self.hold(is_held=True)
+        if is_suspending:
+            self._suspend(config)
         while not self.scheduler.is_at_rest:
             self._step()
         assert not self.engine._rows, "at rest the engine has none"
@@ -390,11 +426,6 @@ class ContinuousMachine(RuleBasedStateMachine):
         self.batching, self.limits, self.drafts = batching, limits, drafts
         if not batching.coalesce:
             self.joinable.clear()
-        config = (
-            single_flight(limits, prefill_chunk_tokens=4, drafts=drafts)
-            if batching is ALONE
-            else continuous(limits, batching, drafts)
-        )
         self._note(self.scheduler.apply_config(drafting_eagerly(config), self.clock.monotonic_s()))
         self.is_held, self.both_were_ready = False, False
         kv = batching.kv
@@ -605,7 +636,7 @@ class ContinuousMachine(RuleBasedStateMachine):
     def _is_whole(self, chunk: PrefillChunk) -> bool:
         """True if a chunk is a whole prompt."""
         sequence = self.scheduler._running.slots.at(chunk.slot_index)
-        return sequence is not None and chunk.token_ids == sequence.request.prompt
+        return sequence is not None and chunk.token_ids == sequence.prefill_token_ids
 
     # The record
 
@@ -620,7 +651,7 @@ class ContinuousMachine(RuleBasedStateMachine):
 
     def _is_group_started(self, record: Record) -> bool:
         return any(
-            one.admitted is not None and one.request.group_id == record.request.group_id
+            one.has_run and one.request.group_id == record.request.group_id
             for one in self.records.values()
         )
 
@@ -676,7 +707,7 @@ class ContinuousMachine(RuleBasedStateMachine):
 
     def _is_batch(self, record: Record) -> bool:
         admission = _admission(record)
-        if admission.decode_mode is DecodeMode.SPECULATIVE:  # that is in either lane
+        if admission.decode_mode is DecodeMode.SPECULATIVE or record.has_resumed:  # in either lane
             sequence = self.scheduler._running.slots.at(admission.slot_index)
             return sequence is not None and sequence.lane is Lane.BATCH
         return admission.decode_mode is DecodeMode.BATCHED
@@ -736,24 +767,27 @@ class ContinuousMachine(RuleBasedStateMachine):
     def _note(self, events: list[Event]) -> None:
         for event in events:
             match event:
-                case SequenceQueued(sequence_id, position):
-                    self._note_queued(self.records[sequence_id], position)
-                case SequenceAdmitted(sequence_id):
-                    self._note_admitted(self.records[sequence_id], event)
+                case SequenceQueued() | SequenceAdmitted() | SequenceResumed():
+                    self._note_place(self.records[event.sequence_id], event)
                 case PromptScored() | SequenceStarted() | DecodeModeChanged():
                     self._note_progress(event)
                 case TokenGenerated(sequence_id, token):
                     self._note_token(self.records[sequence_id], token.token_id)
                 case SequenceFinished(sequence_id):
                     self._note_finished(self.records[sequence_id], event)
-                case (
-                    StepCompleted()
-                    | EngineFaulted()
-                    | InvariantBroken()
-                    | PromptReused()
-                    | SequenceResumed()
-                ):
+                case StepCompleted() | EngineFaulted() | InvariantBroken() | PromptReused():
                     raise AssertionError("the serving loop says that, not the scheduler")
+
+    def _note_place(
+        self, record: Record, event: SequenceQueued | SequenceAdmitted | SequenceResumed
+    ) -> None:
+        match event:
+            case SequenceQueued(_, position):
+                self._note_queued(record, position)
+            case SequenceAdmitted():
+                self._note_admitted(record, event)
+            case SequenceResumed():
+                self._note_resumed(record, event)
 
     def _note_queued(self, record: Record, position: int) -> None:
         assert not record.is_queued
@@ -770,23 +804,34 @@ class ContinuousMachine(RuleBasedStateMachine):
             assert event.coalesced_with == (None if is_sibling else leader.request_id)
             assert key_of(leader) == key_of(record.request)
         else:
-            assert record.is_waiting, "a slot is given to who stands in the queue"
-            assert not self.is_held, "nobody is given a slot while admission is held"
             assert event.coalesced_with is None
-            due_s = min(min(one.due_s for one in group) for group in self._waiting_groups())
-            assert any(
-                record in group and min(one.due_s for one in group) == due_s
-                for group in self._waiting_groups()
-            ), "nobody overtakes"
+            self._check_turn(record)
         assert record.admitted is None, "admitted once"
         assert record.finished is None
-        record.admitted = event
+        record.admitted, record.has_run = event, True
         expected = self._mode_of(event.active_loops)
         if self._is_batch(record) or expected is not DecodeMode.BATCHED:
             assert event.decode_mode is expected
         else:
             assert event.decode_mode is DecodeMode.SINGLE
         assert self.scheduler.active_loops <= self.batching.max_b
+
+    def _check_turn(self, record: Record) -> None:
+        assert record.is_waiting, "a slot is given to who stands in the queue"
+        assert not self.is_held, "nobody is given a slot while admission is held"
+        due_s = min(min(one.due_s for one in group) for group in self._waiting_groups())
+        assert any(
+            record in group and min(one.due_s for one in group) == due_s
+            for group in self._waiting_groups()
+        ), "nobody overtakes"
+
+    def _note_resumed(self, record: Record, event: SequenceResumed) -> None:
+        assert record.is_suspended, "told once for each time that it was suspended"
+        if not self._subscribers(event.slot_index):
+            self._check_turn(record)
+        assert event.completion_tokens == len(record.tokens) > 0
+        record.admitted = replace(_admission(record), slot_index=event.slot_index)
+        record.is_suspended, record.has_resumed = False, True
 
     def _note_progress(self, event: PromptScored | SequenceStarted | DecodeModeChanged) -> None:
         if isinstance(event, PromptScored):

@@ -74,7 +74,7 @@ class Subscriber:
         self.request = request
         self.state = SubscriberState.WAITING
         self.completion_tokens = 0
-        # Once a sibling is admitted, only the request timeout applies.
+        # Once it or a sibling has been admitted, only the request timeout applies.
         self.is_group_started = False
 
     @property
@@ -88,10 +88,10 @@ class Subscriber:
         self.state = SubscriberState.RUNNING
 
     def suspend(self) -> None:
-        """Return to the waiting state; with a first token, the queue timeout is behind it."""
+        """Return to the waiting state; the queue timeout is behind it."""
         assert self.state is SubscriberState.RUNNING, f"suspended while {self.state}"
         self.state = SubscriberState.WAITING
-        self.is_group_started = self.is_group_started or self.completion_tokens > 0
+        self.is_group_started = True
 
     def count_token(self) -> None:
         """Count one more completion token."""
