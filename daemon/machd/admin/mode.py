@@ -69,7 +69,7 @@ async def set_mode(
 
 @endpoint("POST /admin/probe", ProbeReport, also=(409,))
 async def probe(admin: NamedDependency[AdminContext]) -> ProbeReport:
-    """Measure the model at the next idle moment; answers when that is done.
+    """Measure the model, for which running requests are suspended; answers when that is done.
 
     No request is admitted until then; one that waits is refused no later than without it. A daemon that
     leaves meanwhile breaks it off, and says so. A client that does not want to wait so long may leave: the

@@ -100,7 +100,9 @@ class _Row:
     resumed_tokens: int = 0
 
     def resume(self) -> None:
-        """Take the last tokens of the prompt as the completion that they are."""
+        """Take the last tokens of the prompt as the completion that they are, once."""
+        if not self.resumed_tokens or self.position:
+            return
         prompt_tokens = len(self.prompt) - self.resumed_tokens
         self.prompt, self.completion = self.prompt[:prompt_tokens], [*self.prompt[prompt_tokens:]]
         self.position = self.resumed_tokens
@@ -298,13 +300,11 @@ class FakeEngine:
         assert chunk.start == len(row.prompt), "chunks come in order, without gaps"
         row.prompt += chunk.token_ids
         row.computed_tokens = len(row.prompt)
-        if not chunk.is_last:
-            return []
-        row.resume()
-        return self._next(chunk.slot_index, row)
+        return self._next(chunk.slot_index, row) if chunk.is_last else []
 
     def _decode(self, decode: DecodeRow) -> list[SampledToken | RowFault]:
         slot_index, row = decode.slot_index, self._rows[decode.slot_index]
+        row.resume()
         drafted, accepted = self._draft(slot_index, row, decode.max_draft_tokens)
         said = self._next(slot_index, row, accepted)
         if drafted and not isinstance(said[0], RowFault):
@@ -332,6 +332,7 @@ class FakeEngine:
         self, slot_index: int, row: _Row, accepted_tokens: int = 0
     ) -> list[SampledToken | RowFault]:
         """Choose the tokens of a step: accepted drafts, forced tokens, and one token more."""
+        row.resume()
         fault = self._faults.row_errors.get((slot_index, row.position))
         row.computed_tokens = 0
         if fault is not None:
