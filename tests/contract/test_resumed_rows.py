@@ -43,7 +43,7 @@ _BATCHED = continuous(LIMITS, batching_of(max_b=_ROWS, prefill_chunk_tokens=8))
 
 @dataclass
 class _Answer:
-    """What a sequence's reader was told.
+    """The events of one sequence.
 
     Attributes:
         counts: Of the events that are told once.
