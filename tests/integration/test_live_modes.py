@@ -147,12 +147,12 @@ def test_streams_end_as_they_began_and_those_that_wait_go_on_in_the_new_mode(
         live.step_until_there(gate, 3)
         live.switch({"enabled": True})
         gate.step_until(
-            lambda: scrape(live.url, "machd_requests_running") == 2, "both others run together"
+            lambda: scrape(live.url, "machd_requests_running") == 3, "all three run together"
         )
         live.switch({"enabled": False})
         for client, prompt in zip(clients[3:], prompts[3:], strict=True):
             client.post_json(_PATH, _body(prompt, max_tokens=_LONG_TOKENS))
-        live.step_until_there(gate, 5)
+        live.step_until_there(gate, 6)
         gate.open()
         answers = [_read(client) for client in clients]
         live.wait_for("single", 1)
@@ -163,7 +163,7 @@ def test_streams_end_as_they_began_and_those_that_wait_go_on_in_the_new_mode(
 
 
 def test_more_slots_while_requests_run_and_wait(tmp_path: Path) -> None:
-    """Two run, three wait; with four slots the three run together, and all end well."""
+    """Two run, three wait; with four slots four run together, and all end well."""
     gate = StepGate(at_decode)
     flags: dict[str, object] = {
         "continuous_batching.enabled": True,
@@ -179,8 +179,8 @@ def test_more_slots_while_requests_run_and_wait(tmp_path: Path) -> None:
         gate.step_until(lambda: scrape(live.url, "machd_requests_running") == 2, "two run")
         live.step_until_there(gate, 5)
         live.switch({"max_b": 4})
-        gate.step_until(lambda: scrape(live.url, "machd_requests_running") == 3, "three run")
-        assert scrape(live.url, "machd_slots", state="free") == 1
+        gate.step_until(lambda: scrape(live.url, "machd_requests_running") == 4, "four run")
+        assert scrape(live.url, "machd_requests_waiting") == 1
         gate.open()
         answers = [_read(client) for client in clients]
     assert answers == [("batched", _alone(f"prompt {number}", _LONG_TOKENS)) for number in range(5)]

@@ -280,7 +280,8 @@ def _call_in(value: object, *, needs_arguments: bool) -> ParsedToolCall:
     if isinstance(function, Mapping):
         value = function
     arguments = next((value[key] for key in _ARGUMENTS if value.get(key) is not None), None)
-    if needs_arguments and arguments is None:
+    if arguments is None and (needs_arguments or not value.keys() <= set(_KEYS)):
+        # Beside a key that is unknown they may be that key's value: a call without them is another.
         raise ValueError("arguments are missing")
     name = value.get("name", function)
     return parsed_call({"name": name, "arguments": arguments})

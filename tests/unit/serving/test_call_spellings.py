@@ -298,6 +298,21 @@ def test_unreadable_json_is_content_of_a_whole_answer() -> None:
     assert [call[::2] for call in streamed.calls] == [("f", False)]
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        '{"name": "get_weather", "}arguments": {"city": "Paris"}}',
+        '{"name": "get_weather", "args": {"city": "Paris"}}',
+        '{"function": {"name": "get_weather", "input": {"city": "Paris"}}}',
+    ],
+)
+def test_arguments_under_another_key_are_not_dropped(call: str) -> None:
+    """A call without its arguments would be another call: it is text."""
+    text = f"[TOOL_CALLS][{call}]"
+    read = _read_both(_output("mistral as JSON"), text)
+    assert (read.content, read.calls) == (text, [])
+
+
 def test_cut_call_shows_its_beginning_in_a_whole_answer_too() -> None:
     """Where ``max_tokens`` ended it, as in a stream."""
     text = '<tool_call>\n{"name": "f", "arguments": {"a": 12'
