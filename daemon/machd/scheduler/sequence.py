@@ -256,6 +256,7 @@ class Sequence:
             media=() if self.is_opened else self.request.media,
             shared=self.shared if is_last else None,
             resumed_tokens=self.resumed_tokens,
+            prompt_tokens=0 if self.is_opened else len(self.prefill_token_ids),
         )
 
     def next_row(self, max_draft_tokens: int = 0) -> DecodeRow:

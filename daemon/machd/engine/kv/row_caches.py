@@ -17,6 +17,7 @@ from machd.engine.backend.untyped import Cache, LanguageModel
 from machd.engine.kv.kv_format import PLAIN, KvFormat
 from machd.engine.kv.quantized_cache import FormatCache, QuantizedCache
 from machd.engine.kv.window_slab import RowWindow, WindowSlab
+from machd.engine.protocol.step import COLUMN_STEP
 
 
 def make_row_caches(model: LanguageModel, kv_format: KvFormat = PLAIN) -> list[Cache]:
@@ -34,6 +35,15 @@ def _in_format(cache: Cache, kv_format: KvFormat) -> Cache:
     if type(cache) is CacheList:
         return CacheList(*(_in_format(inner, kv_format) for inner in cache.caches))
     return QuantizedCache(kv_format) if type(cache) is KVCache else cache
+
+
+def make_room(caches: Iterable[Cache], tokens: int) -> None:
+    """Have standard caches grow for so many tokens when they grow next: what they hold is copied each time."""
+    from mlx_lm.models.cache import KVCache  # noqa: PLC0415 - after import_mlx_lm()
+
+    for cache in innermost(caches):
+        if type(cache) is KVCache:
+            cache.step = -(-tokens // COLUMN_STEP) * COLUMN_STEP
 
 
 def is_cache_list(cache: Cache) -> bool:

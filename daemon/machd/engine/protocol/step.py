@@ -58,6 +58,7 @@ class PrefillChunk:
             its last token and more to compute.
         resumed_tokens: Last tokens of the prompt that the row had generated itself before it was suspended. What
             depends on them goes on as if it never had been; the engine keeps the number of the opening chunk.
+        prompt_tokens: Tokens of the whole prompt; of an opening chunk whose prompt has others behind it.
     """
 
     slot_index: int
@@ -71,6 +72,12 @@ class PrefillChunk:
     media: tuple[MediaSpan, ...] = ()
     shared: SharedPrefix | None = None
     resumed_tokens: int = 0
+    prompt_tokens: int = 0
+
+    @property
+    def opened_tokens(self) -> int:
+        """Tokens for which the chunk's caches need room: all of the prompt's of an opening chunk."""
+        return max(len(self.token_ids), self.prompt_tokens - self.start)
 
     @property
     def opens(self) -> bool:

@@ -37,6 +37,7 @@ class Chunk(msgspec.Struct, array_like=True, frozen=True):
     lane: Lane
     reused: ReusedPrefix | None
     resumed_tokens: int
+    prompt_tokens: int
 
     @classmethod
     def of(cls, chunk: PrefillChunk) -> Chunk:
@@ -53,6 +54,7 @@ class Chunk(msgspec.Struct, array_like=True, frozen=True):
             chunk.lane,
             chunk.reused,
             chunk.resumed_tokens,
+            chunk.prompt_tokens,
         )
 
     @property
@@ -68,6 +70,7 @@ class Chunk(msgspec.Struct, array_like=True, frozen=True):
             lane=self.lane,
             reused=self.reused,
             resumed_tokens=self.resumed_tokens,
+            prompt_tokens=self.prompt_tokens,
         )
 
 

@@ -440,8 +440,8 @@ class MlxEngine:
         kv_tokens, joining = 0, list[JoiningRow]()
         for chunk in plan.prefill:
             reused_tokens = len(chunk.reused.token_ids) if chunk.reused is not None else 0
-            # A prompt's own caches grow by COLUMN_STEP at a time, and each layer is copied to do so.
-            kv_tokens += reused_tokens + len(chunk.token_ids) + COLUMN_STEP
+            # A prompt's own caches grow at its opening, or by COLUMN_STEP at a time, and each layer is copied to do so.
+            kv_tokens += reused_tokens + chunk.opened_tokens + COLUMN_STEP
             if chunk.is_last and chunk.lane is Lane.BATCH:
                 length = chunk.start + len(chunk.token_ids)
                 joining.append(JoiningRow(length, chunk.reserved_tokens, chunk.shared))

@@ -19,9 +19,17 @@ from machd.engine.backend.untyped import Cache
 from machd.engine.kv.batch_lane import padded_caches
 from machd.engine.kv.kv_format import KvFormat
 from machd.engine.kv.lane_kv import CachedRow, PrefilledRow
+from machd.engine.kv.row_caches import make_room
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.media import MediaEncodingError
-from machd.engine.protocol.step import Lane, PrefillChunk, PromptLogprob, RowFault, SharedPrefix
+from machd.engine.protocol.step import (
+    COLUMN_STEP,
+    Lane,
+    PrefillChunk,
+    PromptLogprob,
+    RowFault,
+    SharedPrefix,
+)
 from machd.engine.step.decode_pass import NO_FEATURES, Chunk, Forward, PackCaches, packed
 from machd.engine.step.ports import BlockTier, PromptMedia
 from machd.engine.step.prompt_scores import PromptScores
@@ -117,6 +125,7 @@ class Prefill:
 
     def finish(self) -> PrefilledRow:
         """Return the whole prompt, ready to join its lane."""
+        make_room(self.caches, COLUMN_STEP)
         return PrefilledRow(
             self.caches,
             length=len(self.prompt) - 1,
@@ -182,6 +191,7 @@ class Prefills:
             caches = self._make_caches()
             if chunk.reused is not None:
                 self._blocks.fill(caches, chunk.reused)
+            make_room(caches, chunk.opened_tokens)
             prefill = Prefill(chunk, caches, self._model.vocabulary_tokens)
             self._open[chunk.slot_index] = prefill
         return self._open[chunk.slot_index]
