@@ -1,4 +1,4 @@
-"""A load that exceeds a limit on the process's memory ends no daemon."""
+"""A load that exceeds a limit on the process's memory costs nobody an answer."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ def _text(answer: httpx.Response) -> str:
 @pytest.mark.timeout(1800)
 @pytest.mark.long
 @pytest.mark.parametrize("requests", [16, 200])
-def test_load_beyond_a_memory_limit_is_answered_or_refused(checkpoint: Path, requests: int) -> None:
-    """Every request gets the answer that it gets without a limit, or ``overloaded``; nothing ends."""
+def test_load_beyond_a_memory_limit_is_answered(checkpoint: Path, requests: int) -> None:
+    """Every request gets the answer that it gets without a limit: rows are suspended, and resumed."""
     bodies = _bodies(requests)
     with _daemon(checkpoint) as daemon:
         idle_bytes = psutil.Process(daemon.process.pid).memory_info().vms
@@ -107,11 +107,8 @@ def test_load_beyond_a_memory_limit_is_answered_or_refused(checkpoint: Path, req
         for index, (answer, text) in enumerate(zip(answers, expected, strict=True))
         if answer.status_code == 200 and _text(answer) != text
     ]
-    refused = [one for one in answers if one.status_code != 200]
     assert wrong == [], outcomes
-    assert {one.json()["error"]["code"] for one in refused} <= {"overloaded"}, outcomes
-    assert all(int(one.headers["retry-after"]) >= 1 for one in refused)
-    assert outcomes[200] > 0, outcomes
+    assert outcomes == {200: requests}
     assert (last.status_code, _text(last)) == (200, expected[0])
     assert [one for one in daemon.events if one["event"] == "engine.memory_short"], (
         "the load did exceed the limit"

@@ -98,7 +98,12 @@ class Reservations:
         """
         if self._kv is None:
             return Lane.SERIAL
-        return self._promised.lane_for(self._within_memory(self._kv), sequence.reserved_tokens)
+        kv, promised = self._within_memory(self._kv), self._promised
+        if not sequence.needs_serial_lane:
+            return promised.lane_for(kv, sequence.reserved_tokens)
+        with_it = promised.with_row(Lane.SERIAL, sequence.reserved_tokens)
+        has_room = not promised.serial and with_it.bytes_of(kv) <= kv.budget_bytes
+        return Lane.SERIAL if has_room else None
 
     def has_room_to_share(self, sequence: Sequence, sharing: Sharing) -> bool:
         """Return True if the batch lane has room for a sequence that shares a prefix."""

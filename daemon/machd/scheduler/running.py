@@ -82,7 +82,8 @@ class RunningSequences:
 
     def _sharing(self, sequence: Sequence) -> Sharing | None:
         """Find the prefix that a sequence can share, and has room for; None if there is none."""
-        if self.prefixes is None or not self.reservations.shares_prefixes:
+        shares = self.reservations.shares_prefixes and not sequence.needs_serial_lane
+        if self.prefixes is None or not shares:
             return None
         found = self._shared_prefixes.find(sequence, self.slots, self.prefixes.block_tokens)
         if found is None or not self.reservations.has_room_to_share(sequence, found):

@@ -156,16 +156,19 @@ class Scheduler:
     def yield_memory(self, missing_bytes: int, now_s: float) -> tuple[MemoryYield, list[Event]]:
         """Give up memory for a step that lacks ``missing_bytes``; the next plan frees it.
 
-        Blocks of the prefix cache go first. Without any, the youngest sequence is suspended; one that runs
-        alone ends with OverloadedError. From then on one sequence fewer runs; each that finishes
-        allows one more. Every call gives up something, so a caller may repeat it until the step fits.
+        Blocks of the prefix cache go first. Without any, the youngest sequence is suspended. One that runs
+        alone goes on in the serial lane, and ends with OverloadedError if it does not fit there either. From
+        then on one sequence fewer runs; each that finishes allows one more. Every call gives up something, so a
+        caller may repeat it until the step fits.
         """
         running = self._running
         if self.yield_blocks(missing_bytes):
             return MemoryYield.BLOCKS, []
         running.limit_to(len(running) - 1)
         youngest = running.youngest
-        if len(running) > 1:
+        is_alone = len(running) == 1
+        if not is_alone or youngest.lane is Lane.BATCH:
+            youngest.needs_serial_lane |= is_alone
             self._suspend(youngest, SuspendReason.MEMORY, is_sound=False)
             return MemoryYield.SUSPENDED, []
         error = OverloadedError(

@@ -58,6 +58,8 @@ class Sequence:
         is_opened: The engine has a row for it.
         shared: Beginning of the prompt that its row shares with other rows.
         suspended_for: Why it was suspended last; None if it never was.
+        needs_serial_lane: It did not fit into memory although it ran alone: the batch's arrays are written from a
+            prompt's own, so that it is there twice, and a serial row is not.
         encoded: Digests of the prompt's images and videos that the engine has encoded.
     """
 
@@ -69,6 +71,7 @@ class Sequence:
         "encoded",
         "is_opened",
         "lane",
+        "needs_serial_lane",
         "number",
         "prefill_token_ids",
         "prefilled_tokens",
@@ -106,6 +109,7 @@ class Sequence:
         self.shared: SharedPrefix | None = None
         self.admitted_s: float | None = None
         self.suspended_for: SuspendReason | None = None
+        self.needs_serial_lane = False
         self._keeps_tokens = keeps_tokens
 
     @property

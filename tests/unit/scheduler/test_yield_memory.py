@@ -10,6 +10,7 @@ from support.engines.fake_engine import FakeEngine, lettered
 from support.schedulers.sequence_samples import LIMITS, batching_of, only, request_of, run_step
 
 from machd.engine.protocol.engine import MemoryReading
+from machd.engine.protocol.step import Lane
 from machd.errors import EngineFaultError, MachdError, OverloadedError, RequestTimeoutError
 from machd.scheduler.config import continuous, single_flight
 from machd.scheduler.events import (
@@ -124,9 +125,29 @@ def test_identical_requests_do_not_join_a_suspended_sequence_with_tokens() -> No
     assert [one.sequence_id for one in only(SequenceResumed, events)] == ["a"]
 
 
-def test_yield_memory_ends_a_decode_that_runs_alone() -> None:
+def test_a_sequence_that_does_not_fit_alone_goes_on_in_the_serial_lane() -> None:
+    """There its keys and values are not copied into the batch's arrays; later ones join the batch beside it."""
+    scheduler, engine = _running("a", prompt_tokens=4), FakeEngine()
+    events = run_step(scheduler, engine, 0.0)
+    assert scheduler.yield_memory(1, 0.0) == (MemoryYield.SUSPENDED, [])
+    scheduler.check_invariants()
+    events += scheduler.admit(0.0)
+    assert [chunk.lane for chunk in scheduler.plan().prefill] == [Lane.SERIAL]
+    while scheduler.running_count + scheduler.waiting_count:
+        events += run_step(scheduler, engine, 0.0)
+        scheduler.check_invariants()
+    tokens = [one.token.token_id for one in only(TokenGenerated, events)]
+    request = request_of("a")
+    assert tokens == [lettered(request.prompt, request.sampling, at) for at in range(4)]
+
+
+def test_yield_memory_ends_a_sequence_that_does_not_fit_into_the_serial_lane_either() -> None:
     """Nothing else could make room for it, so waiting would not help."""
     scheduler = _running("a")
+    assert scheduler.yield_memory(1, 0.0) == (MemoryYield.SUSPENDED, [])
+    scheduler.check_invariants()
+    assert scheduler.plan().release == (0,)
+    run_step(scheduler, FakeEngine(), 0.0)
     given, events = scheduler.yield_memory(1, 0.0)
     assert given is MemoryYield.ENDED
     assert [one.sequence_id for one in only(SequenceFinished, events)] == ["a"]
