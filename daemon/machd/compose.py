@@ -41,7 +41,7 @@ from machd.serving.kv_memory import effective_budget_bytes, prefix_limits, prefi
 from machd.serving.lifecycle import Lifecycle
 from machd.serving.loop import EngineLoop
 from machd.serving.media_fetch import FetchRules
-from machd.serving.media_prompt import MediaRules
+from machd.serving.decodings import MediaRules
 from machd.serving.response_store import ResponseStore
 from machd.serving.service import GenerationLimits, GenerationService
 from machd.serving.speculation_mode import draft_policy

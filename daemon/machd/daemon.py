@@ -177,7 +177,7 @@ class Daemon:
             configuration=parts.configuration,
             lifecycle=parts.lifecycle,
             loop=parts.loop,
-            service=parts.service,
+            open_requests=lambda: parts.service.open_count,
             throughput=parts.throughput,
             clock=self._clock,
         )

@@ -17,7 +17,7 @@ from machd.request.conversation import Conversation, ToolChoiceMode, template_to
 from machd.request.generation import WHOLE_ROOM, Thinking
 from machd.serving.chat_output import ChatOutput
 from machd.serving.guidance import Guidance
-from machd.serving.media_prompt import KeyedPrompt, keyed_prompt
+from machd.serving.keyed_prompt import KeyedPrompt, keyed_prompt
 from machd.serving.system_messages import merge_opening, place_system_messages
 from machd.serving.tool_grammar import CallSpelling, answer_or_calls, arguments_alone, forced_calls
 from machd.serving.tool_prompt import write_tools

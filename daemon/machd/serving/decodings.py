@@ -7,17 +7,32 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
-from machd.engine.protocol.media import Media, MediaProcessor
+from machd.engine.protocol.media import Media, MediaBounds, MediaProcessor
 from machd.errors import OverloadedError
 from machd.request.media import MediaSource
-from machd.serving.media_prompt import MediaRules, decode_media
+from machd.serving.media_fetch import FetchRules, fetch
 from machd.serving.turns import Turns
 from machd.serving.workers import Workers
 
 _THREADS = 2
 """One process decodes; meanwhile another file may be fetched."""
+
+
+@dataclass(frozen=True, slots=True)
+class MediaRules:
+    """Limits of a request's images and videos.
+
+    Attributes:
+        fetch: What may be fetched, and the bytes of one file.
+        bounds: Limits of decoding.
+    """
+
+    fetch: FetchRules
+    bounds: MediaBounds
 
 
 class Decodings:
@@ -73,3 +88,20 @@ class Decodings:
     def close(self) -> None:
         """Let the threads go."""
         self._workers.shutdown()
+
+
+def decode_media(
+    source: MediaSource,
+    processor: MediaProcessor,
+    rules: MediaRules,
+    namespace: str,
+    is_wanted: Callable[[], bool] | None = None,
+) -> Media:
+    """Fetch, decode and process an image or a video; for a worker thread.
+
+    Raises:
+        InvalidRequestError: It cannot be used; the message names its field and says why.
+        OverloadedError: The system has no room for the process that decodes.
+    """
+    fetched = fetch(source, rules.fetch)
+    return processor.process(fetched, rules.bounds, namespace, is_wanted)

@@ -41,7 +41,7 @@ from machd.serving.generation import Generation, GenerationIdentity
 from machd.serving.guidance import NO_GUIDANCE, Guidance
 from machd.serving.key_limits import KeyLimits
 from machd.serving.lifecycle import Lifecycle
-from machd.serving.media_prompt import MediaRules
+from machd.serving.decodings import MediaRules
 from machd.serving.record import RequestObserver
 from machd.serving.text import CompletionText
 from machd.serving.workers import Workers

@@ -7,13 +7,13 @@ fresh, so neither a hung engine nor a hung event loop can seem alive.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from machd.clock import Clock
 from machd.serving.configuration import Configuration
 from machd.serving.lifecycle import Lifecycle, State
 from machd.serving.loop import EngineLoop
 from machd.serving.notify import ServiceNotifier
-from machd.serving.service import GenerationService
 from machd.serving.throughput import Throughput
 
 _STATUS_INTERVAL_S = 1.0
@@ -40,7 +40,7 @@ class ServiceReport:
         configuration: Configuration,
         lifecycle: Lifecycle,
         loop: EngineLoop,
-        service: GenerationService,
+        open_requests: Callable[[], int],
         throughput: Throughput,
         clock: Clock,
     ) -> None:
@@ -49,7 +49,7 @@ class ServiceReport:
         self._configuration = configuration
         self._lifecycle = lifecycle
         self._loop = loop
-        self._service = service
+        self._open_requests = open_requests
         self._throughput = throughput
         self._clock = clock
         self._is_ready = False
@@ -105,7 +105,7 @@ class ServiceReport:
             case State.LEAVING:
                 return f"leaving, {self._counts}"
             case State.DRAINING:
-                count = self._service.open_count
+                count = self._open_requests()
                 return f"draining, {count} {'request' if count == 1 else 'requests'} open"
             case State.FAILED:
                 return "the engine has stopped"

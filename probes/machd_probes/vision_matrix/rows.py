@@ -17,7 +17,7 @@ from machd.scheduler.prefix_cache import PrefixCache
 from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.subscriber import SequenceRequest
 from machd.scheduler.waiting import QueueLimits
-from machd.serving.media_prompt import KeyedPrompt
+from machd.serving.keyed_prompt import KeyedPrompt
 
 _MAX_STEPS = 2000
 """No script of a probe takes a tenth of it."""

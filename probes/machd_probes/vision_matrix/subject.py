@@ -23,7 +23,8 @@ from machd.scheduler.prefix_cache import PrefixCache
 from machd.scheduler.prefix_limits import PrefixLimits
 from machd.serving.kv_memory import prefix_shape
 from machd.serving.media_fetch import FetchRules
-from machd.serving.media_prompt import KeyedPrompt, MediaRules, decode_media, keyed_prompt
+from machd.serving.decodings import MediaRules, decode_media
+from machd.serving.keyed_prompt import KeyedPrompt, keyed_prompt
 from machd.settings.cache import CacheSettings
 from machd_probes.comparison import compared, largest_difference, tolerated
 from machd_probes.subject import COARSEST_FLOOR, is_equal

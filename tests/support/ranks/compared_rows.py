@@ -36,7 +36,7 @@ from machd.request.generation import SamplingParams
 from machd.scheduler.prefix_cache import PrefixCache
 from machd.scheduler.prefix_limits import PrefixLimits
 from machd.serving.kv_memory import prefix_shape
-from machd.serving.media_prompt import KeyedPrompt
+from machd.serving.keyed_prompt import KeyedPrompt
 from machd.settings.cache import CacheSettings
 from machd_probes.known_drafts import KnownDrafts
 from machd_probes.play import Join, play

@@ -19,7 +19,6 @@ from machd.serving.fanout import Fanout
 from machd.serving.lifecycle import Lifecycle, State
 from machd.serving.loop import EngineLoop
 from machd.serving.notify import ServiceNotifier
-from machd.serving.service import GenerationLimits, GenerationService
 from machd.serving.service_report import ServiceReport
 from machd.serving.throughput import Throughput
 from machd.settings.sources import SettingsSources
@@ -56,14 +55,7 @@ class _Reported:
             ),
             lifecycle=self.lifecycle,
             loop=loop,
-            service=GenerationService(
-                loop=loop,
-                fanout=fanout,
-                lifecycle=self.lifecycle,
-                limits=GenerationLimits(max_tokens_default=50, max_n=3, max_queue=4),
-                clock=self.clock,
-                observers=[],
-            ),
+            open_requests=lambda: 0,
             throughput=Throughput(self.clock),
             clock=self.clock,
         )

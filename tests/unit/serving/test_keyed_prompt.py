@@ -9,7 +9,7 @@ import pytest
 from machd.engine.protocol.media import Media
 from machd.errors import InvalidRequestError
 from machd.request.media import MEDIA_KEY, MediaKind, MediaSource
-from machd.serving.media_prompt import KeyedPrompt, keyed_prompt
+from machd.serving.keyed_prompt import KeyedPrompt, keyed_prompt
 
 _PLACEHOLDER = "<image>"
 

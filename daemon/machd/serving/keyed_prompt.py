@@ -1,4 +1,4 @@
-"""Images and videos of a conversation in its prompt: decoded, and their keys between the tokens of its text."""
+"""A conversation's prompt with the keys of its images and videos between the tokens of its text."""
 
 from __future__ import annotations
 
@@ -7,25 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from machd.engine.protocol.media import Media, MediaBounds, MediaProcessor, MediaSpan
+from machd.engine.protocol.media import Media, MediaProcessor, MediaSpan
 from machd.errors import InvalidRequestError
 from machd.request.media import MEDIA_KEY, MediaKind, MediaSource, media_of
-from machd.serving.media_fetch import FetchRules, fetch
 
 Messages = list[dict[str, object]]
-
-
-@dataclass(frozen=True, slots=True)
-class MediaRules:
-    """Limits of a request's images and videos.
-
-    Attributes:
-        fetch: What may be fetched, and the bytes of one file.
-        bounds: Limits of decoding.
-    """
-
-    fetch: FetchRules
-    bounds: MediaBounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +27,6 @@ class KeyedPrompt:
     text: str
     keys: tuple[int, ...]
     spans: tuple[MediaSpan, ...] = ()
-
-
-def decode_media(
-    source: MediaSource,
-    processor: MediaProcessor,
-    rules: MediaRules,
-    namespace: str,
-    is_wanted: Callable[[], bool] | None = None,
-) -> Media:
-    """Fetch, decode and process an image or a video; for a worker thread.
-
-    Raises:
-        InvalidRequestError: It cannot be used; the message names its field and says why.
-        OverloadedError: The system has no room for the process that decodes.
-    """
-    fetched = fetch(source, rules.fetch)
-    return processor.process(fetched, rules.bounds, namespace, is_wanted)
 
 
 def keyed_prompt(
