@@ -21,6 +21,13 @@ from machd.clock import Clock
 from machd.dialects.app import AppSwitch, create_app
 from machd.engine.protocol.engine import Engine, ModelDescription
 from machd.engine.protocol.media import MediaBounds
+from machd.engine_process.loop import EngineLoop
+from machd.engine_process.startup_guard import NOTHING_MEASURED, Measures, OnStart, StartupGuard
+from machd.generations.decodings import MediaRules
+from machd.generations.fanout import Fanout
+from machd.generations.media_fetch import FetchRules
+from machd.generations.response_store import ResponseStore
+from machd.generations.service import GenerationLimits, GenerationService
 from machd.http.authentication import ApiKeys
 from machd.http.context import ServerContext
 from machd.http.file_limit import fit_connections
@@ -28,6 +35,8 @@ from machd.http.gate import OpenRequests
 from machd.http.model_names import ModelNames
 from machd.installed import installed_version
 from machd.kv_events.publishing import open_files, open_kv_events
+from machd.process.configuration import Configuration
+from machd.process.lifecycle import Lifecycle
 from machd.scheduler.admission import Batching, KvBudget, KvPolicy
 from machd.scheduler.config import SchedulerConfig, continuous, single_flight
 from machd.scheduler.events import DecodeMode, Event
@@ -35,18 +44,9 @@ from machd.scheduler.prefix_cache import PrefixCache
 from machd.scheduler.prefix_limits import PrefixLimits
 from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.waiting import QueueLimits
-from machd.serving.configuration import Configuration
-from machd.serving.fanout import Fanout
-from machd.serving.kv_memory import effective_budget_bytes, prefix_limits, prefix_shape
-from machd.serving.lifecycle import Lifecycle
-from machd.serving.loop import EngineLoop
-from machd.serving.media_fetch import FetchRules
-from machd.serving.decodings import MediaRules
-from machd.serving.response_store import ResponseStore
-from machd.serving.service import GenerationLimits, GenerationService
-from machd.serving.speculation_mode import draft_policy
-from machd.serving.startup_guard import NOTHING_MEASURED, Measures, OnStart, StartupGuard
-from machd.serving.throughput import Throughput
+from machd.served.kv_memory import effective_budget_bytes, prefix_limits, prefix_shape
+from machd.served.speculation_mode import draft_policy
+from machd.served.throughput import Throughput
 from machd.settings.batching import ContinuousBatchingSettings
 from machd.settings.model import Settings
 from machd.settings.models import ModelsSettings
@@ -243,7 +243,7 @@ class Parts:
         return events
 
     def _prepare(self, settings: Settings) -> Callable[[], None]:
-        """Get ready what other settings need; see :data:`machd.serving.configuration.Prepare`."""
+        """Get ready what other settings need; see :data:`machd.process.configuration.Prepare`."""
         api_keys = self._admit(settings)
         max_connections = fit_connections(
             settings.limits.max_connections, other_files=open_files(settings.kv_events)

@@ -16,6 +16,8 @@ from machd.clock import Clock, SystemClock
 from machd.compose import Parts
 from machd.dialects.envelopes import envelope_of
 from machd.engine.protocol.engine import Engine
+from machd.engine_process.loop import EngineLoop
+from machd.engine_process.startup_guard import NOTHING_MEASURED, Measures
 from machd.entrance import Entrance
 from machd.errors import (
     DrainDeadlineError,
@@ -23,17 +25,15 @@ from machd.errors import (
     FaultError,
     MachdError,
 )
+from machd.generations.workers import Workers
 from machd.http.file_limit import ADMIN_CONNECTIONS
 from machd.http.server import HttpServer, HttpServers
-from machd.serving.decode_mode import DecodeModeDecision
-from machd.serving.engine_watch import EngineWatch
-from machd.serving.idle_heap import IdleHeap
-from machd.serving.lifecycle import State
-from machd.serving.loop import EngineLoop
-from machd.serving.notify import ServiceNotifier
-from machd.serving.service_report import ServiceReport
-from machd.serving.startup_guard import NOTHING_MEASURED, Measures
-from machd.serving.workers import Workers
+from machd.process.idle_heap import IdleHeap
+from machd.process.lifecycle import State
+from machd.process.notify import ServiceNotifier
+from machd.process.service_report import ServiceReport
+from machd.served.decode_mode import DecodeModeDecision
+from machd.served.engine_watch import EngineWatch
 from machd.settings.sources import LoadedSettings, SettingsSources
 
 _ENGINE_JOIN_S = 5.0

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from machd.engine.protocol.engine import Engine
-from machd.serving.startup_guard import Measure, Measures, Results
+from machd.engine_process.startup_guard import Measure, Measures, Results
 
 if TYPE_CHECKING:
     from machd_probes.model_probe import ModelProbe

@@ -25,9 +25,9 @@ from support.engines.step_gate import StepGate
 
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import StepPlan
+from machd.engine_process.inbox import Abort, Inbox, Message
 from machd.scheduler.events import Event
 from machd.scheduler.scheduler import Scheduler
-from machd.serving.inbox import Abort, Inbox, Message
 
 _PATH = "/v1/completions"
 _TOKENS = 60

@@ -31,8 +31,8 @@ from machd.engine.step.mlx_engine import MlxEngine
 from machd.engine.step.sampling import RowSampling, Sampler
 from machd.errors import EngineFaultError
 from machd.http.stream import GenerationResponse
+from machd.reading.text import CompletionText
 from machd.request.generation import SamplingParams
-from machd.serving.text import CompletionText
 
 _PATH = "/v1/completions"
 _SLOTS = 4

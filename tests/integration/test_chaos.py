@@ -21,7 +21,7 @@ from support.daemon.scraping import is_idle, scrape
 from support.engines.tiny_models import TinyKind
 
 from machd.engine.protocol.engine import Engine
-from machd.serving.loop import EngineLoop
+from machd.engine_process.loop import EngineLoop
 
 _CROWD = 64
 _FEW = 10

@@ -28,10 +28,10 @@ from machd.compose import installed_versions
 from machd.dialects.app import create_app
 from machd.dialects.endpoints import PUBLIC_ENDPOINTS, PUBLIC_ROUTES
 from machd.errors import EngineFaultError, MachdError, ModelFormatError, SettingsError
+from machd.generations.response_store import ResponseStore
 from machd.http.authentication import ApiKeys
 from machd.http.context import ServerContext
 from machd.http.gate import Gate, OpenRequests
-from machd.serving.response_store import ResponseStore
 from machd.settings.model import Settings
 from machd.telemetry.metrics import Metrics
 

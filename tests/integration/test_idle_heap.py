@@ -12,7 +12,7 @@ from support.engines.dialogue import completion, told
 from support.engines.fake_engine import FakeEngine
 from support.engines.step_gate import StepGate
 
-from machd.serving.idle_heap import IdleHeap
+from machd.process.idle_heap import IdleHeap
 
 
 class _Counts:
@@ -43,9 +43,9 @@ def _counts(monkeypatch: pytest.MonkeyPatch) -> _Counts:
         counts.looks += 1
 
     monkeypatch.setattr(IdleHeap, "look", counted)
-    monkeypatch.setattr("machd.serving.idle_heap.find_heap_trim", lambda: counts.trim)
-    monkeypatch.setattr("machd.serving.idle_heap._INTERVAL_S", 0.01)
-    monkeypatch.setattr("machd.serving.idle_heap._GROWTH_BYTES", 0)
+    monkeypatch.setattr("machd.process.idle_heap.find_heap_trim", lambda: counts.trim)
+    monkeypatch.setattr("machd.process.idle_heap._INTERVAL_S", 0.01)
+    monkeypatch.setattr("machd.process.idle_heap._GROWTH_BYTES", 0)
     return counts
 
 

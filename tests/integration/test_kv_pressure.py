@@ -29,9 +29,9 @@ from support.engines.step_gate import StepGate
 
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import StepPlan
+from machd.engine_process.inbox import Inbox, Message, Submit
+from machd.engine_process.loop import EngineLoop
 from machd.scheduler.scheduler import Scheduler
-from machd.serving.inbox import Inbox, Message, Submit
-from machd.serving.loop import EngineLoop
 
 _PATH = "/v1/completions"
 _SLOTS = 8

@@ -13,9 +13,9 @@ from support.clients.raw_client import RawClient
 from support.clocks.polling import wait_until
 from support.daemon.running_daemon import RunningDaemon
 
+from machd.generations.service import GenerationService
 from machd.http import large_bodies
 from machd.http.large_bodies import MAX_MEDIA_BODY_BYTES, BodyLease
-from machd.serving.service import GenerationService
 
 _MIB = 1_048_576
 _CHAT = "/v1/chat/completions"

@@ -18,9 +18,9 @@ from support.engines.fake_engine import FakeEngine, spelled
 from machd.engine.protocol.blocks import SavedBlock
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import StepPlan
+from machd.engine_process.inbox import Inbox, Message, Stop
+from machd.engine_process.loop import EngineLoop
 from machd.scheduler.scheduler import Scheduler
-from machd.serving.inbox import Inbox, Message, Stop
-from machd.serving.loop import EngineLoop
 
 
 def test_answer_is_on_disk_when_a_stop_follows_it_at_once(

@@ -24,10 +24,10 @@ from support.engines.fake_engine import FakeEngine
 from machd.clock import SystemClock
 from machd.compose import installed_versions
 from machd.dialects.app import create_app
+from machd.generations.response_store import ResponseStore
 from machd.http.authentication import ApiKeys
 from machd.http.context import ServerContext
 from machd.http.gate import Gate, OpenRequests
-from machd.serving.response_store import ResponseStore
 from machd.settings.model import Settings
 from machd.telemetry.logs import configure_logs
 from machd.telemetry.metrics import Metrics

@@ -28,11 +28,11 @@ from machd.daemon import Daemon
 from machd.engine.assembly import make_engine
 from machd.engine.protocol.engine import Engine, ModelDescription
 from machd.engine.protocol.step import DecodeRow, PrefillChunk, StepPlan
+from machd.engine_process.startup_guard import Measure, Measures, Results, nothing_known
 from machd.errors import EngineFaultError
 from machd.request.generation import SamplingParams
 from machd.scheduler.events import DecodeMode
-from machd.serving.decode_mode import DecodeModeDecision
-from machd.serving.startup_guard import Measure, Measures, Results, nothing_known
+from machd.served.decode_mode import DecodeModeDecision
 from machd_probes.startup import startup_measures
 
 _PATH = "/v1/completions"

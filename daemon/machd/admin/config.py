@@ -14,7 +14,7 @@ from machd.admin.endpoint import endpoint
 from machd.dialects.bodies import read_body
 from machd.dialects.wire.decoding import decode_body
 from machd.http.bodies import read_json
-from machd.serving.configuration import Configuration, LastChange
+from machd.process.configuration import Configuration, LastChange
 from machd.settings.explain import settings_json
 from machd.settings.keys import setting_keys
 

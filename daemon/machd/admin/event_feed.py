@@ -13,6 +13,8 @@ from machd.capabilities.document import DecodeMode
 from machd.capabilities.verdict import Verdict
 from machd.clock import Clock
 from machd.errors import TooManyInFlightError
+from machd.process.configuration import LastChange
+from machd.process.lifecycle import State
 from machd.scheduler.events import (
     DecodeModeChanged,
     EngineFaulted,
@@ -28,8 +30,6 @@ from machd.scheduler.events import (
     StepCompleted,
     TokenGenerated,
 )
-from machd.serving.configuration import LastChange
-from machd.serving.lifecycle import State
 
 
 class _Happened(Struct, frozen=True, kw_only=True, tag_field="type"):

@@ -14,7 +14,7 @@ from machd.admin.context import AdminContext
 from machd.admin.endpoint import endpoint
 from machd.capabilities.document import DecodeMode
 from machd.errors import NotFoundError, OperatorAbortError
-from machd.serving.generation import Generation
+from machd.generations.generation import Generation
 
 
 class OpenRequest(Struct, frozen=True, kw_only=True):

@@ -13,10 +13,10 @@ from machd.admin.endpoint import endpoint
 from machd.capabilities.document import DecodeMode, ModelCapabilities, SpeculationMode
 from machd.engine.protocol.engine import ModelDescription
 from machd.errors import MachdError
-from machd.serving.cache_stats import CacheStats, cache_stats
-from machd.serving.configuration import Configuration
-from machd.serving.kv_memory import kv_memory
-from machd.serving.speculation_mode import decide_speculation
+from machd.process.configuration import Configuration
+from machd.served.cache_stats import CacheStats, cache_stats
+from machd.served.kv_memory import kv_memory
+from machd.served.speculation_mode import decide_speculation
 from machd.telemetry.metrics import Metrics
 
 _State: TypeAlias = Literal["loading", "ready", "leaving", "draining", "stopped", "failed"]

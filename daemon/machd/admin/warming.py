@@ -28,14 +28,14 @@ from machd.errors import (
     MachdError,
     NotFoundError,
 )
+from machd.generations.generation import GenerationIdentity, GenerationUsage
+from machd.generations.service import GenerationService
 from machd.http.authentication import ANONYMOUS
 from machd.http.bodies import read_json
 from machd.http.stamps import request_id
 from machd.http.stream import while_connected
 from machd.request.conversation import Conversation
 from machd.request.generation import GenerationOptions, SamplingParams
-from machd.serving.generation import GenerationIdentity, GenerationUsage
-from machd.serving.service import GenerationService
 
 MAX_WARM_PROMPTS = 64
 """Prompts of one request."""

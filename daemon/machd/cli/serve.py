@@ -27,8 +27,8 @@ from machd.engine.protocol.engine import Engine
 from machd.engine.ranks.joining import RankPlace, rank_place
 from machd.follower import Follower
 from machd.installed import command_name
-from machd.serving.decode_mode import DecodeModeDecision
-from machd.serving.notify import forget_service_variables
+from machd.process.notify import forget_service_variables
+from machd.served.decode_mode import DecodeModeDecision
 from machd.settings.model import Settings
 from machd.settings.sources import LoadedSettings, OriginKind
 from machd.telemetry.logs import configure_logs

@@ -13,11 +13,11 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 from machd.dialects.endpoints import PUBLIC_HANDLERS, PUBLIC_ROUTES
 from machd.dialects.envelopes import envelope_of
 from machd.dialects.inspection import get_metrics
+from machd.engine_process.loop import EngineLoop
 from machd.http.authentication import ApiKeys, require_api_key
 from machd.http.context import ServerContext
 from machd.http.failures import Failures
 from machd.http.gate import Gate, OpenRequests
-from machd.serving.loop import EngineLoop
 from machd.telemetry.metrics import Metrics
 
 _CORS_MAX_AGE_S = 600

@@ -16,15 +16,15 @@ from machd.dialects.wire.generation_request import GenerationRequest
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.media import MediaSpan
 from machd.errors import InvalidRequestError
+from machd.generations.generation import GenerationIdentity
+from machd.generations.trace_context import new_trace
 from machd.http.authentication import client_name
 from machd.http.context import ServerContext
 from machd.http.stamps import arrived_s, request_id, trace_context
 from machd.http.stream import Dialect, GenerationResponse, StreamPolicy
+from machd.reading.guidance import NO_GUIDANCE, Guidance
 from machd.request.conversation import Conversation
 from machd.request.generation import GenerationOptions
-from machd.serving.generation import GenerationIdentity
-from machd.serving.guidance import NO_GUIDANCE, Guidance
-from machd.serving.trace_context import new_trace
 
 _R = TypeVar("_R", bound=GenerationRequest)
 _T = TypeVar("_T")

@@ -10,11 +10,11 @@ from litestar.di import NamedDependency
 from msgspec import Struct
 
 from machd.dialects.endpoint import endpoint
+from machd.engine_process.loop import EngineLoop
 from machd.errors import MachdError
 from machd.http.context import ServerContext
 from machd.http.endpoint import Answer
-from machd.serving.lifecycle import State
-from machd.serving.loop import EngineLoop
+from machd.process.lifecycle import State
 
 
 class Health(Struct, frozen=True, kw_only=True):

@@ -22,13 +22,13 @@ from machd.dialects.wire.sampling import SamplingRequest
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.fill_format import ContextFile, FillFormat
 from machd.errors import InvalidRequestError, MachdError, UnsupportedParameterError
+from machd.generations.generation import ChoiceDelta, GenerationUsage
 from machd.http.authentication import client_name
 from machd.http.context import ServerContext
 from machd.http.sse import COMMENT_KEEP_ALIVE, EVENT_STREAM, data_frame
 from machd.http.stream import while_connected
+from machd.reading.guidance import NO_GUIDANCE, Guidance
 from machd.request.generation import GenerationOptions
-from machd.serving.generation import ChoiceDelta, GenerationUsage
-from machd.serving.guidance import NO_GUIDANCE, Guidance
 
 _MAX_FILES = 1024
 _FileName = Annotated[str, Meta(max_length=4096)]

@@ -28,14 +28,14 @@ from machd.dialects.endpoint import endpoint
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.step import LEAST_BATCHED_GAIN, ProposerKind
 from machd.engine.protocol.tokenizer import Tokenizer
+from machd.engine_process.loop import EngineLoop
 from machd.http.context import ServerContext
 from machd.http.endpoint import METRICS_TEXT, Answer
 from machd.request.media import MediaKind
 from machd.scheduler.draft_reading import DraftReading
-from machd.serving.cache_stats import CacheStats, cache_stats
-from machd.serving.decode_mode import decide_decode_mode
-from machd.serving.loop import EngineLoop
-from machd.serving.speculation_mode import SpeculationDecision, decide_speculation
+from machd.served.cache_stats import CacheStats, cache_stats
+from machd.served.decode_mode import decide_decode_mode
+from machd.served.speculation_mode import SpeculationDecision, decide_speculation
 from machd.telemetry.metrics import CONTENT_TYPE, Metrics
 
 _NO_LOOK_AHEAD = (

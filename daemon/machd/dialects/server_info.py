@@ -14,12 +14,12 @@ from msgspec import UNSET, Struct, UnsetType
 
 from machd.dialects.endpoint import endpoint
 from machd.engine.protocol.step import ProposerKind
+from machd.engine_process.loop import EngineLoop
 from machd.errors import UnavailableError
 from machd.http.context import ServerContext
 from machd.http.failures import error_answer
 from machd.request.generation import GenerationOptions
-from machd.serving.loop import EngineLoop
-from machd.serving.speculation_mode import decide_speculation
+from machd.served.speculation_mode import decide_speculation
 
 
 class Welcome(Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ from typing import Literal, Self, TypeAlias
 
 from msgspec import Struct
 
-from machd.serving.generation import GenerationUsage
+from machd.generations.generation import GenerationUsage
 
 FinishReason: TypeAlias = Literal["stop", "length"]
 """``stop``: the model's end of text or a stop; ``length``: ``max_tokens`` or the context."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from machd.capabilities.versions import Versions
 from machd.clock import Clock
+from machd.generations.response_store import ResponseStore
+from machd.generations.service import GenerationService
 from machd.http.model_names import ModelNames
-from machd.serving.response_store import ResponseStore
-from machd.serving.service import GenerationService
 from machd.settings.model import Settings
 
 

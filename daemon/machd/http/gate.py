@@ -19,12 +19,12 @@ from machd.errors import (
     NotFoundError,
     TooManyInFlightError,
 )
+from machd.generations.trace_context import TraceContext, read_trace
 from machd.http.envelope import Envelope
 from machd.http.failures import always_answered, error_response
 from machd.http.hosts import host_name, needs_no_name_server, web_origin
 from machd.http.large_bodies import HeldBodies, lend
 from machd.http.stamps import stamp
-from machd.serving.trace_context import TraceContext, read_trace
 
 _HEALTH_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
 _MAX_PATH_CHARACTERS = 4096

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from machd.serving.generation import ChoiceDelta
-from machd.serving.output import joined_pieces
+from machd.generations.generation import ChoiceDelta
+from machd.reading.output import joined_pieces
 
 
 class Pacer:

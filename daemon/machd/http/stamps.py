@@ -7,8 +7,8 @@ import secrets
 
 from litestar.types import Scope
 
+from machd.generations.trace_context import TraceContext
 from machd.http.envelope import Envelope
-from machd.serving.trace_context import TraceContext
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _REQUEST_ID_KEY = "machd_request_id"

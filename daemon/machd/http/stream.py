@@ -16,11 +16,11 @@ import structlog
 from litestar.types import Receive, Scope, Send
 
 from machd.errors import ClientDisconnectedError, ClientStalledError, MachdError, RowFaultError
+from machd.generations.generation import ChoiceDelta, Generation, GenerationUsage
 from machd.http.connection import connection_of
 from machd.http.pacing import Pacer, merge_deltas
 from machd.panics import ENDINGS
 from machd.scheduler.events import SequenceAdmitted
-from machd.serving.generation import ChoiceDelta, Generation, GenerationUsage
 
 _ROW_FAULT = "the generation failed inside the server"
 _Headers = list[tuple[bytes, bytes]]

@@ -1,7 +1,7 @@
 """A conversation to continue, whatever dialect it came in.
 
 Chat completions, responses and messages are three spellings of this. What follows from it (the
-prompt, the grammar, how the answer is read) is worked out once, in :mod:`machd.serving.conversation`.
+prompt, the grammar, how the answer is read) is worked out once, in :mod:`machd.reading.conversation`.
 """
 
 from __future__ import annotations

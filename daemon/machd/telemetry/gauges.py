@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from machd.engine.protocol.engine import DiskReading, ExpertReading, MediaReading, RankReading
+from machd.engine_process.loop import EngineLoop
+from machd.generations.response_store import ResponseStore
+from machd.process.configuration import Configuration
+from machd.process.lifecycle import Lifecycle
 from machd.scheduler.draft_reading import DraftReading
 from machd.scheduler.events import DecodeMode
 from machd.scheduler.prefix_limits import PrefixReading
-from machd.serving.configuration import Configuration
-from machd.serving.kv_memory import KvMemory, kv_memory
-from machd.serving.lifecycle import Lifecycle
-from machd.serving.loop import EngineLoop
-from machd.serving.response_store import ResponseStore
+from machd.served.kv_memory import KvMemory, kv_memory
 from machd.telemetry.lag import EventLoopLag
 from machd.telemetry.metrics import Metrics
 

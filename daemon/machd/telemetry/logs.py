@@ -11,8 +11,8 @@ import structlog
 from structlog.typing import EventDict, Processor
 
 from machd.clock import Clock, SystemClock
+from machd.generations.record import RequestRecord
 from machd.scheduler.events import DecodeModeChanged, Event, SequenceAdmitted, SequenceResumed
-from machd.serving.record import RequestRecord
 from machd.telemetry.log_repeats import RepeatFilter
 from machd.telemetry.terminal_lines import TerminalRenderer
 

@@ -22,6 +22,8 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from machd.errors import AbortError, MachdError, RowFaultError, UnavailableError
+from machd.generations.record import RequestRecord
+from machd.process.lifecycle import State
 from machd.request.media import MediaKind
 from machd.scheduler.events import (
     DecodeMode,
@@ -36,8 +38,6 @@ from machd.scheduler.events import (
     SuspendReason,
     TokenGenerated,
 )
-from machd.serving.lifecycle import State
-from machd.serving.record import RequestRecord
 from machd.telemetry.metric_table import METRICS, MetricKind, MetricSpec
 from machd.telemetry.vllm_names import VllmNames
 

@@ -12,12 +12,12 @@ from machd.capabilities.verdict import Verdict
 from machd.capabilities.verdicts import ModelVerdicts
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.step import ProposerKind
+from machd.engine_process.loop import EngineLoop
+from machd.process.configuration import Configuration
 from machd.scheduler.events import DecodeMode
-from machd.serving.configuration import Configuration
-from machd.serving.decode_mode import DecodeModeDecision, decide_decode_mode
-from machd.serving.kv_memory import asked_budget_bytes, effective_budget_bytes
-from machd.serving.loop import EngineLoop
-from machd.serving.speculation_mode import SpeculationDecision, decide_speculation
+from machd.served.decode_mode import DecodeModeDecision, decide_decode_mode
+from machd.served.kv_memory import asked_budget_bytes, effective_budget_bytes
+from machd.served.speculation_mode import SpeculationDecision, decide_speculation
 from machd.settings.model import Settings
 from machd.telemetry.gauges import watch_ranks
 from machd.telemetry.metrics import Metrics

@@ -21,8 +21,8 @@ from opentelemetry.util.types import AttributeValue
 
 from machd import __version__
 from machd.clock import Clock
-from machd.serving.record import RequestRecord
-from machd.serving.trace_context import TraceContext
+from machd.generations.record import RequestRecord
+from machd.generations.trace_context import TraceContext
 from machd.telemetry.span_sender import SpanSender
 
 _EXPORT_TIMEOUT_S = 5.0

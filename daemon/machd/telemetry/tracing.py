@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 from machd.clock import Clock
 from machd.errors import SettingsError
+from machd.generations.record import RequestRecord
 from machd.installed import how_to_install
-from machd.serving.record import RequestRecord
 
 
 class RequestTracer(Protocol):

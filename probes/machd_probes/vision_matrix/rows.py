@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from machd.clock import SystemClock
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import SampledToken
+from machd.reading.keyed_prompt import KeyedPrompt
 from machd.request.generation import SamplingParams
 from machd.scheduler.admission import Batching, KvBudget, KvPolicy
 from machd.scheduler.config import SchedulerConfig, continuous, single_flight
@@ -17,7 +18,6 @@ from machd.scheduler.prefix_cache import PrefixCache
 from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.subscriber import SequenceRequest
 from machd.scheduler.waiting import QueueLimits
-from machd.serving.keyed_prompt import KeyedPrompt
 
 _MAX_STEPS = 2000
 """No script of a probe takes a tenth of it."""

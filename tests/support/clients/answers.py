@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.engine.protocol.chat_format import ChatFormat
-from machd.serving.chat_output import ChatOutput
-from machd.serving.output import (
+from machd.reading.chat_output import ChatOutput
+from machd.reading.output import (
     Content,
     OutputPiece,
     Reasoning,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from machd.serving.inbox import Inbox, Message, Submit
+from machd.engine_process.inbox import Inbox, Message, Submit
 from support.clocks.polling import wait_until
 
 

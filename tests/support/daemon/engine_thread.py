@@ -9,13 +9,13 @@ from typing import TypeVar
 
 from machd.clock import Clock
 from machd.engine.protocol.engine import Engine
+from machd.engine_process.loop import EngineLoop
+from machd.engine_process.startup_guard import Probe
 from machd.errors import DrainDeadlineError, MachdError
 from machd.scheduler.config import single_flight
 from machd.scheduler.events import Event, SequenceFinished
 from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.subscriber import SequenceRequest
-from machd.serving.loop import EngineLoop
-from machd.serving.startup_guard import Probe
 from support.clocks.manual_clock import ManualClock
 from support.clocks.polling import CEILING_S
 from support.engines.fake_engine import FakeEngine

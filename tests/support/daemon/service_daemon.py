@@ -25,7 +25,7 @@ from machd.cli.commands import leave
 from machd.daemon import Daemon
 from machd.engine.protocol.step import StepPlan
 from machd.errors import MachdError
-from machd.serving.notify import forget_service_variables
+from machd.process.notify import forget_service_variables
 from machd.settings.sources import LoadedSettings, SettingsSources, process_environ
 from machd.telemetry.logs import configure_logs
 from support import module_command

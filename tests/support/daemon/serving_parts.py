@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.engine.protocol.step import SampledToken
 from machd.errors import MachdError
+from machd.generations.fanout import SequenceEvent, Stream
+from machd.generations.generation import ChoiceDelta, Generation, GenerationIdentity
+from machd.reading.text import CompletionText
 from machd.scheduler.events import (
     DecodeMode,
     Event,
@@ -15,9 +18,6 @@ from machd.scheduler.events import (
     SequenceFinished,
     TokenGenerated,
 )
-from machd.serving.fanout import SequenceEvent, Stream
-from machd.serving.generation import ChoiceDelta, Generation, GenerationIdentity
-from machd.serving.text import CompletionText
 
 
 def identity_of(generation_id: str = "gen", *, arrived_s: float = 100.0) -> GenerationIdentity:

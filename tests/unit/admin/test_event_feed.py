@@ -21,6 +21,8 @@ from machd.admin.event_feed import (
 )
 from machd.capabilities.verdict import Support, Verdict
 from machd.errors import RowFaultError, TooManyInFlightError
+from machd.process.configuration import ChangeKind, LastChange
+from machd.process.lifecycle import State
 from machd.scheduler.events import (
     DecodeMode,
     DecodeModeChanged,
@@ -30,8 +32,6 @@ from machd.scheduler.events import (
     SequenceQueued,
     StepCompleted,
 )
-from machd.serving.configuration import ChangeKind, LastChange
-from machd.serving.lifecycle import State
 
 
 def _kinds(events: list[AdminEvent]) -> list[str]:

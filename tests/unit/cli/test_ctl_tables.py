@@ -17,7 +17,7 @@ from machd.admin.status import (
     StoredResponses,
 )
 from machd.cli.ctl_tables import event_line, print_cache, print_requests, print_status
-from machd.serving.cache_stats import CacheStats, EncoderCacheStats, ExpertBankStats, KvStats
+from machd.served.cache_stats import CacheStats, EncoderCacheStats, ExpertBankStats, KvStats
 
 _OFF = SpeculationStatus(
     mode="off",

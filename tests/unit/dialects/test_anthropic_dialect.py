@@ -17,8 +17,8 @@ from support.daemon.serving_parts import identity_of
 
 from machd.dialects.anthropic.stream import AnthropicDialect
 from machd.errors import EngineFaultError
-from machd.serving.generation import ChoiceDelta, GenerationUsage
-from machd.serving.output import (
+from machd.generations.generation import ChoiceDelta, GenerationUsage
+from machd.reading.output import (
     Content,
     OutputPiece,
     Reasoning,

@@ -13,7 +13,7 @@ from machd.capabilities.versions import Versions
 from machd.dialects.inspection import _with_gain
 from machd.engine.protocol.step import ProposerKind
 from machd.scheduler.draft_reading import DraftReading
-from machd.serving.speculation_mode import SpeculationDecision
+from machd.served.speculation_mode import SpeculationDecision
 
 STATE = LayerCacheFacts("ArraysCache", owner="GatedDeltaNet", trimmable=False)
 

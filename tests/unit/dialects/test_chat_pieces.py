@@ -14,7 +14,7 @@ from msgspec import UNSET
 from openai.lib.streaming._deltas import accumulate_delta
 
 from machd.dialects.chat.answer import ContentGaps, chat_deltas, chat_message
-from machd.serving.output import (
+from machd.reading.output import (
     Content,
     OutputPiece,
     Reasoning,

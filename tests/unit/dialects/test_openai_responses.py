@@ -36,7 +36,7 @@ from machd.dialects.models import Model, ModelList
 from machd.dialects.usage import Usage
 from machd.dialects.wire.errors import error_body
 from machd.errors import InvalidRequestError, ModelNotServedError, QueueFullError
-from machd.serving.generation import GenerationUsage
+from machd.generations.generation import GenerationUsage
 
 _USAGE = Usage.of(GenerationUsage(prompt_tokens=5, cached_tokens=4, completion_tokens=2))
 _CHAT_LOGPROBS = ChatLogprobs(

@@ -30,8 +30,8 @@ from machd.errors import (
     QueueTimeoutError,
     RowFaultError,
 )
-from machd.serving.generation import ChoiceDelta, GenerationUsage
-from machd.serving.output import (
+from machd.generations.generation import ChoiceDelta, GenerationUsage
+from machd.reading.output import (
     Content,
     OutputPiece,
     Reasoning,

@@ -22,7 +22,7 @@ from machd.capabilities.versions import Versions
 from machd.dialects.health import Health
 from machd.engine.protocol.engine import DiskReading
 from machd.scheduler.prefix_limits import PrefixReading
-from machd.serving.cache_stats import CacheStats, DiskStats, KvStats, PrefixStats
+from machd.served.cache_stats import CacheStats, DiskStats, KvStats, PrefixStats
 
 
 def _wire(value: object) -> Any:

@@ -12,12 +12,12 @@ from support.engines.fake_engine import FakeEngine
 from support.schedulers.sequence_samples import LIMITS
 
 from machd.engine.protocol.engine import DiskReading, MemoryReading
+from machd.engine_process.loop import EngineLoop
+from machd.engine_process.loop_snapshot import LoopSnapshot
+from machd.process.configuration import Configuration
 from machd.scheduler.config import single_flight
 from machd.scheduler.prefix_limits import PrefixReading
 from machd.scheduler.scheduler import Scheduler
-from machd.serving.configuration import Configuration
-from machd.serving.loop import EngineLoop
-from machd.serving.loop_snapshot import LoopSnapshot
 from machd.settings.sources import SettingsSources
 from machd.telemetry.gauges import watch_caches
 from machd.telemetry.metrics import Metrics

@@ -11,12 +11,12 @@ from support.daemon.scraping import Page
 from support.engines.fake_engine import FakeEngine
 from support.schedulers.sequence_samples import LIMITS
 
+from machd.engine_process.loop import EngineLoop
+from machd.engine_process.loop_snapshot import LoopSnapshot
+from machd.process.configuration import Configuration
 from machd.scheduler.config import single_flight
 from machd.scheduler.draft_reading import DraftReading
 from machd.scheduler.scheduler import Scheduler
-from machd.serving.configuration import Configuration
-from machd.serving.loop import EngineLoop
-from machd.serving.loop_snapshot import LoopSnapshot
 from machd.settings.sources import SettingsSources
 from machd.telemetry.gauges import watch_drafts
 from machd.telemetry.metrics import Metrics

@@ -14,14 +14,14 @@ import pytest
 import structlog
 from support.clocks.manual_clock import ManualClock
 
+from machd.generations.record import RequestRecord
+from machd.generations.trace_context import TraceContext
 from machd.scheduler.events import (
     DecodeMode,
     DecodeModeChanged,
     SequenceAdmitted,
     StepCompleted,
 )
-from machd.serving.record import RequestRecord
-from machd.serving.trace_context import TraceContext
 from machd.telemetry.log_repeats import RepeatFilter
 from machd.telemetry.logs import RequestLog, SchedulerLog, configure_logs
 

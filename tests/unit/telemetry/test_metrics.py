@@ -22,6 +22,8 @@ from machd.errors import (
     RequestTimeoutError,
     RowFaultError,
 )
+from machd.generations.record import RequestRecord
+from machd.process.lifecycle import State
 from machd.scheduler.events import (
     DecodeMode,
     DecodeModeChanged,
@@ -35,8 +37,6 @@ from machd.scheduler.events import (
     StepCompleted,
     TokenGenerated,
 )
-from machd.serving.lifecycle import State
-from machd.serving.record import RequestRecord
 from machd.telemetry.metric_table import METRICS, MetricKind, MetricSpec
 from machd.telemetry.metrics import CONTENT_TYPE, Metrics
 

@@ -8,10 +8,10 @@ from support.engines.fake_engine import FakeEngine
 from support.schedulers.sequence_samples import LIMITS
 
 from machd.engine.protocol.engine import MemoryReading, RankReading
+from machd.engine_process.loop import EngineLoop
+from machd.engine_process.loop_snapshot import LoopSnapshot
 from machd.scheduler.config import single_flight
 from machd.scheduler.scheduler import Scheduler
-from machd.serving.loop import EngineLoop
-from machd.serving.loop_snapshot import LoopSnapshot
 from machd.telemetry.gauges import watch_ranks
 from machd.telemetry.metrics import Metrics
 

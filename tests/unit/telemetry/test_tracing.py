@@ -17,9 +17,9 @@ from support.clocks.polling import CEILING_S, wait_until
 
 from machd.clock import SystemClock
 from machd.errors import SettingsError
+from machd.generations.record import RequestRecord
+from machd.generations.trace_context import TraceContext, new_trace
 from machd.scheduler.events import DecodeMode
-from machd.serving.record import RequestRecord
-from machd.serving.trace_context import TraceContext, new_trace
 from machd.telemetry.span_sender import MAX_QUEUED_SPANS
 from machd.telemetry.spans import RequestSpans
 from machd.telemetry.tracing import tracers

@@ -14,8 +14,8 @@ from support.clocks.polling import CEILING_S
 from support.programs.installed_programs import needs_programs, path_of
 
 from machd.engine.protocol.step import SampledToken
+from machd.generations.record import RequestRecord
 from machd.scheduler.events import DecodeMode, StepCompleted, TokenGenerated
-from machd.serving.record import RequestRecord
 from machd.telemetry.metric_table import METRICS
 from machd.telemetry.metrics import Metrics
 from machd.telemetry.vllm_names import VLLM_NAMES, VllmName

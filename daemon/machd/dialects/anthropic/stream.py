@@ -33,14 +33,14 @@ from machd.dialects.anthropic.answer import (
 )
 from machd.dialects.anthropic.errors import anthropic_error_json
 from machd.errors import MachdError
-from machd.http.sse import EVENT_STREAM, event_frame
-from machd.serving.generation import (
+from machd.generations.generation import (
     TOOL_CALLS,
     ChoiceDelta,
     GenerationIdentity,
     GenerationUsage,
 )
-from machd.serving.output import (
+from machd.http.sse import EVENT_STREAM, event_frame
+from machd.reading.output import (
     Content,
     OutputPiece,
     Reasoning,

@@ -12,8 +12,8 @@ from machd.dialects.chat.messages import gap_between
 from machd.dialects.logprobs import ChatLogprobs, PromptTokenLogprobs
 from machd.dialects.usage import FinishReason, Usage, wire_finish_reason
 from machd.dialects.wire.generation_request import UsedTier
-from machd.serving.generation import TOOL_CALLS
-from machd.serving.output import (
+from machd.generations.generation import TOOL_CALLS
+from machd.reading.output import (
     Content,
     OutputPiece,
     Reasoning,

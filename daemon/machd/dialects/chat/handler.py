@@ -45,14 +45,14 @@ from machd.dialects.wire.generation_request import UsedTier
 from machd.engine.protocol.step import SampledToken
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import MachdError, NotFoundError
+from machd.generations.generation import ChoiceDelta, GenerationIdentity, GenerationUsage
+from machd.generations.response_store import ResponseStore, StoredResponse, Turn
 from machd.http.authentication import client_name
 from machd.http.context import ServerContext
 from machd.http.pacing import merge_deltas
 from machd.http.sse import COMMENT_KEEP_ALIVE, DONE, EVENT_STREAM, data_frame
 from machd.http.stream import Dialect, while_connected
 from machd.request.generation import GenerationOptions
-from machd.serving.generation import ChoiceDelta, GenerationIdentity, GenerationUsage
-from machd.serving.response_store import ResponseStore, StoredResponse, Turn
 
 
 @endpoint(

@@ -31,13 +31,13 @@ from machd.dialects.wire.errors import error_json
 from machd.engine.protocol.fill_format import FillFormat
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import MachdError
+from machd.generations.generation import ChoiceDelta, GenerationUsage
 from machd.http.authentication import client_name
 from machd.http.context import ServerContext
 from machd.http.sse import COMMENT_KEEP_ALIVE, DONE, EVENT_STREAM, data_frame
 from machd.http.stream import while_connected
-from machd.serving.generation import ChoiceDelta, GenerationUsage
-from machd.serving.guidance import NO_GUIDANCE, Guidance
-from machd.serving.truncation import max_prompt_tokens
+from machd.reading.guidance import NO_GUIDANCE, Guidance
+from machd.reading.truncation import max_prompt_tokens
 
 
 @endpoint("POST /v1/completions", Completion, takes=CompletionRequest, streams=Completion)

@@ -36,12 +36,12 @@ from machd.dialects.ollama.request import (
 from machd.dialects.ollama.stream import OllamaChatDialect, OllamaDialect, OllamaGenerateDialect
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.tokenizer import Tokenizer
+from machd.generations.generation import GenerationIdentity
 from machd.http.context import ServerContext
 from machd.http.endpoint import JSON_LINES
 from machd.http.stream import while_connected
-from machd.serving.conversation import PreparedConversation
-from machd.serving.generation import GenerationIdentity
-from machd.serving.guidance import NO_GUIDANCE, Guidance
+from machd.reading.conversation import PreparedConversation
+from machd.reading.guidance import NO_GUIDANCE, Guidance
 
 _API_VERSION = "0.13.5"
 """The version of Ollama whose API this is: some clients refuse a server that names an older one, Codex

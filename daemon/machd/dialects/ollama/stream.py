@@ -25,9 +25,9 @@ from machd.dialects.usage import wire_finish_reason
 from machd.engine.protocol.step import SampledToken
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import MachdError
+from machd.generations.generation import ChoiceDelta, GenerationUsage
 from machd.http.sse import JSON_LINES
-from machd.serving.generation import ChoiceDelta, GenerationUsage
-from machd.serving.output import (
+from machd.reading.output import (
     Content,
     OutputPiece,
     Reasoning,

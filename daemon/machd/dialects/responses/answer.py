@@ -8,7 +8,7 @@ from msgspec import Meta, Raw, Struct
 
 from machd.dialects.responses.tools import CustomInputFormat, SchemaTextFormat
 from machd.dialects.wire.response_format import JsonObjectFormat, TextFormat
-from machd.serving.generation import GenerationUsage
+from machd.generations.generation import GenerationUsage
 
 ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 ResponseStatus: TypeAlias = Literal["in_progress", "completed", "incomplete", "failed"]

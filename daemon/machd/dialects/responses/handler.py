@@ -20,12 +20,12 @@ from machd.dialects.responses.items import ItemChain
 from machd.dialects.responses.request import ResponsesRequest
 from machd.dialects.responses.stream import KeepResponse, ResponsesDialect, opened_response
 from machd.errors import NotFoundError, UnsupportedParameterError
+from machd.generations.generation import GenerationIdentity
+from machd.generations.response_store import ResponseStore, StoredResponse, Turn
 from machd.http.authentication import client_name
 from machd.http.context import ServerContext
 from machd.http.stream import while_connected
 from machd.request.conversation import Conversation
-from machd.serving.generation import GenerationIdentity
-from machd.serving.response_store import ResponseStore, StoredResponse, Turn
 
 _NOT_STORED = (
     "no such response is stored here; it may have been made with store: false, with another API "

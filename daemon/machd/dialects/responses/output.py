@@ -37,7 +37,7 @@ from machd.dialects.responses.answer import (
 )
 from machd.dialects.responses.tools import custom_input
 from machd.http.sse import event_frame
-from machd.serving.output import (
+from machd.reading.output import (
     Content,
     OutputPiece,
     Reasoning,

@@ -41,9 +41,9 @@ from machd.dialects.responses.tools import (
 from machd.dialects.wire.response_format import TextFormat
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import InvalidRequestError, MachdError, UnavailableError
+from machd.generations.generation import ChoiceDelta, GenerationIdentity, GenerationUsage
 from machd.http.sse import COMMENT_KEEP_ALIVE, EVENT_STREAM
 from machd.request.generation import GenerationOptions
-from machd.serving.generation import ChoiceDelta, GenerationIdentity, GenerationUsage
 
 KeepResponse = Callable[[bytes, Sequence[OutputItem]], None]
 """Told of a finished response: its JSON, and the items that it made."""

@@ -22,8 +22,8 @@ from machd.engine.protocol.tokenizer import Tokenizer
 from machd.http.authentication import client_name
 from machd.http.context import ServerContext
 from machd.http.stream import while_connected
+from machd.reading.system_messages import merge_opening, place_system_messages
 from machd.request.conversation import Conversation, template_tool
-from machd.serving.system_messages import merge_opening, place_system_messages
 
 
 @endpoint("POST /tokenize", TokenizeResponse, takes=TokenizeRequest)

@@ -1,7 +1,7 @@
 """Images and videos as clients send them: base64 decoded to bytes, URLs checked and kept.
 
 A ``data:`` URL is decoded to the bytes of its file; ``https:`` and ``file:`` URLs are kept, to be
-fetched by :mod:`machd.serving.media_fetch` where the operator allows it. Decoding megabytes takes
+fetched by :mod:`machd.generations.media_fetch` where the operator allows it. Decoding megabytes takes
 milliseconds, so it belongs in a worker thread. No message quotes what a client sent.
 """
 

@@ -27,8 +27,8 @@ from machd.engine.protocol.chat_format import (
 )
 from machd.engine.tokenizer.tokenizer import MlxTokenizer
 from machd.errors import InvalidRequestError
-from machd.serving.chat_output import ChatOutput
-from machd.serving.output import Content, Reasoning
+from machd.reading.chat_output import ChatOutput
+from machd.reading.output import Content, Reasoning
 
 pytestmark = pytest.mark.usefixtures("one_template_process")
 
@@ -148,7 +148,7 @@ def test_reading_an_answer_needs_no_mlx() -> None:
     program = (
         "import sys\n"
         "from machd.engine.fake.tokenizer import FakeTokenizer\n"
-        "from machd.serving.chat_output import ChatOutput\n"
+        "from machd.reading.chat_output import ChatOutput\n"
         "tools = ({'function': {'name': 'f'}},)\n"
         "parser = ChatOutput(FakeTokenizer().chat_format, tools=tools).parser()\n"
         'call = \'<tool_call>{"name": "f", "arguments": {}}</tool_call>\'\n'

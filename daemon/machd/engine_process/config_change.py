@@ -1,0 +1,159 @@
+"""A change of the scheduler config, from the request for it until it is in force.
+
+A row keeps the config that it was admitted under, so running sequences are suspended for a change and resumed
+under it. A failed change leaves the old config in force with admission
+open, and costs no request its answer. Nor does one that is withdrawn: a change equal to the config in
+force completes at once, and the change before it is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import structlog
+
+from machd.clock import Clock
+from machd.engine.protocol.engine import Engine
+from machd.engine_process.inbox import (
+    Abort,
+    ChangeConfig,
+    ClearPrefixes,
+    Message,
+    SetLimits,
+    SetPrefixLimits,
+    Stop,
+    Submit,
+)
+from machd.scheduler.config import SchedulerConfig
+from machd.scheduler.events import Event
+from machd.scheduler.scheduler import Scheduler
+from machd.scheduler.waiting import QueueLimits
+
+
+class ConfigChange:
+    """A requested scheduler config that is not in force yet. Lives on the engine thread."""
+
+    def __init__(self, measure: Callable[[Engine, Scheduler], None], clock: Clock) -> None:
+        """Begin with nothing asked for.
+
+        Args:
+            measure: Finds out anew what the model can do; the engine has no rows then. Meanwhile
+                it may take in more messages.
+            clock: Reads time.
+        """
+        self._measure = measure
+        self._clock = clock
+        self._asked: list[ChangeConfig] = []
+        self._made: list[ChangeConfig] = []
+        self._is_measuring = False
+        self._limits: QueueLimits | None = None
+        self._error: Exception | None = None
+        self._log = structlog.get_logger("machd.scheduler")
+
+    @property
+    def is_pending(self) -> bool:
+        """Return whether a change is requested, or is being measured."""
+        return bool(self._asked) or self._is_measuring
+
+    def take(self, messages: Sequence[Message], engine: Engine, scheduler: Scheduler) -> bool:
+        """Take the messages that are about the scheduler config; leave the others.
+
+        A later request replaces an earlier one, whose futures wait on for the later one.
+        Limits hold at once, and also for what was asked for before them, which does not know them.
+
+        Returns:
+            Whether the last request equals the config in force: then nothing is left to be done, and
+            :meth:`answer` resolves all futures.
+        """
+        for message in messages:
+            self._take(message, scheduler)
+        is_asked = any(isinstance(message, ChangeConfig) for message in messages)
+        return is_asked and self._is_taken_back(engine, scheduler)
+
+    def _take(self, message: Message, scheduler: Scheduler) -> None:
+        match message:
+            case ChangeConfig():
+                scheduler.hold_admission()
+                self._asked.append(message)
+                self._limits = None
+            case SetLimits(limits):
+                scheduler.set_limits(limits)
+                self._limits = limits
+            case Submit() | Abort() | ClearPrefixes() | SetPrefixLimits() | Stop():
+                pass
+
+    def _is_taken_back(self, engine: Engine, scheduler: Scheduler) -> bool:
+        """Open admission again if the config in force is the requested one."""
+        if self._is_measuring or any(one.is_measured for one in self._asked):
+            return False  # what a measurement finds may change what is wanted
+        try:
+            config = self._wanted(self._asked[-1], engine)
+        except Exception:  # noqa: BLE001 - it is asked again, and told, when its turn has come
+            return False
+        if not scheduler.is_configured_as(config):
+            return False
+        self._made, self._asked = self._asked, []
+        scheduler.set_limits(config.limits)
+        scheduler.resume_admission()
+        return True
+
+    def wanted(self, engine: Engine) -> SchedulerConfig | None:
+        """Return the requested config; None where it cannot be told before the model is measured."""
+        if not self._asked or any(one.is_measured for one in self._asked):
+            return None
+        try:
+            return self._wanted(self._asked[-1], engine)
+        except Exception:  # noqa: BLE001 - it is asked again, and told, when its turn has come
+            return None
+
+    def _wanted(self, asked: ChangeConfig, engine: Engine) -> SchedulerConfig:
+        config = asked.make_config(engine)
+        if self._limits is not None:
+            config = replace(config, limits=self._limits)
+        return config
+
+    def make(self, engine: Engine, scheduler: Scheduler) -> list[Event]:
+        """Do what was asked for; the scheduler is at rest. :meth:`answer` says how it went.
+
+        Raises:
+            Interruption: The measurement is not to go on.
+            Exception: The engine cannot be put back to where it has no rows.
+        """
+        self._made, self._asked = self._asked, []
+        is_measured = any(one.is_measured for one in self._made)
+        try:
+            if is_measured:
+                self._measure_for_them(engine, scheduler)
+                # What was asked for meanwhile is newer, and a wish to measure is fulfilled.
+                self._made, self._asked = self._made + self._asked, []
+            config = self._wanted(self._made[-1], engine)
+            # What the engine lays out for its rows has to be what the scheduler reserves for them.
+            engine.reset(max_rows=config.slot_count)
+            events = scheduler.apply_config(config, self._clock.monotonic_s())
+        except Exception as error:  # noqa: BLE001 - whatever it is, it must not cost anybody an answer
+            self._log.exception("scheduler.not_rearranged")
+            self._error = error
+            if is_measured:
+                # Rows of a measurement that broke off are nobody's. An engine that cannot forget
+                # them is given up, as after a step that failed.
+                engine.reset()
+            if not self._asked:  # while it was measured; their turn is next
+                scheduler.resume_admission()
+            return []
+        self._log.info("scheduler.rearranged", mode=config.mode.value, slots=config.slot_count)
+        return events
+
+    def _measure_for_them(self, engine: Engine, scheduler: Scheduler) -> None:
+        self._is_measuring = True
+        try:
+            self._measure(engine, scheduler)
+        finally:
+            self._is_measuring = False
+
+    def answer(self) -> None:
+        """Resolve the change's futures, once the new config is visible in the snapshot."""
+        made, error = self._made, self._error
+        self._made, self._error = [], None
+        for one in made:
+            one.answer(error)

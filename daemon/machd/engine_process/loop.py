@@ -1,0 +1,606 @@
+"""The one engine thread: it loads the model, runs every step, and says what happened.
+
+Nothing else calls the engine, so no lock guards it. Outside threads leave messages in the inbox and
+read frozen snapshots; the thread's pulse is its heartbeat, which liveness is judged by.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+
+import structlog
+
+from machd.capabilities.bitwise import BitwiseVerdict, Computing, judge_bitwise
+from machd.capabilities.verdict import Support
+from machd.capabilities.verdicts import ModelVerdicts, judge
+from machd.clock import Clock
+from machd.engine.protocol.engine import Engine, ModelDescription
+from machd.engine.protocol.step import RowFault, StepMemoryError, StepPlan
+from machd.engine_process.attended_engine import AttendedEngine, Interruption
+from machd.engine_process.config_change import ConfigChange
+from machd.engine_process.inbox import (
+    Abort,
+    ChangeConfig,
+    ClearPrefixes,
+    Inbox,
+    OpenChanges,
+    SetLimits,
+    SetPrefixLimits,
+    Stop,
+    Submit,
+)
+from machd.engine_process.loop_snapshot import LoopSnapshot, Pulse, Snapshots
+from machd.engine_process.startup_guard import NothingToMeasure, Probe, ProbeNews, Results
+from machd.errors import EngineFaultError, MachdError, OverloadedError, RequestError
+from machd.scheduler.config import SchedulerConfig
+from machd.scheduler.events import (
+    EngineFaulted,
+    Event,
+    InvariantBroken,
+    SequenceFinished,
+    StepCompleted,
+)
+from machd.scheduler.prefix_limits import PrefixLimits
+from machd.scheduler.scheduler import MemoryYield, Scheduler
+from machd.scheduler.subscriber import SequenceRequest
+from machd.scheduler.waiting import QueueLimits
+
+_IDLE_WAIT_S = 0.5
+"""How long an idle thread sleeps between heartbeats."""
+
+_MAX_CONSECUTIVE_FAULTS = 3
+"""Failed steps, with no whole answer between them, after which the engine is given up."""
+
+_CHECK_INTERVAL_S = 1.0
+"""How often the scheduler's books are looked through; also whenever it becomes idle."""
+
+_PUT_AWAY_S = 2.0
+"""For what is kept of the rows that end with the daemon; what is to be written is written after that."""
+
+Publish = Callable[[list[Event]], None]
+
+
+Adopt = Callable[[Engine, Scheduler, frozenset[str]], list[Event]]
+"""Takes up other verdicts; the set has the features that can do something else now."""
+
+
+def _adopt_nothing(_engine: Engine, _scheduler: Scheduler, _changed: frozenset[str]) -> list[Event]:
+    return []
+
+
+class EngineLoop:
+    """Owner of the engine, the scheduler and the thread they live on.
+
+    Attributes:
+        loaded: Resolves to the engine once the model is loaded, or to why it could not be.
+        finished: Resolves when the thread has ended: to None after a stop, else to the fault.
+    """
+
+    def __init__(  # noqa: PLR0913 - one argument for each thing that it calls
+        self,
+        *,
+        load: Callable[[], Engine],
+        make_scheduler: Callable[[Engine], Scheduler],
+        publish: Publish,
+        clock: Clock,
+        probe: Probe | None = None,
+        adopt: Adopt = _adopt_nothing,
+        strict_invariants: bool = False,
+    ) -> None:
+        """Prepare the thread; :meth:`start` runs it.
+
+        Args:
+            load: Makes the engine; called on the engine thread.
+            make_scheduler: Makes the scheduler for the loaded engine.
+            publish: Takes the events of a step; called on the engine thread.
+            clock: Reads time.
+            probe: Measures the loaded engine before a scheduler is made for it, and later when
+                the admin API asks for it; None to measure nothing.
+            adopt: Schedules by what was measured beside the daemon, and tells of it; called on the
+                engine thread, with the scheduler at rest.
+            strict_invariants: Whether books that do not add up end the thread, as tests want it,
+                or are logged and counted while requests go on being answered.
+        """
+        self.loaded: Future[Engine] = Future()
+        self.finished: Future[None] = Future()
+        self.inbox = Inbox()
+        self._load = load
+        self._make_scheduler = make_scheduler
+        self._publish = publish
+        self._clock = clock
+        self._probe = probe or NothingToMeasure()
+        self._probe_results: Results = None
+        self._adopt = adopt
+        self._probe_news = ProbeNews(self._probe, clock)
+        self._unadopted: Results = None
+        self._strict_invariants = strict_invariants
+        self._log = structlog.get_logger("machd.engine")
+        self._pulse = Pulse(clock)
+        self._checked_s = 0.0
+        self._consecutive_faults = 0
+        self._config_change = ConfigChange(self._measure_again, clock)
+        self._end_error: MachdError = EngineFaultError(
+            "the engine has stopped; the server is restarting"
+        )
+        self._snapshots = Snapshots(clock)
+        self._changes = OpenChanges()
+        self._stop: Stop | None = None
+        self._thread = threading.Thread(target=self._main, name="machd-engine", daemon=True)
+
+    @property
+    def probe_results(self) -> Results:
+        """Return the probe results of the loaded model; there before the scheduler is made."""
+        return self._probe_results
+
+    def judge(self, model: ModelDescription) -> ModelVerdicts:
+        """Return the capabilities of the loaded model, by its rules and its probe results."""
+        return judge(model.cache, self._probe_results)
+
+    def judge_bitwise(self, model: ModelDescription, *, kv_format: str) -> BitwiseVerdict:
+        """Return whether a row of the loaded model has the same bits however it is computed.
+
+        Args:
+            model: The loaded model.
+            kv_format: ``cache.kv_quantization``.
+        """
+        computing = Computing(
+            backend=model.backend,
+            blas=model.blas,
+            is_native=model.is_native,
+            kv_format=kv_format,
+        )
+        return judge_bitwise(self._probe_results, computing)
+
+    @property
+    def snapshot(self) -> LoopSnapshot:
+        """The newest counts; memory at most a second old."""
+        return self._snapshots.newest
+
+    @property
+    def slot_count(self) -> int:
+        """Sequences that can run at once."""
+        return self.snapshot.slot_count
+
+    @property
+    def kv_budget_bytes(self) -> int | None:
+        """Bytes of keys and values that may be promised to sequences; None for no cap."""
+        return self.snapshot.kv_budget_bytes
+
+    def submit(self, requests: tuple[SequenceRequest, ...]) -> None:
+        """Start the sequences of one request."""
+        self.inbox.put(Submit(requests))
+
+    def abort(self, sequence_ids: tuple[str, ...], error: MachdError | None) -> None:
+        """End sequences; ``error`` is None if their client simply has enough."""
+        self.inbox.put(Abort(sequence_ids, error))
+
+    @property
+    def idle_snapshot(self) -> LoopSnapshot:
+        """The last moment at which nothing ran."""
+        return self._snapshots.idle
+
+    @property
+    def heartbeat_age_s(self) -> float:
+        """Seconds since the thread last began a step or found itself idle.
+
+        While the model is measured anew they only count from when that should long be over.
+        """
+        return self._pulse.age_s
+
+    @property
+    def is_alive(self) -> bool:
+        """Return whether the thread runs."""
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        """Run the thread."""
+        self._thread.start()
+
+    def change_config(
+        self, make_config: Callable[[Engine], SchedulerConfig], *, measure: bool = False
+    ) -> Future[None]:
+        """Apply another scheduler config after the step that runs.
+
+        Running sequences are suspended for it, and resumed under it; waiting ones stay queued.
+
+        Args:
+            make_config: Makes the config; called on the engine thread.
+            measure: Measure the model (again) before that.
+
+        Returns:
+            A future that resolves when the config is applied, or replaced by a later one. It has the
+            exception of ``make_config`` or of the measurement, after which all is as before; or why
+            the thread has ended or is to end. It cannot be cancelled.
+        """
+        request = ChangeConfig(make_config, is_measured=measure)
+        self._changes.add(request)
+        self.inbox.put(request)
+        return request.done
+
+    @property
+    def is_changing_config(self) -> bool:
+        """Return whether a requested scheduler config is not in force yet."""
+        return not self._changes.is_empty
+
+    def set_queue_limits(self, limits: QueueLimits) -> None:
+        """Apply other limits to requests that come, wait or run, from the next step on."""
+        self.inbox.put(SetLimits(limits))
+
+    def set_prefix_limits(self, limits: PrefixLimits) -> None:
+        """Keep less of prompts and answers, or more, from the next step on."""
+        self.inbox.put(SetPrefixLimits(limits))
+
+    def clear_prefixes(self, *, is_disk_included: bool) -> Future[int]:
+        """Forget the unused blocks of the prefix cache; resolves to their number.
+
+        Never resolves when the thread ends before.
+        """
+        request = ClearPrefixes(is_disk_included)
+        self.inbox.put(request)
+        return request.done
+
+    def stop(self, error: MachdError) -> None:
+        """Ask the thread to end all sequences with ``error`` and leave.
+
+        A pending change of the scheduler config fails at once: the thread may be measuring, or
+        hang.
+        """
+        self._changes.refuse(error)
+        self.inbox.put(Stop(error))
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the thread; returns whether it has ended."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _main(self) -> None:
+        try:
+            engine = self._load()
+            self._pulse.beat()
+            self._probe_results = self._probe(engine)
+            scheduler = self._make_scheduler(engine)
+            self._note(engine, scheduler, idle=True)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, who waits has to learn of it
+            self.loaded.set_exception(error)
+            self.finished.set_result(None)
+            self._changes.refuse(self._end_error)
+            return
+        self._pulse.beat()
+        self.loaded.set_result(engine)
+        try:
+            self._serve(engine, scheduler)
+        except BaseException as error:  # noqa: BLE001 - a thread that ends in silence is the one forbidden state
+            self._log.critical("engine.stopped", error=type(error).__name__, exc_info=error)
+            # First of all, so that the daemon learns of it even if answering fails too.
+            self.finished.set_exception(error)
+            self._changes.refuse(self._end_error)
+            counted = () if isinstance(error, EngineFaultError) else (EngineFaulted(),)
+            self._publish([*counted, *self._end_all(scheduler, self._end_error)])
+        else:
+            self.finished.set_result(None)
+            self._changes.refuse(self._end_error)
+        finally:
+            engine.close()
+
+    def _serve(self, engine: Engine, scheduler: Scheduler) -> None:
+        """Step until told to stop. Raises when the engine cannot be recovered."""
+        wait_s, was_idle = 0.0, True
+        while True:
+            self._pulse.beat()
+            events = self._take_messages(engine, scheduler, wait_s=wait_s)
+            self._note_answers(events)
+            if not self._stop and self._config_change.is_pending:
+                events = self._make_way(engine, scheduler, events)
+            if self._stop:
+                self._finish_blocks(engine, scheduler)
+                self._end_error = self._stop.error
+                self._publish(
+                    events + scheduler.end_all(self._stop.error, self._clock.monotonic_s())
+                )
+                self._put_away(engine, scheduler)
+                # A last look: an engine that lost one of its ranks has failed, however idle it was.
+                self._note(engine, scheduler, idle=True)
+                return
+            events += scheduler.admit(self._clock.monotonic_s())
+            if events:
+                self._note(engine, scheduler, idle=False)
+                self._publish(events)
+            plan = scheduler.plan()
+            if not plan.is_empty:
+                self._step(engine, scheduler, plan)
+            is_idle = plan.is_empty and not scheduler.running_count + scheduler.waiting_count
+            self._note(engine, scheduler, idle=is_idle)
+            if is_idle and not was_idle:
+                self._check_books(scheduler, idle=True)
+            elif not is_idle and self._clock.monotonic_s() - self._checked_s >= _CHECK_INTERVAL_S:
+                self._check_books(scheduler, idle=False)
+            was_idle = is_idle
+            self._take_news(engine, scheduler)
+            wait_s = self._rest_s(scheduler) if plan.is_empty else 0.0
+
+    def _finish_blocks(self, engine: Engine, scheduler: Scheduler) -> None:
+        """Hand over what the last answer left, or the disk tier would not get it any more."""
+        while not scheduler.active_loops and not (plan := scheduler.plan()).is_empty:
+            self._step(engine, scheduler, plan)
+
+    def _put_away(self, engine: Engine, scheduler: Scheduler) -> None:
+        """Keep what is worth keeping of the rows that ran to the end."""
+        until_s = self._clock.monotonic_s() + _PUT_AWAY_S
+        while not (plan := scheduler.plan()).is_empty and self._clock.monotonic_s() < until_s:
+            self._pulse.beat()
+            self._step(engine, scheduler, plan)
+
+    def _make_way(self, engine: Engine, scheduler: Scheduler, events: list[Event]) -> list[Event]:
+        """Suspend what runs for another config, and apply that once the rows are gone; returns the events left."""
+        scheduler.suspend(self._config_change.wanted(engine))
+        if not scheduler.is_at_rest:
+            return events
+        self._publish(events)
+        self._change_config(engine, scheduler)
+        return []
+
+    def _change_config(self, engine: Engine, scheduler: Scheduler) -> None:
+        """Apply the requested scheduler config; its futures resolve when the snapshot shows it.
+
+        A stop that comes meanwhile is left for the caller to see.
+        """
+        self._note(engine, scheduler, idle=False)  # measuring may take long
+        try:
+            events = self._config_change.make(engine, scheduler)
+        except Interruption as interruption:
+            if interruption.__cause__ is not None:
+                raise interruption.__cause__ from None
+            return
+        self._note(engine, scheduler, idle=True)
+        self._check_books(scheduler, idle=True)
+        self._publish(events)
+        self._config_change.answer()
+
+    def _measure_again(self, engine: Engine, scheduler: Scheduler) -> None:
+        attended = AttendedEngine(engine, lambda: self._attend(engine, scheduler))
+        with self._pulse.measurement():
+            self._probe_results, self._unadopted = self._probe.remeasure(attended), None
+
+    def _attend(self, engine: Engine, scheduler: Scheduler) -> None:
+        """Attend to waiting requests, between two steps of a measurement.
+
+        For them it is as if another request's long answer ran: they queue, may leave, and are rejected
+        when their time is over. So the daemon need not refuse work for as long as it measures,
+        as one that read no messages would have to.
+
+        Raises:
+            Interruption: The thread is to end.
+        """
+        events = self._take_messages(engine, scheduler, wait_s=0.0)
+        # Nobody is admitted: that is held until the change is made.
+        events += scheduler.admit(self._clock.monotonic_s())
+        self._note(engine, scheduler, idle=False)
+        if events:
+            self._publish(events)
+        if self._stop:
+            raise Interruption
+
+    def _take_news(self, engine: Engine, scheduler: Scheduler) -> None:
+        """Schedule by what was measured beside the daemon, if it changes a verdict.
+
+        Rows keep the config that they were admitted under, so news wait until none runs. Where they
+        decide on batching, or a feature turned out wrong, those that run are suspended; other news
+        must not make a sequence wait.
+        """
+        results = self._probe_news.poll(engine)
+        if results is not None and results != self._probe_results:
+            self._unadopted = results
+        if self._unadopted is None or self._config_change.is_pending:
+            return
+        if not scheduler.is_at_rest:
+            if results is not None and self._is_urgent(engine.model, results):
+                scheduler.hold_admission()
+                scheduler.suspend()
+            return
+        before = self.judge(engine.model)
+        self._probe_results, self._unadopted = self._unadopted, None
+        after = self.judge(engine.model)
+        if after != before:
+            self._publish(self._adopt(engine, scheduler, after.changed_since(before)))
+            self._note(engine, scheduler, idle=True)
+        scheduler.resume_admission()
+
+    def _is_urgent(self, model: ModelDescription, results: Results) -> bool:
+        after = judge(model.cache, results)
+        changed = after.changed_since(self.judge(model))
+        verdicts = after.by_feature()
+        return "continuous_batching" in changed or any(
+            verdicts[name].support is Support.BLOCKED for name in changed
+        )
+
+    def _rest_s(self, scheduler: Scheduler) -> float:
+        """Return how long to sleep when no step can run; a message wakes the thread sooner."""
+        if self._config_change.is_pending:
+            return 0.0  # nothing runs: its turn has come
+        due_s = scheduler.wait_s(self._clock.monotonic_s())
+        return _IDLE_WAIT_S if due_s is None else min(due_s, _IDLE_WAIT_S)
+
+    def _check_books(self, scheduler: Scheduler, *, idle: bool) -> None:
+        """The scheduler's books add up; at an idle moment nothing is left in the engine either.
+
+        Raises:
+            AssertionError: Something is, and invariants are strict.
+        """
+        self._checked_s = self._clock.monotonic_s()
+        try:
+            scheduler.check_invariants(is_whole=idle)
+            left_bytes = self._snapshots.newest.memory.kv_used_bytes if idle else 0
+            assert left_bytes == 0, f"{left_bytes} bytes of KV cache are left and nobody runs"
+        except AssertionError as error:
+            if self._strict_invariants:
+                raise
+            self._log.error("scheduler.invariant_broken", detail=str(error), exc_info=error)
+            self._publish([InvariantBroken(str(error))])
+
+    def _take_messages(self, engine: Engine, scheduler: Scheduler, *, wait_s: float) -> list[Event]:
+        events: list[Event] = []
+        messages = self.inbox.drain(wait_s=wait_s)
+        if self._config_change.take(messages, engine, scheduler):
+            self._note(engine, scheduler, idle=False)
+            self._config_change.answer()
+        for message in messages:
+            now_s = self._clock.monotonic_s()
+            match message:
+                case Submit(requests):
+                    events += scheduler.submit(requests, now_s)
+                case Abort(sequence_ids, error):
+                    events += scheduler.abort(sequence_ids, error, now_s)
+                case Stop():
+                    self._stop = message
+                case ClearPrefixes() | SetPrefixLimits():
+                    _tell_prefixes(message, scheduler)
+                case ChangeConfig() | SetLimits():
+                    pass
+        return events
+
+    def _step(self, engine: Engine, scheduler: Scheduler, plan: StepPlan) -> None:
+        start_s = self._clock.monotonic_s()
+        try:
+            result = engine.run(plan)
+        except StepMemoryError as shortage:
+            self._free_memory(engine, scheduler, plan, shortage)
+            return
+        except Exception as error:  # noqa: BLE001 - any failure of a step is an engine fault, logged there
+            self._recover(engine, scheduler, error)
+            return
+        now_s = self._clock.monotonic_s()
+        duration_s = now_s - start_s
+        faults = result.faults
+        result = replace(
+            result,
+            faults=tuple(one for one in faults if not self._makes_room(scheduler, one)),
+        )
+        for fault in faults:
+            fault.release_frames()
+        for draft_fault in result.draft_faults:
+            self._log.warning(
+                "speculation.failed",
+                slot_index=draft_fault.slot_index,
+                exc_info=draft_fault.cause,
+            )
+        events = scheduler.commit(plan, result, now_s, duration_s=duration_s)
+        self._note_answers(events)
+        if plan.prefill or plan.decode:
+            # Counted by what came of it: a new row may decode in the step of its prompt's end.
+            rows = {token.slot_index for token in result.tokens}
+            rows |= {fault.slot_index for fault in result.faults}
+            width = max(len(plan.decode), len(rows))
+            accepted_tokens = sum(one.accepted_tokens for one in result.drafts)
+            certain_tokens = len(result.tokens) - len({one.slot_index for one in result.tokens})
+            events.append(
+                StepCompleted(
+                    width,
+                    plan.prefill_tokens,
+                    duration_s,
+                    max(
+                        0, certain_tokens - accepted_tokens
+                    ),  # those of a row that failed are not said
+                    sum(one.drafted_tokens for one in result.drafts),
+                    accepted_tokens,
+                )
+            )
+        if events:
+            self._publish(events)
+
+    def _free_memory(
+        self, engine: Engine, scheduler: Scheduler, plan: StepPlan, shortage: StepMemoryError
+    ) -> None:
+        """Make room for a step that the engine has refused; it is planned again after that.
+
+        What the plan frees by itself comes first: rows that ended, blocks that are dropped.
+        """
+        freeing = replace(plan, prefill=(), decode=(), encode=())
+        if not freeing.is_empty:
+            self._step(engine, scheduler, freeing)
+            return
+        missing_bytes = shortage.needed_bytes - shortage.left_bytes
+        given, events = scheduler.yield_memory(missing_bytes, self._clock.monotonic_s())
+        self._log.warning(
+            "engine.memory_short",
+            needed_bytes=shortage.needed_bytes,
+            left_bytes=shortage.left_bytes,
+            given=given.value,
+        )
+        self._publish(events)
+
+    def _makes_room(self, scheduler: Scheduler, fault: RowFault) -> bool:
+        """Log a row's fault, and make room for an image that does not fit, which is then planned again.
+
+        Returns:
+            False if the row ends of its fault.
+        """
+        if isinstance(fault.cause, RequestError):
+            return False  # a client's own mistake is in its request's line
+        if not isinstance(fault.cause, StepMemoryError):
+            self._log.error("row.failed", slot_index=fault.slot_index, exc_info=fault.cause)
+            return False
+        needed_bytes, left_bytes = fault.cause.needed_bytes, fault.cause.left_bytes
+        is_made = scheduler.yield_blocks(needed_bytes - left_bytes)
+        given = MemoryYield.BLOCKS if is_made else MemoryYield.ENDED
+        self._log.warning(
+            "engine.memory_short",
+            needed_bytes=needed_bytes,
+            left_bytes=left_bytes,
+            given=given.value,
+        )
+        return is_made
+
+    def _note_answers(self, events: list[Event]) -> None:
+        """A whole answer shows that the engine works: prefill may succeed where decode fails.
+
+        One that its reader ended, at a stop text or because it left, is whole, too.
+        """
+        for event in events:
+            if isinstance(event, SequenceFinished) and not event.error and event.completion_tokens:
+                self._consecutive_faults = 0
+
+    def _recover(self, engine: Engine, scheduler: Scheduler, error: Exception) -> None:
+        """Answer every running request, then start the engine's rows afresh.
+
+        An allocation that failed inside a step is no fault of the engine's: the next batch is half
+        as large.
+
+        Raises:
+            EngineFaultError: Too many steps in a row have failed, or the reset itself did.
+        """
+        if isinstance(error, MemoryError):
+            self._log.error("engine.step_failed", exc_info=error, in_a_row=0)
+            if not scheduler.suspend_half():
+                overloaded = OverloadedError(
+                    "the server has too little memory left for this request"
+                )
+                self._publish(scheduler.fail(overloaded, self._clock.monotonic_s()))
+            engine.reset()
+            return
+        self._consecutive_faults += 1
+        fault = EngineFaultError("the engine failed while computing this request")
+        self._publish([EngineFaulted(), *scheduler.fail(fault, self._clock.monotonic_s())])
+        self._log.error("engine.step_failed", exc_info=error, in_a_row=self._consecutive_faults)
+        if self._consecutive_faults >= _MAX_CONSECUTIVE_FAULTS:
+            raise EngineFaultError(
+                f"{self._consecutive_faults} steps in a row have failed"
+            ) from error
+        engine.reset()
+
+    def _end_all(self, scheduler: Scheduler, error: MachdError) -> list[Event]:
+        return scheduler.fail(error, self._clock.monotonic_s(), include_waiting=True)
+
+    def _note(self, engine: Engine, scheduler: Scheduler, *, idle: bool) -> None:
+        is_changing_config = self._config_change.is_pending
+        self._snapshots.take(engine, scheduler, idle=idle, is_changing_config=is_changing_config)
+
+
+def _tell_prefixes(message: ClearPrefixes | SetPrefixLimits, scheduler: Scheduler) -> None:
+    match message:
+        case ClearPrefixes(is_disk_included, done):
+            done.set_result(scheduler.clear_prefixes(is_disk_included=is_disk_included))
+        case SetPrefixLimits(limits):
+            scheduler.set_prefix_limits(limits)

@@ -1,0 +1,99 @@
+"""Compilations of clients' constraints, beside the event loop.
+
+Equal constraints of a client's requests are compiled once. A compilation that may take long runs on
+other threads than all others, in a process of its own, where clients take turns in rotation; it ends
+when no request waits for it any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from functools import partial
+
+from machd.engine.protocol.engine import GrammarCompiler
+from machd.generations.turns import Turns
+from machd.generations.workers import Workers
+from machd.request.constraint import Constraint
+from machd.request.generation import Grammar
+
+_SEPARATE_THREADS = 4
+"""Compilations at once that may take long; each has a process."""
+
+
+class Compilations:
+    """Running compilations. Lives on the event loop."""
+
+    def __init__(self) -> None:
+        """Start the threads.
+
+        Raises:
+            RuntimeError: The system has no room for them.
+        """
+        self._workers = Workers(1, name="machd-grammar")
+        self._separate_workers = Workers(_SEPARATE_THREADS, name="machd-patterns")
+        self._turns = Turns(_SEPARATE_THREADS)
+        self._running: dict[tuple[str, Constraint], _Compilation] = {}
+
+    async def compile(
+        self, grammars: GrammarCompiler, constraint: Constraint, *, client: str, wait_s: float
+    ) -> Grammar:
+        """Compile a constraint, or wait for the request that does; cancel it to stop waiting.
+
+        Args:
+            grammars: The model's compiler.
+            constraint: To compile.
+            client: Whose turn it takes.
+            wait_s: The longest wait for the grammar.
+
+        Raises:
+            GrammarError: It cannot be used.
+            OverloadedError: There is no room for its process.
+            TimeoutError: It took too long, or those before it did.
+        """
+        key = (client, constraint)
+        running = self._running.get(key)
+        if running is None:
+            running = _Compilation(self._compiled(grammars, key, wait_s))
+            self._running[key] = running
+        running.waiting += 1
+        try:
+            async with asyncio.timeout(wait_s):
+                return await asyncio.shield(running.task)
+        finally:
+            running.waiting -= 1
+            if not running.is_wanted:
+                running.task.cancel()
+                if self._running.get(key) is running:
+                    del self._running[key]
+
+    def close(self) -> None:
+        """Let the threads go."""
+        self._workers.shutdown()
+        self._separate_workers.shutdown()
+
+    async def _compiled(
+        self, grammars: GrammarCompiler, key: tuple[str, Constraint], wait_s: float
+    ) -> Grammar:
+        event_loop = asyncio.get_running_loop()
+        running, (client, constraint) = self._running[key], key
+        is_separate = await event_loop.run_in_executor(
+            self._workers, grammars.is_separate, constraint
+        )
+        compile_ = partial(grammars.compile, constraint, is_wanted=lambda: running.is_wanted)
+        if not is_separate:
+            return await event_loop.run_in_executor(self._workers, compile_)
+        async with self._turns.of(client, wait_s=wait_s):
+            return await event_loop.run_in_executor(self._separate_workers, compile_)
+
+
+class _Compilation:
+    """One compilation and the number of requests that wait for it."""
+
+    def __init__(self, work: Coroutine[object, object, Grammar]) -> None:
+        self.task = asyncio.ensure_future(work)
+        self.waiting = 0
+
+    @property
+    def is_wanted(self) -> bool:
+        return self.waiting > 0

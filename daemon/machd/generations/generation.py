@@ -1,0 +1,534 @@
+"""A client's handle on the sequences of one request: text comes out, an abort goes in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from machd.engine.protocol.step import PromptLogprob, SampledToken
+from machd.errors import AbortError, ClientDisconnectedError, MachdError, UnavailableError
+from machd.generations.fanout import SequenceEvent, Stream
+from machd.generations.record import RequestRecord
+from machd.generations.trace_context import TraceContext
+from machd.reading.output import (
+    PLAIN_OUTPUT,
+    OutputFormat,
+    OutputParser,
+    OutputPiece,
+    ToolCallEnd,
+    ToolCallStart,
+    joined_pieces,
+)
+from machd.reading.text import CompletionText
+from machd.request.media import MediaKind
+from machd.scheduler.events import (
+    FinishReason,
+    PromptReused,
+    PromptScored,
+    SequenceAdmitted,
+    SequenceFinished,
+    SequenceStarted,
+    TokenGenerated,
+)
+
+TOOL_CALLS = "tool_calls"
+"""The finish reason of a choice that ended by itself and called something."""
+
+AbortSequences = Callable[[tuple[str, ...], MachdError | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationIdentity:
+    """The client, the endpoint and the ids of a request; never its text.
+
+    Attributes:
+        generation_id: Ours and unique; the answer's id.
+        request_id: May be the client's, and then need not be unique.
+        endpoint: Name of the endpoint family, such as ``chat_completions``.
+        client: Name of the API key, or ``anonymous``.
+        arrived_s: On the monotonic clock.
+        created_unix_s: Whole seconds, as the answer carries it.
+        model: The served model's id.
+        trace: The trace that the request is part of, if any.
+        is_limited: Whether it counts for the client's own limits, which what an operator does in
+            its name does not.
+    """
+
+    generation_id: str
+    request_id: str
+    endpoint: str
+    client: str
+    arrived_s: float
+    created_unix_s: int
+    model: str = ""
+    trace: TraceContext | None = None
+    is_limited: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceDelta:
+    """The text and tokens that one choice gained since the last read.
+
+    Attributes:
+        text: As the model wrote it, markers of thoughts and calls included.
+        finish_reason: With the last delta of a choice: ``stop``, ``length``, or ``tool_calls``
+            where it called something.
+        pieces: What the text means.
+        stop: The stop text that ended the choice, with its last delta.
+        stop_token: The token that ended it and is not part of its text, with its last delta.
+        prompt_logprobs: Of the prompt's tokens but the first, where they were asked for: once, with
+            the choice's first delta or before it.
+    """
+
+    index: int
+    text: str
+    tokens: tuple[SampledToken, ...]
+    finish_reason: str | None
+    pieces: tuple[OutputPiece, ...] = ()
+    stop: str | None = None
+    stop_token: SampledToken | None = None
+    prompt_logprobs: tuple[PromptLogprob, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationTiming:
+    """The time of a request by phase so far; None for phases that have not begun.
+
+    Attributes:
+        queue_s: From arrival to the first admission.
+        prefill_s: From admission to the first token.
+        decode_s: From the first token to the last, as the engine made them.
+    """
+
+    queue_s: float = 0.0
+    prefill_s: float | None = None
+    decode_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationUsage:
+    """Tokens that a request took, over all its prompts and choices.
+
+    Attributes:
+        prompt_tokens: Each prompt counts once, however many choices it has.
+        cached_tokens: Of those, what was there before the request came. The first choice of each
+            prompt tells: the others find what it has just computed.
+        timing: How long they took; usages of the same tokens are equal, however long they took.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    reasoning_tokens: int = 0
+    timing: GenerationTiming = field(default=GenerationTiming(), compare=False)
+
+
+class _Choice:
+    """One sequence on its way to the client."""
+
+    __slots__ = (
+        "cached_tokens",
+        "completion_tokens",
+        "finish_reason",
+        "has_called",
+        "index",
+        "is_prompt_scored",
+        "parser",
+        "reasoning_tokens",
+        "sequence_id",
+        "text",
+    )
+
+    def __init__(
+        self, index: int, sequence_id: str, text: CompletionText, parser: OutputParser
+    ) -> None:
+        self.index = index
+        self.sequence_id = sequence_id
+        self.text = text
+        self.parser = parser
+        self.cached_tokens = 0
+        self.completion_tokens = 0
+        self.reasoning_tokens = 0
+        self.finish_reason: str | None = None
+        self.has_called = False
+        self.is_prompt_scored = False
+
+    @property
+    def has_begun(self) -> bool:
+        """True once its prompt is behind it."""
+        return self.completion_tokens > 0 or self.finish_reason is not None
+
+
+@dataclass(slots=True)
+class _News:
+    """The new events of one choice."""
+
+    tokens: list[SampledToken] = field(default_factory=list)
+    finished: SequenceFinished | None = None
+    prompt_logprobs: tuple[PromptLogprob, ...] | None = None
+
+
+class Generation:
+    """The completions of one request, on the event loop. The opener must call ``close``."""
+
+    def __init__(  # noqa: PLR0913 - one argument for each party that it stands between
+        self,
+        identity: GenerationIdentity,
+        stream: Stream,
+        choices: list[tuple[str, CompletionText]],
+        *,
+        prompt_tokens: Sequence[int],
+        media_kinds: Sequence[MediaKind] = (),
+        output: OutputFormat = PLAIN_OUTPUT,
+        streams: bool = True,
+        abort: AbortSequences,
+        on_close: Callable[[Generation], None],
+        on_tokens: Callable[[int], None] = lambda _tokens: None,
+    ) -> None:
+        """Wrap the sequences of one request.
+
+        Args:
+            identity: Of the request.
+            stream: Where the sequences' events come out.
+            choices: Sequence ids with a fresh text each, in the order of the answer's indices.
+            prompt_tokens: Of each prompt.
+            media_kinds: Of each image and video in them.
+            output: How the choices' texts are read.
+            streams: The client sees the answer while it is made.
+            abort: Ends sequences; safe to call for finished ones.
+            on_close: Called once, when the generation is closed.
+            on_tokens: Told how many tokens the request has used since the last time, at each look
+                of the reader's and when it closes: those of its prompts when the first of its
+                sequences has a slot, and those of its completions as the engine makes them, whether
+                they are read or not.
+        """
+        self.identity = identity
+        self._stream = stream
+        self._choices = {
+            sequence_id: _Choice(index, sequence_id, text, output.parser(streams=streams))
+            for index, (sequence_id, text) in enumerate(choices)
+        }
+        self._stops_after_call = output.stops_after_call
+        self._prompt_tokens = sum(prompt_tokens)
+        self._media_kinds = media_kinds
+        self._tokens_of_prompts = tuple(prompt_tokens)
+        self._choices_per_prompt = len(choices) // len(prompt_tokens)
+        self._abort_sequences = abort
+        self._on_close = on_close
+        self._on_tokens = on_tokens
+        self._charged_tokens = 0
+        self._admission: SequenceAdmitted | None = None
+        self._first_token_s: float | None = None
+        self._last_token_s = 0.0
+        self._unread: list[ChoiceDelta] = []
+        self._error: MachdError | None = None
+        self._is_closed = False
+
+    @property
+    def sequence_ids(self) -> tuple[str, ...]:
+        """The sequences behind the choices."""
+        return tuple(self._choices)
+
+    @property
+    def usage(self) -> GenerationUsage:
+        """Tokens so far; final once every choice is finished."""
+        choices = self._choices.values()
+        return GenerationUsage(
+            self._prompt_tokens,
+            self._cached_tokens,
+            sum(choice.completion_tokens for choice in choices),
+            sum(choice.reasoning_tokens for choice in choices),
+            self._timing,
+        )
+
+    def prefilled_tokens(self, running: Mapping[str, int]) -> int:
+        """Return how many tokens of its prompts are computed or reused; each prompt counts once.
+
+        Args:
+            running: Those of running sequences, by their ids.
+        """
+        choices = list(self._choices.values())
+        count = self._choices_per_prompt
+        return sum(
+            max(
+                prompt_tokens if one.has_begun else running.get(one.sequence_id, 0)
+                for one in choices[number * count : (number + 1) * count]
+            )
+            for number, prompt_tokens in enumerate(self._tokens_of_prompts)
+        )
+
+    @property
+    def admission(self) -> SequenceAdmitted | None:
+        """Return how the first of its sequences got a slot; None while all of them wait.
+
+        The decode mode is that of the first token, as soon as there is one.
+        """
+        return self._admission
+
+    @property
+    def first_token_s(self) -> float | None:
+        """When the first token came, on the monotonic clock; None before."""
+        return self._first_token_s
+
+    @property
+    def is_finished(self) -> bool:
+        """Return whether every choice has its finish reason."""
+        return all(choice.finish_reason is not None for choice in self._choices.values())
+
+    async def admitted(self) -> SequenceAdmitted:
+        """Wait until the first sequence has a slot, so that headers can tell the truth.
+
+        Raises:
+            MachdError: The request was turned away or ended before.
+        """
+        while self._admission is None:
+            self._unread += await self._take()
+            if self._admission is None and self._error is not None:
+                raise self._error
+        return self._admission
+
+    async def deltas(self, *, idle_s: float) -> AsyncIterator[list[ChoiceDelta]]:
+        """Yield new deltas as they come, until every choice is finished.
+
+        Args:
+            idle_s: Seconds without news after which an empty list comes instead.
+
+        Raises:
+            MachdError: A choice failed, or the whole request was ended from this side.
+        """
+        while True:
+            batch, self._unread = self._unread, []
+            if batch:
+                yield batch
+            if self._error is not None:
+                raise self._error
+            if self.is_finished:
+                return
+            try:
+                async with asyncio.timeout(idle_s):
+                    self._unread += await self._take()
+            except TimeoutError:
+                yield []
+
+    def fail(self, error: MachdError) -> None:
+        """End the generation from the server's side; its reader gets ``error``."""
+        self._stream.fail(error)
+        self._abort_sequences(self._running(), error)
+
+    def close(self, error: MachdError | None = None) -> None:
+        """Let go: end whatever still runs. Idempotent, never blocks, safe in ``finally``.
+
+        Args:
+            error: Why the reader left early; a client that disconnected unless given.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._error = self._error or error
+        if not self.is_finished:
+            self._error = self._error or ClientDisconnectedError("the client has left")
+            self._abort_sequences(self._running(), self._error)
+        self._charge()
+        self._on_close(self)
+
+    def record(self, finished_s: float) -> RequestRecord:
+        """The facts of the request, at its end."""
+        identity = self.identity
+        first = next(iter(self._choices.values()))
+        admitted_s = self._admission.at_s if self._admission else None
+        started_s = finished_s if admitted_s is None else admitted_s
+        token_s, timing = self._first_token_s, self._timing
+        return RequestRecord(
+            request_id=identity.request_id,
+            endpoint=identity.endpoint,
+            decode_mode=self._admission.decode_mode if self._admission else None,
+            prompt_tokens=self._prompt_tokens,
+            first_prompt_tokens=self._tokens_of_prompts[0],
+            cached_tokens=self._cached_tokens,
+            first_cached_tokens=first.cached_tokens,
+            completion_tokens=self.usage.completion_tokens,
+            queue_s=started_s - identity.arrived_s,
+            prefill_s=timing.prefill_s,
+            ttft_s=None if token_s is None else token_s - identity.arrived_s,
+            decode_s=timing.decode_s,
+            duration_s=finished_s - identity.arrived_s,
+            finish_reason=_finish_reason(first.finish_reason, self._error),
+            error_code=self._error.code if self._error else None,
+            client=identity.client,
+            coalesced_with=self._admission.coalesced_with if self._admission else None,
+            model=identity.model,
+            trace=identity.trace,
+            images=self._media_kinds.count(MediaKind.IMAGE),
+            videos=self._media_kinds.count(MediaKind.VIDEO),
+        )
+
+    @property
+    def _timing(self) -> GenerationTiming:
+        if self._admission is None:
+            return GenerationTiming()
+        admitted_s, token_s = self._admission.at_s, self._first_token_s
+        queue_s = admitted_s - self.identity.arrived_s
+        if token_s is None:
+            return GenerationTiming(queue_s)
+        return GenerationTiming(queue_s, token_s - admitted_s, self._last_token_s - token_s)
+
+    @property
+    def _cached_tokens(self) -> int:
+        return sum(
+            choice.cached_tokens
+            for choice in self._choices.values()
+            if choice.index % self._choices_per_prompt == 0
+        )
+
+    def _running(self) -> tuple[str, ...]:
+        return tuple(
+            choice.sequence_id for choice in self._choices.values() if choice.finish_reason is None
+        )
+
+    def _charge(self) -> None:
+        """Report the tokens used since the last time, unread ones included."""
+        prompt_tokens = self._prompt_tokens if self._stream.is_admitted else 0
+        used_tokens = prompt_tokens + self._stream.completion_tokens
+        if used_tokens > self._charged_tokens:
+            self._on_tokens(used_tokens - self._charged_tokens)
+            self._charged_tokens = used_tokens
+
+    async def _take(self) -> list[ChoiceDelta]:
+        """Wait for events and fold those of each choice into one delta.
+
+        An error is kept until what came before it has been handed out.
+        """
+        try:
+            events = await self._stream.take()
+        except MachdError as error:
+            self._error = self._error or error
+            return []
+        self._charge()
+        news: dict[str, _News] = {}
+        for event in events:
+            self._note(event, news)
+        deltas = [self._advance(self._choices[one], gained) for one, gained in news.items()]
+        return [delta for delta in deltas if delta is not None]
+
+    def _note(self, event: SequenceEvent, news: dict[str, _News]) -> None:
+        """Sort one event: to the request's own facts, or to the news of a choice."""
+        match event:
+            case SequenceAdmitted() | SequenceStarted():
+                self._note_mode(event)
+            case PromptReused(sequence_id, cached_tokens):
+                self._choices[sequence_id].cached_tokens = cached_tokens
+            case PromptScored(sequence_id, logprobs):
+                news.setdefault(sequence_id, _News()).prompt_logprobs = logprobs
+            case TokenGenerated(sequence_id, token):
+                self._note_token(event.at_s)
+                news.setdefault(sequence_id, _News()).tokens.append(token)
+            case SequenceFinished(sequence_id):
+                if event.stop_token is not None:
+                    self._note_token(event.at_s)
+                news.setdefault(sequence_id, _News()).finished = event
+
+    def _note_token(self, at_s: float) -> None:
+        if self._first_token_s is None:
+            self._first_token_s = at_s
+        self._last_token_s = at_s
+
+    def _note_mode(self, event: SequenceAdmitted | SequenceStarted) -> None:
+        if isinstance(event, SequenceAdmitted):
+            self._admission = self._admission or event
+        elif self._first_token_s is None and self._admission is not None:
+            self._admission = replace(self._admission, decode_mode=event.decode_mode)
+
+    def _advance(self, choice: _Choice, news: _News) -> ChoiceDelta | None:
+        """Return what a choice gained; its prompt's log-probabilities once, though events may repeat them."""
+        delta = self._grow(choice, news.tokens, news.finished)
+        if news.prompt_logprobs is None or choice.is_prompt_scored:
+            return delta
+        choice.is_prompt_scored = True
+        delta = delta or ChoiceDelta(choice.index, "", (), None)
+        return replace(delta, prompt_logprobs=news.prompt_logprobs)
+
+    def _grow(
+        self, choice: _Choice, tokens: list[SampledToken], finished: SequenceFinished | None
+    ) -> ChoiceDelta | None:
+        if finished is not None:
+            choice.cached_tokens = finished.cached_tokens
+        if choice.finish_reason is not None:
+            return None  # a stop string ended it; what the engine made meanwhile is not wanted
+        texts: list[str] = []
+        pieces: list[OutputPiece] = []
+        stop_token: SampledToken | None = None
+        used = 0
+        for token in tokens:
+            texts.append(choice.text.push(token.token_id))
+            used += 1
+            was_thinking = choice.parser.is_thinking
+            pieces += choice.parser.push(texts[-1])
+            choice.reasoning_tokens += was_thinking or choice.parser.is_thinking
+            if choice.text.is_stopped or self._has_enough(pieces):
+                break
+        choice.completion_tokens += used
+        if choice.text.is_stopped or self._has_enough(pieces):
+            choice.finish_reason = FinishReason.STOP.value
+            self._abort_sequences((choice.sequence_id,), None)
+        elif finished is not None:
+            stop_token = finished.stop_token
+            texts.append(self._settle(choice, finished))
+            pieces += choice.parser.push(texts[-1])
+        self._end(choice, pieces)
+        text = "".join(texts)
+        if not used and not text and choice.finish_reason is None:
+            return None
+        return ChoiceDelta(
+            choice.index,
+            text,
+            tuple(tokens[:used]),
+            choice.finish_reason,
+            joined_pieces(pieces),
+            choice.text.stopped_by,
+            stop_token,
+        )
+
+    def _has_enough(self, pieces: Sequence[OutputPiece]) -> bool:
+        """Return whether a choice has made the one call that the client wants."""
+        return self._stops_after_call and any(isinstance(one, ToolCallEnd) for one in pieces)
+
+    def _end(self, choice: _Choice, pieces: list[OutputPiece]) -> None:
+        """Read a finished choice to its end, and note whether it called something."""
+        if choice.finish_reason is not None:
+            has_ended_itself = choice.finish_reason == FinishReason.STOP.value
+            is_cut = choice.text.is_stopped or not has_ended_itself
+            pieces += choice.parser.finish(is_cut=is_cut)
+        if self._has_enough(pieces):
+            first = next(i for i, one in enumerate(pieces) if isinstance(one, ToolCallEnd))
+            del pieces[first + 1 :]
+        for piece in pieces:
+            if isinstance(piece, ToolCallStart | ToolCallEnd):
+                # A call that was cut short is none.
+                choice.has_called = isinstance(piece, ToolCallEnd)
+        if choice.has_called and choice.finish_reason == FinishReason.STOP.value:
+            choice.finish_reason = TOOL_CALLS
+
+    def _settle(self, choice: _Choice, finished: SequenceFinished) -> str:
+        """Note how a choice ended, and give the text that was held back."""
+        if finished.error is not None:
+            self._error = self._error or finished.error
+            return ""
+        choice.completion_tokens = finished.completion_tokens
+        rest = choice.text.finish()
+        # What was held back may complete a stop string once no more bytes can come.
+        is_stopped = choice.text.is_stopped
+        choice.finish_reason = FinishReason.STOP.value if is_stopped else finished.reason.value
+        return rest
+
+
+def _finish_reason(finish_reason: str | None, error: MachdError | None) -> str:
+    match error:
+        case None:
+            return finish_reason or FinishReason.ABORT.value
+        case UnavailableError():
+            return "reject"
+        case AbortError():
+            return FinishReason.ABORT.value
+        case _:
+            return FinishReason.ERROR.value

@@ -1,0 +1,624 @@
+"""The front of serving: prompts and options in, generations out.
+
+Everything here runs on the event loop, except tokenising and template rendering, which worker
+threads do so that a long prompt never stalls the streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, replace
+from typing import ParamSpec, Protocol, TypeVar
+
+import msgspec
+
+from machd.clock import Clock
+from machd.engine.protocol.engine import Engine, ModelDescription
+from machd.engine.protocol.media import FIRST_MEDIA_KEY, Media, MediaSpan
+from machd.engine.protocol.tokenizer import Tokenizer
+from machd.errors import (
+    ContextLengthExceededError,
+    DrainDeadlineError,
+    GrammarError,
+    InvalidRequestError,
+    MachdError,
+    OverloadedError,
+    UnsupportedParameterError,
+)
+from machd.generations.compilations import Compilations
+from machd.generations.decodings import Decodings, MediaRules
+from machd.generations.fanout import Fanout
+from machd.generations.generation import Generation, GenerationIdentity
+from machd.generations.key_limits import KeyLimits
+from machd.generations.record import RequestObserver
+from machd.generations.workers import Workers
+from machd.process.lifecycle import Lifecycle
+from machd.reading.conversation import PreparedConversation, prepare_conversation
+from machd.reading.guidance import NO_GUIDANCE, Guidance
+from machd.reading.text import CompletionText
+from machd.request.constraint import Constraint
+from machd.request.conversation import Conversation
+from machd.request.generation import WHOLE_ROOM, GenerationOptions, Grammar, SamplingParams
+from machd.request.media import media_of, without_tool_media
+from machd.scheduler.subscriber import Priority, SequenceRequest
+
+_TOKENISER_THREADS = 2
+
+_PREPARATION_LIMIT_S = 60.0
+"""The longest that a request waits for a worker thread and its work. Most take milliseconds."""
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class EngineThread(Protocol):
+    """The engine thread as generations use it; :class:`machd.engine_process.loop.EngineLoop` is one."""
+
+    @property
+    def loaded(self) -> Future[Engine]:
+        """The engine, once it is loaded."""
+        ...
+
+    @property
+    def slot_count(self) -> int:
+        """Sequences that can run at once."""
+        ...
+
+    @property
+    def kv_budget_bytes(self) -> int | None:
+        """Bytes of keys and values that may be promised to sequences; None for no cap."""
+        ...
+
+    def submit(self, requests: tuple[SequenceRequest, ...]) -> None:
+        """Start the sequences of one request."""
+        ...
+
+    def abort(self, sequence_ids: tuple[str, ...], error: MachdError | None) -> None:
+        """End sequences; ``error`` is None if their client simply has enough."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationLimits:
+    """Limits of one request.
+
+    Attributes:
+        max_tokens_default: Completion tokens when the client sets none.
+        max_n: Completions for each prompt.
+        max_queue: Completions that may wait; one request with more than queue and slots hold
+            together could never be admitted.
+        max_requests_per_key: Generations that one client may have open; None for no limit.
+        max_tokens_per_minute_per_key: Tokens that one client may use; None for no limit.
+        shares_prefixes: Whether clients find each other's prompts in the prefix cache.
+        clamps_max_tokens: Whether a request for more completion tokens than fit gets those that fit;
+            otherwise it is refused.
+        refuses_ignored_keywords: Whether a schema with keywords that no grammar holds is refused.
+        max_images: Images and videos that one request may have together.
+        omits_tool_media: Whether a model of text gets a placeholder for an image in a result of a tool; otherwise
+            the request is refused.
+        media: What they are held against one by one; needed for a model with vision.
+    """
+
+    max_tokens_default: int
+    max_n: int
+    max_queue: int
+    max_requests_per_key: int | None = None
+    max_tokens_per_minute_per_key: int | None = None
+    shares_prefixes: bool = False
+    clamps_max_tokens: bool = True
+    refuses_ignored_keywords: bool = False
+    max_images: int = 8
+    omits_tool_media: bool = True
+    media: MediaRules | None = None
+
+
+class GenerationService:
+    """Opens generations and knows every open one."""
+
+    def __init__(
+        self,
+        *,
+        loop: EngineThread,
+        fanout: Fanout,
+        lifecycle: Lifecycle,
+        limits: GenerationLimits,
+        clock: Clock,
+        observers: Sequence[RequestObserver] = (),
+    ) -> None:
+        """Wire the parts that a generation needs."""
+        self.lifecycle = lifecycle
+        self._loop = loop
+        self._fanout = fanout
+        self._limits = limits
+        self._key_limits = KeyLimits(
+            clock,
+            max_requests=limits.max_requests_per_key,
+            max_tokens_per_minute=limits.max_tokens_per_minute_per_key,
+        )
+        self._clock = clock
+        self._observers = tuple(observers)
+        self._open: dict[str, Generation] = {}
+        self._all_closed = asyncio.Event()
+        self._all_closed.set()
+        self._workers = Workers(_TOKENISER_THREADS, name="machd-tokeniser")
+        # Threads of their own: a plain prompt waits for no slow chat template and no large schema.
+        self._renderers = Workers(_TOKENISER_THREADS, name="machd-chat")
+        self._compilations = Compilations()
+        self._decodings = Decodings()
+
+    @property
+    def open_count(self) -> int:
+        """Return the number of open generations."""
+        return len(self._open)
+
+    @property
+    def open_generations(self) -> tuple[Generation, ...]:
+        """Return the open generations, oldest first."""
+        return tuple(self._open.values())
+
+    def set_limits(self, limits: GenerationLimits) -> None:
+        """Hold requests that come from now on against other limits."""
+        self._limits = limits
+        self._key_limits.set(
+            max_requests=limits.max_requests_per_key,
+            max_tokens_per_minute=limits.max_tokens_per_minute_per_key,
+        )
+
+    def check_client(self, client: str) -> None:
+        """Turn a client away before any work is done for it, if it could open nothing anyway.
+
+        Raises:
+            KeyLimitError: It has reached a limit of its own.
+        """
+        self._key_limits.check(client)
+
+    @property
+    def engine(self) -> Engine:
+        """The loaded engine, for its description and tokenizer only.
+
+        Raises:
+            NotReadyError, DrainingError, EngineFaultError: There is none to speak of.
+        """
+        if not self._loop.loaded.done() or self._loop.loaded.exception() is not None:
+            self.lifecycle.check_accepting()
+        return self._loop.loaded.result(timeout=0)
+
+    @property
+    def model(self) -> ModelDescription:
+        """Return the description of the served model."""
+        return self.engine.model
+
+    @property
+    def takes_media(self) -> bool:
+        """True unless the served model is known to take text only."""
+        loaded = self._loop.loaded
+        if not loaded.done() or loaded.exception() is not None:
+            return True
+        return loaded.result().model.vision is not None
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The served model's tokenizer."""
+        return self.engine.tokenizer
+
+    async def in_worker(
+        self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
+    ) -> _T:
+        """Run tokeniser work off the event loop.
+
+        Raises:
+            OverloadedError: It is not done in time.
+        """
+        return await _within_limit(self._workers, lambda: function(*args, **kwargs))
+
+    async def in_chat_worker(
+        self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
+    ) -> _T:
+        """Run work that renders a chat template where no plain prompt waits behind it.
+
+        Raises:
+            OverloadedError: It is not done in time.
+        """
+        return await _within_limit(self._renderers, lambda: function(*args, **kwargs))
+
+    async def prepare(
+        self, conversation: Conversation, *, client: str = "", salt: str | None = None
+    ) -> PreparedConversation:
+        """Render and tokenise a conversation and compile what constrains its answer.
+
+        Args:
+            conversation: To prepare.
+            client: Name of the API key, or ``anonymous``; images are shared within its namespace.
+            salt: What the client keeps the request apart by; None for nothing.
+
+        Raises:
+            ChatTemplateMissingError: The model takes no conversations.
+            GrammarError: A schema or grammar cannot be used.
+            InvalidRequestError: The template refuses the conversation, or it has images or videos
+                that the model does not take, or too many.
+            KeyLimitError: The client has as many requests open as it may.
+            OverloadedError: It is not done in time.
+        """
+        omitted_media = 0
+        if self.model.vision is None and self._limits.omits_tool_media:
+            messages, omitted_media = without_tool_media(conversation.messages)
+            conversation = replace(conversation, messages=messages)
+        self._check_media(conversation)
+        with self._key_limits.preparing(client):
+            decoded = await self._decoded(conversation, client, salt)
+            prepared = await self.in_chat_worker(
+                prepare_conversation, conversation, self.engine, decoded
+            )
+            grammar = None
+            for constraint in prepared.constraints:
+                grammar = await self.compile(constraint, client=client)
+        guidance = replace(prepared.guidance, grammar=grammar)
+        return replace(prepared, guidance=guidance, omitted_media=omitted_media)
+
+    async def _decoded(
+        self, conversation: Conversation, client: str, salt: str | None
+    ) -> dict[int, Media]:
+        """Decode a conversation's images and videos; returns them by their sources' identities."""
+        media, rules, processor = (
+            media_of(conversation.messages),
+            self._limits.media,
+            self.engine.media,
+        )
+        if not media:
+            return {}
+        assert processor is not None, "the model takes images"
+        assert rules is not None, "images are held against rules"
+        namespace = cache_namespace(client, salt, is_shared=self._limits.shares_prefixes)
+        return {
+            id(source): await self._decodings.decode(
+                source,
+                processor,
+                rules,
+                client=client,
+                namespace=namespace,
+                wait_s=_PREPARATION_LIMIT_S,
+            )
+            for source in media
+        }
+
+    async def compile(self, constraint: Constraint, *, client: str) -> Grammar:
+        """A grammar for the served model.
+
+        Args:
+            constraint: Of the completion.
+            client: Name of the API key, or ``anonymous``; clients compile in turns.
+
+        Raises:
+            GrammarError: It cannot be used.
+            OverloadedError: It is not done in time.
+        """
+        try:
+            grammar = await self._compilations.compile(
+                self.engine.grammars, constraint, client=client, wait_s=_PREPARATION_LIMIT_S
+            )
+        except TimeoutError:
+            raise OverloadedError(
+                f"{constraint.param}: it was not compiled within {_PREPARATION_LIMIT_S:g} s"
+            ) from None
+        self._check_keywords(grammar, param=constraint.param)
+        return grammar
+
+    def open(
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        options: GenerationOptions,
+        identity: GenerationIdentity,
+        *,
+        prompt_param: str,
+        guidance: Guidance = NO_GUIDANCE,
+        media: tuple[MediaSpan, ...] = (),
+    ) -> Generation:
+        """Start ``options.n`` completions of every prompt.
+
+        Args:
+            prompts: Token ids.
+            options: What is asked.
+            identity: Of the client and the request.
+            prompt_param: The request field that the prompts came from, for errors about them.
+            guidance: What shapes the completions, and how they are read.
+            media: Images and videos of the one prompt that has any.
+
+        Raises:
+            NotReadyError, DrainingError, EngineFaultError: No new work is taken.
+            InvalidRequestError: The request asks for more than the limits or the context allow, or a
+                prompt has no token, or one that the model does not know.
+            KeyLimitError: The client has reached a limit of its own.
+        """
+        self.lifecycle.check_accepting()
+        if identity.is_limited:
+            self.check_client(identity.client)
+        if options.n > self._limits.max_n:
+            raise InvalidRequestError(
+                f"n is {options.n}, and limits.max_n is {self._limits.max_n}", param="n"
+            )
+        self._check_room(len(prompts), options.n, prompt_param)
+        for prompt in prompts:
+            self._check_prompt(prompt, prompt_param)
+        max_tokens = [self._max_tokens(len(prompt), options, prompt_param) for prompt in prompts]
+        requests = self._requests(prompts, max_tokens, options, identity, guidance, media)
+        # The texts come first: what fails before the stream is open leaves nothing behind.
+        markers = guidance.output.markers
+        texts = [
+            (
+                request.sequence_id,
+                CompletionText(
+                    self.tokenizer.detokenizer(keeps=markers),
+                    options.stop,
+                    shows_stop=options.shows_stop,
+                    min_tokens=options.sampling.min_tokens,
+                ),
+            )
+            for request in requests
+        ]
+        generation = Generation(
+            identity,
+            self._fanout.open([sequence_id for sequence_id, _ in texts]),
+            texts,
+            prompt_tokens=[len(prompt) for prompt in prompts],
+            media_kinds=[one.media.kind for one in media],
+            output=guidance.output,
+            streams=options.stream,
+            abort=self._abort,
+            on_close=self._closed,
+            on_tokens=lambda tokens: self._spend(identity, tokens),
+        )
+        if identity.is_limited:
+            self._key_limits.enter(identity.client)
+        self._open[identity.generation_id] = generation
+        self._all_closed.clear()
+        self._loop.submit(tuple(requests))
+        return generation
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Wait for the open generations; end those that outlast ``timeout_s``.
+
+        Returns:
+            Whether all of them ended by themselves.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._all_closed.wait()
+        except TimeoutError:
+            self.fail_open(
+                DrainDeadlineError(
+                    f"the server stopped after limits.drain_timeout_s ({timeout_s:g} s)"
+                )
+            )
+            return False
+        return True
+
+    def fail_open(self, error: MachdError) -> None:
+        """End every open generation with ``error``."""
+        for generation in list(self._open.values()):
+            generation.fail(error)
+
+    def close(self) -> None:
+        """Let the worker threads go."""
+        for pool in (self._workers, self._renderers):
+            pool.shutdown()
+        self._decodings.close()
+        self._compilations.close()
+
+    def _check_media(self, conversation: Conversation) -> None:
+        """Refuse images and videos that the served model takes none of, or too many."""
+        media = media_of(conversation.messages)
+        if not media:
+            return
+        if self.model.vision is None:
+            param = media[0].param
+            raise UnsupportedParameterError(
+                f"{param}: the served model takes text only; serve a vision model with machd[vision], "
+                "or send text",
+                param=param,
+            )
+        max_images = self._limits.max_images
+        if len(media) > max_images:
+            param = media[max_images].param
+            raise InvalidRequestError(
+                f"{param}: the request has {len(media)} images and videos, and vision.max_images is "
+                f"{max_images}; send fewer",
+                param=param,
+            )
+
+    def _check_keywords(self, grammar: Grammar, *, param: str) -> None:
+        """Refuse a schema that the grammar does not hold whole, where that is wanted."""
+        if grammar.ignored_keywords and self._limits.refuses_ignored_keywords:
+            raise GrammarError(
+                f"{param}: no grammar can hold {', '.join(grammar.ignored_keywords)}; leave that out, or "
+                "set structured_output.strict to false",
+                param=param,
+            )
+
+    def _check_room(self, prompts: int, n: int, prompt_param: str) -> None:
+        """Refuse for good what could not be queued on an idle daemon either."""
+        max_sequences = self._limits.max_queue + self._loop.slot_count
+        if prompts * n > max_sequences:
+            raise InvalidRequestError(
+                f"{prompts} prompts with n {n} make {prompts * n} completions, and "
+                f"limits.max_queue and the slots have room for {max_sequences}",
+                param=prompt_param,
+            )
+
+    def _check_prompt(self, prompt: tuple[int, ...], prompt_param: str) -> None:
+        """Refuse a prompt that the engine cannot compute.
+
+        A tokenizer may know more tokens than the model: mlx reads memory at random for those.
+        """
+        if not prompt:
+            raise InvalidRequestError(
+                f"{prompt_param}: the prompt holds no token; send some text", param=prompt_param
+            )
+        vocabulary_tokens = self.model.vocabulary_tokens
+        unknown = (one for one in prompt if vocabulary_tokens <= one < FIRST_MEDIA_KEY)
+        if max(prompt) >= vocabulary_tokens and (token_id := next(unknown, None)) is not None:
+            raise InvalidRequestError(
+                f"{prompt_param}: the text spells token {token_id} of the tokenizer, and the model "
+                f"knows {vocabulary_tokens} tokens, from 0 on; leave it out",
+                param=prompt_param,
+            )
+
+    def _requests(
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        max_tokens: Sequence[int],
+        options: GenerationOptions,
+        identity: GenerationIdentity,
+        guidance: Guidance,
+        media: tuple[MediaSpan, ...],
+    ) -> list[SequenceRequest]:
+        stop_token_ids = frozenset(options.stop_token_ids)
+        if not options.ignore_eos:
+            stop_token_ids |= self.model.eos_token_ids
+        _check_can_go_on(options, stop_token_ids)
+        sampling = _sampling_of_choices(options, guidance, stop_token_ids)
+        client, salt = identity.client, options.cache_salt
+        return [
+            SequenceRequest(
+                sequence_id=f"{identity.generation_id}/{prompt_index * options.n + choice}",
+                group_id=identity.generation_id,
+                prompt=prompt,
+                sampling=sampling[choice],
+                max_tokens=max_tokens[prompt_index],
+                stop_token_ids=stop_token_ids,
+                arrived_s=identity.arrived_s,
+                request_id=identity.request_id,
+                namespace=decode_namespace(client, salt),
+                cache_namespace=cache_namespace(
+                    client, salt, is_shared=self._limits.shares_prefixes
+                ),
+                priority=Priority(options.priority),
+                media=media,
+            )
+            for prompt_index, prompt in enumerate(prompts)
+            for choice in range(options.n)
+        ]
+
+    def _max_tokens(self, prompt_tokens: int, options: GenerationOptions, prompt_param: str) -> int:
+        """The tokens that a completion of a prompt may have.
+
+        Raises:
+            ContextLengthExceededError: The prompt leaves no room for any that are asked for, or not for
+                all of them, and that is not clamped.
+        """
+        context_tokens, asked = self.model.context_tokens, options.max_tokens
+        room = context_tokens - prompt_tokens
+        is_wish = asked in (None, WHOLE_ROOM) or self._limits.clamps_max_tokens
+        least = 0 if asked == 0 else 1
+        if room < least or (not is_wish and asked is not None and asked > room):
+            raise ContextLengthExceededError(
+                context_tokens=context_tokens,
+                prompt_tokens=prompt_tokens,
+                asked_tokens=None if is_wish else asked,
+                param="max_tokens" if room > 0 else prompt_param,
+            )
+        if asked is None:
+            asked = self._limits.max_tokens_default
+        elif asked == WHOLE_ROOM:
+            asked = room
+        return min(asked, room, self._kv_room(prompt_tokens) if is_wish else asked)
+
+    def _kv_room(self, prompt_tokens: int) -> int:
+        """Completion tokens that the KV budget can hold beside a prompt, on an idle daemon.
+
+        Where it cannot hold the prompt itself, that is admission's to refuse.
+        """
+        budget_bytes = self._loop.kv_budget_bytes
+        cache = self.model.cache
+        if budget_bytes is None or not cache.bytes_per_token:
+            return self.model.context_tokens
+        tokens = (budget_bytes - cache.bytes_per_sequence) // cache.bytes_per_token
+        return max(1, tokens - prompt_tokens)
+
+    def _abort(self, sequence_ids: tuple[str, ...], error: MachdError | None) -> None:
+        self._loop.abort(sequence_ids, error)
+
+    def _spend(self, identity: GenerationIdentity, tokens: int) -> None:
+        if identity.is_limited:
+            self._key_limits.spend(identity.client, tokens)
+
+    def _closed(self, generation: Generation) -> None:
+        self._fanout.close(generation.sequence_ids)
+        self._open.pop(generation.identity.generation_id, None)
+        if generation.identity.is_limited:
+            self._key_limits.leave(generation.identity.client)
+        if not self._open:
+            self._all_closed.set()
+        record = generation.record(self._clock.monotonic_s())
+        for observer in self._observers:
+            observer.on_request(record)
+
+
+async def _within_limit(pool: Executor, function: Callable[[], _T]) -> _T:
+    """Run a function on a thread of the pool; a thread that is late is left to its work.
+
+    Raises:
+        OverloadedError: It took too long, or the requests before it did.
+    """
+    event_loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(_PREPARATION_LIMIT_S):
+            return await event_loop.run_in_executor(pool, function)
+    except TimeoutError:
+        raise OverloadedError(
+            f"the prompt was not rendered and tokenised within {_PREPARATION_LIMIT_S:g} s"
+        ) from None
+
+
+def _check_can_go_on(options: GenerationOptions, stop_token_ids: frozenset[int]) -> None:
+    """Refuse to keep a completion open that may only have tokens that end it."""
+    allowed = options.sampling.allowed_token_ids
+    if options.sampling.min_tokens and allowed and stop_token_ids.issuperset(allowed):
+        raise InvalidRequestError(
+            "min_tokens: every token of allowed_token_ids ends the completion", param="min_tokens"
+        )
+
+
+def _sampling_of_choices(
+    options: GenerationOptions, guidance: Guidance, stop_token_ids: frozenset[int]
+) -> list[SamplingParams]:
+    """Complete the parameters that a client asked for; choices differ in their seeds only.
+
+    Greedy choices draw nothing, and equal seeds let equal ones be coalesced.
+    """
+    sampling = replace(
+        options.sampling,
+        end_token_ids=tuple(sorted(stop_token_ids)) if options.sampling.min_tokens else (),
+        predicted_token_ids=guidance.predicted_token_ids,
+        grammar=guidance.grammar,
+        thinking=guidance.thinking,
+    )
+    if sampling.temperature == 0:
+        return [sampling] * options.n
+    seed = secrets.randbits(63) if options.seed is None else options.seed
+    return [replace(sampling, seed=seed + choice) for choice in range(options.n)]
+
+
+def decode_namespace(client: str, salt: str | None) -> str:
+    """Return the namespace in which requests may share a decode: one client's, and one salt's.
+
+    The speed of an answer tells whether the same was asked before, which a salt hides.
+    """
+    return _joined("key", client, salt)
+
+
+def cache_namespace(client: str, salt: str | None, *, is_shared: bool) -> str:
+    """Return the namespace of the prefix cache in which a request finds prompts, and leaves its own.
+
+    Args:
+        client: Name of the API key, or ``anonymous``.
+        salt: What the client keeps the request apart by; None for nothing.
+        is_shared: Whether all clients share what they leave, as ``cache.namespace`` says.
+    """
+    return _joined("shared", salt) if is_shared else _joined("key", client, salt)
+
+
+def _joined(*parts: str | None) -> str:
+    return msgspec.json.encode(parts).decode()

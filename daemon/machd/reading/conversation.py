@@ -1,0 +1,293 @@
+"""From a conversation to what the engine is given and how its answer is read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+from machd.engine.protocol.chat_format import JSON_TOOLS, ChatFormat, TextState
+from machd.engine.protocol.engine import Engine
+from machd.engine.protocol.media import Media, MediaSpan, token_ids_of
+from machd.engine.protocol.tokenizer import Tokenizer
+from machd.errors import InvalidRequestError
+from machd.reading.chat_output import ChatOutput
+from machd.reading.guidance import Guidance
+from machd.reading.keyed_prompt import KeyedPrompt, keyed_prompt
+from machd.reading.system_messages import merge_opening, place_system_messages
+from machd.reading.tool_grammar import CallSpelling, answer_or_calls, arguments_alone, forced_calls
+from machd.reading.tool_prompt import write_tools
+from machd.reading.truncation import kept_messages, max_prompt_tokens
+from machd.request.constraint import Constraint
+from machd.request.conversation import Conversation, ToolChoiceMode, template_tool
+from machd.request.generation import WHOLE_ROOM, Thinking
+
+NO_MEDIA: Mapping[int, Media] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedConversation:
+    """A conversation, ready to be generated from.
+
+    Attributes:
+        prompt: Token ids.
+        guidance: What shapes the answer, and how it is read.
+        dropped_messages: The oldest messages that were left out to make the rest fit.
+        constraints: To compile, in this order; the last one is the answer's, those before it only show
+            which of a client's schemas is wrong.
+        media: Images and videos of the prompt, in order.
+        omitted_media: Images and videos in results of tools that a model of text is not shown.
+    """
+
+    prompt: tuple[int, ...]
+    guidance: Guidance
+    dropped_messages: int = 0
+    constraints: tuple[Constraint, ...] = ()
+    media: tuple[MediaSpan, ...] = ()
+    omitted_media: int = 0
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The prompt in the model's own tokens, those of images included."""
+        return tuple(token_ids_of(self.prompt, self.media))
+
+
+def prepare_conversation(
+    conversation: Conversation, engine: Engine, decoded: Mapping[int, Media] = NO_MEDIA
+) -> PreparedConversation:
+    """Render and tokenise; for a worker thread, as a prompt may be a megabyte.
+
+    Args:
+        conversation: To prepare.
+        engine: Its tokenizer and processor of images are used.
+        decoded: What was made of the conversation's images and videos, by their sources' identities.
+
+    Raises:
+        ChatTemplateMissingError: The model takes no conversations.
+        GrammarError: A schema or grammar is beyond the bounds.
+        InvalidRequestError: The template refuses the conversation, or what is asked for does not
+            go together with this model.
+    """
+    tokenizer = engine.tokenizer
+    calls = _Calls.of(conversation, tokenizer)
+
+    def rendered(messages: list[dict[str, object]]) -> str:
+        return _rendered(replace(conversation, messages=messages), tokenizer, calls)
+
+    # The template writes the special tokens itself.
+    encode = partial(tokenizer.encode, add_special_tokens=False)
+    processor = engine.media
+
+    def tokenised(messages: list[dict[str, object]]) -> KeyedPrompt:
+        if decoded and processor is not None:
+            return keyed_prompt(messages, decoded, processor, render=rendered, encode=encode)
+        text = rendered(messages)
+        return KeyedPrompt(text, tuple(encode(text)))
+
+    prompt, dropped_messages = tokenised(conversation.messages), 0
+    limit_tokens = _limit_tokens(conversation, engine.model.context_tokens)
+    if len(prompt.keys) > limit_tokens:
+        kept = kept_messages(
+            conversation.messages, lambda kept: len(tokenised(kept).keys) <= limit_tokens
+        )
+        dropped_messages = len(conversation.messages) - len(kept)
+        prompt = tokenised(kept)
+        _check_latest_turn(conversation, len(prompt.keys))
+    open_thought = _open_thought(conversation, calls.chat_format, prompt.text)
+    thinking = _thinking(conversation, tokenizer, open_thought)
+    output = ChatOutput(
+        calls.chat_format,
+        tools=calls.tools,
+        starts_in=_starting_state(conversation, calls.chat_format, thinking),
+        continues_thought=bool(open_thought),
+        stops_after_call=calls.is_single,
+        has_bare_calls=calls.are_bare,
+        has_marked_calls=not calls.are_bare,
+        is_forced=calls.are_forced,
+    )
+    constraints = _constraints(conversation, engine, calls)
+    predicted = _predicted(conversation, tokenizer, engine.model.context_tokens)
+    guidance = Guidance(None, thinking, predicted, output)
+    return PreparedConversation(prompt.keys, guidance, dropped_messages, constraints, prompt.spans)
+
+
+def _limit_tokens(conversation: Conversation, context_tokens: int) -> float:
+    """Tokens that the prompt may have before its oldest turns are left out."""
+    asked = conversation.max_prompt_tokens
+    return math.inf if asked is None else max_prompt_tokens(asked, context_tokens)
+
+
+def _check_latest_turn(conversation: Conversation, prompt_tokens: int) -> None:
+    """Refuse a number of prompt tokens that the latest turn alone does not keep to."""
+    asked = conversation.max_prompt_tokens
+    if asked is not None and asked != WHOLE_ROOM and prompt_tokens > asked:
+        raise InvalidRequestError(
+            f"truncate_prompt_tokens: the system message and the latest turn alone have {prompt_tokens} "
+            "tokens; send a larger number",
+            param="truncate_prompt_tokens",
+        )
+
+
+def _predicted(
+    conversation: Conversation, tokenizer: Tokenizer, context_tokens: int
+) -> tuple[int, ...]:
+    """The text that the answer may repeat; of a longer one than any answer, the beginning."""
+    if not conversation.prediction:
+        return ()
+    token_ids = tokenizer.encode(conversation.prediction, add_special_tokens=False)
+    return tuple(token_ids[:context_tokens])
+
+
+@dataclass(frozen=True, slots=True)
+class _Calls:
+    """The tools of a conversation, and how its model writes calls of them.
+
+    Attributes:
+        tools: That the model may call, as templates see them.
+        chat_format: As the model will write calls.
+        are_written_by_us: The template shows no tools, so the messages have to.
+        are_forced: Nothing but calls is wanted.
+        is_single: At most one is.
+    """
+
+    tools: tuple[Mapping[str, object], ...]
+    chat_format: ChatFormat
+    are_written_by_us: bool
+    are_forced: bool
+    is_single: bool
+
+    @classmethod
+    def of(cls, conversation: Conversation, tokenizer: Tokenizer) -> _Calls:
+        choice = conversation.tool_choice
+        tools = conversation.tools if choice.mode is not ToolChoiceMode.NONE else ()
+        chat_format = tokenizer.chat_format
+        are_written_by_us = not chat_format.shows_tools
+        are_forced = bool(tools) and choice.mode is ToolChoiceMode.REQUIRED
+        return cls(
+            tuple(template_tool(tool) for tool in tools),
+            chat_format.with_json_calls() if are_written_by_us else chat_format,
+            are_written_by_us,
+            are_forced,
+            bool(tools)
+            and (not choice.allows_parallel or (are_forced and choice.name is not None)),
+        )
+
+    @property
+    def are_json_between_markers(self) -> bool:
+        """A grammar can be written for calls as the model knows them."""
+        return self.chat_format.tool_format == JSON_TOOLS and self._has_markers
+
+    @property
+    def are_bare(self) -> bool:
+        """Calls are JSON without markers: the model's way, or what our grammar makes of them."""
+        forces_json = self.are_forced and not self.are_json_between_markers
+        return bool(self.tools) and (forces_json or not self._has_markers)
+
+    @property
+    def _has_markers(self) -> bool:
+        return self.chat_format.tool_markers is not None
+
+    def spelling(self, tokenizer: Tokenizer, eos_token_ids: frozenset[int]) -> CallSpelling:
+        """Return how a grammar writes calls."""
+        markers = self.chat_format.tool_markers
+        if markers is None:
+            return CallSpelling(argument_keys=("parameters", "arguments"))
+        if self.are_json_between_markers:
+            return CallSpelling.between(tokenizer, markers)
+        if self.are_forced:
+            return CallSpelling()
+        return CallSpelling.native(tokenizer, markers[0], eos_token_ids)
+
+
+def _rendered(conversation: Conversation, tokenizer: Tokenizer, calls: _Calls) -> str:
+    messages, tools = merge_opening(conversation.messages), calls.tools
+    if calls.are_written_by_us:
+        messages, tools = write_tools(messages, tools), ()
+    messages = place_system_messages(messages, calls.chat_format)
+    variables = dict(conversation.template_variables)
+    if conversation.thinks is not None:
+        variables["enable_thinking"] = conversation.thinks
+    continues = conversation.continues_final_message
+    try:
+        return tokenizer.render_chat(
+            messages,
+            add_generation_prompt=not continues,
+            continue_final_message=continues,
+            tools=tools,
+            variables=variables,
+        )
+    except InvalidRequestError as error:
+        error.param = conversation.messages_param
+        raise
+
+
+def _open_thought(conversation: Conversation, chat_format: ChatFormat, prompt: str) -> str | None:
+    """Return what is said already of the thought that the prompt ends in; None if it ends in none.
+
+    A thought is opened by the template at the prompt's end, or in the final message that the answer
+    continues. The marker elsewhere, as in a question about it, opens none.
+    """
+    if chat_format.reasoning_markers is None:
+        return None
+    start, end = (marker.strip() for marker in chat_format.reasoning_markers)
+    _, is_opened, rest = prompt.rpartition(start)
+    final = conversation.messages[-1].get("content") if conversation.continues_final_message else ""
+    said = rest.strip()
+    is_last = isinstance(final, str) and final.rstrip().endswith(said)
+    return said if is_opened and is_last and end not in rest else None
+
+
+def _thinking(
+    conversation: Conversation, tokenizer: Tokenizer, open_thought: str | None
+) -> Thinking | None:
+    """Return the markers of reasoning, for a model that reasons unless it was told not to."""
+    markers = tokenizer.chat_format.reasoning_markers
+    if markers is None:
+        return None
+    start, end = markers
+    is_open = open_thought is not None
+    if conversation.thinks is False and not is_open:
+        return None
+    budget_tokens = conversation.thinking_budget_tokens
+    if conversation.thinks is False and not open_thought:
+        # A template without a switch opens thoughts even so; then they are closed at once.
+        budget_tokens = 0
+    return Thinking(
+        tuple(tokenizer.encode(start, add_special_tokens=False)),
+        tuple(tokenizer.encode(end, add_special_tokens=False)),
+        is_open,
+        budget_tokens,
+    )
+
+
+def _starting_state(
+    conversation: Conversation, chat_format: ChatFormat, thinking: Thinking | None
+) -> TextState:
+    if thinking is not None and thinking.is_open:
+        return TextState.REASONING
+    return TextState.NORMAL if conversation.continues_final_message else chat_format.opening_state
+
+
+def _constraints(
+    conversation: Conversation, engine: Engine, calls: _Calls
+) -> tuple[Constraint, ...]:
+    """Return the constraints to compile, the answer's last."""
+    constraint = conversation.constraint
+    if constraint is None and not calls.are_forced:
+        return ()
+    if calls.chat_format.opening_state is not TextState.NORMAL:
+        param = "tool_choice" if constraint is None else constraint.param
+        raise InvalidRequestError(
+            f"{param}: this model writes its answers as several messages, to which no grammar can "
+            "be applied; leave it out",
+            param=param,
+        )
+    if constraint is not None and not calls.tools:
+        return (constraint,)
+    spelling = calls.spelling(engine.tokenizer, engine.model.eos_token_ids)
+    if calls.are_forced:
+        alone = [arguments_alone(tool) for tool in conversation.tools]
+        return (*alone, forced_calls(conversation.tools, conversation.tool_choice, spelling))
+    assert constraint is not None, "without a constraint only forced calls have a grammar"
+    return (answer_or_calls(constraint, conversation.tools, conversation.tool_choice, spelling),)

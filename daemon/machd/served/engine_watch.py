@@ -1,0 +1,50 @@
+"""Notices that the engine thread has ended, or hangs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from machd.engine_process.loop import EngineLoop
+
+_MAX_LOOK_INTERVAL_S = 1.0
+
+
+class EngineWatch:
+    """Looks at the heartbeat from the event loop: a hung thread sets no event."""
+
+    def __init__(
+        self, loop: EngineLoop, stall_limit_s: Callable[[], float], on_stall: Callable[[], None]
+    ) -> None:
+        """Watch ``loop``; nothing runs yet.
+
+        Args:
+            loop: The engine's.
+            stall_limit_s: How long a step may take, as the settings have it now.
+            on_stall: Told once a step has taken longer.
+        """
+        self._loop = loop
+        self._stall_limit_s = stall_limit_s
+        self._on_stall = on_stall
+
+    async def failed(self) -> None:
+        """Return once the engine can answer no request any more."""
+        finished = asyncio.wrap_future(self._loop.finished)
+        stalled = asyncio.create_task(self._stalled())
+        try:
+            await asyncio.wait({finished, stalled}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stalled.cancel()
+            if finished.done() and not finished.cancelled():
+                finished.exception()  # looked at: who ends the daemon asks the loop's own future
+
+    async def _stalled(self) -> None:
+        """Return once a step has taken longer than any step may."""
+        while self._loop.heartbeat_age_s <= (limit_s := self._stall_limit_s()):  # noqa: ASYNC110 - a hung thread sets no event
+            await asyncio.sleep(min(_MAX_LOOK_INTERVAL_S, limit_s / 4))
+        self._on_stall()
+        structlog.get_logger("machd.daemon").critical(
+            "engine.stalled", heartbeat_age_s=round(self._loop.heartbeat_age_s, 1)
+        )

@@ -1,1 +1,0 @@
-"""The one engine thread, its inbox, and the fan-out to clients."""
