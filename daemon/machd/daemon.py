@@ -15,7 +15,7 @@ from machd.admin.errors import ADMIN_ENVELOPE
 from machd.clock import Clock, SystemClock
 from machd.compose import Parts
 from machd.dialects.envelopes import envelope_of
-from machd.engine.protocol.engine import Engine
+from machd.engine.protocol.engine import Engine, ModelFront
 from machd.engine_process.loop import EngineLoop
 from machd.engine_process.startup_guard import NOTHING_MEASURED, Measures
 from machd.entrance import Entrance
@@ -28,11 +28,11 @@ from machd.errors import (
 from machd.generations.workers import Workers
 from machd.http.file_limit import ADMIN_CONNECTIONS
 from machd.http.server import HttpServer, HttpServers
+from machd.link.decode_mode import DecodeModeDecision
 from machd.process.idle_heap import IdleHeap
 from machd.process.lifecycle import State
 from machd.process.notify import ServiceNotifier
 from machd.process.service_report import ServiceReport
-from machd.served.decode_mode import DecodeModeDecision
 from machd.served.engine_watch import EngineWatch
 from machd.settings.sources import LoadedSettings, SettingsSources
 
@@ -71,7 +71,7 @@ class Daemon:
         load: Callable[[], Engine],
         *,
         clock: Clock | None = None,
-        on_ready: Callable[[str, Engine], None] = lambda _url, _engine: None,
+        on_ready: Callable[[str, ModelFront], None] = lambda _url, _front: None,
         measures: Measures = NOTHING_MEASURED,
     ) -> None:
         """Read the keys and bind the addresses, so that mistakes show before the model loads.
@@ -82,7 +82,7 @@ class Daemon:
             loaded: What was read from there.
             load: Makes the engine; called on the engine thread.
             clock: Reads time; the machine's clocks unless given.
-            on_ready: Told the URL and the engine once requests are taken.
+            on_ready: Told the URL and the model once requests are taken.
             measures: Find out what the loaded model can do; called on the engine thread. What
                 they raise is logged.
 
@@ -212,7 +212,7 @@ class Daemon:
             parts.service.close()
             for tracer in parts.tracers:
                 await asyncio.to_thread(tracer.close, within_s=_LAST_SPANS_S)
-            if parts.loop.loaded.done():
+            if parts.served.state is not None:
                 stall_timeout_s = parts.configuration.settings.engine.stall_timeout_s
                 await _join(parts.loop, stall_timeout_s)
             if parts.kv_events is not None:
@@ -230,26 +230,26 @@ class Daemon:
         Raises:
             MachdError: It could not be loaded.
         """
-        loaded = asyncio.wrap_future(parts.loop.loaded)
+        loading = asyncio.wrap_future(parts.loop.loaded)
         stop = asyncio.create_task(self._stop.wait())
-        await _first_of(loaded, stop)
+        await _first_of(loading, stop)
         stop.cancel()
-        if not loaded.done():
+        if not loading.done():
             return
         try:
-            engine = loaded.result()
+            loading.result()
         except MachdError:
             raise
         except Exception as error:
             parts.lifecycle.become(State.FAILED)
             self._log.critical("model.load_failed", exc_info=error)
             raise EngineFaultError("the model could not be loaded; the log says why") from error
-        self._decode_mode = parts.served.announce()
+        self._decode_mode = parts.announcements.announce()
         parts.lifecycle.become(State.READY)
         await servers.start_all()
         report.ready()
-        self._log.info("daemon.ready", url=self.url, model=engine.model.model_id)
-        self._on_ready(self.url, engine)
+        self._log.info("daemon.ready", url=self.url, model=parts.served.model.model_id)
+        self._on_ready(self.url, parts.served.front)
 
     async def _wait_for_end(
         self,
@@ -319,7 +319,7 @@ class Daemon:
         drained = asyncio.create_task(parts.service.drain(timeout_s))
         at_once = asyncio.create_task(self._stop_now.wait())
         # A model that still loads makes no steps, so there is nothing that could hang.
-        is_loaded = parts.loop.loaded.done()
+        is_loaded = parts.served.state is not None
         failed = asyncio.create_task(_engine_watch(parts).failed()) if is_loaded else None
         await _first_of(drained, at_once, *([failed] if failed else []))
         at_once.cancel()

@@ -7,8 +7,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from machd.capabilities.evidence import Results
 from machd.engine.protocol.engine import Engine
-from machd.engine_process.startup_guard import Measure, Measures, Results
+from machd.engine_process.startup_guard import Measure, Measures
 
 if TYPE_CHECKING:
     from machd_probes.model_probe import ModelProbe

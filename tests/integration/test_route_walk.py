@@ -109,6 +109,7 @@ ODD_HOSTS = [
 def _routes() -> list[tuple[str, set[str]]]:
     """Every path that the application has, parameters filled in, and its methods."""
     context = ServerContext(
+        served=cast("Any", None),
         service=cast("Any", None),
         clock=SystemClock(),
         settings=Settings(),
@@ -117,7 +118,6 @@ def _routes() -> list[tuple[str, set[str]]]:
     )
     gate = create_app(
         context,
-        cast("Any", None),
         Metrics(),
         ApiKeys.none(),
         open_requests=OpenRequests(),

@@ -21,18 +21,18 @@ from support.engines.dialogue import completion, told
 from support.engines.fake_engine import FakeEngine, FakeFaults
 from support.engines.tiny_models import TinyKind, tiny_model
 
-from machd.capabilities.evidence import Evidence, Outcome, ProbeResult
+from machd.capabilities.evidence import Evidence, Outcome, ProbeResult, Results
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
 from machd.cli.serve import mode_lines
 from machd.daemon import Daemon
 from machd.engine.assembly import make_engine
 from machd.engine.protocol.engine import Engine, ModelDescription
 from machd.engine.protocol.step import DecodeRow, PrefillChunk, StepPlan
-from machd.engine_process.startup_guard import Measure, Measures, Results, nothing_known
+from machd.engine_process.startup_guard import Measure, Measures, nothing_known
 from machd.errors import EngineFaultError
+from machd.link.decode_mode import DecodeModeDecision
 from machd.request.generation import SamplingParams
 from machd.scheduler.events import DecodeMode
-from machd.served.decode_mode import DecodeModeDecision
 from machd_probes.startup import startup_measures
 
 _PATH = "/v1/completions"

@@ -34,7 +34,6 @@ def create_admin_app(context: AdminContext, token: AdminToken) -> ASGIApp:
         dependencies={
             "admin": Provide(lambda: context, sync_to_thread=False),
             "context": Provide(context.public, sync_to_thread=False),
-            "loop": Provide(lambda: context.loop, sync_to_thread=False),
             "metrics": Provide(lambda: context.metrics, sync_to_thread=False),
         },
         exception_handlers=Failures(ADMIN_ENDPOINTS, _too_long).handlers,

@@ -79,16 +79,16 @@ async def _clear_prefixes(
     Raises:
         UnavailableError: The engine does not come by. It does what it was told when it does.
     """
-    before = admin.loop.snapshot
+    before = admin.served.snapshot
     if before.prefix is None:
         return CacheCleared(responses=responses, blocks=0)
     readings: list[MemoryReading] = []
 
     def note(_done: Future[int]) -> None:
         # On the engine's thread: whatever it reads after this one is of a time after the clearing.
-        readings.append(admin.loop.snapshot.memory)
+        readings.append(admin.served.snapshot.memory)
 
-    cleared = admin.loop.clear_prefixes(is_disk_included=is_disk_included)
+    cleared = admin.served.link.clear_prefixes(is_disk_included=is_disk_included)
     cleared.add_done_callback(note)
     # Shielded: a request that waits no longer must not cancel what the engine's thread is to resolve.
     done = asyncio.wrap_future(cleared)
@@ -104,7 +104,7 @@ async def _clear_prefixes(
     if disk is None:
         return CacheCleared(responses=responses, blocks=blocks)
     await _read_again(admin, readings[0])
-    after = admin.loop.snapshot
+    after = admin.served.snapshot
     assert after.prefix is not None, "it is there as long as the model"
     assert after.memory.disk is not None, "it is there as long as the engine"
     disk_bytes = after.memory.disk.bytes
@@ -124,7 +124,7 @@ async def _read_again(admin: AdminContext, reading: MemoryReading) -> None:
     """Wait until the engine's thread has read its memory anew; where it is busy, not for long."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_READ_TIMEOUT_S):
-            while admin.loop.snapshot.memory is reading:  # noqa: ASYNC110 - a thread's, that sets no event
+            while admin.served.snapshot.memory is reading:  # noqa: ASYNC110 - a thread's, that sets no event
                 await asyncio.sleep(_POLL_S)
 
 
@@ -136,9 +136,9 @@ def _check_disk(admin: AdminContext) -> None:
         ConflictError: There is; the message says what to do.
     """
     section = admin.configuration.settings.cache
-    if not section.disk_dir or admin.loop.snapshot.memory.disk is not None:
+    if not section.disk_dir or admin.served.snapshot.memory.disk is not None:
         return
-    model = admin.service.model
+    model = admin.served.model
     why = f"{model.model_id} has no prefix cache" if section.prefix else "cache.prefix is off"
     raise ConflictError(
         f"{why}, so that cache.disk_dir is not used, and nothing was cleared: delete what that "

@@ -9,15 +9,13 @@ from dataclasses import dataclass
 from machd.admin.event_feed import EventFeed
 from machd.capabilities.versions import Versions
 from machd.clock import Clock
-from machd.engine_process.loop import EngineLoop
 from machd.generations.response_store import ResponseStore
 from machd.generations.service import GenerationService
 from machd.http.context import ServerContext
 from machd.process.configuration import Configuration
 from machd.process.lifecycle import Lifecycle
-from machd.served.decode_mode import DecodeModeDecision
+from machd.served.served_model import ServedModel
 from machd.served.throughput import Throughput
-from machd.settings.model import Settings
 from machd.telemetry.lag import EventLoopLag
 from machd.telemetry.metrics import Metrics
 
@@ -27,13 +25,12 @@ class AdminContext:
     """Made once by ``compose.Parts``, read by every handler.
 
     Attributes:
-        decide: How the model is decoded under some settings, and why; None while it loads.
         client_names: Reads the names of the API keys; none where requests need no key.
         probe: Measures the model at the next idle moment and then schedules as the verdict allows.
     """
 
+    served: ServedModel
     service: GenerationService
-    loop: EngineLoop
     lifecycle: Lifecycle
     metrics: Metrics
     clock: Clock
@@ -44,13 +41,13 @@ class AdminContext:
     responses: ResponseStore
     versions: Versions
     started_unix_s: float
-    decide: Callable[[Settings], DecodeModeDecision | None]
     client_names: Callable[[], frozenset[str]]
     probe: Callable[[], Future[None]]
 
     def public(self) -> ServerContext:
         """Return the context of endpoints that both listeners have, with the settings of now."""
         return ServerContext(
+            served=self.served,
             service=self.service,
             clock=self.clock,
             settings=self.configuration.settings,

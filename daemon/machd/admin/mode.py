@@ -23,11 +23,9 @@ from machd.admin.status import (
 )
 from machd.capabilities.document import wire_capabilities
 from machd.dialects.bodies import read_body
-from machd.errors import ModeUnavailableError, NotReadyError
+from machd.errors import ModeUnavailableError
 from machd.scheduler.events import DecodeMode
 from machd.settings.model import Settings
-
-_LOAD_RETRY_S = 5
 
 
 @endpoint("POST /admin/drain", AdminState, also=(409,))
@@ -58,9 +56,8 @@ async def set_mode(
     """
     body = await read_body(request, ModeRequest, timeout_s=body_timeout_s(admin))
     enabled = body.mode != "single"
-    decision = admin.decide(_with_batching(admin.configuration.settings, enabled=enabled))
-    if decision is None:
-        raise NotReadyError("the model is still loading", retry_after_s=_LOAD_RETRY_S)
+    wanted = _with_batching(admin.configuration.settings, enabled=enabled)
+    decision = admin.served.decode_mode_under(wanted)
     if enabled and decision.active is not DecodeMode.BATCHED:
         raise ModeUnavailableError(f"this model cannot be batched: {decision.reason}")
     await admin.configuration.patch({"continuous_batching": {"enabled": enabled}})
@@ -75,15 +72,13 @@ async def probe(admin: NamedDependency[AdminContext]) -> ProbeReport:
     leaves meanwhile breaks it off, and says so. A client that does not want to wait so long may leave: the
     measurement takes place all the same, and ``/v1/capabilities`` shows it.
     """
-    model = admin.service.model
+    model = admin.served.model
     await asyncio.shield(asyncio.wrap_future(admin.probe()))
-    verdicts = admin.loop.judge(model)
+    verdicts = admin.served.verdicts
     versions = msgspec.structs.replace(admin.versions, backend=model.backend, dtype=model.dtype)
-    kv_format = admin.configuration.settings.cache.kv_quantization
-    bitwise = admin.loop.judge_bitwise(model, kv_format=kv_format)
     return ProbeReport(
         capabilities=wire_capabilities(
-            model.architecture, model.cache, verdicts, versions, bitwise=bitwise
+            model.architecture, model.cache, verdicts, versions, bitwise=admin.served.bitwise
         ),
         decode_mode=_mode(admin),
     )

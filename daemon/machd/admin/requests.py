@@ -71,7 +71,7 @@ async def list_requests(admin: NamedDependency[AdminContext]) -> OpenRequestList
     The oldest first.
     """
     now_s = admin.clock.monotonic_s()
-    prefilled_tokens = admin.loop.snapshot.prefilled_tokens
+    prefilled_tokens = admin.served.snapshot.prefilled_tokens
     return OpenRequestList(
         requests=[
             _open_request(one, now_s, prefilled_tokens) for one in admin.service.open_generations

@@ -11,12 +11,9 @@ from msgspec import Struct
 from machd.admin.context import AdminContext
 from machd.admin.endpoint import endpoint
 from machd.capabilities.document import DecodeMode, ModelCapabilities, SpeculationMode
-from machd.engine.protocol.engine import ModelDescription
 from machd.errors import MachdError
 from machd.process.configuration import Configuration
 from machd.served.cache_stats import CacheStats, cache_stats
-from machd.served.kv_memory import kv_memory
-from machd.served.speculation_mode import decide_speculation
 from machd.telemetry.metrics import Metrics
 
 _State: TypeAlias = Literal["loading", "ready", "leaving", "draining", "stopped", "failed"]
@@ -198,7 +195,7 @@ async def get_status(admin: NamedDependency[AdminContext]) -> AdminStatus:
     """State, decode mode, load, memory, the last change of the settings."""
     state = admin_state(admin)
     running = sum(1 for one in admin.service.open_generations if one.admission is not None)
-    snapshot, model = admin.loop.snapshot, _model(admin)
+    snapshot, known = admin.served.snapshot, admin.served.state
     return AdminStatus(
         state=state.state,
         is_held=state.is_held,
@@ -208,7 +205,7 @@ async def get_status(admin: NamedDependency[AdminContext]) -> AdminStatus:
         waiting_requests=state.open_requests - running,
         version=admin.versions.machd,
         uptime_s=round(admin.clock.unix_s() - admin.started_unix_s, 3),
-        model=None if model is None else model.model_id,
+        model=None if known is None else known.model.model_id,
         decode_mode=mode_status(admin),
         speculation=_speculation_status(admin),
         slots=snapshot.slot_count,
@@ -218,7 +215,7 @@ async def get_status(admin: NamedDependency[AdminContext]) -> AdminStatus:
         kv=_kv_status(admin),
         cache=_cache_stats(admin),
         responses=stored_responses(admin),
-        heartbeat_age_s=round(admin.loop.heartbeat_age_s, 3),
+        heartbeat_age_s=round(admin.served.heartbeat_age_s, 3),
         event_loop_lag_s=round(admin.lag.last_s, 6),
         config=_config_status(admin.configuration),
         faults=Faults(row=_faults(admin.metrics, "row"), engine=_faults(admin.metrics, "engine")),
@@ -252,16 +249,15 @@ def admin_state(admin: AdminContext) -> AdminState:
 
 def mode_status(admin: AdminContext) -> ModeStatus | None:
     """Return the decode mode; None while the model loads."""
-    decision = admin.decide(admin.configuration.settings)
-    if decision is None:
+    if admin.served.state is None:
         return None
-    snapshot = admin.loop.snapshot
+    decision, snapshot = admin.served.decode_mode, admin.served.snapshot
     return ModeStatus(
         requested=decision.requested.value,
         active=snapshot.mode.value,
         reason=decision.reason,
         # The engine's thread may not have heard of it yet.
-        is_switching=admin.loop.is_changing_config,
+        is_switching=admin.served.link.is_changing_config,
     )
 
 
@@ -270,21 +266,11 @@ def stored_responses(admin: AdminContext) -> StoredResponses:
     return StoredResponses(count=len(admin.responses), size_bytes=admin.responses.size_bytes)
 
 
-def _model(admin: AdminContext) -> ModelDescription | None:
-    """Describe the served model; None while it loads."""
-    loaded = admin.loop.loaded
-    if not loaded.done() or loaded.exception() is not None:
-        return None
-    return loaded.result().model
-
-
 def _speculation_status(admin: AdminContext) -> SpeculationStatus | None:
-    model = _model(admin)
-    if model is None:
+    if admin.served.state is None:
         return None
-    verdicts = admin.loop.judge(model)
-    decision = decide_speculation(admin.configuration.settings.speculation, model, verdicts)
-    drafts = admin.loop.snapshot.drafts
+    decision = admin.served.speculation
+    drafts = admin.served.snapshot.drafts
     return SpeculationStatus(
         mode=decision.active.value,
         reason=decision.reason,
@@ -298,10 +284,9 @@ def _speculation_status(admin: AdminContext) -> SpeculationStatus | None:
 
 
 def _kv_status(admin: AdminContext) -> KvStatus | None:
-    model = _model(admin)
-    if model is None:
+    if admin.served.state is None:
         return None
-    kv = kv_memory(admin.loop.snapshot, model)
+    kv = admin.served.kv
     return KvStatus(
         budget_bytes=kv.budget_bytes,
         reserved_bytes=kv.reserved_bytes,
@@ -311,10 +296,9 @@ def _kv_status(admin: AdminContext) -> KvStatus | None:
 
 
 def _cache_stats(admin: AdminContext) -> CacheStats | None:
-    model = _model(admin)
-    if model is None:
+    if admin.served.state is None:
         return None
-    return cache_stats(admin.loop, model, admin.configuration.settings)
+    return cache_stats(admin.served, admin.configuration.settings)
 
 
 def _config_status(configuration: Configuration) -> ConfigStatus:

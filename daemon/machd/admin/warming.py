@@ -252,11 +252,11 @@ class Warmer:
     async def _tokens(self, prompt: WarmPrompt) -> tuple[int, ...]:
         """A text as completions read it, a conversation as chat completions do."""
         service = self._service
-        conversation = await service.in_worker(prompt.conversation, service.model.model_id)
+        conversation = await service.in_worker(prompt.conversation, service.served.model.model_id)
         if conversation is not None:
             return (await service.prepare(conversation)).prompt
         token_ids = await service.in_worker(
-            service.tokenizer.encode, prompt.prompt or "", add_special_tokens=True
+            service.served.tokenizer.encode, prompt.prompt or "", add_special_tokens=True
         )
         return tuple(token_ids)
 
@@ -268,7 +268,7 @@ class Warmer:
         Raises:
             ConflictError: It is.
         """
-        facts, limit_bytes = self._service.model.cache, self._limit_bytes()
+        facts, limit_bytes = self._service.served.model.cache, self._limit_bytes()
         # The last token is computed again whenever the prompt comes.
         needed_bytes = (tokens - 1) * facts.bytes_per_token
         if facts.has_positions_only and limit_bytes is not None and needed_bytes > limit_bytes:
@@ -285,7 +285,7 @@ class Warmer:
             client=self._client,
             arrived_s=arrived_s,
             created_unix_s=int(self._clock.unix_s()),
-            model=self._service.model.model_id,
+            model=self._service.served.model.model_id,
             is_limited=False,
         )
         generation = self._service.open([prompt], self._options, identity, prompt_param="prompt")
@@ -343,13 +343,12 @@ def _check_cache(admin: AdminContext) -> None:
         NotReadyError, EngineFaultError: There is no model to speak of.
         ConflictError: There is no prefix cache, or no room in it; the message says why.
     """
-    model = admin.service.model
+    verdicts = admin.served.verdicts
     if not admin.configuration.settings.cache.prefix:
         raise ConflictError(
             "cache.prefix is off, so that nothing would be kept; turn it on and restart the daemon"
         )
-    if admin.loop.snapshot.prefix is None:
-        verdicts = admin.loop.judge(model)
+    if admin.served.snapshot.prefix is None:
         raise ConflictError(
             f"this model's prompts cannot be kept, so that there is no prefix cache: "
             f"{verdicts.prefix_cache.reason}"
@@ -363,7 +362,7 @@ def _check_cache(admin: AdminContext) -> None:
 
 def _limit_bytes(admin: AdminContext) -> int | None:
     """Bytes that the prefix cache may take now; None where there is none, or only texts are limited."""
-    prefix = admin.loop.snapshot.prefix
+    prefix = admin.served.snapshot.prefix
     return None if prefix is None else prefix.limit_bytes
 
 

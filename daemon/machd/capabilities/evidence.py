@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import TypeAlias
 
 FURTHEST_NATS = 1e9
 """Stands for differences that are infinite or no number: JSON has no word for them."""
@@ -109,6 +110,9 @@ class ProbeResult:
             duration_s=sum(result.duration_s for result in results),
         )
 
+
+Results: TypeAlias = tuple[ProbeResult, ...] | None
+"""Results of probes on a model, empty if none has run; None if rules alone are to judge it."""
 
 _SEVERITY = (
     Outcome.ERRORED,

@@ -32,7 +32,7 @@ from machd.engine.loading.vision import EXAMPLE_PIXELS
 from machd.engine.loading.vision_inspection import VisionInspection
 from machd.engine.protocol.chat_format import SystemMessages
 from machd.installed import installed_version
-from machd.served.kv_memory import effective_budget_bytes
+from machd.link.kv_memory import effective_budget_bytes
 
 
 def model_check(

@@ -23,12 +23,12 @@ from machd.engine.backend.blas import BlasChoice
 from machd.engine.backend.progress import SilentProgress
 from machd.engine.loading.embedded import user_cache_directory
 from machd.engine.open import choose_checked_blas, engine_loader, follower
-from machd.engine.protocol.engine import Engine
+from machd.engine.protocol.engine import ModelFront
 from machd.engine.ranks.joining import RankPlace, rank_place
 from machd.follower import Follower
 from machd.installed import command_name
+from machd.link.decode_mode import DecodeModeDecision
 from machd.process.notify import forget_service_variables
-from machd.served.decode_mode import DecodeModeDecision
 from machd.settings.model import Settings
 from machd.settings.sources import LoadedSettings, OriginKind
 from machd.telemetry.logs import configure_logs
@@ -57,14 +57,14 @@ def serve(loaded: LoadedSettings) -> None:
         return
     with ProgressBar(has_lines=False) as progress:
 
-        def announce(url: str, engine: Engine) -> None:
+        def announce(url: str, front: ModelFront) -> None:
             progress.stop()
             # What is there now stays. Looked through again and again it would stop all streams for
             # a tenth of a second each time.
             gc.collect()
             gc.freeze()
             is_given = loaded.origins["admin.listen"].kind is OriginKind.FLAG
-            told = welcome(url, daemon.admin_url, engine, daemon.decode_mode, names_admin=is_given)
+            told = welcome(url, daemon.admin_url, front, daemon.decode_mode, names_admin=is_given)
             click.echo(told, err=True)
 
         load = engine_loader(
@@ -128,7 +128,7 @@ def _handle_stops(handle: Callable[[int], None]) -> None:
 def welcome(
     url: str,
     admin_url: str | None,
-    engine: Engine,
+    front: ModelFront,
     decision: DecodeModeDecision | None,
     *,
     names_admin: bool = False,
@@ -138,12 +138,12 @@ def welcome(
     Args:
         url: Of the public listener.
         admin_url: Of the operators' listener; None without one.
-        engine: With the model that is served.
+        front: Of the model that is served.
         decision: How it decodes.
         names_admin: Whether ``machd ctl`` has to be told the operators' address, because it stands in no place where
             it looks.
     """
-    model = engine.model
+    model = front.model
     where = ", ".join(part for part in (model.backend, model.dtype, model.blas) if part)
     return (
         f"\nmachd {__version__} serves {model.model_id} ({where})\n"

@@ -13,7 +13,6 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 from machd.dialects.endpoints import PUBLIC_HANDLERS, PUBLIC_ROUTES
 from machd.dialects.envelopes import envelope_of
 from machd.dialects.inspection import get_metrics
-from machd.engine_process.loop import EngineLoop
 from machd.http.authentication import ApiKeys, require_api_key
 from machd.http.context import ServerContext
 from machd.http.failures import Failures
@@ -25,7 +24,6 @@ _CORS_MAX_AGE_S = 600
 
 def create_app(
     context: ServerContext,
-    loop: EngineLoop,
     metrics: Metrics,
     api_keys: ApiKeys,
     *,
@@ -44,7 +42,6 @@ def create_app(
         handlers,
         dependencies={
             "context": Provide(lambda: context, sync_to_thread=False),
-            "loop": Provide(lambda: loop, sync_to_thread=False),
             "metrics": Provide(lambda: metrics, sync_to_thread=False),
         },
         exception_handlers=failures.handlers,

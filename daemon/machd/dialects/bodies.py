@@ -40,7 +40,7 @@ async def read_public_body(
     settings = context.settings
     limit = BodyLimit.of(
         settings.limits.max_body_bytes,
-        max_images=settings.vision.max_images if takes_media and context.service.takes_media else 0,
+        max_images=settings.vision.max_images if takes_media and context.served.takes_media else 0,
         max_image_bytes=settings.vision.max_image_bytes,
     )
     timeout_s = settings.limits.stall_timeout_s

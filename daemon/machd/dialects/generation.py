@@ -71,7 +71,7 @@ def identify(
         client=client_name(request.scope),
         arrived_s=arrived_s(request.scope),
         created_unix_s=int(context.clock.unix_s()),
-        model=context.service.model.model_id,
+        model=context.served.model.model_id,
         trace=trace,
     )
 
@@ -135,7 +135,7 @@ def respond(  # noqa: PLR0913 - one argument for each part of an answer
 
 def with_model_defaults(context: ServerContext, options: GenerationOptions) -> GenerationOptions:
     """Return the options with the checkpoint's own defaults for what the request leaves unsaid."""
-    return options.with_defaults(context.service.model.default_sampling.named)
+    return options.with_defaults(context.served.model.default_sampling.named)
 
 
 def _notes(
@@ -194,7 +194,7 @@ async def _read(
     if type_.uses_tokens:
         # Before any work is done for it; counting uses no tokens.
         service.check_client(client_name(request.scope))
-    return await service.in_worker(check, body, service.model.vocabulary_tokens)
+    return await service.in_worker(check, body, context.served.model.vocabulary_tokens)
 
 
 def _checked(body: _R, vocabulary_tokens: int) -> _R:

@@ -10,7 +10,6 @@ from litestar.di import NamedDependency
 from msgspec import Struct
 
 from machd.dialects.endpoint import endpoint
-from machd.engine_process.loop import EngineLoop
 from machd.errors import MachdError
 from machd.http.context import ServerContext
 from machd.http.endpoint import Answer
@@ -32,19 +31,15 @@ class Health(Struct, frozen=True, kw_only=True):
 
 
 @endpoint("GET|HEAD /health", Health, Answer(503, Health), public=True)
-async def get_health(
-    context: NamedDependency[ServerContext], loop: NamedDependency[EngineLoop]
-) -> Response[bytes]:
+async def get_health(context: NamedDependency[ServerContext]) -> Response[bytes]:
     """The same as /health/live."""
-    return _live(context, loop)
+    return _live(context)
 
 
 @endpoint("GET|HEAD /health/live", Health, Answer(503, Health), public=True)
-async def get_health_live(
-    context: NamedDependency[ServerContext], loop: NamedDependency[EngineLoop]
-) -> Response[bytes]:
+async def get_health_live(context: NamedDependency[ServerContext]) -> Response[bytes]:
     """Tell whether the engine's heartbeat is fresh."""
-    return _live(context, loop)
+    return _live(context)
 
 
 @endpoint("GET|HEAD /health/ready", Health, Answer(503, Health), public=True)
@@ -62,14 +57,16 @@ async def get_health_ready(context: NamedDependency[ServerContext]) -> Response[
     return _answer(lifecycle.state, None)
 
 
-def _live(context: ServerContext, loop: EngineLoop) -> Response[bytes]:
+def _live(context: ServerContext) -> Response[bytes]:
     """Judge the heartbeat; a model that is still loading is alive."""
     state = context.service.lifecycle.state
     if state is State.FAILED:
         return _answer(state, "the engine has stopped")
     stall_timeout_s = context.settings.engine.stall_timeout_s
-    if state is not State.LOADING and loop.heartbeat_age_s > stall_timeout_s:
-        return _answer(state, f"the engine has not moved for {loop.heartbeat_age_s:.0f} s")
+    if state is not State.LOADING and context.served.heartbeat_age_s > stall_timeout_s:
+        return _answer(
+            state, f"the engine has not moved for {context.served.heartbeat_age_s:.0f} s"
+        )
     return _answer(state, None)
 
 

@@ -19,7 +19,7 @@ from machd.dialects.wire.errors import error_json
 from machd.dialects.wire.generation_request import agreed_tokens
 from machd.dialects.wire.refusal import Ignored, neutral_values, refuse_unsupported
 from machd.dialects.wire.sampling import SamplingRequest
-from machd.engine.protocol.engine import Engine
+from machd.engine.protocol.engine import ModelFront
 from machd.engine.protocol.fill_format import ContextFile, FillFormat
 from machd.errors import InvalidRequestError, MachdError, UnsupportedParameterError
 from machd.generations.generation import ChoiceDelta, GenerationUsage
@@ -131,7 +131,7 @@ async def create_infill(
     """Write what stands between a prefix and a suffix, in llama.cpp's words."""
     body = await read_generation(request, context, InfillRequest)
     service = context.service
-    form = await service.in_worker(fill_format, service.engine, param="input_suffix")
+    form = await service.in_worker(fill_format, context.served.front, param="input_suffix")
     prompt = await service.in_worker(_prompt, form, body)
     guidance = NO_GUIDANCE
     if (constraint := body.constraint()) is not None:
@@ -145,20 +145,20 @@ async def create_infill(
         identify(request, context, endpoint="infill", prefix="infill-"),
         [prompt],
         with_fill_ends(body.options(), form),
-        _InfillDialect(service.model.model_id),
+        _InfillDialect(context.served.model.model_id),
         prompt_param="input_prefix",
         guidance=guidance,
     )
 
 
-def fill_format(engine: Engine, *, param: str) -> FillFormat:
+def fill_format(front: ModelFront, *, param: str) -> FillFormat:
     """Return the model's format for the text in the middle; slow the first time.
 
     Raises:
         InvalidRequestError: The model has no tokens for it.
     """
-    form = engine.tokenizer.fill_format
-    if form is None or not form.fits(engine.model.vocabulary_tokens):
+    form = front.tokenizer.fill_format
+    if form is None or not form.fits(front.model.vocabulary_tokens):
         raise InvalidRequestError(
             f"{param}: the model has no fill-in-the-middle tokens, so it can only continue a text; "
             "ask a model that was trained to fill",

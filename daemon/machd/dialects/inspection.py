@@ -28,14 +28,13 @@ from machd.dialects.endpoint import endpoint
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.step import LEAST_BATCHED_GAIN, ProposerKind
 from machd.engine.protocol.tokenizer import Tokenizer
-from machd.engine_process.loop import EngineLoop
 from machd.http.context import ServerContext
 from machd.http.endpoint import METRICS_TEXT, Answer
+from machd.link.snapshot import LoopSnapshot
+from machd.link.speculation_mode import SpeculationDecision
 from machd.request.media import MediaKind
 from machd.scheduler.draft_reading import DraftReading
 from machd.served.cache_stats import CacheStats, cache_stats
-from machd.served.decode_mode import decide_decode_mode
-from machd.served.speculation_mode import SpeculationDecision, decide_speculation
 from machd.telemetry.metrics import CONTENT_TYPE, Metrics
 
 _NO_LOOK_AHEAD = (
@@ -45,38 +44,31 @@ _NO_LOOK_AHEAD = (
 
 
 @endpoint("GET /v1/capabilities", Capabilities)
-async def get_capabilities(
-    context: NamedDependency[ServerContext], loop: NamedDependency[EngineLoop]
-) -> Capabilities:
+async def get_capabilities(context: NamedDependency[ServerContext]) -> Capabilities:
     """Return the capabilities of the loaded model on this machine, with reasons."""
-    service = context.service
-    model = service.model
-    verdicts = loop.judge(model)
-    decision = decide_decode_mode(
-        is_batching_asked=context.settings.continuous_batching.enabled,
-        verdict=verdicts.continuous_batching,
-    )
-    speculation = decide_speculation(context.settings.speculation, model, verdicts)
+    model = context.served.model
+    verdicts = context.served.verdicts
+    decision, speculation = context.served.decode_mode, context.served.speculation
     versions = msgspec.structs.replace(context.versions, backend=model.backend, dtype=model.dtype)
-    kv_format = context.settings.cache.kv_quantization
-    bitwise = loop.judge_bitwise(model, kv_format=kv_format)
-    row = wire_capabilities(model.architecture, model.cache, verdicts, versions, bitwise=bitwise)
-    row = _with_gain(row, speculation, loop.snapshot.drafts)
+    row = wire_capabilities(
+        model.architecture, model.cache, verdicts, versions, bitwise=context.served.bitwise
+    )
+    row = _with_gain(row, speculation, context.served.snapshot.drafts)
     return Capabilities(
         **msgspec.structs.asdict(row)
         | {
-            "speculation": _speculation(row, speculation, loop.snapshot.drafts),
+            "speculation": _speculation(row, speculation, context.served.snapshot.drafts),
             "kv_quantization": _kv_quantization(row, context),
             "expert_streaming": _expert_streaming(row, model),
-            "prefix_cache": _prefix_cache(row, loop),
+            "prefix_cache": _prefix_cache(row, context.served.snapshot),
         },
-        distributed=_distributed(model, ranks=len(loop.snapshot.memory.ranks) or 1),
+        distributed=_distributed(model, ranks=len(context.served.snapshot.memory.ranks) or 1),
         decode_mode=DecodeModeReport(
             requested=decision.requested.value,
-            active=loop.snapshot.mode.value,
+            active=context.served.snapshot.mode.value,
             reason=decision.reason,
         ),
-        max_b=loop.snapshot.slot_count,
+        max_b=context.served.snapshot.slot_count,
         model=ModelSummary(
             id=model.model_id,
             context_tokens=model.context_tokens,
@@ -86,7 +78,7 @@ async def get_capabilities(
             dtype=model.dtype,
             quantization=model.quantization,
         ),
-        features=_features(service.tokenizer, model),
+        features=_features(context.served.tokenizer, model),
         device=Device(
             backend=model.backend,
             name=model.device_name,
@@ -98,14 +90,12 @@ async def get_capabilities(
 
 
 @endpoint("GET /v1/cache/stats", CacheStats)
-async def get_cache_stats(
-    context: NamedDependency[ServerContext], loop: NamedDependency[EngineLoop]
-) -> CacheStats:
+async def get_cache_stats(context: NamedDependency[ServerContext]) -> CacheStats:
     """Return the contents of the caches in numbers.
 
     One generation at a time: while one runs, what they held at the last idle moment.
     """
-    return cache_stats(loop, context.service.model, context.settings)
+    return cache_stats(context.served, context.settings)
 
 
 @endpoint("GET|HEAD /metrics", Answer(200, None, METRICS_TEXT))
@@ -159,9 +149,9 @@ def _distributed(model: ModelDescription, *, ranks: int) -> DistributedReport | 
     return DistributedReport(**fields, modes=list(modes), ranks=ranks)
 
 
-def _prefix_cache(row: ModelCapabilities, loop: EngineLoop) -> PrefixCacheReport:
+def _prefix_cache(row: ModelCapabilities, snapshot: LoopSnapshot) -> PrefixCacheReport:
     """The verdict, and whether prompts are kept, in memory and on disk."""
-    verdict, snapshot = row.prefix_cache, loop.snapshot
+    verdict = row.prefix_cache
     assert verdict is not None, "every model is judged"
     return PrefixCacheReport(
         **msgspec.structs.asdict(verdict),

@@ -75,7 +75,7 @@ async def list_models(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> ModelList | AnthropicModelList:
     """The models that are served, each alias as one of its own behind them."""
-    model = context.service.model
+    model = context.served.model
     names = tuple(dict.fromkeys((model.model_id, *context.names.aliases)))
     if speaks_anthropic(request.scope):
         return AnthropicModelList(
@@ -103,7 +103,7 @@ async def get_model(
 
     Ids of hub models hold a slash.
     """
-    model = context.service.model
+    model = context.served.model
     context.check_model(model_id.removeprefix("/"))
     name = model.model_id
     return _anthropic_model(model, name) if speaks_anthropic(request.scope) else _model(model, name)

@@ -14,12 +14,10 @@ from msgspec import UNSET, Struct, UnsetType
 
 from machd.dialects.endpoint import endpoint
 from machd.engine.protocol.step import ProposerKind
-from machd.engine_process.loop import EngineLoop
 from machd.errors import UnavailableError
 from machd.http.context import ServerContext
 from machd.http.failures import error_answer
 from machd.request.generation import GenerationOptions
-from machd.served.speculation_mode import decide_speculation
 
 
 class Welcome(Struct, frozen=True, kw_only=True):
@@ -126,20 +124,17 @@ async def get_version(context: NamedDependency[ServerContext]) -> ServerVersion:
 
 
 @endpoint("GET /props", ServerProperties)
-async def get_properties(
-    context: NamedDependency[ServerContext], loop: NamedDependency[EngineLoop]
-) -> ServerProperties:
+async def get_properties(context: NamedDependency[ServerContext]) -> ServerProperties:
     """The daemon and its model, in llama.cpp's shape."""
-    service = context.service
-    model = service.model
-    template = service.tokenizer.chat_template
+    model = context.served.model
+    template = context.served.tokenizer.chat_template
     properties = ServerProperties(
         default_generation_settings=GenerationDefaults(
             n_ctx=model.context_tokens,
-            speculative=_is_speculative(context, loop),
+            speculative=_is_speculative(context),
             params=_sampling_defaults(context),
         ),
-        total_slots=loop.snapshot.slot_count,
+        total_slots=context.served.snapshot.slot_count,
         model_alias=model.model_id,
         model_path=model.model_id,
         modalities=Modalities(vision=model.vision is not None),
@@ -154,21 +149,20 @@ async def get_properties(
 async def get_slots(
     request: Request[Any, Any, Any],
     context: NamedDependency[ServerContext],
-    loop: NamedDependency[EngineLoop],
 ) -> list[Slot] | Response[bytes]:
     """The slots and which of them are at work, in llama.cpp's shape.
 
     With ``?fail_on_no_slot=1``, 503 when all of them are: a balancer asks so. That is no rejection of
     a request for a generation, and is not counted as one.
     """
-    model = context.service.model
-    snapshot = loop.snapshot
+    model = context.served.model
+    snapshot = context.served.snapshot
     if (
         request.query_params.get("fail_on_no_slot")
         and snapshot.running_count >= snapshot.slot_count
     ):
         return error_answer(request, UnavailableError("every slot is at work; try again later"))
-    is_speculative = _is_speculative(context, loop)
+    is_speculative = _is_speculative(context)
     return [
         Slot(
             id=index,
@@ -180,15 +174,12 @@ async def get_slots(
     ]
 
 
-def _is_speculative(context: ServerContext, loop: EngineLoop) -> bool:
-    model = context.service.model
-    verdicts = loop.judge(model)
-    decision = decide_speculation(context.settings.speculation, model, verdicts)
-    return decision.active is not ProposerKind.OFF
+def _is_speculative(context: ServerContext) -> bool:
+    return context.served.speculation.active is not ProposerKind.OFF
 
 
 def _sampling_defaults(context: ServerContext) -> SamplingDefaults:
-    named = context.service.model.default_sampling.named
+    named = context.served.model.default_sampling.named
     options = GenerationOptions(unsaid=frozenset(named)).with_defaults(named)
     sampling = options.sampling
     return SamplingDefaults(

@@ -237,7 +237,12 @@ def _prepared(
         loaded = load_shard() if shared is None else shared.load(load_shard)
         refused = tuple(map(str, choice.refused))
         sampling, left_out = read_default_sampling(source, model.generation_config)
-        described = replace(loaded.description, blas_refused=refused, default_sampling=sampling)
+        described = replace(
+            loaded.description,
+            blas_refused=refused,
+            default_sampling=sampling,
+            kv_format=settings.cache.kv_quantization,
+        )
         loaded = replace(loaded, description=described)
         _log_experts(loaded)
         for note in (*loaded.notes, *left_out, *loaded.tokenizer.template_notes()):

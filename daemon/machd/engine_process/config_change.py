@@ -21,10 +21,11 @@ from machd.engine_process.inbox import (
     ClearPrefixes,
     Message,
     SetLimits,
-    SetPrefixLimits,
     Stop,
     Submit,
 )
+from machd.engine_process.scheduling import Scheduling
+from machd.link.state import ServedState
 from machd.scheduler.config import SchedulerConfig
 from machd.scheduler.events import Event
 from machd.scheduler.scheduler import Scheduler
@@ -34,14 +35,24 @@ from machd.scheduler.waiting import QueueLimits
 class ConfigChange:
     """A requested scheduler config that is not in force yet. Lives on the engine thread."""
 
-    def __init__(self, measure: Callable[[Engine, Scheduler], None], clock: Clock) -> None:
+    def __init__(
+        self,
+        scheduling: Scheduling,
+        state: Callable[[], ServedState],
+        measure: Callable[[Engine, Scheduler], None],
+        clock: Clock,
+    ) -> None:
         """Begin with nothing asked for.
 
         Args:
+            scheduling: Says how a model is scheduled under some settings.
+            state: Reads what is known of the loaded model.
             measure: Finds out anew what the model can do; the engine has no rows then. Meanwhile
                 it may take in more messages.
             clock: Reads time.
         """
+        self._scheduling = scheduling
+        self._state = state
         self._measure = measure
         self._clock = clock
         self._asked: list[ChangeConfig] = []
@@ -56,7 +67,7 @@ class ConfigChange:
         """Return whether a change is requested, or is being measured."""
         return bool(self._asked) or self._is_measuring
 
-    def take(self, messages: Sequence[Message], engine: Engine, scheduler: Scheduler) -> bool:
+    def take(self, messages: Sequence[Message], scheduler: Scheduler) -> bool:
         """Take the messages that are about the scheduler config; leave the others.
 
         A later request replaces an earlier one, whose futures wait on for the later one.
@@ -69,7 +80,7 @@ class ConfigChange:
         for message in messages:
             self._take(message, scheduler)
         is_asked = any(isinstance(message, ChangeConfig) for message in messages)
-        return is_asked and self._is_taken_back(engine, scheduler)
+        return is_asked and self._is_taken_back(scheduler)
 
     def _take(self, message: Message, scheduler: Scheduler) -> None:
         match message:
@@ -77,18 +88,18 @@ class ConfigChange:
                 scheduler.hold_admission()
                 self._asked.append(message)
                 self._limits = None
-            case SetLimits(limits):
-                scheduler.set_limits(limits)
-                self._limits = limits
-            case Submit() | Abort() | ClearPrefixes() | SetPrefixLimits() | Stop():
+            case SetLimits(settings):
+                self._limits = self._scheduling.queue_limits(settings)
+                scheduler.set_limits(self._limits)
+            case Submit() | Abort() | ClearPrefixes() | Stop():
                 pass
 
-    def _is_taken_back(self, engine: Engine, scheduler: Scheduler) -> bool:
+    def _is_taken_back(self, scheduler: Scheduler) -> bool:
         """Open admission again if the config in force is the requested one."""
         if self._is_measuring or any(one.is_measured for one in self._asked):
             return False  # what a measurement finds may change what is wanted
         try:
-            config = self._wanted(self._asked[-1], engine)
+            config = self._wanted(self._asked[-1])
         except Exception:  # noqa: BLE001 - it is asked again, and told, when its turn has come
             return False
         if not scheduler.is_configured_as(config):
@@ -98,17 +109,17 @@ class ConfigChange:
         scheduler.resume_admission()
         return True
 
-    def wanted(self, engine: Engine) -> SchedulerConfig | None:
+    def wanted(self) -> SchedulerConfig | None:
         """Return the requested config; None where it cannot be told before the model is measured."""
         if not self._asked or any(one.is_measured for one in self._asked):
             return None
         try:
-            return self._wanted(self._asked[-1], engine)
+            return self._wanted(self._asked[-1])
         except Exception:  # noqa: BLE001 - it is asked again, and told, when its turn has come
             return None
 
-    def _wanted(self, asked: ChangeConfig, engine: Engine) -> SchedulerConfig:
-        config = asked.make_config(engine)
+    def _wanted(self, asked: ChangeConfig) -> SchedulerConfig:
+        config = self._scheduling.config(self._state(), asked.settings)
         if self._limits is not None:
             config = replace(config, limits=self._limits)
         return config
@@ -127,7 +138,7 @@ class ConfigChange:
                 self._measure_for_them(engine, scheduler)
                 # What was asked for meanwhile is newer, and a wish to measure is fulfilled.
                 self._made, self._asked = self._made + self._asked, []
-            config = self._wanted(self._made[-1], engine)
+            config = self._wanted(self._made[-1])
             # What the engine lays out for its rows has to be what the scheduler reserves for them.
             engine.reset(max_rows=config.slot_count)
             events = scheduler.apply_config(config, self._clock.monotonic_s())

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from machd.engine.protocol.engine import Engine
 from machd.errors import MachdError
-from machd.scheduler.config import SchedulerConfig
-from machd.scheduler.prefix_limits import PrefixLimits
 from machd.scheduler.subscriber import SequenceRequest
-from machd.scheduler.waiting import QueueLimits
+from machd.settings.model import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +33,12 @@ class ChangeConfig:
     """Schedule in another way; what runs is suspended for it.
 
     Attributes:
-        arrange: Says how, for the loaded engine.
+        settings: Say how.
         is_measured: Whether the model is measured before that.
         done: Resolves when it is done, or could not be.
     """
 
-    make_config: Callable[[Engine], SchedulerConfig]
+    settings: Settings
     is_measured: bool
     done: Future[None] = field(default_factory=Future)
 
@@ -61,9 +57,9 @@ class ChangeConfig:
 
 @dataclass(frozen=True, slots=True)
 class SetLimits:
-    """Apply other limits to requests that come, wait or run."""
+    """Hold requests that come, wait or run, and what is kept of prompts and answers, against other limits."""
 
-    limits: QueueLimits
+    settings: Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,20 +80,13 @@ class ClearPrefixes:
 
 
 @dataclass(frozen=True, slots=True)
-class SetPrefixLimits:
-    """Keep less of prompts and answers, or more."""
-
-    limits: PrefixLimits
-
-
-@dataclass(frozen=True, slots=True)
 class Stop:
     """End everything with ``error`` and leave the thread."""
 
     error: MachdError
 
 
-Message = Submit | Abort | ChangeConfig | SetLimits | ClearPrefixes | SetPrefixLimits | Stop
+Message = Submit | Abort | ChangeConfig | SetLimits | ClearPrefixes | Stop
 
 
 class Inbox:

@@ -13,11 +13,10 @@ from dataclasses import replace
 
 import structlog
 
-from machd.capabilities.bitwise import BitwiseVerdict, Computing, judge_bitwise
+from machd.capabilities.evidence import Results
 from machd.capabilities.verdict import Support
-from machd.capabilities.verdicts import ModelVerdicts, judge
 from machd.clock import Clock
-from machd.engine.protocol.engine import Engine, ModelDescription
+from machd.engine.protocol.engine import Engine, ModelFront
 from machd.engine.protocol.step import RowFault, StepMemoryError, StepPlan
 from machd.engine_process.attended_engine import AttendedEngine, Interruption
 from machd.engine_process.config_change import ConfigChange
@@ -28,14 +27,15 @@ from machd.engine_process.inbox import (
     Inbox,
     OpenChanges,
     SetLimits,
-    SetPrefixLimits,
     Stop,
     Submit,
 )
-from machd.engine_process.loop_snapshot import LoopSnapshot, Pulse, Snapshots
-from machd.engine_process.startup_guard import NothingToMeasure, Probe, ProbeNews, Results
+from machd.engine_process.loop_snapshot import Pulse, Snapshots
+from machd.engine_process.scheduling import Scheduling
+from machd.engine_process.startup_guard import NothingToMeasure, Probe, ProbeNews
 from machd.errors import EngineFaultError, MachdError, OverloadedError, RequestError
-from machd.scheduler.config import SchedulerConfig
+from machd.link.snapshot import LoopSnapshot
+from machd.link.state import ServedState
 from machd.scheduler.events import (
     EngineFaulted,
     Event,
@@ -43,10 +43,9 @@ from machd.scheduler.events import (
     SequenceFinished,
     StepCompleted,
 )
-from machd.scheduler.prefix_limits import PrefixLimits
 from machd.scheduler.scheduler import MemoryYield, Scheduler
 from machd.scheduler.subscriber import SequenceRequest
-from machd.scheduler.waiting import QueueLimits
+from machd.settings.model import Settings
 
 _IDLE_WAIT_S = 0.5
 """How long an idle thread sleeps between heartbeats."""
@@ -63,19 +62,13 @@ _PUT_AWAY_S = 2.0
 Publish = Callable[[list[Event]], None]
 
 
-Adopt = Callable[[Engine, Scheduler, frozenset[str]], list[Event]]
-"""Takes up other verdicts; the set has the features that can do something else now."""
-
-
-def _adopt_nothing(_engine: Engine, _scheduler: Scheduler, _changed: frozenset[str]) -> list[Event]:
-    return []
-
-
 class EngineLoop:
     """Owner of the engine, the scheduler and the thread they live on.
 
     Attributes:
-        loaded: Resolves to the engine once the model is loaded, or to why it could not be.
+        loaded: Resolves once the model is served, or to why it could not be loaded.
+        state: What is known of the loaded model; there before its scheduler is made.
+        front: The model's texts and description; there once it is served.
         finished: Resolves when the thread has ended: to None after a stop, else to the fault.
     """
 
@@ -83,37 +76,41 @@ class EngineLoop:
         self,
         *,
         load: Callable[[], Engine],
-        make_scheduler: Callable[[Engine], Scheduler],
+        scheduling: Scheduling,
+        settings: Settings,
         publish: Publish,
         clock: Clock,
         probe: Probe | None = None,
-        adopt: Adopt = _adopt_nothing,
+        on_verdicts: Callable[[frozenset[str]], None] = lambda _changed: None,
         strict_invariants: bool = False,
     ) -> None:
         """Prepare the thread; :meth:`start` runs it.
 
         Args:
             load: Makes the engine; called on the engine thread.
-            make_scheduler: Makes the scheduler for the loaded engine.
+            scheduling: Says how the loaded model is scheduled.
+            settings: Under which it is scheduled until others come.
             publish: Takes the events of a step; called on the engine thread.
             clock: Reads time.
             probe: Measures the loaded engine before a scheduler is made for it, and later when
                 the admin API asks for it; None to measure nothing.
-            adopt: Schedules by what was measured beside the daemon, and tells of it; called on the
-                engine thread, with the scheduler at rest.
+            on_verdicts: Told on the engine thread when something else is known of the model: the features that
+                can do something else now.
             strict_invariants: Whether books that do not add up end the thread, as tests want it,
                 or are logged and counted while requests go on being answered.
         """
-        self.loaded: Future[Engine] = Future()
+        self.loaded: Future[None] = Future()
+        self.state: ServedState | None = None
+        self.front: ModelFront | None = None
         self.finished: Future[None] = Future()
         self.inbox = Inbox()
         self._load = load
-        self._make_scheduler = make_scheduler
+        self._scheduling = scheduling
+        self._settings = settings
         self._publish = publish
         self._clock = clock
         self._probe = probe or NothingToMeasure()
-        self._probe_results: Results = None
-        self._adopt = adopt
+        self._on_verdicts = on_verdicts
         self._probe_news = ProbeNews(self._probe, clock)
         self._unadopted: Results = None
         self._strict_invariants = strict_invariants
@@ -121,7 +118,9 @@ class EngineLoop:
         self._pulse = Pulse(clock)
         self._checked_s = 0.0
         self._consecutive_faults = 0
-        self._config_change = ConfigChange(self._measure_again, clock)
+        self._config_change = ConfigChange(
+            scheduling, lambda: self._known, self._measure_again, clock
+        )
         self._end_error: MachdError = EngineFaultError(
             "the engine has stopped; the server is restarting"
         )
@@ -131,28 +130,9 @@ class EngineLoop:
         self._thread = threading.Thread(target=self._main, name="machd-engine", daemon=True)
 
     @property
-    def probe_results(self) -> Results:
-        """Return the probe results of the loaded model; there before the scheduler is made."""
-        return self._probe_results
-
-    def judge(self, model: ModelDescription) -> ModelVerdicts:
-        """Return the capabilities of the loaded model, by its rules and its probe results."""
-        return judge(model.cache, self._probe_results)
-
-    def judge_bitwise(self, model: ModelDescription, *, kv_format: str) -> BitwiseVerdict:
-        """Return whether a row of the loaded model has the same bits however it is computed.
-
-        Args:
-            model: The loaded model.
-            kv_format: ``cache.kv_quantization``.
-        """
-        computing = Computing(
-            backend=model.backend,
-            blas=model.blas,
-            is_native=model.is_native,
-            kv_format=kv_format,
-        )
-        return judge_bitwise(self._probe_results, computing)
+    def _known(self) -> ServedState:
+        assert self.state is not None, "the model is loaded"
+        return self.state
 
     @property
     def snapshot(self) -> LoopSnapshot:
@@ -199,23 +179,21 @@ class EngineLoop:
         """Run the thread."""
         self._thread.start()
 
-    def change_config(
-        self, make_config: Callable[[Engine], SchedulerConfig], *, measure: bool = False
-    ) -> Future[None]:
-        """Apply another scheduler config after the step that runs.
+    def change_config(self, settings: Settings, *, measure: bool = False) -> Future[None]:
+        """Schedule by other settings after the step that runs.
 
         Running sequences are suspended for it, and resumed under it; waiting ones stay queued.
 
         Args:
-            make_config: Makes the config; called on the engine thread.
+            settings: Say how.
             measure: Measure the model (again) before that.
 
         Returns:
             A future that resolves when the config is applied, or replaced by a later one. It has the
-            exception of ``make_config`` or of the measurement, after which all is as before; or why
-            the thread has ended or is to end. It cannot be cancelled.
+            exception of the measurement, after which all is as before; or why the thread has ended or
+            is to end. It cannot be cancelled.
         """
-        request = ChangeConfig(make_config, is_measured=measure)
+        request = ChangeConfig(settings, is_measured=measure)
         self._changes.add(request)
         self.inbox.put(request)
         return request.done
@@ -225,13 +203,9 @@ class EngineLoop:
         """Return whether a requested scheduler config is not in force yet."""
         return not self._changes.is_empty
 
-    def set_queue_limits(self, limits: QueueLimits) -> None:
-        """Apply other limits to requests that come, wait or run, from the next step on."""
-        self.inbox.put(SetLimits(limits))
-
-    def set_prefix_limits(self, limits: PrefixLimits) -> None:
-        """Keep less of prompts and answers, or more, from the next step on."""
-        self.inbox.put(SetPrefixLimits(limits))
+    def set_limits(self, settings: Settings) -> None:
+        """Hold requests that come, wait or run, and what is kept, against other limits from the next step on."""
+        self.inbox.put(SetLimits(settings))
 
     def clear_prefixes(self, *, is_disk_included: bool) -> Future[int]:
         """Forget the unused blocks of the prefix cache; resolves to their number.
@@ -260,8 +234,8 @@ class EngineLoop:
         try:
             engine = self._load()
             self._pulse.beat()
-            self._probe_results = self._probe(engine)
-            scheduler = self._make_scheduler(engine)
+            self.state = ServedState.of(engine.model, self._probe(engine))
+            scheduler = self._scheduling.scheduler(engine, self._known, self._settings)
             self._note(engine, scheduler, idle=True)
         except BaseException as error:  # noqa: BLE001 - whatever it is, who waits has to learn of it
             self.loaded.set_exception(error)
@@ -269,7 +243,8 @@ class EngineLoop:
             self._changes.refuse(self._end_error)
             return
         self._pulse.beat()
-        self.loaded.set_result(engine)
+        self.front = engine
+        self.loaded.set_result(None)
         try:
             self._serve(engine, scheduler)
         except BaseException as error:  # noqa: BLE001 - a thread that ends in silence is the one forbidden state
@@ -335,7 +310,7 @@ class EngineLoop:
 
     def _make_way(self, engine: Engine, scheduler: Scheduler, events: list[Event]) -> list[Event]:
         """Suspend what runs for another config, and apply that once the rows are gone; returns the events left."""
-        scheduler.suspend(self._config_change.wanted(engine))
+        scheduler.suspend(self._config_change.wanted())
         if not scheduler.is_at_rest:
             return events
         self._publish(events)
@@ -362,7 +337,8 @@ class EngineLoop:
     def _measure_again(self, engine: Engine, scheduler: Scheduler) -> None:
         attended = AttendedEngine(engine, lambda: self._attend(engine, scheduler))
         with self._pulse.measurement():
-            self._probe_results, self._unadopted = self._probe.remeasure(attended), None
+            results, self._unadopted = self._probe.remeasure(attended), None
+        self.state = ServedState.of(engine.model, results)
 
     def _attend(self, engine: Engine, scheduler: Scheduler) -> None:
         """Attend to waiting requests, between two steps of a measurement.
@@ -390,31 +366,27 @@ class EngineLoop:
         decide on batching, or a feature turned out wrong, those that run are suspended; other news
         must not make a sequence wait.
         """
+        before = self._known
         results = self._probe_news.poll(engine)
-        if results is not None and results != self._probe_results:
+        if results is not None and results != before.results:
             self._unadopted = results
         if self._unadopted is None or self._config_change.is_pending:
             return
+        after = ServedState.of(engine.model, self._unadopted)
+        changed = after.verdicts.changed_since(before.verdicts)
         if not scheduler.is_at_rest:
-            if results is not None and self._is_urgent(engine.model, results):
+            if results is not None and _are_urgent(after, changed):
                 scheduler.hold_admission()
                 scheduler.suspend()
             return
-        before = self.judge(engine.model)
-        self._probe_results, self._unadopted = self._unadopted, None
-        after = self.judge(engine.model)
-        if after != before:
-            self._publish(self._adopt(engine, scheduler, after.changed_since(before)))
+        self.state, self._unadopted = after, None
+        if after.verdicts != before.verdicts:
+            now_s = self._clock.monotonic_s()
+            events = self._scheduling.adopt(engine, scheduler, after, self._settings, now_s)
+            self._on_verdicts(changed)
+            self._publish(events)
             self._note(engine, scheduler, idle=True)
         scheduler.resume_admission()
-
-    def _is_urgent(self, model: ModelDescription, results: Results) -> bool:
-        after = judge(model.cache, results)
-        changed = after.changed_since(self.judge(model))
-        verdicts = after.by_feature()
-        return "continuous_batching" in changed or any(
-            verdicts[name].support is Support.BLOCKED for name in changed
-        )
 
     def _rest_s(self, scheduler: Scheduler) -> float:
         """Return how long to sleep when no step can run; a message wakes the thread sooner."""
@@ -443,7 +415,7 @@ class EngineLoop:
     def _take_messages(self, engine: Engine, scheduler: Scheduler, *, wait_s: float) -> list[Event]:
         events: list[Event] = []
         messages = self.inbox.drain(wait_s=wait_s)
-        if self._config_change.take(messages, engine, scheduler):
+        if self._config_change.take(messages, scheduler):
             self._note(engine, scheduler, idle=False)
             self._config_change.answer()
         for message in messages:
@@ -455,10 +427,12 @@ class EngineLoop:
                     events += scheduler.abort(sequence_ids, error, now_s)
                 case Stop():
                     self._stop = message
-                case ClearPrefixes() | SetPrefixLimits():
-                    _tell_prefixes(message, scheduler)
-                case ChangeConfig() | SetLimits():
-                    pass
+                case ClearPrefixes(is_disk_included, done):
+                    done.set_result(scheduler.clear_prefixes(is_disk_included=is_disk_included))
+                case ChangeConfig(settings) | SetLimits(settings):
+                    self._settings = settings
+                    limits = self._scheduling.prefix_limits(self._known, settings)
+                    scheduler.set_prefix_limits(limits)
         return events
 
     def _step(self, engine: Engine, scheduler: Scheduler, plan: StepPlan) -> None:
@@ -598,9 +572,8 @@ class EngineLoop:
         self._snapshots.take(engine, scheduler, idle=idle, is_changing_config=is_changing_config)
 
 
-def _tell_prefixes(message: ClearPrefixes | SetPrefixLimits, scheduler: Scheduler) -> None:
-    match message:
-        case ClearPrefixes(is_disk_included, done):
-            done.set_result(scheduler.clear_prefixes(is_disk_included=is_disk_included))
-        case SetPrefixLimits(limits):
-            scheduler.set_prefix_limits(limits)
+def _are_urgent(state: ServedState, changed: frozenset[str]) -> bool:
+    verdicts = state.verdicts.by_feature()
+    return "continuous_batching" in changed or any(
+        verdicts[name].support is Support.BLOCKED for name in changed
+    )

@@ -1,19 +1,16 @@
-"""Readings of the engine thread for other threads: its counts at one moment, and its heartbeat."""
+"""The engine thread's heartbeat, and its newest counts, for other threads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from dataclasses import replace
 
 import structlog
 
 from machd.clock import Clock
 from machd.engine.protocol.engine import Engine, MemoryReading
-from machd.scheduler.draft_reading import DraftReading
-from machd.scheduler.events import DecodeMode
-from machd.scheduler.prefix_limits import PrefixReading
+from machd.link.snapshot import LoopSnapshot
 from machd.scheduler.scheduler import Scheduler
 
 _MAX_MEASUREMENT_S = 120.0
@@ -51,38 +48,6 @@ class Pulse:
 
 _MEMORY_INTERVAL_S = 1.0
 """How often memory is read while steps run."""
-
-_NO_MEMORY = MemoryReading(0, 0, 0, 0)
-_NO_DRAFTS = DraftReading()
-
-
-@dataclass(frozen=True, slots=True)
-class LoopSnapshot:
-    """The engine thread at one moment, replaced whole and never changed.
-
-    Attributes:
-        is_changing_config: Another scheduler config is to begin.
-        prefix: The prefix cache; None without one.
-        mode: How sequences decode at the most.
-        step_mode: How the next token is made.
-        drafts: Counts of draft tokens since the start.
-        prefilled_tokens: Prompt tokens computed or reused so far, by the id of each running sequence.
-    """
-
-    taken_unix_s: float = 0.0
-    mode: DecodeMode = DecodeMode.SINGLE
-    slot_count: int = 0
-    running_count: int = 0
-    waiting_count: int = 0
-    active_loops: int = 0
-    kv_budget_bytes: int | None = None
-    kv_reserved_bytes: int = 0
-    memory: MemoryReading = _NO_MEMORY
-    is_changing_config: bool = False
-    prefix: PrefixReading | None = None
-    step_mode: DecodeMode = DecodeMode.SINGLE
-    drafts: DraftReading = _NO_DRAFTS
-    prefilled_tokens: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
 
 class Snapshots:

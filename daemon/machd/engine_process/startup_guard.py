@@ -15,7 +15,7 @@ from typing import Protocol, TypeAlias
 
 import structlog
 
-from machd.capabilities.evidence import ProbeResult
+from machd.capabilities.evidence import Results
 from machd.capabilities.verdict import Support
 from machd.capabilities.verdicts import judge
 from machd.clock import Clock
@@ -27,9 +27,6 @@ _START_ADVICE = (
 )
 
 _SERVED_ADVICE = "what was known of the model still holds; report the traceback"
-
-Results: TypeAlias = tuple[ProbeResult, ...] | None
-"""Results of probes on a model, empty if none has run; None if rules alone are to judge it."""
 
 Measure: TypeAlias = Callable[[Engine], Results]
 """Says what is known of a loaded engine's model; called on the engine thread."""

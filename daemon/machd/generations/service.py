@@ -9,16 +9,14 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from typing import ParamSpec, Protocol, TypeVar
+from typing import ParamSpec, TypeVar
 
 import msgspec
 
 from machd.clock import Clock
-from machd.engine.protocol.engine import Engine, ModelDescription
 from machd.engine.protocol.media import FIRST_MEDIA_KEY, Media, MediaSpan
-from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import (
     ContextLengthExceededError,
     DrainDeadlineError,
@@ -44,6 +42,7 @@ from machd.request.conversation import Conversation
 from machd.request.generation import WHOLE_ROOM, GenerationOptions, Grammar, SamplingParams
 from machd.request.media import media_of, without_tool_media
 from machd.scheduler.subscriber import Priority, SequenceRequest
+from machd.served.served_model import ServedModel
 
 _TOKENISER_THREADS = 2
 
@@ -52,33 +51,6 @@ _PREPARATION_LIMIT_S = 60.0
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-
-
-class EngineThread(Protocol):
-    """The engine thread as generations use it; :class:`machd.engine_process.loop.EngineLoop` is one."""
-
-    @property
-    def loaded(self) -> Future[Engine]:
-        """The engine, once it is loaded."""
-        ...
-
-    @property
-    def slot_count(self) -> int:
-        """Sequences that can run at once."""
-        ...
-
-    @property
-    def kv_budget_bytes(self) -> int | None:
-        """Bytes of keys and values that may be promised to sequences; None for no cap."""
-        ...
-
-    def submit(self, requests: tuple[SequenceRequest, ...]) -> None:
-        """Start the sequences of one request."""
-        ...
-
-    def abort(self, sequence_ids: tuple[str, ...], error: MachdError | None) -> None:
-        """End sequences; ``error`` is None if their client simply has enough."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +93,7 @@ class GenerationService:
     def __init__(
         self,
         *,
-        loop: EngineThread,
+        served: ServedModel,
         fanout: Fanout,
         lifecycle: Lifecycle,
         limits: GenerationLimits,
@@ -130,7 +102,7 @@ class GenerationService:
     ) -> None:
         """Wire the parts that a generation needs."""
         self.lifecycle = lifecycle
-        self._loop = loop
+        self.served = served
         self._fanout = fanout
         self._limits = limits
         self._key_limits = KeyLimits(
@@ -175,35 +147,6 @@ class GenerationService:
         """
         self._key_limits.check(client)
 
-    @property
-    def engine(self) -> Engine:
-        """The loaded engine, for its description and tokenizer only.
-
-        Raises:
-            NotReadyError, DrainingError, EngineFaultError: There is none to speak of.
-        """
-        if not self._loop.loaded.done() or self._loop.loaded.exception() is not None:
-            self.lifecycle.check_accepting()
-        return self._loop.loaded.result(timeout=0)
-
-    @property
-    def model(self) -> ModelDescription:
-        """Return the description of the served model."""
-        return self.engine.model
-
-    @property
-    def takes_media(self) -> bool:
-        """True unless the served model is known to take text only."""
-        loaded = self._loop.loaded
-        if not loaded.done() or loaded.exception() is not None:
-            return True
-        return loaded.result().model.vision is not None
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The served model's tokenizer."""
-        return self.engine.tokenizer
-
     async def in_worker(
         self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
     ) -> _T:
@@ -243,14 +186,14 @@ class GenerationService:
             OverloadedError: It is not done in time.
         """
         omitted_media = 0
-        if self.model.vision is None and self._limits.omits_tool_media:
+        if self.served.model.vision is None and self._limits.omits_tool_media:
             messages, omitted_media = without_tool_media(conversation.messages)
             conversation = replace(conversation, messages=messages)
         self._check_media(conversation)
         with self._key_limits.preparing(client):
             decoded = await self._decoded(conversation, client, salt)
             prepared = await self.in_chat_worker(
-                prepare_conversation, conversation, self.engine, decoded
+                prepare_conversation, conversation, self.served.front, decoded
             )
             grammar = None
             for constraint in prepared.constraints:
@@ -265,7 +208,7 @@ class GenerationService:
         media, rules, processor = (
             media_of(conversation.messages),
             self._limits.media,
-            self.engine.media,
+            self.served.media,
         )
         if not media:
             return {}
@@ -297,7 +240,7 @@ class GenerationService:
         """
         try:
             grammar = await self._compilations.compile(
-                self.engine.grammars, constraint, client=client, wait_s=_PREPARATION_LIMIT_S
+                self.served.grammars, constraint, client=client, wait_s=_PREPARATION_LIMIT_S
             )
         except TimeoutError:
             raise OverloadedError(
@@ -350,7 +293,7 @@ class GenerationService:
             (
                 request.sequence_id,
                 CompletionText(
-                    self.tokenizer.detokenizer(keeps=markers),
+                    self.served.tokenizer.detokenizer(keeps=markers),
                     options.stop,
                     shows_stop=options.shows_stop,
                     min_tokens=options.sampling.min_tokens,
@@ -374,7 +317,7 @@ class GenerationService:
             self._key_limits.enter(identity.client)
         self._open[identity.generation_id] = generation
         self._all_closed.clear()
-        self._loop.submit(tuple(requests))
+        self.served.link.submit(tuple(requests))
         return generation
 
     async def drain(self, timeout_s: float) -> bool:
@@ -412,7 +355,7 @@ class GenerationService:
         media = media_of(conversation.messages)
         if not media:
             return
-        if self.model.vision is None:
+        if self.served.model.vision is None:
             param = media[0].param
             raise UnsupportedParameterError(
                 f"{param}: the served model takes text only; serve a vision model with machd[vision], "
@@ -439,7 +382,7 @@ class GenerationService:
 
     def _check_room(self, prompts: int, n: int, prompt_param: str) -> None:
         """Refuse for good what could not be queued on an idle daemon either."""
-        max_sequences = self._limits.max_queue + self._loop.slot_count
+        max_sequences = self._limits.max_queue + self.served.snapshot.slot_count
         if prompts * n > max_sequences:
             raise InvalidRequestError(
                 f"{prompts} prompts with n {n} make {prompts * n} completions, and "
@@ -456,7 +399,7 @@ class GenerationService:
             raise InvalidRequestError(
                 f"{prompt_param}: the prompt holds no token; send some text", param=prompt_param
             )
-        vocabulary_tokens = self.model.vocabulary_tokens
+        vocabulary_tokens = self.served.model.vocabulary_tokens
         unknown = (one for one in prompt if vocabulary_tokens <= one < FIRST_MEDIA_KEY)
         if max(prompt) >= vocabulary_tokens and (token_id := next(unknown, None)) is not None:
             raise InvalidRequestError(
@@ -476,7 +419,7 @@ class GenerationService:
     ) -> list[SequenceRequest]:
         stop_token_ids = frozenset(options.stop_token_ids)
         if not options.ignore_eos:
-            stop_token_ids |= self.model.eos_token_ids
+            stop_token_ids |= self.served.model.eos_token_ids
         _check_can_go_on(options, stop_token_ids)
         sampling = _sampling_of_choices(options, guidance, stop_token_ids)
         client, salt = identity.client, options.cache_salt
@@ -508,7 +451,7 @@ class GenerationService:
             ContextLengthExceededError: The prompt leaves no room for any that are asked for, or not for
                 all of them, and that is not clamped.
         """
-        context_tokens, asked = self.model.context_tokens, options.max_tokens
+        context_tokens, asked = self.served.model.context_tokens, options.max_tokens
         room = context_tokens - prompt_tokens
         is_wish = asked in (None, WHOLE_ROOM) or self._limits.clamps_max_tokens
         least = 0 if asked == 0 else 1
@@ -530,15 +473,15 @@ class GenerationService:
 
         Where it cannot hold the prompt itself, that is admission's to refuse.
         """
-        budget_bytes = self._loop.kv_budget_bytes
-        cache = self.model.cache
+        budget_bytes = self.served.snapshot.kv_budget_bytes
+        cache = self.served.model.cache
         if budget_bytes is None or not cache.bytes_per_token:
-            return self.model.context_tokens
+            return self.served.model.context_tokens
         tokens = (budget_bytes - cache.bytes_per_sequence) // cache.bytes_per_token
         return max(1, tokens - prompt_tokens)
 
     def _abort(self, sequence_ids: tuple[str, ...], error: MachdError | None) -> None:
-        self._loop.abort(sequence_ids, error)
+        self.served.link.abort(sequence_ids, error)
 
     def _spend(self, identity: GenerationIdentity, tokens: int) -> None:
         if identity.is_limited:

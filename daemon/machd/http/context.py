@@ -9,6 +9,7 @@ from machd.clock import Clock
 from machd.generations.response_store import ResponseStore
 from machd.generations.service import GenerationService
 from machd.http.model_names import ModelNames
+from machd.served.served_model import ServedModel
 from machd.settings.model import Settings
 
 
@@ -16,6 +17,7 @@ from machd.settings.model import Settings
 class ServerContext:
     """Made once by ``compose.Parts``, read by every handler."""
 
+    served: ServedModel
     service: GenerationService
     clock: Clock
     settings: Settings
@@ -30,4 +32,4 @@ class ServerContext:
             ModelNotServedError: It names another model.
             InvalidRequestError: It names none, and not every name is accepted.
         """
-        self.names.check(asked, self.service.model.model_id)
+        self.names.check(asked, self.served.model.model_id)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from machd.engine.protocol.chat_format import JSON_TOOLS, ChatFormat, TextState
-from machd.engine.protocol.engine import Engine
+from machd.engine.protocol.engine import ModelFront
 from machd.engine.protocol.media import Media, MediaSpan, token_ids_of
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import InvalidRequestError
@@ -54,13 +54,13 @@ class PreparedConversation:
 
 
 def prepare_conversation(
-    conversation: Conversation, engine: Engine, decoded: Mapping[int, Media] = NO_MEDIA
+    conversation: Conversation, front: ModelFront, decoded: Mapping[int, Media] = NO_MEDIA
 ) -> PreparedConversation:
     """Render and tokenise; for a worker thread, as a prompt may be a megabyte.
 
     Args:
         conversation: To prepare.
-        engine: Its tokenizer and processor of images are used.
+        front: Of the model that is to answer.
         decoded: What was made of the conversation's images and videos, by their sources' identities.
 
     Raises:
@@ -69,7 +69,7 @@ def prepare_conversation(
         InvalidRequestError: The template refuses the conversation, or what is asked for does not
             go together with this model.
     """
-    tokenizer = engine.tokenizer
+    tokenizer = front.tokenizer
     calls = _Calls.of(conversation, tokenizer)
 
     def rendered(messages: list[dict[str, object]]) -> str:
@@ -77,7 +77,7 @@ def prepare_conversation(
 
     # The template writes the special tokens itself.
     encode = partial(tokenizer.encode, add_special_tokens=False)
-    processor = engine.media
+    processor = front.media
 
     def tokenised(messages: list[dict[str, object]]) -> KeyedPrompt:
         if decoded and processor is not None:
@@ -86,7 +86,7 @@ def prepare_conversation(
         return KeyedPrompt(text, tuple(encode(text)))
 
     prompt, dropped_messages = tokenised(conversation.messages), 0
-    limit_tokens = _limit_tokens(conversation, engine.model.context_tokens)
+    limit_tokens = _limit_tokens(conversation, front.model.context_tokens)
     if len(prompt.keys) > limit_tokens:
         kept = kept_messages(
             conversation.messages, lambda kept: len(tokenised(kept).keys) <= limit_tokens
@@ -106,8 +106,8 @@ def prepare_conversation(
         has_marked_calls=not calls.are_bare,
         is_forced=calls.are_forced,
     )
-    constraints = _constraints(conversation, engine, calls)
-    predicted = _predicted(conversation, tokenizer, engine.model.context_tokens)
+    constraints = _constraints(conversation, front, calls)
+    predicted = _predicted(conversation, tokenizer, front.model.context_tokens)
     guidance = Guidance(None, thinking, predicted, output)
     return PreparedConversation(prompt.keys, guidance, dropped_messages, constraints, prompt.spans)
 
@@ -270,7 +270,7 @@ def _starting_state(
 
 
 def _constraints(
-    conversation: Conversation, engine: Engine, calls: _Calls
+    conversation: Conversation, front: ModelFront, calls: _Calls
 ) -> tuple[Constraint, ...]:
     """Return the constraints to compile, the answer's last."""
     constraint = conversation.constraint
@@ -285,7 +285,7 @@ def _constraints(
         )
     if constraint is not None and not calls.tools:
         return (constraint,)
-    spelling = calls.spelling(engine.tokenizer, engine.model.eos_token_ids)
+    spelling = calls.spelling(front.tokenizer, front.model.eos_token_ids)
     if calls.are_forced:
         alone = [arguments_alone(tool) for tool in conversation.tools]
         return (*alone, forced_calls(conversation.tools, conversation.tool_choice, spelling))

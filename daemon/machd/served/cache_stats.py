@@ -8,10 +8,10 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from machd.engine.protocol.engine import DiskReading, ExpertReading, ModelDescription
-from machd.engine_process.loop import EngineLoop
+from machd.engine.protocol.engine import DiskReading, ExpertReading
+from machd.link.kv_memory import kv_memory
 from machd.scheduler.events import DecodeMode
-from machd.served.kv_memory import kv_memory
+from machd.served.served_model import ServedModel
 from machd.settings.model import Settings
 
 
@@ -156,18 +156,17 @@ class CacheStats(Struct, frozen=True, kw_only=True):
 _GB = 1_000_000_000
 
 
-def cache_stats(loop: EngineLoop, model: ModelDescription, settings: Settings) -> CacheStats:
+def cache_stats(served: ServedModel, settings: Settings) -> CacheStats:
     """The caches now, or at the last idle moment while a single generation runs.
 
     Args:
-        loop: Has the snapshots.
-        model: That is loaded.
+        served: The model, which is loaded.
         settings: In force.
     """
-    is_live = loop.snapshot.mode is DecodeMode.BATCHED
-    is_stale = not is_live and loop.snapshot.active_loops > 0
-    snapshot = loop.snapshot if is_live else loop.idle_snapshot
-    kv = kv_memory(snapshot, model)
+    is_live = served.snapshot.mode is DecodeMode.BATCHED
+    is_stale = not is_live and served.snapshot.active_loops > 0
+    snapshot = served.snapshot if is_live else served.idle_snapshot
+    kv = kv_memory(snapshot, served.model)
     disk, experts, media = snapshot.memory.disk, snapshot.memory.experts, snapshot.memory.media
     return CacheStats(
         status="stale_generation_in_flight" if is_stale else "ok",

@@ -8,14 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from machd.engine.protocol.engine import DiskReading, ExpertReading, MediaReading, RankReading
-from machd.engine_process.loop import EngineLoop
 from machd.generations.response_store import ResponseStore
 from machd.process.configuration import Configuration
 from machd.process.lifecycle import Lifecycle
 from machd.scheduler.draft_reading import DraftReading
 from machd.scheduler.events import DecodeMode
 from machd.scheduler.prefix_limits import PrefixReading
-from machd.served.kv_memory import KvMemory, kv_memory
+from machd.served.served_model import ServedModel
 from machd.telemetry.lag import EventLoopLag
 from machd.telemetry.metrics import Metrics
 
@@ -86,7 +85,7 @@ _ARRANGEMENTS = (DecodeMode.SINGLE, DecodeMode.BATCHED)
 def watch_gauges(  # noqa: PLR0913 - each part that knows something
     metrics: Metrics,
     *,
-    loop: EngineLoop,
+    served: ServedModel,
     lifecycle: Lifecycle,
     lag: EventLoopLag,
     configuration: Configuration,
@@ -99,9 +98,9 @@ def watch_gauges(  # noqa: PLR0913 - each part that knows something
 
     Args:
         metrics: Holds the gauges.
-        loop: Knows the engine, the slots and the queue.
+        served: The model: its engine, slots and queue.
         lifecycle: Knows the daemon's state.
-        lag: Measures the event loop.
+        lag: Measures the event served.
         configuration: Knows the settings, and how the last reload went.
         responses: Holds what later requests may refer to.
         in_flight: Counts the open HTTP requests.
@@ -112,15 +111,15 @@ def watch_gauges(  # noqa: PLR0913 - each part that knows something
     started_unix_s = configuration.last_success_unix_s  # of the settings that it starts with
     metrics.watch("machd_start_time_seconds", lambda: started_unix_s)
     metrics.watch_state(lambda: lifecycle.state)
-    _watch_requests(metrics, loop, configuration)
-    _watch_memory(metrics, loop)
-    watch_caches(metrics, loop, configuration)
-    watch_drafts(metrics, loop, configuration)
+    _watch_requests(metrics, served, configuration)
+    _watch_memory(metrics, served)
+    watch_caches(metrics, served, configuration)
+    watch_drafts(metrics, served, configuration)
     metrics.watch("machd_http_requests_in_flight", in_flight)
     metrics.watch("machd_generations_open", open_generations)
     metrics.watch("machd_stored_responses", lambda: len(responses))
     metrics.watch("machd_stored_response_bytes", lambda: responses.size_bytes)
-    metrics.watch("machd_engine_heartbeat_age_seconds", lambda: loop.heartbeat_age_s)
+    metrics.watch("machd_engine_heartbeat_age_seconds", lambda: served.heartbeat_age_s)
     metrics.watch("machd_event_loop_lag_seconds", lambda: lag.last_s)
     metrics.watch(
         "machd_config_last_reload_successful",
@@ -131,41 +130,43 @@ def watch_gauges(  # noqa: PLR0913 - each part that knows something
     )
 
 
-def watch_caches(metrics: Metrics, loop: EngineLoop, configuration: Configuration) -> None:
+def watch_caches(metrics: Metrics, served: ServedModel, configuration: Configuration) -> None:
     """Point the cache metrics at the newest snapshot; those of a part that the daemon lacks are 0."""
-    _watch_all(metrics, _PREFIX, lambda: loop.snapshot.prefix or _NO_PREFIX)
-    _watch_all(metrics, _DISK, lambda: loop.snapshot.memory.disk or _NO_DISK)
-    _watch_all(metrics, _EXPERTS, lambda: loop.snapshot.memory.experts or _NO_EXPERTS)
-    _watch_all(metrics, _MEDIA, lambda: loop.snapshot.memory.media or _NO_MEDIA)
-    metrics.watch("machd_block_files_budget_bytes", lambda: _disk_budget_bytes(loop, configuration))
+    _watch_all(metrics, _PREFIX, lambda: served.snapshot.prefix or _NO_PREFIX)
+    _watch_all(metrics, _DISK, lambda: served.snapshot.memory.disk or _NO_DISK)
+    _watch_all(metrics, _EXPERTS, lambda: served.snapshot.memory.experts or _NO_EXPERTS)
+    _watch_all(metrics, _MEDIA, lambda: served.snapshot.memory.media or _NO_MEDIA)
+    metrics.watch(
+        "machd_block_files_budget_bytes", lambda: _disk_budget_bytes(served, configuration)
+    )
 
 
-def watch_ranks(metrics: Metrics, loop: EngineLoop) -> None:
+def watch_ranks(metrics: Metrics, served: ServedModel) -> None:
     """Point the metrics of ranks at the newest snapshot. Their number is known once the model is loaded."""
 
     def reader(rank: int, read: Callable[[RankReading], float]) -> Callable[[], float]:
-        return lambda: read(loop.snapshot.memory.ranks[rank])
+        return lambda: read(served.snapshot.memory.ranks[rank])
 
-    for one in loop.snapshot.memory.ranks:
+    for one in served.snapshot.memory.ranks:
         rank = str(one.rank)
         for name, labels, read in _RANK:
             metrics.watch(name, reader(one.rank, read), rank=rank, **labels)
 
 
-def watch_drafts(metrics: Metrics, loop: EngineLoop, configuration: Configuration) -> None:
+def watch_drafts(metrics: Metrics, served: ServedModel, configuration: Configuration) -> None:
     """Point the metrics of speculation at the newest snapshot.
 
     Every position that a draft token may have is there at 0 before the first one, or a rate would lose
     it; a position that once had a draft stays when the settings allow fewer.
     """
-    _watch_all(metrics, _DRAFTS, lambda: loop.snapshot.drafts)
+    _watch_all(metrics, _DRAFTS, lambda: served.snapshot.drafts)
     metrics.watch_all(
         "machd_speculation_draft_by_position_tokens_total",
-        lambda: _numbered(loop.snapshot.drafts.drafted_by_position, configuration),
+        lambda: _numbered(served.snapshot.drafts.drafted_by_position, configuration),
     )
     metrics.watch_all(
         "machd_speculation_accepted_by_position_tokens_total",
-        lambda: _numbered(loop.snapshot.drafts.accepted_by_position, configuration),
+        lambda: _numbered(served.snapshot.drafts.accepted_by_position, configuration),
     )
 
 
@@ -181,8 +182,8 @@ def _or_infinite(limit: float | None) -> float:
     return math.inf if limit is None else limit
 
 
-def _disk_budget_bytes(loop: EngineLoop, configuration: Configuration) -> float:
-    if loop.snapshot.memory.disk is None:
+def _disk_budget_bytes(served: ServedModel, configuration: Configuration) -> float:
+    if served.snapshot.memory.disk is None:
         return 0.0
     return configuration.settings.cache.disk_budget_gb * _GB
 
@@ -195,28 +196,28 @@ def _numbered(counts: Sequence[int], configuration: Configuration) -> dict[str, 
     return {str(place): float(count) for place, count in enumerate([*counts, *missing], start=1)}
 
 
-def _watch_requests(metrics: Metrics, loop: EngineLoop, configuration: Configuration) -> None:
+def _watch_requests(metrics: Metrics, served: ServedModel, configuration: Configuration) -> None:
     """Export the decode mode, and the counts of requests."""
-    metrics.watch_decode_mode(lambda: loop.snapshot.step_mode)
+    metrics.watch_decode_mode(lambda: served.snapshot.step_mode)
     for name, read in (
         ("machd_decode_mode_requested", lambda: _requested_mode(configuration)),
-        ("machd_decode_mode_active", lambda: loop.snapshot.mode),
+        ("machd_decode_mode_active", lambda: served.snapshot.mode),
     ):
         metrics.watch_one_of(name, "mode", _ARRANGEMENTS, read)
-    metrics.watch("machd_requests_running", lambda: loop.snapshot.running_count)
-    metrics.watch("machd_requests_waiting", lambda: loop.snapshot.waiting_count)
+    metrics.watch("machd_requests_running", lambda: served.snapshot.running_count)
+    metrics.watch("machd_requests_waiting", lambda: served.snapshot.waiting_count)
     metrics.watch("machd_requests_waiting_limit", lambda: configuration.settings.limits.max_queue)
-    metrics.watch("machd_active_loops", lambda: loop.snapshot.active_loops)
-    metrics.watch("machd_slots", lambda: loop.snapshot.active_loops, state="occupied")
-    metrics.watch("machd_slots", lambda: _free_slots(loop), state="free")
+    metrics.watch("machd_active_loops", lambda: served.snapshot.active_loops)
+    metrics.watch("machd_slots", lambda: served.snapshot.active_loops, state="occupied")
+    metrics.watch("machd_slots", lambda: _free_slots(served), state="free")
 
 
-def _watch_memory(metrics: Metrics, loop: EngineLoop) -> None:
+def _watch_memory(metrics: Metrics, served: ServedModel) -> None:
     for state in ("budget", "reserved", "used"):
-        metrics.watch("machd_kv_cache_bytes", _kv_reader(loop, state), state=state)
-    metrics.watch("machd_kv_cache_usage_ratio", lambda: _kv(loop).usage_ratio)
+        metrics.watch("machd_kv_cache_bytes", _kv_reader(served, state), state=state)
+    metrics.watch("machd_kv_cache_usage_ratio", lambda: served.kv.usage_ratio)
     for kind in ("active", "peak", "cache"):
-        metrics.watch("machd_mlx_memory_bytes", _memory_reader(loop, kind), kind=kind)
+        metrics.watch("machd_mlx_memory_bytes", _memory_reader(served, kind), kind=kind)
 
 
 def _requested_mode(configuration: Configuration) -> DecodeMode:
@@ -224,21 +225,14 @@ def _requested_mode(configuration: Configuration) -> DecodeMode:
     return DecodeMode.BATCHED if is_batching_asked else DecodeMode.SINGLE
 
 
-def _free_slots(loop: EngineLoop) -> float:
-    snapshot = loop.snapshot
+def _free_slots(served: ServedModel) -> float:
+    snapshot = served.snapshot
     return snapshot.slot_count - snapshot.active_loops
 
 
-def _kv(loop: EngineLoop) -> KvMemory:
-    loaded = loop.loaded
-    if not loaded.done() or loaded.exception() is not None:
-        return KvMemory(0, 0, 0)
-    return kv_memory(loop.snapshot, loaded.result().model)
+def _kv_reader(served: ServedModel, state: str) -> Callable[[], float]:
+    return lambda: float(getattr(served.kv, f"{state}_bytes"))
 
 
-def _kv_reader(loop: EngineLoop, state: str) -> Callable[[], float]:
-    return lambda: float(getattr(_kv(loop), f"{state}_bytes"))
-
-
-def _memory_reader(loop: EngineLoop, kind: str) -> Callable[[], float]:
-    return lambda: float(getattr(loop.snapshot.memory, f"{kind}_bytes"))
+def _memory_reader(served: ServedModel, kind: str) -> Callable[[], float]:
+    return lambda: float(getattr(served.snapshot.memory, f"{kind}_bytes"))

@@ -18,13 +18,13 @@ from machd.engine.loading.source import ModelSource, SourceKind
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.media import MediaBounds
 from machd.engine.protocol.step import SampledToken
+from machd.engine_process.scheduling import prefix_shape
 from machd.generations.decodings import MediaRules, decode_media
 from machd.generations.media_fetch import FetchRules
 from machd.reading.keyed_prompt import KeyedPrompt, keyed_prompt
 from machd.request.media import MediaKind, media_of
 from machd.scheduler.prefix_cache import PrefixCache
 from machd.scheduler.prefix_limits import PrefixLimits
-from machd.served.kv_memory import prefix_shape
 from machd.settings.cache import CacheSettings
 from machd_probes.comparison import compared, largest_difference, tolerated
 from machd_probes.subject import COARSEST_FLOOR, is_equal

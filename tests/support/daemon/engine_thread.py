@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from machd.clock import Clock
 from machd.engine.protocol.engine import Engine
 from machd.engine_process.loop import EngineLoop
 from machd.engine_process.startup_guard import Probe
 from machd.errors import DrainDeadlineError, MachdError
-from machd.scheduler.config import single_flight
+from machd.link.state import ServedState
+from machd.scheduler.config import SchedulerConfig, single_flight
 from machd.scheduler.events import Event, SequenceFinished
+from machd.scheduler.prefix_limits import PrefixLimits
 from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.subscriber import SequenceRequest
+from machd.scheduler.waiting import QueueLimits
+from machd.settings.model import Settings
 from support.clocks.manual_clock import ManualClock
 from support.clocks.polling import CEILING_S
 from support.engines.fake_engine import FakeEngine
@@ -61,6 +66,63 @@ class Published:
         return {one.sequence_id: one for one in self.wait_for(SequenceFinished, count)}
 
 
+def single_flight_of(_engine: Engine) -> Scheduler:
+    """One at a time, in short chunks."""
+    return Scheduler(single_flight(LIMITS, prefill_chunk_tokens=CHUNK_TOKENS))
+
+
+Wanted: TypeAlias = SchedulerConfig | Callable[[], SchedulerConfig]
+
+
+class ScriptedScheduling:
+    """Configs and limits that a test asks for; each stands behind settings of its own."""
+
+    def __init__(self, make_scheduler: Callable[[Engine], Scheduler] = single_flight_of) -> None:
+        """Begin with a scheduler."""
+        self._make_scheduler = make_scheduler
+        self._wanted: list[tuple[Settings, Wanted | QueueLimits]] = []
+
+    def asking_for(self, wanted: Wanted | QueueLimits) -> Settings:
+        """Return settings that ask for a config or for limits."""
+        self._wanted.append((Settings(), wanted))
+        return self._wanted[-1][0]
+
+    def scheduler(self, engine: Engine, state: ServedState, settings: Settings) -> Scheduler:
+        """The scheduler that the test makes."""
+        del state, settings
+        return self._make_scheduler(engine)
+
+    def config(self, state: ServedState, settings: Settings) -> SchedulerConfig:
+        """The config that these settings ask for."""
+        del state
+        (wanted,) = (one for asked, one in self._wanted if asked is settings)
+        assert not isinstance(wanted, QueueLimits)
+        return wanted if isinstance(wanted, SchedulerConfig) else wanted()
+
+    def queue_limits(self, settings: Settings) -> QueueLimits:
+        """The limits that these settings ask for."""
+        (wanted,) = (one for asked, one in self._wanted if asked is settings)
+        assert isinstance(wanted, QueueLimits)
+        return wanted
+
+    def prefix_limits(self, state: ServedState, settings: Settings) -> PrefixLimits:
+        """No block is kept."""
+        del state, settings
+        return PrefixLimits(max_bytes=0, max_entries=0, left_bytes=0)
+
+    def adopt(
+        self,
+        engine: Engine,
+        scheduler: Scheduler,
+        state: ServedState,
+        settings: Settings,
+        now_s: float,
+    ) -> list[Event]:
+        """Whatever is known of the model, the scheduler stays as it is."""
+        del engine, scheduler, state, settings, now_s
+        return []
+
+
 class Thread:
     """An engine loop with what it published."""
 
@@ -75,9 +137,11 @@ class Thread:
     ) -> None:
         """Prepare it."""
         self.published = Published()
+        self._scheduling = ScriptedScheduling(make_scheduler)
         self.loop = EngineLoop(
             load=load,
-            make_scheduler=make_scheduler,
+            scheduling=self._scheduling,
+            settings=Settings(),
             publish=self.published,
             clock=clock,
             strict_invariants=strict_invariants,
@@ -92,14 +156,17 @@ class Thread:
         """End sequences."""
         self.loop.abort(sequence_ids, error)
 
+    def change_config(self, wanted: Wanted, *, measure: bool = False) -> Future[None]:
+        """Ask for another scheduler config."""
+        return self.loop.change_config(self._scheduling.asking_for(wanted), measure=measure)
+
+    def set_queue_limits(self, limits: QueueLimits) -> None:
+        """Ask for other bounds of the queue."""
+        self.loop.set_limits(self._scheduling.asking_for(limits))
+
     def fault(self) -> BaseException | None:
         """Why the thread ended, once it has."""
         return self.loop.finished.exception(CEILING_S)
-
-
-def single_flight_of(_engine: Engine) -> Scheduler:
-    """One at a time, in short chunks."""
-    return Scheduler(single_flight(LIMITS, prefill_chunk_tokens=CHUNK_TOKENS))
 
 
 @contextmanager

@@ -31,12 +31,12 @@ from machd.engine.ranks.leading_engine import LeadingEngine
 from machd.engine.ranks.orders import Run, decoded
 from machd.engine.ranks.rank_group import RankGroup
 from machd.engine.ranks.sameness import check_same, shard_facts
+from machd.engine_process.scheduling import prefix_shape
 from machd.reading.keyed_prompt import KeyedPrompt
 from machd.request.constraint import Constraint, ConstraintKind
 from machd.request.generation import SamplingParams
 from machd.scheduler.prefix_cache import PrefixCache
 from machd.scheduler.prefix_limits import PrefixLimits
-from machd.served.kv_memory import prefix_shape
 from machd.settings.cache import CacheSettings
 from machd_probes.known_drafts import KnownDrafts
 from machd_probes.play import Join, play

@@ -12,8 +12,8 @@ from machd.capabilities.verdicts import judge
 from machd.capabilities.versions import Versions
 from machd.dialects.inspection import _with_gain
 from machd.engine.protocol.step import ProposerKind
+from machd.link.speculation_mode import SpeculationDecision
 from machd.scheduler.draft_reading import DraftReading
-from machd.served.speculation_mode import SpeculationDecision
 
 STATE = LayerCacheFacts("ArraysCache", owner="GatedDeltaNet", trimmable=False)
 

@@ -18,12 +18,10 @@ from support.engines.fake_engine import FakeEngine, FakeFaults, lettered
 from support.engines.step_gate import StepGate, at_decode
 from support.schedulers.sequence_samples import LIMITS, batching_of, request_of
 
-from machd.capabilities.evidence import Evidence, Outcome, ProbeResult
+from machd.capabilities.evidence import Evidence, Outcome, ProbeResult, Results
 from machd.clock import Clock, SystemClock
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import StepPlan
-from machd.engine_process.loop_snapshot import LoopSnapshot
-from machd.engine_process.startup_guard import Results
 from machd.errors import (
     EngineFaultError,
     KvBudgetExceededError,
@@ -31,6 +29,7 @@ from machd.errors import (
     QueueFullError,
     QueueTimeoutError,
 )
+from machd.link.snapshot import LoopSnapshot
 from machd.request.generation import SamplingParams
 from machd.scheduler.config import SchedulerConfig, continuous, single_flight
 from machd.scheduler.events import (
@@ -104,7 +103,7 @@ def _measuring(
     probe.may_end.clear()
     scheduler = scheduler or Scheduler(single_flight(LIMITS))
     with running_thread(probe=probe, clock=clock, make_scheduler=lambda _: scheduler) as thread:
-        done = _change_config(thread, _batched(), measure=True)
+        done = thread.change_config(_batched(), measure=True)
         assert probe.is_reached.wait(CEILING_S)
         try:
             yield thread, done
@@ -126,10 +125,10 @@ def _batched(
     )
 
 
-def _change_config(
-    thread: Thread, config: SchedulerConfig, *, measure: bool = False
-) -> Future[None]:
-    return thread.loop.change_config(lambda _engine: config, measure=measure)
+def _results(thread: Thread) -> Results:
+    """What the loop knows of its model's probes."""
+    assert thread.loop.state is not None
+    return thread.loop.state.results
 
 
 def _admissions(thread: Thread) -> list[tuple[str, DecodeMode]]:
@@ -149,7 +148,7 @@ def test_what_runs_is_suspended_and_goes_on_in_the_new_way_with_what_waits() -> 
         thread.submit(request_of("b"), request_of("c"))
         thread.published.wait_for(SequenceQueued, 1)
         before = thread.loop.snapshot
-        done = _change_config(thread, _batched())
+        done = thread.change_config(_batched())
         gate.let()
         done.result(CEILING_S)
         assert not thread.published.of(SequenceFinished), "it is suspended long before its end"
@@ -179,7 +178,7 @@ def test_what_could_never_run_in_the_new_way_is_finished_in_the_old_one() -> Non
     with running_thread(FakeEngine(before_step=gate), gate=gate) as thread:
         thread.submit(request_of("long", max_tokens=20))
         gate.wait_until_held()
-        done = _change_config(thread, _batched(budget_tokens=20))
+        done = thread.change_config(_batched(budget_tokens=20))
         thread.submit(request_of("b"))
         gate.step_until(lambda: bool(thread.published.of(SequenceQueued)[1:]), "b is queued")
         gate.let()
@@ -200,7 +199,7 @@ def test_an_idle_thread_switches_at_once_and_back() -> None:
             (DecodeMode.BATCHED, _batched(3)),
             (DecodeMode.SINGLE, single_flight(LIMITS)),
         ):
-            _change_config(thread, config).result(CEILING_S)
+            thread.change_config(config).result(CEILING_S)
             assert thread.loop.snapshot.mode is mode
             assert thread.loop.snapshot.slot_count == config.slot_count
             assert thread.loop.idle_snapshot.mode is mode
@@ -215,8 +214,8 @@ def test_it_may_be_asked_for_before_the_model_is_loaded() -> None:
         return FakeEngine()
 
     with running_thread(load=load) as thread:
-        done = _change_config(thread, _batched(3))
-        thread.loop.set_queue_limits(replace(LIMITS, max_queue=0))
+        done = thread.change_config(_batched(3))
+        thread.set_queue_limits(replace(LIMITS, max_queue=0))
         may_load.set()
         done.result(CEILING_S)
         thread.submit(*(request_of(one, group_id="g") for one in "abcd"))
@@ -233,7 +232,7 @@ def test_a_waiting_request_that_can_never_fit_is_told_so_and_blocks_nobody() -> 
         gate.wait_until_held()
         thread.submit(request_of("large", max_tokens=50))
         thread.submit(request_of("small", max_tokens=5))
-        _ = _change_config(thread, _batched(budget_tokens=20))
+        _ = thread.change_config(_batched(budget_tokens=20))
         gate.open()
         ends = thread.published.ends(3)
     assert isinstance(ends["large"].error, KvBudgetExceededError)
@@ -246,7 +245,7 @@ def test_who_waits_too_long_for_a_switch_is_turned_away() -> None:
     with running_thread(FakeEngine(before_step=gate), gate=gate, clock=clock) as thread:
         thread.submit(request_of("a", max_tokens=50))
         gate.wait_until_held()
-        _change_config(thread, _batched())
+        thread.change_config(_batched())
         thread.submit(request_of("b"))
         clock.advance(LIMITS.queue_timeout_s)
         gate.step_until(lambda: bool(thread.published.of(SequenceQueued)[1:]), "b is queued")
@@ -261,8 +260,7 @@ def test_the_later_wish_wins_and_both_are_told() -> None:
     """Of two that wait the first is never put in force; measuring is done if either wants it."""
     gate, probe, asked = StepGate(at_decode), _ScriptedProbe(), list[str]()
 
-    def first(engine: Engine) -> SchedulerConfig:
-        del engine
+    def first() -> SchedulerConfig:
         asked.append("first")
         return _batched(2)
 
@@ -270,15 +268,15 @@ def test_the_later_wish_wins_and_both_are_told() -> None:
         thread.submit(request_of("a"))
         gate.wait_until_held()
         futures = [
-            thread.loop.change_config(first, measure=True),
-            _change_config(thread, _batched(3)),
+            thread.change_config(first, measure=True),
+            thread.change_config(_batched(3)),
         ]
         gate.open()
         for future in futures:
             future.result(CEILING_S)
         assert thread.loop.snapshot.slot_count == 3
     assert (asked, probe.count) == ([], 1)
-    assert thread.loop.probe_results == PROBED
+    assert _results(thread) == PROBED
 
 
 def test_limits_hold_at_once_and_are_not_undone_by_a_switch_asked_for_before() -> None:
@@ -287,8 +285,8 @@ def test_limits_hold_at_once_and_are_not_undone_by_a_switch_asked_for_before() -
     with running_thread(FakeEngine(before_step=gate), gate=gate) as thread:
         thread.submit(request_of("a", max_tokens=50))
         gate.wait_until_held()
-        done = _change_config(thread, _batched(1))
-        thread.loop.set_queue_limits(replace(LIMITS, max_queue=1))
+        done = thread.change_config(_batched(1))
+        thread.set_queue_limits(replace(LIMITS, max_queue=1))
         thread.submit(request_of("b"))
         thread.submit(request_of("c"))
         gate.step_until(lambda: bool(thread.published.of(SequenceQueued)[1:]), "b is queued")
@@ -304,10 +302,10 @@ def test_limits_hold_at_once_and_are_not_undone_by_a_switch_asked_for_before() -
 def test_limits_may_grow_while_requests_wait() -> None:
     """What was refused before is taken in after."""
     with running_thread() as thread:
-        thread.loop.set_queue_limits(replace(LIMITS, max_queue=0))
+        thread.set_queue_limits(replace(LIMITS, max_queue=0))
         thread.submit(request_of("a", group_id="g"), request_of("b", group_id="g"))
         thread.published.ends(2)
-        thread.loop.set_queue_limits(LIMITS)
+        thread.set_queue_limits(LIMITS)
         thread.submit(request_of("c", group_id="h"), request_of("d", group_id="h"))
         ends = thread.published.ends(4)
     assert [ends[one].reason for one in "abcd"] == [FinishReason.ERROR] * 2 + [
@@ -321,8 +319,8 @@ def test_a_switch_asked_for_after_limits_brings_its_own() -> None:
     with running_thread(FakeEngine(before_step=gate), gate=gate) as thread:
         thread.submit(request_of("a"))
         gate.wait_until_held()
-        thread.loop.set_queue_limits(replace(LIMITS, max_queue=0))
-        done = _change_config(thread, _batched(1))
+        thread.set_queue_limits(replace(LIMITS, max_queue=0))
+        done = thread.change_config(_batched(1))
         gate.open()
         done.result(CEILING_S)
         thread.submit(request_of("b", group_id="g"), request_of("c", group_id="g"))
@@ -335,7 +333,7 @@ def test_who_is_told_finds_the_new_way_in_the_snapshots() -> None:
     seen: list[LoopSnapshot] = []
     with running_thread() as thread:
         thread.submit(request_of("a"))
-        done = _change_config(thread, _batched(3))
+        done = thread.change_config(_batched(3))
         done.add_done_callback(
             lambda _done: seen.extend([thread.loop.snapshot, thread.loop.idle_snapshot])
         )
@@ -357,10 +355,10 @@ def test_who_waits_is_admitted_at_once_when_a_change_is_taken_back() -> None:
     ) as thread:
         thread.submit(request_of("a", max_tokens=50))
         gate.wait_until_held()
-        futures = [_change_config(thread, _batched(4, budget_tokens=30))]
+        futures = [thread.change_config(_batched(4, budget_tokens=30))]
         thread.submit(request_of("b"))
         gate.step_until(lambda: bool(thread.published.of(SequenceQueued)[1:]), "b is queued")
-        futures.append(_change_config(thread, _batched(4)))
+        futures.append(thread.change_config(_batched(4)))
         gate.step_until(lambda: len(_admissions(thread)) > 1, "b is admitted")
         for future in futures:
             future.result(CEILING_S)
@@ -382,9 +380,9 @@ def test_a_change_that_is_taken_back_brings_its_limits() -> None:
     ) as thread:
         thread.submit(request_of("a", max_tokens=50))
         gate.wait_until_held()
-        thread.loop.set_queue_limits(replace(LIMITS, max_queue=0))
-        _change_config(thread, _batched())
-        done = _change_config(thread, single_flight(LIMITS))
+        thread.set_queue_limits(replace(LIMITS, max_queue=0))
+        thread.change_config(_batched())
+        done = thread.change_config(single_flight(LIMITS))
         gate.step_until(done.done, "it is taken back")
         thread.submit(request_of("b"))
         gate.open()
@@ -411,10 +409,8 @@ def test_what_is_not_in_force_or_to_be_measured_is_not_taken_back(
         thread.submit(request_of("a", max_tokens=20))
         gate.wait_until_held()
         futures = [
-            _change_config(thread, single_flight(LIMITS), measure=first_is_measured),
-            _change_config(
-                thread, single_flight(LIMITS, prefill_chunk_tokens=prefill_chunk_tokens)
-            ),
+            thread.change_config(single_flight(LIMITS), measure=first_is_measured),
+            thread.change_config(single_flight(LIMITS, prefill_chunk_tokens=prefill_chunk_tokens)),
         ]
         gate.let()
         for future in futures:
@@ -455,7 +451,7 @@ def test_what_is_asked_for_meanwhile_is_made_afterwards(is_failing: bool) -> Non
     error = OSError("planted") if is_failing else None
     probe = _SteppingProbe(error)
     with _measuring(probe) as (thread, first):
-        newer = [_change_config(thread, _batched(2)), _change_config(thread, _batched(3))]
+        newer = [thread.change_config(_batched(2)), thread.change_config(_batched(3))]
         thread.submit(request_of("a"))
         thread.published.wait_for(SequenceQueued)
         probe.may_end.set()
@@ -486,7 +482,7 @@ def test_a_stop_answers_who_asked_while_the_thread_hangs() -> None:
         thread.loop.stop(STOPPED)
         assert done.exception(0) is STOPPED
         assert not thread.loop.is_changing_config
-        assert _change_config(thread, _batched()).exception(0) is STOPPED
+        assert thread.change_config(_batched()).exception(0) is STOPPED
         assert thread.loop.is_alive
     assert thread.fault() is None
 
@@ -509,14 +505,13 @@ def test_the_arrangement_is_made_of_what_was_just_measured() -> None:
     """Results are there before ``arrange`` asks for them, and only then who asked is told."""
     seen: list[Results] = []
     with running_thread(probe=_ScriptedProbe()) as thread:
-        assert thread.loop.probe_results == ()
+        assert _results(thread) == ()
 
-        def make_config(engine: Engine) -> SchedulerConfig:
-            del engine
-            seen.append(thread.loop.probe_results)
+        def make_config() -> SchedulerConfig:
+            seen.append(_results(thread))
             return _batched()
 
-        thread.loop.change_config(make_config, measure=True).result(CEILING_S)
+        thread.change_config(make_config, measure=True).result(CEILING_S)
     assert seen == [PROBED]
 
 
@@ -525,7 +520,7 @@ def test_measuring_is_no_stall_until_it_takes_far_too_long() -> None:
     clock, probe = ManualClock(0.0), _ScriptedProbe()
     probe.may_end.clear()
     with running_thread(clock=clock, probe=probe) as thread:
-        done = _change_config(thread, _batched(), measure=True)
+        done = thread.change_config(_batched(), measure=True)
         assert probe.is_reached.wait(CEILING_S)
         try:
             assert thread.loop.snapshot.is_changing_config
@@ -552,20 +547,19 @@ def test_a_switch_that_fails_changes_nothing_and_admission_goes_on(
     error = ValueError("planted")
     probe = _ScriptedProbe(error if is_probe else None)
 
-    def make_config(engine: Engine) -> SchedulerConfig:
-        del engine
+    def make_config() -> SchedulerConfig:
         raise error
 
     with running_thread(probe=probe) as thread:
-        done = thread.loop.change_config(make_config, measure=is_probe)
+        done = thread.change_config(make_config, measure=is_probe)
         thread.submit(request_of("a"))
         assert done.exception(CEILING_S) is error
         assert thread.published.ends(1)["a"].reason is FinishReason.LENGTH
         assert not thread.loop.snapshot.is_changing_config
-        _change_config(thread, _batched()).result(CEILING_S)
+        thread.change_config(_batched()).result(CEILING_S)
     assert _admissions(thread) == [("a", DecodeMode.SINGLE)]
     assert [one["event"] for one in logged].count("scheduler.not_rearranged") == 1
-    assert thread.loop.probe_results == ()
+    assert _results(thread) == ()
 
 
 def test_rows_of_a_measurement_that_broke_off_are_forgotten() -> None:
@@ -580,7 +574,7 @@ def test_rows_of_a_measurement_that_broke_off_are_forgotten() -> None:
             raise OSError("planted")
 
     with running_thread(probe=_Leaves()) as thread:
-        done = _change_config(thread, _batched(), measure=True)
+        done = thread.change_config(_batched(), measure=True)
         assert isinstance(done.exception(CEILING_S), OSError)
         thread.submit(request_of("a"))
         assert thread.published.ends(1)["a"].reason is FinishReason.LENGTH
@@ -590,7 +584,7 @@ def test_an_engine_that_cannot_forget_a_measurement_is_given_up() -> None:
     """Its rows would be in the way of others'; who asked is told, too."""
     engine = FakeEngine(faults=FakeFaults(reset_error=OSError("planted")))
     with running_thread(engine, probe=_ScriptedProbe(ValueError("planted"))) as thread:
-        done = _change_config(thread, _batched(), measure=True)
+        done = thread.change_config(_batched(), measure=True)
         assert isinstance(done.exception(CEILING_S), EngineFaultError)
         assert isinstance(thread.fault(), OSError)
 
@@ -606,14 +600,14 @@ def test_a_thread_that_ends_tells_all_who_wait_for_a_switch(is_stop: bool) -> No
     with running_thread(engine, gate=gate) as thread:
         thread.submit(request_of("a", max_tokens=50))
         gate.wait_until_held()
-        futures = [_change_config(thread, _batched())]
+        futures = [thread.change_config(_batched())]
         if is_stop:
             thread.loop.stop(STOPPED)
-        futures.append(_change_config(thread, _batched()))
+        futures.append(thread.change_config(_batched()))
         gate.open()
         errors = [one.exception(CEILING_S) for one in futures]
         assert thread.loop.join(CEILING_S)
-        errors.append(_change_config(thread, _batched()).exception(CEILING_S))
+        errors.append(thread.change_config(_batched()).exception(CEILING_S))
     assert {type(one) for one in errors} == {type(STOPPED) if is_stop else EngineFaultError}
 
 
@@ -626,10 +620,10 @@ def test_a_model_that_does_not_load_leaves_nobody_waiting_for_a_switch() -> None
         raise ModelFormatError("planted")
 
     with running_thread(load=load) as thread:
-        before = _change_config(thread, _batched())
+        before = thread.change_config(_batched())
         may_load.set()
         assert isinstance(before.exception(CEILING_S), EngineFaultError)
-        assert isinstance(_change_config(thread, _batched()).exception(CEILING_S), EngineFaultError)
+        assert isinstance(thread.change_config(_batched()).exception(CEILING_S), EngineFaultError)
 
 
 def test_who_asked_cannot_cancel_what_others_wait_for() -> None:
@@ -638,7 +632,7 @@ def test_who_asked_cannot_cancel_what_others_wait_for() -> None:
     with running_thread(FakeEngine(before_step=gate), gate=gate) as thread:
         thread.submit(request_of("a"))
         gate.wait_until_held()
-        done = _change_config(thread, _batched())
+        done = thread.change_config(_batched())
         assert not done.cancel()
         gate.open()
         done.result(CEILING_S)
@@ -654,7 +648,7 @@ def test_switching_at_any_step_changes_no_token() -> None:
     def before_step(_plan: StepPlan) -> None:
         nonlocal steps
         steps += 1
-        _change_config(threads[0], configs[steps % 3])
+        threads[0].change_config(configs[steps % 3])
 
     with running_thread(FakeEngine(before_step=before_step)) as thread:
         threads.append(thread)

@@ -100,7 +100,8 @@ def test_the_model_is_loaded_on_the_engine_thread() -> None:
         return engine
 
     with running_thread(load=load) as thread:
-        assert thread.loop.loaded.result(CEILING_S) is engine
+        thread.loop.loaded.result(CEILING_S)
+        assert thread.loop.front is engine
         assert thread.loop.is_alive
         thread.submit(request_of(max_tokens=2))
         thread.published.ends()

@@ -6,11 +6,11 @@ import threading
 from queue import SimpleQueue
 
 from support.clocks.polling import CEILING_S, wait_until
-from support.schedulers.sequence_samples import LIMITS, request_of
+from support.schedulers.sequence_samples import request_of
 
 from machd.engine_process.inbox import Abort, ChangeConfig, Inbox, Message, Stop, Submit
 from machd.errors import DrainDeadlineError
-from machd.scheduler.config import single_flight
+from machd.settings.model import Settings
 
 _LONG_S = 3600.0
 """Longer than any test waits: a wait that ends has been ended."""
@@ -111,7 +111,7 @@ def test_the_first_answer_to_a_change_counts() -> None:
     """Two threads may answer it: the second one is not heard and does not fail."""
     error = DrainDeadlineError("over")
     for answers in ([None, error], [error, None]):
-        change = ChangeConfig(lambda _engine: single_flight(LIMITS), is_measured=False)
+        change = ChangeConfig(Settings(), is_measured=False)
         for one in answers:
             change.answer(one)
         assert change.done.exception(0) is answers[0]

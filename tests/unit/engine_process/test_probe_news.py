@@ -6,9 +6,9 @@ from structlog.testing import capture_logs
 from support.clocks.manual_clock import ManualClock
 from support.engines.fake_engine import FakeEngine
 
-from machd.capabilities.evidence import Outcome, ProbeResult
+from machd.capabilities.evidence import Outcome, ProbeResult, Results
 from machd.engine.protocol.engine import Engine
-from machd.engine_process.startup_guard import NothingToMeasure, ProbeNews, Results
+from machd.engine_process.startup_guard import NothingToMeasure, ProbeNews
 
 FIRST = (ProbeResult("batch_parity", Outcome.PASSED),)
 LAST = (*FIRST, ProbeResult("trim", Outcome.PASSED))

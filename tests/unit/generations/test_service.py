@@ -9,15 +9,14 @@ from typing import Never
 
 import pytest
 from support.clocks.manual_clock import ManualClock
+from support.daemon.engine_thread import ScriptedScheduling
 from support.daemon.serving_parts import admitted, finished, identity_of, token, tokens
 from support.engines.fake_engine import FakeEngine
-from support.schedulers.sequence_samples import LIMITS
 
 from machd.engine.fake.tokenizer import VOCABULARY_TOKENS, FakeTokenizer
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine_process.inbox import Abort, Message, Submit
 from machd.engine_process.loop import EngineLoop
-from machd.engine_process.loop_snapshot import LoopSnapshot
 from machd.errors import (
     ContextLengthExceededError,
     DrainDeadlineError,
@@ -34,14 +33,16 @@ from machd.generations.fanout import MAX_PENDING_EVENTS, Fanout
 from machd.generations.generation import Generation
 from machd.generations.record import RequestRecord
 from machd.generations.service import GenerationLimits, GenerationService
+from machd.link.snapshot import LoopSnapshot
+from machd.link.state import ServedState
 from machd.process.lifecycle import Lifecycle, State
 from machd.request.conversation import Conversation
 from machd.request.generation import WHOLE_ROOM, GenerationOptions, SamplingParams
 from machd.request.media import MEDIA_KEY, MediaKind, MediaSource
-from machd.scheduler.config import single_flight
 from machd.scheduler.events import FinishReason
-from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.subscriber import Priority, SequenceRequest
+from machd.served.served_model import ServedModel
+from machd.settings.model import Settings
 
 CONTEXT_TOKENS = 100
 OPTIONS = GenerationOptions(max_tokens=5)
@@ -65,12 +66,14 @@ class _Serving:
         self.fanout = Fanout(asyncio.get_running_loop())
         self.loop = EngineLoop(
             load=FakeEngine,
-            make_scheduler=lambda _engine: Scheduler(single_flight(LIMITS)),
+            scheduling=ScriptedScheduling(),
+            settings=Settings(),
             publish=self.fanout.publish,
             clock=self.clock,
         )
+        self.served = ServedModel(self.loop, Settings, self.lifecycle.check_accepting)
         self.service = GenerationService(
-            loop=self.loop,
+            served=self.served,
             fanout=self.fanout,
             lifecycle=self.lifecycle,
             limits=GenerationLimits(max_tokens_default=50, max_n=3, max_queue=4),
@@ -78,7 +81,9 @@ class _Serving:
             observers=[self.records],
         )
         if is_ready:
-            self.loop.loaded.set_result(FakeEngine(context_tokens=CONTEXT_TOKENS))
+            engine = FakeEngine(context_tokens=CONTEXT_TOKENS)
+            self.loop.state = ServedState.of(engine.model, None)
+            self.loop.front = engine
             self.loop._snapshots.newest = LoopSnapshot(
                 slot_count=2
             )  # as the thread would have noted it
@@ -227,7 +232,7 @@ async def test_completion_gets_the_tokens_that_fit(
 
 async def test_completion_is_clamped_to_the_kv_budget(serving: _Serving) -> None:
     """The KV budget bounds a completion; a prompt beyond it is left to admission to refuse."""
-    cache = serving.service.model.cache
+    cache = serving.served.model.cache
     serving.loop._snapshots.newest = LoopSnapshot(
         slot_count=2, kv_budget_bytes=cache.bytes_per_sequence + 30 * cache.bytes_per_token
     )
@@ -411,13 +416,13 @@ async def test_nothing_is_told_of_a_model_that_is_not_there() -> None:
     """While loading, and after a load that failed, the model's description is a 503."""
     serving = _Serving(is_ready=False)
     with pytest.raises(NotReadyError):
-        _ = serving.service.model
+        _ = serving.served.model
     serving.loop.loaded.set_exception(ModelFormatError("corrupt"))
     with pytest.raises(NotReadyError):
-        _ = serving.service.tokenizer
+        _ = serving.served.tokenizer
     serving.lifecycle.become(State.FAILED)
     with pytest.raises(EngineFaultError):
-        _ = serving.service.engine
+        _ = serving.served.front
 
 
 async def test_a_closed_generation_is_forgotten_and_recorded(serving: _Serving) -> None:

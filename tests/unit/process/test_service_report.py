@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 from support.clocks.manual_clock import ManualClock
 from support.clocks.polling import wait_until
+from support.daemon.engine_thread import ScriptedScheduling
 from support.engines.fake_engine import FakeEngine
 from support.programs.notify_socket import NotifySocket
 
@@ -17,10 +18,8 @@ from machd.process.configuration import Configuration
 from machd.process.lifecycle import Lifecycle, State
 from machd.process.notify import ServiceNotifier
 from machd.process.service_report import ServiceReport
-from machd.scheduler.config import single_flight
-from machd.scheduler.scheduler import Scheduler
-from machd.scheduler.waiting import QueueLimits
 from machd.served.throughput import Throughput
+from machd.settings.model import Settings
 from machd.settings.sources import SettingsSources
 
 _WATCHDOG_S = 40.0
@@ -37,9 +36,8 @@ class _Reported:
         fanout = Fanout(asyncio.get_running_loop())
         loop = EngineLoop(
             load=FakeEngine,
-            make_scheduler=lambda _engine: Scheduler(
-                single_flight(QueueLimits(1, 100, 60.0, 60.0))
-            ),
+            scheduling=ScriptedScheduling(),
+            settings=Settings(),
             publish=fanout.publish,
             clock=self.clock,
         )

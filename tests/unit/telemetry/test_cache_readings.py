@@ -7,17 +7,17 @@ from dataclasses import replace
 
 import pytest
 from support.clocks.manual_clock import ManualClock
+from support.daemon.engine_thread import ScriptedScheduling
 from support.daemon.scraping import Page
 from support.engines.fake_engine import FakeEngine
-from support.schedulers.sequence_samples import LIMITS
 
 from machd.engine.protocol.engine import DiskReading, MemoryReading
 from machd.engine_process.loop import EngineLoop
-from machd.engine_process.loop_snapshot import LoopSnapshot
+from machd.link.snapshot import LoopSnapshot
 from machd.process.configuration import Configuration
-from machd.scheduler.config import single_flight
 from machd.scheduler.prefix_limits import PrefixReading
-from machd.scheduler.scheduler import Scheduler
+from machd.served.served_model import ServedModel
+from machd.settings.model import Settings
 from machd.settings.sources import SettingsSources
 from machd.telemetry.gauges import watch_caches
 from machd.telemetry.metrics import Metrics
@@ -53,14 +53,16 @@ class _Watched:
         self.metrics = Metrics()
         self.loop = EngineLoop(
             load=FakeEngine,
-            make_scheduler=lambda _engine: Scheduler(single_flight(LIMITS)),
+            scheduling=ScriptedScheduling(),
+            settings=Settings(),
             publish=lambda _events: None,
             clock=clock,
         )
         configuration = Configuration(
             sources, sources.load(), lambda _settings: lambda: None, clock
         )
-        watch_caches(self.metrics, self.loop, configuration)
+        served = ServedModel(self.loop, Settings, lambda: None)
+        watch_caches(self.metrics, served, configuration)
 
     def note(self, snapshot: LoopSnapshot) -> Page:
         self.loop._snapshots.newest = snapshot

@@ -7,16 +7,16 @@ from collections.abc import Mapping
 
 import pytest
 from support.clocks.manual_clock import ManualClock
+from support.daemon.engine_thread import ScriptedScheduling
 from support.daemon.scraping import Page
 from support.engines.fake_engine import FakeEngine
-from support.schedulers.sequence_samples import LIMITS
 
 from machd.engine_process.loop import EngineLoop
-from machd.engine_process.loop_snapshot import LoopSnapshot
+from machd.link.snapshot import LoopSnapshot
 from machd.process.configuration import Configuration
-from machd.scheduler.config import single_flight
 from machd.scheduler.draft_reading import DraftReading
-from machd.scheduler.scheduler import Scheduler
+from machd.served.served_model import ServedModel
+from machd.settings.model import Settings
 from machd.settings.sources import SettingsSources
 from machd.telemetry.gauges import watch_drafts
 from machd.telemetry.metrics import Metrics
@@ -42,14 +42,16 @@ class _Watched:
         self.metrics = Metrics()
         self.loop = EngineLoop(
             load=FakeEngine,
-            make_scheduler=lambda _engine: Scheduler(single_flight(LIMITS)),
+            scheduling=ScriptedScheduling(),
+            settings=Settings(),
             publish=lambda _events: None,
             clock=clock,
         )
         configuration = Configuration(
             sources, sources.load(), lambda _settings: lambda: None, clock
         )
-        watch_drafts(self.metrics, self.loop, configuration)
+        served = ServedModel(self.loop, Settings, lambda: None)
+        watch_drafts(self.metrics, served, configuration)
 
     def note(self, drafts: DraftReading) -> Page:
         self.loop._snapshots.newest = LoopSnapshot(drafts=drafts)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from support.clocks.manual_clock import ManualClock
+from support.daemon.engine_thread import ScriptedScheduling
 from support.daemon.scraping import Page
 from support.engines.fake_engine import FakeEngine
-from support.schedulers.sequence_samples import LIMITS
 
 from machd.engine.protocol.engine import MemoryReading, RankReading
 from machd.engine_process.loop import EngineLoop
-from machd.engine_process.loop_snapshot import LoopSnapshot
-from machd.scheduler.config import single_flight
-from machd.scheduler.scheduler import Scheduler
+from machd.link.snapshot import LoopSnapshot
+from machd.served.served_model import ServedModel
+from machd.settings.model import Settings
 from machd.telemetry.gauges import watch_ranks
 from machd.telemetry.metrics import Metrics
 
@@ -20,7 +20,8 @@ def _page(*moments: tuple[RankReading, ...]) -> Page:
     """Watch the ranks of the first moment, and scrape at the last."""
     loop = EngineLoop(
         load=FakeEngine,
-        make_scheduler=lambda _engine: Scheduler(single_flight(LIMITS)),
+        scheduling=ScriptedScheduling(),
+        settings=Settings(),
         publish=lambda _events: None,
         clock=ManualClock(),
     )
@@ -28,7 +29,7 @@ def _page(*moments: tuple[RankReading, ...]) -> Page:
     for number, ranks in enumerate(moments):
         loop._snapshots.newest = LoopSnapshot(memory=MemoryReading(0, 0, 0, 0, ranks=ranks))
         if number == 0:
-            watch_ranks(metrics, loop)
+            watch_ranks(metrics, ServedModel(loop, Settings, lambda: None))
     return Page(metrics)
 
 

@@ -47,7 +47,7 @@ async def create_message(
         options,
         AnthropicDialect(
             identity,
-            service.model.model_id,
+            context.served.model.model_id,
             shows_thoughts=body.shows_thoughts,
         ),
         prompt_param="messages",

@@ -76,13 +76,13 @@ async def create_chat_completion(
         service.prepare(conversation, client=identity.client, salt=options.cache_salt),
     )
     signature = _Signature(
-        service.model.model_id,
-        system_fingerprint(service.model, context.versions),
+        context.served.model.model_id,
+        system_fingerprint(context.served.model, context.versions),
         body.used_tier,
         body.metadata or UNSET,
         body.is_legacy,
     )
-    dialect: Dialect = _ChatDialect(identity, options, signature, service.tokenizer)
+    dialect: Dialect = _ChatDialect(identity, options, signature, context.served.tokenizer)
     if body.store:
         dialect = KeepingDialect(dialect, keep_in(context.responses, identity))
     return respond(

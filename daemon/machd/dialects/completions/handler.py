@@ -50,12 +50,14 @@ async def create_completion(
     options = body.options()
     form = None
     if body.suffix:
-        form = await service.in_worker(fill_format, service.engine, param="suffix")
+        form = await service.in_worker(fill_format, context.served.front, param="suffix")
         options = with_fill_ends(options, form)
     prompts = await service.in_worker(
-        _tokenise, service.tokenizer, body, form, service.model.context_tokens
+        _tokenise, context.served.tokenizer, body, form, context.served.model.context_tokens
     )
-    echoes = await service.in_worker(_echo, service.tokenizer, body, prompts) if body.echo else []
+    echoes = (
+        await service.in_worker(_echo, context.served.tokenizer, body, prompts) if body.echo else []
+    )
     guidance = NO_GUIDANCE
     if (constraint := body.constraint()) is not None:
         guidance = Guidance(
@@ -74,11 +76,11 @@ async def create_completion(
             Completion(
                 id=identity.generation_id,
                 created=identity.created_unix_s,
-                model=service.model.model_id,
-                system_fingerprint=system_fingerprint(service.model, context.versions),
+                model=context.served.model.model_id,
+                system_fingerprint=system_fingerprint(context.served.model, context.versions),
                 choices=[],
             ),
-            service.tokenizer,
+            context.served.tokenizer,
             _Prompts(prompts, echoes, options.n),
         ),
         prompt_param="prompt",

@@ -123,8 +123,7 @@ async def show_ollama_model(
 ) -> OllamaModelFacts:
     """Describe the served model, in Ollama's words."""
     body = await read_public_body(request, context, OllamaShowRequest)
-    service = context.service
-    model = service.model
+    model = context.served.model
     context.check_model(body.model or body.name)
     return OllamaModelFacts(
         details=_details(model),
@@ -134,7 +133,7 @@ async def show_ollama_model(
             f"{model.architecture}.context_length": model.context_tokens,
             f"{model.architecture}.vocab_size": model.vocabulary_tokens,
         },
-        capabilities=_capabilities(service.tokenizer),
+        capabilities=_capabilities(context.served.tokenizer),
         modified_at=_timestamp(model.created_unix_s),
     )
 
@@ -142,7 +141,7 @@ async def show_ollama_model(
 @endpoint("GET /api/tags", OllamaModelList, errors=(OllamaErrorBody,))
 async def list_ollama_models(context: NamedDependency[ServerContext]) -> OllamaModelList:
     """The models that are served, in Ollama's words."""
-    model = context.service.model
+    model = context.served.model
     return OllamaModelList(
         models=[
             OllamaModel(
@@ -162,7 +161,7 @@ async def list_running_ollama_models(
     context: NamedDependency[ServerContext],
 ) -> OllamaRunningModelList:
     """The models in memory, in Ollama's words."""
-    model = context.service.model
+    model = context.served.model
     return OllamaRunningModelList(
         models=[
             OllamaRunningModel(
@@ -192,9 +191,9 @@ def _dialect(
     body: OllamaRequest,
 ) -> OllamaDialect:
     return kind(
-        context.service.model.model_id,
+        context.served.model.model_id,
         _timestamp(identity.created_unix_s),
-        context.service.tokenizer if body.logprobs else None,
+        context.served.tokenizer if body.logprobs else None,
     )
 
 
@@ -208,11 +207,11 @@ async def _prepared(
     """Render a prompt, or tokenise it as it stands where it is raw or the model has no template."""
     service = context.service
     needs_template = bool(body.system or body.images)
-    if not body.raw and (service.tokenizer.has_chat_template or needs_template):
+    if not body.raw and (context.served.tokenizer.has_chat_template or needs_template):
         conversation = await service.in_worker(body.conversation)
         return await service.prepare(conversation, client=identity.client)
     prompt = await service.in_worker(
-        service.tokenizer.encode, body.prompt or "", add_special_tokens=True
+        context.served.tokenizer.encode, body.prompt or "", add_special_tokens=True
     )
     constraint = body.constraint()
     if constraint is None:

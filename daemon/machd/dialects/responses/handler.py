@@ -62,8 +62,10 @@ async def create_response(
         [prepared.prompt],
         options,
         ResponsesDialect(
-            opened_response(body, options, identity, service.model.model_id),
-            logprobs_from=service.tokenizer if options.sampling.top_logprobs is not None else None,
+            opened_response(body, options, identity, context.served.model.model_id),
+            logprobs_from=context.served.tokenizer
+            if options.sampling.top_logprobs is not None
+            else None,
             clock=context.clock,
             keep=_keeper(context.responses, identity, previous, chain)
             if body.is_stored

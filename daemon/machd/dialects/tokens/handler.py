@@ -33,7 +33,7 @@ async def tokenize(
     """Token ids of a text or a conversation."""
     body = await read_public_body(request, context, TokenizeRequest, takes_media=True)
     service = context.service
-    context.check_model(body.model or service.model.model_id)
+    context.check_model(body.model or context.served.model.model_id)
     conversation = await service.in_worker(_checked_conversation, body)
     if body.is_chat_prompt:
         prepared = await while_connected(
@@ -42,13 +42,13 @@ async def tokenize(
         tokens = list(prepared.token_ids)
     else:
         run = service.in_worker if body.prompt is not None else service.in_chat_worker
-        tokens = await run(_tokenise, service.tokenizer, body, conversation)
+        tokens = await run(_tokenise, context.served.tokenizer, body, conversation)
     texts = None
     if body.return_token_strs:
-        texts = await service.in_worker(_texts, service.tokenizer, tokens)
+        texts = await service.in_worker(_texts, context.served.tokenizer, tokens)
     return TokenizeResponse(
         count=len(tokens),
-        max_model_len=service.model.context_tokens,
+        max_model_len=context.served.model.context_tokens,
         tokens=tokens,
         token_strs=texts,
     )
@@ -61,19 +61,21 @@ async def detokenize(
     """Text of token ids."""
     body = await read_public_body(request, context, DetokenizeRequest)
     service = context.service
-    context.check_model(body.model or service.model.model_id)
-    await service.in_worker(body.check_vocabulary, service.model.vocabulary_tokens)
-    return DetokenizeResponse(prompt=await service.in_worker(service.tokenizer.decode, body.tokens))
+    context.check_model(body.model or context.served.model.model_id)
+    await service.in_worker(body.check_vocabulary, context.served.model.vocabulary_tokens)
+    return DetokenizeResponse(
+        prompt=await service.in_worker(context.served.tokenizer.decode, body.tokens)
+    )
 
 
 @endpoint("GET /tokenizer_info", TokenizerInfoResponse)
 async def get_tokenizer_info(context: NamedDependency[ServerContext]) -> TokenizerInfoResponse:
     """Special tokens and chat template of the model."""
     service = context.service
-    info = await service.in_worker(lambda: service.tokenizer.info)
+    info = await service.in_worker(lambda: context.served.tokenizer.info)
     return TokenizerInfoResponse(
         tokenizer_class=info.class_name,
-        model_max_length=service.model.context_tokens,
+        model_max_length=context.served.model.context_tokens,
         chat_template=info.chat_template,
         bos_token=info.special_tokens.get("bos_token"),
         eos_token=info.special_tokens.get("eos_token"),

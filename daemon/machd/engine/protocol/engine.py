@@ -20,7 +20,7 @@ The rules of the seam, which the contract suite proves for every engine:
   :attr:`Lane.SERIAL` computes alone, with its own cache.
 - A row that fails is reported in ``StepResult.faults`` and yields no token; the other rows do.
 - ``run`` raising anything is an engine fault: nothing of the step counts.
-- Every method is called on the one engine thread, except ``tokenizer``'s, which are thread-safe.
+- Every method is called on the one engine thread, except those of :class:`ModelFront`.
 """
 
 from __future__ import annotations
@@ -194,6 +194,7 @@ class ModelDescription:
         proposer_reason: Why that is so, for the operator.
         code: Which code computes the model; None for an engine without a model of code.
         experts_on_disk: Experts are read from disk when a step needs them.
+        kv_format: How keys and values are stored, as ``cache.kv_quantization`` spells it.
         has_length_classes: A row's keys and values take the columns of its length class; otherwise those of the
             longest row of the batch.
         shares_prefixes: Rows of the batch can read the beginning that they have in common in one place.
@@ -224,6 +225,7 @@ class ModelDescription:
     blas_refused: tuple[str, ...] = ()
     is_native: bool = False
     experts_on_disk: bool = False
+    kv_format: str = "none"
     has_length_classes: bool = False
     shares_prefixes: bool = False
     vision: VisionDescription | None = None
@@ -256,8 +258,11 @@ class GrammarCompiler(Protocol):
         ...
 
 
-class Engine(Protocol):
-    """A loaded model that runs steps."""
+class ModelFront(Protocol):
+    """A loaded model as its front knows it: it describes, reads and writes texts, and computes nothing.
+
+    Every method may be called from any thread.
+    """
 
     @property
     def model(self) -> ModelDescription:
@@ -278,6 +283,10 @@ class Engine(Protocol):
     def media(self) -> MediaProcessor | None:
         """Decoder and processor of images and videos; None for a model that takes text only."""
         ...
+
+
+class Engine(ModelFront, Protocol):
+    """A loaded model that runs steps."""
 
     def run(self, plan: StepPlan) -> StepResult:
         """Compute one step. Raising anything but StepMemoryError is an engine fault.

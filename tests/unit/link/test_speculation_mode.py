@@ -11,7 +11,7 @@ from machd.capabilities.facts import CacheFacts, LayerCacheFacts
 from machd.capabilities.verdicts import ModelVerdicts, judge
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.step import ProposerKind
-from machd.served.speculation_mode import decide_speculation, draft_policy
+from machd.link.speculation_mode import decide_speculation, draft_policy
 from machd.settings.speculation import SpeculationSettings
 
 _MODEL = FakeEngine().model

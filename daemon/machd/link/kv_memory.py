@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from machd.engine.protocol.engine import ModelDescription
-from machd.engine_process.loop_snapshot import LoopSnapshot
-from machd.scheduler.prefix_cache import PrefixConfig
-from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits
-from machd.settings.cache import CacheSettings
+from machd.link.snapshot import LoopSnapshot
 
 DEVICE_SHARE = 0.6
 """Of what the device can hold, the most that a KV budget may be."""
@@ -65,43 +62,3 @@ def kv_memory(snapshot: LoopSnapshot, model: ModelDescription) -> KvMemory:
         cache = model.cache
         budget_bytes = model.context_tokens * cache.bytes_per_token + cache.bytes_per_sequence
     return KvMemory(budget_bytes, snapshot.kv_reserved_bytes, snapshot.memory.kv_used_bytes)
-
-
-_MB, _GB = 1_000_000, 1_000_000_000
-
-_LEFT_SHARE = 0.05
-_MAX_LEFT_BYTES = _GB
-"""Of what the machine had when the model was loaded so much is to be left to others, whatever happens;
-the cache gives way."""
-
-
-def prefix_shape(section: CacheSettings, model: ModelDescription) -> PrefixConfig:
-    """Return the shape of a model's prefix cache."""
-    facts = model.cache
-    state_bytes = 0
-    if not facts.has_positions_only:
-        # A window is counted whole; what it really takes is known once it was kept.
-        window_bytes = max(facts.window_tokens, default=0) * facts.bytes_per_token
-        state_bytes = max(facts.bytes_per_sequence + window_bytes, 1)
-    costs = BlockCosts(facts.bytes_per_token, state_bytes)
-    return PrefixConfig(model.block_key, section.block_tokens, costs)
-
-
-def prefix_limits(section: CacheSettings, available_bytes: int | None) -> PrefixLimits:
-    """Return the limits of the prefix cache's blocks.
-
-    Args:
-        section: The settings.
-        available_bytes: What the machine had left with the model loaded; where that is not known, only
-            ``cache.memory_mb`` can say it.
-    """
-    known_bytes = available_bytes or 0
-    max_bytes = int(known_bytes * section.memory_percent)
-    if section.memory_mb is not None:
-        max_bytes = section.memory_mb * _MB
-    return PrefixLimits(
-        max_bytes=max_bytes,
-        max_entries=section.max_entries,
-        left_bytes=min(int(known_bytes * _LEFT_SHARE), _MAX_LEFT_BYTES),
-        disk_bytes=round(section.disk_budget_gb * _GB) if section.disk_dir else None,
-    )

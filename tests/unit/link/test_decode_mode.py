@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from machd.capabilities.verdict import Support, Verdict
+from machd.link.decode_mode import decide_decode_mode
 from machd.scheduler.events import DecodeMode
-from machd.served.decode_mode import decide_decode_mode
 
 
 @pytest.mark.parametrize("support", Support)

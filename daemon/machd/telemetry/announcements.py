@@ -1,4 +1,4 @@
-"""The served model's capabilities and decode mode: asked in one place, exported and logged."""
+"""What holds for the served model, exported as metrics and logged: capabilities, decode mode, speculation."""
 
 from __future__ import annotations
 
@@ -10,65 +10,45 @@ import structlog
 from machd.capabilities.evidence import Evidence
 from machd.capabilities.verdict import Verdict
 from machd.capabilities.verdicts import ModelVerdicts
-from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.step import ProposerKind
-from machd.engine_process.loop import EngineLoop
+from machd.link.decode_mode import DecodeModeDecision
+from machd.link.kv_memory import asked_budget_bytes, effective_budget_bytes
+from machd.link.speculation_mode import SpeculationDecision
 from machd.process.configuration import Configuration
 from machd.scheduler.events import DecodeMode
-from machd.served.decode_mode import DecodeModeDecision, decide_decode_mode
-from machd.served.kv_memory import asked_budget_bytes, effective_budget_bytes
-from machd.served.speculation_mode import SpeculationDecision, decide_speculation
-from machd.settings.model import Settings
+from machd.served.served_model import ServedModel
 from machd.telemetry.gauges import watch_ranks
 from machd.telemetry.metrics import Metrics
 
 
-class ServedModel:
-    """The verdicts on the model that the engine has loaded."""
+class Announcements:
+    """Tells what holds for the served model. Lives on the event loop."""
 
     def __init__(
         self,
-        loop: EngineLoop,
+        served: ServedModel,
         configuration: Configuration,
         metrics: Metrics,
         on_verdict: Callable[[str, Verdict], None],
     ) -> None:
-        """Judge the model of ``loop`` under the settings in force."""
-        self._loop = loop
+        """Tell nothing yet.
+
+        Args:
+            served: The model.
+            configuration: Has the settings in force.
+            metrics: Where it is exported.
+            on_verdict: Told of a feature whose verdict has changed.
+        """
+        self._served = served
         self._configuration = configuration
         self._metrics = metrics
         self._on_verdict = on_verdict
         self._announced: dict[str, Verdict] = {}
 
-    @property
-    def description(self) -> ModelDescription | None:
-        """The model; None while none is loaded."""
-        loaded = self._loop.loaded
-        if not loaded.done() or loaded.exception() is not None:
-            return None
-        return loaded.result().model
-
-    def judge(
-        self, model: ModelDescription, settings: Settings | None = None
-    ) -> tuple[ModelVerdicts, DecodeModeDecision]:
-        """Return a model's capabilities and decode mode under ``settings``; by default, those in force."""
-        section = (settings or self._configuration.settings).continuous_batching
-        verdicts = self._loop.judge(model)
-        decision = decide_decode_mode(
-            is_batching_asked=section.enabled, verdict=verdicts.continuous_batching
-        )
-        return verdicts, decision
-
-    def decision(self, settings: Settings) -> DecodeModeDecision | None:
-        """Return the loaded model's decode mode under ``settings``; None while none is loaded."""
-        model = self.description
-        return None if model is None else self.judge(model, settings)[1]
-
     def announce(self) -> DecodeModeDecision:
-        """Export and log what holds for the loaded model now; returns the decode mode."""
-        model = self.description
-        assert model is not None, "there is a model to speak of"
-        verdicts, decision = self.judge(model)
+        """Export and log what holds now; returns the decode mode."""
+        model, verdicts = self._served.model, self._served.verdicts
+        decision, speculation = self._served.decode_mode, self._served.speculation
         self._metrics.set_info(
             "machd_model_info",
             model=model.model_id,
@@ -78,8 +58,7 @@ class ServedModel:
             backend=model.backend,
         )
         self._export(verdicts)
-        watch_ranks(self._metrics, self._loop)
-        speculation = decide_speculation(self._configuration.settings.speculation, model, verdicts)
+        watch_ranks(self._metrics, self._served)
         self._metrics.watch_one_of(
             "machd_speculation_mode", "mode", list(ProposerKind), lambda: speculation.active
         )
@@ -92,9 +71,7 @@ class ServedModel:
 
     def announce_changes(self, changed: frozenset[str]) -> None:
         """Export the verdicts; log those that changed, and send them to watchers."""
-        model = self.description
-        assert model is not None, "there is a model to speak of"
-        verdicts, _ = self.judge(model)
+        verdicts = self._served.verdicts
         if not changed:
             self._export(verdicts)
             return

@@ -6,8 +6,8 @@ import pytest
 from support.engines.fake_engine import FakeEngine
 
 from machd.engine.protocol.engine import MemoryReading
-from machd.engine_process.loop_snapshot import LoopSnapshot
-from machd.served.kv_memory import KvMemory, asked_budget_bytes, effective_budget_bytes, kv_memory
+from machd.link.kv_memory import KvMemory, asked_budget_bytes, effective_budget_bytes, kv_memory
+from machd.link.snapshot import LoopSnapshot
 
 GB = 1_000_000_000
 

@@ -1,0 +1,139 @@
+"""The model that an engine process serves, as handlers, metrics and operators ask about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from machd.capabilities.bitwise import BitwiseVerdict
+from machd.capabilities.verdicts import ModelVerdicts
+from machd.engine.protocol.engine import GrammarCompiler, ModelDescription, ModelFront
+from machd.engine.protocol.media import MediaProcessor
+from machd.engine.protocol.tokenizer import Tokenizer
+from machd.engine_process.loop import EngineLoop
+from machd.link.decode_mode import DecodeModeDecision, decide_decode_mode
+from machd.link.kv_memory import KvMemory, kv_memory
+from machd.link.snapshot import LoopSnapshot
+from machd.link.speculation_mode import SpeculationDecision, decide_speculation
+from machd.link.state import ServedState
+from machd.settings.model import Settings
+
+
+class ServedModel:
+    """One model: what it is, what it can do, how it is decoded, and the link to what computes it.
+
+    What needs a loaded model raises NotReadyError, DrainingError or EngineFaultError while there is none.
+
+    Attributes:
+        link: To the engine.
+    """
+
+    def __init__(
+        self,
+        link: EngineLoop,
+        settings: Callable[[], Settings],
+        check_accepting: Callable[[], None],
+    ) -> None:
+        """Know nothing of the model yet.
+
+        Args:
+            link: To the engine.
+            settings: Reads those in force.
+            check_accepting: Raises why there is no model to speak of.
+        """
+        self.link = link
+        self._settings = settings
+        self._check_accepting = check_accepting
+
+    @property
+    def state(self) -> ServedState | None:
+        """What the engine process has published of the model; None until it is served."""
+        return None if self.link.front is None else self.link.state
+
+    @property
+    def front(self) -> ModelFront:
+        """The model's description and texts."""
+        front = self.link.front
+        if front is None:
+            self._check_accepting()
+        assert front is not None, "who accepts has a model"
+        return front
+
+    @property
+    def model(self) -> ModelDescription:
+        """The model's description."""
+        return self.front.model
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self.front.tokenizer
+
+    @property
+    def grammars(self) -> GrammarCompiler:
+        """Compiler of grammars for the model's vocabulary."""
+        return self.front.grammars
+
+    @property
+    def media(self) -> MediaProcessor | None:
+        """Decoder and processor of images and videos; None for a model that takes text only."""
+        return self.front.media
+
+    @property
+    def takes_media(self) -> bool:
+        """True unless the model is known to take text only."""
+        return self.state is None or self.state.model.vision is not None
+
+    @property
+    def verdicts(self) -> ModelVerdicts:
+        """What the model can do, by its rules and its probe results."""
+        return self._known.verdicts
+
+    @property
+    def bitwise(self) -> BitwiseVerdict:
+        """Whether a row of the model has the same bits however it is computed."""
+        return self._known.bitwise
+
+    @property
+    def decode_mode(self) -> DecodeModeDecision:
+        """How sequences are decoded, and why."""
+        return self.decode_mode_under(self._settings())
+
+    def decode_mode_under(self, settings: Settings) -> DecodeModeDecision:
+        """How sequences would be decoded under other settings, and why."""
+        return decide_decode_mode(
+            is_batching_asked=settings.continuous_batching.enabled,
+            verdict=self.verdicts.continuous_batching,
+        )
+
+    @property
+    def speculation(self) -> SpeculationDecision:
+        """The proposer in force, and why."""
+        known = self._known
+        return decide_speculation(self._settings().speculation, known.model, known.verdicts)
+
+    @property
+    def kv(self) -> KvMemory:
+        """The KV cache now; nothing while no model is served."""
+        return KvMemory(0, 0, 0) if self.state is None else kv_memory(self.snapshot, self.model)
+
+    @property
+    def snapshot(self) -> LoopSnapshot:
+        """The engine's newest counts; memory at most a second old."""
+        return self.link.snapshot
+
+    @property
+    def idle_snapshot(self) -> LoopSnapshot:
+        """The last moment at which nothing ran."""
+        return self.link.idle_snapshot
+
+    @property
+    def heartbeat_age_s(self) -> float:
+        """Seconds since the engine last moved."""
+        return self.link.heartbeat_age_s
+
+    @property
+    def _known(self) -> ServedState:
+        if self.state is None:
+            self._check_accepting()
+        assert self.state is not None, "who accepts has a model"
+        return self.state
