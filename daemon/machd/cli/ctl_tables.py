@@ -16,14 +16,9 @@ from machd.admin.status import AdminStatus, KvStatus, ModeStatus, SpeculationSta
 from machd.admin.warming import WarmedPrompt
 from machd.cli.ctl_text import counted, plain, print_lines, say, table_lines
 from machd.clock import SystemClock
-from machd.served.cache_stats import (
-    CacheStats,
-    DiskStats,
-    EncoderCacheStats,
-    ExpertBankStats,
-    KvStats,
-    PrefixStats,
-)
+from machd.engine.protocol.engine import MediaReading
+from machd.scheduler.prefix_limits import PrefixReading
+from machd.served.cache_stats import CacheStats, DiskStats, ExpertBankStats, KvStats
 
 _STATE_STYLES = {
     "ready": "bold green",
@@ -191,7 +186,7 @@ def _quantised(kv: KvStatus) -> str:
     return "" if kv.quantization == "none" else f"; kept as {kv.quantization}"
 
 
-def _kept(prefix: PrefixStats | None) -> str:
+def _kept(prefix: PrefixReading | None) -> str:
     if prefix is None:
         return "off"
     limit = "" if prefix.limit_bytes is None else f" of {shown_size(prefix.limit_bytes)}"
@@ -214,7 +209,7 @@ def _bank_line(bank: ExpertBankStats) -> str:
     return f"{size} in {counted(bank.entries, 'expert')}{hits}; {read}"
 
 
-def _encoder_line(encoder: EncoderCacheStats) -> str:
+def _encoder_line(encoder: MediaReading) -> str:
     size = f"{shown_size(encoder.bytes)} in {counted(encoder.entries, 'image')}"
     encoded = f"{encoder.misses} encoded in {encoder.encoding_s:.1f} s"
     return f"{size}; {counted(encoder.hits, 'hit')}, {encoded}"

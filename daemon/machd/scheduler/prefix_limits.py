@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 MIN_BLOCK_BYTES = 4096
 """Least size that a block counts as, for its bookkeeping: otherwise a limit in bytes would not bound
 blocks without positions and state."""
@@ -71,8 +73,7 @@ class BlockCosts:
         return max(nbytes, self.min_block_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixReading:
+class PrefixReading(Struct, frozen=True):
     """Counts of the prefix cache since the start, and of its blocks now.
 
     Attributes:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
+from msgspec.structs import asdict
 
-from machd.engine.protocol.engine import DiskReading, ExpertReading
+from machd.engine.protocol.engine import DiskReading, ExpertReading, MediaReading
 from machd.link.kv_memory import kv_memory
 from machd.scheduler.events import DecodeMode
+from machd.scheduler.prefix_limits import PrefixReading
 from machd.served.served_model import ServedModel
 from machd.settings.model import Settings
 
@@ -27,108 +28,24 @@ class KvStats(Struct, frozen=True, kw_only=True):
     used_bytes: int
 
 
-class PrefixStats(Struct, frozen=True, kw_only=True):
-    """The prefix cache: counts since the start, and what it holds now.
+class DiskStats(DiskReading, frozen=True, kw_only=True):
+    """The disk tier with its budget.
 
     Attributes:
-        queries: Prompts that were looked up; each is a hit, a prefix hit or a miss.
-        hits: Queries that found a whole prompt, but for its last token.
-        prefix_hits: Queries that found the beginning of a prompt.
-        entries: Texts that are kept.
-        blocks: Blocks in memory.
-        shared_blocks: Blocks that more than one entry begins with.
-        pinned_blocks: Blocks that running sequences began with, which stay.
-        bytes: What the blocks take in memory, each counted once.
-        pinned_bytes: What the pinned ones take.
-        bytes_saved: What would be taken besides if nothing were shared.
-        limit_bytes: What the blocks may take now; null where only their number is limited.
-        evictions: Blocks that made room for others.
-        saved_blocks: Blocks in the disk tier.
-        saved_bytes: What those would take in memory.
+        budget_bytes: What its files may take.
     """
 
-    queries: int
-    hits: int
-    prefix_hits: int
-    misses: int
-    entries: int
-    blocks: int
-    shared_blocks: int
-    pinned_blocks: int
-    bytes: int
-    pinned_bytes: int
-    bytes_saved: int
-    limit_bytes: int | None
-    evictions: int
-    saved_blocks: int
-    saved_bytes: int
-
-
-class DiskStats(Struct, frozen=True, kw_only=True):
-    """The disk tier; counts are since the start.
-
-    Attributes:
-        bytes: What its files take.
-        budget_bytes: What they may take.
-        written: Blocks that were written.
-        loaded: Blocks that were read back.
-        damaged: Files that were not what they should be, and were deleted.
-        dropped: Blocks that were not written, because writing could not keep up or failed.
-    """
-
-    bytes: int
     budget_bytes: int
-    written: int
-    loaded: int
-    damaged: int
-    dropped: int
 
 
-class ExpertBankStats(Struct, frozen=True, kw_only=True):
-    """The bank of experts in memory; counts are since the start.
-
-    A layer looks each expert up once a pass, however many tokens need it. A layer that is in memory whole
-    looks nothing up.
+class ExpertBankStats(ExpertReading, frozen=True, kw_only=True):
+    """The bank of experts in memory with its rate of hits.
 
     Attributes:
-        capacity_bytes: Memory of the bank, full or not.
-        resident_bytes: Memory of the experts in it.
-        entries: Experts in it, counted for each layer.
-        hits: Lookups of experts that were in memory.
-        misses: Lookups of experts that were not, when the layer before was computed.
-        evictions: Experts that were evicted for others.
         hit_rate: Share of hits among the lookups; null before any.
-        bytes_read: Bytes read from the model's files.
-        read_ahead_hits: Misses that read-ahead had read, or was reading, when they were needed.
     """
 
-    capacity_bytes: int
-    resident_bytes: int
-    entries: int
-    hits: int
-    misses: int
-    evictions: int
     hit_rate: float | None
-    bytes_read: int
-    read_ahead_hits: int
-
-
-class EncoderCacheStats(Struct, frozen=True, kw_only=True):
-    """Embeddings of images and videos; counts are since the start.
-
-    Attributes:
-        entries: Images and videos whose embeddings are kept.
-        bytes: Memory of these.
-        hits: Look-ups of embeddings that were there.
-        misses: Images and videos that were encoded.
-        encoding_s: Time that encoding took, in which no other sequence moves.
-    """
-
-    entries: int
-    bytes: int
-    hits: int
-    misses: int
-    encoding_s: float
 
 
 class CacheStats(Struct, frozen=True, kw_only=True):
@@ -147,10 +64,10 @@ class CacheStats(Struct, frozen=True, kw_only=True):
     status: Literal["ok", "stale_generation_in_flight"]
     as_of: Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
     kv: KvStats
-    prefix: PrefixStats | None = None
+    prefix: PrefixReading | None = None
     disk: DiskStats | None = None
     expert_bank: ExpertBankStats | None = None
-    encoder: EncoderCacheStats | None = None
+    encoder: MediaReading | None = None
 
 
 _GB = 1_000_000_000
@@ -176,10 +93,10 @@ def cache_stats(served: ServedModel, settings: Settings) -> CacheStats:
             reserved_bytes=kv.reserved_bytes,
             used_bytes=kv.used_bytes,
         ),
-        prefix=None if snapshot.prefix is None else PrefixStats(**asdict(snapshot.prefix)),
+        prefix=snapshot.prefix,
         disk=None if disk is None else _disk_stats(disk, settings.cache.disk_budget_gb),
         expert_bank=None if experts is None else _expert_stats(experts),
-        encoder=None if media is None else EncoderCacheStats(**asdict(media)),
+        encoder=media,
     )
 
 

@@ -17,7 +17,8 @@ from machd.admin.status import (
     StoredResponses,
 )
 from machd.cli.ctl_tables import event_line, print_cache, print_requests, print_status
-from machd.served.cache_stats import CacheStats, EncoderCacheStats, ExpertBankStats, KvStats
+from machd.engine.protocol.engine import MediaReading
+from machd.served.cache_stats import CacheStats, ExpertBankStats, KvStats
 
 _OFF = SpeculationStatus(
     mode="off",
@@ -52,7 +53,7 @@ _CACHE = CacheStats(
     status="ok",
     as_of="2026-01-01T00:00:00.000+00:00",
     kv=KvStats(budget_bytes=0, reserved_bytes=0, used_bytes=0),
-    encoder=EncoderCacheStats(entries=3, bytes=12_000_000, hits=9, misses=4, encoding_s=2.51),
+    encoder=MediaReading(entries=3, bytes=12_000_000, hits=9, misses=4, encoding_s=2.51),
     expert_bank=ExpertBankStats(
         capacity_bytes=2_000_000_000,
         resident_bytes=1_500_000_000,

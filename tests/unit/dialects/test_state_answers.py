@@ -20,9 +20,8 @@ from machd.capabilities.document import (
 )
 from machd.capabilities.versions import Versions
 from machd.dialects.health import Health
-from machd.engine.protocol.engine import DiskReading
 from machd.scheduler.prefix_limits import PrefixReading
-from machd.served.cache_stats import CacheStats, DiskStats, KvStats, PrefixStats
+from machd.served.cache_stats import CacheStats, KvStats
 
 
 def _wire(value: object) -> Any:
@@ -62,14 +61,7 @@ def test_prefix_stats_have_the_contract_s_keys() -> None:
         "evictions",
     }
     added = {"pinned_blocks", "pinned_bytes", "limit_bytes", "saved_blocks", "saved_bytes"}
-    assert set(PrefixStats.__struct_fields__) == promised | added
-    assert set(PrefixStats.__struct_fields__) == set(PrefixReading.__dataclass_fields__)
-
-
-def test_disk_stats_are_what_the_engine_counts_and_the_budget() -> None:
-    """No count of the disk tier is lost on its way out."""
-    counted = set(DiskReading.__dataclass_fields__)
-    assert set(DiskStats.__struct_fields__) == counted | {"budget_bytes"}
+    assert set(PrefixReading.__struct_fields__) == promised | added
 
 
 def test_a_measured_row_has_the_contract_s_shape() -> None:

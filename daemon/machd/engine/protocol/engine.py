@@ -29,6 +29,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec import Struct
+
 from machd.capabilities.facts import CacheFacts
 from machd.capabilities.model_code import ModelCode
 from machd.engine.protocol.blocks import SavedBlock
@@ -40,8 +42,7 @@ from machd.request.generation import NO_DEFAULT_SAMPLING, DefaultSampling, Gramm
 from machd.request.media import MediaKind
 
 
-@dataclass(frozen=True, slots=True)
-class DiskReading:
+class DiskReading(Struct, frozen=True):
     """The disk tier of blocks at one moment; counts are since the start.
 
     Attributes:
@@ -59,8 +60,7 @@ class DiskReading:
     dropped: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertReading:
+class ExpertReading(Struct, frozen=True):
     """The expert bank at one moment; counts are since the start.
 
     A layer looks each expert up once a pass, however many tokens need it. A layer that is in memory whole
@@ -87,8 +87,7 @@ class ExpertReading:
     read_ahead_hits: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class MediaReading:
+class MediaReading(Struct, frozen=True):
     """The encoder's cache at one moment; counts are since the start.
 
     Attributes:
