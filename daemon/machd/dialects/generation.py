@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from litestar import Request
@@ -21,7 +21,8 @@ from machd.generations.trace_context import new_trace
 from machd.http.authentication import client_name
 from machd.http.context import ServerContext
 from machd.http.stamps import arrived_s, request_id, trace_context
-from machd.http.stream import Dialect, GenerationResponse, StreamPolicy
+from machd.http.stream import Dialect, GenerationResponse, StreamPolicy, while_connected
+from machd.reading.conversation import PreparedConversation
 from machd.reading.guidance import NO_GUIDANCE, Guidance
 from machd.request.conversation import Conversation
 from machd.request.generation import GenerationOptions
@@ -73,6 +74,49 @@ def identify(
         created_unix_s=int(context.clock.unix_s()),
         model=context.served.model.model_id,
         trace=trace,
+    )
+
+
+async def converse(  # noqa: PLR0913 - one argument for each part of an answer
+    request: Request[Any, Any, Any],
+    context: ServerContext,
+    identity: GenerationIdentity,
+    preparing: Coroutine[object, object, PreparedConversation],
+    options: GenerationOptions,
+    dialect: Dialect,
+    *,
+    prompt_param: str = "messages",
+    dropped_tools: Sequence[str] = (),
+) -> GenerationResponse:
+    """Answer a conversation once it is prepared; a client that leaves before ends that.
+
+    Args:
+        request: Whose client may leave.
+        context: What is served.
+        identity: Whose generation it is.
+        preparing: Makes a prompt of the conversation.
+        options: How to generate.
+        dialect: Writes the answer.
+        prompt_param: The request field that the prompt came from, for errors about it.
+        dropped_tools: Types of tools that the model is not shown, for the header that says so.
+
+    Raises:
+        ClientDisconnectedError: The client left.
+        MachdError: As of :meth:`GenerationService.prepare` and :func:`respond`.
+    """
+    prepared = await while_connected(request.receive, preparing)
+    return respond(
+        context,
+        identity,
+        [prepared.prompt],
+        options,
+        dialect,
+        prompt_param=prompt_param,
+        guidance=prepared.guidance,
+        dropped_messages=prepared.dropped_messages,
+        dropped_tools=dropped_tools,
+        omitted_media=prepared.omitted_media,
+        media=prepared.media,
     )
 
 

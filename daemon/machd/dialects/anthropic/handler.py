@@ -13,7 +13,7 @@ from machd.dialects.anthropic.errors import AnthropicErrorBody
 from machd.dialects.anthropic.request import CountTokensRequest, MessagesRequest
 from machd.dialects.anthropic.stream import AnthropicDialect
 from machd.dialects.endpoint import endpoint
-from machd.dialects.generation import identify, read_conversation, respond
+from machd.dialects.generation import converse, identify, read_conversation
 from machd.http.authentication import client_name
 from machd.http.context import ServerContext
 from machd.http.stream import while_connected
@@ -33,29 +33,15 @@ async def create_message(
     body, conversation = await read_conversation(
         request, context, MessagesRequest, MessagesRequest.conversation
     )
-    service = context.service
     identity = identify(request, context, endpoint="messages", prefix="msg_")
     options = body.options()
-    prepared = await while_connected(
-        request.receive,
-        service.prepare(conversation, client=identity.client, salt=options.cache_salt),
+    dialect = AnthropicDialect(
+        identity, context.served.model.model_id, shows_thoughts=body.shows_thoughts
     )
-    return respond(
-        context,
-        identity,
-        [prepared.prompt],
-        options,
-        AnthropicDialect(
-            identity,
-            context.served.model.model_id,
-            shows_thoughts=body.shows_thoughts,
-        ),
-        prompt_param="messages",
-        guidance=prepared.guidance,
-        dropped_messages=prepared.dropped_messages,
-        omitted_media=prepared.omitted_media,
-        media=prepared.media,
+    preparing = context.service.prepare(
+        conversation, client=identity.client, salt=options.cache_salt
     )
+    return await converse(request, context, identity, preparing, options, dialect)
 
 
 @endpoint(

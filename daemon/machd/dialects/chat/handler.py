@@ -32,7 +32,7 @@ from machd.dialects.chat.answer import (
 )
 from machd.dialects.chat.request import ChatCompletionRequest
 from machd.dialects.endpoint import endpoint
-from machd.dialects.generation import identify, read_conversation, respond, system_fingerprint
+from machd.dialects.generation import converse, identify, read_conversation, system_fingerprint
 from machd.dialects.logprobs import (
     ChatLogprobs,
     PromptTokenLogprobs,
@@ -51,7 +51,7 @@ from machd.http.authentication import client_name
 from machd.http.context import ServerContext
 from machd.http.pacing import merge_deltas
 from machd.http.sse import COMMENT_KEEP_ALIVE, DONE, EVENT_STREAM, data_frame
-from machd.http.stream import Dialect, while_connected
+from machd.http.stream import Dialect
 from machd.request.generation import GenerationOptions
 
 
@@ -68,13 +68,8 @@ async def create_chat_completion(
     body, conversation = await read_conversation(
         request, context, ChatCompletionRequest, ChatCompletionRequest.conversation
     )
-    service = context.service
     options = body.options()
     identity = identify(request, context, endpoint="chat_completions", prefix="chatcmpl-")
-    prepared = await while_connected(
-        request.receive,
-        service.prepare(conversation, client=identity.client, salt=options.cache_salt),
-    )
     signature = _Signature(
         context.served.model.model_id,
         system_fingerprint(context.served.model, context.versions),
@@ -85,18 +80,10 @@ async def create_chat_completion(
     dialect: Dialect = _ChatDialect(identity, options, signature, context.served.tokenizer)
     if body.store:
         dialect = KeepingDialect(dialect, keep_in(context.responses, identity))
-    return respond(
-        context,
-        identity,
-        [prepared.prompt],
-        options,
-        dialect,
-        prompt_param="messages",
-        guidance=prepared.guidance,
-        dropped_messages=prepared.dropped_messages,
-        omitted_media=prepared.omitted_media,
-        media=prepared.media,
+    preparing = context.service.prepare(
+        conversation, client=identity.client, salt=options.cache_salt
     )
+    return await converse(request, context, identity, preparing, options, dialect)
 
 
 @dataclass(frozen=True, slots=True)

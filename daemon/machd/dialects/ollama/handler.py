@@ -13,7 +13,7 @@ from litestar.types import ASGIApp
 
 from machd.dialects.bodies import read_public_body
 from machd.dialects.endpoint import endpoint
-from machd.dialects.generation import identify, read_generation, respond
+from machd.dialects.generation import converse, identify, read_generation
 from machd.dialects.ollama.answer import (
     OllamaCapability,
     OllamaChatLine,
@@ -39,7 +39,6 @@ from machd.engine.protocol.tokenizer import Tokenizer
 from machd.generations.generation import GenerationIdentity
 from machd.http.context import ServerContext
 from machd.http.endpoint import JSON_LINES
-from machd.http.stream import while_connected
 from machd.reading.conversation import PreparedConversation
 from machd.reading.guidance import NO_GUIDANCE, Guidance
 
@@ -69,22 +68,9 @@ async def create_ollama_chat(
     dialect = _dialect(OllamaChatDialect, context, identity, body)
     if not body.messages:
         return _loaded(dialect)
-    prepared = await while_connected(
-        request.receive,
-        service.prepare(await service.in_worker(body.conversation), client=identity.client),
-    )
-    return respond(
-        context,
-        identity,
-        [prepared.prompt],
-        body.generation(),
-        dialect,
-        prompt_param="messages",
-        guidance=prepared.guidance,
-        dropped_messages=prepared.dropped_messages,
-        omitted_media=prepared.omitted_media,
-        media=prepared.media,
-    )
+    conversation = await service.in_worker(body.conversation)
+    preparing = service.prepare(conversation, client=identity.client)
+    return await converse(request, context, identity, preparing, body.generation(), dialect)
 
 
 @endpoint(
@@ -104,16 +90,14 @@ async def create_ollama_generate(
     dialect = _dialect(OllamaGenerateDialect, context, identity, body)
     if not body.prompt and not body.images:
         return _loaded(dialect)
-    prepared = await while_connected(request.receive, _prepared(context, body, identity))
-    return respond(
+    return await converse(
+        request,
         context,
         identity,
-        [prepared.prompt],
+        _prepared(context, body, identity),
         body.generation(),
         dialect,
         prompt_param="prompt",
-        guidance=prepared.guidance,
-        media=prepared.media,
     )
 
 

@@ -13,7 +13,7 @@ from litestar.params import FromPath
 from litestar.types import ASGIApp
 
 from machd.dialects.endpoint import endpoint
-from machd.dialects.generation import identify, read_generation, respond, with_model_defaults
+from machd.dialects.generation import converse, identify, read_generation, with_model_defaults
 from machd.dialects.responses.answer import DeletedResponse, OutputItem, ResponseEvent
 from machd.dialects.responses.answer import Response as WireResponse
 from machd.dialects.responses.items import ItemChain
@@ -24,7 +24,6 @@ from machd.generations.generation import GenerationIdentity
 from machd.generations.response_store import ResponseStore, StoredResponse, Turn
 from machd.http.authentication import client_name
 from machd.http.context import ServerContext
-from machd.http.stream import while_connected
 from machd.request.conversation import Conversation
 
 _NOT_STORED = (
@@ -44,10 +43,6 @@ async def create_response(
     client = client_name(request.scope)
     previous, referenced = _stored_items(context.responses, client, body)
     chain, conversation = await service.in_worker(_continued, body, previous, referenced)
-    prepared = await while_connected(
-        request.receive,
-        service.prepare(conversation, client=client, salt=body.options().cache_salt),
-    )
     identity = identify(request, context, endpoint="responses", prefix="resp_")
     kinds = body.left_out_kinds
     if kinds:
@@ -56,27 +51,23 @@ async def create_response(
             "request.tools_left_out", request_id=identity.request_id, kinds=kinds
         )
     options = with_model_defaults(context, body.options())
-    return respond(
+    dialect = ResponsesDialect(
+        opened_response(body, options, identity, context.served.model.model_id),
+        logprobs_from=context.served.tokenizer
+        if options.sampling.top_logprobs is not None
+        else None,
+        clock=context.clock,
+        keep=_keeper(context.responses, identity, previous, chain) if body.is_stored else _forget,
+    )
+    return await converse(
+        request,
         context,
         identity,
-        [prepared.prompt],
+        service.prepare(conversation, client=client, salt=options.cache_salt),
         options,
-        ResponsesDialect(
-            opened_response(body, options, identity, context.served.model.model_id),
-            logprobs_from=context.served.tokenizer
-            if options.sampling.top_logprobs is not None
-            else None,
-            clock=context.clock,
-            keep=_keeper(context.responses, identity, previous, chain)
-            if body.is_stored
-            else _forget,
-        ),
+        dialect,
         prompt_param="input",
-        guidance=prepared.guidance,
-        dropped_messages=prepared.dropped_messages,
         dropped_tools=kinds,
-        omitted_media=prepared.omitted_media,
-        media=prepared.media,
     )
 
 
