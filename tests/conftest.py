@@ -45,6 +45,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 from machd.engine.backend.mlx_lm_import import import_mlx_lm  # noqa: E402
 from machd.engine.loading import embedded  # noqa: E402
 from machd.engine.protocol.engine import Engine  # noqa: E402
+from machd.user_directories import user_cache_directory  # noqa: E402
 
 # How long an example takes says something of the machine, and nothing of the property.
 settings.register_profile("machd", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -77,7 +78,7 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 @pytest.fixture(name="embedded_model_path", scope="session")
 def _embedded_model_path() -> Path:
     """The embedded default's file, fetched once."""
-    cache_directory = embedded.user_cache_directory(os.environ)
+    cache_directory = user_cache_directory(os.environ)
     return embedded.locate(cache_directory) or embedded.pull(cache_directory)
 
 

@@ -21,12 +21,12 @@ from typing import Any, TypeAlias
 from machd.engine.backend.blas import measure_blas
 from machd.engine.backend.mlx_environment import set_mlx_environment
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
-from machd.engine.loading.embedded import user_cache_directory
 from machd.engine.loading.source import resolve_model
 from machd.engine.open import choose_checked_blas
 from machd.errors import EngineFaultError, MachdError
 from machd.settings.model import Settings
 from machd.settings.sources import process_environ
+from machd.user_directories import user_cache_directory
 from machd_bench.report import Figure
 
 _JOIN_S = 10.0

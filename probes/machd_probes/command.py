@@ -10,9 +10,9 @@ import click
 from rich.console import Console
 
 from machd.capabilities.matrix import ArchitectureReport
-from machd.engine.loading.embedded import user_cache_directory
 from machd.errors import EngineFaultError, ModelArchitectureError
 from machd.settings.sources import process_environ
+from machd.user_directories import user_cache_directory
 from machd_probes.catalogue import architecture_names
 from machd_probes.matrix_file import KeptMatrix
 from machd_probes.progress import RunProgress

@@ -37,7 +37,7 @@ class EvidenceStore:
         """Open it; nothing is read yet.
 
         Args:
-            cache_directory: What ``machd.engine.loading.embedded.user_cache_directory`` gives.
+            cache_directory: What ``machd.user_directories.user_cache_directory`` gives.
             basis: What a result has to hold for.
             matrix: What comes with machd, unless another one is given.
         """

@@ -32,7 +32,7 @@ def results_directory(cache_directory: Path) -> Path:
     """Return the directory of the results.
 
     Args:
-        cache_directory: From ``machd.engine.loading.embedded.user_cache_directory``.
+        cache_directory: From ``machd.user_directories.user_cache_directory``.
     """
     return cache_directory / "machd" / "probes"
 

@@ -24,8 +24,8 @@ import msgspec
 from machd.capabilities.matrix import ArchitectureReport
 from machd.engine.backend.blas import choose_blas, measure_blas
 from machd.engine.backend.mlx_environment import set_mlx_environment
-from machd.engine.loading.embedded import user_cache_directory
 from machd.errors import MachdError
+from machd.user_directories import user_cache_directory
 from machd_probes.worker_messages import (
     BLAS_VARIABLE,
     CheckFinished,

@@ -17,7 +17,7 @@ from support.daemon.serve_process import ServeProcess
 from support.programs.checkout import Checkout
 from support.programs.shown_sessions import Session, Terminal, fenced_blocks, is_as_shown, sessions
 
-from machd.engine.loading.embedded import user_cache_directory
+from machd.user_directories import user_cache_directory
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("systemd/*.md")])

@@ -20,9 +20,9 @@ from support.programs.fake_openai import FakeOpenAi
 
 from machd.cli.bench import bench, forwarded_arguments
 from machd.clock import SystemClock
-from machd.engine.loading.embedded import user_cache_directory
 from machd.errors import EngineFaultError, StartupError
 from machd.settings.sources import load_settings
+from machd.user_directories import user_cache_directory
 from machd_bench.generated_checkpoint import MoeShape, write_generated_checkpoint
 from machd_bench.scenarios import SCENARIOS
 from machd_bench.serve_process import serve

@@ -32,10 +32,10 @@ from machd.cli.check_document import ModelCheck
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.backend.native_kernels import native_kernels
 from machd.engine.loading.architecture import import_architecture
-from machd.engine.loading.embedded import user_cache_directory
 from machd.engine.protocol.engine import ModelDescription
 from machd.errors import ModelArchitectureError
 from machd.settings.sources import process_environ
+from machd.user_directories import user_cache_directory
 from machd_bench.generated_checkpoint import MoeShape, write_generated_checkpoint
 from machd_probes.tiny import tiny_configuration
 from machd_probes.vision_families import write_family

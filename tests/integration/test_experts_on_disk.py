@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.clocks.polling import CEILING_S
 from support.daemon.serve_process import ServeProcess
 
-from machd.engine.loading.embedded import user_cache_directory
+from machd.user_directories import user_cache_directory
 from machd_bench.generated_checkpoint import MoeShape, write_generated_checkpoint
 
 _SHAPE = MoeShape(hidden=256, inner=128, layers=4, experts=32, chosen=4)

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 import os
 from machd.engine.backend.progress import SilentProgress
-from machd.engine.loading.embedded import user_cache_directory
+from machd.user_directories import user_cache_directory
 from machd.engine.open import engine_loader
 from machd.settings.model import Settings
 load = engine_loader(

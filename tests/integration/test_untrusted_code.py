@@ -12,7 +12,7 @@ from support.checkpoints.planted_code import NAMED_PLACES, OTHER_PLACES, plant
 from support.daemon.forked_commands import run_machd
 from unit.engine.tiny_llama import TinyLlama
 
-from machd.engine.loading.embedded import user_cache_directory
+from machd.user_directories import user_cache_directory
 from machd_probes.vision_families.checkpoint import write_family
 
 

@@ -19,7 +19,7 @@ from support.clients import image_files
 from support.clocks.polling import CEILING_S
 from support.daemon.serve_process import ServeProcess
 
-from machd.engine.loading.embedded import user_cache_directory
+from machd.user_directories import user_cache_directory
 from machd_probes.vision_families.checkpoint import write_family
 from machd_probes.vision_families.media import block_image
 from machd_probes.vision_matrix.mlx_vlm_generation import OwnGeneration

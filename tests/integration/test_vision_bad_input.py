@@ -23,7 +23,7 @@ from support.clients.image_files import encoded, picture
 from support.clocks.polling import CEILING_S
 from support.daemon.serve_process import ServeProcess
 
-from machd.engine.loading.embedded import user_cache_directory
+from machd.user_directories import user_cache_directory
 from machd_probes.vision_families.checkpoint import write_family
 
 _CHAT, _MESSAGES, _RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"

@@ -14,8 +14,8 @@ import pytest
 from support.clocks.polling import CEILING_S
 from support.daemon.serve_process import ServeProcess
 
-from machd.engine.loading.embedded import user_cache_directory
 from machd.engine.vision.families import COMPARED_FAMILIES, VIDEO_FAMILIES
+from machd.user_directories import user_cache_directory
 from machd_probes.vision_families.checkpoint import write_family
 from machd_probes.vision_matrix.mlx_vlm_generation import OwnGeneration
 from machd_probes.vision_matrix.turns import ImagePart, Turn, VideoPart

@@ -21,7 +21,7 @@ from support.clients.image_files import encoded, jpeg_of_scans, picture
 from support.clocks.polling import CEILING_S
 from support.daemon.serve_process import ServeProcess
 
-from machd.engine.loading.embedded import user_cache_directory
+from machd.user_directories import user_cache_directory
 from machd_probes.vision_families.checkpoint import write_family
 
 _CHAT = "/v1/chat/completions"

@@ -15,13 +15,13 @@ import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from machd.engine.loading.embedded import user_cache_directory
 from machd.errors import AuthenticationError, SettingsError
 from machd.http.secret_files import is_there, read_secret
 from machd.http.sockets import Listener
 from machd.own_files import OwnFile
 from machd.regular_files import RegularFile
 from machd.settings.model import Settings
+from machd.user_directories import user_cache_directory
 
 _SETTING = "auth.admin_token_file"
 _CREDENTIAL = "admin-token"

@@ -17,11 +17,11 @@ from machd.cli.options import SettingsCommand, model_argument, settings_options
 from machd.cli.progress import ProgressBar
 from machd.engine.backend.blas import BlasChoice, measure_blas
 from machd.engine.backend.mlx_environment import set_mlx_environment
-from machd.engine.loading.embedded import user_cache_directory
 from machd.engine.loading.source import resolve_model
 from machd.engine.protocol.engine import Engine
 from machd.settings.model import Settings
 from machd.settings.sources import LoadedSettings, OriginKind, process_environ
+from machd.user_directories import user_cache_directory
 
 _HOLDS = 0
 _HOLDS_NOT = 1

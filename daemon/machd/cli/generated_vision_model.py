@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from machd.cli.progress import CountingBar
-from machd.engine.loading.embedded import user_cache_directory
 from machd.errors import StartupError
 from machd.installed import how_to_install
 from machd.settings.model import Settings
 from machd.settings.sources import process_environ
+from machd.user_directories import user_cache_directory
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from machd.engine.loading.source import list_hub_models
 from machd.errors import ModelNotFoundError, StartupError
 from machd.installed import how_to_install
 from machd.settings.sources import process_environ
+from machd.user_directories import user_cache_directory
 
 
 @click.group()
@@ -37,7 +38,7 @@ def pull(name: str) -> None:
             f"{embedded.EMBEDDED_MODEL_ID} (a hub model: `machd serve {name} --no-model-offline`)"
         )
     with ProgressBar() as bar:
-        path = embedded.pull(embedded.user_cache_directory(process_environ()), progress=bar)
+        path = embedded.pull(user_cache_directory(process_environ()), progress=bar)
     click.echo(f"{name} is here\n  {path}\n  sha256 {embedded.EMBEDDED_SHA256}")
 
 
@@ -106,7 +107,7 @@ def _generate_text(
 
     shape = sized(MoeShape(), gb) if kind == "moe" else sized(DenseShape(), gb)
     bar.stage("writing the model", stored_bytes(shape))
-    cache_directory = embedded.user_cache_directory(process_environ())
+    cache_directory = user_cache_directory(process_environ())
     write_generated_checkpoint(directory, shape, cache_directory, bar.advance)
     return f"a {kind} model of {shape.layers} layers"
 
@@ -137,7 +138,7 @@ def _generate_vision(directory: Path, family: str, scale: str, bar: ProgressBar)
     if isinstance(entry, UnsupportedFamily):
         raise click.UsageError(f"{family} cannot be generated: {entry.reason}")
     bar.stage("writing the model", None)
-    cache_directory = embedded.user_cache_directory(process_environ())
+    cache_directory = user_cache_directory(process_environ())
     try:
         write_family(family, directory, cache_directory, scale=scale)
     except FileNotFoundError as error:
@@ -149,7 +150,7 @@ def _generate_vision(directory: Path, family: str, scale: str, bar: ProgressBar)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_models(*, as_json: bool) -> None:
     """List the embedded default and the models in the local hub cache."""
-    path = embedded.locate(embedded.user_cache_directory(process_environ()))
+    path = embedded.locate(user_cache_directory(process_environ()))
     rows: list[dict[str, object]] = [
         {
             "id": embedded.EMBEDDED_MODEL_ID,

@@ -21,7 +21,6 @@ from machd.clock import SystemClock
 from machd.daemon import Daemon
 from machd.engine.backend.blas import BlasChoice
 from machd.engine.backend.progress import SilentProgress
-from machd.engine.loading.embedded import user_cache_directory
 from machd.engine.open import choose_checked_blas, engine_loader, follower
 from machd.engine.protocol.engine import ModelFront
 from machd.engine.ranks.joining import RankPlace, rank_place
@@ -32,6 +31,7 @@ from machd.process.notify import forget_service_variables
 from machd.settings.model import Settings
 from machd.settings.sources import LoadedSettings, OriginKind
 from machd.telemetry.logs import configure_logs
+from machd.user_directories import user_cache_directory
 from machd_probes.startup import startup_measures
 
 

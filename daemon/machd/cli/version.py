@@ -12,9 +12,9 @@ import click
 
 import machd
 from machd.engine.backend.blas import BlasChoice, BlasReport, measure_blas
-from machd.engine.loading.embedded import user_cache_directory
 from machd.engine.open import choose_checked_blas
 from machd.settings.sources import process_environ
+from machd.user_directories import user_cache_directory
 
 
 @click.command()

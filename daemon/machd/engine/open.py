@@ -20,7 +20,6 @@ from machd.engine.backend.blas import BlasChoice, BlasReport, choose_blas, measu
 from machd.engine.backend.blas_check import check_products
 from machd.engine.backend.blas_kept_checks import KeptChecks, conditions_key
 from machd.engine.backend.cpu_threads import thread_variables
-from machd.engine.backend.heap import map_large_arrays
 from machd.engine.backend.mlx_environment import set_mlx_environment
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.backend.progress import LoadProgress
@@ -30,6 +29,7 @@ from machd.engine.prefix_blocks.directory import check_block_directory
 from machd.engine.protocol.engine import Engine
 from machd.engine.ranks.joining import RankPlace, join, refuse_with_ranks
 from machd.errors import SettingsError
+from machd.heap import map_large_arrays
 from machd.settings.model import Settings
 
 if TYPE_CHECKING:

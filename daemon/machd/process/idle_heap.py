@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from machd.engine.backend.heap import find_heap_trim, resident_bytes
+from machd.heap import find_heap_trim, resident_bytes
 
 _INTERVAL_S = 1.0
 """A daemon is idle where no request is open at two looks in a row."""

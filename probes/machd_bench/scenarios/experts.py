@@ -20,9 +20,9 @@ import msgspec
 import psutil
 from msgspec import Struct
 
-from machd.engine.loading.embedded import user_cache_directory
 from machd.errors import StartupError
 from machd.settings.sources import process_environ
+from machd.user_directories import user_cache_directory
 from machd_bench.answer import Answer, all_gaps_s, tokens_per_second
 from machd_bench.bench import Bench, Mode, together
 from machd_bench.connection import PieceListener, TimedPiece

@@ -9,10 +9,10 @@ import click
 from rich.console import Console
 
 from machd.capabilities.matrix import ArchitectureReport
-from machd.engine.loading.embedded import user_cache_directory
 from machd.errors import ModelArchitectureError, StartupError
 from machd.installed import how_to_install, installed_version
 from machd.settings.sources import process_environ
+from machd.user_directories import user_cache_directory
 from machd_probes.progress import RunProgress
 from machd_probes.results_cache import ResultsCache, results_directory
 from machd_probes.runner import WORKER_COMMAND, Runner, RunnerLimits

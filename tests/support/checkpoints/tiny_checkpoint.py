@@ -21,11 +21,11 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from machd.engine.loading.embedded import user_cache_directory
 from machd.engine.loading.embedded_tokenizer import (
     EMBEDDED_VOCABULARY_TOKENS,
     write_embedded_tokenizer,
 )
+from machd.user_directories import user_cache_directory
 
 TINY_VOCABULARY_TOKENS = EMBEDDED_VOCABULARY_TOKENS
 """The embedded model's, whose tokenizer it has."""

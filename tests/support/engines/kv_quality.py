@@ -105,9 +105,9 @@ def _logprobs(loaded: LoadedModel, token_ids: list[int], name: str) -> tuple[lis
 
 def main() -> None:
     """Print the table of the embedded model."""
-    from machd.engine.loading.embedded import user_cache_directory  # noqa: PLC0415 - of the script alone
     from machd.engine.loading.loader import load_model  # noqa: PLC0415
     from machd.engine.loading.source import resolve_model  # noqa: PLC0415
+    from machd.user_directories import user_cache_directory  # noqa: PLC0415 - of the script alone
 
     source = resolve_model(None, offline=True, cache_directory=user_cache_directory(os.environ))
     found = measured_quality(load_model(source))

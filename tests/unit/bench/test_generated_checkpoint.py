@@ -12,7 +12,7 @@ import pytest
 
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.experts.tensor_origins import switch_layers
-from machd.engine.loading.embedded import user_cache_directory
+from machd.user_directories import user_cache_directory
 from machd_bench.generated_checkpoint import (
     DenseShape,
     MoeShape,

@@ -8,8 +8,8 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from machd.engine.loading.embedded import user_cache_directory
 from machd.engine.protocol.step import SampledToken
+from machd.user_directories import user_cache_directory
 from machd_probes.vision_families import write_family
 from machd_probes.vision_matrix.mlx_vlm_generation import OwnGeneration
 

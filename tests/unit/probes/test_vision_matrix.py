@@ -17,7 +17,7 @@ from support.engines.probing import without_compilation
 
 from machd.capabilities.evidence import Outcome, ProbeResult
 from machd.capabilities.matrix import ArchitectureReport
-from machd.engine.loading.embedded import user_cache_directory
+from machd.user_directories import user_cache_directory
 from machd_probes.versions import probe_basis
 from machd_probes.vision_families import FAMILIES, write_family
 from machd_probes.vision_matrix.catalogue import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from machd.engine.backend.heap import find_heap_trim
+from machd.heap import find_heap_trim
 from machd.process.idle_heap import IdleHeap
 
 _MB = 1_000_000

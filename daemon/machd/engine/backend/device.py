@@ -10,7 +10,7 @@ import mlx.core as mx
 import psutil
 
 from machd.engine.backend.control_groups import control_groups, group_text
-from machd.engine.backend.heap import trim_heap
+from machd.heap import trim_heap
 
 _ROOT = Path("/")
 _STATM = Path("/proc/self/statm")

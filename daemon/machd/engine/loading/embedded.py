@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -39,15 +39,6 @@ _CHUNK_BYTES = 4 * 1024 * 1024
 _FETCH_TIMEOUT_S = 900.0
 
 
-def user_cache_directory(environ: Mapping[str, str], platform: str = sys.platform) -> Path:
-    """Find the directory of the user's regenerable files; machd's are in ``machd/`` below it."""
-    configured = environ.get("XDG_CACHE_HOME", "")
-    if configured and Path(configured).is_absolute():
-        return Path(configured)
-    home = Path(environ["HOME"]) if environ.get("HOME") else Path.home()
-    return home / "Library" / "Caches" if platform == "darwin" else home / ".cache"
-
-
 def locate(cache_directory: Path) -> Path | None:
     """Find the model's file if it is whole, without any network.
 
@@ -55,7 +46,7 @@ def locate(cache_directory: Path) -> Path | None:
     the file was written; without a matching stamp the file is hashed again.
 
     Args:
-        cache_directory: As of :func:`user_cache_directory`.
+        cache_directory: As of :func:`machd.user_directories.user_cache_directory`.
     """
     path = _model_path(cache_directory)
     try:

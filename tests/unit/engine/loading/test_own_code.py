@@ -21,7 +21,6 @@ from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.backend.own_code import auto_map_files, closed_to_own_code, is_runnable
 from machd.engine.loading import vision, vision_inspection
 from machd.engine.loading.checkpoint import read_checkpoint
-from machd.engine.loading.embedded import user_cache_directory
 from machd.engine.loading.inspection import inspect_model
 from machd.engine.loading.loader import load_model
 from machd.engine.loading.source import ModelSource, SourceKind
@@ -30,6 +29,7 @@ from machd.engine.loading.vision import refuse_own_code
 from machd.engine.vision.families import COMPARED_FAMILIES
 from machd.engine.vision.mlx_vlm_import import import_family
 from machd.errors import InvalidRequestError, ModelCodeError, ModelError, TemplateLimitError
+from machd.user_directories import user_cache_directory
 from machd_probes.vision_families.checkpoint import write_family
 
 import_mlx_lm()

@@ -8,10 +8,10 @@ import sys
 import pytest
 from support.clocks.polling import CEILING_S
 
-from machd.engine.backend.heap import find_heap_trim
+from machd.heap import find_heap_trim
 
 _PROGRAM = """
-from machd.engine.backend.heap import resident_bytes, trim_heap
+from machd.heap import resident_bytes, trim_heap
 
 pieces = [bytes(5000) for _ in range(20_000)]
 kept = pieces[::50]
@@ -41,7 +41,7 @@ def test_trim_gives_free_pieces_back_when_used_ones_lie_between() -> None:
 _ARRAYS = """
 import sys
 import psutil
-from machd.engine.backend.heap import map_large_arrays
+from machd.heap import map_large_arrays
 
 def taken_bytes():
     return psutil.Process().memory_info().vms
