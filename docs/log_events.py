@@ -225,7 +225,7 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
         ("info",),
         ("request_id", "reason", "completion_tokens"),
         "A sequence that had given up its slot goes on behind its `completion_tokens`, which were computed again: it was "
-        "suspended for `memory`, or for another `config`.",
+        "suspended for `memory`, for another `config`, or after a `fault` of the engine.",
     ),
     LogEvent(
         "sequence.coalesced",
@@ -401,7 +401,8 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
         "engine.step_failed",
         ("error",),
         ("in_a_row", "exception"),
-        "A step of the whole batch failed; its requests got an error, and the engine goes on.",
+        "A step of the whole batch failed. Its requests go on from their tokens, one at a time at first; one that fails alone as "
+        "well gets an error.",
         _REPORT,
     ),
     LogEvent(

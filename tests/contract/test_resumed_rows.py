@@ -15,6 +15,7 @@ from support.schedulers.sequence_samples import LIMITS, EagerPace, batching_of, 
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import DecodeRow, PrefillChunk, SampledToken, StepPlan, StepResult
+from machd.errors import EngineFaultError
 from machd.request.constraint import ConstraintKind
 from machd.request.generation import SamplingParams, Thinking
 from machd.scheduler.config import DraftPolicy, SchedulerConfig, continuous, single_flight
@@ -100,7 +101,7 @@ def _answers(
     step = 0
     while scheduler.running_count + scheduler.waiting_count or not scheduler.plan().is_empty:
         if step in suspended:
-            _suspend(scheduler, reason)
+            _suspend(scheduler, engine, reason)
         for event in run_step(scheduler, engine, 0.0):
             if isinstance(event, _TOLD):
                 answers[event.sequence_id].hear(event)
@@ -110,9 +111,13 @@ def _answers(
     return answers
 
 
-def _suspend(scheduler: Scheduler, reason: SuspendReason) -> None:
+def _suspend(scheduler: Scheduler, engine: Engine, reason: SuspendReason) -> None:
     if reason is SuspendReason.CONFIG:
         scheduler.suspend()
+    elif reason is SuspendReason.FAULT:
+        if not any(one.is_suspect for one in scheduler._running):  # it would be to blame
+            scheduler.survive(EngineFaultError("planted"), 0.0)
+            engine.reset()
     elif scheduler.active_loops > 1:
         while scheduler.yield_memory(1, 0.0)[0] is MemoryYield.BLOCKS:
             pass

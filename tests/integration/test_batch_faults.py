@@ -1,4 +1,4 @@
-"""Faults in the midst of a batch, over HTTP: a row's ends one request, the engine's all that run."""
+"""Faults in the midst of a batch, over HTTP: a row's ends one request, the engine's none but who causes it twice."""
 
 from __future__ import annotations
 
@@ -228,9 +228,9 @@ class _Trap:
 
         patch.setattr(owner, method, trapped)
 
-    def set(self) -> None:
-        """Make the next call fail."""
-        self._left = 1
+    def set(self, count: int = 1) -> None:
+        """Make the next calls fail, so many."""
+        self._left = count
         self.has_sprung = False
 
 
@@ -289,21 +289,17 @@ def _provoke(crowd: _Crowd, gate: StepGate, trap: _Trap, moment: _Moment, url: s
 
 
 @pytest.mark.parametrize(("fault", "looks_ahead"), _CASES, ids=str)
-def test_an_engine_fault_ends_what_runs_and_nothing_else(
+def test_an_engine_fault_costs_nobody_an_answer(
     fault: _Fault,
     looks_ahead: bool,  # noqa: FBT001
     alone: dict[str, str],
     arrivals: Arrivals,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Running requests get the error before another step runs; waiting and later ones are served."""
+    """Who ran is resumed, who waits is served: each is told what it is told alone, in one piece."""
     trap = _Trap(monkeypatch, fault.owner, fault.method)
     gate = StepGate()
-    events, errors, served = {
-        _Moment.JOINS: (("first", "second"), ("whole", "late"), _WAITING),
-        _Moment.DECODES: (("first", "second", "late"), ("whole",), _WAITING),
-        _Moment.LEAVES: (("first", "late"), ("whole", "waits"), ("waits too",)),
-    }[fault.moment]
+    is_left = fault.moment is _Moment.LEAVES
     with (
         RunningDaemon(_engine(gate, looks_ahead=looks_ahead), _BATCHING) as daemon,
         _Crowd(daemon.url, gate, arrivals) as crowd,
@@ -311,39 +307,45 @@ def test_an_engine_fault_ends_what_runs_and_nothing_else(
     ):
         crowd.gather(*_EARLY)
         _provoke(crowd, gate, trap, fault.moment, daemon.url)
-
-        answers = {name: crowd.answer(name) for name in (*events, *errors)}
         gate.open()
-        for name in events:
-            _check_error_event(answers[name], "engine_fault", alone[name])
-        for name in errors:
-            _check_error_status(answers[name], 503, "engine_fault")
-        for name in served:
+        for name in {*_RUNNING, *_WAITING} - ({"second"} if is_left else set()):
             assert crowd.text(name) == alone[name], name
         _check_all_are_served(crowd, {name: alone[name] for name in (*_RUNNING, *_WAITING)})
         _check_nothing_is_left(daemon.url, engine=1)
-        ended = scrape(daemon.url, "machd_requests_total", finish_reason="error")
-        assert ended == len(events) + len(errors)
+        assert scrape(daemon.url, "machd_requests_total", finish_reason="error") == 0
 
 
-def _fail_together(crowd: _Crowd, gate: StepGate, trap: _Trap, *waiting: str) -> list[RawAnswer]:
-    """All who run end with the fault of one step; returns the answers of those who wait."""
-    crowd.gather(*_EARLY, waiting=waiting)
-    trap.set()
-    gate.let()
-    for name in _RUNNING:
-        answer = crowd.answer(name)
-        if answer.status == 200:
-            assert sse_data(answer.body)[-1]["error"]["code"] == "engine_fault"
-        else:
-            _check_error_status(answer, 503, "engine_fault")
-    return [crowd.answer(name) for name in waiting]
+def test_a_request_that_makes_the_engine_fail_twice_is_ended_alone(
+    alone: dict[str, str], arrivals: Arrivals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever its prompt is computed the step raises: it is to blame, and its neighbours are whole."""
+    run = MlxEngine.run
+
+    def poisoned(this: MlxEngine, plan: StepPlan) -> Any:
+        if any(chunk.sampling.seed == _BAD_SEED for chunk in plan.prefill):
+            raise _PlantedError
+        return run(this, plan)
+
+    monkeypatch.setattr(MlxEngine, "run", poisoned)
+    gate = StepGate()
+    with (
+        RunningDaemon(_engine(gate), _BATCHING) as daemon,
+        _Crowd(daemon.url, gate, arrivals) as crowd,
+        gate,
+    ):
+        crowd.gather(*_EARLY, late="bad")
+        gate.open()
+        _check_error_status(crowd.answer("bad"), 503, "engine_fault")
+        for name in (*_EARLY, *_WAITING):
+            assert crowd.text(name) == alone[name], name
+        _check_nothing_is_left(daemon.url, engine=2)
+        assert scrape(daemon.url, "machd_requests_total", finish_reason="error") == 1
 
 
-def test_three_engine_faults_in_a_row_end_the_daemon(
+def test_six_engine_faults_in_a_row_end_the_daemon(
     arrivals: Arrivals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With no whole answer between them, the third is told to those who wait too, and is the end."""
+    """With no whole answer between them, the last is told to those who wait too, and is the end."""
     trap = _Trap(monkeypatch, Decoder, "_settle")
     gate = StepGate()
     with (
@@ -351,12 +353,15 @@ def test_three_engine_faults_in_a_row_end_the_daemon(
         _Crowd(daemon.url, gate, arrivals) as crowd,
         gate,
     ):
-        for number in (1, 2):
-            _fail_together(crowd, gate, trap)
-            assert scrape(daemon.url, "machd_faults_total", scope="engine") == number
-            assert scrape(daemon.url, "machd_state", state="ready") == 1
-        for answer in _fail_together(crowd, gate, trap, *_WAITING):
-            _check_error_status(answer, 503, "engine_fault")
+        crowd.gather(*_EARLY)
+        trap.set(6)
+        gate.open()
+        for name in (*_RUNNING, *_WAITING):
+            answer = crowd.answer(name)
+            if answer.status == 200:
+                assert sse_data(answer.body)[-1]["error"]["code"] == "engine_fault"
+            else:
+                _check_error_status(answer, 503, "engine_fault")
 
         assert daemon.join(CEILING_S)
         assert isinstance(daemon.error, EngineFaultError)
@@ -368,22 +373,18 @@ def test_three_engine_faults_in_a_row_end_the_daemon(
 def test_a_whole_answer_between_engine_faults_starts_the_count_afresh(
     alone: dict[str, str], arrivals: Arrivals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However often two batches in a row fail, the daemon goes on when others are served between."""
+    """However often a batch fails, the daemon goes on when all are served after it."""
     trap = _Trap(monkeypatch, Decoder, "_settle")
-    is_held = True
-    gate = StepGate(lambda _plan: is_held)
+    gate = StepGate(lambda _plan: False)
     with (
         RunningDaemon(_engine(gate), _BATCHING) as daemon,
         _Crowd(daemon.url, gate, arrivals) as crowd,
-        gate,
     ):
-        for _ in range(2):
-            for _ in range(2):
-                _fail_together(crowd, gate, trap)
-            is_held = False
+        for _ in range(7):
+            trap.set()
             _check_all_are_served(crowd, {name: alone[name] for name in _RUNNING})
-            is_held = True
-        _check_nothing_is_left(daemon.url, engine=4)
+            assert trap.has_sprung
+        _check_nothing_is_left(daemon.url, engine=7)
 
 
 # --- rows -------------------------------------------------------------------------------------

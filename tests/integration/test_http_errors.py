@@ -936,22 +936,36 @@ def test_openais_client_raises_on_an_error_event() -> None:
         assert whole.value.code == "row_fault"
 
 
-@pytest.mark.parametrize(("step", "stream"), [(0, False), (2, False), (0, True)])
-def test_an_engine_fault_is_answered_and_survived(step: int, stream: bool) -> None:  # noqa: FBT001
-    """A step that raises is a 503 for its request; the next request is served."""
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("step", [0, 2, 5])
+def test_an_engine_fault_costs_no_answer(step: int, stream: bool) -> None:  # noqa: FBT001
+    """The request whose step raised is resumed: its client gets all of its text, and reads of no fault."""
     faults = FakeFaults(step_errors={step: _fault()})
+    with RunningDaemon(lambda: FakeEngine(told, faults=faults)) as daemon:
+        answer = httpx.post(f"{daemon.url}{_CHAT}", json=chat("say long text", stream=stream))
+        assert answer.status_code == 200
+        whole = None if stream else answer.json()["choices"][0]["message"]["content"]
+        assert (whole or sse_text(answer.content)) == "long text"
+        assert scrape(daemon.url, "machd_faults_total", scope="engine") == 1
+        assert scrape(daemon.url, "machd_requests_total", finish_reason="error") == 0
+
+
+@pytest.mark.parametrize(("step", "stream"), [(0, False), (2, False), (0, True)])
+def test_an_engine_fault_that_comes_again_is_answered(step: int, stream: bool) -> None:  # noqa: FBT001
+    """A request that fails alone as well is a 503; the next request is served."""
+    faults = FakeFaults(step_errors={step: _fault(), step + 1: _fault()})
     with RunningDaemon(lambda: FakeEngine(told, faults=faults)) as daemon:
         answer = httpx.post(f"{daemon.url}{_CHAT}", json=chat("say long text", stream=stream))
         _check(answer, 503, "engine_fault")
         assert _is_served(daemon.url)
-        assert scrape(daemon.url, "machd_faults_total", scope="engine") == 1
+        assert scrape(daemon.url, "machd_faults_total", scope="engine") == 2
         assert httpx.get(f"{daemon.url}/health/live").status_code == 200
 
 
 def test_an_engine_fault_mid_stream_is_an_event() -> None:
-    """A running stream ends with the event; a request that waits meanwhile is served."""
+    """A running stream that fails alone as well ends with the event; a request that waits is served."""
     gate = StepGate(at_decode)
-    faults = FakeFaults(step_errors={2: _fault()})
+    faults = FakeFaults(step_errors={2: _fault(), 3: _fault()})
     with (
         RunningDaemon(lambda: FakeEngine(told, faults=faults, before_step=gate)) as daemon,
         RawClient(daemon.url) as running,
@@ -973,9 +987,11 @@ def test_an_engine_fault_mid_stream_is_an_event() -> None:
         assert _is_served(daemon.url)
 
 
-def test_two_faults_in_a_row_are_survived_again_and_again() -> None:
+def test_two_requests_that_fail_are_survived_again_and_again() -> None:
     """Only faults in a row count: a good step in between starts the count afresh."""
-    faults = FakeFaults(step_errors={step: _fault() for step in (0, 1, 5, 6, 10, 11)})
+    faults = FakeFaults(
+        step_errors={step: _fault() for step in (*range(4), *range(7, 11), *range(14, 18))}
+    )
     with RunningDaemon(lambda: FakeEngine(told, faults=faults)) as daemon:
         for _ in range(3):
             for _ in range(2):
@@ -988,9 +1004,9 @@ _NO_TIMEOUT: dict[str, object] = {"limits.drain_timeout_s": 3600, "limits.stall_
 """Longer than a test waits: a daemon that ends did not wait for them."""
 
 
-def test_three_faults_in_a_row_end_the_daemon() -> None:
-    """The third answers its client too; then the daemon ends with the fault."""
-    faults = FakeFaults(step_errors={step: _fault() for step in range(3)})
+def test_six_faults_in_a_row_end_the_daemon() -> None:
+    """Three requests fail twice; the third is answered too, and then the daemon ends with the fault."""
+    faults = FakeFaults(step_errors={step: _fault() for step in range(6)})
     with RunningDaemon(lambda: FakeEngine(told, faults=faults), _NO_TIMEOUT) as daemon:
         for _ in range(3):
             answer = httpx.post(f"{daemon.url}{_CHAT}", json=chat("say ok"))
@@ -1013,7 +1029,7 @@ def test_a_reset_that_fails_ends_the_daemon() -> None:
 def test_a_dead_engine_is_not_alive() -> None:
     """While the last streams end after the engine was given up, live and ready are 503."""
     steps = 9000
-    faults = FakeFaults(step_errors={steps + number: _fault() for number in range(3)})
+    faults = FakeFaults(step_errors={steps + number: _fault() for number in range(6)})
     engine = FakeEngine(told, faults=faults, context_tokens=20_000)
     with (
         RunningDaemon(lambda: engine, _NO_TIMEOUT) as daemon,

@@ -66,7 +66,7 @@ def _caches(monkeypatch: pytest.MonkeyPatch) -> list[PrefixCache]:
             super().__init__(*arguments, **named)
             made.append(self)
 
-    monkeypatch.setattr("machd.compose.PrefixCache", Noted)
+    monkeypatch.setattr("machd.engine_process.scheduling.PrefixCache", Noted)
     return made
 
 

@@ -13,9 +13,9 @@ from support.clients.raw_client import RawClient
 from support.clocks.polling import wait_until
 from support.daemon.running_daemon import RunningDaemon
 
-from machd.generations.service import GenerationService
 from machd.http import large_bodies
 from machd.http.large_bodies import MAX_MEDIA_BODY_BYTES, BodyLease
+from machd.served.served_model import ServedModel
 
 _MIB = 1_048_576
 _CHAT = "/v1/chat/completions"
@@ -34,7 +34,7 @@ def _text_model() -> Iterator[RunningDaemon]:
 @pytest.fixture(name="daemon")
 def _daemon(monkeypatch: pytest.MonkeyPatch, text_model: RunningDaemon) -> RunningDaemon:
     """The same daemon, as if its model took images until they are looked at."""
-    monkeypatch.setattr(GenerationService, "takes_media", True)
+    monkeypatch.setattr(ServedModel, "takes_media", True)
     return text_model
 
 

@@ -50,8 +50,9 @@ from machd.settings.model import Settings
 _IDLE_WAIT_S = 0.5
 """How long an idle thread sleeps between heartbeats."""
 
-_MAX_CONSECUTIVE_FAULTS = 3
-"""Failed steps, with no whole answer between them, after which the engine is given up."""
+_MAX_CONSECUTIVE_FAULTS = 6
+"""Failed steps, with no whole answer between them, after which the engine is given up. A request to which the
+engine is not equal takes two."""
 
 _CHECK_INTERVAL_S = 1.0
 """How often the scheduler's books are looked through; also whenever it becomes idle."""
@@ -537,10 +538,10 @@ class EngineLoop:
                 self._consecutive_faults = 0
 
     def _recover(self, engine: Engine, scheduler: Scheduler, error: Exception) -> None:
-        """Answer every running request, then start the engine's rows afresh.
+        """Suspend every running request, and start the engine's rows afresh.
 
-        An allocation that failed inside a step is no fault of the engine's: the next batch is half
-        as large.
+        They go on one at a time at first; one that fails alone as well ends. An allocation that failed
+        inside a step is no fault of the engine's: the next batch is half as large.
 
         Raises:
             EngineFaultError: Too many steps in a row have failed, or the reset itself did.
@@ -556,7 +557,7 @@ class EngineLoop:
             return
         self._consecutive_faults += 1
         fault = EngineFaultError("the engine failed while computing this request")
-        self._publish([EngineFaulted(), *scheduler.fail(fault, self._clock.monotonic_s())])
+        self._publish([EngineFaulted(), *scheduler.survive(fault, self._clock.monotonic_s())])
         self._log.error("engine.step_failed", exc_info=error, in_a_row=self._consecutive_faults)
         if self._consecutive_faults >= _MAX_CONSECUTIVE_FAULTS:
             raise EngineFaultError(

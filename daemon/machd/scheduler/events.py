@@ -23,6 +23,9 @@ class SuspendReason(StrEnum):
     MEMORY = "memory"
     """A step did not fit into the memory that was left."""
 
+    FAULT = "fault"
+    """A step failed; or another sequence was to go on alone, to show whether it is to blame."""
+
     CONFIG = "config"
     """Another scheduler config came into force, or the model was measured for one."""
 

@@ -55,8 +55,9 @@ class RunningSequences:
 
     @property
     def is_full(self) -> bool:
-        """True if no further sequence may run."""
-        return not self.slots.free_count or len(self) >= self.max_count
+        """True if no further sequence may run; a suspect runs alone."""
+        has_room = self.slots.free_count and len(self) < self.max_count
+        return not has_room or any(one.is_suspect for one in self)
 
     @property
     def youngest(self) -> Sequence:

@@ -202,6 +202,21 @@ class Scheduler:
         running.forget_rows()
         return True
 
+    def survive(self, error: MachdError, now_s: float) -> list[Event]:
+        """Suspend every running sequence on an engine that has lost its rows in a step that failed.
+
+        Each is a suspect until it has gone on alone for a token. One that was a suspect already, and so ran
+        alone, is to blame: it ends with ``error``.
+        """
+        to_blame = [one for one in self._running if one.is_suspect]
+        for sequence in tuple(self._running):
+            if not sequence.is_suspect:
+                sequence.is_suspect = True
+                self._suspend(sequence, SuspendReason.FAULT, is_sound=False)
+        events = self._end_with(error, to_blame, now_s, is_sound=False)
+        self._running.forget_rows()
+        return events
+
     def yield_blocks(self, missing_bytes: int) -> bool:
         """Give up blocks of the prefix cache; the next plan frees them. Returns False if there are none."""
         prefixes = self._running.prefixes
@@ -279,7 +294,10 @@ class Scheduler:
         if self._is_held or now_s < self._window_end_s():
             return events
         while self._waiting and not self._running.is_full:
-            sequence = self._waiting.first
+            suspect = self._waiting.suspect
+            if suspect is not None and self._running:
+                break
+            sequence = suspect or self._waiting.first
             if not self._running.admit(sequence, now_s):
                 break  # a later sequence would take the budget that the first one waits for
             self._waiting.remove(sequence)
@@ -331,6 +349,7 @@ class Scheduler:
             events += self._end_with(error_of(fault), failed, now_s, is_sound=False)
         for sequence in [one for one in whole if not one.has_completion]:
             events += self._end_sequence(sequence, FinishReason.LENGTH, now_s)
+        self._clear_suspects(result)
         return events
 
     def fail(
@@ -496,6 +515,16 @@ class Scheduler:
         self._running.leave(sequence, is_sound=is_sound)
         sequence.suspend(reason)
         self._waiting.add(sequence)
+
+    def _clear_suspects(self, result: StepResult) -> None:
+        """Suspect a sequence no more that has got a token alone; it waits for those that still have to."""
+        for token in result.tokens:
+            sequence = self._running.slots.at(token.slot_index)
+            if sequence is None or not sequence.is_suspect:
+                continue
+            sequence.is_suspect = False
+            if self._waiting.suspect is not None:
+                self._suspend(sequence, SuspendReason.FAULT, is_sound=True)
 
     def _window_end_s(self) -> float:
         """Time until which an idle scheduler waits for more requests."""

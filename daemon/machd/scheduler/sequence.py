@@ -58,6 +58,7 @@ class Sequence:
         is_opened: The engine has a row for it.
         shared: Beginning of the prompt that its row shares with other rows.
         suspended_for: Why it was suspended last; None if it never was.
+        is_suspect: It ran in a step that failed, and has not gone on alone since.
         needs_serial_lane: It did not fit into memory although it ran alone: the batch's arrays are written from a
             prompt's own, so that it is there twice, and a serial row is not.
         encoded: Digests of the prompt's images and videos that the engine has encoded.
@@ -70,6 +71,7 @@ class Sequence:
         "completion_token_ids",
         "encoded",
         "is_opened",
+        "is_suspect",
         "lane",
         "needs_serial_lane",
         "number",
@@ -109,6 +111,7 @@ class Sequence:
         self.shared: SharedPrefix | None = None
         self.admitted_s: float | None = None
         self.suspended_for: SuspendReason | None = None
+        self.is_suspect = False
         self.needs_serial_lane = False
         self._keeps_tokens = keeps_tokens
 

@@ -79,6 +79,12 @@ class WaitingQueue:
         return min(self._sequences.values(), key=lambda sequence: sequence.place)
 
     @property
+    def suspect(self) -> Sequence | None:
+        """The next one that is to go on alone; None if none is."""
+        suspects = [one for one in self._sequences.values() if one.is_suspect]
+        return min(suspects, key=lambda sequence: sequence.place, default=None)
+
+    @property
     def oldest_s(self) -> float:
         """Earliest submission of a waiting sequence."""
         return min(sequence.submitted_s for sequence in self._sequences.values())

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from support.clocks.manual_clock import ManualClock
 from support.daemon.engine_thread import ScriptedScheduling
 from support.daemon.scraping import Page
