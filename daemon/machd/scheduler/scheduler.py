@@ -166,9 +166,7 @@ class Scheduler:
             return MemoryYield.BLOCKS, []
         running.limit_to(len(running) - 1)
         youngest = running.youngest
-        is_alone = len(running) == 1
-        if not is_alone or youngest.lane is Lane.BATCH:
-            youngest.needs_serial_lane |= is_alone
+        if self._shrink():
             self._suspend(youngest, SuspendReason.MEMORY, is_sound=False)
             return MemoryYield.SUSPENDED, []
         error = OverloadedError(
@@ -191,10 +189,10 @@ class Scheduler:
         """Suspend every running sequence on an engine that has lost its rows, and let half as many run.
 
         Returns:
-            False if no more than one runs, which is left as it is.
+            False if one runs that cannot take less, which is left as it is.
         """
         running = self._running
-        if len(running) < 2:
+        if not self._shrink():
             return False
         running.limit_to(len(running) // 2)
         for sequence in tuple(running):
@@ -525,6 +523,17 @@ class Scheduler:
             sequence.is_suspect = False
             if self._waiting.suspect is not None:
                 self._suspend(sequence, SuspendReason.FAULT, is_sound=True)
+
+    def _shrink(self) -> bool:
+        """Have a sequence that runs alone in the batch go on in the serial lane; returns False if nothing can take less.
+
+        Several take less by running one after another.
+        """
+        running = tuple(self._running)
+        if len(running) == 1 and running[0].lane is Lane.BATCH:
+            running[0].needs_serial_lane = True
+            return True
+        return len(running) > 1
 
     def _window_end_s(self) -> float:
         """Time until which an idle scheduler waits for more requests."""

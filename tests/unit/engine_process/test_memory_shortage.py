@@ -112,8 +112,11 @@ def test_a_request_that_cannot_fit_alone_is_refused_and_the_next_one_answered() 
 
 
 def test_allocations_that_fail_inside_steps_end_no_thread() -> None:
-    """However many steps in a row raise MemoryError, requests get overloaded and others answers."""
-    faults = FakeFaults(step_errors={step: MemoryError("planted") for step in range(5)})
+    """However many steps in a row raise MemoryError, requests get overloaded and others answers.
+
+    Each is tried in the batch and by itself.
+    """
+    faults = FakeFaults(step_errors={step: MemoryError("planted") for step in range(10)})
     with running_thread(FakeEngine(faults=faults), make_scheduler=_batched) as thread:
         for step in range(5):
             thread.submit(request_of(f"r{step}"))
@@ -121,6 +124,17 @@ def test_allocations_that_fail_inside_steps_end_no_thread() -> None:
         thread.submit(request_of("last"))
         assert thread.published.ends(6)["last"].error is None
         assert only(EngineFaulted, thread.published.events) == []
+
+
+def test_an_allocation_that_fails_once_costs_no_lone_request_its_answer() -> None:
+    """It goes on by itself, where it takes less."""
+    faults = FakeFaults(step_errors={2: MemoryError("planted")})
+    request = request_of("a", max_tokens=9)
+    with running_thread(FakeEngine(faults=faults), make_scheduler=_batched) as thread:
+        thread.submit(request)
+        assert thread.published.ends()["a"].reason is FinishReason.LENGTH
+        said = [one.token.token_id for one in only(TokenGenerated, thread.published.events)]
+    assert said == [lettered(request.prompt, request.sampling, i) for i in range(9)]
 
 
 def test_an_allocation_that_fails_with_several_rows_costs_nobody_the_answer() -> None:
