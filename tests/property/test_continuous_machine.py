@@ -75,6 +75,7 @@ from machd.scheduler.events import (
 from machd.scheduler.pacing import PREFILL_SHARE
 from machd.scheduler.prefix_cache import PrefixCache
 from machd.scheduler.reservations import Reservations
+from machd.scheduler.running import RunningSequences
 from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.sequence import Sequence
 from machd.scheduler.subscriber import Priority, SequenceRequest, Subscriber
@@ -193,6 +194,7 @@ class ContinuousMachine(RuleBasedStateMachine):
         self.clock = ManualClock()
         self.faults = FakeFaults()
         self.step_error: Exception | None = None
+        self.is_surviving = False
         self.records: dict[str, Record] = {}
         self.limits = LIMITS
         self.is_held = False
@@ -359,6 +361,21 @@ class ContinuousMachine(RuleBasedStateMachine):
         assert all(isinstance(_error(one), EngineFaultError) for one in running)
         assert all(one.is_waiting for one in waiting)
 
+    @rule()
+    def survive_engine_fault(self) -> None:
+        """Let the run raise: who ran goes on, one at a time at first; who was to and fails again ends."""
+        self._note(self.scheduler.admit(self.clock.monotonic_s()))
+        self.step_error, self.is_surviving = RuntimeError("planted"), True
+        running = {one.request.sequence_id: one for one in self._running()}
+        to_blame = {name for name in running if self.scheduler._open[name].is_suspect}
+        is_stepping = not self.scheduler.plan().is_empty
+        self._step()
+        self.step_error, self.is_surviving = None, False
+        for name, record in running.items():
+            is_ended = is_stepping and name in to_blame
+            assert isinstance(_error(record), EngineFaultError) == is_ended
+            assert is_ended or not is_stepping or record.is_queued
+
     @rule(seconds_s=st.sampled_from([0.5, 1.0, 1.0, 3.0, 11.0, 26.0]))
     def wait(self, seconds_s: float) -> None:
         """Time passes, past the timeouts now and then."""
@@ -379,21 +396,21 @@ class ContinuousMachine(RuleBasedStateMachine):
         self._suspend(None)
 
     def _suspend(self, config: SchedulerConfig | None) -> None:
-        running = {one.slot_index: one.completion_tokens for one in self.scheduler._running}
-        records = self._running()
         self.scheduler.suspend(config)
-        left = {one.slot_index for one in self.scheduler._running}
-        for record in records:
-            slot_index = _admission(record).slot_index
-            if slot_index in left:
+        self._note_suspended()
+
+    def _note_suspended(self) -> None:
+        """Who ran and waits now goes on behind its tokens; without any it is told of everything anew."""
+        for record in self._running():
+            sequence = self.scheduler._open.get(record.request.sequence_id)
+            if sequence is None or sequence.is_running:
                 continue
-            record.is_queued = True
-            if running[slot_index]:
+            record.is_queued, self.both_were_ready = True, False
+            if sequence.completion_tokens:
                 record.is_suspended = True
                 self.joinable.discard(record.work)
-            else:  # it is told of everything anew
+            else:
                 record.admitted = record.scored = None
-        self.both_were_ready = False
 
     @rule(limits=st.sampled_from(OTHER_LIMITS))
     def set_limits(self, limits: QueueLimits) -> None:
@@ -551,7 +568,9 @@ class ContinuousMachine(RuleBasedStateMachine):
             result = self.engine.run(plan)
         except RuntimeError:
             assert plan == self.scheduler.plan(), "a failed run leaves what it was planned from"
-            self._note(self.scheduler.fail(EngineFaultError("planted"), now_s))
+            end = self.scheduler.survive if self.is_surviving else self.scheduler.fail
+            self._note(end(EngineFaultError("planted"), now_s))
+            self._note_suspended()
             self.engine.reset()
             self.both_were_ready = False  # the turn was not taken, and who had it is gone
             return
@@ -567,6 +586,7 @@ class ContinuousMachine(RuleBasedStateMachine):
             slot: [one for one in some if not one.tokens] for slot, some in subscribers.items()
         }
         self._note(self.scheduler.commit(plan, result, now_s, duration_s=0.01))
+        self._note_suspended()
         assert self.mode is mode, "a change of mode is told with the first step that it is of"
         for slot_index, records in unstarted.items():
             for record in records:
@@ -819,10 +839,16 @@ class ContinuousMachine(RuleBasedStateMachine):
     def _check_turn(self, record: Record) -> None:
         assert record.is_waiting, "a slot is given to who stands in the queue"
         assert not self.is_held, "nobody is given a slot while admission is held"
-        due_s = min(min(one.due_s for one in group) for group in self._waiting_groups())
+        groups = self._waiting_groups()
+        suspects = {name for name, one in self.scheduler._open.items() if one.is_suspect}
+        if record.request.sequence_id in suspects:
+            assert self.scheduler.active_loops == 1, "a suspect goes on alone"
+            groups = [one for one in groups if one[0].request.sequence_id in suspects]
+        else:
+            assert not suspects, "nobody joins while one is to go on alone"
+        due_s = min(min(one.due_s for one in group) for group in groups)
         assert any(
-            record in group and min(one.due_s for one in group) == due_s
-            for group in self._waiting_groups()
+            record in group and min(one.due_s for one in group) == due_s for group in groups
         ), "nobody overtakes"
 
     def _note_resumed(self, record: Record, event: SequenceResumed) -> None:
@@ -988,6 +1014,20 @@ class LetsJoinTheDead(Scheduler):
         """Start idle."""
         super().__init__(config)
         self._index = _NeverForgets(is_on=config.coalesce)
+
+
+class _NeverAlone(RunningSequences):
+    @property
+    def is_full(self) -> bool:
+        return not self.slots.free_count or len(self) >= self.max_count
+
+
+class LetsOthersJoinASuspect(Scheduler):
+    """Admits sequences beside one that is to go on alone."""
+
+    def _take_on(self, config: SchedulerConfig, prefixes: PrefixCache | None) -> None:
+        super()._take_on(config, prefixes)
+        self._running.__class__ = _NeverAlone
 
 
 class ForgetsToReplay(Scheduler):
@@ -1232,6 +1272,7 @@ class ChangesInSilence(Scheduler):
         SharesWithAnybody,
         LetsJoinTheDead,
         ForgetsToReplay,
+        LetsOthersJoinASuspect,
         pytest.param(LeaderTakesAllAlong, marks=pytest.mark.long),  # takes many examples to find
         StarvesTheSerialRow,
         DecodesHalfABatch,
