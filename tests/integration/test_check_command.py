@@ -491,16 +491,24 @@ def test_a_text_model_has_no_vision(tiny: TinyLlama, run_here: RunsHere) -> None
 
 
 def test_measure_loads_the_model_and_prints_evidence(tiny: TinyLlama) -> None:
-    """The verdict is a measured one, with no token that differs, and the figures behind it."""
-    result = run(str(tiny.path), "--measure", "--json", "--require", "batched")
-    verdict = row_of(result)["continuous_batching"]
+    """Verdicts are measured ones, with the figures behind them; a later check, as JSON and as a table, says the same.
+
+    machd's own kernels leave no difference at all.
+    """
+    measured = row_of(run(str(tiny.path), "--measure", "--json", "--require", "batched"))
+    verdict, bitwise = measured["continuous_batching"], measured["bitwise"]
     assert (verdict["verdict"], verdict["source"]) == ("supported", "measured")
     assert verdict["evidence"]["token_mismatches"] == 0
     assert verdict["evidence"]["cases"] > 0
     assert verdict["evidence"]["max_logprob_diff"] < 1e-3
-    later = row_of(run(str(tiny.path), "--json"))["continuous_batching"]
-    assert later["reason"] == verdict["reason"], "it is found again by whoever starts later"
-    assert "the model itself" in later["reason"]
+    assert bitwise["value"] is (native_kernels() is not None), bitwise["reason"]
+    later = row_of(run(str(tiny.path), "--json"))
+    assert later["continuous_batching"]["reason"] == verdict["reason"]
+    assert "the model itself" in verdict["reason"]
+    assert later["bitwise"] == bitwise
+    if bitwise["value"]:
+        assert bitwise["reason"].startswith("measured on the model itself: batch_parity, ")
+        assert "bitwise yes: measured on" in " ".join(run(str(tiny.path)).output.split())
 
 
 def test_bitwise_is_told_with_its_reason(tiny: TinyLlama, run_here: RunsHere) -> None:
@@ -513,16 +521,6 @@ def test_bitwise_is_told_with_its_reason(tiny: TinyLlama, run_here: RunsHere) ->
     named = row_of(run_here(str(tiny.path), "--json", "--model-dtype", "float16"))["bitwise"]
     assert named["value"] is False
     assert "machd's own kernels" in named["reason"]
-
-
-@pytest.mark.skipif(native_kernels() is None, reason="make setup has found no compiler")
-def test_bitwise_is_true_when_measured_with_machds_kernels(tiny: TinyLlama) -> None:
-    """A llama's weights are measured without any difference, and a later check and the table say so."""
-    found = row_of(run(str(tiny.path), "--measure", "--json"))["bitwise"]
-    assert found["value"] is True, found["reason"]
-    assert found["reason"].startswith("measured on the model itself: batch_parity, ")
-    assert row_of(run(str(tiny.path), "--json"))["bitwise"] == found
-    assert "bitwise yes: measured on" in " ".join(run(str(tiny.path)).output.split())
 
 
 @pytest.mark.long
