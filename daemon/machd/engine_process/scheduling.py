@@ -1,4 +1,4 @@
-"""How a loaded model is scheduled under some settings: config, queue limits, prefix cache."""
+"""Scheduling of a loaded model under some settings: config, queue limits, prefix cache."""
 
 from __future__ import annotations
 

@@ -515,7 +515,7 @@ class Scheduler:
         self._waiting.add(sequence)
 
     def _clear_suspects(self, result: StepResult) -> None:
-        """Suspect a sequence no more that has got a token alone; it waits for those that still have to."""
+        """Clear a suspect that has got a token alone; it waits while others still have to."""
         for token in result.tokens:
             sequence = self._running.slots.at(token.slot_index)
             if sequence is None or not sequence.is_suspect:
