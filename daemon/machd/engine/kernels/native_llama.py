@@ -89,12 +89,7 @@ class NativeAttention(Module):
         rows, tokens, _ = x.shape
         rotated = self.heads + self.kv_heads
         heads = self.qkv_proj(x).reshape(rows, tokens, rotated + self.kv_heads, -1)
-        begin = 0 if cache is None else cache.offset
-        if isinstance(begin, mx.array):
-            positions, end = begin, cache.width
-        else:
-            positions, end = mx.array([begin] * rows, dtype=mx.int32), begin + tokens
-        heads = self.table.rotate(heads, positions, end, rotated)
+        heads = self._rotate(heads, rotated, cache)
         parts = mx.split(heads, [self.heads, rotated], axis=2)
         queries, keys, values = (part.swapaxes(1, 2) for part in parts)
         scale = self.scale
@@ -110,6 +105,19 @@ class NativeAttention(Module):
             mixed = attend(queries, keys, values, scale=scale, mask=mask)
         projected: mx.array = self.o_proj(mixed.swapaxes(1, 2).reshape(rows, tokens, -1))
         return projected
+
+    def _rotate(self, heads: mx.array, rotated: int, cache: Cache) -> mx.array:
+        """Turn the first ``rotated`` heads of [rows, tokens, heads, head_dim] to the positions behind what ``cache`` holds."""
+        rows, tokens, _, _ = heads.shape
+        begin = 0 if cache is None else cache.offset
+        if hasattr(cache, "left_padding"):
+            # A batch of mlx-lm's own, as bench compares with: its padding stands before position 0, where the table has none.
+            turned = self.table.rope(heads[:, :, :rotated].swapaxes(1, 2), offset=begin)
+            return mx.concatenate([turned.swapaxes(1, 2), heads[:, :, rotated:]], axis=2)
+        if isinstance(begin, mx.array):
+            return self.table.rotate(heads, begin, cache.width, rotated)
+        positions = mx.array([begin] * rows, dtype=mx.int32)
+        return self.table.rotate(heads, positions, begin + tokens, rotated)
 
 
 class NativeFeedForward(Module):
