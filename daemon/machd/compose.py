@@ -17,11 +17,7 @@ from machd.admin.token import AdminToken
 from machd.capabilities.versions import Versions
 from machd.clock import Clock
 from machd.dialects.app import AppSwitch, create_app
-from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.media import MediaBounds
-from machd.engine_process.loop import EngineLoop
-from machd.engine_process.scheduling import ModelScheduling
-from machd.engine_process.startup_guard import NOTHING_MEASURED, Measures, OnStart, StartupGuard
 from machd.generations.decodings import MediaRules
 from machd.generations.fanout import Fanout
 from machd.generations.media_fetch import FetchRules
@@ -34,8 +30,11 @@ from machd.http.gate import OpenRequests
 from machd.http.model_names import ModelNames
 from machd.installed import installed_version
 from machd.kv_events.publishing import KvEvents, open_files, open_kv_events
+from machd.link.port import OpenEngine
 from machd.process.configuration import Configuration
 from machd.process.lifecycle import Lifecycle
+from machd.scheduler.block_observer import BlockObserver
+from machd.scheduler.events import Event
 from machd.served.served_model import ServedModel
 from machd.served.throughput import Throughput
 from machd.settings.model import Settings
@@ -62,27 +61,25 @@ def installed_versions() -> Versions:
 class Parts:
     """Everything that lives as long as the daemon runs, wired once, on the event loop."""
 
-    def __init__(  # noqa: PLR0913 - one argument for each thing that comes from outside
+    def __init__(
         self,
         sources: SettingsSources,
         loaded: LoadedSettings,
-        load: Callable[[], Engine],
+        open_engine: OpenEngine,
         clock: Clock,
         *,
         admit: Access,
         is_exposed: bool = False,
-        measures: Measures = NOTHING_MEASURED,
     ) -> None:
         """Wire them; nothing runs yet.
 
         Args:
             sources: Where a reload reads settings.
             loaded: Settings, checked.
-            load: Makes the engine; called on the engine thread.
+            open_engine: Makes the engine, which is told of these parts.
             clock: Reads time.
             admit: Reads the API keys, for these settings and for later ones.
             is_exposed: Whether other machines can reach the public port.
-            measures: Find out what the model can do; called on the engine thread.
 
         Raises:
             SettingsError, ListenError: The daemon may not listen like that, an extra is not installed, or
@@ -105,34 +102,19 @@ class Parts:
         self.throughput = Throughput(clock)
         self.feed = EventFeed(clock)
         self.tracers = tracers(settings.tracing.otlp_endpoint, clock)
-        fanout = Fanout(
+        self._fanout = Fanout(
             self._event_loop, [self.metrics, SchedulerLog(), self.throughput, self.feed]
         )
-        self.loop = EngineLoop(
-            load=load,
-            scheduling=ModelScheduling(
-                lambda: None if self.kv_events is None else self.kv_events.observer()
-            ),
-            settings=settings,
-            publish=fanout.publish,
-            clock=clock,
-            on_verdicts=self._verdicts_changed,
-            probe=StartupGuard(
-                on_start=OnStart(settings.probe.on_start),
-                is_batching_asked=settings.continuous_batching.enabled,
-                measures=measures,
-                clock=clock,
-            ),
-        )
+        self.engine = open_engine(settings, self)
         self.served = ServedModel(
-            self.loop, lambda: self.configuration.settings, self.lifecycle.check_accepting
+            self.engine, lambda: self.configuration.settings, self.lifecycle.check_accepting
         )
         self.announcements = Announcements(
             self.served, self.configuration, self.metrics, self.feed.on_verdict
         )
         self.service = GenerationService(
             served=self.served,
-            fanout=fanout,
+            fanout=self._fanout,
             lifecycle=self.lifecycle,
             limits=_generation_limits(settings),
             clock=clock,
@@ -182,8 +164,16 @@ class Parts:
             token,
         )
 
-    def _verdicts_changed(self, changed: frozenset[str]) -> None:
-        """Announce what else the model can do now; on the engine thread."""
+    def publish(self, events: list[Event]) -> None:
+        """Hand the events of a step to their readers."""
+        self._fanout.publish(events)
+
+    def block_observer(self) -> BlockObserver | None:
+        """Return the observer that publishes the blocks of a new, empty prefix cache."""
+        return None if self.kv_events is None else self.kv_events.observer()
+
+    def verdicts_changed(self, changed: frozenset[str]) -> None:
+        """Announce what else the model can do now."""
         with contextlib.suppress(RuntimeError):  # the event loop has closed
             self._event_loop.call_soon_threadsafe(self.announcements.announce_changes, changed)
 
@@ -212,7 +202,7 @@ class Parts:
                 self._change_config(settings)
             # Afterwards and at once: another config may have to wait for a step.
             if (settings.cache, settings.limits) != (old.cache, old.limits):
-                self.loop.set_limits(settings)
+                self.engine.set_limits(settings)
 
         return take_on
 
@@ -221,7 +211,7 @@ class Parts:
     ) -> Future[None]:
         """Schedule as the settings say, and then say what came of it. On the event loop."""
         settings = settings or self.configuration.settings
-        done = self.loop.change_config(settings, measure=measure)
+        done = self.engine.change_config(settings, measure=measure)
 
         def announce(done: Future[None]) -> None:
             if done.exception() is None:  # what it was is in the log already

@@ -15,9 +15,7 @@ from machd.admin.errors import ADMIN_ENVELOPE
 from machd.clock import Clock, SystemClock
 from machd.compose import Parts
 from machd.dialects.envelopes import envelope_of
-from machd.engine.protocol.engine import Engine, ModelFront
-from machd.engine_process.loop import EngineLoop
-from machd.engine_process.startup_guard import NOTHING_MEASURED, Measures
+from machd.engine.protocol.engine import ModelFront
 from machd.entrance import Entrance
 from machd.errors import (
     DrainDeadlineError,
@@ -29,6 +27,7 @@ from machd.generations.workers import Workers
 from machd.http.file_limit import ADMIN_CONNECTIONS
 from machd.http.server import HttpServer, HttpServers
 from machd.link.decode_mode import DecodeModeDecision
+from machd.link.port import EnginePort, OpenEngine
 from machd.process.idle_heap import IdleHeap
 from machd.process.lifecycle import State
 from machd.process.notify import ServiceNotifier
@@ -62,17 +61,16 @@ _LAST_EVENTS_S = 2.0
 
 
 class Daemon:
-    """One process: a listener, a server, an engine thread. Runs once."""
+    """One process: a listener, a server, an engine. Runs once."""
 
     def __init__(
         self,
         sources: SettingsSources,
         loaded: LoadedSettings,
-        load: Callable[[], Engine],
+        open_engine: OpenEngine,
         *,
         clock: Clock | None = None,
         on_ready: Callable[[str, ModelFront], None] = lambda _url, _front: None,
-        measures: Measures = NOTHING_MEASURED,
     ) -> None:
         """Read the keys and bind the addresses, so that mistakes show before the model loads.
 
@@ -80,11 +78,9 @@ class Daemon:
             sources: Where a reload reads settings; its variables are the process's, with the
                 sockets and credentials that a service manager hands over.
             loaded: What was read from there.
-            load: Makes the engine; called on the engine thread.
+            open_engine: Makes the engine that the settings ask for.
             clock: Reads time; the machine's clocks unless given.
             on_ready: Told the URL and the model once requests are taken.
-            measures: Find out what the loaded model can do; called on the engine thread. What
-                they raise is logged.
 
         Raises:
             ListenError: An address is taken, or is public while no API key is required.
@@ -92,10 +88,9 @@ class Daemon:
         """
         self._sources = sources
         self._loaded = loaded
-        self._load = load
+        self._open_engine = open_engine
         self._clock = clock or SystemClock()
         self._on_ready = on_ready
-        self._measures = measures
         self._decode_mode: DecodeModeDecision | None = None
         self._log = structlog.get_logger("machd.daemon")
         self._notifier = ServiceNotifier(sources.environ, self._clock)
@@ -139,11 +134,10 @@ class Daemon:
             parts = Parts(
                 self._sources,
                 self._loaded,
-                self._load,
+                self._open_engine,
                 self._clock,
                 admit=self._entrance.admit,
                 is_exposed=self._entrance.public.is_exposed,
-                measures=self._measures,
             )
             await self._run(parts)
         finally:
@@ -176,7 +170,7 @@ class Daemon:
             self._notifier,
             configuration=parts.configuration,
             lifecycle=parts.lifecycle,
-            loop=parts.loop,
+            loop=parts.engine,
             open_requests=lambda: parts.service.open_count,
             throughput=parts.throughput,
             clock=self._clock,
@@ -198,7 +192,7 @@ class Daemon:
         )
         try:
             if not self._stop.is_set():
-                parts.loop.start()
+                parts.engine.start()
                 await self._load_model(parts, servers, report)
             if not self._stop.is_set():
                 await self._wait_for_end(parts, servers, self._stop)
@@ -206,7 +200,7 @@ class Daemon:
             await self._drain(parts, servers, report)
         finally:
             parts.lifecycle.become(State.STOPPED)
-            parts.loop.stop(DrainDeadlineError("the server has stopped"))
+            parts.engine.stop(DrainDeadlineError("the server has stopped"))
             self._entrance.withdraw_token()
             await servers.stop(_SERVER_JOIN_S)
             parts.service.close()
@@ -214,13 +208,13 @@ class Daemon:
                 await asyncio.to_thread(tracer.close, within_s=_LAST_SPANS_S)
             if parts.served.state is not None:
                 stall_timeout_s = parts.configuration.settings.engine.stall_timeout_s
-                await _join(parts.loop, stall_timeout_s)
+                await _join(parts.engine, stall_timeout_s)
             if parts.kv_events is not None:
                 await asyncio.to_thread(parts.kv_events.close, within_s=_LAST_EVENTS_S)
             for watch in watches:
                 watch.cancel()
             self._log.info("daemon.stopped")
-        finished = parts.loop.finished
+        finished = parts.engine.finished
         if finished.done() and (error := finished.exception()) is not None:
             raise EngineFaultError("the engine had failed when it was told to stop") from error
 
@@ -230,7 +224,7 @@ class Daemon:
         Raises:
             MachdError: It could not be loaded.
         """
-        loading = asyncio.wrap_future(parts.loop.loaded)
+        loading = asyncio.wrap_future(parts.engine.loaded)
         stop = asyncio.create_task(self._stop.wait())
         await _first_of(loading, stop)
         stop.cancel()
@@ -286,7 +280,7 @@ class Daemon:
         fault = EngineFaultError("the engine has stopped; the server is restarting")
         parts.service.fail_open(fault)
         await parts.service.drain(_LAST_ANSWER_S)
-        finished = parts.loop.finished
+        finished = parts.engine.finished
         raise fault from finished.exception() if finished.done() else None
 
     async def _give_notice(self, parts: Parts, servers: HttpServers, report: ServiceReport) -> None:
@@ -364,7 +358,7 @@ class Daemon:
                 report.reloaded()
 
 
-async def _join(loop: EngineLoop, stall_timeout_s: float) -> None:
+async def _join(loop: EnginePort, stall_timeout_s: float) -> None:
     """Wait for the engine thread: for a step that hangs not long, for what is written longer."""
     step_s = _HUNG_JOIN_S if loop.heartbeat_age_s > stall_timeout_s else _ENGINE_JOIN_S
     if not await asyncio.to_thread(loop.join, step_s) and loop.finished.done():
@@ -373,7 +367,7 @@ async def _join(loop: EngineLoop, stall_timeout_s: float) -> None:
 
 def _engine_watch(parts: Parts) -> EngineWatch:
     return EngineWatch(
-        parts.loop,
+        parts.engine,
         lambda: parts.configuration.settings.engine.stall_timeout_s,
         lambda: parts.metrics.count_fault("engine"),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -17,9 +16,9 @@ from support.daemon.running_daemon import RunningDaemon
 from support.engines.architectures import NEED_METAL, ONE_OF_EACH_KIND
 from support.engines.probing import without_compilation
 
-from machd.daemon import Daemon
 from machd.engine.assembly import make_engine
 from machd.engine.protocol.engine import Engine
+from machd.engine_process.startup_guard import Measures
 from machd_probes.catalogue import architecture_names
 from machd_probes.prober import tiny_loaded
 from machd_probes.scripts import random_prompt
@@ -52,17 +51,8 @@ class _ArchitectureDaemon(RunningDaemon):
         super().__init__(make_engine, flags)
         self._cache_directory = cache_directory
 
-    async def _main(self) -> None:
-        self._event_loop = asyncio.get_running_loop()
-        self._daemon = Daemon(
-            self._sources,
-            self._loaded,
-            self._make_engine,
-            on_ready=lambda _url, _engine: self._ready.set(),
-            measures=startup_measures(self._cache_directory, model_path="/nowhere"),
-        )
-        self.url = self._daemon.url
-        await self._daemon.run()
+    def _measures(self) -> Measures:
+        return startup_measures(self._cache_directory, model_path="/nowhere")
 
 
 @pytest.fixture(autouse=True)

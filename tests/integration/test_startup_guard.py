@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +23,6 @@ from support.engines.tiny_models import TinyKind, tiny_model
 from machd.capabilities.evidence import Evidence, Outcome, ProbeResult, Results
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
 from machd.cli.serve import mode_lines
-from machd.daemon import Daemon
 from machd.engine.assembly import make_engine
 from machd.engine.protocol.engine import Engine, ModelDescription
 from machd.engine.protocol.step import DecodeRow, PrefillChunk, StepPlan
@@ -90,20 +88,6 @@ class _GuardedDaemon(RunningDaemon):
         super().__init__(make_engine, flags, wait_until_ready=wait_until_ready)
         self._measure = measure
         self._recall = recall
-
-    async def _main(self) -> None:
-        self._event_loop = asyncio.get_running_loop()
-        self._daemon = Daemon(
-            self._sources,
-            self._loaded,
-            self._make_engine,
-            on_ready=lambda _url, _engine: self._ready.set(),
-            measures=self._measures(),
-        )
-        self.url = self._daemon.url
-        if not self._wait_until_ready:
-            self._ready.set()
-        await self._daemon.run()
 
     def _measures(self) -> Measures:
         return Measures(

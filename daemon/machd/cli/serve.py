@@ -24,6 +24,7 @@ from machd.engine.backend.progress import SilentProgress
 from machd.engine.open import choose_checked_blas, engine_loader, follower
 from machd.engine.protocol.engine import ModelFront
 from machd.engine.ranks.joining import RankPlace, rank_place
+from machd.engine_process.assembly import engine_loop
 from machd.follower import Follower
 from machd.installed import command_name
 from machd.link.decode_mode import DecodeModeDecision
@@ -75,18 +76,18 @@ def serve(loaded: LoadedSettings) -> None:
             blas=blas,
             place=place,
         )
+        measures = startup_measures(
+            cache_directory,
+            model_path=settings.model.path,
+            blas=blas.for_other_processes,
+            on_measure=lambda: progress.stage("probing", None),
+        )
         make_daemon = functools.partial(
             Daemon,
             sources,
             loaded,
-            load,
+            functools.partial(engine_loop, load=load, clock=SystemClock(), measures=measures),
             on_ready=announce,
-            measures=startup_measures(
-                cache_directory,
-                model_path=settings.model.path,
-                blas=blas.for_other_processes,
-                on_measure=lambda: progress.stage("probing", None),
-            ),
         )
         daemon = _made_between_signals(make_daemon)
         asyncio.run(daemon.run())

@@ -217,6 +217,10 @@ class EngineLoop:
         self.inbox.put(request)
         return request.done
 
+    def kill(self) -> bool:
+        """Do nothing: a thread cannot be ended."""
+        return False
+
     def stop(self, error: MachdError) -> None:
         """Ask the thread to end all sequences with ``error`` and leave.
 

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 
 from machd.clock import Clock
-from machd.engine_process.loop import EngineLoop
+from machd.link.port import EnginePort
 from machd.process.configuration import Configuration
 from machd.process.lifecycle import Lifecycle, State
 from machd.process.notify import ServiceNotifier
@@ -39,7 +39,7 @@ class ServiceReport:
         *,
         configuration: Configuration,
         lifecycle: Lifecycle,
-        loop: EngineLoop,
+        loop: EnginePort,
         open_requests: Callable[[], int],
         throughput: Throughput,
         clock: Clock,

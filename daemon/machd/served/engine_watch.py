@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import structlog
 
-from machd.engine_process.loop import EngineLoop
+from machd.link.port import EnginePort
 
 _MAX_LOOK_INTERVAL_S = 1.0
 
@@ -16,7 +16,7 @@ class EngineWatch:
     """Looks at the heartbeat from the event loop: a hung thread sets no event."""
 
     def __init__(
-        self, loop: EngineLoop, stall_limit_s: Callable[[], float], on_stall: Callable[[], None]
+        self, loop: EnginePort, stall_limit_s: Callable[[], float], on_stall: Callable[[], None]
     ) -> None:
         """Watch ``loop``; nothing runs yet.
 

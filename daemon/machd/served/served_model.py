@@ -9,9 +9,9 @@ from machd.capabilities.verdicts import ModelVerdicts
 from machd.engine.protocol.engine import GrammarCompiler, ModelDescription, ModelFront
 from machd.engine.protocol.media import MediaProcessor
 from machd.engine.protocol.tokenizer import Tokenizer
-from machd.engine_process.loop import EngineLoop
 from machd.link.decode_mode import DecodeModeDecision, decide_decode_mode
 from machd.link.kv_memory import KvMemory, kv_memory
+from machd.link.port import EnginePort
 from machd.link.snapshot import LoopSnapshot
 from machd.link.speculation_mode import SpeculationDecision, decide_speculation
 from machd.link.state import ServedState
@@ -29,7 +29,7 @@ class ServedModel:
 
     def __init__(
         self,
-        link: EngineLoop,
+        link: EnginePort,
         settings: Callable[[], Settings],
         check_accepting: Callable[[], None],
     ) -> None:

@@ -13,9 +13,11 @@ from typing import Self
 from machd.clock import Clock
 from machd.daemon import Daemon
 from machd.engine.protocol.engine import Engine
+from machd.engine_process.startup_guard import NOTHING_MEASURED, Measures
 from machd.settings.sources import SettingsSources
 from support.clocks.polling import CEILING_S
 from support.daemon.daemon_reports import reported
+from support.daemon.hosted_engine import hosted
 from support.engines.fake_engine import FakeEngine
 
 _DRAIN_S = 2.0
@@ -97,6 +99,10 @@ class RunningDaemon:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
+    def _measures(self) -> Measures:
+        """What finds out about the model; nothing unless a daemon has it."""
+        return NOTHING_MEASURED
+
     def _run(self) -> None:
         try:
             asyncio.run(self._main())
@@ -110,7 +116,7 @@ class RunningDaemon:
         self._daemon = Daemon(
             self._sources,
             self._loaded,
-            self._make_engine,
+            hosted(self._make_engine, clock=self._clock, measures=self._measures()),
             clock=self._clock,
             on_ready=lambda _url, _engine: self._ready.set(),
         )

@@ -30,6 +30,7 @@ from machd.settings.sources import LoadedSettings, SettingsSources, process_envi
 from machd.telemetry.logs import configure_logs
 from support import module_command
 from support.clocks.polling import CEILING_S
+from support.daemon.hosted_engine import hosted
 from support.engines.dialogue import told
 from support.engines.fake_engine import FakeEngine
 from support.programs.installed_programs import path_of
@@ -166,7 +167,7 @@ def _serve(flags: Mapping[str, object], config_path: Path | None) -> int:
     try:
         loaded = sources.load()
         configure_logs(level=loaded.settings.logging.level, log_format="json")
-        daemon = Daemon(sources, loaded, _load, on_ready=lambda url, _engine: _say(url))
+        daemon = Daemon(sources, loaded, hosted(_load), on_ready=lambda url, _engine: _say(url))
         asyncio.run(daemon.run())
     except MachdError as error:
         print(f"machd: {error.message}", file=sys.stderr)  # noqa: T201

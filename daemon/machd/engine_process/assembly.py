@@ -1,0 +1,47 @@
+"""From settings to the engine loop of one model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from machd.clock import Clock
+from machd.engine.protocol.engine import Engine
+from machd.engine_process.loop import EngineLoop
+from machd.engine_process.scheduling import ModelScheduling
+from machd.engine_process.startup_guard import NOTHING_MEASURED, Measures, OnStart, StartupGuard
+from machd.link.port import EngineListener
+from machd.settings.model import Settings
+
+
+def engine_loop(
+    settings: Settings,
+    listener: EngineListener,
+    *,
+    load: Callable[[], Engine],
+    clock: Clock,
+    measures: Measures = NOTHING_MEASURED,
+) -> EngineLoop:
+    """Make the loop of the model that the settings name; nothing runs yet.
+
+    Args:
+        settings: In force until others come.
+        listener: Told what happens, on the engine thread.
+        load: Makes the engine; called on the engine thread.
+        clock: Reads time.
+        measures: Find out what the loaded model can do; called on the engine thread. What they raise is
+            logged.
+    """
+    return EngineLoop(
+        load=load,
+        scheduling=ModelScheduling(listener.block_observer),
+        settings=settings,
+        publish=listener.publish,
+        clock=clock,
+        on_verdicts=listener.verdicts_changed,
+        probe=StartupGuard(
+            on_start=OnStart(settings.probe.on_start),
+            is_batching_asked=settings.continuous_batching.enabled,
+            measures=measures,
+            clock=clock,
+        ),
+    )

@@ -1,0 +1,129 @@
+"""The port through which a front reaches the engine of one model, wherever that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Protocol, TypeAlias
+
+from machd.engine.protocol.engine import ModelFront
+from machd.errors import MachdError
+from machd.link.snapshot import LoopSnapshot
+from machd.link.state import ServedState
+from machd.scheduler.block_observer import BlockObserver
+from machd.scheduler.events import Event
+from machd.scheduler.subscriber import SequenceRequest
+from machd.settings.model import Settings
+
+
+class EnginePort(Protocol):
+    """The engine of one model, as its front sees it. Every method may be called from any thread.
+
+    Attributes:
+        loaded: Resolves once the model is served, or to why it could not be loaded.
+        finished: Resolves when the engine has ended for good: to None after a stop, else to the fault.
+    """
+
+    loaded: Future[None]
+    finished: Future[None]
+
+    @property
+    def state(self) -> ServedState | None:
+        """What is known of the loaded model; None before."""
+        ...
+
+    @property
+    def front(self) -> ModelFront | None:
+        """The model's description and texts; None until it is served."""
+        ...
+
+    @property
+    def snapshot(self) -> LoopSnapshot:
+        """The newest counts; memory at most a second old."""
+        ...
+
+    @property
+    def idle_snapshot(self) -> LoopSnapshot:
+        """The last moment at which nothing ran."""
+        ...
+
+    @property
+    def heartbeat_age_s(self) -> float:
+        """Seconds since the engine last began a step or found itself idle; a measurement may take longer."""
+        ...
+
+    @property
+    def is_changing_config(self) -> bool:
+        """Whether a requested scheduler config is not in force yet."""
+        ...
+
+    def start(self) -> None:
+        """Begin to load the model."""
+        ...
+
+    def submit(self, requests: tuple[SequenceRequest, ...]) -> None:
+        """Start the sequences of one request."""
+        ...
+
+    def abort(self, sequence_ids: tuple[str, ...], error: MachdError | None) -> None:
+        """End sequences; ``error`` is None if their client simply has enough."""
+        ...
+
+    def change_config(self, settings: Settings, *, measure: bool = False) -> Future[None]:
+        """Schedule by other settings after the step that runs.
+
+        Running sequences are suspended for it, and resumed under it; waiting ones stay queued.
+
+        Args:
+            settings: Say how.
+            measure: Measure the model (again) before that.
+
+        Returns:
+            A future that resolves when the config is applied, or replaced by a later one. It has the
+            exception of the measurement, after which all is as before; or why the engine has ended or
+            is to end. It cannot be cancelled.
+        """
+        ...
+
+    def set_limits(self, settings: Settings) -> None:
+        """Hold requests that come, wait or run, and what is kept, against other limits from the next step on."""
+        ...
+
+    def clear_prefixes(self, *, is_disk_included: bool) -> Future[int]:
+        """Forget the unused blocks of the prefix cache; resolves to their number.
+
+        Never resolves when the engine ends before.
+        """
+        ...
+
+    def kill(self) -> bool:
+        """End a stalled engine so that another one takes its place; False where it cannot be ended."""
+        ...
+
+    def stop(self, error: MachdError) -> None:
+        """Ask the engine to end all sequences with ``error``, and itself. A pending change of config fails at once."""
+        ...
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the engine's end; returns whether it has come."""
+        ...
+
+
+class EngineListener(Protocol):
+    """What a front does with what its engine says. Called on a thread of the engine's; never waits."""
+
+    def publish(self, events: list[Event]) -> None:
+        """Take the events of a step."""
+        ...
+
+    def verdicts_changed(self, changed: frozenset[str]) -> None:
+        """Note that something else is known of the model: the features that can do something else now."""
+        ...
+
+    def block_observer(self) -> BlockObserver | None:
+        """Return the observer of a new, empty prefix cache, if there is one."""
+        ...
+
+
+OpenEngine: TypeAlias = Callable[[Settings, EngineListener], EnginePort]
+"""Prepares the engine that is asked for by settings; nothing runs before its start."""
