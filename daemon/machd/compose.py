@@ -29,11 +29,11 @@ from machd.http.file_limit import fit_connections
 from machd.http.gate import OpenRequests
 from machd.http.model_names import ModelNames
 from machd.installed import installed_version
-from machd.kv_events.publishing import KvEvents, open_files, open_kv_events
+from machd.kv_events.publishing import open_files, open_kv_events
+from machd.link.block_events import KvEvent
 from machd.link.port import OpenEngine
 from machd.process.configuration import Configuration
 from machd.process.lifecycle import Lifecycle
-from machd.scheduler.block_observer import BlockObserver
 from machd.scheduler.events import Event
 from machd.served.served_model import ServedModel
 from machd.served.throughput import Throughput
@@ -129,7 +129,7 @@ class Parts:
         self.app = AppSwitch(self._make_app(settings, api_keys, self.max_connections))
         self.metrics.export_vllm_names(on=settings.metrics.vllm_names)
         # Last: it binds sockets and has to be closed.
-        self.kv_events: KvEvents | None = open_kv_events(settings.kv_events, settings.cache, clock)
+        self.kv_events = open_kv_events(settings.kv_events, settings.cache, clock)
         watch_gauges(
             self.metrics,
             served=self.served,
@@ -168,9 +168,10 @@ class Parts:
         """Hand the events of a step to their readers."""
         self._fanout.publish(events)
 
-    def block_observer(self) -> BlockObserver | None:
-        """Return the observer that publishes the blocks of a new, empty prefix cache."""
-        return None if self.kv_events is None else self.kv_events.observer()
+    def block_changed(self, event: KvEvent) -> None:
+        """Publish a change of the blocks in memory."""
+        if self.kv_events is not None:
+            self.kv_events.put(event)
 
     def verdicts_changed(self, changed: frozenset[str]) -> None:
         """Announce what else the model can do now."""

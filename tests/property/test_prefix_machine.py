@@ -48,8 +48,8 @@ from machd.engine.protocol.blocks import (
 )
 from machd.engine.protocol.engine import MemoryReading
 from machd.engine.protocol.step import StepPlan, StepResult
+from machd.engine_process.block_ledger import BlockLedger
 from machd.errors import EngineFaultError
-from machd.kv_events.block_ledger import BlockLedger
 from machd.request.generation import SamplingParams
 from machd.scheduler import shared_prefixes
 from machd.scheduler.block_observer import BlockObserver

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
+from functools import partial
 
 from machd.clock import Clock
 from machd.engine.protocol.engine import Engine
+from machd.engine_process.block_ledger import BlockLedger
 from machd.engine_process.loop import EngineLoop
 from machd.engine_process.scheduling import ModelScheduling
 from machd.engine_process.startup_guard import NOTHING_MEASURED, Measures, OnStart, StartupGuard
 from machd.link.port import EngineListener
 from machd.settings.model import Settings
+
+_SECRET_BYTES = 32
 
 
 def engine_loop(
@@ -31,9 +36,12 @@ def engine_loop(
         measures: Find out what the loaded model can do; called on the engine thread. What they raise is
             logged.
     """
+    secret = secrets.token_bytes(_SECRET_BYTES)
+    ledger = partial(BlockLedger, listener.block_changed, settings.cache.block_tokens, secret)
+    is_published = settings.kv_events.endpoint is not None
     return EngineLoop(
         load=load,
-        scheduling=ModelScheduling(listener.block_observer),
+        scheduling=ModelScheduling(ledger if is_published else None),
         settings=settings,
         publish=listener.publish,
         clock=clock,

@@ -65,13 +65,13 @@ class Scheduling(Protocol):
 class ModelScheduling:
     """The :class:`Scheduling` of a daemon."""
 
-    def __init__(self, observer: Callable[[], BlockObserver | None]) -> None:
+    def __init__(self, make_observer: Callable[[], BlockObserver] | None = None) -> None:
         """Know no engine yet.
 
         Args:
-            observer: Makes what is told of the blocks in memory, if anything is.
+            make_observer: Makes what is told of the blocks in memory; None where nothing is.
         """
-        self._observer = observer
+        self._make_observer = make_observer
         self._available_bytes: int | None = None
 
     def scheduler(self, engine: Engine, state: ServedState, settings: Settings) -> Scheduler:
@@ -122,7 +122,7 @@ class ModelScheduling:
             prefix_shape(settings.cache, engine.model),
             self.prefix_limits(state, settings),
             engine.saved_blocks(),
-            observer=self._observer(),
+            observer=None if self._make_observer is None else self._make_observer(),
         )
 
 

@@ -20,8 +20,9 @@ import structlog
 
 from machd.clock import Clock, Throttle
 from machd.kv_events.listener import ZmtpListener
-from machd.kv_events.wire import BlockStored, EventEncoding, KvEvent, encoded_batch
+from machd.kv_events.wire import EventEncoding, encoded_batch
 from machd.kv_events.zmtp import ZmtpConnection, encoded_message
+from machd.link.block_events import BlockStored, KvEvent
 
 MAX_QUEUED_EVENTS = 10_000
 _MAX_BATCH_TOKENS = 4096

@@ -3,43 +3,20 @@
 from __future__ import annotations
 
 import ipaddress
-import secrets
 
 import structlog
 
 from machd.clock import Clock
 from machd.errors import SettingsError
-from machd.kv_events.block_ledger import BlockLedger
 from machd.kv_events.listener import MAX_OPEN_FILES
 from machd.kv_events.publisher import KvEventPublisher
-from machd.scheduler.block_observer import BlockObserver
 from machd.settings.cache import CacheSettings
 from machd.settings.kv_events import KvEventsSettings
-
-_SECRET_BYTES = 32
-
-
-class KvEvents:
-    """The published blocks of one daemon."""
-
-    def __init__(self, publisher: KvEventPublisher, block_size: int) -> None:
-        """Publish through ``publisher``, in blocks of ``block_size`` tokens."""
-        self._publisher = publisher
-        self._block_size = block_size
-        self._secret = secrets.token_bytes(_SECRET_BYTES)
-
-    def observer(self) -> BlockObserver:
-        """Return the observer of a new, empty prefix cache."""
-        return BlockLedger(self._publisher.put, self._block_size, self._secret)
-
-    def close(self, *, within_s: float) -> None:
-        """Close the sockets, within ``within_s`` seconds. Blocks; not for the event loop."""
-        self._publisher.close(within_s=within_s)
 
 
 def open_kv_events(
     section: KvEventsSettings, cache: CacheSettings, clock: Clock
-) -> KvEvents | None:
+) -> KvEventPublisher | None:
     """Bind the endpoints; None where the settings name none.
 
     Raises:
@@ -72,7 +49,7 @@ def open_kv_events(
         replay_endpoint=publisher.replay_endpoint,
         is_exposed=is_exposed,
     )
-    return KvEvents(publisher, cache.block_tokens)
+    return publisher
 
 
 def open_files(section: KvEventsSettings) -> int:

@@ -11,45 +11,9 @@ from typing import Literal
 
 import msgspec
 
-MEDIUM = "GPU"
-"""vLLM's word for the tier that the model computes from: on every platform, machd's blocks in memory."""
+from machd.link.block_events import KvEvent
 
 EventEncoding = Literal["map", "array"]
-
-
-class BlockStored(msgspec.Struct, tag=True, frozen=True, gc=False):
-    """Consecutive blocks of one text that are in memory now.
-
-    Attributes:
-        block_hashes: Their hashes, in order.
-        parent_block_hash: Hash of the block before them; None at the beginning of a text.
-        token_ids: Their tokens, ``block_size`` for each.
-        block_size: Tokens of a block.
-        lora_id: Always None, as ``lora_name``: machd serves no adapters.
-        medium: Where they are.
-    """
-
-    block_hashes: tuple[int, ...]
-    parent_block_hash: int | None
-    token_ids: tuple[int, ...]
-    block_size: int
-    lora_id: int | None = None
-    medium: str | None = MEDIUM
-    lora_name: str | None = None
-
-
-class BlockRemoved(msgspec.Struct, tag=True, frozen=True, gc=False):
-    """Blocks that left memory."""
-
-    block_hashes: tuple[int, ...]
-    medium: str | None = MEDIUM
-
-
-class AllBlocksCleared(msgspec.Struct, tag=True, frozen=True, gc=False):
-    """No block is in memory."""
-
-
-KvEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 def encoded_batch(unix_s: float, events: Sequence[KvEvent], encoding: EventEncoding) -> bytes:

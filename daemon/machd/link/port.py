@@ -8,9 +8,9 @@ from typing import Protocol, TypeAlias
 
 from machd.engine.protocol.engine import ModelFront
 from machd.errors import MachdError
+from machd.link.block_events import KvEvent
 from machd.link.snapshot import LoopSnapshot
 from machd.link.state import ServedState
-from machd.scheduler.block_observer import BlockObserver
 from machd.scheduler.events import Event
 from machd.scheduler.subscriber import SequenceRequest
 from machd.settings.model import Settings
@@ -120,8 +120,8 @@ class EngineListener(Protocol):
         """Note that something else is known of the model: the features that can do something else now."""
         ...
 
-    def block_observer(self) -> BlockObserver | None:
-        """Return the observer of a new, empty prefix cache, if there is one."""
+    def block_changed(self, event: KvEvent) -> None:
+        """Note a change of the blocks in memory, where the settings have an endpoint that publishes them."""
         ...
 
 

@@ -19,7 +19,7 @@ from machd.errors import ListenError
 from machd.kv_events import zmtp
 from machd.kv_events.listener import MAX_CONNECTIONS
 from machd.kv_events.publisher import KvEventPublisher
-from machd.kv_events.wire import BlockStored
+from machd.link.block_events import BlockStored
 
 _GREETING = (b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL").ljust(64, b"\0")
 _ENOUGH_BYTES = 16_777_216

@@ -17,7 +17,8 @@ from machd.errors import ListenError
 from machd.kv_events import publisher as publisher_module
 from machd.kv_events.publisher import KvEventPublisher
 from machd.kv_events.publishing import is_reachable_from_outside, open_kv_events
-from machd.kv_events.wire import AllBlocksCleared, BlockRemoved, BlockStored, encoded_batch
+from machd.kv_events.wire import encoded_batch
+from machd.link.block_events import AllBlocksCleared, BlockRemoved, BlockStored
 from machd.settings.cache import CacheSettings
 from machd.settings.kv_events import KvEventsSettings
 

@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Callable
 
 from machd.engine.protocol.media import FIRST_MEDIA_KEY
-from machd.kv_events.wire import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
+from machd.link.block_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
 from machd.scheduler.block_tree import Block
 
 _HASH_BYTES = 8

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from support.programs.kv_subscriber import WorkerBlocks
 
 from machd.engine.protocol.media import FIRST_MEDIA_KEY
-from machd.kv_events.block_ledger import BlockLedger
-from machd.kv_events.wire import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
+from machd.engine_process.block_ledger import BlockLedger
+from machd.link.block_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
 from machd.scheduler.block_tree import Block, BlockTree
 
 SIZE = 4
