@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 from support.engines.constrained_rows import grammar_of
 from support.engines.guessed_rows import (
     GUESSES,
@@ -56,7 +57,7 @@ def one_too_many_is_accepted(patch: pytest.MonkeyPatch) -> None:
         token = chosen[following] if following < len(chosen) else None
         if token is None:
             return found
-        wrong = replace(token, token_id=draft.ahead_ids[place])
+        wrong = structs.replace(token, token_id=draft.ahead_ids[place])
         said = (*found.tokens[:-1], wrong, token)
         return Verdict(said, draft.samplings[following], found.is_finite)
 

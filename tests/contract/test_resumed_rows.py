@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from support.engines.constrained_rows import grammar_of, schema_grammar
 from support.engines.fake_engine import FakeEngine
 from support.schedulers.sequence_samples import LIMITS, EagerPace, batching_of, run_step
@@ -77,8 +78,10 @@ class _Answer:
     @property
     def said(self) -> tuple[object, ...]:
         """All that has to be as if nothing had happened; the slot may be another one."""
-        tokens = [replace(one, slot_index=0) for one in self.tokens]
-        scores = [[replace(one, slot_index=0) for one in each.logprobs] for each in self.scored]
+        tokens = [structs.replace(one, slot_index=0) for one in self.tokens]
+        scores = [
+            [structs.replace(one, slot_index=0) for one in each.logprobs] for each in self.scored
+        ]
         return tokens, scores[-1:], self.finished, self.counts
 
 
@@ -307,7 +310,8 @@ class _Planted(FakeEngine):
         match self.fault:
             case "a token sent twice":
                 before = plan.prefill[-1].token_ids[-1]
-                return replace(result, tokens=(replace(result.tokens[0], token_id=before),))
+                token = structs.replace(result.tokens[0], token_id=before)
+                return replace(result, tokens=(token,))
             case "a token lost":
                 behind = super().run(StepPlan(decode=(DecodeRow(plan.prefill[-1].slot_index),)))
                 return replace(result, tokens=behind.tokens)

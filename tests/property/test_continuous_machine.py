@@ -20,6 +20,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from msgspec import structs
 from support.clocks.manual_clock import ManualClock
 from support.engines.fake_engine import FakeEngine, FakeFaults, lettered
 from support.engines.scripted_drafts import drafts_by
@@ -856,7 +857,7 @@ class ContinuousMachine(RuleBasedStateMachine):
         if not self._subscribers(event.slot_index):
             self._check_turn(record)
         assert event.completion_tokens == len(record.tokens) > 0
-        record.admitted = replace(_admission(record), slot_index=event.slot_index)
+        record.admitted = structs.replace(_admission(record), slot_index=event.slot_index)
         record.is_suspended, record.has_resumed = False, True
 
     def _note_progress(self, event: PromptScored | SequenceStarted | DecodeModeChanged) -> None:

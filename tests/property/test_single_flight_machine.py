@@ -7,7 +7,7 @@ prove that the machine would notice.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import pytest
@@ -19,6 +19,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from msgspec import structs
 from support.clocks.manual_clock import ManualClock
 from support.engines.fake_engine import FakeEngine, FakeFaults, lettered
 
@@ -435,7 +436,7 @@ class CountsOneTokenTooMany(Scheduler):
     ) -> list[Event]:
         """Spoil the count."""
         return [
-            replace(event, completion_tokens=event.completion_tokens + 1)
+            structs.replace(event, completion_tokens=event.completion_tokens + 1)
             if isinstance(event, SequenceFinished)
             else event
             for event in super().commit(plan, result, now_s, duration_s=duration_s)

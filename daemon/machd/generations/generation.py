@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from msgspec import structs
+
 from machd.engine.protocol.step import PromptLogprob, SampledToken
 from machd.errors import AbortError, ClientDisconnectedError, MachdError, UnavailableError
 from machd.generations.fanout import SequenceEvent, Stream
@@ -437,7 +439,7 @@ class Generation:
         if isinstance(event, SequenceAdmitted):
             self._admission = self._admission or event
         elif self._first_token_s is None and self._admission is not None:
-            self._admission = replace(self._admission, decode_mode=event.decode_mode)
+            self._admission = structs.replace(self._admission, decode_mode=event.decode_mode)
 
     def _advance(self, choice: _Choice, news: _News) -> ChoiceDelta | None:
         """Return what a choice gained; its prompt's log-probabilities once, though events may repeat them."""

@@ -1,9 +1,10 @@
-"""Events of the scheduler, for fan-out and telemetry."""
+"""Events of the scheduler, for fan-out and telemetry: plain data, so that they can cross the link."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from machd.engine.protocol.step import PromptLogprob, SampledToken
 from machd.errors import MachdError
@@ -39,16 +40,14 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceQueued:
+class SequenceQueued(Struct, frozen=True, tag=True, array_like=True, gc=False):
     """A subscriber's sequence was queued; ``position`` 0 is next."""
 
     sequence_id: str
     position: int
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceAdmitted:
+class SequenceAdmitted(Struct, frozen=True, tag=True, array_like=True, gc=False):
     """A subscriber's sequence got a slot, or the subscriber joined a running one.
 
     Attributes:
@@ -75,8 +74,7 @@ class SequenceAdmitted:
     fanout: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceResumed:
+class SequenceResumed(Struct, frozen=True, tag=True, array_like=True, gc=False):
     """A subscriber's sequence, which had been suspended after its first token, got a slot again.
 
     Its next token follows the last one that was generated.
@@ -93,8 +91,7 @@ class SequenceResumed:
     request_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class PromptReused:
+class PromptReused(Struct, frozen=True, tag=True, array_like=True, gc=False):
     """A prefix of the prompt came from the prefix cache; sent before the first token.
 
     Attributes:
@@ -105,8 +102,7 @@ class PromptReused:
     cached_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class PromptScored:
+class PromptScored(Struct, frozen=True, tag=True, array_like=True, gc=False):
     """Log-probabilities of the whole prompt, where requested; sent before the first token.
 
     A sequence that is suspended before its first token sends it again.
@@ -119,8 +115,7 @@ class PromptScored:
     logprobs: tuple[PromptLogprob, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceStarted:
+class SequenceStarted(Struct, frozen=True, tag=True, array_like=True, gc=False):
     """The first token comes next.
 
     Attributes:
@@ -132,8 +127,7 @@ class SequenceStarted:
     at_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class TokenGenerated:
+class TokenGenerated(Struct, frozen=True, tag=True, array_like=True, gc=False):
     """A token of the text was generated; stop tokens are not part of it."""
 
     sequence_id: str
@@ -141,8 +135,7 @@ class TokenGenerated:
     at_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceFinished:
+class SequenceFinished(Struct, frozen=True, tag=True, array_like=True):
     """A subscriber's sequence ended.
 
     Attributes:
@@ -161,16 +154,14 @@ class SequenceFinished:
     stop_token: SampledToken | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeModeChanged:
+class DecodeModeChanged(Struct, frozen=True, tag=True, array_like=True, gc=False):
     """The decode mode changed at a step boundary."""
 
     previous: DecodeMode
     mode: DecodeMode
 
 
-@dataclass(frozen=True, slots=True)
-class StepCompleted:
+class StepCompleted(Struct, frozen=True, tag=True, array_like=True, gc=False):
     """The engine computed a step.
 
     Attributes:
@@ -190,13 +181,11 @@ class StepCompleted:
     accepted_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class EngineFaulted:
+class EngineFaulted(Struct, frozen=True, tag=True, array_like=True, gc=False):
     """A step failed, or the engine stopped; the affected sequences have their own events."""
 
 
-@dataclass(frozen=True, slots=True)
-class InvariantBroken:
+class InvariantBroken(Struct, frozen=True, tag=True, array_like=True, gc=False):
     """An invariant of the scheduler or engine does not hold, which is a bug; ``detail`` names it."""
 
     detail: str

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec import structs
 from support.daemon.serving_parts import OpenGeneration, admitted, finished, token, tokens
 
 from machd.engine.protocol.step import PromptLogprob, SampledToken
@@ -332,7 +331,7 @@ async def test_token_that_ends_the_text_is_timed() -> None:
     """The prompt ends with the first token and decoding with the last, also where that gives no text."""
     opened = OpenGeneration("a", "b", arrived_s=100.0)
     opened.push(admitted("a", at_s=101.0))
-    opened.push(replace(finished("a", completion_tokens=1), stop_token=SampledToken(0, 9)))
+    opened.push(structs.replace(finished("a", completion_tokens=1), stop_token=SampledToken(0, 9)))
     await anext(opened.generation.deltas(idle_s=30))
     timing = opened.generation.usage.timing
     assert (timing.queue_s, timing.prefill_s, timing.decode_s) == (1.0, 2.0, 0.0)
@@ -340,7 +339,7 @@ async def test_token_that_ends_the_text_is_timed() -> None:
 
     opened.push(admitted("b", at_s=101.0), token("b", 97, at_s=104.0))
     ended = finished("b", completion_tokens=2)
-    opened.push(replace(ended, stop_token=SampledToken(0, 9), at_s=107.0))
+    opened.push(structs.replace(ended, stop_token=SampledToken(0, 9), at_s=107.0))
     await opened.read()
     assert opened.generation.usage.timing.decode_s == 4.0
 
@@ -408,7 +407,8 @@ async def test_stop_token_comes_with_the_last_delta() -> None:
     """The token that ended a text is told, unless a stop text had ended it before."""
     stop_token = SampledToken(0, 256)
     ends = [
-        replace(finished(one, completion_tokens=2), stop_token=stop_token) for one in ("a", "b")
+        structs.replace(finished(one, completion_tokens=2), stop_token=stop_token)
+        for one in ("a", "b")
     ]
     opened = OpenGeneration("a", "b", stop=["y"])
     opened.push(tokens("a", "x"), tokens("b", "y"), *ends)

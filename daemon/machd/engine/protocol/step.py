@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
 
+from msgspec import Struct
+
 from machd.engine.protocol.blocks import BlockChange, HeldBlock, ReusedPrefix
 from machd.engine.protocol.media import Media, MediaSpan
 from machd.request.generation import SamplingParams
@@ -166,16 +168,14 @@ class StepPlan:
         return sum(len(chunk.token_ids) for chunk in self.prefill)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
+class TokenLogprob(Struct, frozen=True, array_like=True, gc=False):
     """A token id and its natural-log probability."""
 
     token_id: int
     logprob: float
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
+class SampledToken(Struct, frozen=True, array_like=True, gc=False):
     """A token of a row, with log-probabilities if the row asked for them.
 
     Attributes:
@@ -189,8 +189,7 @@ class SampledToken:
     top_logprobs: tuple[TokenLogprob, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PromptLogprob:
+class PromptLogprob(Struct, frozen=True, array_like=True, gc=False):
     """A token of a row's prompt with its log-probability after the tokens before it.
 
     Attributes:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
+from msgspec import structs
 
 from machd.engine.protocol.step import SampledToken, TokenLogprob
 from machd.engine.step.filters import Filters, filters_of
@@ -164,7 +165,7 @@ class Selection:
                     asked = rows[row].top_logprobs or 0
                     pairs = zip(top_ids[:asked], top_values[:asked], strict=True)
                     top = tuple(TokenLogprob(token_id, value) for token_id, value in pairs)
-                    tokens[row] = replace(tokens[row], logprob=logprob, top_logprobs=top)
+                    tokens[row] = structs.replace(tokens[row], logprob=logprob, top_logprobs=top)
         return [tokens.get(row) for row in range(len(rows))]
 
 

@@ -14,6 +14,7 @@ from itertools import product
 import mlx.core as mx
 import numpy as np
 import pytest
+from msgspec import structs
 from numpy.typing import NDArray
 
 from machd.engine.fake.tokenizer import END_OF_TEXT, VOCABULARY_TOKENS, FakeTokenizer
@@ -166,7 +167,7 @@ def _accepting(is_right: Callable[[int, int, int], bool]) -> _WrongVerify:
         for place, guess in enumerate(draft.ahead_ids):
             token = taken[place]
             if token is not None and is_right(token.slot_index, place, guess):
-                taken[place] = replace(token, token_id=guess)
+                taken[place] = structs.replace(token, token_id=guess)
         return _RIGHT_VERIFY(draft, taken)
 
     return wrong
