@@ -6,6 +6,7 @@ leaves. Programmer errors are assertions and never appear here.
 Every class has a stable ``code`` that clients, dashboards and scripts may depend on. A class
 that can answer an HTTP request names its ``http_status`` and OpenAI ``error_type``; a class that
 can end a command names its ``exit_code``. Nothing in machd decides by the text of a message.
+What an instance holds is annotated in its class, so that it can be sent to another process.
 
 ::
 
@@ -80,6 +81,9 @@ class MachdError(Exception):
     error_type: ClassVar[str] = "server_error"
     exit_code: ClassVar[int] = 1
 
+    message: str
+    param: str | None
+
     def __init__(self, message: str, *, param: str | None = None) -> None:
         """Keep what a person reads, and the request field it is about when there is one."""
         super().__init__(message)
@@ -92,6 +96,8 @@ class SettingsError(MachdError):
 
     code = "invalid_settings"
     exit_code = 2
+
+    problems: list[str]
 
     def __init__(self, problems: list[str]) -> None:
         """Join every problem, so that one run shows them all."""
@@ -196,6 +202,10 @@ class ContextLengthExceededError(InvalidRequestError):
 
     code = "context_length_exceeded"
 
+    context_tokens: int
+    prompt_tokens: int
+    asked_tokens: int | None
+
     def __init__(
         self, *, context_tokens: int, prompt_tokens: int, asked_tokens: int | None, param: str
     ) -> None:
@@ -285,6 +295,8 @@ class RestartRequiredError(ConflictError):
 
     code = "restart_required"
 
+    keys: tuple[str, ...]
+
     def __init__(self, keys: tuple[str, ...]) -> None:
         """Say which; nothing of the change was applied."""
         super().__init__(f"nothing was changed: {', '.join(keys)} can only be changed by a restart")
@@ -331,6 +343,8 @@ class UnavailableError(MachdError):
     code = "unavailable"
     http_status = 503
     error_type = "overloaded_error"
+
+    retry_after_s: int
 
     def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
         """Keep the whole seconds that the Retry-After header will carry."""
