@@ -23,7 +23,6 @@ from machd.capabilities.document import (
     wire_capabilities,
     wire_verdict,
 )
-from machd.capabilities.model_code import LoadedCode
 from machd.dialects.endpoint import endpoint
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.step import LEAST_BATCHED_GAIN, ProposerKind
@@ -141,7 +140,7 @@ def _expert_streaming(row: ModelCapabilities, model: ModelDescription) -> Expert
 
 def _distributed(model: ModelDescription, *, ranks: int) -> DistributedReport | None:
     """Return the verdict on several ranks, and how many there are; None for a model without code."""
-    if not isinstance(model.code, LoadedCode):
+    if model.code is None:
         return None
     modes = model.code.shard_modes
     verdict = distributed(model.architecture, modes, has_vision=model.vision is not None)

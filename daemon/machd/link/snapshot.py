@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from machd.engine.protocol.engine import MemoryReading
 from machd.scheduler.draft_reading import DraftReading
@@ -41,4 +40,4 @@ class LoopSnapshot:
     prefix: PrefixReading | None = None
     step_mode: DecodeMode = DecodeMode.SINGLE
     drafts: DraftReading = _NO_DRAFTS
-    prefilled_tokens: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    prefilled_tokens: Mapping[str, int] = field(default_factory=dict)

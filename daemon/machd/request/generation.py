@@ -13,19 +13,34 @@ WHOLE_ROOM = -1
 """As a number of completion tokens: as many as the context has room for; llama.cpp's spelling."""
 
 
-@dataclass(frozen=True, slots=True)
 class Grammar:
-    """A compiled grammar, shared by all rows that it constrains.
+    """A compiled grammar, shared by all rows that it constrains. It is not changed.
+
+    It is no dataclass, so that the link can leave out ``compiled``: of those msgspec encodes every field.
 
     Attributes:
         source: The compiler's own text, which decides alone whether two grammars are the same.
-        compiled: What the engine makes matchers from; opaque to everything else.
+        compiled: What the engine makes matchers from; opaque to everything else. None behind the link.
         ignored_keywords: Keywords of a JSON schema that the grammar cannot express, sorted.
     """
 
-    source: str
-    compiled: object = field(compare=False, repr=False)
-    ignored_keywords: tuple[str, ...] = field(default=(), compare=False)
+    __slots__ = ("compiled", "ignored_keywords", "source")
+
+    def __init__(
+        self, source: str, compiled: object, ignored_keywords: tuple[str, ...] = ()
+    ) -> None:
+        self.source = source
+        self.compiled = compiled
+        self.ignored_keywords = ignored_keywords
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Grammar) and self.source == other.source
+
+    def __hash__(self) -> int:
+        return hash(self.source)
+
+    def __repr__(self) -> str:
+        return f"Grammar({self.source!r}, ignored_keywords={self.ignored_keywords!r})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from machd.capabilities.facts import CacheFacts
-from machd.capabilities.model_code import ModelCode
+from machd.capabilities.model_code import LoadedCode
 from machd.engine.protocol.blocks import SavedBlock
 from machd.engine.protocol.media import MediaProcessor
 from machd.engine.protocol.step import ProposerKind, StepPlan, StepResult
@@ -220,7 +220,7 @@ class ModelDescription:
     block_key: bytes = b""
     proposer: ProposerKind = ProposerKind.OFF
     proposer_reason: str = ""
-    code: ModelCode | None = None
+    code: LoadedCode | None = None
     blas_refused: tuple[str, ...] = ()
     is_native: bool = False
     experts_on_disk: bool = False

@@ -22,11 +22,11 @@ FIRST_MEDIA_KEY = 1 << 63
 
 @dataclass(frozen=True, slots=True)
 class PlainArray:
-    """An array without a library: bytes in C order."""
+    """An array without a library: bytes in C order, which may lie in the message that they came with."""
 
     shape: tuple[int, ...]
     dtype: str
-    content: bytes | memoryview = field(repr=False)
+    content: memoryview = field(repr=False)
 
 
 @dataclass(frozen=True, eq=False)

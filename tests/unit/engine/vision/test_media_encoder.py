@@ -72,7 +72,7 @@ class _Model(Module):
 def _media(digest: bytes) -> Media:
     pixels = np.frombuffer(digest * _TOKENS * _DIM, dtype=np.uint8)[: _TOKENS * _DIM]
     array = pixels.astype(np.float32).reshape(_TOKENS, _DIM) / 255
-    plain = PlainArray(array.shape, array.dtype.str, array.tobytes())
+    plain = PlainArray(array.shape, array.dtype.str, memoryview(array.tobytes()))
     return Media(MediaKind.IMAGE, digest, (5,) * _TOKENS, {"pixel_values": plain})
 
 
