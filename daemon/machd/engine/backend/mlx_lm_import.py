@@ -1,4 +1,4 @@
-"""The import of mlx-lm, without its side effects on the process.
+"""The import of mlx-lm, whole or its tokenizers alone, without its side effects on the process.
 
 ``mlx_lm.utils`` sets the limit of open files to (2048, 4096) when it is imported: it takes files
 away from a daemon that was given more, forbids an unprivileged process to ask for them again, and
@@ -7,7 +7,9 @@ fails the import where the hard limit is lower. mlx-lm 0.32.2; the limit is the 
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import os
 import resource
 import sys
 from types import ModuleType
@@ -19,14 +21,33 @@ def import_mlx_lm() -> None:
     It imports mlx too, so a BLAS and a scratch directory are chosen before. Takes about 1.5 s, and
     nothing the second time.
     """
-    if "mlx_lm.utils" in sys.modules:
+    package = sys.modules.get("mlx_lm")
+    if package is not None and "load" in vars(package):
         return
     set_limit = resource.setrlimit
     resource.setrlimit = _keep_limit
     try:
-        import mlx_lm.utils  # noqa: F401, PLC0415 - this is the one place
+        if package is None:
+            import mlx_lm  # noqa: F401, PLC0415 - this is the one place
+        else:
+            importlib.reload(package)  # run for the first time, after import_mlx_lm_tokenizers()
     finally:
         resource.setrlimit = set_limit
+
+
+def import_mlx_lm_tokenizers() -> None:
+    """Import mlx-lm's tokenizers without mlx, which only the package's ``__init__`` and the models import.
+
+    The package is in place and has not run, so ``mlx_lm.tool_parsers`` and ``mlx_lm.chat_templates`` can be imported
+    afterwards, and :func:`import_mlx_lm` runs it. Does nothing where mlx-lm has been imported whole.
+    """
+    if "mlx_lm" not in sys.modules:
+        # As the package does: transformers says nothing of a PyTorch that is not there.
+        os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # noqa: TID251 - written for a library, not read
+        spec = importlib.util.find_spec("mlx_lm")
+        assert spec is not None, "machd depends on it"
+        sys.modules["mlx_lm"] = importlib.util.module_from_spec(spec)
+    import mlx_lm.tokenizer_utils  # noqa: F401, PLC0415 - this is the one place
 
 
 def import_mlx_lm_without_tokenizers() -> None:
@@ -35,7 +56,7 @@ def import_mlx_lm_without_tokenizers() -> None:
     mlx-lm imports all of transformers for its tokenizers' classes. Here packages stand in that
     have its files and none of its classes, so that single modules of it can still be imported.
     """
-    if "mlx_lm.utils" in sys.modules or "transformers" in sys.modules:
+    if "mlx_lm" in sys.modules or "transformers" in sys.modules:
         import_mlx_lm()
         return
     spec = importlib.util.find_spec("transformers")

@@ -58,11 +58,12 @@ from machd.engine.loading.precision import (
 from machd.engine.loading.shard_reader import ShardReader
 from machd.engine.loading.sharding import Sharding, cut, least
 from machd.engine.loading.source import ModelSource, SourceKind
-from machd.engine.loading.tokenizer_files import directory_tokenizer, gguf_tokenizer
+from machd.engine.loading.tokenizer_files import open_tokenizer
 from machd.engine.loading.vision import (
     NO_MESSAGES,
     LoadedVision,
     build_vision_model,
+    describe_vision,
     loads_vision,
     open_processor,
     refuse_own_code,
@@ -157,8 +158,9 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
     if source.kind is SourceKind.GGUF:
         header = read_gguf_header(source.path)
         check_gguf(header)
-        tokenizer, notes = gguf_tokenizer(header, chat_template=chat_template)
-        tokenizer.start_renderer()
+        tokenizer, notes = open_tokenizer(
+            header, chat_template, trust_remote_code=trust_remote_code
+        )
         context = context_tokens(llama_config(header), max_context_tokens)
         # A llama's caches are standard ones, which every KV format fits.
         model = _load_gguf(header, dtype, progress, quantize, sharding)
@@ -171,11 +173,10 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
         vision_reason = why_text_only(checkpoint)
         if "model_file" not in checkpoint.config and not loads_vision(checkpoint):
             check_architecture(checkpoint.config)
-        notes = (vision_reason,) if vision_reason else ()
-        tokenizer = directory_tokenizer(
+        tokenizer, notes = open_tokenizer(
             checkpoint, chat_template, trust_remote_code=trust_remote_code
         )
-        tokenizer.start_renderer()
+        notes = (vision_reason, *notes) if vision_reason else notes
         context = context_tokens(checkpoint.config, max_context_tokens)
         loaded = _load_directory(
             checkpoint,
@@ -222,7 +223,8 @@ def _with_vision(
         return replace(loaded, description=description, notes=(*loaded.notes, NO_MESSAGES))
     progress.stage("loading the processor of images", None)
     media_bytes = min(media_bytes, int(_MEDIA_SHARE * computing_memory_bytes()))
-    processor, seen = open_processor(vision, loaded.tokenizer, max_bytes=media_bytes)
+    processor = open_processor(vision.files, loaded.tokenizer, max_bytes=media_bytes)
+    seen = describe_vision(vision.files, processor)
     description = replace(loaded.description, vision=seen)
     return replace(loaded, description=description, vision=processor, media_bytes=media_bytes)
 

@@ -1,4 +1,4 @@
-"""A model's tokenizer and chat template from its files."""
+"""A model's tokenizer and chat template from its files, without mlx."""
 
 from __future__ import annotations
 
@@ -10,24 +10,51 @@ from pathlib import Path
 from typing import Any
 
 from machd.engine.backend.inspection_bounds import printable
+from machd.engine.backend.mlx_lm_import import import_mlx_lm_tokenizers
 from machd.engine.backend.model_files import (
     MAX_TEMPLATE_BYTES,
     NO_CHAT,
     NO_TEMPLATE,
     check_tokenizer_files,
+    read_object,
     read_template,
 )
 from machd.engine.backend.own_code import closed_to_own_code
 from machd.engine.backend.untyped import Backend, HfTokenizer, WrappedTokenizer
+from machd.engine.loading.architecture import tokenizer_defaults
 from machd.engine.loading.checkpoint import Checkpoint
 from machd.engine.loading.gguf_header import GgufHeader
 from machd.engine.loading.gguf_tokenizer import build_tokenizer
 from machd.engine.tokenizer.tokenizer import MlxTokenizer
-from machd.errors import ChatTemplateMissingError, ModelCodeError, ModelFormatError
+from machd.errors import ChatTemplateMissingError, ModelCodeError, ModelError, ModelFormatError
 from machd.panics import ENDINGS
 
 _MAX_GROWTH = 100
 """Characters that a normalizer or decoder may make of one; real ones add a space or two."""
+
+
+def open_tokenizer(
+    files: Checkpoint | GgufHeader, chat_template: str | None, *, trust_remote_code: bool
+) -> tuple[MlxTokenizer, tuple[str, ...]]:
+    """Open the tokenizer of a model that is served; returns warnings as well.
+
+    Args:
+        files: The model's.
+        chat_template: A file that replaces the model's template, ``none`` to serve without chat,
+            or None for the model's own.
+        trust_remote_code: Whether the checkpoint's own Python code may run.
+
+    Raises:
+        ModelError: One of its kinds: see :func:`directory_tokenizer` and :func:`gguf_tokenizer`.
+        OverloadedError: The system has no room for the process that renders its chat template.
+    """
+    notes: tuple[str, ...] = ()
+    if isinstance(files, GgufHeader):
+        tokenizer, notes = gguf_tokenizer(files, chat_template=chat_template)
+    else:
+        tokenizer = directory_tokenizer(files, chat_template, trust_remote_code=trust_remote_code)
+    tokenizer.start_renderer()
+    return tokenizer, notes
 
 
 def directory_tokenizer(
@@ -41,16 +68,18 @@ def directory_tokenizer(
         ModelCodeError: The tokenizer is Python code of the checkpoint's, and that is not allowed.
         ChatTemplateMissingError: There is no chat template, and no setting to serve without one.
     """
-    from mlx_lm.utils import load_tokenizer  # noqa: PLC0415 - after import_mlx_lm()
+    import_mlx_lm_tokenizers()
+    from mlx_lm.tokenizer_utils import load  # noqa: PLC0415 - just imported
 
     path = checkpoint.path
     check_tokenizer_files(path)
     try:
         with closed_to_own_code(is_trusted=trust_remote_code):
-            wrapped = load_tokenizer(
+            wrapped = load(
                 path,
                 {"trust_remote_code": trust_remote_code},
                 eos_token_ids=_eos_token_ids(checkpoint),
+                defaults=tokenizer_defaults(checkpoint.config),
             )
     except ENDINGS:
         raise
@@ -79,7 +108,8 @@ def gguf_tokenizer(
         ModelFormatError: The metadata hold no tokenizer that machd reads.
         ChatTemplateMissingError: There is no chat template, and no setting to serve without one.
     """
-    from mlx_lm.tokenizer_utils import TokenizerWrapper  # noqa: PLC0415 - after import_mlx_lm()
+    import_mlx_lm_tokenizers()
+    from mlx_lm.tokenizer_utils import TokenizerWrapper  # noqa: PLC0415 - just imported
     from transformers import PreTrainedTokenizerFast  # noqa: PLC0415 - the same
 
     vocabulary = build_tokenizer(header)
@@ -137,9 +167,11 @@ def check_template_sizes(templates: object, name: str) -> None:
 
 def _eos_token_ids(checkpoint: Checkpoint) -> object:
     """Read the end tokens: ``generation_config.json`` before ``config.json``, as mlx-lm does."""
-    from mlx_lm.utils import load_config  # noqa: PLC0415 - after import_mlx_lm()
-
-    return load_config(checkpoint.path).get("eos_token_id")
+    try:
+        generation = read_object(checkpoint.path / "generation_config.json") or {}
+    except ModelError:
+        generation = {}
+    return generation.get("eos_token_id") or checkpoint.config.get("eos_token_id")
 
 
 def _tool_format(inner: HfTokenizer) -> dict[str, object]:

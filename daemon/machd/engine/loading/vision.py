@@ -1,15 +1,19 @@
-"""Load a model with a vision tower: mlx-vlm's model, and the checkpoint's processor in a process of its own."""
+"""Load a model with a vision tower: mlx-vlm's model, and the checkpoint's processor in a process of its own.
+
+What builds the model imports mlx; the processor is opened without it.
+"""
 
 from __future__ import annotations
 
 import io
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from machd.engine.backend.inspection_bounds import printable
 from machd.engine.loading.checkpoint import Checkpoint
 from machd.engine.protocol.engine import VisionDescription
 from machd.engine.protocol.tokenizer import Tokenizer
-from machd.engine.vision.families import VIDEO_FAMILIES, why_refused
+from machd.engine.vision.families import why_refused
 from machd.engine.vision.media_processor import (
     CheckpointProcessor,
     ProcessorFiles,
@@ -17,10 +21,12 @@ from machd.engine.vision.media_processor import (
 )
 from machd.engine.vision.mlx_vlm_import import has_vision, import_family, is_installed
 from machd.engine.vision.processor_child import ProcessRequest
-from machd.engine.vision.vision_model import VisionLanguageModel
 from machd.errors import ModelCodeError, ModelFormatError
 from machd.installed import how_to_install
 from machd.request.media import MediaKind
+
+if TYPE_CHECKING:
+    from machd.engine.vision.vision_model import VisionLanguageModel  # imports mlx
 
 EXAMPLE_PIXELS = 448
 """Side of the image whose tokens are told."""
@@ -103,6 +109,8 @@ def build_vision_model(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Lo
         ModelFormatError: The files do not fit it.
         OverloadedError: The system has no room for a process.
     """
+    from machd.engine.vision.vision_model import VisionLanguageModel  # noqa: PLC0415 - imports mlx
+
     family = import_family(checkpoint.path)
     files = ProcessorFiles(checkpoint.path, trust_remote_code=trust_remote_code)
     try:
@@ -116,37 +124,46 @@ def build_vision_model(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Lo
 
 
 def open_processor(
-    loaded: LoadedVision, tokenizer: Tokenizer, *, max_bytes: int
-) -> tuple[CheckpointProcessor, VisionDescription]:
-    """Wait for the processor, find how prompts spell images and videos, and try an image.
+    files: ProcessorFiles, tokenizer: Tokenizer, *, max_bytes: int
+) -> CheckpointProcessor:
+    """Wait for the processor, and find how prompts spell images and videos.
 
     Args:
-        loaded: The model, whose process is taken over.
+        files: The processor's process, which is taken over.
         tokenizer: Renders conversations.
         max_bytes: Memory for processed files.
 
     Raises:
-        ModelFormatError: The processor cannot be loaded, or processes no image.
+        ModelFormatError: The processor cannot be loaded.
     """
-    from PIL import Image  # noqa: PLC0415 - a part of the extra
-
-    ready = loaded.files.ready()
+    ready = files.ready()
 
     def render(parts: list[dict[str, object]]) -> str:
         return tokenizer.render_chat([{"role": "user", "content": parts}])
 
     placeholder = find_placeholder(render, MediaKind.IMAGE, ready.image_texts)
     placeholders = {MediaKind.IMAGE: placeholder}
-    if ready.has_video and loaded.family in VIDEO_FAMILIES:
+    if ready.has_video:
         video = find_placeholder(render, MediaKind.VIDEO, ready.image_texts)
         if video.is_part:
             placeholders[MediaKind.VIDEO] = video
+    return CheckpointProcessor(files, placeholders, max_bytes=max_bytes)
+
+
+def describe_vision(files: ProcessorFiles, processor: CheckpointProcessor) -> VisionDescription:
+    """Try an image on a processor, and describe what it takes.
+
+    Raises:
+        ModelFormatError: It processes no image.
+    """
+    from PIL import Image  # noqa: PLC0415 - a part of the extra
+
     written = io.BytesIO()
     Image.new("RGB", (EXAMPLE_PIXELS, EXAMPLE_PIXELS), "white").save(written, "PNG")
     request = ProcessRequest(
         kind=MediaKind.IMAGE,
         content=written.getvalue(),
-        placeholder=placeholder.of(1),
+        placeholder=processor.placeholder(MediaKind.IMAGE, 1),
         fps=None,
         max_frames=1,
         max_pixels=EXAMPLE_PIXELS**2,
@@ -154,8 +171,7 @@ def open_processor(
         memory_bytes=_EXAMPLE_MEMORY_BYTES,
     )
     try:
-        processed = loaded.files.ask(request)
+        processed = files.ask(request)
     except ValueError as error:
         raise ModelFormatError(f"the model's processor takes no image: {error}") from error
-    processor = CheckpointProcessor(loaded.files, placeholders, max_bytes=max_bytes)
-    return processor, VisionDescription(processor.kinds, ready.name, len(processed.token_ids))
+    return VisionDescription(processor.kinds, files.ready().name, len(processed.token_ids))

@@ -13,7 +13,12 @@ from typing import TypeAlias
 
 from machd.engine.loading.checkpoint import Checkpoint
 from machd.engine.loading.tokenizer_files import directory_tokenizer
-from machd.engine.loading.vision import NO_MESSAGES, LoadedVision, open_processor, why_text_only
+from machd.engine.loading.vision import (
+    NO_MESSAGES,
+    describe_vision,
+    open_processor,
+    why_text_only,
+)
 from machd.engine.protocol.engine import VisionDescription
 from machd.engine.vision.media_processor import ProcessorFiles
 from machd.engine.vision.mlx_vlm_import import has_vision, import_family
@@ -78,14 +83,14 @@ def inspect_vision(
         family = import_family(checkpoint.path)
         with building():
             model = VisionLanguageModel(family.load_model())
-        seen = _tried(LoadedVision(family.name, model, files), checkpoint, chat_template)
+        seen = _tried(files, checkpoint, chat_template)
     finally:
         files.close()
     return InspectedVision(family.name, model, seen)
 
 
 def _tried(
-    loaded: LoadedVision, checkpoint: Checkpoint, chat_template: str | None
+    files: ProcessorFiles, checkpoint: Checkpoint, chat_template: str | None
 ) -> VisionInspection:
     """Try an image on the processor, in the words of the chat template."""
     try:
@@ -95,7 +100,7 @@ def _tried(
     try:
         if not tokenizer.has_chat_template:
             return VisionInspection(NO_MESSAGES)
-        _, takes = open_processor(loaded, tokenizer, max_bytes=0)
+        takes = describe_vision(files, open_processor(files, tokenizer, max_bytes=0))
     finally:
         tokenizer.close()
     return VisionInspection("", takes)

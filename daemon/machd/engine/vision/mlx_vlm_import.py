@@ -9,14 +9,15 @@ import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from mlx.nn.layers.base import Module
+from typing import TYPE_CHECKING, Any
 
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.backend.own_code import closed_to_own_code
 from machd.engine.vision.families import ONE_TILE_FAMILIES
 from machd.errors import ModelArchitectureError
+
+if TYPE_CHECKING:
+    from mlx.nn.layers.base import Module
 
 PACKAGE = "mlx_vlm.models."
 _VISION_KEYS = ("vision_config", "img_processor", "mm_vision_tower", "vision_tower")

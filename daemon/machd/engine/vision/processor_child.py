@@ -28,7 +28,7 @@ from machd.engine.backend.child_process import (
 )
 from machd.engine.backend.inspection_bounds import bounded, printable
 from machd.engine.backend.model_files import shortened
-from machd.engine.vision.families import IMAGE_TEXTS
+from machd.engine.vision.families import IMAGE_TEXTS, VIDEO_FAMILIES
 from machd.errors import ModelFormatError
 from machd.request.media import MediaKind
 
@@ -109,6 +109,7 @@ class Ready(msgspec.Struct, frozen=True):
     Attributes:
         name: Class of the processor.
         image_texts: Texts that may stand for an image in a prompt, the likeliest first.
+        has_video: It takes videos, and those of its family are served.
     """
 
     name: str
@@ -166,7 +167,8 @@ def _described(family: str, processor: Any) -> Ready:  # noqa: ANN401 - see _loa
     return Ready(
         name=type(processor).__name__,
         image_texts=tuple(dict.fromkeys(texts)),
-        has_video=getattr(processor, "video_processor", None) is not None,
+        has_video=family in VIDEO_FAMILIES
+        and getattr(processor, "video_processor", None) is not None,
     )
 
 

@@ -6,14 +6,17 @@ import json
 import subprocess
 import sys
 
+import pytest
 from support.clocks.polling import CEILING_S
 
 
-def test_importing_mlx_lm_leaves_the_limit_of_open_files_alone() -> None:
+@pytest.mark.parametrize("before", ["pass", "import_mlx_lm_tokenizers()"])
+def test_importing_mlx_lm_leaves_the_limit_of_open_files_alone(before: str) -> None:
     """mlx-lm lowers the hard limit for the whole process; a daemon keeps what it was given."""
     program = (
         "import json, resource\n"
-        "from machd.engine.backend.mlx_lm_import import import_mlx_lm\n"
+        "from machd.engine.backend.mlx_lm_import import import_mlx_lm, import_mlx_lm_tokenizers\n"
+        f"{before}\n"
         "given = (512, resource.getrlimit(resource.RLIMIT_NOFILE)[1])\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, given)\n"
         "setter = resource.setrlimit\n"
@@ -21,6 +24,32 @@ def test_importing_mlx_lm_leaves_the_limit_of_open_files_alone() -> None:
         "assert resource.setrlimit is setter\n"
         "print(json.dumps([given, resource.getrlimit(resource.RLIMIT_NOFILE)]))"
     )
+    given, kept = json.loads(_output(program))
+    assert kept == given
+
+
+def test_mlx_lm_can_be_imported_whole_after_its_tokenizers() -> None:
+    """The tokenizers come without mlx and in silence; the whole package then has the same classes, and all others."""
+    program = (
+        "import sys\n"
+        "from machd.engine.backend.mlx_lm_import import import_mlx_lm, import_mlx_lm_tokenizers\n"
+        "import_mlx_lm_tokenizers()\n"
+        "from mlx_lm.tokenizer_utils import TokenizerWrapper\n"
+        "import mlx_lm.tool_parsers.json_tools\n"
+        "import mlx_lm.chat_templates.deepseek_v32\n"
+        "print('mlx' in sys.modules, 'torch' in sys.modules)\n"
+        "import_mlx_lm()\n"
+        "import mlx_lm\n"
+        "import_mlx_lm_tokenizers()\n"
+        "import_mlx_lm()\n"
+        "print(mlx_lm is sys.modules['mlx_lm'], mlx_lm.generate is not None)\n"
+        "print(mlx_lm.tokenizer_utils.TokenizerWrapper is TokenizerWrapper)\n"
+        "print(mlx_lm.utils.TokenizerWrapper is TokenizerWrapper)\n"
+    )
+    assert _output(program).split() == ["False", "False", "True", "True", "True", "True"]
+
+
+def _output(program: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", program],
         check=True,
@@ -28,5 +57,5 @@ def test_importing_mlx_lm_leaves_the_limit_of_open_files_alone() -> None:
         text=True,
         timeout=CEILING_S,
     )
-    given, kept = json.loads(done.stdout)
-    assert kept == given
+    assert not done.stderr, done.stderr
+    return done.stdout

@@ -94,7 +94,7 @@ def test_vision_model_that_names_its_own_code_is_refused_unseen(
     for module in (vision, vision_inspection):
         monkeypatch.setattr(module, "import_family", seen)
         monkeypatch.setattr(module, "ProcessorFiles", seen)
-    monkeypatch.setattr("mlx_lm.utils.load_tokenizer", seen)
+    monkeypatch.setattr("mlx_lm.tokenizer_utils.load", seen)
     path = shutil.copytree(vision_checkpoint, tmp_path / "model")
     plant(path, witness, NAMED_PLACES[place])
     for read in (inspect_model, load_model):
