@@ -224,8 +224,9 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
         "sequence.resumed",
         ("info",),
         ("request_id", "reason", "completion_tokens"),
-        "A sequence that had given up its slot goes on behind its `completion_tokens`, which were computed again: it was "
-        "suspended for `memory`, for another `config`, or after a `fault` of the engine.",
+        "A sequence that had lost its slot goes on behind its `completion_tokens`, which were computed again: it was "
+        "suspended for `memory`, for another `config`, or after a `fault` of the engine, or by a `restart` of the engine "
+        "process.",
     ),
     LogEvent(
         "sequence.coalesced",

@@ -193,7 +193,7 @@ BATCHING = PanelRow(
         ),
         panel(
             "Resumed sequences",
-            "Sequences a second that had given up their slots for memory, or for another config, and went on.",
+            "Sequences a second that had lost their slots and went on, by reason: memory, fault, config, restart.",
             "ops",
             rates_by("reason", "machd_sequences_resumed_total"),
         ),

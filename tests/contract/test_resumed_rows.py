@@ -1,8 +1,8 @@
-"""A suspended sequence goes on from its tokens as if nothing had happened, whatever it asked for, on every engine."""
+"""A suspended sequence goes on from its tokens as if nothing had happened, whatever it asked for, on every engine; so does one whose engine died."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -33,7 +33,7 @@ from machd.scheduler.events import (
 from machd.scheduler.prefix_cache import PrefixCache, PrefixConfig
 from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits
 from machd.scheduler.scheduler import MemoryYield, Scheduler
-from machd.scheduler.subscriber import SequenceRequest
+from machd.scheduler.subscriber import Resumption, SequenceRequest
 
 _MAX_TOKENS = 24
 _ROWS = 16
@@ -56,6 +56,11 @@ class _Answer:
     finished: tuple[object, ...] = ()
     counts: dict[str, int] = field(default_factory=dict)
     resumed: list[SequenceResumed] = field(default_factory=list)
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Its tokens, without what was told of them."""
+        return tuple(one.token_id for one in self.tokens)
 
     def hear(self, event: object) -> None:
         """Take an event in."""
@@ -85,6 +90,9 @@ class _Answer:
         return tokens, scores[-1:], self.finished, self.counts
 
 
+_Process = tuple[Scheduler, Engine]
+
+
 _TOLD = (
     SequenceAdmitted, SequenceResumed, SequenceStarted, PromptScored, TokenGenerated, SequenceFinished,
 )  # fmt: skip
@@ -96,14 +104,24 @@ def _answers(
     requests: Sequence[SequenceRequest],
     suspended: Collection[int] = (),
     reason: SuspendReason = SuspendReason.CONFIG,
+    restart: Callable[[], _Process] | None = None,
 ) -> dict[str, _Answer]:
-    """Run requests to their ends, and suspend what runs before some of the steps: all, or the youngest for memory."""
+    """Run requests to their ends, and suspend what runs before some of the steps: all, or the youngest for memory.
+
+    With ``restart`` the scheduler and the engine are thrown away instead, with what every second step had said, and
+    all that is open goes on in others.
+    """
     answers = {one.sequence_id: _Answer() for one in requests}
     for one in requests:
         scheduler.submit((one,), 0.0)
     step = 0
     while scheduler.running_count + scheduler.waiting_count or not scheduler.plan().is_empty:
-        if step in suspended:
+        if step in suspended and restart is not None:
+            if step % 2:
+                run_step(scheduler, engine, 0.0)
+            scheduler, engine = restart()
+            _submit_again(scheduler, requests, answers, are_suspects=step % 3 == 0)
+        elif step in suspended:
             _suspend(scheduler, engine, reason)
         for event in run_step(scheduler, engine, 0.0):
             if isinstance(event, _TOLD):
@@ -112,6 +130,20 @@ def _answers(
         step += 1
         assert step < 2000, "it comes to an end"
     return answers
+
+
+def _submit_again(
+    scheduler: Scheduler,
+    requests: Sequence[SequenceRequest],
+    answers: dict[str, _Answer],
+    *,
+    are_suspects: bool,
+) -> None:
+    for one in requests:
+        answer = answers[one.sequence_id]
+        if not answer.finished:
+            former = Resumption(answer.token_ids, is_group_started=True, is_suspect=are_suspects)
+            scheduler.submit((replace(one, resumption=former),), 0.0)
 
 
 def _suspend(scheduler: Scheduler, engine: Engine, reason: SuspendReason) -> None:
@@ -127,14 +159,35 @@ def _suspend(scheduler: Scheduler, engine: Engine, reason: SuspendReason) -> Non
 
 
 @pytest.fixture(
-    name="engine", params=["fake", "mlx", pytest.param("ahead", marks=pytest.mark.long)]
+    name="engine_kind", params=["fake", "mlx", pytest.param("ahead", marks=pytest.mark.long)]
 )
-def _engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    """Each engine with no rows; MLX as it is on the CPU, and looking ahead as on a GPU."""
-    name = {"mlx": "short_engine", "ahead": "short_ahead_engine"}.get(request.param)
+def _engine_kind(request: pytest.FixtureRequest) -> str:
+    """MLX as it is on the CPU, and looking ahead as on a GPU."""
+    kind: str = request.param
+    return kind
+
+
+@pytest.fixture(name="engine")
+def _engine(engine_kind: str, request: pytest.FixtureRequest) -> Iterator[Engine]:
+    """Each engine with no rows."""
+    name = {"mlx": "short_engine", "ahead": "short_ahead_engine"}.get(engine_kind)
     engine: Engine = FakeEngine() if name is None else request.getfixturevalue(name)
     yield engine
     engine.reset(max_rows=_ROWS)
+
+
+@pytest.fixture(name="successor")
+def _successor(engine_kind: str, request: pytest.FixtureRequest) -> Iterator[Engine]:
+    """Another engine of the same kind, as a new engine process has it."""
+    if engine_kind == "fake":
+        yield FakeEngine()
+        return
+    from machd.engine.assembly import make_engine  # noqa: PLC0415 - imports mlx
+
+    model = request.getfixturevalue("short_model")
+    engine = make_engine(model, max_rows=_ROWS, looks_ahead=engine_kind == "ahead")
+    yield engine
+    engine.close()
 
 
 def _kinds(engine: Engine) -> dict[str, SamplingParams]:
@@ -153,6 +206,7 @@ def _kinds(engine: Engine) -> dict[str, SamplingParams]:
             frequency_penalty=0.7,
             presence_penalty=0.4,
         ),
+        "biased": SamplingParams(temperature=1.0, seed=4, logit_bias=((70, 4.0), (71, -9.0))),
         "held open": SamplingParams(temperature=1.2, seed=7, min_tokens=9, end_token_ids=ends),
         "logprobs": SamplingParams(temperature=0.0, top_logprobs=3),
         "scored": SamplingParams(temperature=0.0, prompt_logprobs=2),
@@ -183,7 +237,7 @@ def _requests(
 
 
 _ALL = (
-    "greedy", "seeded", "penalised", "held open", "logprobs", "scored", "schema", "regex", "scripted", "thoughts",
+    "greedy", "seeded", "penalised", "biased", "held open", "logprobs", "scored", "schema", "regex", "scripted", "thoughts",
 )  # fmt: skip
 
 
@@ -206,17 +260,73 @@ def test_a_sequence_suspended_after_any_token_ends_as_if_it_never_had_been(
     assert resumed, "it was resumed behind tokens"
 
 
+@pytest.mark.parametrize("kind", _ALL)
+def test_a_request_whose_engine_died_after_any_token_ends_as_if_it_never_had(
+    engine: Engine, successor: Engine, kind: str
+) -> None:
+    """Another engine adds the same tokens, log-probabilities and end, and tells again only that it has a slot."""
+    (request,) = _requests(engine, [kind])
+    (undisturbed,) = _answers(engine, Scheduler(_BATCHED), [request]).values()
+    tokens, length = undisturbed.tokens, len(undisturbed.tokens)
+    is_fake = isinstance(engine, FakeEngine)
+    for count in range(length) if is_fake else sorted({0, 1, length // 2, length - 1}):
+        former = Resumption(undisturbed.token_ids[:count], is_group_started=True)
+        again = replace(request, resumption=former)
+        (answer,) = _answers(successor, Scheduler(_BATCHED), [again]).values()
+        assert [*tokens[:count], *answer.tokens] == tokens, count
+        assert answer.finished == undisturbed.finished, count
+        if count:
+            (resumed,) = answer.resumed
+            assert (resumed.reason, resumed.completion_tokens) == (SuspendReason.RESTART, count)
+            assert not answer.counts
+            assert not answer.scored
+        else:
+            assert answer.said == undisturbed.said, (
+                "before the first token it is told of everything"
+            )
+
+
+def test_requests_together_go_on_in_another_engine_process(
+    engine: Engine, successor: Engine
+) -> None:
+    """Rows of every kind, three choices of one request among them, through processes that die one after another."""
+    requests = _requests(engine, _ALL)
+    choice = next(one for one in requests if one.sequence_id == "seeded")
+    requests += [
+        replace(choice, sequence_id=f"choice {seed}", group_id="choices", sampling=sampling)
+        for seed in range(3)
+        for sampling in [replace(choice.sampling, seed=seed, top_logprobs=1)]
+    ]
+    undisturbed = _answers(engine, Scheduler(_BATCHED), requests)
+    engines = [engine, successor]
+
+    def restart() -> _Process:
+        engines.reverse()
+        engines[0].reset(max_rows=_ROWS)
+        return Scheduler(_BATCHED), engines[0]
+
+    answers = _answers(engine, Scheduler(_BATCHED), requests, {4, 9, 13, 14}, restart=restart)
+    assert any(answer.resumed for answer in answers.values())
+    for name, answer in answers.items():
+        assert answer.said == undisturbed[name].said, name
+
+
 @given(steps=_STEPS, reason=st.sampled_from(SuspendReason), chunk_tokens=st.integers(3, 70))
 def test_sequences_of_every_kind_together_are_resumed_as_they_were(
     steps: set[int], reason: SuspendReason, chunk_tokens: int
 ) -> None:
     """Whenever, for whatever reason, however their texts are cut into chunks, with a prefix cache and drafts: on the fake engine."""
-    engine = FakeEngine()
-    engine.draft_script = lambda position, limit: (min(3, limit), min(position % 4, 3, limit))
+
+    def process() -> _Process:
+        engine = FakeEngine()
+        engine.draft_script = lambda position, limit: (min(3, limit), min(position % 4, 3, limit))
+        return Scheduler(_drafting(chunk_tokens), _prefixes()), engine
+
+    scheduler, engine = process()
     requests = _requests(engine, _ALL)
-    undisturbed = _answers(engine, Scheduler(_BATCHED), requests)
-    scheduler = Scheduler(_drafting(chunk_tokens), _prefixes())
-    answers = _answers(engine, scheduler, requests, steps, reason)
+    undisturbed = _answers(FakeEngine(), Scheduler(_BATCHED), requests)
+    restart = process if reason is SuspendReason.RESTART else None
+    answers = _answers(engine, scheduler, requests, steps, reason, restart)
     for name, answer in answers.items():
         assert answer.said == undisturbed[name].said, name
 
@@ -328,16 +438,23 @@ class _Planted(FakeEngine):
         ("a token lost", "seeded"),
     ],
 )
-def test_a_fault_at_the_seam_is_noticed(fault: str, kind: str) -> None:
-    """The comparison above fails for an engine that does not go on where it was."""
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_fault_at_the_seam_is_noticed(fault: str, kind: str, *, is_restarted: bool) -> None:
+    """The comparison above fails for an engine that does not go on where it, or another one, was."""
     requests = _requests(FakeEngine(), [kind])
     (undisturbed,) = _answers(FakeEngine(), Scheduler(_BATCHED), requests).values()
-    (answer,) = _answers(_Planted(fault), Scheduler(_BATCHED), requests, {9}).values()
+    restart = (lambda: (Scheduler(_BATCHED), _Planted(fault))) if is_restarted else None
+    (answer,) = _answers(
+        _Planted(fault), Scheduler(_BATCHED), requests, {9}, restart=restart
+    ).values()
     assert answer.resumed
     assert answer.said != undisturbed.said
 
 
-def test_prompt_lookup_goes_on_over_what_was_said(short_model: LoadedModel) -> None:
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_prompt_lookup_goes_on_over_what_was_said(
+    short_model: LoadedModel, *, is_restarted: bool
+) -> None:
     """Drafts of a resumed row come from prompt and completion; its tokens are as without."""
     from machd.engine.assembly import make_engine  # noqa: PLC0415 - imports mlx
     from machd.engine.speculation.ngram import NgramProposer  # noqa: PLC0415
@@ -346,7 +463,18 @@ def test_prompt_lookup_goes_on_over_what_was_said(short_model: LoadedModel) -> N
     try:
         requests = _requests(engine, ["greedy", "seeded", "schema"])
         undisturbed = _answers(engine, Scheduler(_BATCHED), requests)
-        answers = _answers(engine, Scheduler(_drafting(8)), requests, {6, 11, 12})
+
+        def restart() -> _Process:
+            engine.reset(max_rows=_ROWS)
+            return Scheduler(_drafting(8)), engine
+
+        answers = _answers(
+            engine,
+            Scheduler(_drafting(8)),
+            requests,
+            {6, 11, 12},
+            restart=restart if is_restarted else None,
+        )
         for name, answer in answers.items():
             assert answer.said == undisturbed[name].said
     finally:

@@ -87,7 +87,7 @@ class RequestAdmitted(_Happened, frozen=True, kw_only=True, tag="admitted"):
 
 
 class RequestResumed(_Happened, frozen=True, kw_only=True, tag="resumed"):
-    """A sequence that had given up its slot runs again, behind its completion so far."""
+    """A sequence that had lost its slot runs again, behind its completion so far."""
 
     sequence_id: str
     slot: int

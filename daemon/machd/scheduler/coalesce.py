@@ -35,7 +35,13 @@ def key_of(request: SequenceRequest) -> CoalescingKey:
 
 
 def is_shareable(request: SequenceRequest) -> bool:
-    """Return False for prompt log-probabilities, which are not kept for later subscribers."""
+    """Return False for what is not kept for later subscribers, and for a suspect, which runs alone.
+
+    Prompt log-probabilities are not kept, and neither are those of tokens that another engine process generated.
+    """
+    former = request.resumption
+    if former is not None and (former.generated_token_ids or former.is_suspect):
+        return False
     return request.sampling.prompt_logprobs is None
 
 
@@ -54,7 +60,9 @@ class CoalescingIndex:
 
         In that case the next identical request starts a sequence for later ones to find.
         """
-        sequence = self._sequences.get(key_of(request)) if self._sequences else None
+        if not (self._sequences and is_shareable(request)):
+            return None
+        sequence = self._sequences.get(key_of(request))
         if sequence is not None and not sequence.can_replay(subscribers):
             self.remove(sequence)
             return None

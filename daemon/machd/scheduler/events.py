@@ -19,7 +19,7 @@ class DecodeMode(StrEnum):
 
 
 class SuspendReason(StrEnum):
-    """Why running sequences gave up their slots, to be resumed from their tokens."""
+    """Why sequences lost their slots, to be resumed from their tokens."""
 
     MEMORY = "memory"
     """A step did not fit into the memory that was left."""
@@ -29,6 +29,9 @@ class SuspendReason(StrEnum):
 
     CONFIG = "config"
     """Another scheduler config came into force, or the model was measured for one."""
+
+    RESTART = "restart"
+    """The engine process died, and another one goes on."""
 
 
 class FinishReason(StrEnum):
@@ -75,9 +78,9 @@ class SequenceAdmitted(Struct, frozen=True, tag=True, array_like=True, gc=False)
 
 
 class SequenceResumed(Struct, frozen=True, tag=True, array_like=True, gc=False):
-    """A subscriber's sequence, which had been suspended after its first token, got a slot again.
+    """A subscriber's sequence, which had lost its slot after its first token, got a slot again.
 
-    Its next token follows the last one that was generated.
+    Its next token follows the last one that was generated. The engine process may be another one.
 
     Attributes:
         completion_tokens: Generated so far.

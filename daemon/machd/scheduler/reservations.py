@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from machd.engine.protocol.step import Lane, SharedPrefix
-from machd.scheduler.admission import KvBudget, Promised, check_budget
+from machd.scheduler.admission import KvBudget, KvPolicy, Promised, check_budget
 from machd.scheduler.sequence import Sequence
 from machd.scheduler.shared_prefixes import Sharing
 from machd.scheduler.slots import Slots
@@ -80,6 +80,19 @@ class Reservations:
             running=self._promised,
             waiting=(sequence.reserved_tokens for sequence in waiting),
             retry_after_s=retry_after_s,
+        )
+
+    def check_alone(self, sequence: Sequence) -> None:
+        """Refuse a sequence that can never run.
+
+        Raises:
+            KvBudgetExceededError: It can never run.
+        """
+        if self._kv is None:
+            return
+        kv = replace(self._kv, policy=KvPolicy.DEFER)
+        check_budget(
+            kv, [sequence.reserved_tokens], running=self._promised, waiting=(), retry_after_s=0
         )
 
     def observe(self, room_bytes: int | None) -> None:

@@ -243,7 +243,8 @@ class Scheduler:
     def submit(self, requests: tuple[SequenceRequest, ...], now_s: float) -> list[Event]:
         """Queue all completions of one request, or none: then each finishes with the error.
 
-        A subscriber that joins a running sequence is admitted at once, and its missed tokens replayed.
+        A subscriber that joins a running sequence is admitted at once, and its missed tokens replayed. A request
+        with a resumption is not held against the bounds of the queue, which it was in already.
         """
         subscribers = [Subscriber(request) for request in requests]
         sequences = {
@@ -423,7 +424,7 @@ class Scheduler:
     def _end_unfit(self, sequence: Sequence, now_s: float) -> list[SequenceFinished]:
         """End a sequence that can never run: at the head of the queue it would block all others."""
         try:
-            self._running.reservations.check((sequence,), (), self._waiting.retry_after_s())
+            self._running.reservations.check_alone(sequence)
         except KvBudgetExceededError as error:
             return self._end_sequence(sequence, FinishReason.ERROR, now_s, error)
         return []
@@ -444,14 +445,22 @@ class Scheduler:
         self._index.add(sequence)
         return sequence
 
-    def _check_room(self, new: tuple[Sequence, ...]) -> None:
+    def _check_room(self, sequences: tuple[Sequence, ...]) -> None:
+        for sequence in sequences:
+            if sequence.request.resumption is not None:
+                self._running.reservations.check_alone(sequence)
+        new = tuple(one for one in sequences if one.request.resumption is None)
         self._running.reservations.check(new, self._waiting, self._waiting.retry_after_s())
         self._waiting.check_room(new, free_slots=self._running.slots.free_count)
 
     def _taken_in(self, subscriber: Subscriber, sequence: Sequence, now_s: float) -> list[Event]:
         """Events for a new subscriber: queued, or admitted with a replay of what it missed."""
         if not sequence.is_running:
-            return [SequenceQueued(subscriber.sequence_id, self._waiting.position(sequence))]
+            queued = SequenceQueued(subscriber.sequence_id, self._waiting.position(sequence))
+            # A completion may be whole, though its engine process died before its end was read.
+            reason = sequence.end_reason
+            ended = [] if reason is None else self._end_sequence(sequence, reason, now_s)
+            return [queued, *ended]
         known = sequence.reuse_events(subscriber) if sequence.reused_tokens else []
         missed = [TokenGenerated(subscriber.sequence_id, token, now_s) for token in sequence.tokens]
         started = [self._started(subscriber, sequence, now_s)] if sequence.completion_tokens else []
@@ -487,7 +496,6 @@ class Scheduler:
         return [] if is_same else [DecodeModeChanged(previous, self._step_mode)]
 
     def _take(self, sequence: Sequence, token: SampledToken, now_s: float) -> list[Event]:
-        is_stop = token.token_id in sequence.request.stop_token_ids
         sequence.count_token(token)
         if sequence.is_closed_to_subscribers:
             self._index.remove(sequence)
@@ -496,15 +504,15 @@ class Scheduler:
             events += [
                 self._started(subscriber, sequence, now_s) for subscriber in sequence.subscribers
             ]
-        if is_stop:
-            ended = self._end_sequence(sequence, FinishReason.STOP, now_s, stop_token=token)
-            return [*events, *ended]
+        reason = sequence.end_reason
+        if reason is FinishReason.STOP:
+            return [*events, *self._end_sequence(sequence, reason, now_s, stop_token=token)]
         events += [
             TokenGenerated(subscriber.sequence_id, token, now_s)
             for subscriber in sequence.subscribers
         ]
-        if sequence.completion_tokens == sequence.request.max_tokens:
-            events += self._end_sequence(sequence, FinishReason.LENGTH, now_s)
+        if reason is not None:
+            events += self._end_sequence(sequence, reason, now_s)
         return events
 
     def _suspend(self, sequence: Sequence, reason: SuspendReason, *, is_sound: bool) -> None:

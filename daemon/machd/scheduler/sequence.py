@@ -16,6 +16,7 @@ from machd.engine.protocol.step import (
 )
 from machd.scheduler.events import (
     DecodeMode,
+    FinishReason,
     PromptReused,
     PromptScored,
     SequenceAdmitted,
@@ -48,7 +49,7 @@ class Sequence:
         tokens: Completion so far, to replay; empty once closed to subscribers.
         completion_token_ids: Ids of the completion so far, always kept.
         prefill_token_ids: What its row computes before it decodes: the prompt and, since it was suspended, the
-            completion up to then.
+            completion up to then; or what another engine process had generated.
         settled_tokens: Completion tokens with KV: all but the last of each step. More than the
             completion has, if it ended within a step's tokens.
         acceptance: Recent acceptance of its draft tokens.
@@ -57,8 +58,8 @@ class Sequence:
         prompt_logprobs: Log-probabilities of the prompt tokens computed so far, if requested.
         is_opened: The engine has a row for it.
         shared: Beginning of the prompt that its row shares with other rows.
-        suspended_for: Why it was suspended last; None if it never was.
-        is_suspect: It ran in a step that failed, and has not gone on alone since.
+        suspended_for: Why it lost its slot last; None if it never did, or in another engine process before a token.
+        is_suspect: It ran in a step that failed, or when the engine process died, and has not gone on alone since.
         needs_serial_lane: It did not fit into memory although it ran alone: the batch's arrays are written from a
             prompt's own, so that it is there twice, and a serial row is not.
         encoded: Digests of the prompt's images and videos that the engine has encoded.
@@ -97,13 +98,13 @@ class Sequence:
         self.number = number
         self.submitted_s = submitted_s
         self.subscribers = [leader]
-        self.prefill_token_ids = self.request.prompt
+        self.completion_token_ids = list(self.request.generated_token_ids)
+        self.prefill_token_ids = self.text
         self.prefilled_tokens = self.reused_tokens = 0
         self.is_opened = False
         self.encoded: frozenset[bytes] = frozenset()
         self.prompt_logprobs: list[PromptLogprob] = []
-        self.completion_token_ids: list[int] = []
-        self.settled_tokens = -1
+        self.settled_tokens = self.completion_tokens - 1
         self.acceptance = Acceptance()
         self.tokens: list[SampledToken] = []
         self.slot_index: int | None = None
@@ -112,6 +113,10 @@ class Sequence:
         self.admitted_s: float | None = None
         self.suspended_for: SuspendReason | None = None
         self.is_suspect = False
+        if (former := self.request.resumption) is not None:
+            self.is_suspect = former.is_suspect
+            if former.generated_token_ids:
+                self.suspended_for, self.reused_tokens = SuspendReason.RESTART, former.reused_tokens
         self.needs_serial_lane = False
         self._keeps_tokens = keeps_tokens
 
@@ -185,7 +190,7 @@ class Sequence:
 
     @property
     def resumed_tokens(self) -> int:
-        """Tokens that it had generated when it was suspended last; 0 if it had none, or never was."""
+        """Tokens that it had generated when it lost its slot last; 0 if it had none, or never did."""
         return len(self.prefill_token_ids) - self.prompt_tokens
 
     @property
@@ -198,6 +203,15 @@ class Sequence:
     def has_completion(self) -> bool:
         """False if the sequence ends after its prompt."""
         return self.request.max_tokens > 0
+
+    @property
+    def end_reason(self) -> FinishReason | None:
+        """Why the completion ends with its last token; None if it goes on."""
+        completion, request = self.completion_token_ids, self.request
+        if completion and completion[-1] in request.stop_token_ids:
+            return FinishReason.STOP
+        is_whole = completion and len(completion) >= request.max_tokens
+        return FinishReason.LENGTH if is_whole else None
 
     @property
     def asks_prompt_logprobs(self) -> bool:

@@ -29,6 +29,23 @@ class SubscriberState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Resumption:
+    """State of a request whose engine process died, from the events that were read of it.
+
+    Attributes:
+        generated_token_ids: Completion tokens so far, in order; the next one follows them.
+        reused_tokens: Prompt tokens that came from the prefix cache, as :class:`PromptReused` told.
+        is_group_started: The sequence or a sibling has had a slot, so that the queue timeout no longer applies.
+        is_suspect: The sequence was running when the process died, so it goes on alone for a token first.
+    """
+
+    generated_token_ids: tuple[int, ...] = ()
+    reused_tokens: int = 0
+    is_group_started: bool = False
+    is_suspect: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class SequenceRequest:
     """One completion as requested.
 
@@ -43,6 +60,7 @@ class SequenceRequest:
         cache_namespace: Requests share blocks of the prefix cache within one cache namespace.
         priority: Order among waiting requests.
         media: Images and videos of the prompt, in order; their keys in the prompt follow from their content.
+        resumption: What to go on from, if another engine process had taken the request in; None for a new one.
     """
 
     sequence_id: str
@@ -57,11 +75,17 @@ class SequenceRequest:
     cache_namespace: str = ""
     priority: Priority = Priority.NORMAL
     media: tuple[MediaSpan, ...] = ()
+    resumption: Resumption | None = None
 
     def __post_init__(self) -> None:
         """Check what the scheduler relies on, on the thread of whatever makes the request."""
         assert self.prompt, "a prompt has at least one token"
         assert self.max_tokens >= 0, "a completion has no fewer than 0 tokens"
+
+    @property
+    def generated_token_ids(self) -> tuple[int, ...]:
+        """Completion tokens that another engine process generated; none of a new request."""
+        return () if self.resumption is None else self.resumption.generated_token_ids
 
 
 class Subscriber:
@@ -73,9 +97,10 @@ class Subscriber:
         """Begin in the waiting state."""
         self.request = request
         self.state = SubscriberState.WAITING
-        self.completion_tokens = 0
+        self.completion_tokens = len(request.generated_token_ids)
         # Once it or a sibling has been admitted, only the request timeout applies.
-        self.is_group_started = False
+        former = request.resumption
+        self.is_group_started = former is not None and former.is_group_started
 
     @property
     def sequence_id(self) -> str:

@@ -116,7 +116,8 @@ METRICS: tuple[MetricSpec, ...] = (
     ),
     _counter(
         "machd_sequences_resumed_total",
-        "Sequences that had given up their slots after their first token and went on in another one, by why.",
+        "Sequences that lost their slots after their first token and went on in another one, by reason: memory, "
+        "fault, config, or restart of the engine process.",
         "reason",
     ),
     _counter("machd_prompt_tokens_total", "Prompt tokens of requests that ended."),
