@@ -1,4 +1,4 @@
-"""Any history of submits, aborts, steps, faults, drains and switches keeps the scheduler right.
+"""Any history of submits, aborts, steps, faults, restarts, drains and switches keeps the scheduler right.
 
 A Hypothesis state machine plays the serving loop on a scripted engine and keeps a plain record of
 every sequence; the record says what the scheduler may emit, and what slots, queue and KV budget
@@ -8,6 +8,7 @@ must come to. Schedulers that are broken on purpose prove that the machine would
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import ClassVar
 
 import pytest
@@ -22,13 +23,16 @@ from hypothesis.stateful import (
 )
 from msgspec import structs
 from support.clocks.manual_clock import ManualClock
+from support.engines.constrained_rows import grammar_of
 from support.engines.fake_engine import FakeEngine, FakeFaults, lettered
 from support.engines.scripted_drafts import drafts_by
-from support.schedulers.sequence_samples import LateFirstToken, drafting_eagerly
+from support.schedulers.sequence_samples import END_OF_TEXT, LateFirstToken, drafting_eagerly
 
 from machd.engine.protocol.step import (
+    DecodeRow,
     Lane,
     PrefillChunk,
+    RowFault,
     SampledToken,
     StepPlan,
     StepResult,
@@ -45,7 +49,8 @@ from machd.errors import (
     RequestTimeoutError,
     RowFaultError,
 )
-from machd.request.generation import SamplingParams
+from machd.request.constraint import ConstraintKind
+from machd.request.generation import Grammar, SamplingParams
 from machd.scheduler.admission import Batching, KvBudget, KvPolicy
 from machd.scheduler.coalesce import CoalescingIndex, CoalescingKey, is_shareable, key_of
 from machd.scheduler.config import (
@@ -71,6 +76,7 @@ from machd.scheduler.events import (
     SequenceResumed,
     SequenceStarted,
     StepCompleted,
+    SuspendReason,
     TokenGenerated,
 )
 from machd.scheduler.pacing import PREFILL_SHARE
@@ -79,7 +85,7 @@ from machd.scheduler.reservations import Reservations
 from machd.scheduler.running import RunningSequences
 from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.sequence import Sequence
-from machd.scheduler.subscriber import Priority, SequenceRequest, Subscriber
+from machd.scheduler.subscriber import Priority, Resumption, SequenceRequest, Subscriber
 from machd.scheduler.waiting import QueueLimits, WaitingQueue
 
 LIMITS = QueueLimits(max_queue=5, max_queue_tokens=40, queue_timeout_s=10.0, request_timeout_s=25.0)
@@ -88,8 +94,11 @@ OTHER_LIMITS = (
     QueueLimits(max_queue=1, max_queue_tokens=5, queue_timeout_s=10.0, request_timeout_s=25.0),
     QueueLimits(max_queue=9, max_queue_tokens=90, queue_timeout_s=5.0, request_timeout_s=12.0),
 )
-STOP_TOKENS = frozenset(b"ae")
+STOP_TOKENS = frozenset([*b"ae", END_OF_TEXT])
 """The scripted engine says letters, so about one token in thirteen ends a sequence."""
+
+GRAMMAR = grammar_of(FakeEngine(), ConstraintKind.REGEX, "[f-z]{2}(much|hourly)[0-9]{2}")
+"""With tokens of its own choice, forced tokens behind them, and an end."""
 
 DELAY_S = {Priority.INTERACTIVE: 0.0, Priority.NORMAL: 15.0, Priority.BATCH: 60.0}
 REFUSALS = (QueueFullError, KvBudgetExceededError, KvBudgetSpentError)
@@ -141,7 +150,33 @@ SIZES = st.tuples(
     st.sampled_from([0.0, 0.0, 1.0]),  # temperature
     st.sampled_from([0, 0, 1]),  # seed
     st.sampled_from([None, None, None, 0, 2]),  # log-probabilities of the prompt
+    st.sampled_from([None, None, None, GRAMMAR]),
 )
+
+
+def expected_token(request: SequenceRequest, position: int) -> int:
+    """Return the token that the scripted engine generates for a request there, whatever happens to it."""
+    prompt, sampling = request.prompt, request.sampling
+    if sampling.grammar is None:
+        return lettered(prompt, sampling, position)
+    return _tokens_alone(prompt, sampling, request.max_tokens)[position]
+
+
+@cache
+def _tokens_alone(
+    prompt: tuple[int, ...], sampling: SamplingParams, max_tokens: int
+) -> tuple[int, ...]:
+    """Tokens of a row that is never disturbed, up to its end."""
+    engine = FakeEngine()
+    chunk = PrefillChunk(
+        0, prompt, 0, is_last=True, sampling=sampling, reserved_tokens=len(prompt) + max_tokens
+    )
+    result = engine.run(StepPlan(prefill=(chunk,)))
+    tokens = [one.token_id for one in result.tokens]
+    while len(tokens) < max_tokens and tokens[-1] != END_OF_TEXT:
+        result = engine.run(StepPlan(decode=(DecodeRow(0),)))
+        tokens += [one.token_id for one in result.tokens]
+    return tuple(tokens)
 
 
 BATCHINGS = st.builds(
@@ -184,10 +219,18 @@ DRAFTS = st.sampled_from(
 GUESSES = st.sampled_from([1, 2, 3, 3, 4])
 
 
+def config_of(batching: Batching, limits: QueueLimits, drafts: DraftPolicy) -> SchedulerConfig:
+    """Return the config of continuous batching, or of single flight."""
+    if batching is ALONE:
+        return single_flight(limits, prefill_chunk_tokens=4, drafts=drafts)
+    return continuous(limits, batching, drafts)
+
+
 class ContinuousMachine(RuleBasedStateMachine):
     """The serving loop's verbs in any order."""
 
     scheduler_class: ClassVar[type[Scheduler]] = Scheduler
+    engine_classes: ClassVar[tuple[type[FakeEngine], ...]] = (FakeEngine, LateFirstToken)
 
     def __init__(self) -> None:
         """Nothing yet; the first rule chooses the configuration."""
@@ -211,23 +254,28 @@ class ContinuousMachine(RuleBasedStateMachine):
         batching=BATCHINGS,
         drafts=DRAFTS,
         guesses=GUESSES,
-        engine_class=st.sampled_from([FakeEngine, LateFirstToken]),
+        is_late=st.booleans(),
     )
     def configure(
-        self, batching: Batching, drafts: DraftPolicy, guesses: int, engine_class: type[FakeEngine]
+        self, batching: Batching, drafts: DraftPolicy, guesses: int, *, is_late: bool
     ) -> None:
         """Any configuration, and an engine that is early or late with first tokens."""
         self.batching, self.drafts = batching, drafts
-        self.engine = engine_class(faults=self.faults, before_step=self._before_step)
-        self.engine.draft_script = drafts_by(guesses)
-        self._start(LIMITS)
+        self.engine_class, self.guesses = self.engine_classes[is_late], guesses
+        self._start_engine()
+        self._start()
 
-    def _start(self, limits: QueueLimits) -> None:
+    def _start_engine(self) -> None:
+        self.engine = self.engine_class(faults=self.faults, before_step=self._before_step)
+        self.engine.draft_script = drafts_by(self.guesses)
+
+    def _start(self) -> None:
         """Start a new scheduler, without draft counts."""
-        config = continuous(limits, self.batching, self.drafts)
+        config = config_of(self.batching, self.limits, self.drafts)
         self.scheduler = self.scheduler_class(drafting_eagerly(config))
         self.mode = self.scheduler._step_mode = self._mode_of(0)
         self.verified, self.fallbacks = [], 0
+        self.both_were_ready, self.is_held = False, False
 
     # Rules
 
@@ -239,7 +287,7 @@ class ContinuousMachine(RuleBasedStateMachine):
     )
     def submit(
         self,
-        sizes: list[tuple[int, int, float, int, int | None]],
+        sizes: list[tuple[int, int, float, int, int | None, Grammar | None]],
         priority: Priority,
         namespace: str,
         waited_s: float,
@@ -252,7 +300,10 @@ class ContinuousMachine(RuleBasedStateMachine):
                 group_id=f"g{first}",
                 prompt=tuple(range(prompt_tokens)),
                 sampling=SamplingParams(
-                    temperature=temperature, seed=seed, prompt_logprobs=prompt_logprobs
+                    temperature=temperature,
+                    seed=seed,
+                    prompt_logprobs=prompt_logprobs,
+                    grammar=grammar,
                 ),
                 max_tokens=max_tokens,
                 stop_token_ids=STOP_TOKENS,
@@ -261,9 +312,14 @@ class ContinuousMachine(RuleBasedStateMachine):
                 namespace=namespace,
                 priority=priority,
             )
-            for index, (prompt_tokens, max_tokens, temperature, seed, prompt_logprobs) in enumerate(
-                sizes
-            )
+            for index, (
+                prompt_tokens,
+                max_tokens,
+                temperature,
+                seed,
+                prompt_logprobs,
+                grammar,
+            ) in enumerate(sizes)
         )
         self._submit(requests)
 
@@ -286,6 +342,7 @@ class ContinuousMachine(RuleBasedStateMachine):
                     request_id=f"r{number}",
                     arrived_s=self.clock.monotonic_s(),
                     priority=priority,
+                    resumption=None,
                 ),
             )
         )
@@ -377,6 +434,48 @@ class ContinuousMachine(RuleBasedStateMachine):
             assert isinstance(_error(record), EngineFaultError) == is_ended
             assert is_ended or not is_stepping or record.is_queued
 
+    @rule(
+        steps=st.integers(0, 3),
+        unread_steps=st.sampled_from([0, 0, 1, 2]),
+        are_suspects=st.booleans(),
+    )
+    def restart_engine_process(self, steps: int, unread_steps: int, *, are_suspects: bool) -> None:
+        """Scheduler and engine are gone: others go on behind what was read of each open sequence."""
+        for _ in range(steps):
+            self._step()
+        now_s = self.clock.monotonic_s()
+        for _ in range(unread_steps):
+            self.scheduler.admit(now_s)
+            plan = self.scheduler.plan()
+            self.scheduler.commit(plan, self.engine.run(plan), now_s, duration_s=0.01)
+        self._start_engine()
+        self._start()
+        self.joinable.clear()
+        groups: dict[str, list[Record]] = {}
+        for record in self.records.values():
+            if record.finished is None:
+                groups.setdefault(record.request.group_id, []).append(record)
+                self._note_restart(record, is_suspect=are_suspects and record.is_running)
+        for group in groups.values():
+            requests = tuple(one.request for one in group)
+            self._assign_work(requests)
+            self._note(self.scheduler.submit(requests, now_s))
+            assert all(one.is_waiting for one in group), "what was taken in once is not refused"
+
+    def _note_restart(self, record: Record, *, is_suspect: bool) -> None:
+        """Note what another process is told of a sequence, which then waits there."""
+        record.request = replace(
+            record.request,
+            resumption=Resumption(
+                tuple(record.tokens),
+                is_group_started=self._is_group_started(record),
+                is_suspect=is_suspect,
+            ),
+        )
+        record.is_queued, record.is_suspended = False, bool(record.tokens)
+        if not record.tokens:
+            record.admitted = record.scored = None
+
     @rule(seconds_s=st.sampled_from([0.5, 1.0, 1.0, 3.0, 11.0, 26.0]))
     def wait(self, seconds_s: float) -> None:
         """Time passes, past the timeouts now and then."""
@@ -429,11 +528,7 @@ class ContinuousMachine(RuleBasedStateMachine):
         self, batching: Batching, limits: QueueLimits, drafts: DraftPolicy, *, is_suspending: bool
     ) -> None:
         """Suspend or finish running sequences, then admit the waiting ones under another config."""
-        config = (
-            single_flight(limits, prefill_chunk_tokens=4, drafts=drafts)
-            if batching is ALONE
-            else continuous(limits, batching, drafts)
-        )
+        config = config_of(batching, limits, drafts)
         self.hold(is_held=True)
         if is_suspending:
             self._suspend(config)
@@ -485,10 +580,9 @@ class ContinuousMachine(RuleBasedStateMachine):
         self.scheduler.check_invariants()
         self.engine.reset()
         self.batching = replace(self.batching, max_b=max_b)
-        self.both_were_ready, self.is_held = False, False
         if self.batching.kv.budget_bytes == 0:
             self.batching = replace(self.batching, kv=replace(self.batching.kv, budget_bytes=600))
-        self._start(self.limits)
+        self._start()
 
     def teardown(self) -> None:
         """Left alone, everything ends."""
@@ -698,10 +792,12 @@ class ContinuousMachine(RuleBasedStateMachine):
         works = self._joinable_work()
         for request in requests:
             record = self.records[request.sequence_id]
-            record.work = works.get(key_of(request), record.number)
-            if self.batching.coalesce and is_shareable(request):
-                works[key_of(request)] = record.work
-                self.joinable.add(record.work)
+            record.work = record.number
+            if is_shareable(request):
+                record.work = works.get(key_of(request), record.number)
+                if self.batching.coalesce:
+                    works[key_of(request)] = record.work
+                    self.joinable.add(record.work)
 
     def _promised_bytes(self) -> int:
         batch, serial = self._promised_tokens()
@@ -812,7 +908,7 @@ class ContinuousMachine(RuleBasedStateMachine):
 
     def _note_queued(self, record: Record, position: int) -> None:
         assert not record.is_queued
-        assert record.admitted is None
+        assert record.admitted is None or record.is_suspended
         assert record.finished is None
         record.is_queued = True
         assert 0 <= position <= len(self._waiting_groups()) + 2, "siblings come in one go"
@@ -891,7 +987,7 @@ class ContinuousMachine(RuleBasedStateMachine):
         assert record.started is not None, "a sequence is told that it starts"
         assert record.is_running, "tokens come to running sequences only, never after the end"
         request = record.request
-        assert token_id == lettered(request.prompt, request.sampling, len(record.tokens))
+        assert token_id == expected_token(request, len(record.tokens))
         assert token_id not in STOP_TOKENS
         record.tokens.append(token_id)
         assert len(record.tokens) <= request.max_tokens
@@ -905,7 +1001,7 @@ class ContinuousMachine(RuleBasedStateMachine):
         assert event.completion_tokens == generated + stop_tokens
         match event.reason:
             case FinishReason.STOP:
-                assert lettered(request.prompt, request.sampling, generated) in STOP_TOKENS
+                assert expected_token(request, generated) in STOP_TOKENS
                 assert event.error is None
                 self._check_scored(record)
             case FinishReason.LENGTH:
@@ -915,6 +1011,8 @@ class ContinuousMachine(RuleBasedStateMachine):
             case FinishReason.ERROR:
                 expected = (*REFUSALS, QueueTimeoutError, RequestTimeoutError)
                 assert isinstance(event.error, (*expected, RowFaultError, EngineFaultError))
+                is_late = isinstance(event.error, QueueTimeoutError)
+                assert not (is_late and self._is_group_started(record)), "it has had a slot"
             case FinishReason.ABORT:
                 assert event.error is None or isinstance(event.error, ClientDisconnectedError)
 
@@ -1249,9 +1347,83 @@ class ChangesInSilence(Scheduler):
         return late
 
 
+def _is_first_since_restart(sequence: Sequence) -> bool:
+    """True if a sequence has the tokens of another engine process, and none since."""
+    return 0 < sequence.completion_tokens == len(sequence.request.generated_token_ids)
+
+
+class SendsATokenTwice(Scheduler):
+    """Sends the last token of the process that died once more."""
+
+    def _take(self, sequence: Sequence, token: SampledToken, now_s: float) -> list[Event]:
+        if not _is_first_since_restart(sequence):
+            return super()._take(sequence, token, now_s)
+        last = replace(token, token_id=sequence.completion_token_ids[-1])
+        again = [TokenGenerated(one.sequence_id, last, now_s) for one in sequence.subscribers]
+        return [*again, *super()._take(sequence, token, now_s)]
+
+
+class LosesAToken(Scheduler):
+    """Sends nothing of the first token behind those of the process that died."""
+
+    def _take(self, sequence: Sequence, token: SampledToken, now_s: float) -> list[Event]:
+        is_lost = _is_first_since_restart(sequence)
+        events = super()._take(sequence, token, now_s)
+        return [one for one in events if not (is_lost and isinstance(one, TokenGenerated))]
+
+
+class DrawsAtTheWrongPosition(Scheduler):
+    """Takes the first token of the process that died for one of the prompt."""
+
+    def plan(self) -> StepPlan:
+        """Have one token fewer resumed."""
+        plan = super().plan()
+        return replace(plan, prefill=tuple(map(self._shortened, plan.prefill)))
+
+    def _shortened(self, chunk: PrefillChunk) -> PrefillChunk:
+        if self._running.at(chunk.slot_index).suspended_for is not SuspendReason.RESTART:
+            return chunk
+        return replace(chunk, resumed_tokens=max(0, chunk.resumed_tokens - 1))
+
+
+class TimesOutInTheQueueAgain(Scheduler):
+    """Forgets that a request has had a slot in the process that died."""
+
+    def submit(self, requests: tuple[SequenceRequest, ...], now_s: float) -> list[Event]:
+        """Have all begin in the queue."""
+        formers = [
+            one.resumption and replace(one.resumption, is_group_started=False) for one in requests
+        ]
+        pairs = zip(requests, formers, strict=True)
+        return super().submit(
+            tuple(replace(one, resumption=former) for one, former in pairs), now_s
+        )
+
+
+class RestartsMatchers(FakeEngine):
+    """Begins the grammar of a resumed row anew."""
+
+    def _prefill(self, chunk: PrefillChunk) -> list[SampledToken | RowFault]:
+        said = super()._prefill(replace(chunk, is_last=False))
+        if not chunk.is_last:
+            return said
+        row = self._rows[chunk.slot_index]
+        matcher, row.matcher = row.matcher, None
+        row.resume()
+        row.matcher = matcher
+        return self._next(chunk.slot_index, row)
+
+
 @pytest.mark.parametrize(
     "broken",
     [
+        SendsATokenTwice,
+        pytest.param(LosesAToken, marks=pytest.mark.long),  # as the one before
+        pytest.param(DrawsAtTheWrongPosition, marks=pytest.mark.long),  # as the one before
+        pytest.param(
+            TimesOutInTheQueueAgain, marks=pytest.mark.long
+        ),  # takes many examples to find
+        RestartsMatchers,
         DraftsForAll,
         NeverDraftsAgain,
         LosesDrafts,
@@ -1281,11 +1453,16 @@ class ChangesInSilence(Scheduler):
         NeverWakes,
     ],
 )
-def test_the_machine_notices_a_broken_scheduler(broken: type[Scheduler]) -> None:
+def test_the_machine_notices_a_broken_scheduler(
+    broken: type[Scheduler] | type[FakeEngine],
+) -> None:
     """Each way of being wrong breaks an invariant, so a green machine means something."""
 
     class Broken(ContinuousMachine):
-        scheduler_class = broken
+        scheduler_class = broken if issubclass(broken, Scheduler) else Scheduler
+        engine_classes = (
+            (broken, broken) if issubclass(broken, FakeEngine) else ContinuousMachine.engine_classes
+        )
 
     with pytest.raises((AssertionError, KeyError)):
         run_state_machine_as_test(

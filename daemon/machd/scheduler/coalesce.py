@@ -37,7 +37,7 @@ def key_of(request: SequenceRequest) -> CoalescingKey:
 def is_shareable(request: SequenceRequest) -> bool:
     """Return False for what is not kept for later subscribers, and for a suspect, which runs alone.
 
-    Prompt log-probabilities are not kept, and neither are those of tokens that another engine process generated.
+    Prompt log-probabilities are not kept, and neither are those of tokens that an earlier engine process generated.
     """
     former = request.resumption
     if former is not None and (former.generated_token_ids or former.is_suspect):

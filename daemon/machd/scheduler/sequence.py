@@ -49,7 +49,7 @@ class Sequence:
         tokens: Completion so far, to replay; empty once closed to subscribers.
         completion_token_ids: Ids of the completion so far, always kept.
         prefill_token_ids: What its row computes before it decodes: the prompt and, since it was suspended, the
-            completion up to then; or what another engine process had generated.
+            completion up to then; or that of an earlier engine process.
         settled_tokens: Completion tokens with KV: all but the last of each step. More than the
             completion has, if it ended within a step's tokens.
         acceptance: Recent acceptance of its draft tokens.
@@ -58,7 +58,8 @@ class Sequence:
         prompt_logprobs: Log-probabilities of the prompt tokens computed so far, if requested.
         is_opened: The engine has a row for it.
         shared: Beginning of the prompt that its row shares with other rows.
-        suspended_for: Why it lost its slot last; None if it never did, or in another engine process before a token.
+        suspended_for: Why it lost its slot last; None if it has lost none in this engine process, and has no tokens of
+            an earlier one.
         is_suspect: It ran in a step that failed, or when the engine process died, and has not gone on alone since.
         needs_serial_lane: It did not fit into memory although it ran alone: the batch's arrays are written from a
             prompt's own, so that it is there twice, and a serial row is not.

@@ -30,13 +30,14 @@ class SubscriberState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """State of a request whose engine process died, from the events that were read of it.
+    """State of a completion whose engine process died, as far as its events were read.
 
     Attributes:
-        generated_token_ids: Completion tokens so far, in order; the next one follows them.
-        reused_tokens: Prompt tokens that came from the prefix cache, as :class:`PromptReused` told.
-        is_group_started: The sequence or a sibling has had a slot, so that the queue timeout no longer applies.
-        is_suspect: The sequence was running when the process died, so it goes on alone for a token first.
+        generated_token_ids: Completion tokens so far, in order; the next token follows them.
+        reused_tokens: Prompt tokens from the prefix cache: ``cached_tokens`` of :class:`PromptReused`, 0 without one.
+        is_group_started: The sequence or a sibling has had a slot, so the queue timeout no longer applies.
+        is_suspect: The sequence was running when the process died. It is admitted while nothing else runs, and
+            runs alone until its next token.
     """
 
     generated_token_ids: tuple[int, ...] = ()
@@ -60,7 +61,7 @@ class SequenceRequest:
         cache_namespace: Requests share blocks of the prefix cache within one cache namespace.
         priority: Order among waiting requests.
         media: Images and videos of the prompt, in order; their keys in the prompt follow from their content.
-        resumption: What to go on from, if another engine process had taken the request in; None for a new one.
+        resumption: State to go on from, if an earlier engine process had queued the request; None for a new request.
     """
 
     sequence_id: str
@@ -84,7 +85,7 @@ class SequenceRequest:
 
     @property
     def generated_token_ids(self) -> tuple[int, ...]:
-        """Completion tokens that another engine process generated; none of a new request."""
+        """Completion tokens that an earlier engine process generated; empty for a new request."""
         return () if self.resumption is None else self.resumption.generated_token_ids
 
 

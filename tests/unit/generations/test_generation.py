@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 from support.daemon.serving_parts import OpenGeneration, admitted, finished, token, tokens
+from support.engines.fake_engine import FakeEngine
+from support.schedulers.sequence_samples import LIMITS, batching_of, only, request_of, run_step
 
 from machd.engine.protocol.step import PromptLogprob, SampledToken
 from machd.errors import (
@@ -17,9 +19,20 @@ from machd.errors import (
     RequestTimeoutError,
     RowFaultError,
 )
+from machd.generations.fanout import SequenceEvent
 from machd.generations.generation import ChoiceDelta, GenerationUsage
 from machd.generations.record import RequestRecord
-from machd.scheduler.events import DecodeMode, FinishReason, PromptReused, PromptScored
+from machd.request.generation import SamplingParams
+from machd.scheduler.config import continuous
+from machd.scheduler.events import (
+    DecodeMode,
+    FinishReason,
+    PromptReused,
+    PromptScored,
+    TokenGenerated,
+)
+from machd.scheduler.scheduler import Scheduler
+from machd.scheduler.subscriber import Resumption
 
 
 async def test_each_choice_gains_its_own_text() -> None:
@@ -286,6 +299,30 @@ async def test_what_is_cached_is_known_before_the_first_token() -> None:
     assert deltas[-1].finish_reason == "stop"
     assert opened.generation.usage == GenerationUsage(10, 8, 2)
     assert opened.generation.record(110.0).first_cached_tokens == 8
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4])
+async def test_usage_is_the_same_if_the_engine_process_died(steps: int) -> None:
+    """Events of two processes that follow one another come to what one would have told."""
+    request = request_of(max_tokens=5, sampling=SamplingParams(prompt_logprobs=1))
+    opened = OpenGeneration("a")
+    read = list[SequenceEvent]()
+    for count in (steps, 20):
+        generated = tuple(one.token.token_id for one in only(TokenGenerated, read))
+        former = Resumption(generated, reused_tokens=3, is_group_started=bool(read))
+        scheduler, engine = Scheduler(continuous(LIMITS, batching_of())), FakeEngine()
+        events = scheduler.submit((replace(request, resumption=former),), 0.0)
+        for _ in range(count):
+            events += run_step(scheduler, engine, 0.0)
+        read += [one for one in events if isinstance(one, SequenceEvent)]
+    opened.push(PromptReused("a", 3), read)
+
+    deltas = await opened.read()
+
+    assert len([one for delta in deltas for one in delta.tokens]) == 5
+    assert len([one for one in deltas if one.prompt_logprobs is not None]) == 1
+    assert opened.generation.usage == GenerationUsage(4, 3, 5)
+    assert opened.stream.completion_tokens == 5
 
 
 async def test_each_prompt_has_its_own_cached_tokens() -> None:
