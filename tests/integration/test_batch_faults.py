@@ -493,24 +493,24 @@ def _event_fails_after(count: int) -> _Plant:
     """The bad request's news cannot be written as JSON."""
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        event, whole = _CompletionDialect.event, _CompletionDialect.whole
+        push, finish = _CompletionDialect.push, _CompletionDialect.finish
         left = count
 
-        def bad_event(this: _CompletionDialect, delta: Any) -> bytes:
+        def bad_push(this: _CompletionDialect, delta: Any) -> bytes:
             nonlocal left
             if this._options.seed == _BAD_SEED:
                 left -= 1
                 if left < 0:
                     raise _PlantedError
-            return event(this, delta)
+            return push(this, delta)
 
-        def bad_whole(this: _CompletionDialect, *args: Any) -> bytes:
+        def bad_finish(this: _CompletionDialect, *args: Any) -> bytes:
             if this._options.seed == _BAD_SEED:
                 raise _PlantedError
-            return whole(this, *args)
+            return finish(this, *args)
 
-        patch.setattr(_CompletionDialect, "event", bad_event)
-        patch.setattr(_CompletionDialect, "whole", bad_whole)
+        patch.setattr(_CompletionDialect, "push", bad_push)
+        patch.setattr(_CompletionDialect, "finish", bad_finish)
 
     return plant
 

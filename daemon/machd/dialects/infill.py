@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
@@ -189,6 +188,7 @@ class _InfillDialect:
     def __init__(self, model_id: str) -> None:
         self._model_id = model_id
         self._encoder = msgspec.json.Encoder()
+        self._texts: list[str] = []
         self._predicted_tokens = 0
         self._prompt_tokens = 0
         self._ending: ChoiceDelta | None = None
@@ -197,7 +197,8 @@ class _InfillDialect:
         self._prompt_tokens = usage.prompt_tokens
         return b""
 
-    def event(self, delta: ChoiceDelta) -> bytes:
+    def push(self, delta: ChoiceDelta) -> bytes:
+        self._texts.append(delta.text)
         self._predicted_tokens += len(delta.tokens)
         if delta.finish_reason is not None:
             self._ending = delta
@@ -212,17 +213,16 @@ class _InfillDialect:
         return data_frame(self._encoder.encode(piece))
 
     def closing(self, usage: GenerationUsage) -> bytes:
-        assert self._ending is not None, "a stream that closes well has ended"
-        return data_frame(self._ended("", self._ending, usage))
+        return data_frame(self._ended("", usage))
 
     def failure(self, error: MachdError) -> bytes:
         return data_frame(error_json(error))
 
-    def whole(self, deltas: Sequence[ChoiceDelta], usage: GenerationUsage) -> bytes:
-        (delta,) = deltas
-        return self._ended(delta.text, delta, usage)
+    def finish(self, usage: GenerationUsage) -> bytes:
+        return self._ended("".join(self._texts), usage)
 
-    def _ended(self, content: str, ending: ChoiceDelta, usage: GenerationUsage) -> bytes:
+    def _ended(self, content: str, usage: GenerationUsage) -> bytes:
+        assert self._ending is not None, "a generation that closes well has ended"
         return self._encoder.encode(
             InfillAnswer(
                 content=content,
@@ -232,8 +232,8 @@ class _InfillDialect:
                 model=self._model_id,
                 tokens_cached=usage.cached_tokens,
                 truncated=False,
-                stop_type=_stop_type(ending),
-                stopping_word=ending.stop or "",
+                stop_type=_stop_type(self._ending),
+                stopping_word=self._ending.stop or "",
             )
         )
 

@@ -88,7 +88,7 @@ def token_text(token_id: int, tokenizer: Tokenizer) -> str:
     return tokenizer.token_bytes(token_id).decode("utf-8", "replace")
 
 
-def chat_logprobs(tokens: Sequence[SampledToken], tokenizer: Tokenizer) -> ChatLogprobs:
+def chat_logprobs(tokens: Sequence[SampledToken], tokenizer: Tokenizer) -> list[ChatTokenLogprob]:
     """One entry for each token."""
 
     def top(entry: TokenLogprob) -> ChatTopLogprob:
@@ -98,17 +98,39 @@ def chat_logprobs(tokens: Sequence[SampledToken], tokenizer: Tokenizer) -> ChatL
             bytes=list(tokenizer.token_bytes(entry.token_id)),
         )
 
-    return ChatLogprobs(
-        content=[
-            ChatTokenLogprob(
-                token=token_text(token.token_id, tokenizer),
-                logprob=wire_logprob(_logprob(token)),
-                bytes=list(tokenizer.token_bytes(token.token_id)),
-                top_logprobs=[top(entry) for entry in token.top_logprobs],
-            )
-            for token in tokens
-        ]
-    )
+    return [
+        ChatTokenLogprob(
+            token=token_text(token.token_id, tokenizer),
+            logprob=wire_logprob(_logprob(token)),
+            bytes=list(tokenizer.token_bytes(token.token_id)),
+            top_logprobs=[top(entry) for entry in token.top_logprobs],
+        )
+        for token in tokens
+    ]
+
+
+class GrowingLogprobs:
+    """Log-probabilities of one choice's tokens; those without a frame yet wait for the next one."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        """Begin without tokens; ``tokenizer`` spells them, and is None where none are wanted."""
+        self._tokenizer = tokenizer
+        self._entries: list[ChatTokenLogprob] = []
+        self._framed = 0
+
+    def push(self, tokens: Sequence[SampledToken]) -> None:
+        """Append the next tokens."""
+        if self._tokenizer is not None:
+            self._entries += chat_logprobs(tokens, self._tokenizer)
+
+    def unframed(self) -> list[ChatTokenLogprob]:
+        """Return the entries since the last frame, which are now in one."""
+        entries, self._framed = self._entries[self._framed :], len(self._entries)
+        return entries
+
+    def finish(self) -> list[ChatTokenLogprob]:
+        """Return all entries."""
+        return self._entries
 
 
 def completion_logprobs(
@@ -161,18 +183,14 @@ def prompt_columns(
     )
 
 
-def joined_columns(
-    first: CompletionChoiceLogprobs, second: CompletionChoiceLogprobs
-) -> CompletionChoiceLogprobs:
-    """The rows of both, in order; either both have alternatives or neither has."""
-    tops = None
-    if first.top_logprobs is not None and second.top_logprobs is not None:
-        tops = first.top_logprobs + second.top_logprobs
+def joined_columns(parts: Sequence[CompletionChoiceLogprobs]) -> CompletionChoiceLogprobs:
+    """The rows of all parts, in order; at least one. Either all have alternatives or none has."""
+    tops = [row for one in parts for row in one.top_logprobs or ()]
     return CompletionChoiceLogprobs(
-        tokens=first.tokens + second.tokens,
-        token_logprobs=first.token_logprobs + second.token_logprobs,
-        top_logprobs=tops,
-        text_offset=first.text_offset + second.text_offset,
+        tokens=[row for one in parts for row in one.tokens],
+        token_logprobs=[row for one in parts for row in one.token_logprobs],
+        top_logprobs=None if parts[0].top_logprobs is None else tops,
+        text_offset=[row for one in parts for row in one.text_offset],
     )
 
 

@@ -27,10 +27,12 @@ _Headers = list[tuple[bytes, bytes]]
 
 
 class Dialect(Protocol):
-    """Writer of a generation in one endpoint family's shapes.
+    """Writer of one generation in one endpoint family's shapes: a fold over its deltas.
 
-    The events of a stream are whole frames, made by :mod:`machd.http.sse`; several at once are
-    joined, and no bytes at all are no event.
+    Every answer is pushed, delta by delta. A stream is the frames that this gives, between those of
+    ``opening`` and ``closing``; an unstreamed answer is what ``finish`` makes of the same pushes.
+    Frames are whole, made by :mod:`machd.http.sse`; several at once are joined, and no bytes at all
+    are no event.
     """
 
     @property
@@ -47,8 +49,8 @@ class Dialect(Protocol):
         """Events that come before any text; of the usage, the prompt's part is known."""
         ...
 
-    def event(self, delta: ChoiceDelta) -> bytes:
-        """One choice's news."""
+    def push(self, delta: ChoiceDelta) -> bytes:
+        """Take in one choice's news; returns its events."""
         ...
 
     def closing(self, usage: GenerationUsage) -> bytes:
@@ -59,8 +61,8 @@ class Dialect(Protocol):
         """Events that end a stream that has begun and cannot go on."""
         ...
 
-    def whole(self, deltas: Sequence[ChoiceDelta], usage: GenerationUsage) -> bytes:
-        """The answer in one piece, as JSON; one merged delta a choice, in index order."""
+    def finish(self, usage: GenerationUsage) -> bytes:
+        """The answer that the pushed deltas make, in one piece, as JSON; all choices are finished."""
         ...
 
 
@@ -143,8 +145,10 @@ class GenerationResponse:
         async for batch in self._generation.deltas(idle_s=self._policy.keepalive_s):
             for delta in batch:
                 gained.setdefault(delta.index, []).append(delta)
-        ordered = [merge_deltas(deltas) for _, deltas in sorted(gained.items())]
-        body = self._dialect.whole(ordered, self._generation.usage)
+        for _, deltas in sorted(gained.items()):
+            # Merged, so that few frames are encoded in vain.
+            self._dialect.push(merge_deltas(deltas))
+        body = self._dialect.finish(self._generation.usage)
         await sender.start(
             [
                 (b"content-type", b"application/json"),
@@ -197,7 +201,7 @@ class GenerationResponse:
             raise
 
     def _frames(self, deltas: Iterable[ChoiceDelta]) -> bytes:
-        return b"".join(self._dialect.event(delta) for delta in deltas)
+        return b"".join(self._dialect.push(delta) for delta in deltas)
 
     async def _start_events(self, sender: _Sender, admission: SequenceAdmitted) -> None:
         await sender.start(

@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 from anthropic.lib.streaming._messages import accumulate_event
-from anthropic.types import Message, RawMessageStreamEvent, StopReason
-from hypothesis import given
-from hypothesis import strategies as st
+from anthropic.types import RawMessageStreamEvent, StopReason
 from pydantic import TypeAdapter
 from support.daemon.serving_parts import identity_of
 
@@ -65,7 +63,7 @@ def _stream(
 ) -> list[dict[str, Any]]:
     dialect = _dialect(shows_thoughts=shows_thoughts)
     opened = dialect.opening(replace(usage, completion_tokens=0))
-    frames = [opened, *map(dialect.event, deltas), dialect.closing(usage)]
+    frames = [opened, *map(dialect.push, deltas), dialect.closing(usage)]
     events = _events(b"".join(frames))
     assert all(name == data["type"] for name, data in events)
     return [data for _, data in events]
@@ -74,7 +72,9 @@ def _stream(
 def _whole(*deltas: ChoiceDelta, shows_thoughts: bool = True) -> dict[str, Any]:
     pieces = tuple(piece for delta in deltas for piece in delta.pieces)
     merged = _delta(*pieces, finish_reason=deltas[-1].finish_reason, stop=deltas[-1].stop)
-    wire = json.loads(_dialect(shows_thoughts=shows_thoughts).whole([merged], _USAGE))
+    dialect = _dialect(shows_thoughts=shows_thoughts)
+    dialect.push(merged)
+    wire = json.loads(dialect.finish(_USAGE))
     assert isinstance(wire, dict)
     return wire
 
@@ -239,38 +239,3 @@ def test_keep_alives_and_failures_are_events() -> None:
             },
         )
     ]
-
-
-_TEXTS = st.text(min_size=1, max_size=5)
-_CALLS = st.builds(
-    lambda name, value: (
-        ToolCallStart(0, f"call_{name}", "f"),
-        ToolCallArguments(0, json.dumps({"a": value})),
-        ToolCallEnd(0),
-    ),
-    st.sampled_from("abc"),
-    st.text(max_size=5),
-)
-_PIECES = st.lists(
-    st.one_of(_TEXTS.map(lambda t: (Reasoning(t),)), _TEXTS.map(lambda t: (Content(t),)), _CALLS),
-    max_size=8,
-)
-
-
-@given(groups=_PIECES, cuts=st.lists(st.booleans(), min_size=24, max_size=24))
-def test_a_stream_adds_up_to_the_whole_answer(
-    groups: list[tuple[OutputPiece, ...]], cuts: list[bool]
-) -> None:
-    """However pieces fall into deltas, Anthropic's client puts the whole message together."""
-    pieces = [piece for group in groups for piece in group]
-    deltas, held = [], list[OutputPiece]()
-    for piece, is_cut in zip(pieces, cuts, strict=False):
-        held.append(piece)
-        if is_cut:
-            deltas.append(_delta(*held))
-            held = []
-    deltas.append(_delta(*held, finish_reason="stop"))
-    whole = _whole(*deltas)
-    assert Message.model_validate(whole, strict=True).model_extra == {}
-    seen = _accumulated(_stream(*deltas))
-    assert {name: seen[name] for name in whole} == whole

@@ -1,19 +1,15 @@
-"""Pieces of output become a message or deltas, and both say the same."""
+"""Pieces of output become a message, and the deltas that it grows by."""
 
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec import UNSET
-from openai.lib.streaming._deltas import accumulate_delta
 
-from machd.dialects.chat.answer import ContentGaps, chat_deltas, chat_message
+from machd.dialects.chat.answer import GrowingMessage
 from machd.reading.output import (
     Content,
     OutputPiece,
@@ -36,11 +32,13 @@ def _wire(value: object) -> Any:
 
 
 def _message(*pieces: OutputPiece) -> Any:
-    return _wire(chat_message(pieces))
+    message = GrowingMessage()
+    message.push(pieces)
+    return _wire(message.finish())
 
 
 def _deltas(*pieces: OutputPiece) -> Any:
-    return [_wire(delta) for delta in chat_deltas(pieces)]
+    return [_wire(delta) for delta in GrowingMessage().push(pieces)]
 
 
 def test_a_plain_message_has_no_other_fields() -> None:
@@ -109,11 +107,13 @@ def test_a_delta_holds_one_kind_of_news() -> None:
 
 def test_later_arguments_name_only_their_call() -> None:
     """The name and the id are said once; the end of a call is no news."""
-    assert _deltas(ToolCallArguments(2, "1"), ToolCallArguments(2, "}"), ToolCallEnd(2)) == [
-        {"tool_calls": [{"index": 2, "function": {"arguments": "1}"}}]}
+    message = GrowingMessage()
+    message.push(_CALL[:1])
+    assert _wire(message.push(_CALL[1:3])) == [
+        {"tool_calls": [{"index": 0, "function": {"arguments": '{"a": 1}'}}]}
     ]
-    assert _deltas(ToolCallEnd(2)) == []
-    assert _deltas() == []
+    assert message.push(_CALL[3:]) == []
+    assert message.push([]) == []
 
 
 @pytest.mark.parametrize(
@@ -128,48 +128,9 @@ def test_texts_around_a_call_do_not_grow_together(texts: tuple[str, ...], conten
     assert _message(Content("so"), Reasoning("hm"), Content("me"))["content"] == "some"
 
 
-@st.composite
-def _outputs(draw: st.DrawFn) -> list[OutputPiece]:
-    """Pieces as a parser gives them: calls whole and in order, text between them."""
-    pieces: list[OutputPiece] = []
-    text = st.text(min_size=1, max_size=4)
-    calls = 0
-    for kind in draw(st.lists(st.sampled_from("rct"), max_size=8)):
-        if kind == "r":
-            pieces.append(Reasoning(draw(text)))
-        elif kind == "c":
-            pieces.append(Content(draw(text)))
-        else:
-            pieces.append(ToolCallStart(calls, f"call_{calls}", f"f{calls}"))
-            pieces += [ToolCallArguments(calls, one) for one in draw(st.lists(text, max_size=3))]
-            pieces.append(ToolCallEnd(calls))
-            calls += 1
-    return pieces
-
-
-@given(pieces=_outputs(), cuts=st.lists(st.integers(0, 40), max_size=6))
-def test_deltas_add_up_to_the_message(pieces: list[OutputPiece], cuts: list[int]) -> None:
-    """However the pieces arrive, OpenAI's own accumulator makes the whole message of the deltas."""
-    edges = [0, *sorted(min(cut, len(pieces)) for cut in cuts), len(pieces)]
-    seen: dict[object, object] = {"role": "assistant", "content": ""}
-    gaps = ContentGaps()
-    for start, end in pairwise(edges):
-        for delta in _deltas(*gaps.filled(pieces[start:end])):
-            assert delta
-            seen = accumulate_delta(seen, delta)
-    message = _message(*pieces)
-    assert seen["content"] == (message["content"] or "")
-    assert seen.get("reasoning") == message.get("reasoning")
-    calls: Any = seen.get("tool_calls", [])
-    assert [{k: v for k, v in one.items() if k != "index"} for one in calls] == message.get(
-        "tool_calls", []
-    )
-    assert [one["index"] for one in calls] == list(range(len(calls)))
-
-
-@pytest.mark.parametrize("piece", [Content("x"), Reasoning("x"), ToolCallArguments(0, "x")])
+@pytest.mark.parametrize("piece", [Content("x"), Reasoning("x"), _CALL[0]])
 def test_a_delta_leaves_out_what_is_not_news(piece: OutputPiece) -> None:
     """No field says null where nothing was said."""
-    (delta,) = chat_deltas([piece])
+    (delta,) = GrowingMessage().push([piece])
     assert delta.role is UNSET
     assert all(value is not None for value in msgspec.structs.asdict(delta).values())

@@ -84,11 +84,13 @@ class _Written:
 
     def stream(self, *deltas: ChoiceDelta) -> list[dict[str, Any]]:
         frames = self.dialect.opening(_USAGE)
-        frames += b"".join(self.dialect.event(delta) for delta in deltas)
+        frames += b"".join(self.dialect.push(delta) for delta in deltas)
         return _events(frames + self.dialect.closing(_USAGE))
 
     def whole(self, *deltas: ChoiceDelta) -> dict[str, Any]:
-        answer: dict[str, Any] = json.loads(self.dialect.whole(deltas, _USAGE))
+        for delta in deltas:
+            self.dialect.push(delta)
+        answer: dict[str, Any] = json.loads(self.dialect.finish(_USAGE))
         return answer
 
 
@@ -270,7 +272,7 @@ def test_a_failure_ends_the_stream(error: MachdError, code: str) -> None:
     """With the finished items, an error of OpenAI's codes, and nothing stored."""
     written = _Written()
     frames = written.dialect.opening(_USAGE)
-    frames += written.dialect.event(_delta(Reasoning("hm"), Content("so")))
+    frames += written.dialect.push(_delta(Reasoning("hm"), Content("so")))
     events = _events(frames + written.dialect.failure(error))
     assert events[-1]["type"] == "response.failed"
     response = events[-1]["response"]

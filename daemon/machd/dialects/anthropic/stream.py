@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 
 import msgspec
 from msgspec import Raw
@@ -52,46 +51,55 @@ from machd.reading.output import (
 _NO_INPUT = Raw(b"{}")
 
 
-class BlockEvents:
-    """Pieces as the events of blocks, one block after the other."""
+class GrowingBlocks:
+    """The blocks of an answer, one after the other, which grow by the events of a stream."""
 
     def __init__(self, *, shows_thoughts: bool) -> None:
         """Begin without a block; where thoughts are not told, an empty block stands for them."""
         self._shows_thoughts = shows_thoughts
-        self._index = -1
-        self._open: type[AnswerBlock] | None = None
+        self._blocks: list[AnswerBlock] = []
+        self._open: AnswerBlock | None = None
+        self._texts: list[str] = []
 
-    def read(self, pieces: Iterable[OutputPiece]) -> Iterator[StreamEvent]:
+    def push(self, pieces: Iterable[OutputPiece]) -> Iterator[StreamEvent]:
         """Extend the blocks by new pieces; yields the events."""
         for piece in pieces:
             if isinstance(piece, ToolCallEnd):
-                yield from self.finish()
+                yield from self.close()
                 continue
             if (block := self._opened_by(piece)) is not None:
-                yield from self._start(block)
+                yield from self.close()
+                self._open = block
+                yield BlockStartEvent(index=len(self._blocks), content_block=block)
             if (delta := self._grown_by(piece)) is not None:
-                yield BlockDeltaEvent(index=self._index, delta=delta)
+                yield BlockDeltaEvent(index=len(self._blocks), delta=delta)
 
-    def finish(self) -> Iterator[StreamEvent]:
+    def close(self) -> Iterator[StreamEvent]:
         """End the block that is open, if one is."""
-        if self._open is AnswerThinking:
-            yield BlockDeltaEvent(index=self._index, delta=SignatureDelta())
-        if self._open is not None:
-            yield BlockStopEvent(index=self._index)
-        self._open = None
+        if self._open is None:
+            return
+        index, text = len(self._blocks), "".join(self._texts)
+        match self._open:
+            case AnswerThinking():
+                yield BlockDeltaEvent(index=index, delta=SignatureDelta())
+                self._blocks.append(AnswerThinking(thinking=text))
+            case AnswerText():
+                self._blocks.append(AnswerText(text=text))
+            case AnswerToolUse() as call:
+                self._blocks.append(msgspec.structs.replace(call, input=_input(text)))
+        self._open, self._texts = None, []
+        yield BlockStopEvent(index=index)
 
-    def _start(self, block: AnswerBlock) -> Iterator[StreamEvent]:
-        yield from self.finish()
-        self._index += 1
-        self._open = type(block)
-        yield BlockStartEvent(index=self._index, content_block=block)
+    def finish(self) -> list[AnswerBlock]:
+        """Return the blocks, which are all closed."""
+        return self._blocks
 
     def _opened_by(self, piece: OutputPiece) -> AnswerBlock | None:
         """The block that has to be there first, if it is not open."""
         match piece:
-            case Reasoning() if self._open is not AnswerThinking:
+            case Reasoning() if not isinstance(self._open, AnswerThinking):
                 return AnswerThinking(thinking="")
-            case Content() if self._open is not AnswerText:
+            case Content() if not isinstance(self._open, AnswerText):
                 return AnswerText(text="")
             case ToolCallStart(_, call_id, name):
                 return AnswerToolUse(id=_tool_use_id(call_id), name=name, input=_NO_INPUT)
@@ -101,49 +109,16 @@ class BlockEvents:
     def _grown_by(self, piece: OutputPiece) -> BlockDelta | None:
         match piece:
             case Reasoning(text) if self._shows_thoughts:
+                self._texts.append(text)
                 return ThinkingDelta(thinking=text)
             case Content(text):
+                self._texts.append(text)
                 return TextDelta(text=text)
             case ToolCallArguments(_, text):
+                self._texts.append(text)
                 return InputJsonDelta(partial_json=text)
             case _:
                 return None
-
-
-@dataclass(slots=True)
-class _WholeBlock:
-    """Pieces of one block; ``start`` is the first of them, the rest have texts."""
-
-    start: OutputPiece
-    texts: list[str]
-
-    def on_wire(self, *, shows_thoughts: bool) -> AnswerBlock:
-        text = "".join(self.texts)
-        match self.start:
-            case Reasoning():
-                return AnswerThinking(thinking=text if shows_thoughts else "")
-            case ToolCallStart(_, call_id, name):
-                return AnswerToolUse(id=_tool_use_id(call_id), name=name, input=_input(text))
-            case _:
-                return AnswerText(text=text)
-
-
-def whole_blocks(pieces: Iterable[OutputPiece], *, shows_thoughts: bool) -> list[AnswerBlock]:
-    """All pieces of an answer as its blocks."""
-    blocks: list[_WholeBlock] = []
-    for piece in pieces:
-        match piece:
-            case ToolCallStart():
-                blocks.append(_WholeBlock(piece, []))
-            case ToolCallArguments(_, text):
-                blocks[-1].texts.append(text)
-            case Reasoning(text) | Content(text):
-                if not blocks or type(blocks[-1].start) is not type(piece):
-                    blocks.append(_WholeBlock(piece, []))
-                blocks[-1].texts.append(text)
-            case ToolCallEnd():
-                pass
-    return [block.on_wire(shows_thoughts=shows_thoughts) for block in blocks]
 
 
 def _input(text: str) -> Raw:
@@ -180,9 +155,8 @@ class AnthropicDialect:
         """
         self._identity = identity
         self._model_id = model_id
-        self._shows_thoughts = shows_thoughts
         self._encoder = msgspec.json.Encoder()
-        self._blocks = BlockEvents(shows_thoughts=shows_thoughts)
+        self._blocks = GrowingBlocks(shows_thoughts=shows_thoughts)
         self._ending = MessageDelta(stop_reason="end_turn", stop_sequence=None)
         self.keep_alive = self._frame(PingEvent())
 
@@ -193,11 +167,11 @@ class AnthropicDialect:
             self.keep_alive
         )
 
-    def event(self, delta: ChoiceDelta) -> bytes:
+    def push(self, delta: ChoiceDelta) -> bytes:
         """Blocks that begin, grow and end."""
-        events = list(self._blocks.read(delta.pieces))
+        events = list(self._blocks.push(delta.pieces))
         if delta.finish_reason is not None:
-            events += self._blocks.finish()
+            events += self._blocks.close()
             self._ending = _ending(delta)
         return self._frames(events)
 
@@ -213,11 +187,11 @@ class AnthropicDialect:
             "error", anthropic_error_json(error, request_id=self._identity.request_id)
         )
 
-    def whole(self, deltas: Sequence[ChoiceDelta], usage: GenerationUsage) -> bytes:
+    def finish(self, usage: GenerationUsage) -> bytes:
         """The message."""
-        (delta,) = deltas
-        blocks = whole_blocks(delta.pieces, shows_thoughts=self._shows_thoughts)
-        return self._encoder.encode(self._message(blocks, _ending(delta), _usage(usage)))
+        return self._encoder.encode(
+            self._message(self._blocks.finish(), self._ending, _usage(usage))
+        )
 
     def _message(
         self, content: list[AnswerBlock], ending: MessageDelta | None, usage: MessageUsage

@@ -1,18 +1,19 @@
-"""Answers of ``POST /v1/chat/completions``, whole and in chunks, made of pieces of output."""
+"""Answers of ``POST /v1/chat/completions``, whole and in chunks, both grown from pieces of output."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Literal, TypeAlias
 
-import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from machd.dialects.chat.messages import gap_between
-from machd.dialects.logprobs import ChatLogprobs, PromptTokenLogprobs
+from machd.dialects.logprobs import ChatLogprobs, GrowingLogprobs, PromptTokenLogprobs
 from machd.dialects.usage import FinishReason, Usage, wire_finish_reason
 from machd.dialects.wire.generation_request import UsedTier
-from machd.generations.generation import TOOL_CALLS
+from machd.engine.protocol.tokenizer import Tokenizer
+from machd.generations.generation import TOOL_CALLS, ChoiceDelta
 from machd.reading.output import (
     Content,
     OutputPiece,
@@ -181,7 +182,7 @@ class ContentGaps:
         self._said = ""
         self._is_after_call = False
 
-    def filled(self, pieces: Iterable[OutputPiece]) -> list[OutputPiece]:
+    def push(self, pieces: Iterable[OutputPiece]) -> list[OutputPiece]:
         """The next pieces, with a gap before a text that goes on after a call."""
         return [self._filled(piece) for piece in pieces]
 
@@ -195,35 +196,69 @@ class ContentGaps:
         return Content(gap + piece.text)
 
 
-def chat_message(pieces: Sequence[OutputPiece]) -> ChatResponseMessage:
-    """A whole message. Its content is null where there are calls and no text."""
-    pieces = ContentGaps().filled(pieces)
-    content = "".join(piece.text for piece in pieces if isinstance(piece, Content))
-    thoughts = "".join(piece.text for piece in pieces if isinstance(piece, Reasoning)) or UNSET
-    calls = _tool_calls(pieces)
-    return ChatResponseMessage(
-        content=None if calls and not content else content,
-        reasoning_content=thoughts,
-        reasoning=thoughts,
-        tool_calls=calls or UNSET,
-    )
+class GrowingMessage:
+    """The message of one choice, which grows by the deltas that a stream tells."""
 
+    def __init__(self, *, is_legacy: bool = False) -> None:
+        """Begin without text; a legacy message has one call, in ``function_call``."""
+        self._is_legacy = is_legacy
+        self._gaps = ContentGaps()
+        self._content: list[str] = []
+        self._thoughts: list[str] = []
+        self._calls: list[tuple[ToolCallStart, list[str]]] = []
 
-def chat_deltas(pieces: Iterable[OutputPiece]) -> list[ChatDelta]:
-    """Return the next deltas of a message, in order; none is empty.
+    def push(self, pieces: Iterable[OutputPiece]) -> list[ChatDelta]:
+        """Append the next pieces; returns the deltas, in order, none of them empty.
 
-    A delta holds thoughts, text or one call, because clients look at one of them in each chunk.
-    Pieces come from the choice's :class:`ContentGaps`.
-    """
-    runs: list[list[OutputPiece]] = []
-    for piece in pieces:
-        if isinstance(piece, ToolCallEnd):
-            continue
-        if runs and _kind(runs[-1][0]) == _kind(piece):
-            runs[-1].append(piece)
-        else:
-            runs.append([piece])
-    return [_delta(run) for run in runs]
+        A delta holds thoughts, text or one call, because clients look at one of them in each chunk.
+        """
+        told = [one for one in self._gaps.push(pieces) if not isinstance(one, ToolCallEnd)]
+        return [self._grow(list(run)) for _, run in groupby(told, _kind)]
+
+    def finish(self) -> ChatResponseMessage:
+        """Return the message. Its content is null where there are calls and no text."""
+        content, thoughts = "".join(self._content), "".join(self._thoughts) or UNSET
+        calls = [
+            ToolCall(
+                id=start.call_id,
+                function=CallFunction(name=start.name, arguments="".join(arguments)),
+            )
+            for start, arguments in self._calls
+        ]
+        return ChatResponseMessage(
+            content=None if calls and not content else content,
+            reasoning_content=thoughts,
+            reasoning=thoughts,
+            tool_calls=UNSET if self._is_legacy or not calls else calls,
+            function_call=calls[0].function if self._is_legacy and calls else UNSET,
+        )
+
+    def _grow(self, run: Sequence[OutputPiece]) -> ChatDelta:
+        text = "".join(
+            piece.text for piece in run if not isinstance(piece, ToolCallStart | ToolCallEnd)
+        )
+        match run[0]:
+            case Reasoning():
+                self._thoughts.append(text)
+                return ChatDelta(reasoning_content=text, reasoning=text)
+            case Content():
+                self._content.append(text)
+                return ChatDelta(content=text)
+            case ToolCallStart(index, call_id, name) as start:
+                self._calls.append((start, [text]))
+                function = CallFunctionDelta(name=name, arguments=text)
+                return self._called(
+                    CallDelta(index=index, id=call_id, type="function", function=function)
+                )
+            case ToolCallArguments(index) | ToolCallEnd(index):
+                self._calls[index][1].append(text)
+                function = CallFunctionDelta(arguments=text)
+                return self._called(CallDelta(index=index, function=function))
+
+    def _called(self, call: CallDelta) -> ChatDelta:
+        if self._is_legacy:
+            return ChatDelta(function_call=call.function)
+        return ChatDelta(tool_calls=[call])
 
 
 def _kind(piece: OutputPiece) -> tuple[type[OutputPiece], int]:
@@ -233,61 +268,53 @@ def _kind(piece: OutputPiece) -> tuple[type[OutputPiece], int]:
     return ToolCallStart, piece.index
 
 
-def _delta(run: Sequence[OutputPiece]) -> ChatDelta:
-    text = "".join(
-        piece.text for piece in run if not isinstance(piece, ToolCallStart | ToolCallEnd)
-    )
-    match run[0]:
-        case Reasoning():
-            return ChatDelta(reasoning_content=text, reasoning=text)
-        case Content():
-            return ChatDelta(content=text)
-        case ToolCallStart(index=index, call_id=call_id, name=name):
-            function = CallFunctionDelta(name=name, arguments=text)
-            return ChatDelta(
-                tool_calls=[CallDelta(index=index, id=call_id, type="function", function=function)]
+class GrowingChoice:
+    """One choice of a chat completion, which grows by the chunks that a stream tells."""
+
+    def __init__(self, index: int, *, is_legacy: bool, logprobs_from: Tokenizer | None) -> None:
+        """Begin a choice.
+
+        Args:
+            index: Counts from 0.
+            is_legacy: Calls are written as OpenAI's API had them before tools.
+            logprobs_from: Spells tokens; None where no log-probabilities are wanted.
+        """
+        self._index = index
+        self._is_legacy = is_legacy
+        self._has_logprobs = logprobs_from is not None
+        self._logprobs = GrowingLogprobs(logprobs_from)
+        self._message = GrowingMessage(is_legacy=is_legacy)
+        self._finish_reason: ChatFinishReason | None = None
+
+    def push(self, delta: ChoiceDelta) -> list[ChatChunkChoice]:
+        """Append what came; returns its chunks."""
+        self._logprobs.push(delta.tokens)
+        self._finish_reason = self._reason(delta.finish_reason)
+        deltas = self._message.push(delta.pieces)
+        if not deltas and self._finish_reason is not None:
+            deltas = [ChatDelta()]
+        last = len(deltas) - 1
+        return [
+            ChatChunkChoice(
+                index=self._index,
+                delta=one,
+                logprobs=ChatLogprobs(content=new) if (new := self._logprobs.unframed()) else None,
+                finish_reason=self._finish_reason if position == last else None,
             )
-        case ToolCallArguments(index=index) | ToolCallEnd(index=index):
-            function = CallFunctionDelta(arguments=text)
-            return ChatDelta(tool_calls=[CallDelta(index=index, function=function)])
+            for position, one in enumerate(deltas)
+        ]
 
-
-def _tool_calls(pieces: Sequence[OutputPiece]) -> list[ToolCall]:
-    starts = [piece for piece in pieces if isinstance(piece, ToolCallStart)]
-    arguments = {start.index: "" for start in starts}
-    for piece in pieces:
-        if isinstance(piece, ToolCallArguments):
-            arguments[piece.index] += piece.text
-    return [
-        ToolCall(
-            id=start.call_id,
-            function=CallFunction(name=start.name, arguments=arguments[start.index]),
+    def finish(self) -> ChatChoice:
+        """Return the whole choice."""
+        logprobs = ChatLogprobs(content=self._logprobs.finish()) if self._has_logprobs else None
+        return ChatChoice(
+            index=self._index,
+            message=self._message.finish(),
+            logprobs=logprobs,
+            finish_reason=self._finish_reason or "stop",
         )
-        for start in starts
-    ]
 
-
-def legacy_message(message: ChatResponseMessage) -> ChatResponseMessage:
-    """The message with its one call in ``function_call``."""
-    if not message.tool_calls:
-        return message
-    call = message.tool_calls[0]
-    return msgspec.structs.replace(message, tool_calls=UNSET, function_call=call.function)
-
-
-def legacy_delta(delta: ChatDelta) -> ChatDelta:
-    """The delta with what it adds to the call in ``function_call``."""
-    if not delta.tool_calls:
-        return delta
-    call = delta.tool_calls[0]
-    return msgspec.structs.replace(delta, tool_calls=UNSET, function_call=call.function)
-
-
-def legacy_finish_reason(reason: ChatFinishReason | None) -> ChatFinishReason | None:
-    """The finish reason in the words of that time."""
-    return "function_call" if reason == "tool_calls" else reason
-
-
-def chat_finish_reason(reason: str | None) -> ChatFinishReason | None:
-    """Return the finish reason of a choice, which may end with calls; None while it goes on."""
-    return "tool_calls" if reason == TOOL_CALLS else wire_finish_reason(reason)
+    def _reason(self, reason: str | None) -> ChatFinishReason | None:
+        if reason == TOOL_CALLS:
+            return "function_call" if self._is_legacy else "tool_calls"
+        return wire_finish_reason(reason)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,42 +14,27 @@ from litestar.types import ASGIApp
 from msgspec import UNSET, UnsetType
 
 from machd.dialects.chat.answer import (
-    ChatChoice,
     ChatChunkChoice,
     ChatCompletion,
     ChatCompletionChunk,
     ChatDelta,
-    ChatFinishReason,
-    ChatResponseMessage,
-    ContentGaps,
     DeletedChatCompletion,
-    chat_deltas,
-    chat_finish_reason,
-    chat_message,
-    legacy_delta,
-    legacy_finish_reason,
-    legacy_message,
+    GrowingChoice,
 )
 from machd.dialects.chat.request import ChatCompletionRequest
 from machd.dialects.endpoint import endpoint
 from machd.dialects.generation import converse, identify, read_conversation, system_fingerprint
-from machd.dialects.logprobs import (
-    ChatLogprobs,
-    PromptTokenLogprobs,
-    chat_logprobs,
-    prompt_token_logprobs,
-)
+from machd.dialects.logprobs import PromptTokenLogprobs, prompt_token_logprobs
 from machd.dialects.usage import Usage
 from machd.dialects.wire.errors import error_json
 from machd.dialects.wire.generation_request import UsedTier
-from machd.engine.protocol.step import SampledToken
+from machd.engine.protocol.step import PromptLogprob
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import MachdError, NotFoundError
 from machd.generations.generation import ChoiceDelta, GenerationIdentity, GenerationUsage
 from machd.generations.response_store import ResponseStore, StoredResponse, Turn
 from machd.http.authentication import client_name
 from machd.http.context import ServerContext
-from machd.http.pacing import merge_deltas
 from machd.http.sse import COMMENT_KEEP_ALIVE, DONE, EVENT_STREAM, data_frame
 from machd.http.stream import Dialect
 from machd.request.generation import GenerationOptions
@@ -116,9 +101,12 @@ class _ChatDialect:
         self._signature = signature
         self._tokenizer = tokenizer
         self._encoder = msgspec.json.Encoder()
-        # Of each choice, tokens that have had no chunk to go with yet.
-        self._tokens: dict[int, list[SampledToken]] = {}
-        self._gaps = [ContentGaps() for _ in range(options.n)]
+        logprobs_from = None if options.sampling.top_logprobs is None else tokenizer
+        self._choices = [
+            GrowingChoice(index, is_legacy=signature.is_legacy, logprobs_from=logprobs_from)
+            for index in range(options.n)
+        ]
+        self._prompt_logprobs: tuple[PromptLogprob, ...] = ()
 
     media_type = EVENT_STREAM
     keep_alive = COMMENT_KEEP_ALIVE
@@ -131,29 +119,10 @@ class _ChatDialect:
             for index in range(self._options.n)
         )
 
-    def event(self, delta: ChoiceDelta) -> bytes:
-        deltas = chat_deltas(self._gaps[delta.index].filled(delta.pieces))
-        finish_reason = self._finish_reason(delta)
-        if not deltas:
-            if finish_reason is None:
-                self._keep(delta)
-                return b""
-            deltas = [ChatDelta()]
-        tokens = (*self._tokens.pop(delta.index, ()), *delta.tokens)
-        last = len(deltas) - 1
-        return b"".join(
-            self._chunk(
-                [
-                    ChatChunkChoice(
-                        index=delta.index,
-                        delta=legacy_delta(one) if self._signature.is_legacy else one,
-                        logprobs=self._logprobs(tokens) if tokens and position == 0 else None,
-                        finish_reason=finish_reason if position == last else None,
-                    )
-                ]
-            )
-            for position, one in enumerate(deltas)
-        )
+    def push(self, delta: ChoiceDelta) -> bytes:
+        if delta.index == 0 and delta.prompt_logprobs is not None:
+            self._prompt_logprobs = delta.prompt_logprobs
+        return b"".join(self._chunk([one]) for one in self._choices[delta.index].push(delta))
 
     def closing(self, usage: GenerationUsage) -> bytes:
         last = self._chunk([], Usage.of(usage)) if self._options.include_usage else b""
@@ -162,56 +131,27 @@ class _ChatDialect:
     def failure(self, error: MachdError) -> bytes:
         return data_frame(error_json(error)) + DONE
 
-    def whole(self, deltas: Sequence[ChoiceDelta], usage: GenerationUsage) -> bytes:
-        choices = [
-            ChatChoice(
-                index=delta.index,
-                message=self._message(delta),
-                logprobs=self._logprobs(delta.tokens),
-                finish_reason=self._finish_reason(delta) or "stop",
-            )
-            for delta in deltas
-        ]
+    def finish(self, usage: GenerationUsage) -> bytes:
         return self._encoder.encode(
             ChatCompletion(
                 id=self._identity.generation_id,
                 created=self._identity.created_unix_s,
                 model=self._signature.model,
-                choices=choices,
+                choices=[choice.finish() for choice in self._choices],
                 usage=Usage.of(usage),
                 service_tier=self._signature.service_tier,
                 metadata=self._signature.metadata,
                 system_fingerprint=self._signature.system_fingerprint,
-                prompt_logprobs=self._prompt_logprobs(deltas[0]),
+                prompt_logprobs=self._wire_prompt_logprobs(),
             )
         )
 
-    def _message(self, delta: ChoiceDelta) -> ChatResponseMessage:
-        message = chat_message(delta.pieces)
-        return legacy_message(message) if self._signature.is_legacy else message
-
-    def _finish_reason(self, delta: ChoiceDelta) -> ChatFinishReason | None:
-        reason = chat_finish_reason(delta.finish_reason)
-        return legacy_finish_reason(reason) if self._signature.is_legacy else reason
-
-    def _keep(self, delta: ChoiceDelta) -> None:
-        """Let the tokens wait for the next chunk of their choice."""
-        if self._options.sampling.top_logprobs is not None:
-            self._tokens.setdefault(delta.index, []).extend(delta.tokens)
-
-    def _prompt_logprobs(self, first: ChoiceDelta) -> PromptTokenLogprobs | UnsetType:
+    def _wire_prompt_logprobs(self) -> PromptTokenLogprobs | UnsetType:
         """Return the prompt's log-probabilities, which all choices share."""
         asked = self._options.sampling.prompt_logprobs
         if asked is None:
             return UNSET
-        return prompt_token_logprobs(
-            first.prompt_logprobs or (), self._tokenizer, top_logprobs=asked
-        )
-
-    def _logprobs(self, tokens: Sequence[SampledToken]) -> ChatLogprobs | None:
-        if self._options.sampling.top_logprobs is None:
-            return None
-        return chat_logprobs(tokens, self._tokenizer)
+        return prompt_token_logprobs(self._prompt_logprobs, self._tokenizer, top_logprobs=asked)
 
     def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | None = None) -> bytes:
         chunk = ChatCompletionChunk(
@@ -285,31 +225,19 @@ class KeepingDialect:
         """Write as ``dialect`` does, and hand the whole answer to ``keep``."""
         self._dialect = dialect
         self._keep = keep
-        self._gained: dict[int, list[ChoiceDelta]] = {}
         self.keep_alive = dialect.keep_alive
         self.media_type = dialect.media_type
-
-    def opening(self, usage: GenerationUsage) -> bytes:
-        """Events before any text."""
-        return self._dialect.opening(usage)
-
-    def event(self, delta: ChoiceDelta) -> bytes:
-        """One choice's news."""
-        self._gained.setdefault(delta.index, []).append(delta)
-        return self._dialect.event(delta)
+        self.opening = dialect.opening
+        self.push = dialect.push
+        self.failure = dialect.failure
 
     def closing(self, usage: GenerationUsage) -> bytes:
         """Events that end the stream, whose whole answer is kept now."""
-        merged = [merge_deltas(deltas) for _, deltas in sorted(self._gained.items())]
-        self._keep(self._dialect.whole(merged, usage))
+        self.finish(usage)
         return self._dialect.closing(usage)
 
-    def failure(self, error: MachdError) -> bytes:
-        """Events that end a stream that cannot go on."""
-        return self._dialect.failure(error)
-
-    def whole(self, deltas: Sequence[ChoiceDelta], usage: GenerationUsage) -> bytes:
-        """The answer in one piece."""
-        answer = self._dialect.whole(deltas, usage)
+    def finish(self, usage: GenerationUsage) -> bytes:
+        """The whole answer, which is kept."""
+        answer = self._dialect.finish(usage)
         self._keep(answer)
         return answer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -19,16 +18,16 @@ from machd.dialects.generation import identify, read_generation, respond, system
 from machd.dialects.infill import fill_format, with_fill_ends
 from machd.dialects.logprobs import (
     CompletionChoiceLogprobs,
-    PromptTokenLogprobs,
     TextOffsets,
     completion_logprobs,
     joined_columns,
     prompt_columns,
     prompt_token_logprobs,
 )
-from machd.dialects.usage import Usage, wire_finish_reason
+from machd.dialects.usage import FinishReason, Usage, wire_finish_reason
 from machd.dialects.wire.errors import error_json
 from machd.engine.protocol.fill_format import FillFormat
+from machd.engine.protocol.step import PromptLogprob
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import MachdError
 from machd.generations.generation import ChoiceDelta, GenerationUsage
@@ -38,6 +37,7 @@ from machd.http.sse import COMMENT_KEEP_ALIVE, DONE, EVENT_STREAM, data_frame
 from machd.http.stream import while_connected
 from machd.reading.guidance import NO_GUIDANCE, Guidance
 from machd.reading.truncation import max_prompt_tokens
+from machd.request.generation import GenerationOptions
 
 
 @endpoint("POST /v1/completions", Completion, takes=CompletionRequest, streams=Completion)
@@ -55,9 +55,9 @@ async def create_completion(
     prompts = await service.in_worker(
         _tokenise, context.served.tokenizer, body, form, context.served.model.context_tokens
     )
-    echoes = (
-        await service.in_worker(_echo, context.served.tokenizer, body, prompts) if body.echo else []
-    )
+    echoes = [""] * len(prompts)
+    if body.echo:
+        echoes = await service.in_worker(_echo, context.served.tokenizer, body, prompts)
     guidance = NO_GUIDANCE
     if (constraint := body.constraint()) is not None:
         guidance = Guidance(
@@ -72,7 +72,7 @@ async def create_completion(
         prompts,
         options,
         _CompletionDialect(
-            body,
+            options,
             Completion(
                 id=identity.generation_id,
                 created=identity.created_unix_s,
@@ -80,8 +80,12 @@ async def create_completion(
                 system_fingerprint=system_fingerprint(context.served.model, context.versions),
                 choices=[],
             ),
-            context.served.tokenizer,
-            _Prompts(prompts, echoes, options.n),
+            [
+                _GrowingChoice(index, prompt, echo, body, context.served.tokenizer)
+                for index, (prompt, echo) in enumerate(
+                    one for one in zip(prompts, echoes, strict=True) for _ in range(options.n)
+                )
+            ],
         ),
         prompt_param="prompt",
         guidance=guidance,
@@ -113,65 +117,126 @@ def _echo(
     return [prompt if isinstance(prompt, str) else tokenizer.decode(prompt) for prompt in sent]
 
 
-@dataclass(frozen=True, slots=True)
-class _Prompts:
-    """The prompts of a request, found by the index of a choice.
+class _GrowingChoice:
+    """One completion, which grows by the choices that a stream's chunks hold."""
 
-    Attributes:
-        token_ids: Of each prompt.
-        echoes: The prompts as text; empty unless they are repeated in the answer.
-        choices_per_prompt: Choices that each prompt has.
-    """
+    def __init__(
+        self,
+        index: int,
+        prompt: tuple[int, ...],
+        echo: str,
+        body: CompletionRequest,
+        tokenizer: Tokenizer,
+    ) -> None:
+        """Begin a choice.
 
-    token_ids: Sequence[tuple[int, ...]]
-    echoes: Sequence[str]
-    choices_per_prompt: int
+        Args:
+            index: Counts from 0.
+            prompt: Its tokens.
+            echo: The prompt as text; empty unless it is repeated in the answer.
+            body: The request; not kept, as it holds all prompts.
+            tokenizer: Of the model.
+        """
+        self._index = index
+        self._prompt = prompt
+        self._echo = echo
+        self._top_logprobs = body.logprobs
+        self._echo_top_logprobs = body.echoed_logprobs
+        self._prompt_top_logprobs = body.prompt_logprobs
+        self._tokenizer = tokenizer
+        # An echo with log-probabilities comes with them, which may not be there yet.
+        self.opening_text = "" if body.echoed_logprobs is not None else echo
+        self._texts = [self.opening_text]
+        self._columns: list[CompletionChoiceLogprobs] = []
+        self._text_offsets: TextOffsets | None = None
+        if body.logprobs is not None:
+            start = len(echo) - len(self.opening_text)
+            self._text_offsets = TextOffsets(tokenizer.detokenizer(), start=start)
+        self._prompt_logprobs: tuple[PromptLogprob, ...] = ()
+        self._finish_reason: FinishReason | None = None
 
-    def of_choice(self, index: int) -> tuple[int, ...]:
-        """The tokens of a choice's prompt."""
-        return self.token_ids[index // self.choices_per_prompt]
+    def push(self, delta: ChoiceDelta) -> CompletionChoice:
+        """Append what came; returns what is new."""
+        text, columns = delta.text, self._new_columns(delta)
+        if delta.prompt_logprobs is not None:
+            self._prompt_logprobs = delta.prompt_logprobs
+            if self._echo_top_logprobs is not None:
+                text = self._echo + text
+        self._texts.append(text)
+        self._columns += columns
+        self._finish_reason = wire_finish_reason(delta.finish_reason)
+        return self._choice(text, columns)
 
-    def echo_of_choice(self, index: int) -> str:
-        """The text that a choice begins with; empty where prompts are not repeated."""
-        return self.echoes[index // self.choices_per_prompt] if self.echoes else ""
+    def finish(self) -> CompletionChoice:
+        """Return the whole choice."""
+        whole = self._choice("".join(self._texts), self._columns)
+        if self._prompt_top_logprobs is None:
+            return whole
+        prompt_logprobs = prompt_token_logprobs(
+            self._prompt_logprobs, self._tokenizer, top_logprobs=self._prompt_top_logprobs
+        )
+        return msgspec.structs.replace(whole, prompt_logprobs=prompt_logprobs)
+
+    def _choice(self, text: str, columns: list[CompletionChoiceLogprobs]) -> CompletionChoice:
+        return CompletionChoice(
+            index=self._index,
+            text=text,
+            logprobs=joined_columns(columns) if columns else None,
+            finish_reason=self._finish_reason,
+        )
+
+    def _new_columns(self, delta: ChoiceDelta) -> list[CompletionChoiceLogprobs]:
+        """Columns of the echoed prompt, if it comes with this delta, and of the delta's tokens."""
+        columns: list[CompletionChoiceLogprobs] = []
+        if self._text_offsets is None:
+            return columns
+        if self._echo_top_logprobs is not None and delta.prompt_logprobs is not None:
+            echoed = prompt_columns(
+                self._prompt,
+                delta.prompt_logprobs,
+                self._tokenizer,
+                text=self._echo,
+                top_logprobs=self._echo_top_logprobs,
+            )
+            columns.append(echoed)
+        tokens = delta.tokens
+        if delta.stop_token is not None:
+            # As OpenAI and vLLM: a row for each token that the usage counts.
+            tokens = (*tokens, delta.stop_token)
+        if tokens:
+            generated = completion_logprobs(
+                tokens,
+                self._tokenizer,
+                text_offsets=self._text_offsets.advance(tokens),
+                with_top=bool(self._top_logprobs),
+            )
+            columns.append(generated)
+        return columns
 
 
 class _CompletionDialect:
     """Text completion objects."""
 
     def __init__(
-        self,
-        body: CompletionRequest,
-        blank: Completion,
-        tokenizer: Tokenizer,
-        prompts: _Prompts,
+        self, options: GenerationOptions, blank: Completion, choices: Sequence[_GrowingChoice]
     ) -> None:
-        self._options = body.options()
-        self._prompt_top_logprobs = body.prompt_logprobs
-        self._echo_top_logprobs = body.echoed_logprobs
+        self._options = options
         self._blank = blank
-        self._tokenizer = tokenizer
-        self._prompts = prompts
-        self._text_offsets: dict[int, TextOffsets] = {}
+        self._choices = choices
         self._encoder = msgspec.json.Encoder()
 
     media_type = EVENT_STREAM
     keep_alive = COMMENT_KEEP_ALIVE
 
     def opening(self, _usage: GenerationUsage) -> bytes:
-        if self._echo_top_logprobs is not None:
-            return b""  # echoes come with their log-probabilities, which may not be there yet
-        choices = len(self._prompts.echoes) * self._prompts.choices_per_prompt
         return b"".join(
             self._object([CompletionChoice(index=index, text=echo, finish_reason=None)])
-            for index in range(choices)
-            if (echo := self._prompts.echo_of_choice(index))
+            for index, choice in enumerate(self._choices)
+            if (echo := choice.opening_text)
         )
 
-    def event(self, delta: ChoiceDelta) -> bytes:
-        has_echo = self._echo_top_logprobs is not None and delta.prompt_logprobs is not None
-        echo = self._prompts.echo_of_choice(delta.index) if has_echo else ""
-        return self._object([self._choice(delta, echo + delta.text)])
+    def push(self, delta: ChoiceDelta) -> bytes:
+        return self._object([self._choices[delta.index].push(delta)])
 
     def closing(self, usage: GenerationUsage) -> bytes:
         last = self._object([], Usage.of(usage)) if self._options.include_usage else b""
@@ -180,68 +245,15 @@ class _CompletionDialect:
     def failure(self, error: MachdError) -> bytes:
         return data_frame(error_json(error)) + DONE
 
-    def whole(self, deltas: Sequence[ChoiceDelta], usage: GenerationUsage) -> bytes:
-        choices = [
-            self._choice(delta, self._prompts.echo_of_choice(delta.index) + delta.text)
-            for delta in deltas
-        ]
+    def finish(self, usage: GenerationUsage) -> bytes:
+        choices = [choice.finish() for choice in self._choices]
         return self._encoder.encode(self._completion(choices, Usage.of(usage)))
-
-    def _choice(self, delta: ChoiceDelta, text: str) -> CompletionChoice:
-        return CompletionChoice(
-            index=delta.index,
-            text=text,
-            logprobs=self._logprobs(delta),
-            finish_reason=wire_finish_reason(delta.finish_reason),
-            prompt_logprobs=self._prompt_logprobs(delta),
-        )
-
-    def _prompt_logprobs(self, delta: ChoiceDelta) -> PromptTokenLogprobs | UnsetType:
-        if self._prompt_top_logprobs is None:
-            return UNSET
-        return prompt_token_logprobs(
-            delta.prompt_logprobs or (),
-            self._tokenizer,
-            top_logprobs=self._prompt_top_logprobs,
-        )
-
-    def _logprobs(self, delta: ChoiceDelta) -> CompletionChoiceLogprobs | None:
-        if self._options.sampling.top_logprobs is None:
-            return None
-        has_echo = self._echo_top_logprobs is not None
-        is_echoed = has_echo and delta.prompt_logprobs is not None
-        tokens = delta.tokens
-        if delta.stop_token is not None:
-            # As OpenAI and vLLM: a row for each token that the usage counts.
-            tokens = (*tokens, delta.stop_token)
-        if not tokens and not is_echoed:
-            return None
-        echo = self._prompts.echo_of_choice(delta.index) if has_echo else ""
-        if delta.index not in self._text_offsets:
-            detokenizer = self._tokenizer.detokenizer()
-            self._text_offsets[delta.index] = TextOffsets(detokenizer, start=len(echo))
-        columns = completion_logprobs(
-            tokens,
-            self._tokenizer,
-            text_offsets=self._text_offsets[delta.index].advance(tokens),
-            with_top=bool(self._options.sampling.top_logprobs),
-        )
-        if self._echo_top_logprobs is None or delta.prompt_logprobs is None:
-            return columns
-        echoed = prompt_columns(
-            self._prompts.of_choice(delta.index),
-            delta.prompt_logprobs,
-            self._tokenizer,
-            text=echo,
-            top_logprobs=self._echo_top_logprobs,
-        )
-        return joined_columns(echoed, columns)
 
     def _object(self, choices: list[CompletionChoice], usage: Usage | None = None) -> bytes:
         event = self._completion(choices, usage if self._options.include_usage else UNSET)
         return data_frame(self._encoder.encode(event))
 
     def _completion(
-        self, choices: list[CompletionChoice], usage: Usage | msgspec.UnsetType | None
+        self, choices: list[CompletionChoice], usage: Usage | UnsetType | None
     ) -> Completion:
         return msgspec.structs.replace(self._blank, choices=choices, usage=usage)

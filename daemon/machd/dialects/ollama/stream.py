@@ -1,16 +1,16 @@
-"""A generation in Ollama's words, whole and as lines of JSON."""
+"""A generation in Ollama's words: as lines of JSON, and whole as all of them in one."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import msgspec
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import UNSET, Raw
 
 from machd.dialects.chat.answer import ContentGaps
-from machd.dialects.logprobs import ChatTokenLogprob, chat_logprobs
+from machd.dialects.logprobs import ChatTokenLogprob, GrowingLogprobs
 from machd.dialects.ollama.answer import (
     DoneReason,
     OllamaAnswerMessage,
@@ -22,7 +22,6 @@ from machd.dialects.ollama.answer import (
     ollama_error_json,
 )
 from machd.dialects.usage import wire_finish_reason
-from machd.engine.protocol.step import SampledToken
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import MachdError
 from machd.generations.generation import ChoiceDelta, GenerationUsage
@@ -64,62 +63,61 @@ class OllamaDialect(ABC):
         """
         self._model_id = model_id
         self._created_at = created_at
-        self._tokenizer = logprobs_of
+        self._logprobs = GrowingLogprobs(logprobs_of)
         self._encoder = msgspec.json.Encoder()
         self._reader = _Reader()
-        self._unwritten_tokens: list[SampledToken] = []
+        self._said: list[Said] = []
         self._done_reason: DoneReason = "stop"
         # Not an empty line, at which Ollama's own client fails.
-        self.keep_alive = self._encoded(Said()) + b"\n"
+        self.keep_alive = self._encoded(Said(), []) + b"\n"
 
     def opening(self, _usage: GenerationUsage) -> bytes:
         """Return nothing: every line names its role."""
         return b""
 
-    def event(self, delta: ChoiceDelta) -> bytes:
+    def push(self, delta: ChoiceDelta) -> bytes:
         """A line for each text, thought and whole call."""
-        self._note(delta)
-        return b"".join(self._encoded(said) + b"\n" for said in self._reader.read(delta.pieces))
+        self._logprobs.push(delta.tokens)
+        self._done_reason = wire_finish_reason(delta.finish_reason) or "stop"
+        said = list(self._reader.push(delta.pieces))
+        self._said += said
+        return b"".join(self._encoded(one, self._logprobs.unframed()) + b"\n" for one in said)
 
     def closing(self, usage: GenerationUsage) -> bytes:
         """The last line, with what the answer took."""
-        return self._last(Said(), usage) + b"\n"
+        return self._last(Said(), self._logprobs.unframed(), usage) + b"\n"
 
     def failure(self, error: MachdError) -> bytes:
         """A line that ends the stream."""
         return ollama_error_json(error) + b"\n"
 
-    def whole(self, deltas: Sequence[ChoiceDelta], usage: GenerationUsage) -> bytes:
+    def finish(self, usage: GenerationUsage) -> bytes:
         """The answer."""
-        (delta,) = deltas
-        self._note(delta)
-        parts = list(self._reader.read(delta.pieces))
         said = Said(
-            content="".join(part.content for part in parts),
-            thinking="".join(part.thinking for part in parts),
-            calls=tuple(call for part in parts for call in part.calls),
+            content="".join(one.content for one in self._said),
+            thinking="".join(one.thinking for one in self._said),
+            calls=tuple(call for one in self._said for call in one.calls),
         )
-        return self._last(said, usage)
+        return self._last(said, self._logprobs.finish(), usage)
 
     def loaded(self) -> bytes:
         """The answer to a request that asks for no text: the model is loaded."""
-        return self._encoded(Said(), done=True, done_reason="load")
+        return self._encoded(Said(), [], done=True, done_reason="load")
 
     @abstractmethod
     def _line(self, said: Said) -> OllamaLine: ...
 
-    def _encoded(self, said: Said, **fields: object) -> bytes:
-        """A line, with the log-probabilities that are due and fields of the last line."""
-        line = self._line(said)
-        return self._encoder.encode(
-            msgspec.structs.replace(line, logprobs=self._logprobs(), **fields)
-        )
+    def _encoded(self, said: Said, logprobs: list[ChatTokenLogprob], **fields: object) -> bytes:
+        """A line, with fields of the last line."""
+        line = msgspec.structs.replace(self._line(said), logprobs=logprobs or UNSET, **fields)
+        return self._encoder.encode(line)
 
-    def _last(self, said: Said, usage: GenerationUsage) -> bytes:
+    def _last(self, said: Said, logprobs: list[ChatTokenLogprob], usage: GenerationUsage) -> bytes:
         time = usage.timing
         prefill_s, decode_s = time.prefill_s or 0.0, time.decode_s or 0.0
         return self._encoded(
             said,
+            logprobs,
             done=True,
             done_reason=self._done_reason,
             total_duration=_nanoseconds(time.queue_s + prefill_s + decode_s),
@@ -129,20 +127,6 @@ class OllamaDialect(ABC):
             eval_count=usage.completion_tokens,
             eval_duration=_nanoseconds(decode_s),
         )
-
-    def _note(self, delta: ChoiceDelta) -> None:
-        """Keep the delta's tokens for the next line, and how the choice ended."""
-        if self._tokenizer is not None:
-            self._unwritten_tokens.extend(delta.tokens)
-        self._done_reason = wire_finish_reason(delta.finish_reason) or "stop"
-
-    def _logprobs(self) -> list[ChatTokenLogprob] | UnsetType:
-        """Entries of the tokens that no line has told of yet."""
-        if self._tokenizer is None or not self._unwritten_tokens:
-            return UNSET
-        entries = chat_logprobs(self._unwritten_tokens, self._tokenizer).content
-        self._unwritten_tokens.clear()
-        return entries or UNSET
 
 
 class OllamaChatDialect(OllamaDialect):
@@ -177,9 +161,9 @@ class _Reader:
         self._call: ToolCallStart | None = None
         self._arguments: list[str] = []
 
-    def read(self, pieces: Iterable[OutputPiece]) -> Iterator[Said]:
+    def push(self, pieces: Iterable[OutputPiece]) -> Iterator[Said]:
         """Yield texts and thoughts as they come, and calls once they are whole."""
-        for piece in self._gaps.filled(pieces):
+        for piece in self._gaps.push(pieces):
             match piece:
                 case Content(text):
                     yield Said(content=text)

@@ -86,7 +86,7 @@ class ResponsesDialect:
             for kind in (ResponseCreated, ResponseInProgress)
         )
 
-    def event(self, delta: ChoiceDelta) -> bytes:
+    def push(self, delta: ChoiceDelta) -> bytes:
         """Return the items' events; with the last delta, the end of the last item."""
         frames = self._output.push(delta.pieces, self._logprobs(delta))
         if delta.finish_reason is None:
@@ -96,10 +96,8 @@ class ResponsesDialect:
 
     def closing(self, usage: GenerationUsage) -> bytes:
         """The whole response once more; there is no ``[DONE]``."""
-        response = self._finished(usage)
-        self._keep(msgspec.json.encode(response), response.output)
         last = ResponseIncomplete if self._is_cut_short else ResponseCompleted
-        return self._frames.frame(last, response=response)
+        return self._frames.frame(last, response=Raw(self.finish(usage)))
 
     def failure(self, error: MachdError) -> bytes:
         """The response as far as its items are done."""
@@ -108,17 +106,9 @@ class ResponsesDialect:
         )
         return self._frames.frame(ResponseFailed, response=response)
 
-    def whole(self, deltas: Sequence[ChoiceDelta], usage: GenerationUsage) -> bytes:
-        """Return the response that the last event of a stream holds."""
-        for delta in deltas:
-            self.event(delta)
-        response = self._finished(usage)
-        answer = msgspec.json.encode(response)
-        self._keep(answer, response.output)
-        return answer
-
-    def _finished(self, usage: GenerationUsage) -> Response:
-        return msgspec.structs.replace(
+    def finish(self, usage: GenerationUsage) -> bytes:
+        """Return the response that the last event of a stream holds, once it is kept."""
+        response = msgspec.structs.replace(
             self._opened,
             status="incomplete" if self._is_cut_short else "completed",
             completed_at=None if self._is_cut_short else int(self._clock.unix_s()),
@@ -126,6 +116,9 @@ class ResponsesDialect:
             output=self._output.items,
             usage=ResponseUsage.of(usage),
         )
+        answer = msgspec.json.encode(response)
+        self._keep(answer, response.output)
+        return answer
 
     def _logprobs(self, delta: ChoiceDelta) -> list[OutputTokenLogprob]:
         if self._logprobs_from is None:
@@ -140,7 +133,7 @@ class ResponsesDialect:
                     for top in one.top_logprobs
                 ],
             )
-            for one in chat_logprobs(delta.tokens, self._logprobs_from).content or []
+            for one in chat_logprobs(delta.tokens, self._logprobs_from)
         ]
 
 
