@@ -19,12 +19,12 @@ from machd.capabilities.model_code import ModelCode
 from machd.clock import Clock, SystemClock
 from machd.engine.assembly import make_engine
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
-from machd.engine.backend.progress import SilentProgress
 from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.engine.loading.architecture import import_architecture
 from machd.engine.loading.loader import LoadedModel, describe_model
 from machd.engine.loading.precision import materialise, native_layers
 from machd.engine.protocol.engine import Engine
+from machd.engine.protocol.progress import SilentProgress
 from machd_probes.bounded import OutOfTimeError
 from machd_probes.catalogue import CHECK_NAMES, STAND_IN_CHECKS
 from machd_probes.finding import Finding, no_data

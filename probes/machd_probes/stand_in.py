@@ -17,13 +17,13 @@ from machd.capabilities.evidence import MeasuredOn, ProbeResult
 from machd.capabilities.model_code import ModelCode
 from machd.clock import SystemClock
 from machd.engine.assembly import make_engine
-from machd.engine.backend.progress import SilentProgress
 from machd.engine.backend.untyped import LanguageModel
 from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.engine.loading.architecture import import_architecture
 from machd.engine.loading.loader import LoadedModel, describe_model
 from machd.engine.loading.precision import materialise, native_layers
 from machd.engine.protocol.engine import ModelDescription
+from machd.engine.protocol.progress import SilentProgress
 from machd_probes.prober import run_check
 from machd_probes.shrink import shrunk_configurations
 from machd_probes.subject import Extent, Subject

@@ -11,7 +11,7 @@ _LOAD = """
 import sys
 from pathlib import Path
 import os
-from machd.engine.backend.progress import SilentProgress
+from machd.engine.protocol.progress import SilentProgress
 from machd.user_directories import user_cache_directory
 from machd.engine.open import engine_loader
 from machd.settings.model import Settings

@@ -20,9 +20,9 @@ from machd.cli.progress import ProgressBar
 from machd.clock import SystemClock
 from machd.daemon import Daemon
 from machd.engine.backend.blas import BlasChoice
-from machd.engine.backend.progress import SilentProgress
 from machd.engine.open import choose_checked_blas, engine_loader, follower
 from machd.engine.protocol.engine import ModelFront
+from machd.engine.protocol.progress import SilentProgress
 from machd.engine.ranks.joining import RankPlace, rank_place
 from machd.engine_process.assembly import engine_loop
 from machd.follower import Follower

@@ -22,11 +22,11 @@ from machd.engine.backend.blas_kept_checks import KeptChecks, conditions_key
 from machd.engine.backend.cpu_threads import thread_variables
 from machd.engine.backend.mlx_environment import set_mlx_environment
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
-from machd.engine.backend.progress import LoadProgress
 from machd.engine.loading.generation_config import read_default_sampling
 from machd.engine.loading.source import ModelSource, resolve_model
 from machd.engine.prefix_blocks.directory import check_block_directory
 from machd.engine.protocol.engine import Engine
+from machd.engine.protocol.progress import LoadProgress
 from machd.engine.ranks.joining import RankPlace, join, refuse_with_ranks
 from machd.errors import SettingsError
 from machd.heap import map_large_arrays

@@ -21,13 +21,13 @@ from mlx.utils import tree_flatten
 from machd.capabilities.evidence import Evidence
 from machd.engine.assembly import make_engine
 from machd.engine.backend.device import backend_name
-from machd.engine.backend.progress import SilentProgress
 from machd.engine.backend.safetensors_header import read_safetensors_header
 from machd.engine.experts.bank import ExpertBank
 from machd.engine.experts.banked_model import BankedModel, open_bank
 from machd.engine.experts.tensor_origins import TensorOrigins, switch_layers
 from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.engine.loading.loader import LoadedModel
+from machd.engine.protocol.progress import SilentProgress
 from machd.engine.protocol.step import Lane
 from machd_probes.comparison import compared
 from machd_probes.finding import Finding, unsupported

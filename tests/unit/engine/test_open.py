@@ -28,7 +28,7 @@ _OPEN = """
 import sys
 from pathlib import Path
 from machd.engine.open import engine_loader
-from machd.engine.backend.progress import SilentProgress
+from machd.engine.protocol.progress import SilentProgress
 from machd.settings.cache import CacheSettings
 from machd.settings.model import Settings
 is_on, directory, cache_directory = sys.argv[1:]

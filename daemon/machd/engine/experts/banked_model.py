@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_unflatten
 
-from machd.engine.backend.progress import LoadProgress
 from machd.engine.backend.untyped import LanguageModel, Layer
 from machd.engine.experts.bank import ExpertBank
 from machd.engine.experts.banked_layer import BankedExperts, PassState
@@ -20,6 +19,7 @@ from machd.engine.experts.router_preview import (
 )
 from machd.engine.experts.stored_layer import StoredLayer
 from machd.engine.protocol.engine import ExpertReading
+from machd.engine.protocol.progress import LoadProgress
 from machd.errors import ModelFormatError
 
 _MAX_BLOCK_DEPTH = 2

@@ -8,7 +8,6 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from machd.engine.backend.device import available_memory_bytes, backend_name
-from machd.engine.backend.progress import LoadProgress
 from machd.engine.experts.banked_model import BankedModel, open_bank
 from machd.engine.experts.residency import Residency
 from machd.engine.experts.tensor_origins import TensorOrigins, expert_parameters, switch_layers
@@ -19,6 +18,7 @@ from machd.engine.loading.precision import (
     refuse_if_too_big,
     weights_bytes,
 )
+from machd.engine.protocol.progress import LoadProgress
 from machd.errors import ModelFormatError, SettingsError
 
 _NOT_ON_CUDA = (

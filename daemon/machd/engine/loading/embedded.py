@@ -22,7 +22,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from machd.engine.backend.progress import LoadProgress, SilentProgress
+from machd.engine.protocol.progress import LoadProgress, SilentProgress
 from machd.errors import ModelDownloadError
 
 EMBEDDED_MODEL_ID = "smollm2-135m-instruct"

@@ -25,7 +25,6 @@ from machd.engine.backend.device import (
 from machd.engine.backend.inspection_bounds import printable
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.backend.model_files import own_code_files
-from machd.engine.backend.progress import LoadProgress, SilentProgress
 from machd.engine.experts.banked_model import BankedModel
 from machd.engine.experts.residency import Residency
 from machd.engine.experts.tensor_origins import TensorOrigins, switch_layers
@@ -70,6 +69,7 @@ from machd.engine.loading.vision import (
     why_text_only,
 )
 from machd.engine.protocol.engine import ModelDescription
+from machd.engine.protocol.progress import LoadProgress, SilentProgress
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.engine.vision.media_processor import CheckpointProcessor
 from machd.errors import ModelError, ModelFormatError, ModelShardingError, SettingsError

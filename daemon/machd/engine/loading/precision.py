@@ -14,13 +14,13 @@ from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 from mlx.utils import tree_flatten, tree_map_with_path, tree_unflatten
 
 from machd.engine.backend.native_kernels import native_kernels
-from machd.engine.backend.progress import LoadProgress
 from machd.engine.backend.untyped import Layer
 from machd.engine.kernels.native_layers import (
     has_native_product,
     is_native,
     take_native,
 )
+from machd.engine.protocol.progress import LoadProgress
 from machd.errors import ModelMemoryError, SettingsError
 
 _DTYPES: Mapping[str, mx.Dtype] = {

@@ -23,10 +23,10 @@ from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten, tree_unflatten
 
 from machd.engine.backend.model_files import open_regular
-from machd.engine.backend.progress import LoadProgress
 from machd.engine.backend.safetensors_header import StoredTensor
 from machd.engine.experts.tensor_origins import TensorOrigins
 from machd.engine.loading.checkpoint import Checkpoint
+from machd.engine.protocol.progress import LoadProgress
 from machd.errors import ModelFormatError
 
 _MIN_PIECE_BYTES = 4096

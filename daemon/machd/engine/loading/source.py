@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from machd.engine.backend.progress import LoadProgress, SilentProgress
 from machd.engine.loading import embedded
+from machd.engine.protocol.progress import LoadProgress, SilentProgress
 from machd.errors import ModelDownloadError, ModelNotFoundError
 from machd.settings.problems import shortened
 

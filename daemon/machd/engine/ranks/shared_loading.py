@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 import structlog
 
-from machd.engine.backend.progress import LoadProgress
+from machd.engine.protocol.progress import LoadProgress
 from machd.engine.ranks.rank_group import RankGroup
 from machd.errors import EngineFaultError, MachdError, StartupError
 

@@ -10,9 +10,9 @@ import structlog
 
 from machd.capabilities.rules import speculation
 from machd.capabilities.verdict import Support
-from machd.engine.backend.progress import LoadProgress
 from machd.engine.loading.loader import LoadedModel, load_model
 from machd.engine.loading.source import resolve_model
+from machd.engine.protocol.progress import LoadProgress
 from machd.engine.protocol.step import ProposerKind
 from machd.engine.speculation.dflash import DFlashProposer
 from machd.engine.speculation.dflash_package import dflash_obstacle, known_draft, load_block_draft

@@ -16,7 +16,6 @@ from support.engines.rounding import is_equal_but_for_rounding
 
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.backend.native_kernels import native_kernels
-from machd.engine.backend.progress import SilentProgress
 from machd.engine.experts.tensor_origins import projections, switch_layers
 from machd.engine.kernels.native_layers import has_native_product, is_native
 from machd.engine.loading.precision import (
@@ -26,6 +25,7 @@ from machd.engine.loading.precision import (
     native_layers,
     weights_bytes,
 )
+from machd.engine.protocol.progress import SilentProgress
 from machd_probes.tiny import tiny_configuration, tiny_model
 
 pytestmark = [

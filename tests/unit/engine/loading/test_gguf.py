@@ -23,7 +23,6 @@ from unit.engine.tiny_llama import TOKENS, TinyLlama, largest
 
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.backend.native_kernels import native_kernels
-from machd.engine.backend.progress import SilentProgress
 from machd.engine.loading.gguf import check_gguf, llama_config, load_llama_weights
 from machd.engine.loading.gguf_header import read_gguf_header
 from machd.engine.loading.gguf_tensors import read_tensor
@@ -31,6 +30,7 @@ from machd.engine.loading.gguf_tokenizer import build_tokenizer
 from machd.engine.loading.inspection import inspect_model
 from machd.engine.loading.loader import load_model
 from machd.engine.loading.source import ModelSource, SourceKind
+from machd.engine.protocol.progress import SilentProgress
 from machd.errors import ModelArchitectureError, ModelFormatError
 
 import_mlx_lm()

@@ -18,12 +18,12 @@ from mlx.nn.layers.normalization import RMSNorm
 from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_flatten
 
-from machd.engine.backend.progress import SilentProgress
 from machd.engine.backend.safetensors_header import read_safetensors_header
 from machd.engine.loading import shard_reader
 from machd.engine.loading.checkpoint import Checkpoint
 from machd.engine.loading.precision import hold_in
 from machd.engine.loading.shard_reader import ShardReader, StoredArray, StoredSlice, read_slice
+from machd.engine.protocol.progress import SilentProgress
 from machd.errors import ModelFormatError
 
 _DTYPES = (mx.float32, mx.float16, mx.bfloat16, mx.uint32, mx.uint8)

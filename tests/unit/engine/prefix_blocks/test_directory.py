@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from support.engines.block_samples import content_of, files_in, saved_block
 
-from machd.engine.backend.progress import SilentProgress
 from machd.engine.open import engine_loader
 from machd.engine.prefix_blocks.directory import BlockDirectory, check_block_directory
 from machd.engine.prefix_blocks.disk_tier import DiskTier
+from machd.engine.protocol.progress import SilentProgress
 from machd.errors import SettingsError
 from machd.settings.cache import CacheSettings
 from machd.settings.model import Settings

@@ -12,9 +12,9 @@ from unit.engine.tiny_llama import TinyLlama
 
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
 from machd.capabilities.rules import speculation
-from machd.engine.backend.progress import SilentProgress
 from machd.engine.loading.loader import LoadedModel, load_model
 from machd.engine.open import _engine
+from machd.engine.protocol.progress import SilentProgress
 from machd.engine.protocol.step import ProposerKind
 from machd.engine.speculation import choice
 from machd.engine.speculation.choice import ProposerChoice, choose_proposer
