@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import TypeVarTuple, Unpack
 
 from litestar.types import ASGIApp
 
@@ -31,7 +32,7 @@ from machd.http.model_names import ModelNames
 from machd.installed import installed_version
 from machd.kv_events.publishing import open_files, open_kv_events
 from machd.link.block_events import KvEvent
-from machd.link.port import OpenEngine
+from machd.link.port import OpenEngine, RestartReason
 from machd.process.configuration import Configuration
 from machd.process.lifecycle import Lifecycle
 from machd.scheduler.events import Event
@@ -46,6 +47,8 @@ from machd.telemetry.lag import EventLoopLag
 from machd.telemetry.logs import RequestLog, SchedulerLog, configure_logs
 from machd.telemetry.metrics import Metrics
 from machd.telemetry.tracing import tracers
+
+_Arguments = TypeVarTuple("_Arguments")
 
 Access = Callable[[Settings], ApiKeys]
 """Reads who may ask under some settings; refuses those under which nobody may be let in."""
@@ -173,10 +176,24 @@ class Parts:
         if self.kv_events is not None:
             self.kv_events.put(event)
 
+    def engine_ended(self, reason: RestartReason) -> None:
+        """Count it, and tell routers until another process serves."""
+        self._on_event_loop(self.lifecycle.restart)
+        self._on_event_loop(self.metrics.count_restart, reason)
+
+    def engine_served(self) -> None:
+        """Tell routers that requests are computed again."""
+        self._on_event_loop(self.lifecycle.restarted)
+
     def verdicts_changed(self, changed: frozenset[str]) -> None:
         """Announce what else the model can do now."""
+        self._on_event_loop(self.announcements.announce_changes, changed)
+
+    def _on_event_loop(
+        self, call: Callable[[Unpack[_Arguments]], object], *arguments: *_Arguments
+    ) -> None:
         with contextlib.suppress(RuntimeError):  # the event loop has closed
-            self._event_loop.call_soon_threadsafe(self.announcements.announce_changes, changed)
+            self._event_loop.call_soon_threadsafe(call, *arguments)
 
     def _prepare(self, settings: Settings) -> Callable[[], None]:
         """Get ready what other settings need; see :data:`machd.process.configuration.Prepare`."""
@@ -202,7 +219,7 @@ class Parts:
             if _arranged_by(settings) != _arranged_by(old):
                 self._change_config(settings)
             # Afterwards and at once: another config may have to wait for a step.
-            if (settings.cache, settings.limits) != (old.cache, old.limits):
+            if _read_by_engine(settings) != _read_by_engine(old):
                 self.engine.set_limits(settings)
 
         return take_on
@@ -216,8 +233,7 @@ class Parts:
 
         def announce(done: Future[None]) -> None:
             if done.exception() is None:  # what it was is in the log already
-                with contextlib.suppress(RuntimeError):  # the event loop has closed
-                    self._event_loop.call_soon_threadsafe(self.announcements.announce)
+                self._on_event_loop(self.announcements.announce)
 
         done.add_done_callback(announce)
         return done
@@ -244,6 +260,11 @@ class Parts:
 def _arranged_by(settings: Settings) -> tuple[object, ...]:
     """Return the settings whose change needs a new scheduler config."""
     return settings.continuous_batching, settings.speculation
+
+
+def _read_by_engine(settings: Settings) -> tuple[object, ...]:
+    """Return the settings that the engine takes on as they are."""
+    return settings.cache, settings.limits, settings.logging
 
 
 def _version_labels(versions: Versions) -> dict[str, str]:

@@ -274,7 +274,7 @@ class Daemon:
         Raises:
             EngineFaultError: Always.
         """
-        if parts.lifecycle.state in {State.READY, State.LEAVING}:
+        if parts.lifecycle.state in {State.READY, State.RESTARTING, State.LEAVING}:
             parts.lifecycle.become(State.FAILED)
         servers.leave()
         fault = EngineFaultError("the engine has stopped; the server is restarting")
@@ -292,7 +292,7 @@ class Daemon:
             FaultError: The engine or a server failed meanwhile.
         """
         notice_s = parts.configuration.settings.limits.drain_notice_s
-        if notice_s == 0.0 or parts.lifecycle.state is not State.READY:
+        if notice_s == 0.0 or parts.lifecycle.state not in {State.READY, State.RESTARTING}:
             return
         parts.lifecycle.become(State.LEAVING)
         self._log.info("daemon.leaving", notice_s=notice_s, open_requests=parts.service.open_count)
@@ -361,8 +361,11 @@ class Daemon:
 async def _join(loop: EnginePort, stall_timeout_s: float) -> None:
     """Wait for the engine thread: for a step that hangs not long, for what is written longer."""
     step_s = _HUNG_JOIN_S if loop.heartbeat_age_s > stall_timeout_s else _ENGINE_JOIN_S
-    if not await asyncio.to_thread(loop.join, step_s) and loop.finished.done():
-        await asyncio.to_thread(loop.join, _WRITING_JOIN_S)
+    has_ended = await asyncio.to_thread(loop.join, step_s)
+    if not has_ended and loop.finished.done():
+        has_ended = await asyncio.to_thread(loop.join, _WRITING_JOIN_S)
+    if not has_ended:
+        loop.kill()
 
 
 def _engine_watch(parts: Parts) -> EngineWatch:

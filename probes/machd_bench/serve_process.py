@@ -25,6 +25,7 @@ _OVERRIDES = (
 _MAX_LINE_BYTES = 2**20
 _KEPT_LINES = 20
 _STOP_S = 30.0
+_ENGINE_MODULE = "machd.cli.engine"
 _MEASURING_MODULE = "machd_probes.worker"
 _MEASURING_POLL_S = 0.2
 _FAULT_LEVELS = frozenset({"error", "critical"})
@@ -85,18 +86,20 @@ class ServeProcess:
     def is_measuring(self) -> bool:
         """Return whether a process of the daemon's measures its model."""
         with contextlib.suppress(psutil.Error):
-            children = psutil.Process(self.process.pid).children()
+            children = psutil.Process(self.process.pid).children(recursive=True)
             return any(_MEASURING_MODULE in _command_line(child) for child in children)
         return False
 
     def rss_bytes(self) -> int:
-        """Resident memory right now, pages shared with other processes included.
+        """Resident memory of the front and its engine process right now; pages that they share count twice.
 
         Raises:
             EngineFaultError: The process has ended.
         """
         try:
-            return int(psutil.Process(self.process.pid).memory_info().rss)
+            front = psutil.Process(self.process.pid)
+            engines = [one for one in front.children() if _ENGINE_MODULE in _command_line(one)]
+            return sum(int(one.memory_info().rss) for one in (front, *engines))
         except psutil.NoSuchProcess:
             raise EngineFaultError(f"the server has ended: {self.last_words}") from None
 

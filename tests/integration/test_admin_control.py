@@ -319,7 +319,7 @@ def test_a_probe_waits_for_an_idle_moment_and_blocks_nobody(tmp_path: Path) -> N
             target=lambda: answers.append(daemon.admin.post("/admin/probe", timeout=CEILING_S))
         )
         prober.start()
-        gate.step_until(lambda: daemon.status["decode_mode"]["is_switching"], "the probe is next")
+        wait_until(lambda: daemon.status["decode_mode"]["is_switching"], "the probe is next")
         assert not answers
         assert daemon.http.get("/health").status_code == 200
         gate.open()

@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.clocks.polling import CEILING_S
+from support.daemon.engine_processes import engine_of
 from support.daemon.serve_process import ServeProcess
 
 from machd.user_directories import user_cache_directory
@@ -169,7 +169,7 @@ def test_streamed_model_takes_little_more_memory_than_its_bank(
         _answers(whole.url)
         _answers(daemon.url)
         whole_bytes, bytes_ = (
-            psutil.Process(one.process.pid).memory_info().rss for one in (whole, daemon)
+            engine_of(one.process.pid).memory_info().rss for one in (whole, daemon)
         )
 
     assert whole_bytes - bytes_ > all_bytes * 3 / 4 - 40_000_000

@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 from support.checkpoints.tiny_checkpoint import write_tiny_llama
 from support.clocks.polling import CEILING_S
+from support.daemon.engine_processes import engine_of
 from support.daemon.serve_process import ServeProcess
 
 _WORDS = [
@@ -91,7 +91,7 @@ def test_load_beyond_a_memory_limit_is_answered(checkpoint: Path, requests: int)
     """Every request gets the answer that it gets without a limit: rows are suspended, and resumed."""
     bodies = _bodies(requests)
     with _daemon(checkpoint) as daemon:
-        idle_bytes = psutil.Process(daemon.process.pid).memory_info().vms
+        idle_bytes = engine_of(daemon.process.pid).memory_info().vms
         expected = [_text(one) for one in _answers(daemon.url, bodies, clients=_CLIENTS)]
 
     limit_kib = (idle_bytes + _ROOM_BYTES) // 1024

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 from support.checkpoints.tiny_checkpoint import write_tiny_llama
 from support.clients.cached_answers import Answer, Asked, ask, ask_all, ask_streamed, prefix_stats
 from support.clients.common_words import WORDS
 from support.clocks.polling import CEILING_S, wait_until
 from support.daemon.admin_daemon import AdminDaemon
+from support.daemon.engine_processes import engine_of
 from support.daemon.forked_daemons import DaemonParent, ForkedDaemon, daemon_parent
 from support.engines.dialogue import completion, told
 from support.engines.fake_engine import FakeEngine
@@ -330,7 +330,7 @@ class _Watch:
     """Looks at a daemon from outside until it is left: its process's memory, and what it says."""
 
     def __init__(self, daemon: ForkedDaemon) -> None:
-        self._process = psutil.Process(daemon.process_id)
+        self._process = engine_of(daemon.process_id)
         self._url = daemon.url
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._look)

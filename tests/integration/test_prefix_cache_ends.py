@@ -17,9 +17,9 @@ from support.engines.fake_engine import FakeEngine, spelled
 
 from machd.engine.protocol.blocks import SavedBlock
 from machd.engine.protocol.engine import Engine
-from machd.engine.protocol.step import StepPlan
 from machd.engine_process.inbox import Inbox, Message, Stop
 from machd.engine_process.loop import EngineLoop
+from machd.scheduler.events import Event
 from machd.scheduler.scheduler import Scheduler
 
 
@@ -27,24 +27,27 @@ def test_answer_is_on_disk_when_a_stop_follows_it_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The plans that write the last answer are made although the stop came before them."""
-    step, put = EngineLoop._step, Inbox.put
+    take, put = EngineLoop._take_messages, Inbox.put
     is_stop_there = threading.Event()
 
-    def step_and_hold(
-        loop: EngineLoop, engine: Engine, scheduler: Scheduler, plan: StepPlan
-    ) -> None:
-        step(loop, engine, scheduler, plan)
-        if plan.decode and not scheduler.running_count:
+    def hold_and_take(
+        loop: EngineLoop, engine: Engine, scheduler: Scheduler, *, wait_s: float
+    ) -> list[Event]:
+        if scheduler.running_count:
+            has_run.append(True)
+        if has_run and not scheduler.running_count:
             assert is_stop_there.wait(CEILING_S), "the daemon is stopped once it has answered"
+        return take(loop, engine, scheduler, wait_s=wait_s)
 
     def watched_put(inbox: Inbox, message: Message) -> None:
         put(inbox, message)
         if isinstance(message, Stop):
             is_stop_there.set()
 
-    monkeypatch.setattr(EngineLoop, "_step", step_and_hold)
+    monkeypatch.setattr(EngineLoop, "_take_messages", hold_and_take)
     monkeypatch.setattr(Inbox, "put", watched_put)
     disk: dict[bytes, Any] = {}
+    has_run: list[bool] = []
     flags = {"cache.memory_mb": 100, "cache.disk_dir": str(tmp_path), "model.path": "fake"}
     engine = FakeEngine(spelled("hello there general"), disk=disk)
     with RunningDaemon(lambda: engine, flags) as daemon:

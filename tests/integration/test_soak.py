@@ -19,6 +19,7 @@ import pytest
 from support import module_command
 from support.checkpoints.tiny_checkpoint import write_tiny_llama
 from support.clocks.polling import wait_until
+from support.daemon.engine_processes import engine_of
 from support.daemon.observed_daemon import LEAK_VARIABLE, ask
 from support.daemon.scraping import is_idle, read_page
 from support.daemon.serve_process import ServeProcess
@@ -111,6 +112,7 @@ class _Sampler:
         self._socket_path = socket_path
         self._soak = soak
         self._process = psutil.Process(server.process.pid)
+        self._engine = engine_of(server.process.pid)
         self._clock = SystemClock()
         self._start_s = self._clock.monotonic_s()
         self._lock = threading.Lock()
@@ -128,7 +130,7 @@ class _Sampler:
             self._soak.samples.append(
                 Sample(
                     at_s=self.at_s,
-                    rss_bytes=self._process.memory_info().rss,
+                    rss_bytes=self._process.memory_info().rss + self._engine.memory_info().rss,
                     heap_used_bytes=counts.get("heap_used_bytes", 0),
                     heap_free_bytes=counts.get("heap_free_bytes", 0),
                     mlx_bytes=counts.get("mlx_active_bytes", 0) + counts.get("mlx_cache_bytes", 0),

@@ -166,7 +166,7 @@ def test_failures_are_counted_and_logged(tmp_path: Path) -> None:
         assert content == "abcdefghij"
         wait_until(lambda: _counted(daemon, "fallbacks_total") == 1, "the failure is counted")
         assert daemon.status["speculation"]["fallbacks"] == 1
-        assert daemon.status["faults"] == {"row": 0, "engine": 0}
+        assert daemon.status["faults"] == {"row": 0, "engine": 0, "engine_restarts": 0}
     (line,) = [one for one in lines if one["event"] == "speculation.failed"]
     assert line["log_level"] == "warning"
 

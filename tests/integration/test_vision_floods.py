@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 from support.clients.generated_images import GENERATED
 from support.clients.image_files import encoded, jpeg_of_scans, picture
 from support.clocks.polling import CEILING_S
+from support.daemon.engine_processes import engine_of
 from support.daemon.serve_process import ServeProcess
 
 from machd.user_directories import user_cache_directory
@@ -124,7 +124,7 @@ def test_images_beyond_the_memory_end_no_daemon(checkpoint: Path, tmp_path: Path
     (folder / "config.json").unlink()
     (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 32_768}))
     with ServeProcess(str(folder), "--model-dtype=float32") as daemon:
-        idle_bytes = psutil.Process(daemon.process.pid).memory_info().vms
+        idle_bytes = engine_of(daemon.process.pid).memory_info().vms
     limit_kib = (idle_bytes + _ROOM_BYTES) // 1024
     arguments = ("--model-dtype=float32", "--vision-max-decode-s=60")
     with ServeProcess(str(folder), *arguments, ulimit=f"-v {limit_kib}") as daemon:

@@ -1358,7 +1358,7 @@ class SendsATokenTwice(Scheduler):
     def _take(self, sequence: Sequence, token: SampledToken, now_s: float) -> list[Event]:
         if not _is_first_since_restart(sequence):
             return super()._take(sequence, token, now_s)
-        last = replace(token, token_id=sequence.completion_token_ids[-1])
+        last = structs.replace(token, token_id=sequence.completion_token_ids[-1])
         again = [TokenGenerated(one.sequence_id, last, now_s) for one in sequence.subscribers]
         return [*again, *super()._take(sequence, token, now_s)]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from litestar.di import NamedDependency
 from msgspec import Struct
@@ -12,11 +12,11 @@ from machd.admin.context import AdminContext
 from machd.admin.endpoint import endpoint
 from machd.capabilities.document import DecodeMode, ModelCapabilities, SpeculationMode
 from machd.errors import MachdError
+from machd.link.port import RestartReason
 from machd.process.configuration import Configuration
+from machd.process.lifecycle import State
 from machd.served.cache_stats import CacheStats, cache_stats
 from machd.telemetry.metrics import Metrics
-
-_State: TypeAlias = Literal["loading", "ready", "leaving", "draining", "stopped", "failed"]
 
 
 class AdminState(Struct, frozen=True, kw_only=True):
@@ -28,7 +28,7 @@ class AdminState(Struct, frozen=True, kw_only=True):
         open_requests: Requests that are being answered or wait.
     """
 
-    state: _State
+    state: State
     is_held: bool
     reason: str | None
     open_requests: int
@@ -120,6 +120,7 @@ class Faults(Struct, frozen=True, kw_only=True):
 
     row: int
     engine: int
+    engine_restarts: int = 0
 
 
 class ConfigStatus(Struct, frozen=True, kw_only=True):
@@ -218,7 +219,14 @@ async def get_status(admin: NamedDependency[AdminContext]) -> AdminStatus:
         heartbeat_age_s=round(admin.served.heartbeat_age_s, 3),
         event_loop_lag_s=round(admin.lag.last_s, 6),
         config=_config_status(admin.configuration),
-        faults=Faults(row=_faults(admin.metrics, "row"), engine=_faults(admin.metrics, "engine")),
+        faults=Faults(
+            row=_count(admin.metrics, "machd_faults_total", scope="row"),
+            engine=_count(admin.metrics, "machd_faults_total", scope="engine"),
+            engine_restarts=sum(
+                _count(admin.metrics, "machd_engine_restarts_total", reason=one.value)
+                for one in RestartReason
+            ),
+        ),
         ranks=tuple(
             RankStatus(
                 rank=one.rank,
@@ -240,7 +248,7 @@ def admin_state(admin: AdminContext) -> AdminState:
     except MachdError as error:
         reason = error.message
     return AdminState(
-        state=lifecycle.state.value,
+        state=lifecycle.state,
         is_held=lifecycle.is_held,
         reason=reason,
         open_requests=admin.service.open_count,
@@ -313,6 +321,6 @@ def _config_status(configuration: Configuration) -> ConfigStatus:
     )
 
 
-def _faults(metrics: Metrics, scope: str) -> int:
-    """Read a count of faults off the metrics, so that the two cannot disagree."""
-    return int(metrics.registry.get_sample_value("machd_faults_total", {"scope": scope}) or 0)
+def _count(metrics: Metrics, name: str, **labels: str) -> int:
+    """Read a count off the metrics, so that the two cannot disagree."""
+    return int(metrics.registry.get_sample_value(name, labels) or 0)

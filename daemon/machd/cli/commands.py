@@ -54,7 +54,7 @@ class _Commands(click.Group):
 @click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="machd")
 def command_line() -> None:
-    """Serve an MLX model over the OpenAI API: one config file, one process."""
+    """Serve an MLX model over the OpenAI API: one config file, one address."""
 
 
 def run() -> int:

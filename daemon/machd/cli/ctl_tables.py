@@ -22,6 +22,7 @@ from machd.served.cache_stats import CacheStats, DiskStats, ExpertBankStats, KvS
 
 _STATE_STYLES = {
     "ready": "bold green",
+    "restarting": "bold yellow",
     "leaving": "bold yellow",
     "draining": "bold yellow",
     "failed": "bold red",
@@ -141,6 +142,8 @@ def _status_lines(status: AdminStatus) -> Iterator[tuple[str, Text | str]]:
         keys = ", ".join(status.config.overrides)
         yield "overrides", f"{keys}; changed over the admin API, until the next reload"
     yield "faults", f"{status.faults.row} of sequences, {status.faults.engine} of the engine"
+    if status.faults.engine_restarts:
+        yield "restarts", f"{status.faults.engine_restarts} of the engine process"
 
 
 def _kept_lines(stats: CacheStats) -> Iterator[tuple[str, str]]:

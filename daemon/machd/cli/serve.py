@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
-import functools
-import gc
 import os
 import shlex
-import signal
+import sys
 import textwrap
-from collections.abc import Callable
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from machd import __version__
 from machd.cli.options import SettingsCommand, model_argument, settings_options, settings_sources
-from machd.cli.progress import ProgressBar
-from machd.clock import SystemClock
-from machd.daemon import Daemon
-from machd.engine.backend.blas import BlasChoice
-from machd.engine.open import choose_checked_blas, engine_loader, follower
-from machd.engine.protocol.engine import ModelFront
-from machd.engine.protocol.progress import SilentProgress
-from machd.engine.ranks.joining import RankPlace, rank_place
-from machd.engine_process.assembly import engine_loop
-from machd.follower import Follower
+from machd.engine.ranks.joining import rank_place
 from machd.installed import command_name
-from machd.link.decode_mode import DecodeModeDecision
+from machd.link.started_engine import StartedEngine
 from machd.process.notify import forget_service_variables
-from machd.settings.model import Settings
-from machd.settings.sources import LoadedSettings, OriginKind
-from machd.telemetry.logs import configure_logs
-from machd.user_directories import user_cache_directory
-from machd_probes.startup import startup_measures
+from machd.settings.sources import LoadedSettings
+
+if TYPE_CHECKING:
+    from machd.engine.protocol.engine import ModelFront
+    from machd.link.decode_mode import DecodeModeDecision
+
+
+ENGINE_COMMAND = (sys.executable, "-P", "-m", "machd.cli.engine")
+"""Starts an engine process; the number of its end of the link follows."""
 
 
 @click.command(
@@ -43,87 +34,19 @@ from machd_probes.startup import startup_measures
 @settings_options
 def serve(loaded: LoadedSettings) -> None:
     """Serve MODEL: a directory in mlx-lm layout, a GGUF file, a hub id, or the embedded default."""
-    settings, sources = loaded.settings, settings_sources()
+    sources = settings_sources()
     forget_service_variables(os.environ)  # noqa: TID251 - whatever is started from here on inherits it
-    configure_logs(level=settings.logging.level, log_format=settings.logging.format)
     place = rank_place(sources.environ)
-    cache_directory = user_cache_directory(sources.environ)
-    blas = choose_checked_blas(
-        settings.engine.blas,
-        cache_directory=cache_directory,
-        environ=os.environ,  # noqa: TID251 - libraries read theirs by themselves
-    )
     if place is not None and not place.leads:
-        _follow(settings, cache_directory, blas, place)
+        from machd.cli.rank import follow  # noqa: PLC0415 - another kind of process
+
+        follow(loaded.settings, sources, place)
         return
-    with ProgressBar(has_lines=False) as progress:
+    # The process imports for a second, while this one does the same.
+    first = StartedEngine(ENGINE_COMMAND, loaded.settings.model_dump_json())
+    from machd.cli.front import run_front  # noqa: PLC0415 - see above
 
-        def announce(url: str, front: ModelFront) -> None:
-            progress.stop()
-            # What is there now stays. Looked through again and again it would stop all streams for
-            # a tenth of a second each time.
-            gc.collect()
-            gc.freeze()
-            is_given = loaded.origins["admin.listen"].kind is OriginKind.FLAG
-            told = welcome(url, daemon.admin_url, front, daemon.decode_mode, names_admin=is_given)
-            click.echo(told, err=True)
-
-        load = engine_loader(
-            settings,
-            cache_directory=cache_directory,
-            environ=os.environ,  # noqa: TID251 - libraries read theirs by themselves
-            progress=progress,
-            blas=blas,
-            place=place,
-        )
-        measures = startup_measures(
-            cache_directory,
-            model_path=settings.model.path,
-            blas=blas.for_other_processes,
-            on_measure=lambda: progress.stage("probing", None),
-        )
-        make_daemon = functools.partial(
-            Daemon,
-            sources,
-            loaded,
-            functools.partial(engine_loop, load=load, clock=SystemClock(), measures=measures),
-            on_ready=announce,
-        )
-        daemon = _made_between_signals(make_daemon)
-        asyncio.run(daemon.run())
-
-
-def _follow(settings: Settings, cache_directory: Path, blas: BlasChoice, place: RankPlace) -> None:
-    """Be a rank that rank 0 orders; rank 0 shows its progress."""
-    run = follower(
-        settings,
-        cache_directory=cache_directory,
-        environ=os.environ,  # noqa: TID251 - libraries read theirs by themselves
-        progress=SilentProgress(),
-        blas=blas,
-        place=place,
-    )
-    stall_timeout_s = settings.engine.stall_timeout_s
-    Follower(run, stall_timeout_s=stall_timeout_s, clock=SystemClock()).run()
-
-
-def _made_between_signals(make_daemon: Callable[[], Daemon]) -> Daemon:
-    """Make the daemon, which binds addresses and writes files, and stop it in order from then on.
-
-    On its event loop it handles signals itself.
-    """
-    received: list[int] = []
-    _handle_stops(received.append)
-    daemon = make_daemon()
-    _handle_stops(lambda _number: daemon.request_stop())
-    for _ in received:
-        daemon.request_stop()
-    return daemon
-
-
-def _handle_stops(handle: Callable[[int], None]) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda received, _frame: handle(received))
+    run_front(loaded, sources, first, is_alone=place is None)
 
 
 def welcome(

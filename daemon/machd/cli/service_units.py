@@ -129,9 +129,9 @@ ExecStart={_words(installation.serve_words)}
 Environment=LME_ADMIN_LISTEN=unix:%t/machd/admin.sock
 ExecReload={executable} ctl reload --address ${{LME_ADMIN_LISTEN}}
 {sockets}\
-# A step of the engine (a token, or 512 prompt tokens) may take about as long before the daemon
-# counts as hung. A model that is slower needs more here, and in engine.stall_timeout_s.
-WatchdogSec=2min
+# Signs of life come while the engine's heartbeat is younger than half of this, which is more than
+# engine.stall_timeout_s: the daemon itself replaces an engine process that hangs so long.
+WatchdogSec=11min
 # Both are extended by the daemon itself: while a model loads, and for limits.drain_timeout_s.
 TimeoutStartSec=3min
 TimeoutStopSec=90s
@@ -213,7 +213,8 @@ _LIMITS = """\
 LimitNOFILE=65536
 # A core would hold prompts.
 LimitCORE=0
-OOMPolicy=stop
+# An engine process that the kernel kills for memory is replaced by the daemon.
+OOMPolicy=continue
 """
 
 _SYSTEM_HARDENING = """\

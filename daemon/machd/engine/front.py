@@ -35,46 +35,57 @@ class OpenedFront:
             self.media.close()
 
 
-def open_front(
-    source: ModelSource,
-    description: ModelDescription,
-    grammars: GrammarCompiler,
-    *,
-    chat_template: str | None,
-    trust_remote_code: bool,
-    media_bytes: int,
-) -> OpenedFront:
-    """Open the tokenizer of a model that an engine has loaded, and its processor of images if it takes any.
+class Texts:
+    """The tokenizer of a model that an engine loads meanwhile, and what else its front opens."""
 
-    Args:
-        source: The files that the engine has loaded.
-        description: The engine's.
-        grammars: Compiler for the model's vocabulary.
-        chat_template: The setting ``model.chat_template``, as the engine has it.
-        trust_remote_code: Whether the checkpoint's own Python code may run.
-        media_bytes: Memory for processed images and videos.
+    def __init__(
+        self, source: ModelSource, *, chat_template: str | None, trust_remote_code: bool
+    ) -> None:
+        """Open the tokenizer.
 
-    Raises:
-        ModelError: One of its kinds: the files are no longer those that the engine has loaded.
-        OverloadedError: The system has no room for a process.
-    """
-    files = None
-    if description.vision is not None:
-        # Started first: it imports for seconds, while this process does the same.
-        files = ProcessorFiles(source.path, trust_remote_code=trust_remote_code)
-    tokenizer = None
-    try:
+        Args:
+            source: The files that the engine loads.
+            chat_template: The setting ``model.chat_template``, as the engine has it.
+            trust_remote_code: Whether the checkpoint's own Python code may run.
+
+        Raises:
+            ModelError: One of its kinds: the files are not those of a model.
+            OverloadedError: The system has no room for a process.
+        """
+        self._source = source
+        self._trusts = trust_remote_code
         read = (
             read_gguf_header(source.path)
             if source.kind is SourceKind.GGUF
             else read_checkpoint(source.path, trust_remote_code=trust_remote_code)
         )
-        tokenizer, _ = open_tokenizer(read, chat_template, trust_remote_code=trust_remote_code)
-        media = None if files is None else open_processor(files, tokenizer, max_bytes=media_bytes)
-    except BaseException:
-        if tokenizer is not None:
-            tokenizer.close()
-        if files is not None:
+        self._tokenizer, _ = open_tokenizer(
+            read, chat_template, trust_remote_code=trust_remote_code
+        )
+
+    def front(self, description: ModelDescription, grammars: GrammarCompiler) -> OpenedFront:
+        """Open the processor of images, if the loaded model takes any, and hand everything over.
+
+        Args:
+            description: The engine's.
+            grammars: Compiler for the model's vocabulary.
+
+        Raises:
+            ModelError: One of its kinds: the files are no longer those that the engine has loaded.
+            OverloadedError: The system has no room for a process.
+        """
+        if description.vision is None:
+            return OpenedFront(description, self._tokenizer, grammars)
+        files = ProcessorFiles(self._source.path, trust_remote_code=self._trusts)
+        try:
+            media = open_processor(
+                files, self._tokenizer, max_bytes=description.vision.processed_bytes
+            )
+        except BaseException:
             files.close()
-        raise
-    return OpenedFront(description, tokenizer, grammars, media)
+            raise
+        return OpenedFront(description, self._tokenizer, grammars, media)
+
+    def close(self) -> None:
+        """End the process that renders chat templates."""
+        self._tokenizer.close()

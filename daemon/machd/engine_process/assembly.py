@@ -13,18 +13,21 @@ from machd.engine_process.loop import EngineLoop
 from machd.engine_process.scheduling import ModelScheduling
 from machd.engine_process.startup_guard import NOTHING_MEASURED, Measures, OnStart, StartupGuard
 from machd.link.port import EngineListener
+from machd.link.snapshot import LoopSnapshot
 from machd.settings.model import Settings
 
 _SECRET_BYTES = 32
 
 
-def engine_loop(
+def engine_loop(  # noqa: PLR0913 - one argument for each thing that it calls
     settings: Settings,
     listener: EngineListener,
     *,
     load: Callable[[], Engine],
     clock: Clock,
     measures: Measures = NOTHING_MEASURED,
+    on_note: Callable[[LoopSnapshot], None] = lambda _snapshot: None,
+    on_beat: Callable[[float], None] = lambda _allowed_s: None,
 ) -> EngineLoop:
     """Make the loop of the model that the settings name; nothing runs yet.
 
@@ -35,6 +38,8 @@ def engine_loop(
         clock: Reads time.
         measures: Find out what the loaded model can do; called on the engine thread. What they raise is
             logged.
+        on_note: As of :class:`EngineLoop`.
+        on_beat: The same.
     """
     secret = secrets.token_bytes(_SECRET_BYTES)
     ledger = partial(BlockLedger, listener.block_changed, settings.cache.block_tokens, secret)
@@ -46,6 +51,8 @@ def engine_loop(
         publish=listener.publish,
         clock=clock,
         on_verdicts=listener.verdicts_changed,
+        on_note=on_note,
+        on_beat=on_beat,
         probe=StartupGuard(
             on_start=OnStart(settings.probe.on_start),
             is_batching_asked=settings.continuous_batching.enabled,

@@ -83,6 +83,8 @@ class EngineLoop:
         clock: Clock,
         probe: Probe | None = None,
         on_verdicts: Callable[[frozenset[str]], None] = lambda _changed: None,
+        on_note: Callable[[LoopSnapshot], None] = lambda _snapshot: None,
+        on_beat: Callable[[float], None] = lambda _allowed_s: None,
         strict_invariants: bool = False,
     ) -> None:
         """Prepare the thread; :meth:`start` runs it.
@@ -97,6 +99,8 @@ class EngineLoop:
                 the admin API asks for it; None to measure nothing.
             on_verdicts: Told on the engine thread when something else is known of the model: the features that
                 can do something else now.
+            on_note: Told on the engine thread of new counts. What follows from a step is published after them.
+            on_beat: Told on the engine thread at each heartbeat how much longer than a step may take until the next.
             strict_invariants: Whether books that do not add up end the thread, as tests want it,
                 or are logged and counted while requests go on being answered.
         """
@@ -116,7 +120,8 @@ class EngineLoop:
         self._unadopted: Results = None
         self._strict_invariants = strict_invariants
         self._log = structlog.get_logger("machd.engine")
-        self._pulse = Pulse(clock)
+        self._on_note = on_note
+        self._pulse = Pulse(clock, on_beat)
         self._checked_s = 0.0
         self._consecutive_faults = 0
         self._config_change = ConfigChange(
@@ -289,10 +294,11 @@ class EngineLoop:
                 self._note(engine, scheduler, idle=False)
                 self._publish(events)
             plan = scheduler.plan()
-            if not plan.is_empty:
-                self._step(engine, scheduler, plan)
+            events = [] if plan.is_empty else self._step(engine, scheduler, plan)
             is_idle = plan.is_empty and not scheduler.running_count + scheduler.waiting_count
             self._note(engine, scheduler, idle=is_idle)
+            if events:
+                self._publish(events)
             if is_idle and not was_idle:
                 self._check_books(scheduler, idle=True)
             elif not is_idle and self._clock.monotonic_s() - self._checked_s >= _CHECK_INTERVAL_S:
@@ -304,14 +310,14 @@ class EngineLoop:
     def _finish_blocks(self, engine: Engine, scheduler: Scheduler) -> None:
         """Hand over what the last answer left, or the disk tier would not get it any more."""
         while not scheduler.active_loops and not (plan := scheduler.plan()).is_empty:
-            self._step(engine, scheduler, plan)
+            self._publish(self._step(engine, scheduler, plan))
 
     def _put_away(self, engine: Engine, scheduler: Scheduler) -> None:
         """Keep what is worth keeping of the rows that ran to the end."""
         until_s = self._clock.monotonic_s() + _PUT_AWAY_S
         while not (plan := scheduler.plan()).is_empty and self._clock.monotonic_s() < until_s:
             self._pulse.beat()
-            self._step(engine, scheduler, plan)
+            self._publish(self._step(engine, scheduler, plan))
 
     def _make_way(self, engine: Engine, scheduler: Scheduler, events: list[Event]) -> list[Event]:
         """Suspend what runs for another config, and apply that once the rows are gone; returns the events left."""
@@ -440,16 +446,15 @@ class EngineLoop:
                     scheduler.set_prefix_limits(limits)
         return events
 
-    def _step(self, engine: Engine, scheduler: Scheduler, plan: StepPlan) -> None:
+    def _step(self, engine: Engine, scheduler: Scheduler, plan: StepPlan) -> list[Event]:
+        """Compute a step, and return what comes of it."""
         start_s = self._clock.monotonic_s()
         try:
             result = engine.run(plan)
         except StepMemoryError as shortage:
-            self._free_memory(engine, scheduler, plan, shortage)
-            return
+            return self._free_memory(engine, scheduler, plan, shortage)
         except Exception as error:  # noqa: BLE001 - any failure of a step is an engine fault, logged there
-            self._recover(engine, scheduler, error)
-            return
+            return self._recover(engine, scheduler, error)
         now_s = self._clock.monotonic_s()
         duration_s = now_s - start_s
         faults = result.faults
@@ -486,20 +491,18 @@ class EngineLoop:
                     accepted_tokens,
                 )
             )
-        if events:
-            self._publish(events)
+        return events
 
     def _free_memory(
         self, engine: Engine, scheduler: Scheduler, plan: StepPlan, shortage: StepMemoryError
-    ) -> None:
+    ) -> list[Event]:
         """Make room for a step that the engine has refused; it is planned again after that.
 
         What the plan frees by itself comes first: rows that ended, blocks that are dropped.
         """
         freeing = replace(plan, prefill=(), decode=(), encode=())
         if not freeing.is_empty:
-            self._step(engine, scheduler, freeing)
-            return
+            return self._step(engine, scheduler, freeing)
         missing_bytes = shortage.needed_bytes - shortage.left_bytes
         given, events = scheduler.yield_memory(missing_bytes, self._clock.monotonic_s())
         self._log.warning(
@@ -508,7 +511,7 @@ class EngineLoop:
             left_bytes=shortage.left_bytes,
             given=given.value,
         )
-        self._publish(events)
+        return events
 
     def _makes_room(self, scheduler: Scheduler, fault: RowFault) -> bool:
         """Log a row's fault, and make room for an image that does not fit, which is then planned again.
@@ -541,7 +544,7 @@ class EngineLoop:
             if isinstance(event, SequenceFinished) and not event.error and event.completion_tokens:
                 self._consecutive_faults = 0
 
-    def _recover(self, engine: Engine, scheduler: Scheduler, error: Exception) -> None:
+    def _recover(self, engine: Engine, scheduler: Scheduler, error: Exception) -> list[Event]:
         """Suspend every running request, and start the engine's rows afresh.
 
         They go on one at a time at first; one that fails alone as well ends. An allocation that failed
@@ -552,15 +555,17 @@ class EngineLoop:
         """
         if isinstance(error, MemoryError):
             self._log.error("engine.step_failed", exc_info=error, in_a_row=0)
+            events: list[Event] = []
             if not scheduler.suspend_half():
                 overloaded = OverloadedError(
                     "the server has too little memory left for this request"
                 )
-                self._publish(scheduler.fail(overloaded, self._clock.monotonic_s()))
+                events = scheduler.fail(overloaded, self._clock.monotonic_s())
             engine.reset()
-            return
+            return events
         self._consecutive_faults += 1
         fault = EngineFaultError("the engine failed while computing this request")
+        # Before anything else can fail.
         self._publish([EngineFaulted(), *scheduler.survive(fault, self._clock.monotonic_s())])
         self._log.error("engine.step_failed", exc_info=error, in_a_row=self._consecutive_faults)
         if self._consecutive_faults >= _MAX_CONSECUTIVE_FAULTS:
@@ -568,6 +573,7 @@ class EngineLoop:
                 f"{self._consecutive_faults} steps in a row have failed"
             ) from error
         engine.reset()
+        return []
 
     def _end_all(self, scheduler: Scheduler, error: MachdError) -> list[Event]:
         return scheduler.fail(error, self._clock.monotonic_s(), include_waiting=True)
@@ -575,6 +581,7 @@ class EngineLoop:
     def _note(self, engine: Engine, scheduler: Scheduler, *, idle: bool) -> None:
         is_changing_config = self._config_change.is_pending
         self._snapshots.take(engine, scheduler, idle=idle, is_changing_config=is_changing_config)
+        self._on_note(self._snapshots.newest)
 
 
 def _are_urgent(state: ServedState, changed: frozenset[str]) -> bool:

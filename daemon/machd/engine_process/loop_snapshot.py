@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -20,11 +20,19 @@ _MAX_MEASUREMENT_S = 120.0
 class Pulse:
     """The time of the engine thread's last heartbeat; written by it, read by any thread."""
 
-    def __init__(self, clock: Clock) -> None:
-        """Begin with a beat."""
+    def __init__(
+        self, clock: Clock, on_beat: Callable[[float], None] = lambda _allowed_s: None
+    ) -> None:
+        """Begin with a beat that is not told.
+
+        Args:
+            clock: Reads time.
+            on_beat: Told at each beat how much longer than a step may take until the next one.
+        """
         self._clock = clock
+        self._on_beat = on_beat
         self._allowed_s = 0.0
-        self.beat()
+        self._last_s = clock.monotonic_s()
 
     @property
     def age_s(self) -> float:
@@ -34,16 +42,18 @@ class Pulse:
     def beat(self) -> None:
         """It moves."""
         self._last_s = self._clock.monotonic_s()
+        self._on_beat(self._allowed_s)
 
     @contextmanager
     def measurement(self) -> Iterator[None]:
         """Something that is no step and may take much longer than one."""
         self._allowed_s = _MAX_MEASUREMENT_S
+        self.beat()
         try:
             yield
         finally:
-            self.beat()
             self._allowed_s = 0.0
+            self.beat()
 
 
 _MEMORY_INTERVAL_S = 1.0

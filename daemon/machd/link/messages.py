@@ -1,7 +1,7 @@
 """What a model's front and its engine process tell each other.
 
 Each message is a frozen Struct whose first item on the wire is its name. Both processes run one version of machd, so a
-message has every field, and an unknown one is refused. What is waited for has a number, which its answer repeats.
+message has every field, and an unknown one is refused. The first frame of a link is no message: the settings as JSON. What is waited for has a number, which its answer repeats.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from machd.errors import MachdError
+from machd.link.block_events import KvEvent
 from machd.link.snapshot import LoopSnapshot
 from machd.link.state import ServedState
 from machd.request.constraint import Constraint
+from machd.request.generation import Grammar
 from machd.scheduler.events import Event
 from machd.scheduler.subscriber import SequenceRequest
 from machd.settings.model import Settings
@@ -86,17 +88,31 @@ ToEngine: TypeAlias = (
 
 
 class Progress(Message, frozen=True):
-    """A stage of loading the model has begun, or moved on.
+    """A stage of loading the model has begun, or moved on; see :class:`machd.engine.protocol.progress.LoadProgress`.
 
     Attributes:
-        stage: Its name.
-        done_bytes: Bytes of the stage that are done.
-        total_bytes: Bytes of the stage; None where that is not known.
+        stage: Name of one that begins; None for more of the one before.
+        total_bytes: Bytes of a stage that begins; None where that is not known.
+        done_bytes: More bytes of the stage that are done.
     """
 
-    stage: str
-    done_bytes: int
+    stage: str | None
     total_bytes: int | None
+    done_bytes: int
+
+
+class Located(Message, frozen=True):
+    """The model's files are on this machine, so that its texts can be opened beside its loading.
+
+    Attributes:
+        kind: A :class:`machd.engine.loading.source.SourceKind`.
+        path: Of the directory or the file.
+        model_id: Name that requests use.
+    """
+
+    kind: str
+    path: str
+    model_id: str
 
 
 class Served(Message, frozen=True):
@@ -151,64 +167,16 @@ class Answered(Message, frozen=True):
 
 
 class GrammarCompiled(Message, frozen=True):
-    """The constraint of ``number`` is compiled, and kept by the engine under the grammar's source.
-
-    Attributes:
-        source: The compiler's own text, as in :class:`~machd.request.generation.Grammar`.
-        ignored_keywords: Keywords of a JSON schema that the grammar cannot express, sorted.
-    """
+    """The constraint of ``number`` is compiled, and kept by the engine process, from which its compiled form does not come."""
 
     number: int
-    source: str
-    ignored_keywords: tuple[str, ...]
-
-
-class BlockEntered(Message, frozen=True):
-    """A block of the prefix cache is in memory. Blocks before it have entered before it.
-
-    Attributes:
-        number: Of the block, from now until it leaves; it stays when the engine stores the block anew.
-        before: Number of the block before it; at the beginning of a text the digest of no tokens, which stands for the
-            model and the namespace.
-        token_ids: Its tokens.
-    """
-
-    number: int
-    before: int | bytes
-    token_ids: tuple[int, ...]
-
-
-class BlockLeft(Message, frozen=True):
-    """A block is not in memory any more; blocks behind it left before it."""
-
-    number: int
-
-
-class BlockSplit(Message, frozen=True):
-    """A block became two.
-
-    Attributes:
-        number: Of the block, which keeps its tokens from ``at`` on.
-        head_number: Of the new block, which has those before.
-        at: Tokens of the new block.
-    """
-
-    number: int
-    head_number: int
-    at: int
-
-
-class BlocksCleared(Message, frozen=True):
-    """No block is in memory."""
-
-
-BlockEvent: TypeAlias = BlockEntered | BlockLeft | BlockSplit | BlocksCleared
+    grammar: Grammar
 
 
 class BlocksChanged(Message, frozen=True):
-    """What :class:`~machd.scheduler.block_observer.BlockObserver` was told, in order."""
+    """The blocks in memory have changed."""
 
-    events: tuple[BlockEvent, ...]
+    event: KvEvent
 
 
 class Ended(Message, frozen=True):
@@ -219,6 +187,7 @@ class Ended(Message, frozen=True):
 
 ToFront: TypeAlias = (
     Progress
+    | Located
     | Served
     | LoadFailed
     | Report

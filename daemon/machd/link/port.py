@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from enum import StrEnum
 from typing import Protocol, TypeAlias
 
 from machd.engine.protocol.engine import ModelFront
@@ -14,6 +15,19 @@ from machd.link.state import ServedState
 from machd.scheduler.events import Event
 from machd.scheduler.subscriber import SequenceRequest
 from machd.settings.model import Settings
+
+
+class RestartReason(StrEnum):
+    """Why an engine process was replaced by another one."""
+
+    EXIT = "exit"
+    """It ended: a crash, the kernel's OOM killer, an operator's signal."""
+
+    FAULT = "fault"
+    """Its engine failed again and again."""
+
+    STALL = "stall"
+    """It gave no sign of life for ``engine.stall_timeout_s``, and was killed."""
 
 
 class EnginePort(Protocol):
@@ -122,6 +136,14 @@ class EngineListener(Protocol):
 
     def block_changed(self, event: KvEvent) -> None:
         """Note a change of the blocks in memory, where the settings have an endpoint that publishes them."""
+        ...
+
+    def engine_ended(self, reason: RestartReason) -> None:
+        """Note that the engine process has ended, and that another one takes its place."""
+        ...
+
+    def engine_served(self) -> None:
+        """Note that the new engine process serves the model."""
         ...
 
 

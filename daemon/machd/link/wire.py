@@ -10,6 +10,7 @@ from msgspec.msgpack import Decoder, Encoder
 from machd.errors import MachdError
 from machd.link.error_form import error_as_data, error_from_data
 from machd.link.messages import Message, ToEngine, ToFront
+from machd.request.constraint import Constraint
 from machd.request.generation import Grammar
 from machd.settings.model import Settings
 
@@ -19,7 +20,7 @@ def _as_data(value: object) -> object:
         case MachdError():
             return error_as_data(value)
         case Grammar():
-            return value.source, value.ignored_keywords
+            return value.source, value.constraint, value.ignored_keywords
         case Settings():
             return value.model_dump_json()
         case _:
@@ -30,8 +31,10 @@ def _from_data(kind: type, data: object) -> object:
     if kind is MachdError:
         return error_from_data(data)
     if kind is Grammar:
-        source, ignored_keywords = convert(data, tuple[str, tuple[str, ...]])
-        return Grammar(source, None, ignored_keywords)
+        source, constraint, ignored_keywords = convert(
+            data, tuple[str, Constraint, tuple[str, ...]]
+        )
+        return Grammar(source, constraint, None, ignored_keywords)
     assert kind is Settings, f"{kind.__name__} does not cross the link"
     return Settings.model_validate_json(convert(data, str))
 

@@ -19,6 +19,7 @@ class State(StrEnum):
 
     LOADING = "loading"
     READY = "ready"
+    RESTARTING = "restarting"
     LEAVING = "leaving"
     DRAINING = "draining"
     STOPPED = "stopped"
@@ -27,7 +28,14 @@ class State(StrEnum):
 
 _NEXT = {
     State.LOADING: {State.READY, State.DRAINING, State.STOPPED, State.FAILED},
-    State.READY: {State.LEAVING, State.DRAINING, State.FAILED, State.STOPPED},
+    State.READY: {
+        State.RESTARTING,
+        State.LEAVING,
+        State.DRAINING,
+        State.FAILED,
+        State.STOPPED,
+    },
+    State.RESTARTING: {State.READY, State.LEAVING, State.DRAINING, State.FAILED, State.STOPPED},
     State.LEAVING: {State.DRAINING, State.FAILED, State.STOPPED},
     State.DRAINING: {State.READY, State.STOPPED, State.FAILED},
     State.STOPPED: set(),
@@ -100,6 +108,16 @@ class Lifecycle:
             raise ConflictError(f"the daemon is {reason}; only a drained one can resume")
         self.become(State.READY)
 
+    def restart(self) -> None:
+        """Note that the engine process is being replaced; what leaves or drains goes on doing that."""
+        if self._state is State.READY:
+            self.become(State.RESTARTING)
+
+    def restarted(self) -> None:
+        """Note that another engine process serves."""
+        if self._state is State.RESTARTING:
+            self.become(State.READY)
+
     def check_accepting(self) -> None:
         """Let new work in, or say why not.
 
@@ -109,7 +127,7 @@ class Lifecycle:
             EngineFaultError: The engine is gone.
         """
         match self._state:
-            case State.READY | State.LEAVING:
+            case State.READY | State.RESTARTING | State.LEAVING:
                 return
             case State.LOADING:
                 raise NotReadyError("the model is still loading", retry_after_s=_RETRY_AFTER_S)
@@ -132,6 +150,11 @@ class Lifecycle:
         if self._state is State.LEAVING:
             raise DrainingError(
                 "the server is about to drain: send new work to another one",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        if self._state is State.RESTARTING:
+            raise NotReadyError(
+                "the engine process is being replaced; requests wait for the new one",
                 retry_after_s=_RETRY_AFTER_S,
             )
         self.check_accepting()

@@ -102,6 +102,8 @@ class ServiceReport:
                 return "loading the model"
             case State.READY:
                 return self._counts + self._reload_problem
+            case State.RESTARTING:
+                return f"replacing the engine process, {self._counts}"
             case State.LEAVING:
                 return f"leaving, {self._counts}"
             case State.DRAINING:

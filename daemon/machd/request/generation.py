@@ -1,10 +1,12 @@
-"""Options and sampling parameters of a request, whatever its dialect; imports nothing of machd."""
+"""Options and sampling parameters of a request, whatever its dialect."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal, TypeAlias
+
+from machd.request.constraint import Constraint
 
 PriorityName: TypeAlias = Literal["interactive", "normal", "batch"]
 """The order in which waiting requests are started."""
@@ -20,16 +22,22 @@ class Grammar:
 
     Attributes:
         source: The compiler's own text, which decides alone whether two grammars are the same.
+        constraint: What it was compiled from, and can be again.
         compiled: What the engine makes matchers from; opaque to everything else. None behind the link.
         ignored_keywords: Keywords of a JSON schema that the grammar cannot express, sorted.
     """
 
-    __slots__ = ("compiled", "ignored_keywords", "source")
+    __slots__ = ("compiled", "constraint", "ignored_keywords", "source")
 
     def __init__(
-        self, source: str, compiled: object, ignored_keywords: tuple[str, ...] = ()
+        self,
+        source: str,
+        constraint: Constraint,
+        compiled: object = None,
+        ignored_keywords: tuple[str, ...] = (),
     ) -> None:
         self.source = source
+        self.constraint = constraint
         self.compiled = compiled
         self.ignored_keywords = ignored_keywords
 

@@ -1,4 +1,4 @@
-"""Notices that the engine thread has ended, or hangs."""
+"""Notices that the engine has ended for good, or hangs."""
 
 from __future__ import annotations
 
@@ -41,10 +41,12 @@ class EngineWatch:
                 finished.exception()  # looked at: who ends the daemon asks the loop's own future
 
     async def _stalled(self) -> None:
-        """Return once a step has taken longer than any step may."""
-        while self._loop.heartbeat_age_s <= (limit_s := self._stall_limit_s()):  # noqa: ASYNC110 - a hung thread sets no event
-            await asyncio.sleep(min(_MAX_LOOK_INTERVAL_S, limit_s / 4))
-        self._on_stall()
-        structlog.get_logger("machd.daemon").critical(
-            "engine.stalled", heartbeat_age_s=round(self._loop.heartbeat_age_s, 1)
-        )
+        """End an engine whose step takes longer than any step may; return once that cannot be done."""
+        is_replaced = True
+        while is_replaced:
+            while (age_s := self._loop.heartbeat_age_s) <= (limit_s := self._stall_limit_s()):  # noqa: ASYNC110 - a hung thread sets no event
+                await asyncio.sleep(min(_MAX_LOOK_INTERVAL_S, limit_s / 4))
+            self._on_stall()
+            log = structlog.get_logger("machd.daemon")
+            log.critical("engine.stalled", heartbeat_age_s=round(age_s, 1))
+            is_replaced = self._loop.kill()

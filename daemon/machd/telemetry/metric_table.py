@@ -216,7 +216,7 @@ METRICS: tuple[MetricSpec, ...] = (
     _gauge("machd_stored_response_bytes", "Bytes of those responses."),
     _gauge(
         "machd_engine_heartbeat_age_seconds",
-        "Since the engine thread last began a step or found itself idle.",
+        "Since the engine last began a step or found itself idle.",
     ),
     _gauge(
         "machd_rank_memory_bytes",
@@ -240,6 +240,11 @@ METRICS: tuple[MetricSpec, ...] = (
         "When a reload was last taken on, or the daemon started.",
     ),
     _counter("machd_faults_total", "Failures of machd's own.", "scope"),
+    _counter(
+        "machd_engine_restarts_total",
+        "Engine processes that ended and were replaced by another one, by why.",
+        "reason",
+    ),
     _counter(
         "machd_invariant_violations_total",
         "Moments at which the scheduler's books did not add up: a bug of machd's.",

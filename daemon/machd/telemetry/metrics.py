@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 
 from machd.errors import AbortError, MachdError, RowFaultError, UnavailableError
 from machd.generations.record import RequestRecord
+from machd.link.port import RestartReason
 from machd.process.lifecycle import State
 from machd.request.media import MediaKind
 from machd.scheduler.events import (
@@ -175,6 +176,10 @@ class Metrics:
         """Count a failure of machd's own: of one ``row`` or of the ``engine``."""
         self._counters["machd_faults_total"].labels(scope).inc()
 
+    def count_restart(self, reason: str) -> None:
+        """Count an engine process that another one replaces."""
+        self._counters["machd_engine_restarts_total"].labels(reason).inc()
+
     def count_rejection(self, code: str) -> None:
         """Count a request that was turned away; ``code`` is an error class's stable code."""
         self._counters["machd_rejections_total"].labels(code).inc()
@@ -238,6 +243,7 @@ def _known_values() -> dict[str, list[str]]:
     """Return the values of a counter's label, by the counter's name."""
     return {
         "machd_faults_total": ["row", "engine"],
+        "machd_engine_restarts_total": list(RestartReason),
         "machd_decode_mode_changes_total": list(DecodeMode),
         "machd_prefix_cache_hits_total": ["full", "prefix"],
         "machd_sequences_resumed_total": list(SuspendReason),

@@ -198,15 +198,10 @@ def _serve(arguments: Sequence[str], log: str, max_file_bytes: int | None) -> No
 
 def _main() -> None:
     import machd.cli.commands  # noqa: PLC0415
-    import machd.cli.serve  # noqa: F401, PLC0415
-    from machd.engine.backend.blas import choose_blas  # noqa: PLC0415
-    from machd.engine.backend.mlx_lm_import import import_mlx_lm  # noqa: PLC0415
+    import machd.cli.front  # noqa: F401, PLC0415
+    from machd.engine.backend.mlx_lm_import import import_mlx_lm_tokenizers  # noqa: PLC0415
 
-    choose_blas("auto")
-    import_mlx_lm()
-    from machd.engine.kv import formats  # noqa: F401, PLC0415
-    from machd.engine.loading import loader  # noqa: F401, PLC0415
-    from machd.engine.step import mlx_engine  # noqa: F401, PLC0415
+    import_mlx_lm_tokenizers()
 
     for line in sys.stdin:
         order = json.loads(line)

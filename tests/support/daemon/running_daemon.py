@@ -14,6 +14,7 @@ from machd.clock import Clock
 from machd.daemon import Daemon
 from machd.engine.protocol.engine import Engine
 from machd.engine_process.startup_guard import NOTHING_MEASURED, Measures
+from machd.link.port import OpenEngine
 from machd.settings.sources import SettingsSources
 from support.clocks.polling import CEILING_S
 from support.daemon.daemon_reports import reported
@@ -99,6 +100,10 @@ class RunningDaemon:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
+    def _open_engine(self) -> OpenEngine:
+        """What makes the engine; on a thread of this process unless a daemon has another one."""
+        return hosted(self._make_engine, clock=self._clock, measures=self._measures())
+
     def _measures(self) -> Measures:
         """What finds out about the model; nothing unless a daemon has it."""
         return NOTHING_MEASURED
@@ -116,7 +121,7 @@ class RunningDaemon:
         self._daemon = Daemon(
             self._sources,
             self._loaded,
-            hosted(self._make_engine, clock=self._clock, measures=self._measures()),
+            self._open_engine(),
             clock=self._clock,
             on_ready=lambda _url, _engine: self._ready.set(),
         )

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import msgspec
 
-from machd.engine.front import open_front
+from machd.engine.front import Texts
 from machd.engine.loading.source import ModelSource, SourceKind
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.media import MediaBounds, MediaProcessor
@@ -147,14 +147,9 @@ def main() -> None:
     """Open a front, ask it, and write what it said."""
     opening = msgspec.json.decode(sys.stdin.buffer.read(), type=Opening)
     path = Path(opening.path)
-    front = open_front(
-        ModelSource(opening.kind, path, path.stem),
-        opening.description,
-        _NoGrammars(),
-        chat_template=None,
-        trust_remote_code=False,
-        media_bytes=1 << 20,
-    )
+    source = ModelSource(opening.kind, path, path.stem)
+    texts = Texts(source, chat_template=None, trust_remote_code=False)
+    front = texts.front(opening.description, _NoGrammars())
     try:
         answers = answers_of(front.tokenizer)
         seen = None if front.media is None else image_of(front.media, opening.image)

@@ -18,6 +18,7 @@ from machd.admin.status import (
 )
 from machd.cli.ctl_tables import event_line, print_cache, print_requests, print_status
 from machd.engine.protocol.engine import MediaReading
+from machd.process.lifecycle import State
 from machd.served.cache_stats import CacheStats, ExpertBankStats, KvStats
 
 _OFF = SpeculationStatus(
@@ -70,7 +71,7 @@ _CACHE = CacheStats(
 
 def _status(speculation: SpeculationStatus | None) -> AdminStatus:
     return AdminStatus(
-        state="ready",
+        state=State.READY,
         is_held=False,
         reason=None,
         open_requests=0,

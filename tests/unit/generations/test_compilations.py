@@ -45,7 +45,7 @@ class HeldCompiler:
                 self.was_left.set()
                 raise GrammarError("p: left", param="p")
             self.may_end.wait(0.001)
-        return Grammar(constraint.source, None)
+        return Grammar(constraint.source, constraint)
 
 
 def _compiled(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from msgspec import structs
 from support.daemon.serving_parts import OpenGeneration, admitted, finished, token, tokens

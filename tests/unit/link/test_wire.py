@@ -150,7 +150,8 @@ def test_arrays_of_an_image_are_not_copied() -> None:
 
 def test_grammar_crosses_without_what_is_compiled() -> None:
     """A grammar is the same behind the link, where nothing is compiled of it yet."""
-    grammar = Grammar("start: /a+/", object(), ("not", "uniqueItems"))
+    constraint = Constraint(ConstraintKind.GRAMMAR, "start: /a+/", "grammar")
+    grammar = Grammar("start: /a+/", constraint, object(), ("not", "uniqueItems"))
     request = SequenceRequest("s", "g", (1,), SamplingParams(grammar=grammar), 4, frozenset(), 0.0)
 
     sent = _submitted(request).sampling.grammar

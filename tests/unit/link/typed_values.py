@@ -23,6 +23,7 @@ from machd.errors import (
     SettingsError,
     UnavailableError,
 )
+from machd.request.constraint import Constraint
 from machd.request.generation import Grammar
 from machd.scheduler.subscriber import SequenceRequest
 from machd.settings.model import Settings
@@ -81,7 +82,11 @@ _SPECIAL: Mapping[object, Callable[[], st.SearchStrategy[object]]] = {
     bytes: st.binary,
     memoryview: lambda: st.binary().map(memoryview),
     Grammar: lambda: st.builds(
-        Grammar, st.text(), st.just(object()), st.lists(st.text()).map(tuple)
+        Grammar,
+        st.text(),
+        st.builds(Constraint),
+        st.just(object()),
+        st.lists(st.text()).map(tuple),
     ),
     MachdError: lambda: st.sampled_from(ERROR_CLASSES).flatmap(errors_of),
     SequenceRequest: _requests,
@@ -124,7 +129,7 @@ def comparable(value: object) -> object:
         case MachdError():
             return type(value), value.args, comparable(vars(value))
         case Grammar():
-            return type(value), value.source, value.ignored_keywords
+            return type(value), value.source, value.constraint, value.ignored_keywords
         case float() if isnan(value):
             return float, "NaN"
         case tuple():

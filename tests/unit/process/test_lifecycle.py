@@ -16,7 +16,20 @@ from machd.process.lifecycle import Lifecycle, State
 
 WAYS = {
     State.LOADING: [State.READY, State.DRAINING, State.STOPPED, State.FAILED],
-    State.READY: [State.LEAVING, State.DRAINING, State.STOPPED, State.FAILED],
+    State.READY: [
+        State.RESTARTING,
+        State.LEAVING,
+        State.DRAINING,
+        State.STOPPED,
+        State.FAILED,
+    ],
+    State.RESTARTING: [
+        State.READY,
+        State.LEAVING,
+        State.DRAINING,
+        State.STOPPED,
+        State.FAILED,
+    ],
     State.LEAVING: [State.DRAINING, State.STOPPED, State.FAILED],
     State.DRAINING: [State.READY, State.STOPPED, State.FAILED],
     State.FAILED: [State.STOPPED],
@@ -26,7 +39,7 @@ WAYS = {
 
 def _in(state: State) -> Lifecycle:
     lifecycle = Lifecycle()
-    if state is State.LEAVING:
+    if state in {State.LEAVING, State.RESTARTING}:
         lifecycle.become(State.READY)
     lifecycle.become(state)
     return lifecycle
@@ -148,3 +161,23 @@ def test_watchers_are_told_of_every_move_and_of_no_other() -> None:
     lifecycle.become(State.STOPPED)
     states = [State.READY, State.DRAINING, State.STOPPED]
     assert seen == [(state, state) for state in states]
+
+
+def test_a_daemon_whose_engine_is_replaced_takes_work_and_is_not_ready() -> None:
+    """Requests wait for the new process; routers are to send them elsewhere."""
+    lifecycle = _in(State.READY)
+    lifecycle.restart()
+    lifecycle.check_accepting()
+    with pytest.raises(NotReadyError):
+        lifecycle.check_ready()
+    lifecycle.restarted()
+    lifecycle.check_ready()
+
+
+@pytest.mark.parametrize("state", [State.LEAVING, State.DRAINING, State.STOPPED, State.FAILED])
+def test_a_daemon_that_leaves_goes_on_leaving_while_its_engine_is_replaced(state: State) -> None:
+    """Its state is the daemon's, not the engine's."""
+    lifecycle = _in(state)
+    lifecycle.restart()
+    lifecycle.restarted()
+    assert lifecycle.state is state

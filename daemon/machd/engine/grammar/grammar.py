@@ -190,7 +190,7 @@ class LlguidanceCompiler:
             ) from panic
         made = CompiledGrammar(matcher, self._eos_token_ids, self._vocabulary_tokens)
         ignored = given_up_keywords(constraint) | ignored_keywords(warnings, source)
-        return Grammar(source, made, tuple(sorted(ignored)))
+        return Grammar(source, constraint, made, tuple(sorted(ignored)))
 
     def _find(self, constraint: Constraint) -> Grammar | None:
         with self._lock:

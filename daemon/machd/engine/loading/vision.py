@@ -174,4 +174,6 @@ def describe_vision(files: ProcessorFiles, processor: CheckpointProcessor) -> Vi
         processed = files.ask(request)
     except ValueError as error:
         raise ModelFormatError(f"the model's processor takes no image: {error}") from error
-    return VisionDescription(processor.kinds, files.ready().name, len(processed.token_ids))
+    return VisionDescription(
+        processor.kinds, files.ready().name, len(processed.token_ids), processor.max_bytes
+    )

@@ -161,11 +161,13 @@ class VisionDescription:
         kinds: Kinds of media that it takes.
         processor: Class of its processor.
         example_tokens: Tokens of an image of :data:`machd.engine.vision.EXAMPLE_PIXELS` pixels a side.
+        processed_bytes: Memory for processed images and videos.
     """
 
     kinds: tuple[MediaKind, ...]
     processor: str
     example_tokens: int
+    processed_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

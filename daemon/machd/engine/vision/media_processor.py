@@ -115,7 +115,11 @@ class ProcessorFiles:
 
 
 class CheckpointProcessor:
-    """A checkpoint's processor; satisfies :class:`machd.engine.protocol.media.MediaProcessor`."""
+    """A checkpoint's processor; satisfies :class:`machd.engine.protocol.media.MediaProcessor`.
+
+    Attributes:
+        max_bytes: Memory for what was processed.
+    """
 
     def __init__(
         self,
@@ -133,7 +137,7 @@ class CheckpointProcessor:
         """
         self._files = files
         self._placeholders = placeholders
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._lock = threading.RLock()  # a file that the cache drops may be the last to be open
         self._known: OrderedDict[bytes, Media] = OrderedDict()
         self._bytes = self._open_bytes = 0
@@ -178,7 +182,7 @@ class CheckpointProcessor:
             if (known := self._known.get(digest)) is not None:
                 self._known.move_to_end(digest)
                 return known
-            if self._open_bytes > self._max_bytes + _MAX_OPEN_BYTES:
+            if self._open_bytes > self.max_bytes + _MAX_OPEN_BYTES:
                 raise OverloadedError(
                     f"images and videos of other requests take {self._open_bytes >> 20} MiB; try again later"
                 )
@@ -230,7 +234,7 @@ class CheckpointProcessor:
                 return  # another request was as fast
             self._known[media.digest] = media
             self._bytes += media.nbytes
-            while self._bytes > self._max_bytes and self._known:
+            while self._bytes > self.max_bytes and self._known:
                 _, dropped = self._known.popitem(last=False)
                 self._bytes -= dropped.nbytes
 

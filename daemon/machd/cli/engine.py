@@ -1,0 +1,110 @@
+"""The engine process of one model: the program that ``machd serve`` starts beside itself."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import socket
+import sys
+import threading
+
+from machd.clock import SystemClock
+from machd.engine.loading.source import resolve_model
+from machd.engine.open import choose_checked_blas, engine_loader
+from machd.engine.protocol.engine import Engine
+from machd.engine.ranks.joining import rank_place
+from machd.engine_process.assembly import engine_loop
+from machd.engine_process.front_link import FrontLink
+from machd.engine_process.loop import EngineLoop
+from machd.errors import MachdError
+from machd.link.frames import Frames
+from machd.process.idle_heap import IdleHeap
+from machd.settings.model import Settings
+from machd.telemetry.logs import configure_logs
+from machd.user_directories import user_cache_directory
+from machd_probes.startup import startup_measures
+
+
+def main() -> None:
+    """Serve the front at the other end of the link until it is told to stop, or the front is gone."""
+    # A terminal and a service manager signal both processes. The front decides, and ends this one.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+    frames = Frames(socket.socket(fileno=int(sys.argv[1])))
+    content = frames.receive()
+    if content is None:
+        return
+    _serve(frames, Settings.model_validate_json(content))
+
+
+def _serve(frames: Frames, settings: Settings) -> None:
+    _configure_logs(settings)
+    environ = os.environ  # noqa: TID251 - libraries read theirs by themselves
+    cache_directory = user_cache_directory(environ)
+    link = FrontLink(frames, on_settings=_configure_logs)
+    try:
+        blas = choose_checked_blas(
+            settings.engine.blas, cache_directory=cache_directory, environ=environ
+        )
+        load = engine_loader(
+            settings,
+            cache_directory=cache_directory,
+            environ=environ,
+            progress=link,
+            blas=blas,
+            place=rank_place(environ),
+        )
+    except MachdError as error:
+        link.refuse(error)
+        return
+
+    def load_located() -> Engine:
+        source = resolve_model(
+            settings.model.path,
+            offline=settings.model.offline,
+            cache_directory=cache_directory,
+            progress=link,
+        )
+        link.located(source.kind.value, str(source.path), source.model_id)
+        return load()
+
+    loop = engine_loop(
+        settings,
+        link,
+        on_note=link.note,
+        on_beat=link.beat,
+        load=load_located,
+        clock=SystemClock(),
+        measures=startup_measures(
+            cache_directory,
+            model_path=settings.model.path,
+            blas=blas.for_other_processes,
+            on_measure=lambda: link.stage("probing", None),
+        ),
+    )
+    loop.loaded.add_done_callback(lambda _: _freeze())
+    threading.Thread(target=_watch_heap, args=[loop], name="machd-heap", daemon=True).start()
+    link.serve(loop)
+
+
+def _configure_logs(settings: Settings) -> None:
+    configure_logs(level=settings.logging.level, log_format=settings.logging.format)
+
+
+def _watch_heap(loop: EngineLoop) -> None:
+    """Give back what a burst of requests left free in this process's heap."""
+    heap = IdleHeap(lambda: not loop.snapshot.running_count + loop.snapshot.waiting_count)
+    asyncio.run(heap.watch())
+
+
+def _freeze() -> None:
+    """Keep what is there now: looked through again and again it would stop all rows for a tenth of a second each time."""
+    gc.collect()
+    gc.freeze()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,245 @@
+"""The engine process's end of the link: what the front asks goes to the loop, and what the loop says to the front.
+
+The link's end is the process's: a front that is gone, however it ended, needs no engine.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+
+import structlog
+
+from machd.engine.protocol.engine import GrammarCompiler, ModelFront
+from machd.engine_process.grammar_requests import GrammarRequests
+from machd.engine_process.loop import EngineLoop
+from machd.errors import EngineFaultError, MachdError
+from machd.link.block_events import KvEvent
+from machd.link.frames import Frames
+from machd.link.messages import (
+    Abort,
+    Answered,
+    Beat,
+    BlocksChanged,
+    ChangeConfig,
+    ClearPrefixes,
+    CompileGrammar,
+    DropGrammar,
+    Ended,
+    LoadFailed,
+    Located,
+    Progress,
+    Report,
+    Served,
+    SetLimits,
+    Stop,
+    Submit,
+    ToEngine,
+    ToFront,
+)
+from machd.link.port import RestartReason
+from machd.link.snapshot import LoopSnapshot
+from machd.link.wire import decode_to_engine, encode
+from machd.scheduler.events import Event, FinishReason, SequenceFinished
+from machd.scheduler.subscriber import SequenceRequest
+from machd.settings.model import Settings
+
+_CLOSE_S = 15.0
+"""What the engine may take to give back what it has: the disk tier of blocks writes what is queued."""
+
+
+class FrontLink:
+    """A :class:`machd.link.port.EngineListener` that tells the front, and a reader of what the front asks."""
+
+    def __init__(self, frames: Frames, on_settings: Callable[[Settings], None]) -> None:
+        """Take over an end of the link.
+
+        Args:
+            frames: To the front.
+            on_settings: Told of other settings that are in force from now on.
+        """
+        self._frames = frames
+        self._on_settings = on_settings
+        self._sending = threading.Lock()
+        self._has_ended = False
+        self._untold: LoopSnapshot | None = None
+        self._allowed_s = 0.0
+        self._loop: EngineLoop | None = None
+        self._grammars = GrammarRequests(self._send)
+
+    def stage(self, name: str, total_bytes: int | None) -> None:
+        """Tell of a stage of loading; see :class:`machd.engine.protocol.progress.LoadProgress`."""
+        self._send(Progress(name, total_bytes, 0))
+
+    def advance(self, done_bytes: int) -> None:
+        """Tell of bytes of the stage."""
+        self._send(Progress(None, None, done_bytes))
+
+    def located(self, kind: str, path: str, model_id: str) -> None:
+        """Tell where the model's files are."""
+        self._send(Located(kind, path, model_id))
+
+    def publish(self, events: list[Event]) -> None:
+        """Tell of the events of a step, with the newest counts."""
+        snapshot, self._untold = self._untold, None
+        if not self._has_ended:
+            self._send(Report(tuple(events), snapshot))
+
+    def verdicts_changed(self, changed: frozenset[str]) -> None:
+        """Tell that something else is known of the model."""
+        assert self._loop is not None
+        assert self._loop.state is not None, "verdicts are of a loaded model"
+        self._send(Served(self._loop.state, changed))
+
+    def block_changed(self, event: KvEvent) -> None:
+        """Tell of a change of the blocks in memory."""
+        self._send(BlocksChanged(event))
+
+    def engine_ended(self, reason: RestartReason) -> None:
+        """Do nothing: the front sees it."""
+
+    def engine_served(self) -> None:
+        """Do nothing: the front sees it."""
+
+    def note(self, snapshot: LoopSnapshot) -> None:
+        """Tell of new counts, with the events that follow from the same step, or at the next heartbeat."""
+        self._untold = snapshot
+
+    def beat(self, allowed_s: float) -> None:
+        """Tell that the engine thread moves, and how much longer than a step it may take until it does again."""
+        if allowed_s != self._allowed_s:
+            self._allowed_s = allowed_s
+            self._send(Beat(allowed_s))
+        if self._untold is not None:
+            self.publish([])
+
+    def refuse(self, error: MachdError) -> None:
+        """Tell that the model cannot be loaded."""
+        self._send(LoadFailed(error))
+        self._frames.end()
+
+    def serve(self, loop: EngineLoop) -> None:
+        """Run the loop for the front until it has ended.
+
+        A front that goes before the loop has ended takes the process with it.
+        """
+        self._loop = loop
+        loop.loaded.add_done_callback(self._loaded)
+        loop.finished.add_done_callback(self._finished)
+        loop.start()
+        while (content := self._frames.receive()) is not None:
+            self._take(loop, decode_to_engine(content))
+        if not loop.finished.done():
+            os._exit(1)
+        loop.join(_CLOSE_S)
+
+    def _loaded(self, loaded: Future[None]) -> None:
+        """On the engine thread."""
+        assert self._loop is not None
+        error = loaded.exception()
+        if error is None:
+            assert self._loop.state is not None
+            assert self._loop.front is not None, "a loaded model is known"
+            _close_texts(self._loop.front)
+            self._send(Served(self._loop.state, frozenset()))
+            return
+        if not isinstance(error, MachdError):
+            structlog.get_logger("machd.daemon").critical("model.load_failed", exc_info=error)
+            error = EngineFaultError("the model could not be loaded; the log says why")
+        self.refuse(error)
+
+    def _finished(self, finished: Future[None]) -> None:
+        """On the engine thread. What an engine that has failed says of its sequences is for the next process to say."""
+        error = finished.exception()
+        if error is not None:
+            self._has_ended = True
+            self._send(Ended(EngineFaultError("the engine has stopped")))
+        else:
+            self._send(Ended(None))
+        self._frames.end()
+
+    def _take(self, loop: EngineLoop, message: ToEngine) -> None:
+        match message:
+            case Submit(requests):
+                self._submit(loop, requests)
+            case Abort(sequence_ids, error):
+                loop.abort(sequence_ids, error)
+            case ChangeConfig() | SetLimits() | ClearPrefixes():
+                self._arrange(loop, message)
+            case CompileGrammar():
+                self._grammars.compile(_grammars(loop), message)
+            case DropGrammar(number):
+                self._grammars.drop(number)
+            case Stop(error):
+                loop.stop(error)
+
+    def _submit(self, loop: EngineLoop, requests: tuple[SequenceRequest, ...]) -> None:
+        """Start sequences whose grammars are compiled, or end them with what keeps one from that."""
+        try:
+            loop.submit(tuple(_bound(_grammars(loop), one) for one in requests))
+        except MachdError as error:
+            self._send(Report(tuple(_unsubmitted(one, error) for one in requests), None))
+
+    def _arrange(self, loop: EngineLoop, message: ChangeConfig | SetLimits | ClearPrefixes) -> None:
+        match message:
+            case ChangeConfig(number, settings, is_measured):
+                self._on_settings(settings)
+                self._answer(number, loop.change_config(settings, measure=is_measured))
+            case SetLimits(settings):
+                self._on_settings(settings)
+                loop.set_limits(settings)
+            case ClearPrefixes(number, is_disk_included):
+                self._answer(number, loop.clear_prefixes(is_disk_included=is_disk_included))
+
+    def _answer(self, number: int, answer: Future[None] | Future[int]) -> None:
+        def tell(done: Future[None] | Future[int]) -> None:
+            error = done.exception()
+            if error is not None and not isinstance(error, MachdError):
+                error = EngineFaultError(f"{type(error).__name__}; the log says more")
+            self._send(Answered(number, error, None if error else done.result()))
+
+        answer.add_done_callback(tell)
+
+    def _send(self, message: ToFront) -> None:
+        content = encode(message)
+        try:
+            with self._sending:
+                self._frames.send(content)
+        except OSError:
+            return  # the reader of the link sees its end
+
+
+def _close_texts(front: ModelFront) -> None:
+    """End the processes that rendered and decoded what describes the model; the front process has its own."""
+    front.tokenizer.close()
+    if front.media is not None:
+        front.media.close()
+
+
+def _grammars(loop: EngineLoop) -> GrammarCompiler:
+    assert loop.front is not None, "the front asks once the model is served"
+    return loop.front.grammars
+
+
+def _bound(grammars: GrammarCompiler, request: SequenceRequest) -> SequenceRequest:
+    """Give a request's grammar its compiled form, which did not cross the link."""
+    grammar = request.sampling.grammar
+    if grammar is None:
+        return request
+    compiled = grammars.compile(grammar.constraint)
+    return replace(request, sampling=replace(request.sampling, grammar=compiled))
+
+
+def _unsubmitted(request: SequenceRequest, error: MachdError) -> SequenceFinished:
+    return SequenceFinished(
+        sequence_id=request.sequence_id,
+        reason=FinishReason.ERROR,
+        error=error,
+        prompt_tokens=len(request.prompt),
+        cached_tokens=0,
+        completion_tokens=len(request.generated_token_ids),
+        at_s=request.arrived_s,
+    )

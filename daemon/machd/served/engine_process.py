@@ -1,0 +1,75 @@
+"""A started engine process, as its front holds it: its life and its link."""
+
+from __future__ import annotations
+
+import queue
+import signal
+import subprocess
+import threading
+
+from machd.link.messages import ToEngine, ToFront
+from machd.link.started_engine import StartedEngine
+from machd.link.wire import decode_to_front, encode
+
+
+class EngineProcess:
+    """One process; ended and waited for by its owner."""
+
+    def __init__(self, started: StartedEngine) -> None:
+        """Take over a process that has been started."""
+        self._process, self._frames = started.process, started.frames
+        # The event loop sends, and must not wait for a process that takes nothing.
+        self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._writer = threading.Thread(target=self._write, name="machd-link-out", daemon=True)
+        self._writer.start()
+
+    @property
+    def pid(self) -> int:
+        """Number of the process."""
+        return self._process.pid
+
+    def send(self, message: ToEngine) -> None:
+        """Send a message, or lose it with the process; never waits."""
+        self._outgoing.put(encode(message))
+
+    def receive(self) -> ToFront | None:
+        """Wait for a message; None once the process has ended, or has closed its end."""
+        content = self._frames.receive()
+        return None if content is None else decode_to_front(content)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._process.kill()
+
+    def wait(self, timeout_s: float) -> int:
+        """Wait for its end and give back what it had here; returns its exit status, negative for a signal.
+
+        A process that has closed its end of the link and does not end is killed after ``timeout_s``.
+        """
+        try:
+            status = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            status = self._process.wait()
+        self._outgoing.put(None)
+        self._frames.end()
+        self._writer.join()
+        self._frames.close()
+        return status
+
+    def _write(self) -> None:
+        while (content := self._outgoing.get()) is not None:
+            try:
+                self._frames.send(content)
+            except OSError:
+                return  # the reader sees the process's end
+
+
+def describe_status(status: int) -> str:
+    """Say how a process ended, for an operator."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return signal.Signals(-status).name
+    except ValueError:
+        return f"signal {-status}"

@@ -1,0 +1,167 @@
+"""The sequences that an engine process has not ended yet, with the tokens that have come of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import groupby
+
+from machd.errors import MachdError
+from machd.scheduler.events import (
+    Event,
+    FinishReason,
+    PromptReused,
+    SequenceAdmitted,
+    SequenceFinished,
+    SequenceResumed,
+    TokenGenerated,
+)
+from machd.scheduler.subscriber import Resumption, SequenceRequest
+
+_DEATHS = 2
+"""Processes that ended while a sequence was the only one that ran, after which it is to blame."""
+
+
+class _OpenSequence:
+    """One of them.
+
+    Attributes:
+        reused_tokens: Of its prompt, as :class:`PromptReused` told.
+        is_running: It has a slot, or is suspended by an engine process that lives.
+        has_run: It or a sibling has had a slot.
+        deaths: Processes in a row that ended while it ran in them, with no token of it between.
+        lone_deaths: Processes that ended while it was the only one that ran.
+    """
+
+    __slots__ = (
+        "deaths",
+        "has_run",
+        "is_running",
+        "lone_deaths",
+        "request",
+        "reused_tokens",
+        "token_ids",
+    )
+
+    def __init__(self, request: SequenceRequest) -> None:
+        self.request = request
+        self.token_ids: list[int] = []
+        self.reused_tokens = 0
+        self.is_running = False
+        self.has_run = False
+        self.deaths = self.lone_deaths = 0
+
+    @property
+    def resumption(self) -> Resumption:
+        """What another process goes on from."""
+        return Resumption(
+            generated_token_ids=tuple(self.token_ids),
+            reused_tokens=self.reused_tokens,
+            is_group_started=self.has_run,
+            is_suspect=self.deaths > 0,
+        )
+
+
+class OpenSequences:
+    """In the order in which they came."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._open: dict[str, _OpenSequence] = {}
+
+    def __len__(self) -> int:
+        """Return their number."""
+        return len(self._open)
+
+    def __iter__(self) -> Iterator[str]:
+        """Go through their ids."""
+        return iter(self._open)
+
+    def __contains__(self, sequence_id: object) -> bool:
+        """Return whether a sequence has not ended."""
+        return sequence_id in self._open
+
+    def add(self, requests: Iterable[SequenceRequest]) -> None:
+        """Take in the sequences of a request."""
+        for request in requests:
+            self._open[request.sequence_id] = _OpenSequence(request)
+
+    def follow(self, events: Iterable[Event]) -> bool:
+        """Note what has come of them; returns whether one has a whole answer."""
+        has_answered = False
+        for event in events:
+            match event:
+                case TokenGenerated(sequence_id, token):
+                    if (one := self._open.get(sequence_id)) is not None:
+                        one.token_ids.append(token.token_id)
+                        one.deaths = 0
+                case PromptReused(sequence_id, cached_tokens):
+                    if (one := self._open.get(sequence_id)) is not None:
+                        one.reused_tokens = cached_tokens
+                case SequenceAdmitted(sequence_id) | SequenceResumed(sequence_id):
+                    self._note_slot(sequence_id)
+                case SequenceFinished():
+                    self._open.pop(event.sequence_id, None)
+                    has_answered |= event.error is None and event.completion_tokens > 0
+                case _:
+                    pass
+        return has_answered
+
+    def _note_slot(self, sequence_id: str) -> None:
+        admitted = self._open.get(sequence_id)
+        if admitted is None:
+            return
+        admitted.is_running = True
+        if not admitted.has_run:
+            for one in self._open.values():
+                one.has_run |= one.request.group_id == admitted.request.group_id
+
+    def survive(self, fault: MachdError, now_s: float) -> list[Event]:
+        """Suspect the sequences that ran in a process that has ended.
+
+        A suspect runs alone until its next token, so that one without a token since a first end is to blame for a
+        second. Where a process ends later, beside others, none can be told from the others; when that goes on, one at a
+        time is sent to a process.
+
+        Args:
+            fault: What a sequence that is to blame ends with.
+            now_s: On the monotonic clock.
+
+        Returns:
+            The ends of those that are to blame.
+        """
+        ran = [one for one in self._open.values() if one.is_running]
+        for one in ran:
+            one.deaths += 1
+            one.lone_deaths += len(ran) == 1
+            one.is_running = False
+        blamed = [one for one in ran if max(one.deaths, one.lone_deaths) >= _DEATHS]
+        blamed_ids = [one.request.sequence_id for one in blamed]
+        return self.end(blamed_ids, FinishReason.ERROR, fault, now_s)
+
+    def resumed(self) -> list[tuple[SequenceRequest, ...]]:
+        """Return the requests that a new process goes on with, each with its sequences."""
+        again = [replace(one.request, resumption=one.resumption) for one in self._open.values()]
+        return [tuple(group) for _, group in groupby(again, lambda one: one.group_id)]
+
+    def end(
+        self,
+        sequence_ids: Iterable[str],
+        reason: FinishReason,
+        error: MachdError | None,
+        now_s: float,
+    ) -> list[Event]:
+        """End sequences here, which no process is to compute any more; returns their events."""
+        ended = [(one, self._open.pop(one)) for one in sequence_ids]
+        return [
+            SequenceFinished(
+                sequence_id=sequence_id,
+                reason=reason,
+                error=error,
+                prompt_tokens=len(one.request.prompt),
+                cached_tokens=one.reused_tokens,
+                completion_tokens=len(one.token_ids),
+                at_s=now_s,
+            )
+            for sequence_id, one in ended
+        ]

@@ -1,0 +1,67 @@
+"""Questions to an engine process that wait for an answer, each with its number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import TypeAlias
+
+from machd.link.messages import (
+    Answered,
+    ChangeConfig,
+    ClearPrefixes,
+    CompileGrammar,
+    GrammarCompiled,
+)
+from machd.request.generation import Grammar
+
+Question: TypeAlias = ChangeConfig | ClearPrefixes | CompileGrammar
+"""A message that has an answer."""
+
+Answer: TypeAlias = Grammar | int | None
+
+
+class Questions:
+    """Those without an answer yet, in order. Its owner's lock guards it; futures resolve outside of the lock."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._number = 0
+        self._open: dict[int, tuple[Question, Future[Answer]]] = {}
+
+    def __iter__(self) -> Iterator[Question]:
+        """Go through what a new process has to be asked again."""
+        return (question for question, _ in self._open.values())
+
+    def ask(self, make: Callable[[int], Question]) -> tuple[Question, Future[Answer]]:
+        """Make a question of the next number; its future cannot be cancelled."""
+        self._number += 1
+        future: Future[Answer] = Future()
+        future.set_running_or_notify_cancel()
+        self._open[self._number] = make(self._number), future
+        return self._open[self._number]
+
+    def take(self, number: int) -> Future[Answer]:
+        """Return the future of a question that is answered; one that was refused before has none that waits."""
+        _, future = self._open.pop(number, (None, Future[Answer]()))
+        return future
+
+    def take_all(self, kind: type[Question] | None = None) -> list[Future[Answer]]:
+        """Return the futures of all questions, or of one kind, none of which is to be answered."""
+        taken = [
+            number
+            for number, (question, _) in self._open.items()
+            if kind is None or isinstance(question, kind)
+        ]
+        return [self._open.pop(number)[1] for number in taken]
+
+
+def resolve(future: Future[Answer], answer: Answered | GrammarCompiled) -> None:
+    """Give a future its answer, or the error that is one."""
+    match answer:
+        case Answered(_, None, value):
+            future.set_result(value)
+        case Answered(_, error):
+            future.set_exception(error)
+        case GrammarCompiled(_, grammar):
+            future.set_result(grammar)

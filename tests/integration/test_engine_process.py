@@ -1,0 +1,171 @@
+"""Answers go on when the process that computes them ends, and a request that ends it twice is to blame."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+from structlog.testing import capture_logs
+from support.clients.cached_answers import Asked, ask, ask_streamed
+from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.scraping import scrape
+from support.daemon.supervised_daemon import SupervisedDaemon
+from support.engines.dialogue import chat
+
+_FLAGS: dict[str, object] = {
+    "continuous_batching.enabled": True,
+    "continuous_batching.max_b": 16,
+    "cache.prefix": False,  # what is reused of a prompt is not seen by the scripted engine
+}
+_TEXT = "one answer that goes on and on, whatever becomes of the process which computes it " * 3
+_SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 60}},
+    "required": ["name"],
+    "additionalProperties": False,
+}
+_QUESTIONS = (
+    Asked(chat(f"say {_TEXT}")),
+    Asked(chat(f"say {_TEXT}", logprobs=True, top_logprobs=2)),
+    Asked(chat("letters", max_tokens=200, temperature=1, seed=3)),
+    Asked(chat("letters", max_tokens=200, seed=4, stop=["zzzz"])),
+    Asked(chat(f"say {_TEXT}", stop=["becomes of the proc"])),
+    Asked(
+        chat(
+            "letters",
+            max_tokens=300,
+            seed=6,
+            response_format={
+                "type": "json_schema",
+                "json_schema": {"name": "a", "schema": _SCHEMA},
+            },
+        )
+    ),
+    Asked({"model": "fake", "prompt": "letters", "max_tokens": 150, "n": 3, "seed": 5}),
+)
+
+
+_STALL_S = 5.0
+"""Longer than a busy machine keeps a process from its processor."""
+
+
+@pytest.fixture(name="daemon")
+def _daemon(request: pytest.FixtureRequest) -> Iterator[SupervisedDaemon]:
+    stalls = "SIGSTOP" in request.node.name
+    flags = {"engine.stall_timeout_s": _STALL_S} if stalls else {}
+    with capture_logs(), SupervisedDaemon(_FLAGS | flags) as daemon:
+        yield daemon
+
+
+def _kill(daemon: SupervisedDaemon, number: signal.Signals) -> None:
+    os.kill(daemon.processes[-1].pid, number)
+
+
+def _is_ready(daemon: SupervisedDaemon) -> bool:
+    return httpx.get(f"{daemon.url}/health/ready").status_code == 200
+
+
+def _running(daemon: SupervisedDaemon) -> float:
+    return scrape(daemon.url, "machd_active_loops") if _is_ready(daemon) else 0.0
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP], ids=lambda one: one.name
+)
+def test_answers_are_whole_when_the_engine_process_ends_again_and_again(
+    daemon: SupervisedDaemon, number: signal.Signals
+) -> None:
+    """Every kind of answer, streamed and not, says what it says undisturbed, with the same usage."""
+    expected = [ask(daemon.url, one) for one in _QUESTIONS]
+    with ThreadPoolExecutor(2 * len(_QUESTIONS)) as pool:
+        plain = [pool.submit(ask, daemon.url, one) for one in _QUESTIONS]
+        of_one = [one for one in _QUESTIONS if "n" not in one.fields]
+        streamed = [pool.submit(ask_streamed, daemon.url, one) for one in of_one]
+        for _ in range(3):
+            # A suspect runs alone until it has a token, and would be to blame for the next end.
+            wait_until(lambda: _running(daemon) > 1, "answers are being made")
+            threading.Event().wait(0.1)
+            _kill(daemon, number)
+            wait_until(lambda: not _is_ready(daemon), "routers are told")
+            assert httpx.get(f"{daemon.url}/health/live").status_code == 200
+        said = [one.result(CEILING_S).said for one in plain]
+        texts = [one.result(CEILING_S).texts for one in streamed]
+
+    assert said == [one.said for one in expected]
+    assert texts == [
+        one.texts for one, asked in zip(expected, _QUESTIONS, strict=True) if asked in of_one
+    ]
+    reason = "stall" if number is signal.SIGSTOP else "exit"
+    assert scrape(daemon.url, "machd_engine_restarts_total", reason=reason) == 3
+    assert len(daemon.processes) == 4
+
+
+def test_a_request_that_ends_two_processes_is_ended_and_its_neighbours_are_whole(
+    daemon: SupervisedDaemon,
+) -> None:
+    """It gets ``engine_fault``; the others do not notice."""
+    others = _QUESTIONS[:4]
+    expected = [ask(daemon.url, one).said for one in others]
+    with ThreadPoolExecutor(len(others)) as pool:
+        answers = [pool.submit(ask, daemon.url, one) for one in others]
+        wait_until(lambda: _running(daemon) > 0, "answers are being made")
+        poison = httpx.post(
+            f"{daemon.url}/v1/chat/completions", json=chat("poison"), timeout=CEILING_S
+        )
+        said = [one.result(CEILING_S).said for one in answers]
+
+    assert (poison.status_code, poison.json()["error"]["code"]) == (503, "engine_fault")
+    assert said == expected
+    assert len(daemon.processes) == 3
+
+
+def test_a_request_that_ends_the_process_beside_others_goes_on_alone(
+    daemon: SupervisedDaemon,
+) -> None:
+    """Where none ends it alone, each is computed by itself, and every answer is whole."""
+    questions = (*_QUESTIONS[:3], Asked(chat("clash, and say one more thing")))
+    expected = [ask(daemon.url, one).said for one in questions]
+    with ThreadPoolExecutor(len(questions)) as pool:
+        said = [one.said for one in pool.map(lambda one: ask(daemon.url, one), questions)]
+
+    assert said == expected
+    assert len(daemon.processes) == 4
+
+
+def test_a_request_is_taken_while_the_engine_process_is_replaced(daemon: SupervisedDaemon) -> None:
+    """It waits for the new process."""
+    _kill(daemon, signal.SIGKILL)
+    wait_until(lambda: not _is_ready(daemon), "routers are told")
+    ready = httpx.get(f"{daemon.url}/health/ready").json()
+
+    assert ready["state"] == "restarting"
+    assert ask(daemon.url, Asked(chat("say hello"))).texts == ("hello",)
+
+
+def test_an_engine_process_ends_with_its_daemon() -> None:
+    """Whatever it does at that moment."""
+    with capture_logs(), SupervisedDaemon(_FLAGS) as daemon:
+        pid = daemon.processes[-1].pid
+
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_daemon_whose_engine_process_ends_again_and_again_gives_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without an answer between them a few are enough."""
+    monkeypatch.setattr("machd.served.restarts._FIRST_BACKOFF_S", 0.01)
+    with capture_logs(), SupervisedDaemon(_FLAGS) as daemon:
+        while not daemon.join(0.2):
+            if daemon.processes:
+                daemon.processes[-1].kill()
+
+    assert len(daemon.processes) == 6
+    assert daemon.error is not None
+    assert getattr(daemon.error, "exit_code", 0) == 70

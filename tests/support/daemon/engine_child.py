@@ -1,0 +1,73 @@
+"""An engine process with the fake engine, whose prompts tell it what to do.
+
+A prompt that holds ``POISON`` ends the process by SIGSEGV at its first step, as a kernel does that cannot stand it; one that
+holds ``FREEZE`` stops it, and one that holds ``CLASH`` ends it as soon as another row is decoded beside it.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+import time
+
+from machd.clock import SystemClock
+from machd.engine.protocol.step import StepPlan
+from machd.engine_process.assembly import engine_loop
+from machd.engine_process.front_link import FrontLink
+from machd.link.frames import Frames
+from machd.settings.model import Settings
+from support.engines.dialogue import told
+from support.engines.fake_engine import FakeEngine
+
+POISON = b"poison"
+FREEZE = b"freeze"
+CLASH = b"clash"
+
+_STEP_S = 0.005
+"""Slow enough for a test to hit an answer while it is made."""
+
+
+_prompts: dict[int, bytes] = {}
+"""Of the rows so far, by slot: a prompt comes in chunks."""
+
+
+def _before_step(plan: StepPlan) -> None:
+    time.sleep(_STEP_S)
+    for chunk in plan.prefill:
+        before = b"" if chunk.opens else _prompts[chunk.slot_index]
+        prompt = before + bytes(one for one in chunk.token_ids if one < 256)
+        _prompts[chunk.slot_index] = prompt
+        if POISON in prompt:
+            signal.raise_signal(signal.SIGSEGV)  # on this thread, so at once
+        if FREEZE in prompt:
+            signal.raise_signal(signal.SIGSTOP)
+    decoded = [_prompts[one.slot_index] for one in plan.decode]
+    if len(decoded) > 1 and any(CLASH in prompt for prompt in decoded):
+        signal.raise_signal(signal.SIGSEGV)  # on this thread, so at once
+
+
+def _ignore(_settings: Settings) -> None:
+    """The log of a test's daemon is the test's."""
+
+
+def main() -> None:
+    """Serve the front at the other end of the link."""
+    frames = Frames(socket.socket(fileno=int(sys.argv[1])))
+    content = frames.receive()
+    assert content is not None
+    link = FrontLink(frames, on_settings=_ignore)
+    loop = engine_loop(
+        Settings.model_validate_json(content),
+        link,
+        load=lambda: FakeEngine(told, before_step=_before_step, context_tokens=10_000),
+        clock=SystemClock(),
+        on_note=link.note,
+        on_beat=link.beat,
+    )
+    link.located("fake", "/nowhere", "fake")
+    link.serve(loop)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""A daemon in this process whose engine is in another one: the fake engine of :mod:`support.daemon.engine_child`."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from machd.clock import SystemClock
+from machd.engine.fake.tokenizer import FakeTokenizer
+from machd.engine.protocol.engine import GrammarCompiler, ModelDescription
+from machd.engine.protocol.progress import SilentProgress
+from machd.link.port import OpenEngine
+from machd.link.started_engine import StartedEngine
+from machd.served.restarts import Restarts
+from machd.served.supervised_engine import SupervisedEngine
+from machd.settings.model import Settings
+from support import module_command
+from support.daemon.running_daemon import RunningDaemon
+
+
+@dataclass(frozen=True, slots=True)
+class _Front:
+    """The fake model's texts."""
+
+    model: ModelDescription
+    grammars: GrammarCompiler
+    tokenizer: FakeTokenizer
+    media: None = None
+
+
+def _open_front(model: ModelDescription, grammars: GrammarCompiler) -> _Front:
+    return _Front(model, grammars, FakeTokenizer())
+
+
+class SupervisedDaemon(RunningDaemon):
+    """A context manager: inside it the daemon is ready at ``url``.
+
+    Attributes:
+        processes: Engine processes that were started, in order.
+    """
+
+    def __init__(self, flags: Mapping[str, object] | None = None) -> None:
+        """Prepare it; ``flags`` are settings by dotted key."""
+        super().__init__(flags=flags)
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def _open_engine(self) -> OpenEngine:
+        return partial(
+            SupervisedEngine,
+            start_process=self._start_process,
+            prepare_front=lambda _located: _open_front,
+            progress=SilentProgress(),
+            restarts=Restarts(SystemClock()),
+            clock=SystemClock(),
+        )
+
+    def _start_process(self, settings: Settings) -> StartedEngine:
+        command = module_command("support.daemon.engine_child")
+        started = StartedEngine(command, settings.model_dump_json())
+        self.processes.append(started.process)
+        return started
