@@ -427,14 +427,36 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
         "engine.stalled",
         ("critical",),
         ("heartbeat_age_s",),
-        "A step took longer than `engine.stall_timeout_s`; the daemon ends, to be started again.",
+        "A step took longer than `engine.stall_timeout_s`. The engine process is killed and replaced; with ranks the daemon ends.",
         "Raise that setting if the device is slow; otherwise look at the device.",
     ),
     LogEvent(
         "engine.stopped",
         ("critical",),
         ("error", "exception"),
-        "The engine thread gave up; the daemon ends, to be started again.",
+        "The engine gave up. If `engine.process_ended` follows, its process is replaced; else engine processes have ended too "
+        "often, and the daemon ends.",
+        _REPORT,
+    ),
+    LogEvent(
+        "engine.process_ended",
+        ("error",),
+        ("reason", "status", "sequences"),
+        "The engine process has ended: by itself or by a signal (`exit`), because its engine gave up (`fault`), or killed after "
+        "`engine.stalled` (`stall`). `status` is its signal (`SIGKILL`) or its `exit status 70`. Its `sequences` go on in the next process.",
+        "`SIGKILL` with `exit` is most often the kernel's OOM killer: give the daemon more memory. Report other signals, with the model.",
+    ),
+    LogEvent(
+        "engine.restarted",
+        ("info",),
+        ("sequences", "pid"),
+        "Another engine process has loaded the model and computes; `sequences` were open and go on in it.",
+    ),
+    LogEvent(
+        "grammar.not_compiled",
+        ("error",),
+        ("exception",),
+        "A constraint made the compiler fail; its request gets `engine_fault`.",
         _REPORT,
     ),
     LogEvent(

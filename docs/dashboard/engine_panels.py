@@ -17,6 +17,17 @@ FAILURES = PanelRow(
             is_stacked=True,
         ),
         panel(
+            "Engine processes replaced",
+            "By why: it ended (exit), its engine gave up (fault), or it was killed because a step hung (stall). Requests go "
+            "on in the next one.",
+            "short",
+            Query(
+                f"sum by (reason) (increase({of('machd_engine_restarts_total')}[$__rate_interval]))",
+                "{{reason}}",
+            ),
+            is_stacked=True,
+        ),
+        panel(
             "Aborts by reason",
             "Requests that ended early. client_disconnected is normal where people press stop; "
             "request_timeout and client_stalled are not.",
@@ -51,10 +62,10 @@ ENGINE = PanelRow(
         ),
         panel(
             "Memory",
-            "What MLX holds, by kind, and the whole process, which only Linux tells.",
+            "What MLX holds in the engine process, by kind, and the process that answers, which only Linux tells.",
             "bytes",
             Query(f"sum by (kind) ({of('machd_mlx_memory_bytes')})", "MLX {{kind}}"),
-            total("process_resident_memory_bytes", "process"),
+            total("process_resident_memory_bytes", "front"),
         ),
         panel(
             "Memory of ranks",
@@ -72,7 +83,7 @@ ENGINE = PanelRow(
         ),
         panel(
             "Processor",
-            "Cores in use by the process; only Linux tells.",
+            "Cores in use by the process that answers, without the engine process; only Linux tells.",
             "short",
             Query(f"sum by (instance) ({rate('process_cpu_seconds_total')})", "{{instance}}"),
         ),
