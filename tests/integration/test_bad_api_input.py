@@ -127,6 +127,7 @@ class _Stream:
 
     def read(self) -> None:
         """Let the engine compute a token, and wait until the client has it."""
+        self.gate.wait_until_held()
         self.gate.let()
         assert any(line.startswith("data: {") for line in self.lines), "the stream has ended"
 

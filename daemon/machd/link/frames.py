@@ -25,7 +25,8 @@ class Frames:
             OSError: The other end is gone.
         """
         assert len(content) <= MAX_FRAME_BYTES, "a message fits a frame"
-        self._end.sendall(len(content).to_bytes(_LENGTH_BYTES, "big") + content)
+        self._end.sendall(len(content).to_bytes(_LENGTH_BYTES, "big"))
+        self._end.sendall(content)  # not joined to the length: images have no room for a copy
 
     def receive(self) -> bytes | None:
         """Wait for a message; None once the other end is gone, however it ended."""

@@ -13,6 +13,7 @@ from machd.scheduler.events import (
     PromptReused,
     SequenceAdmitted,
     SequenceFinished,
+    SequenceQueued,
     SequenceResumed,
     TokenGenerated,
 )
@@ -27,7 +28,8 @@ class _OpenSequence:
 
     Attributes:
         reused_tokens: Of its prompt, as :class:`PromptReused` told.
-        is_running: It has a slot, or is suspended by an engine process that lives.
+        is_running: It has a slot, or is suspended by an engine process that lives, or was sent to one that has not said
+            that it waits: taking it in may be what ends the process.
         has_run: It or a sibling has had a slot.
         deaths: Processes in a row that ended while it ran in them, with no token of it between.
         lone_deaths: Processes that ended while it was the only one that ran.
@@ -86,31 +88,39 @@ class OpenSequences:
         for request in requests:
             self._open[request.sequence_id] = _OpenSequence(request)
 
+    def note_sent(self, requests: Iterable[SequenceRequest]) -> None:
+        """Note that a process is to take sequences in."""
+        for request in requests:
+            self._open[request.sequence_id].is_running = True
+
     def follow(self, events: Iterable[Event]) -> bool:
         """Note what has come of them; returns whether one has a whole answer."""
         has_answered = False
         for event in events:
-            match event:
-                case TokenGenerated(sequence_id, token):
-                    if (one := self._open.get(sequence_id)) is not None:
-                        one.token_ids.append(token.token_id)
-                        one.deaths = 0
-                case PromptReused(sequence_id, cached_tokens):
-                    if (one := self._open.get(sequence_id)) is not None:
-                        one.reused_tokens = cached_tokens
-                case SequenceAdmitted(sequence_id) | SequenceResumed(sequence_id):
-                    self._note_slot(sequence_id)
-                case SequenceFinished():
-                    self._open.pop(event.sequence_id, None)
+            one = self._open.get(getattr(event, "sequence_id", ""))
+            if one is not None:
+                self._note(one, event)
+                if isinstance(event, SequenceFinished):
                     has_answered |= event.error is None and event.completion_tokens > 0
-                case _:
-                    pass
         return has_answered
 
-    def _note_slot(self, sequence_id: str) -> None:
-        admitted = self._open.get(sequence_id)
-        if admitted is None:
-            return
+    def _note(self, one: _OpenSequence, event: Event) -> None:
+        match event:
+            case TokenGenerated(_, token):
+                one.token_ids.append(token.token_id)
+                one.deaths = 0
+            case SequenceQueued():
+                one.is_running = False
+            case PromptReused(_, cached_tokens):
+                one.reused_tokens = cached_tokens
+            case SequenceAdmitted() | SequenceResumed():
+                self._note_slot(one)
+            case SequenceFinished(sequence_id):
+                del self._open[sequence_id]
+            case _:
+                pass
+
+    def _note_slot(self, admitted: _OpenSequence) -> None:
         admitted.is_running = True
         if not admitted.has_run:
             for one in self._open.values():

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
+from dataclasses import replace
 from typing import TypeVar
 
 import structlog
@@ -146,11 +147,14 @@ class SupervisedEngine:
     def submit(self, requests: tuple[SequenceRequest, ...]) -> None:
         """Start the sequences of one request."""
         with self._lock:
+            is_sent = self._serving is not None and self._isolated is None
+            if self._serving is not None and is_sent:
+                self._serving.send(Submit(requests))  # first: there may be no memory for it
             self._sequences.add(requests)
-            if self._isolated is not None:
+            if is_sent:
+                self._sequences.note_sent(requests)
+            elif self._isolated is not None:
                 self._held.extend(requests)
-            elif self._serving is not None:
-                self._serving.send(Submit(requests))
 
     def abort(self, sequence_ids: tuple[str, ...], error: MachdError | None) -> None:
         """End sequences; ``error`` is None if their client simply has enough."""
@@ -407,6 +411,7 @@ class SupervisedEngine:
             return
         for requests in resumed:
             process.send(Submit(requests))
+            self._sequences.note_sent(requests)
 
     def _release(self) -> None:
         """Send the next sequence of those that go alone, once the one before has ended. The lock is held."""
@@ -418,6 +423,7 @@ class SupervisedEngine:
             if request.sequence_id in self._sequences:  # not aborted while it was held
                 self._isolated = request.sequence_id
                 self._serving.send(Submit((request,)))
+                self._sequences.note_sent((request,))
 
     def _answer(self, answer: Answered | GrammarCompiled) -> None:
         with self._lock:
@@ -446,6 +452,14 @@ class SupervisedEngine:
                 EngineFaultError("the engine failed while computing this request"),
                 self._clock.monotonic_s(),
             )
+        # Nothing runs until the next process says so.
+        self.snapshot = replace(
+            self.snapshot,
+            running_count=0,
+            active_loops=0,
+            waiting_count=len(self._sequences),
+            prefilled_tokens={},
+        )
         self._log.error(
             "engine.process_ended",
             reason=reason.value,

@@ -48,14 +48,15 @@ class Question:
         if self.path.startswith("/v1/c"):
             body["stream_options"] = {"include_usage": True}
         texts: dict[str, str] = {}
-        ends: list[object] = []
+        ends: list[tuple[str, object]] = []
         with httpx.stream("POST", url + self.path, json=body, timeout=CEILING_S) as answer:
             assert answer.status_code == 200, answer.read()
             for line in answer.iter_lines():
                 content = line.removeprefix("data: ")
                 if content.startswith("{"):
                     _read(json.loads(content), texts, ends)
-        return texts, ends
+        # Choices may end in another order; what stands in one place comes in order.
+        return texts, sorted(ends, key=lambda one: one[0])
 
 
 def questions(model: str) -> list[Question]:
@@ -104,12 +105,12 @@ _TEXTS = ("content", "text", "thinking", "reasoning_content", "partial_json", "a
 _ENDS = ("finish_reason", "stop_reason", "done_reason", "usage", "eval_count", "token", "logprob")
 
 
-def _read(frame: dict[str, Any], texts: dict[str, str], ends: list[object]) -> None:
+def _read(frame: dict[str, Any], texts: dict[str, str], ends: list[tuple[str, object]]) -> None:
     """Join the texts of a frame to those before, by where they stand, and note what says how it ends."""
     if str(frame.get("type", "")).startswith("response.") and frame["type"] != "response.completed":
         frame = {"delta": frame.get("delta")}
     elif frame.get("type") == "response.completed":
-        ends.append(_stable(frame["response"]))
+        ends.append(("", _stable(frame["response"])))
         return
     for place, key, value in _leaves(frame, ""):
         if key in _TEXTS and isinstance(value, str):
@@ -119,16 +120,12 @@ def _read(frame: dict[str, Any], texts: dict[str, str], ends: list[object]) -> N
 
 
 def _leaves(value: object, place: str) -> Iterator[tuple[str, str, object]]:
-    items = (
-        value.items()
-        if isinstance(value, dict)
-        else (
-            (one.get("index", at) if isinstance(one, dict) else at, one)
-            for at, one in enumerate(value)
-        )
-        if isinstance(value, list)
-        else ()
-    )
+    """Go through the values of a frame, with their places; items of a list without an index have one place."""
+    items: list[tuple[object, object]] = []
+    if isinstance(value, dict):
+        items = list(value.items())
+    elif isinstance(value, list):
+        items = [(one.get("index", "") if isinstance(one, dict) else "", one) for one in value]
     for key, one in items:
         where = f"{place}/{key}"
         if key == "usage" or not isinstance(one, dict | list):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
 import pytest
+from support import module_command
 from support.checkpoints.tiny_checkpoint import write_tiny_llama
 from support.clients import image_files
 from support.clocks.polling import CEILING_S
@@ -32,7 +32,7 @@ def _opened(source: ModelSource, loaded: LoadedModel, image: bytes = b"") -> Ope
     """Open the front of a loaded model in a fresh process."""
     opening = Opening(source.kind, os.fspath(source.path), loaded.description, image)
     done = subprocess.run(
-        [sys.executable, "-m", "support.engines.opened_front"],
+        module_command("support.engines.opened_front"),
         input=msgspec.json.encode(opening),
         stdout=subprocess.PIPE,
         check=True,

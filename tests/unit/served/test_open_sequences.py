@@ -6,7 +6,7 @@ from support.daemon.serving_parts import admitted, finished, token
 
 from machd.errors import EngineFaultError
 from machd.request.generation import SamplingParams
-from machd.scheduler.events import FinishReason, PromptReused, SequenceFinished
+from machd.scheduler.events import FinishReason, PromptReused, SequenceFinished, SequenceQueued
 from machd.scheduler.subscriber import Resumption, SequenceRequest
 from machd.served.open_sequences import OpenSequences
 
@@ -105,3 +105,17 @@ def test_sequences_that_are_ended_here_have_their_tokens_counted() -> None:
     assert isinstance(end, SequenceFinished)
     assert (end.completion_tokens, end.prompt_tokens, end.at_s) == (2, 2, 4.0)
     assert "a" not in sequences
+
+
+def test_a_sequence_that_two_processes_could_not_take_in_is_to_blame() -> None:
+    """One that waits there is not."""
+    sequences, requests = OpenSequences(), [_request("a", "a"), _request("b", "b")]
+    sequences.add(requests)
+    ends = []
+    for _ in range(2):
+        sequences.note_sent(requests)
+        sequences.follow([SequenceQueued("b", 0)])
+        ends = sequences.survive(_FAULT, 5.0)
+
+    assert [getattr(one, "sequence_id", None) for one in ends] == ["a"]
+    assert list(sequences) == ["b"]
