@@ -186,19 +186,7 @@ class EngineLoop:
         self._thread.start()
 
     def change_config(self, settings: Settings, *, measure: bool = False) -> Future[None]:
-        """Schedule by other settings after the step that runs.
-
-        Running sequences are suspended for it, and resumed under it; waiting ones stay queued.
-
-        Args:
-            settings: Say how.
-            measure: Measure the model (again) before that.
-
-        Returns:
-            A future that resolves when the config is applied, or replaced by a later one. It has the
-            exception of the measurement, after which all is as before; or why the thread has ended or
-            is to end. It cannot be cancelled.
-        """
+        """Schedule by other settings after the step that runs; see :meth:`machd.link.port.EnginePort.change_config`."""
         request = ChangeConfig(settings, is_measured=measure)
         self._changes.add(request)
         self.inbox.put(request)
