@@ -17,6 +17,9 @@ from support.daemon.scraping import scrape
 from support.daemon.supervised_daemon import SupervisedDaemon
 from support.engines.dialogue import chat
 
+from machd.errors import MachdError
+from machd.served.supervised_engine import SupervisedEngine
+
 _FLAGS: dict[str, object] = {
     "continuous_batching.enabled": True,
     "continuous_batching.max_b": 16,
@@ -168,4 +171,23 @@ def test_a_daemon_whose_engine_process_ends_again_and_again_gives_up(
 
     assert len(daemon.processes) == 6
     assert daemon.error is not None
+    assert getattr(daemon.error, "exit_code", 0) == 70
+
+
+def test_an_engine_process_that_dies_while_it_is_told_to_stop_is_no_end_in_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it had to do still is not done, and who has launched it has to learn of that."""
+    tell = SupervisedEngine.stop
+
+    with capture_logs(), SupervisedDaemon(_FLAGS) as daemon:
+
+        def tell_one_that_dies(engine: SupervisedEngine, error: MachdError) -> None:
+            _kill(daemon, signal.SIGSTOP)
+            tell(engine, error)
+            _kill(daemon, signal.SIGKILL)
+
+        monkeypatch.setattr(SupervisedEngine, "stop", tell_one_that_dies)
+        daemon.stop()
+
     assert getattr(daemon.error, "exit_code", 0) == 70

@@ -34,10 +34,10 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
     frames = Frames(socket.socket(fileno=int(sys.argv[1])))
-    content = frames.receive()
-    if content is None:
+    first = frames.receive()
+    if first is None:
         return
-    _serve(frames, Settings.model_validate_json(content))
+    _serve(frames, Settings.model_validate_json(first[0]))
 
 
 def _serve(frames: Frames, settings: Settings) -> None:

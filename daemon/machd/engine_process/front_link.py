@@ -130,8 +130,8 @@ class FrontLink:
         loop.loaded.add_done_callback(self._loaded)
         loop.finished.add_done_callback(self._finished)
         loop.start()
-        while (content := self._frames.receive()) is not None:
-            self._take(loop, decode_to_engine(content))
+        while (parts := self._frames.receive()) is not None:
+            self._take(loop, decode_to_engine(parts))
         if not loop.finished.done():
             os._exit(1)
         loop.join(_CLOSE_S)
@@ -204,10 +204,10 @@ class FrontLink:
         answer.add_done_callback(tell)
 
     def _send(self, message: ToFront) -> None:
-        content = encode(message)
+        parts = encode(message)
         try:
             with self._sending:
-                self._frames.send(content)
+                self._frames.send(parts)
         except OSError:
             return  # the reader of the link sees its end
 

@@ -1,13 +1,21 @@
-"""Messages on a stream socket: each is four bytes of length, big endian, and so many bytes."""
+"""Messages on a stream socket: each is some parts, of which the first says what the others are for.
+
+A message begins with the number of its parts and the length of each, all in four bytes, big endian.
+"""
 
 from __future__ import annotations
 
 import socket
+import struct
+from collections.abc import Sequence
+from typing import TypeAlias
 
-_LENGTH_BYTES = 4
+_NUMBER_BYTES = 4
 
-MAX_FRAME_BYTES = (1 << 32) - 1
-"""A request's images are its largest part."""
+MAX_PART_BYTES = (1 << 32) - 1
+"""A request's images are its largest parts."""
+
+Part: TypeAlias = bytes | bytearray | memoryview
 
 
 class Frames:
@@ -18,27 +26,35 @@ class Frames:
         self._end = end
         self._incoming = end.makefile("rb")
 
-    def send(self, content: bytes) -> None:
+    def send(self, parts: Sequence[Part]) -> None:
         """Send a message, and wait while the other end has no room for it.
 
         Raises:
             OSError: The other end is gone.
         """
-        assert len(content) <= MAX_FRAME_BYTES, "a message fits a frame"
-        self._end.sendall(len(content).to_bytes(_LENGTH_BYTES, "big"))
-        self._end.sendall(content)  # not joined to the length: images have no room for a copy
+        lengths = [len(one) for one in parts]
+        assert max(lengths) <= MAX_PART_BYTES, "a part fits a frame"
+        self._end.sendall(struct.pack(f">{1 + len(parts)}I", len(parts), *lengths))
+        for part in parts:  # as they are: there may be no room for a copy
+            self._end.sendall(part)
 
-    def receive(self) -> bytes | None:
+    def receive(self) -> list[bytearray] | None:
         """Wait for a message; None once the other end is gone, however it ended."""
         try:
-            header = self._incoming.read(_LENGTH_BYTES)
-            if len(header) < _LENGTH_BYTES:
-                return None
-            count = int.from_bytes(header, "big")
-            content = self._incoming.read(count)
-        except OSError:  # a process that is killed with unread messages resets the connection
+            (count,) = struct.unpack(">I", self._read(_NUMBER_BYTES))
+            lengths = struct.unpack(f">{count}I", self._read(count * _NUMBER_BYTES))
+            return [self._read(length) for length in lengths]
+        except (
+            EOFError,
+            OSError,
+        ):  # a process that is killed with unread messages resets the connection
             return None
-        return content if len(content) == count else None
+
+    def _read(self, count: int) -> bytearray:
+        content = bytearray(count)
+        if self._incoming.readinto(content) < count:
+            raise EOFError
+        return content
 
     def end(self) -> None:
         """Let both ends see that there is nothing more; may be called again, and from any thread."""

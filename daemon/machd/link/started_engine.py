@@ -43,4 +43,4 @@ class StartedEngine:
         finally:
             theirs.close()
         self.frames = Frames(ours)
-        self.frames.send(settings_json.encode())
+        self.frames.send([settings_json.encode()])

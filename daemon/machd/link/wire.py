@@ -1,18 +1,53 @@
-"""Messages as bytes: msgpack, each type by its annotations, and three types that msgspec does not know."""
+"""Messages as parts of a frame: msgpack, each type by its annotations, and four types that msgspec does not know.
+
+The arrays of images and videos are parts of their own, which nobody copies, however many sequences of a request share them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec import convert
 from msgspec.msgpack import Decoder, Encoder
 
+from machd.engine.protocol.media import PlainArray
 from machd.errors import MachdError
 from machd.link.error_form import error_as_data, error_from_data
+from machd.link.frames import Part
 from machd.link.messages import Message, ToEngine, ToFront
 from machd.request.constraint import Constraint
 from machd.request.generation import Grammar
 from machd.settings.model import Settings
+
+
+class _Outgoing:
+    """The parts of one message that is encoded."""
+
+    def __init__(self) -> None:
+        self.arrays: list[PlainArray] = []
+        self._places: dict[int, int] = {}
+
+    def as_data(self, value: object) -> object:
+        if not isinstance(value, PlainArray):
+            return _as_data(value)
+        place = self._places.setdefault(id(value), len(self.arrays))
+        if place == len(self.arrays):
+            self.arrays.append(value)
+        return value.shape, value.dtype, place
+
+
+class _Incoming:
+    """The parts of one message that is decoded."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._contents = parts[1:]
+
+    def from_data(self, kind: type, data: object) -> object:
+        if kind is not PlainArray:
+            return _from_data(kind, data)
+        shape, dtype, place = convert(data, tuple[tuple[int, ...], str, int])
+        return PlainArray(shape, dtype, memoryview(self._contents[place]))
 
 
 def _as_data(value: object) -> object:
@@ -39,35 +74,36 @@ def _from_data(kind: type, data: object) -> object:
     return Settings.model_validate_json(convert(data, str))
 
 
-_ENCODER = Encoder(enc_hook=_as_data)
-_ENGINE_DECODER: Decoder[Any] = Decoder(ToEngine, dec_hook=_from_data)
 _FRONT_DECODER: Decoder[Any] = Decoder(ToFront, dec_hook=_from_data)
 
 
-def encode(message: Message) -> bytes:
-    """Return a message as bytes.
+def encode(message: Message) -> list[Part]:
+    """Return a message as parts.
 
     Raises:
         NotImplementedError: It holds what does not cross the link.
     """
-    return _ENCODER.encode(message)
+    outgoing = _Outgoing()
+    content = Encoder(enc_hook=outgoing.as_data).encode(message)
+    return [content, *(one.content for one in outgoing.arrays)]
 
 
-def decode_to_engine(frame: bytes) -> ToEngine:
-    """Return a message of the front; the arrays of images and videos in it lie in ``frame``.
+def decode_to_engine(parts: Sequence[Part]) -> ToEngine:
+    """Return a message of the front; the arrays of images and videos in it lie in ``parts``.
 
     Raises:
         DecodeError: It is none: an unknown name, a field too few or too many, or of another type.
     """
-    message: ToEngine = _ENGINE_DECODER.decode(frame)
+    decoder: Decoder[Any] = Decoder(ToEngine, dec_hook=_Incoming(parts).from_data)
+    message: ToEngine = decoder.decode(parts[0])
     return message
 
 
-def decode_to_front(frame: bytes) -> ToFront:
+def decode_to_front(parts: Sequence[Part]) -> ToFront:
     """Return a message of the engine process.
 
     Raises:
         DecodeError: It is none: an unknown name, a field too few or too many, or of another type.
     """
-    message: ToFront = _FRONT_DECODER.decode(frame)
+    message: ToFront = _FRONT_DECODER.decode(parts[0])
     return message

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import threading
 
+from machd.link.frames import Part
 from machd.link.messages import ToEngine, ToFront
 from machd.link.started_engine import StartedEngine
 from machd.link.wire import decode_to_front, encode
@@ -19,7 +20,7 @@ class EngineProcess:
         """Take over a process that has been started."""
         self._process, self._frames = started.process, started.frames
         # The event loop sends, and must not wait for a process that takes nothing.
-        self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._outgoing: queue.SimpleQueue[list[Part] | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write, name="machd-link-out", daemon=True)
         self._writer.start()
 
@@ -34,8 +35,8 @@ class EngineProcess:
 
     def receive(self) -> ToFront | None:
         """Wait for a message; None once the process has ended, or has closed its end."""
-        content = self._frames.receive()
-        return None if content is None else decode_to_front(content)
+        parts = self._frames.receive()
+        return None if parts is None else decode_to_front(parts)
 
     def kill(self) -> None:
         """End it at once."""
@@ -58,9 +59,9 @@ class EngineProcess:
         return status
 
     def _write(self) -> None:
-        while (content := self._outgoing.get()) is not None:
+        while (parts := self._outgoing.get()) is not None:
             try:
-                self._frames.send(content)
+                self._frames.send(parts)
             except OSError:
                 return  # the reader sees the process's end
 

@@ -280,9 +280,11 @@ class SupervisedEngine:
         if self.front is None and error is not None:
             self.loaded.set_exception(error)
             self.finished.set_result(None)
+        elif self.finished.done():
+            pass
         elif error is not None:
             self.finished.set_exception(error)
-        elif not self.finished.done():
+        else:
             self.finished.set_result(None)
         told = self._stop_error or EngineFaultError(
             "the engine has stopped; the server is restarting"
@@ -306,8 +308,12 @@ class SupervisedEngine:
         """
         while True:
             status = self._follow_one()
-            if self._stopping.is_set():
+            if self.finished.done() or (self._stopping.is_set() and self.front is None):
                 return
+            if self._stopping.is_set():
+                raise EngineFaultError(
+                    f"the engine ended before it was done: {describe_status(status)}"
+                )
             if self.front is None and self._fault is not None:
                 raise self._fault
             if self.front is None:
@@ -360,9 +366,13 @@ class SupervisedEngine:
                 self._note_end(error)
 
     def _note_end(self, fault: MachdError | None) -> None:
-        """Note why the engine ends, or that it has as it was told to: its process may have blocks to write still."""
+        """Note how the engine ends. Told to, it has ended here already: its process may have blocks to write still."""
         self._fault = fault
-        if self._stopping.is_set() and self.front is not None:
+        if not self._stopping.is_set() or self.front is None:
+            return
+        if fault is not None:
+            self.finished.set_exception(fault)
+        else:
             self.finished.set_result(None)
 
     def _report(self, events: Sequence[Event], snapshot: LoopSnapshot | None) -> None:

@@ -54,11 +54,11 @@ def _ignore(_settings: Settings) -> None:
 def main() -> None:
     """Serve the front at the other end of the link."""
     frames = Frames(socket.socket(fileno=int(sys.argv[1])))
-    content = frames.receive()
-    assert content is not None
+    first = frames.receive()
+    assert first is not None
     link = FrontLink(frames, on_settings=_ignore)
     loop = engine_loop(
-        Settings.model_validate_json(content),
+        Settings.model_validate_json(first[0]),
         link,
         load=lambda: FakeEngine(told, before_step=_before_step, context_tokens=10_000),
         clock=SystemClock(),

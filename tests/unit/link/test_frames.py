@@ -25,7 +25,7 @@ def _ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 def test_messages_come_as_they_were_sent(ends: tuple[socket.socket, socket.socket]) -> None:
     """In order; empty and large ones, too."""
     ours, theirs = map(Frames, ends)
-    messages = [b"a", b"", b"b" * _MANY_BYTES, b"\0\0\0\1"]
+    messages = [[b"a"], [b""], [b"b" * _MANY_BYTES, b"", b"c"], [b"\0\0\0\1"]]
 
     def send() -> None:
         for one in messages:
@@ -34,11 +34,12 @@ def test_messages_come_as_they_were_sent(ends: tuple[socket.socket, socket.socke
     sending = threading.Thread(target=send, daemon=True)
     sending.start()
 
-    assert [theirs.receive() for _ in messages] == messages
+    received = [theirs.receive() for _ in messages]
+    assert [None if one is None else list(map(bytes, one)) for one in received] == messages
     sending.join(CEILING_S)
 
 
-@pytest.mark.parametrize("content", [b"", b"\0", b"\0\0\0\5ab"])
+@pytest.mark.parametrize("content", [b"", b"\0", b"\0\0\0\2\0\0\0\5", b"\0\0\0\1\0\0\0\5ab"])
 def test_a_message_that_is_cut_off_is_the_end(
     ends: tuple[socket.socket, socket.socket], content: bytes
 ) -> None:
@@ -53,7 +54,7 @@ def test_a_message_that_is_cut_off_is_the_end(
 def test_an_end_is_seen_on_both_sides(ends: tuple[socket.socket, socket.socket]) -> None:
     """A thread that waits for a message is woken."""
     ours, theirs = map(Frames, ends)
-    received: list[bytes | None] = []
+    received: list[list[bytearray] | None] = []
     waiting = threading.Thread(target=lambda: received.append(ours.receive()), daemon=True)
     waiting.start()
     ours.end()
@@ -63,4 +64,4 @@ def test_an_end_is_seen_on_both_sides(ends: tuple[socket.socket, socket.socket])
     assert received == [None]
     assert theirs.receive() is None
     with pytest.raises(OSError, match="pipe"):
-        theirs.send(b"a")
+        theirs.send([b"a"])

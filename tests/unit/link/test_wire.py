@@ -134,18 +134,24 @@ def test_keys_of_an_image_cross() -> None:
 
 
 def test_arrays_of_an_image_are_not_copied() -> None:
-    """An image's arrays lie in the frame that they came with."""
-    content = bytes(1_000_000)
-    media = Media(MediaKind.IMAGE, b"d", (9,), {"p": PlainArray((1,), "|u1", memoryview(content))})
-    request = SequenceRequest(
-        "s", "g", (1,), SamplingParams(), 4, frozenset(), 0.0, media=(MediaSpan(0, media),)
+    """They are sent from where they lie, once for all sequences of a request, and stay where they arrive."""
+    content = memoryview(bytes(1_000_000))
+    media = Media(MediaKind.IMAGE, b"d", (9,), {"p": PlainArray((1,), "|u1", content)})
+    requests = tuple(
+        SequenceRequest(
+            name, "g", (1,), SamplingParams(), 4, frozenset(), 0.0, media=(MediaSpan(0, media),)
+        )
+        for name in "ab"
     )
-    frame = encode(Submit((request,)))
+    message, *arrays = encode(Submit(requests))
 
-    message = decode_to_engine(frame)
+    sent = decode_to_engine([message, *arrays])
 
-    assert isinstance(message, Submit)
-    assert message.requests[0].media[0].media.arrays["p"].content.obj is frame
+    assert len(arrays) == 1
+    assert arrays[0] is content
+    assert isinstance(sent, Submit)
+    for one in sent.requests:
+        assert one.media[0].media.arrays["p"].content.obj is content.obj
 
 
 def test_grammar_crosses_without_what_is_compiled() -> None:
@@ -216,22 +222,22 @@ _NO_MESSAGES = [
 def test_what_is_no_message_is_refused(data: object, reason: str) -> None:
     """An unknown name, a missing field, one too many and one of another type are named."""
     with pytest.raises(msgspec.ValidationError, match=reason):
-        decode_to_engine(msgspec.msgpack.encode(data))
+        decode_to_engine([msgspec.msgpack.encode(data)])
 
 
 def test_an_event_that_is_none_is_refused() -> None:
     """A report with an event of an unknown name, or with too few fields, is no report."""
     for event in (["TokenLost", "s"], ["TokenGenerated", "s"]):
         with pytest.raises(msgspec.ValidationError, match=r"at `\$\[1\]\[0\]"):
-            decode_to_front(msgspec.msgpack.encode(["Report", [event], None]))
+            decode_to_front([msgspec.msgpack.encode(["Report", [event], None])])
 
 
 def test_half_a_frame_is_refused() -> None:
     """A frame that was cut off, or has more behind it, is no message."""
-    frame = encode(Beat(1.0))
-    for broken in (frame[:-1], frame + b"\x00", b""):
+    (frame,) = encode(Beat(1.0))
+    for broken in (frame[:-1], bytes(frame) + b"\x00", b""):
         with pytest.raises(msgspec.DecodeError):
-            decode_to_front(broken)
+            decode_to_front([broken])
 
 
 def test_what_has_no_form_on_the_wire_is_not_sent() -> None:

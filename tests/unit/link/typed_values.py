@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from enum import EnumType
 from functools import cache
 from math import isnan
@@ -16,6 +16,7 @@ from msgspec import Struct, structs
 from unit.settings.setting_values import as_variables, dotted_values
 
 from machd import errors
+from machd.engine.protocol.media import PlainArray
 from machd.errors import (
     ContextLengthExceededError,
     MachdError,
@@ -80,6 +81,7 @@ _SPECIAL: Mapping[object, Callable[[], st.SearchStrategy[object]]] = {
     float: st.floats,
     str: st.text,
     bytes: st.binary,
+    PlainArray: lambda: st.builds(PlainArray, **_parts(PlainArray)),
     memoryview: lambda: st.binary().map(memoryview),
     Grammar: lambda: st.builds(
         Grammar,
@@ -138,9 +140,9 @@ def comparable(value: object) -> object:
             return Mapping, {name: comparable(one) for name, one in value.items()}
         case Struct():
             return type(value), comparable(structs.asdict(value))
-        case _ if is_dataclass(value):
+        case _ if is_dataclass(value) or isinstance(value, PlainArray):
             return type(value), {
-                one.name: comparable(getattr(value, one.name)) for one in fields(value)
+                name: comparable(getattr(value, name)) for name in get_type_hints(type(value))
             }
         case _:
             return type(value), value

@@ -47,6 +47,8 @@ def import_mlx_lm_tokenizers() -> None:
         spec = importlib.util.find_spec("mlx_lm")
         assert spec is not None, "machd depends on it"
         sys.modules["mlx_lm"] = importlib.util.module_from_spec(spec)
+    # One text at a time needs no pool of threads, which could not be started later where memory is short.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # noqa: TID251 - written for a library, not read
     import mlx_lm.tokenizer_utils  # noqa: F401, PLC0415 - this is the one place
 
 

@@ -20,13 +20,21 @@ FIRST_MEDIA_KEY = 1 << 63
 """Keys from here on stand for positions of images and videos; token ids are below."""
 
 
-@dataclass(frozen=True, slots=True)
 class PlainArray:
-    """An array without a library: bytes in C order, which may lie in the message that they came with."""
+    """An array without a library: bytes in C order, which may lie in the message that they came with.
+
+    No dataclass, so that msgspec leaves it to the link, which sends the content beside the message.
+    """
 
     shape: tuple[int, ...]
     dtype: str
-    content: memoryview = field(repr=False)
+    content: memoryview
+
+    def __init__(self, shape: tuple[int, ...], dtype: str, content: memoryview) -> None:
+        """Describe ``content``, which stays where it is."""
+        self.shape = shape
+        self.dtype = dtype
+        self.content = content
 
 
 @dataclass(frozen=True, eq=False)
