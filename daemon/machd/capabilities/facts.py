@@ -1,4 +1,4 @@
-"""Facts about a model's KV cache, read from live cache objects by ``engine/kv/cache_facts.py``.
+"""Facts about a model's KV cache, read from live cache objects by ``engine/loading/cache_facts.py``.
 
 Plain data and pure functions: the names of the classes and what they can do, never the classes.
 """

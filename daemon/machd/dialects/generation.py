@@ -102,7 +102,7 @@ async def converse(  # noqa: PLR0913 - one argument for each part of an answer
 
     Raises:
         ClientDisconnectedError: The client left.
-        MachdError: As of :meth:`GenerationService.prepare` and :func:`respond`.
+        MachdError: As of :meth:`machd.generations.service.GenerationService.prepare` and :func:`respond`.
     """
     prepared = await while_connected(request.receive, preparing)
     return respond(

@@ -70,7 +70,7 @@ OpenFront = Callable[[ModelDescription, GrammarCompiler], ModelFront]
 
 
 class SupervisedEngine:
-    """The :class:`EnginePort` of a daemon.
+    """The :class:`machd.link.port.EnginePort` of a daemon.
 
     One thread starts the process, reads what it says and replaces it; ``_lock`` guards what that thread
     shares with those that ask.
@@ -172,7 +172,7 @@ class SupervisedEngine:
             self._listener.publish(events)
 
     def change_config(self, settings: Settings, *, measure: bool = False) -> Future[None]:
-        """Schedule by other settings after the step that runs; see :meth:`EnginePort.change_config`."""
+        """Schedule by other settings after the step that runs; see :meth:`machd.link.port.EnginePort.change_config`."""
         with self._lock:
             self._settings = settings
         asked = self._ask(lambda number: ChangeConfig(number, settings, measure))

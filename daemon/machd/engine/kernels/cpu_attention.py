@@ -155,7 +155,7 @@ def _attend_behind(
         return each.transpose(1, 0, 2, 3).reshape(kv_heads, -1, each.shape[-1])
 
     def back(joined: mx.array) -> mx.array:
-        """Invert :func:`across`."""
+        """Invert ``across``."""
         return joined.reshape(kv_heads, rows, -1, joined.shape[-1]).transpose(1, 0, 2, 3)
 
     grouped = queries.reshape(rows, kv_heads, -1, head_dim)  # [., ., repeats * tokens, .]

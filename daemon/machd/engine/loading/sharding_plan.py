@@ -1,6 +1,6 @@
 """A model's shards for every number of ranks, without its weights and without other ranks.
 
-mlx-lm's own code cuts copies of a model whose arrays are not read, as :mod:`.sharding` does when ranks
+mlx-lm's own code cuts copies of a model whose arrays are not read, as :mod:`machd.engine.loading.sharding` does when ranks
 load: what a plan says and what a start does cannot differ.
 """
 

@@ -16,8 +16,8 @@ The rules of the seam, which the contract suite proves for every engine:
 - From its first token on a decode row yields a token a step, and more where tokens ahead of it are right:
   those that its grammar forces, and drafts where the plan allows them. A row's tokens do not depend on
   it. The engine may already be computing the next step when it answers.
-- The rows of :attr:`Lane.BATCH` compute together: a plan decodes all of them or none. A row of
-  :attr:`Lane.SERIAL` computes alone, with its own cache.
+- The rows of ``Lane.BATCH`` compute together: a plan decodes all of them or none. A row of
+  ``Lane.SERIAL`` computes alone, with its own cache.
 - A row that fails is reported in ``StepResult.faults`` and yields no token; the other rows do.
 - ``run`` raising anything is an engine fault: nothing of the step counts.
 - Every method is called on the one engine thread, except those of :class:`ModelFront`.
@@ -160,7 +160,7 @@ class VisionDescription:
     Attributes:
         kinds: Kinds of media that it takes.
         processor: Class of its processor.
-        example_tokens: Tokens of an image of :data:`machd.engine.vision.EXAMPLE_PIXELS` pixels a side.
+        example_tokens: Tokens of an image of :data:`machd.engine.loading.vision.EXAMPLE_PIXELS` pixels a side.
         processed_bytes: Memory for processed images and videos.
     """
 

@@ -79,7 +79,7 @@ class Run(msgspec.Struct, array_like=True, tag=True, frozen=True):
 
     Attributes:
         number: Orders before this one.
-        row_checksum: Of the rows that rank 0 has before the step; see :meth:`MlxEngine.row_checksum`.
+        row_checksum: Of the rows that rank 0 has before the step; see :meth:`machd.engine.step.mlx_engine.MlxEngine.row_checksum`.
         blocks: Changes to blocks, each with the name of its kind.
     """
 

@@ -275,7 +275,7 @@ class MlxTokenizer:
         return b"" if token is None else str(token).encode("utf-8")
 
     def detokenizer(self, *, keeps: Sequence[str] = ()) -> Detokenizer:
-        """Make the detokenizer of one completion; see :class:`Tokenizer` of the protocol."""
+        """Make the detokenizer of one completion; see :class:`machd.engine.protocol.tokenizer.Tokenizer`."""
         used = {one for text in keeps for one in self.encode(text, add_special_tokens=False)}
         kept = self.special_token_ids & used
         if self._table is not None and self.knows_token_bytes:
