@@ -15,6 +15,7 @@ from machd.engine.protocol.step import (
     PrefillChunk,
     PromptLogprob,
     SampledToken,
+    ScoredPrompt,
     StepPlan,
 )
 from machd.request.generation import SamplingParams
@@ -64,6 +65,7 @@ def chunks_of(
             is_last=max_tokens > 0 and start + size >= len(prompt),
             sampling=sampling,
             reserved_tokens=len(prompt) + max_tokens,
+            prompt_tokens=0 if start else len(prompt),
         )
         for start in range(0, len(prompt), size)
     ]
@@ -77,14 +79,18 @@ def scores(
     sampling: SamplingParams = SCORED,
     max_tokens: int = 16,
 ) -> list[PromptLogprob]:
-    """The log-probabilities of a prompt alone in slot 0, which is freed."""
-    found: list[PromptLogprob] = []
-    for chunk in chunks_of(prompt, sampling, size, max_tokens=max_tokens):
-        result = engine.run(StepPlan(prefill=(chunk,)))
-        assert not result.faults
-        found += result.prompt_logprobs
+    """The log-probabilities of a prompt alone in slot 0, which is freed; they come before its first token."""
+    results = [
+        engine.run(StepPlan(prefill=(chunk,)))
+        for chunk in chunks_of(prompt, sampling, size, max_tokens=max_tokens)
+    ]
     engine.run(StepPlan(release=(0,)))
-    return found
+    assert not any(result.outputs or result.faults for result in results[:-1])
+    scored, *tokens = results[-1].outputs
+    assert isinstance(scored, ScoredPrompt)
+    assert tuple(tokens) == results[-1].tokens
+    assert (scored.slot_index, results[-1].faults) == (0, ())
+    return list(scored.logprobs)
 
 
 def assert_alike(found: Sequence[PromptLogprob], expected: Sequence[PromptLogprob]) -> None:
@@ -107,7 +113,6 @@ def test_prompt_logprobs_are_of_every_token_but_the_first(engine: Engine) -> Non
         top = [entry.logprob for entry in one.top_logprobs]
         assert len(top) == 3
         assert top == sorted(top, reverse=True)
-        assert one.slot_index == 0
         assert one.logprob <= 0
         assert (one.rank == 1) == (one.logprob == top[0])
 
@@ -130,9 +135,10 @@ def test_prompt_logprobs_come_only_when_asked(engine: Engine) -> None:
     prompt = prompt_of(engine)[:20]
     (plain,) = chunks_of(prompt, GREEDY, 4096)
     (asked,) = chunks_of(prompt, replace(GREEDY, prompt_logprobs=0), 4096, slot_index=1)
-    found = engine.run(StepPlan(prefill=(plain, asked))).prompt_logprobs
-    assert [one.slot_index for one in found] == [1] * 19
-    assert not any(one.top_logprobs for one in found)
+    outputs = engine.run(StepPlan(prefill=(plain, asked))).outputs
+    (scored,) = [one for one in outputs if isinstance(one, ScoredPrompt)]
+    assert (scored.slot_index, len(scored.logprobs)) == (1, 19)
+    assert not any(one.top_logprobs for one in scored.logprobs)
 
 
 def _tokens(engine: Engine, prompt: Sequence[int], sampling: SamplingParams) -> list[SampledToken]:
@@ -188,7 +194,7 @@ def bare_scores(loaded: LoadedModel, prompt: Sequence[int]) -> list[PromptLogpro
         row = logprobs[position - 1]
         logprob: Any = row[token_id].item()
         better: Any = mx.sum(row > row[token_id]).item()
-        found.append(PromptLogprob(0, position, token_id, logprob, 1 + better))
+        found.append(PromptLogprob(position, token_id, logprob, 1 + better))
     return found
 
 
@@ -230,9 +236,9 @@ def test_planted_fault_in_prompt_logprobs_is_noticed(
     else:
         monkeypatch.setattr(PromptScores, "compute", forgetting)
     prompt = prompt_of(mlx_engine)[:60]
-    found = scores(mlx_engine, prompt, 25, sampling=replace(GREEDY, prompt_logprobs=0))
+    asked, expected = replace(GREEDY, prompt_logprobs=0), bare_scores(short_model, prompt)
     with pytest.raises(AssertionError):
-        assert_alike(found, bare_scores(short_model, prompt))
+        assert_alike(scores(mlx_engine, prompt, 25, sampling=asked), expected)
 
 
 def test_prompt_logprobs_that_are_not_numbers_are_the_rows_fault(
@@ -251,7 +257,23 @@ def test_prompt_logprobs_that_are_not_numbers_are_the_rows_fault(
     result = mlx_engine.run(StepPlan(prefill=(sound, broken)))
     assert [fault.slot_index for fault in result.faults] == [1]
     assert isinstance(result.faults[0].cause, FloatingPointError)
-    assert not result.prompt_logprobs
+    assert not any(one.slot_index == 1 for one in result.outputs)
+
+
+def test_row_that_fails_behind_its_prompt_has_no_output(
+    mlx_engine: MlxEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row that fails once its prompt is scored is a fault alone."""
+    from machd.engine.step.sampling import RowSampling  # noqa: PLC0415 - imports mlx
+
+    def failing(*_args: object) -> None:
+        raise ValueError("planted")
+
+    monkeypatch.setattr(RowSampling, "for_prompt", failing)
+    (chunk,) = chunks_of(prompt_of(mlx_engine)[:30], SCORED, 4096)
+    result = mlx_engine.run(StepPlan(prefill=(chunk,)))
+    assert [fault.slot_index for fault in result.faults] == [0]
+    assert not result.outputs
 
 
 def test_memory_of_prompt_logprobs_does_not_grow_with_the_prompt(mlx_engine: MlxEngine) -> None:

@@ -11,24 +11,30 @@ from hypothesis import strategies as st
 from msgspec import structs
 from support.engines.constrained_rows import grammar_of, schema_grammar
 from support.engines.fake_engine import FakeEngine
-from support.schedulers.sequence_samples import LIMITS, EagerPace, batching_of, run_step
+from support.schedulers.sequence_samples import LIMITS, EagerPace, batching_of, outputs_of, run_step
 
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.protocol.engine import Engine
-from machd.engine.protocol.step import DecodeRow, PrefillChunk, SampledToken, StepPlan, StepResult
+from machd.engine.protocol.step import (
+    DecodeRow,
+    PrefillChunk,
+    SampledToken,
+    ScoredPrompt,
+    StepPlan,
+    StepResult,
+)
 from machd.errors import EngineFaultError
 from machd.request.constraint import ConstraintKind
 from machd.request.generation import SamplingParams, Thinking
 from machd.scheduler.config import DraftPolicy, SchedulerConfig, continuous, single_flight
 from machd.scheduler.events import (
+    OutputGenerated,
     PromptReused,
-    PromptScored,
     SequenceAdmitted,
     SequenceFinished,
     SequenceResumed,
     SequenceStarted,
     SuspendReason,
-    TokenGenerated,
 )
 from machd.scheduler.prefix_cache import PrefixCache, PrefixConfig
 from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits
@@ -52,7 +58,7 @@ class _Answer:
     """
 
     tokens: list[SampledToken] = field(default_factory=list)
-    scored: list[PromptScored] = field(default_factory=list)
+    scored: list[ScoredPrompt] = field(default_factory=list)
     finished: tuple[object, ...] = ()
     counts: dict[str, int] = field(default_factory=dict)
     resumed: list[SequenceResumed] = field(default_factory=list)
@@ -65,10 +71,10 @@ class _Answer:
     def hear(self, event: object) -> None:
         """Take an event in."""
         match event:
-            case TokenGenerated(_, token):
+            case OutputGenerated(_, SampledToken() as token):
                 self.tokens.append(token)
-            case PromptScored():
-                self.scored.append(event)
+            case OutputGenerated(_, ScoredPrompt() as scored):
+                self.scored.append(scored)
             case SequenceResumed():
                 self.resumed.append(event)
             case SequenceFinished():
@@ -84,17 +90,15 @@ class _Answer:
     def said(self) -> tuple[object, ...]:
         """All that has to be as if nothing had happened; the slot may be another one."""
         tokens = [structs.replace(one, slot_index=0) for one in self.tokens]
-        scores = [
-            [structs.replace(one, slot_index=0) for one in each.logprobs] for each in self.scored
-        ]
-        return tokens, scores[-1:], self.finished, self.counts
+        scores = [one.logprobs for one in self.scored[-1:]]
+        return tokens, scores, self.finished, self.counts
 
 
 _Process = tuple[Scheduler, Engine]
 
 
 _TOLD = (
-    SequenceAdmitted, SequenceResumed, SequenceStarted, PromptScored, TokenGenerated, SequenceFinished,
+    SequenceAdmitted, SequenceResumed, SequenceStarted, OutputGenerated, SequenceFinished,
 )  # fmt: skip
 
 
@@ -386,9 +390,9 @@ def test_rows_of_another_lane_go_on_alike(engine: Engine) -> None:
             assert scheduler.is_at_rest, "within two steps"
             engine.reset(max_rows=1)
             assert scheduler.apply_config(single_flight(LIMITS), 0.0) == []
-        for event in run_step(scheduler, engine, 0.0):
-            if isinstance(event, TokenGenerated):
-                answers[event.sequence_id].append(event.token.token_id)
+        events = run_step(scheduler, engine, 0.0)
+        for name, said in answers.items():
+            said += [one.token_id for one in outputs_of(SampledToken, events, name)]
     for name, answer in undisturbed.items():
         assert answers[name] == [one.token_id for one in answer.tokens]
 
@@ -421,10 +425,10 @@ class _Planted(FakeEngine):
             case "a token sent twice":
                 before = plan.prefill[-1].token_ids[-1]
                 token = structs.replace(result.tokens[0], token_id=before)
-                return replace(result, tokens=(token,))
+                return replace(result, outputs=(token,))
             case "a token lost":
                 behind = super().run(StepPlan(decode=(DecodeRow(plan.prefill[-1].slot_index),)))
-                return replace(result, tokens=behind.tokens)
+                return replace(result, outputs=behind.outputs)
             case _:
                 return result
 

@@ -9,12 +9,12 @@ from support.engines.block_rows import ASKED
 from support.engines.parity import differences
 from support.engines.tiny_engines import alone, loaded
 from support.engines.tiny_models import TinyKind, each_kind
-from support.schedulers.sequence_samples import LIMITS, batching_of, only, run_step
+from support.schedulers.sequence_samples import LIMITS, batching_of, only, outputs_of, run_step
 
 from machd.engine.assembly import make_engine
 from machd.engine.protocol.step import SampledToken
 from machd.scheduler.config import continuous
-from machd.scheduler.events import SequenceFinished, TokenGenerated
+from machd.scheduler.events import SequenceFinished
 from machd.scheduler.pacing import StepPace
 from machd.scheduler.prefix_cache import PrefixCache, PrefixConfig
 from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits
@@ -55,8 +55,9 @@ class _Answers:
             held_columns = engine.memory().kv_used_bytes // bytes_per_token
             if all(one.is_prefilled for one in scheduler._running):
                 self.kv_columns = max(self.kv_columns, held_columns)
-            for token in only(TokenGenerated, events):
-                self.tokens.setdefault(token.sequence_id, []).append(token.token)
+            for number in range(_USERS):
+                said = outputs_of(SampledToken, events, str(number))
+                self.tokens.setdefault(str(number), []).extend(said)
             assert all(one.error is None for one in only(SequenceFinished, events))
         assert engine.memory().kv_used_bytes == 0
 

@@ -33,7 +33,9 @@ from machd.engine.protocol.step import (
     Lane,
     PrefillChunk,
     RowFault,
+    RowOutput,
     SampledToken,
+    ScoredPrompt,
     StepPlan,
     StepResult,
     slab_rows,
@@ -68,8 +70,8 @@ from machd.scheduler.events import (
     Event,
     FinishReason,
     InvariantBroken,
+    OutputGenerated,
     PromptReused,
-    PromptScored,
     SequenceAdmitted,
     SequenceFinished,
     SequenceQueued,
@@ -77,7 +79,6 @@ from machd.scheduler.events import (
     SequenceStarted,
     StepCompleted,
     SuspendReason,
-    TokenGenerated,
 )
 from machd.scheduler.pacing import PREFILL_SHARE
 from machd.scheduler.prefix_cache import PrefixCache
@@ -119,7 +120,7 @@ class Record:
     has_resumed: bool = False
     started: SequenceStarted | None = None
     tokens: list[int] = field(default_factory=list)
-    scored: PromptScored | None = None
+    scored: ScoredPrompt | None = None
     finished: SequenceFinished | None = None
 
     @property
@@ -886,10 +887,10 @@ class ContinuousMachine(RuleBasedStateMachine):
             match event:
                 case SequenceQueued() | SequenceAdmitted() | SequenceResumed():
                     self._note_place(self.records[event.sequence_id], event)
-                case PromptScored() | SequenceStarted() | DecodeModeChanged():
+                case SequenceStarted() | DecodeModeChanged():
                     self._note_progress(event)
-                case TokenGenerated(sequence_id, token):
-                    self._note_token(self.records[sequence_id], token.token_id)
+                case OutputGenerated(sequence_id, output):
+                    self._note_output(self.records[sequence_id], output)
                 case SequenceFinished(sequence_id):
                     self._note_finished(self.records[sequence_id], event)
                 case StepCompleted() | EngineFaulted() | InvariantBroken() | PromptReused():
@@ -956,10 +957,7 @@ class ContinuousMachine(RuleBasedStateMachine):
         record.admitted = structs.replace(_admission(record), slot_index=event.slot_index)
         record.is_suspended, record.has_resumed = False, True
 
-    def _note_progress(self, event: PromptScored | SequenceStarted | DecodeModeChanged) -> None:
-        if isinstance(event, PromptScored):
-            self._note_scored(self.records[event.sequence_id], event)
-            return
+    def _note_progress(self, event: SequenceStarted | DecodeModeChanged) -> None:
         if isinstance(event, DecodeModeChanged):
             assert event.previous is self.mode, "modes follow one another"
             assert event.mode is not event.previous
@@ -971,17 +969,23 @@ class ContinuousMachine(RuleBasedStateMachine):
         assert not record.tokens, "before the first token"
         record.started = event
 
-    def _note_scored(self, record: Record, event: PromptScored) -> None:
+    def _note_output(self, record: Record, output: RowOutput) -> None:
+        if isinstance(output, SampledToken):
+            self._note_token(record, output.token_id)
+        else:
+            self._note_scored(record, output)
+
+    def _note_scored(self, record: Record, scored: ScoredPrompt) -> None:
         assert record.is_running
         assert record.scored is None, "told once"
         assert record.started is None, "before the first token"
         asked, prompt = record.request.sampling.prompt_logprobs, record.request.prompt
         assert asked is not None, "told only if asked"
-        assert [(one.position, one.token_id) for one in event.logprobs] == [
+        assert [(one.position, one.token_id) for one in scored.logprobs] == [
             *enumerate(prompt[1:], start=1)
         ]
-        assert all(len(one.top_logprobs) == asked for one in event.logprobs)
-        record.scored = event
+        assert all(len(one.top_logprobs) == asked for one in scored.logprobs)
+        record.scored = scored
 
     def _note_token(self, record: Record, token_id: int) -> None:
         assert record.started is not None, "a sequence is told that it starts"
@@ -1294,19 +1298,20 @@ class LosesDrafts(Scheduler):
     ) -> list[Event]:
         """Forget the others."""
         first = {token.slot_index: token for token in reversed(result.tokens)}
-        result = replace(result, tokens=tuple(first.values()))
+        others = [one for one in result.outputs if not isinstance(one, SampledToken)]
+        result = replace(result, outputs=(*others, *first.values()))
         return super().commit(plan, result, now_s, duration_s=duration_s)
 
 
 class GoesOnBehindTheEnd(Scheduler):
     """Emits tokens behind a stop token."""
 
-    def _take(self, sequence: Sequence, token: SampledToken, now_s: float) -> list[Event]:
-        if token.token_id not in STOP_TOKENS:
-            return super()._take(sequence, token, now_s)
+    def _take(self, sequence: Sequence, output: RowOutput, now_s: float) -> list[Event]:
+        if not isinstance(output, SampledToken) or output.token_id not in STOP_TOKENS:
+            return super()._take(sequence, output, now_s)
         subscribers = [subscriber.sequence_id for subscriber in sequence.subscribers]
-        events = super()._take(sequence, token, now_s)
-        return [*events, *(TokenGenerated(one, token, now_s) for one in subscribers)]
+        events = super()._take(sequence, output, now_s)
+        return [*events, *(OutputGenerated(one, output, now_s) for one in subscribers)]
 
 
 class CountsNoDrafts(Scheduler):
@@ -1355,21 +1360,21 @@ def _is_first_since_restart(sequence: Sequence) -> bool:
 class SendsATokenTwice(Scheduler):
     """Sends the last token of the process that died once more."""
 
-    def _take(self, sequence: Sequence, token: SampledToken, now_s: float) -> list[Event]:
-        if not _is_first_since_restart(sequence):
-            return super()._take(sequence, token, now_s)
-        last = structs.replace(token, token_id=sequence.completion_token_ids[-1])
-        again = [TokenGenerated(one.sequence_id, last, now_s) for one in sequence.subscribers]
-        return [*again, *super()._take(sequence, token, now_s)]
+    def _take(self, sequence: Sequence, output: RowOutput, now_s: float) -> list[Event]:
+        if not isinstance(output, SampledToken) or not _is_first_since_restart(sequence):
+            return super()._take(sequence, output, now_s)
+        last = structs.replace(output, token_id=sequence.completion_token_ids[-1])
+        again = [OutputGenerated(one.sequence_id, last, now_s) for one in sequence.subscribers]
+        return [*again, *super()._take(sequence, output, now_s)]
 
 
 class LosesAToken(Scheduler):
     """Sends nothing of the first token behind those of the process that died."""
 
-    def _take(self, sequence: Sequence, token: SampledToken, now_s: float) -> list[Event]:
+    def _take(self, sequence: Sequence, output: RowOutput, now_s: float) -> list[Event]:
         is_lost = _is_first_since_restart(sequence)
-        events = super()._take(sequence, token, now_s)
-        return [one for one in events if not (is_lost and isinstance(one, TokenGenerated))]
+        events = super()._take(sequence, output, now_s)
+        return [one for one in events if not (is_lost and isinstance(one, OutputGenerated))]
 
 
 class DrawsAtTheWrongPosition(Scheduler):

@@ -47,7 +47,7 @@ from machd.engine.protocol.blocks import (
     StoreBlock,
 )
 from machd.engine.protocol.engine import MemoryReading
-from machd.engine.protocol.step import StepPlan, StepResult
+from machd.engine.protocol.step import SampledToken, ScoredPrompt, StepPlan, StepResult
 from machd.engine_process.block_ledger import BlockLedger
 from machd.errors import EngineFaultError
 from machd.request.generation import SamplingParams
@@ -59,10 +59,9 @@ from machd.scheduler.config import NO_DRAFTS, DraftPolicy, SchedulerConfig, cont
 from machd.scheduler.events import (
     Event,
     FinishReason,
+    OutputGenerated,
     PromptReused,
-    PromptScored,
     SequenceFinished,
-    TokenGenerated,
 )
 from machd.scheduler.leaders import Leaders, PrefixRow
 from machd.scheduler.prefix_cache import PrefixCache, PrefixConfig
@@ -96,7 +95,7 @@ class Record:
     request: SequenceRequest
     tokens: list[int] = field(default_factory=list)
     cached_tokens: int = 0
-    scored: PromptScored | None = None
+    scored: ScoredPrompt | None = None
     finished: SequenceFinished | None = None
 
     @property
@@ -599,7 +598,7 @@ class PrefixMachine(RuleBasedStateMachine):
         records = {one.request.sequence_id: one for one in self.records}
         for event in events:
             match event:
-                case TokenGenerated(sequence_id, token, _):
+                case OutputGenerated(sequence_id, SampledToken() as token):
                     records[sequence_id].tokens.append(token.token_id)
                 case PromptReused(sequence_id, cached_tokens):
                     record = records[sequence_id]
@@ -607,12 +606,12 @@ class PrefixMachine(RuleBasedStateMachine):
                     assert not record.tokens, "and before its first token"
                     record.cached_tokens = cached_tokens
                     self._check_cached(record)
-                case PromptScored(sequence_id, logprobs):
+                case OutputGenerated(sequence_id, ScoredPrompt() as scored):
                     record = records[sequence_id]
                     assert not record.tokens, "before its first token"
-                    told = [(one.position, one.token_id) for one in logprobs]
+                    told = [(one.position, one.token_id) for one in scored.logprobs]
                     assert told == [*enumerate(record.request.prompt[1:], start=1)]
-                    record.scored = event
+                    record.scored = scored
                 case SequenceFinished():
                     record = records[event.sequence_id]
                     assert record.finished is None, "a sequence ends once"

@@ -23,7 +23,7 @@ from msgspec import structs
 from support.clocks.manual_clock import ManualClock
 from support.engines.fake_engine import FakeEngine, FakeFaults, lettered
 
-from machd.engine.protocol.step import StepPlan, StepResult
+from machd.engine.protocol.step import SampledToken, StepPlan, StepResult
 from machd.errors import (
     ClientDisconnectedError,
     EngineFaultError,
@@ -39,11 +39,11 @@ from machd.scheduler.events import (
     DecodeMode,
     Event,
     FinishReason,
+    OutputGenerated,
     SequenceAdmitted,
     SequenceFinished,
     SequenceQueued,
     SequenceStarted,
-    TokenGenerated,
 )
 from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.sequence import Sequence
@@ -281,7 +281,7 @@ class SingleFlightMachine(RuleBasedStateMachine):
                     self._note_admitted(self.records[sequence_id])
                 case SequenceStarted(sequence_id, mode):
                     self._note_started(self.records[sequence_id], mode)
-                case TokenGenerated(sequence_id, token):
+                case OutputGenerated(sequence_id, SampledToken() as token):
                     self._note_token(self.records[sequence_id], token.token_id)
                 case SequenceFinished(sequence_id):
                     self._note_finished(self.records[sequence_id], event)
@@ -421,10 +421,10 @@ class DeliversStopTokens(Scheduler):
     ) -> list[Event]:
         """Announce every token."""
         events = super().commit(plan, result, now_s, duration_s=duration_s)
-        if result.tokens and events and not isinstance(events[0], TokenGenerated):
+        if result.tokens and events and not isinstance(events[0], OutputGenerated):
             ended = events[0]
             assert isinstance(ended, SequenceFinished)
-            return [TokenGenerated(ended.sequence_id, result.tokens[0], now_s), *events]
+            return [OutputGenerated(ended.sequence_id, result.tokens[0], now_s), *events]
         return events
 
 

@@ -20,15 +20,14 @@ from machd.scheduler.events import (
     EngineFaulted,
     Event,
     InvariantBroken,
+    OutputGenerated,
     PromptReused,
-    PromptScored,
     SequenceAdmitted,
     SequenceFinished,
     SequenceQueued,
     SequenceResumed,
     SequenceStarted,
     StepCompleted,
-    TokenGenerated,
 )
 
 
@@ -279,7 +278,7 @@ class EventFeed:
 def _shown(event: Event, at: float) -> AdminEvent | None:
     """An event as operators see it; tokens they do not see, and what was reused at the end."""
     match event:
-        case TokenGenerated() | PromptReused() | PromptScored() | SequenceStarted():
+        case OutputGenerated() | PromptReused() | SequenceStarted():
             return None
         case SequenceQueued() | SequenceAdmitted() | SequenceResumed() | SequenceFinished():
             return _shown_sequence(event, at)

@@ -7,8 +7,9 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from machd.engine.protocol.step import PromptLogprob, SampledToken, TokenLogprob
+from machd.engine.protocol.step import PromptLogprob, SampledToken, ScoredPrompt, TokenLogprob
 from machd.engine.protocol.tokenizer import Detokenizer, Tokenizer
+from machd.generations.generation import ChoiceDelta
 
 LOGPROB_FLOOR = -9999.0
 """What OpenAI's API writes for a token of no probability; JSON has no minus infinity."""
@@ -152,6 +153,11 @@ def completion_logprobs(
         else None,
         text_offset=text_offsets,
     )
+
+
+def prompt_logprobs(delta: ChoiceDelta) -> tuple[PromptLogprob, ...] | None:
+    """Log-probabilities of the prompt, which come with one of a choice's deltas; None with the others."""
+    return next((one.logprobs for one in delta.outputs if isinstance(one, ScoredPrompt)), None)
 
 
 def prompt_columns(

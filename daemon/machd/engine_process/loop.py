@@ -445,11 +445,9 @@ class EngineLoop:
             return self._recover(engine, scheduler, error)
         now_s = self._clock.monotonic_s()
         duration_s = now_s - start_s
-        faults = result.faults
-        result = replace(
-            result,
-            faults=tuple(one for one in faults if not self._makes_room(scheduler, one)),
-        )
+        if faults := result.faults:
+            left = tuple(one for one in faults if not self._makes_room(scheduler, one))
+            result = replace(result, faults=left)
         for fault in faults:
             fault.release_frames()
         for draft_fault in result.draft_faults:

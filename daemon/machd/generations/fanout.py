@@ -11,15 +11,15 @@ import threading
 from collections.abc import Sequence
 from typing import Protocol
 
+from machd.engine.protocol.step import SampledToken
 from machd.errors import ClientStalledError, MachdError
 from machd.scheduler.events import (
     Event,
+    OutputGenerated,
     PromptReused,
-    PromptScored,
     SequenceAdmitted,
     SequenceFinished,
     SequenceStarted,
-    TokenGenerated,
 )
 
 MAX_PENDING_EVENTS = 16_384
@@ -29,12 +29,7 @@ MAX_TAKEN_EVENTS = 512
 """Events handed to a reader at one look, so that writing them never keeps the event loop long."""
 
 SequenceEvent = (
-    SequenceAdmitted
-    | PromptReused
-    | PromptScored
-    | SequenceStarted
-    | TokenGenerated
-    | SequenceFinished
+    SequenceAdmitted | PromptReused | SequenceStarted | OutputGenerated | SequenceFinished
 )
 
 
@@ -103,7 +98,7 @@ class Stream:
 
     def _count(self, event: SequenceEvent) -> None:
         match event:
-            case TokenGenerated(sequence_id):
+            case OutputGenerated(sequence_id, SampledToken()):
                 self._running_tokens[sequence_id] = self._running_tokens.get(sequence_id, 0) + 1
             case SequenceAdmitted():
                 self._is_admitted = True
@@ -111,7 +106,7 @@ class Stream:
                 # A final stop token was made, too, and is no event.
                 generated = self._running_tokens.pop(sequence_id, 0)
                 self._finished_tokens += max(generated, event.completion_tokens)
-            case PromptReused() | PromptScored() | SequenceStarted():
+            case OutputGenerated() | PromptReused() | SequenceStarted():
                 pass
 
 

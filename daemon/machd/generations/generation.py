@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from msgspec import structs
 
-from machd.engine.protocol.step import PromptLogprob, SampledToken
+from machd.engine.protocol.step import RowOutput, SampledToken
 from machd.errors import AbortError, ClientDisconnectedError, MachdError, UnavailableError
 from machd.generations.fanout import SequenceEvent, Stream
 from machd.generations.record import RequestRecord
@@ -26,12 +26,11 @@ from machd.reading.text import CompletionText
 from machd.request.media import MediaKind
 from machd.scheduler.events import (
     FinishReason,
+    OutputGenerated,
     PromptReused,
-    PromptScored,
     SequenceAdmitted,
     SequenceFinished,
     SequenceStarted,
-    TokenGenerated,
 )
 
 TOOL_CALLS = "tool_calls"
@@ -70,27 +69,31 @@ class GenerationIdentity:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceDelta:
-    """The text and tokens that one choice gained since the last read.
+    """The text and outputs that one choice gained since the last read.
 
     Attributes:
+        outputs: Of its row, in order: tokens, and of every other kind one, with the choice's first delta
+            or before it.
         text: As the model wrote it, markers of thoughts and calls included.
         finish_reason: With the last delta of a choice: ``stop``, ``length``, or ``tool_calls``
             where it called something.
         pieces: What the text means.
         stop: The stop text that ended the choice, with its last delta.
         stop_token: The token that ended it and is not part of its text, with its last delta.
-        prompt_logprobs: Of the prompt's tokens but the first, where they were asked for: once, with
-            the choice's first delta or before it.
     """
 
     index: int
     text: str
-    tokens: tuple[SampledToken, ...]
+    outputs: tuple[RowOutput, ...]
     finish_reason: str | None
     pieces: tuple[OutputPiece, ...] = ()
     stop: str | None = None
     stop_token: SampledToken | None = None
-    prompt_logprobs: tuple[PromptLogprob, ...] | None = None
+
+    @property
+    def tokens(self) -> tuple[SampledToken, ...]:
+        """The tokens among the outputs."""
+        return tuple([one for one in self.outputs if isinstance(one, SampledToken)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +138,7 @@ class _Choice:
         "finish_reason",
         "has_called",
         "index",
-        "is_prompt_scored",
+        "known_kinds",
         "parser",
         "reasoning_tokens",
         "sequence_id",
@@ -154,21 +157,26 @@ class _Choice:
         self.reasoning_tokens = 0
         self.finish_reason: str | None = None
         self.has_called = False
-        self.is_prompt_scored = False
+        self.known_kinds: set[type[RowOutput]] = set()
 
     @property
     def has_begun(self) -> bool:
         """True once its prompt is behind it."""
         return self.completion_tokens > 0 or self.finish_reason is not None
 
+    def take_kind(self, output: RowOutput) -> bool:
+        """Note an output that is no token; returns False if it is a repeated one of a sequence that was resumed."""
+        is_new = type(output) not in self.known_kinds
+        self.known_kinds.add(type(output))
+        return is_new
+
 
 @dataclass(slots=True)
 class _News:
     """The new events of one choice."""
 
-    tokens: list[SampledToken] = field(default_factory=list)
+    outputs: list[RowOutput] = field(default_factory=list)
     finished: SequenceFinished | None = None
-    prompt_logprobs: tuple[PromptLogprob, ...] | None = None
 
 
 class Generation:
@@ -410,7 +418,7 @@ class Generation:
         news: dict[str, _News] = {}
         for event in events:
             self._note(event, news)
-        deltas = [self._advance(self._choices[one], gained) for one, gained in news.items()]
+        deltas = [self._grow(self._choices[one], gained) for one, gained in news.items()]
         return [delta for delta in deltas if delta is not None]
 
     def _note(self, event: SequenceEvent, news: dict[str, _News]) -> None:
@@ -420,14 +428,17 @@ class Generation:
                 self._note_mode(event)
             case PromptReused(sequence_id, cached_tokens):
                 self._choices[sequence_id].cached_tokens = cached_tokens
-            case PromptScored(sequence_id, logprobs):
-                news.setdefault(sequence_id, _News()).prompt_logprobs = logprobs
-            case TokenGenerated(sequence_id, token):
-                self._note_token(event.at_s)
-                news.setdefault(sequence_id, _News()).tokens.append(token)
+            case OutputGenerated(sequence_id, output):
+                outputs = news.setdefault(sequence_id, _News()).outputs
+                if isinstance(output, SampledToken):
+                    self._note_token(event.at_s)
+                elif not self._choices[sequence_id].take_kind(output):
+                    return
+                outputs.append(output)
             case SequenceFinished(sequence_id):
                 if event.stop_token is not None:
                     self._note_token(event.at_s)
+                self._choices[sequence_id].cached_tokens = event.cached_tokens
                 news.setdefault(sequence_id, _News()).finished = event
 
     def _note_token(self, at_s: float) -> None:
@@ -441,41 +452,30 @@ class Generation:
         elif self._first_token_s is None and self._admission is not None:
             self._admission = structs.replace(self._admission, decode_mode=event.decode_mode)
 
-    def _advance(self, choice: _Choice, news: _News) -> ChoiceDelta | None:
-        """Return what a choice gained; its prompt's log-probabilities once, though events may repeat them."""
-        delta = self._grow(choice, news.tokens, news.finished)
-        if news.prompt_logprobs is None or choice.is_prompt_scored:
-            return delta
-        choice.is_prompt_scored = True
-        delta = delta or ChoiceDelta(choice.index, "", (), None)
-        return replace(delta, prompt_logprobs=news.prompt_logprobs)
-
-    def _grow(
-        self, choice: _Choice, tokens: list[SampledToken], finished: SequenceFinished | None
-    ) -> ChoiceDelta | None:
-        if finished is not None:
-            choice.cached_tokens = finished.cached_tokens
+    def _grow(self, choice: _Choice, news: _News) -> ChoiceDelta | None:
         if choice.finish_reason is not None:
             return None  # a stop string ended it; what the engine made meanwhile is not wanted
         texts: list[str] = []
         pieces: list[OutputPiece] = []
         stop_token: SampledToken | None = None
         used = 0
-        for token in tokens:
-            texts.append(choice.text.push(token.token_id))
+        for output in news.outputs:
             used += 1
+            if not isinstance(output, SampledToken):
+                continue
+            texts.append(choice.text.push(output.token_id))
+            choice.completion_tokens += 1
             was_thinking = choice.parser.is_thinking
             pieces += choice.parser.push(texts[-1])
             choice.reasoning_tokens += was_thinking or choice.parser.is_thinking
             if choice.text.is_stopped or self._has_enough(pieces):
                 break
-        choice.completion_tokens += used
         if choice.text.is_stopped or self._has_enough(pieces):
             choice.finish_reason = FinishReason.STOP.value
             self._abort_sequences((choice.sequence_id,), None)
-        elif finished is not None:
-            stop_token = finished.stop_token
-            texts.append(self._settle(choice, finished))
+        elif news.finished is not None:
+            stop_token = news.finished.stop_token
+            texts.append(self._settle(choice, news.finished))
             pieces += choice.parser.push(texts[-1])
         self._end(choice, pieces)
         text = "".join(texts)
@@ -484,7 +484,7 @@ class Generation:
         return ChoiceDelta(
             choice.index,
             text,
-            tuple(tokens[:used]),
+            tuple(news.outputs[:used]),
             choice.finish_reason,
             joined_pieces(pieces),
             choice.text.stopped_by,

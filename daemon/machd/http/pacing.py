@@ -12,7 +12,7 @@ class Pacer:
     """Deltas held back until an event is due.
 
     The first piece of text of a choice is due at once, for the sake of the time to first token,
-    and its end always is. A piece without text is not: half a character is of no use.
+    and its end and an output that is no token always are. A piece without text is not: half a character is of no use.
     """
 
     def __init__(self, interval_tokens: int) -> None:
@@ -39,11 +39,12 @@ class Pacer:
         return rest
 
     def _is_due(self, delta: ChoiceDelta) -> bool:
-        if delta.finish_reason is not None or delta.prompt_logprobs is not None:
+        tokens = len(delta.tokens)
+        if delta.finish_reason is not None or tokens < len(delta.outputs):
             return True
         if not delta.text:
             return False
-        return delta.index not in self._begun or len(delta.tokens) >= self._interval_tokens
+        return delta.index not in self._begun or tokens >= self._interval_tokens
 
 
 def merge_deltas(deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
@@ -54,10 +55,9 @@ def merge_deltas(deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
     return ChoiceDelta(
         last.index,
         "".join(one.text for one in deltas),
-        tuple(token for one in deltas for token in one.tokens),
+        tuple(output for one in deltas for output in one.outputs),
         last.finish_reason,
         joined_pieces(piece for one in deltas for piece in one.pieces),
         last.stop,
         last.stop_token,
-        next((one.prompt_logprobs for one in deltas if one.prompt_logprobs is not None), None),
     )

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from machd.engine.protocol.step import PromptLogprob, SampledToken
+from machd.engine.protocol.step import RowOutput, SampledToken
 from machd.errors import MachdError
 
 
@@ -105,19 +105,6 @@ class PromptReused(Struct, frozen=True, tag=True, array_like=True, gc=False):
     cached_tokens: int
 
 
-class PromptScored(Struct, frozen=True, tag=True, array_like=True, gc=False):
-    """Log-probabilities of the whole prompt, where requested; sent before the first token.
-
-    A sequence that is suspended before its first token sends it again.
-
-    Attributes:
-        logprobs: One entry for each token but the first.
-    """
-
-    sequence_id: str
-    logprobs: tuple[PromptLogprob, ...]
-
-
 class SequenceStarted(Struct, frozen=True, tag=True, array_like=True, gc=False):
     """The first token comes next.
 
@@ -130,11 +117,14 @@ class SequenceStarted(Struct, frozen=True, tag=True, array_like=True, gc=False):
     at_s: float
 
 
-class TokenGenerated(Struct, frozen=True, tag=True, array_like=True, gc=False):
-    """A token of the text was generated; stop tokens are not part of it."""
+class OutputGenerated(Struct, frozen=True, tag=True, array_like=True, gc=False):
+    """A row had an output: a token of the text, of which stop tokens are no part, or another kind before it.
+
+    A sequence that is suspended before its first token sends the other kinds again.
+    """
 
     sequence_id: str
-    token: SampledToken
+    output: RowOutput
     at_s: float
 
 
@@ -199,9 +189,8 @@ Event = (
     | SequenceAdmitted
     | SequenceResumed
     | PromptReused
-    | PromptScored
     | SequenceStarted
-    | TokenGenerated
+    | OutputGenerated
     | SequenceFinished
     | DecodeModeChanged
     | StepCompleted

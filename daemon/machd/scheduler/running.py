@@ -118,7 +118,7 @@ class RunningSequences:
         self.reservations.observe(reading.kv_used_bytes + reading.step_bytes + evictable_bytes)
 
     def take_prompts(self, plan: StepPlan, result: StepResult) -> list[Sequence]:
-        """Count the prompt tokens of a step, record their log-probabilities, and store their blocks.
+        """Count the prompt tokens of a step, and store their blocks.
 
         Returns:
             Sequences whose prompt is complete now, without a fault.
@@ -130,8 +130,6 @@ class RunningSequences:
         for row in plan.encode:
             if row.media.digest in result.encoded:
                 self.at(row.slot_index).encoded |= {row.media.digest}
-        for logprob in result.prompt_logprobs:
-            self.at(logprob.slot_index).add_prompt_logprob(logprob)
         faulty = {fault.slot_index for fault in result.faults}
         whole = [one for one in sequences if one.is_prefilled and one.slot_index not in faulty]
         if self.prefixes is not None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from enum import StrEnum
 
 from machd.engine.protocol.engine import MemoryReading
-from machd.engine.protocol.step import Lane, SampledToken, StepPlan, StepResult
+from machd.engine.protocol.step import Lane, RowOutput, SampledToken, StepPlan, StepResult
 from machd.errors import (
     KvBudgetExceededError,
     MachdError,
@@ -25,12 +25,12 @@ from machd.scheduler.events import (
     DecodeModeChanged,
     Event,
     FinishReason,
+    OutputGenerated,
     SequenceAdmitted,
     SequenceFinished,
     SequenceQueued,
     SequenceStarted,
     SuspendReason,
-    TokenGenerated,
 )
 from machd.scheduler.plan import Planner
 from machd.scheduler.prefix_cache import PrefixCache
@@ -335,14 +335,13 @@ class Scheduler:
         reusing = [one for one in plan.prefill if one.reused is not None and not one.resumed_tokens]
         opened = [running.at(one.slot_index) for one in reusing]
         events: list[Event] = [event for one in opened for event in one.reuse_events()]
-        events += [event for one in whole for event in one.score_events()]
         events += self._changed_mode()
-        for slot_index, tokens in Counter(one.slot_index for one in result.tokens).items():
+        for slot_index, tokens in Counter([one.slot_index for one in result.tokens]).items():
             running.at(slot_index).settle(tokens)
-        for token in result.tokens:
+        for output in result.outputs:
             # An earlier token of the step may have ended the row.
-            if (sequence := running.slots.at(token.slot_index)) is not None:
-                events += self._take(sequence, token, now_s)
+            if (sequence := running.slots.at(output.slot_index)) is not None:
+                events += self._take(sequence, output, now_s)
         for fault in result.faults:
             failed = [running.at(fault.slot_index)]
             events += self._end_with(error_of(fault), failed, now_s, is_sound=False)
@@ -462,7 +461,7 @@ class Scheduler:
             ended = [] if reason is None else self._end_sequence(sequence, reason, now_s)
             return [queued, *ended]
         known = sequence.reuse_events(subscriber) if sequence.reused_tokens else []
-        missed = [TokenGenerated(subscriber.sequence_id, token, now_s) for token in sequence.tokens]
+        missed = [OutputGenerated(subscriber.sequence_id, one, now_s) for one in sequence.tokens]
         started = [self._started(subscriber, sequence, now_s)] if sequence.completion_tokens else []
         return [self._admitted(subscriber, sequence, now_s), *known, *started, *missed]
 
@@ -495,24 +494,25 @@ class Scheduler:
         is_same = previous is self._step_mode
         return [] if is_same else [DecodeModeChanged(previous, self._step_mode)]
 
-    def _take(self, sequence: Sequence, token: SampledToken, now_s: float) -> list[Event]:
-        sequence.count_token(token)
-        if sequence.is_closed_to_subscribers:
-            self._index.remove(sequence)
+    def _take(self, sequence: Sequence, output: RowOutput, now_s: float) -> list[Event]:
         events: list[Event] = []
-        if sequence.completion_tokens == 1:
-            events += [
-                self._started(subscriber, sequence, now_s) for subscriber in sequence.subscribers
-            ]
-        reason = sequence.end_reason
-        if reason is FinishReason.STOP:
-            return [*events, *self._end_sequence(sequence, reason, now_s, stop_token=token)]
+        end_reason = None
+        if isinstance(output, SampledToken):
+            sequence.count_token(output)
+            if sequence.is_closed_to_subscribers:
+                self._index.remove(sequence)
+            if sequence.completion_tokens == 1:
+                events += [self._started(one, sequence, now_s) for one in sequence.subscribers]
+            end_reason = sequence.end_reason
+            if end_reason is FinishReason.STOP:
+                ends = self._end_sequence(sequence, end_reason, now_s, stop_token=output)
+                return [*events, *ends]
         events += [
-            TokenGenerated(subscriber.sequence_id, token, now_s)
+            OutputGenerated(subscriber.sequence_id, output, now_s)
             for subscriber in sequence.subscribers
         ]
-        if reason is not None:
-            events += self._end_sequence(sequence, reason, now_s)
+        if end_reason is not None:
+            events += self._end_sequence(sequence, end_reason, now_s)
         return events
 
     def _suspend(self, sequence: Sequence, reason: SuspendReason, *, is_sound: bool) -> None:

@@ -10,7 +10,6 @@ from machd.engine.protocol.step import (
     DecodeRow,
     Lane,
     PrefillChunk,
-    PromptLogprob,
     SampledToken,
     SharedPrefix,
 )
@@ -18,7 +17,6 @@ from machd.scheduler.events import (
     DecodeMode,
     FinishReason,
     PromptReused,
-    PromptScored,
     SequenceAdmitted,
     SequenceResumed,
     SuspendReason,
@@ -55,7 +53,6 @@ class Sequence:
         acceptance: Recent acceptance of its draft tokens.
         prefilled_tokens: Of these, tokens in the row, or reused when the row opens.
         reused_tokens: Prompt tokens taken from the prefix cache when it ran first.
-        prompt_logprobs: Log-probabilities of the prompt tokens computed so far, if requested.
         is_opened: The engine has a row for it.
         shared: Beginning of the prompt that its row shares with other rows.
         suspended_for: Why it lost its slot last; None if it has lost none in this engine process, and has no tokens of
@@ -79,7 +76,6 @@ class Sequence:
         "number",
         "prefill_token_ids",
         "prefilled_tokens",
-        "prompt_logprobs",
         "request",
         "reused_tokens",
         "settled_tokens",
@@ -104,7 +100,6 @@ class Sequence:
         self.prefilled_tokens = self.reused_tokens = 0
         self.is_opened = False
         self.encoded: frozenset[bytes] = frozenset()
-        self.prompt_logprobs: list[PromptLogprob] = []
         self.settled_tokens = self.completion_tokens - 1
         self.acceptance = Acceptance()
         self.tokens: list[SampledToken] = []
@@ -243,7 +238,6 @@ class Sequence:
             self.reused_tokens = 0
         self.is_opened = False
         self.encoded = frozenset()
-        self.prompt_logprobs = []
         for subscriber in self.subscribers:
             subscriber.suspend()
 
@@ -288,12 +282,6 @@ class Sequence:
         if not max_draft_tokens:
             return DecodeRow(self.slot_index)
         return DecodeRow(self.slot_index, max_draft_tokens, self.acceptance.rate)
-
-    def add_prompt_logprob(self, logprob: PromptLogprob) -> None:
-        """Record the log-probability of the prompt's next token."""
-        expected = len(self.prompt_logprobs) + 1
-        assert logprob.position == expected, "prompt log-probabilities come in order, without gaps"
-        self.prompt_logprobs.append(logprob)
 
     def settle(self, tokens: int) -> None:
         """Note that a step gave ``tokens`` more, of which all but the last have KV."""
@@ -354,13 +342,6 @@ class Sequence:
         """Return the events of the reused prefix for all subscribers, or for one."""
         subscribers = self.subscribers if subscriber is None else [subscriber]
         return [PromptReused(one.sequence_id, self.reused_tokens) for one in subscribers]
-
-    def score_events(self) -> list[PromptScored]:
-        """Return the events with the prompt's log-probabilities, if requested, and drop those."""
-        if not self.asks_prompt_logprobs:
-            return []
-        logprobs, self.prompt_logprobs = tuple(self.prompt_logprobs), []
-        return [PromptScored(one.sequence_id, logprobs) for one in self.subscribers]
 
     def check_subscribers(self, state: SubscriberState) -> None:
         """Assert that there are subscribers, all in ``state``."""

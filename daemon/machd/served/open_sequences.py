@@ -6,16 +6,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import groupby
 
+from machd.engine.protocol.step import SampledToken
 from machd.errors import MachdError
 from machd.scheduler.events import (
     Event,
     FinishReason,
+    OutputGenerated,
     PromptReused,
     SequenceAdmitted,
     SequenceFinished,
     SequenceQueued,
     SequenceResumed,
-    TokenGenerated,
 )
 from machd.scheduler.subscriber import Resumption, SequenceRequest
 
@@ -106,7 +107,7 @@ class OpenSequences:
 
     def _note(self, one: _OpenSequence, event: Event) -> None:
         match event:
-            case TokenGenerated(_, token):
+            case OutputGenerated(output=SampledToken() as token):
                 one.token_ids.append(token.token_id)
                 one.deaths = 0
             case SequenceQueued():

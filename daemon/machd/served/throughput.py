@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from machd.clock import Clock
-from machd.scheduler.events import Event, TokenGenerated
+from machd.engine.protocol.step import SampledToken
+from machd.scheduler.events import Event, OutputGenerated
 
 _WINDOW_S = 10.0
 
@@ -30,7 +31,10 @@ class Throughput:
 
     def on_events(self, events: Sequence[Event]) -> None:
         """Count the tokens of a step."""
-        count = sum(isinstance(event, TokenGenerated) for event in events)
+        count = sum(
+            isinstance(event, OutputGenerated) and isinstance(event.output, SampledToken)
+            for event in events
+        )
         if count:
             self._counts.append((self._clock.monotonic_s(), count))
             self._forget()

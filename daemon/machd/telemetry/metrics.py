@@ -21,6 +21,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from machd.engine.protocol.step import SampledToken
 from machd.errors import AbortError, MachdError, RowFaultError, UnavailableError
 from machd.generations.record import RequestRecord
 from machd.link.port import RestartReason
@@ -33,11 +34,11 @@ from machd.scheduler.events import (
     Event,
     FinishReason,
     InvariantBroken,
+    OutputGenerated,
     SequenceFinished,
     SequenceResumed,
     StepCompleted,
     SuspendReason,
-    TokenGenerated,
 )
 from machd.telemetry.metric_table import METRICS, MetricKind, MetricSpec
 from machd.telemetry.vllm_names import VllmNames
@@ -133,7 +134,7 @@ class Metrics:
         """Count a step's events."""
         for event in events:
             match event:
-                case TokenGenerated():
+                case OutputGenerated(output=SampledToken()):
                     self._observe_token(event)
                 case SequenceFinished(sequence_id):
                     self._last_token_s.pop(sequence_id, None)
@@ -197,7 +198,7 @@ class Metrics:
             case _:
                 pass
 
-    def _observe_token(self, token: TokenGenerated) -> None:
+    def _observe_token(self, token: OutputGenerated) -> None:
         last_s = self._last_token_s.get(token.sequence_id)
         # Tokens that come at once have no gap: those that were guessed rightly, and those that one
         # who joins a decode has missed.

@@ -12,7 +12,7 @@ from machd.reading.keyed_prompt import KeyedPrompt
 from machd.request.generation import SamplingParams
 from machd.scheduler.admission import Batching, KvBudget, KvPolicy
 from machd.scheduler.config import SchedulerConfig, continuous, single_flight
-from machd.scheduler.events import Event, FinishReason, SequenceFinished, TokenGenerated
+from machd.scheduler.events import Event, FinishReason, OutputGenerated, SequenceFinished
 from machd.scheduler.pacing import PREFILL_SHARE
 from machd.scheduler.prefix_cache import PrefixCache
 from machd.scheduler.scheduler import Scheduler
@@ -131,12 +131,15 @@ class Rows:
 
     def _take(self, events: Sequence[Event], found: dict[str, Answer]) -> None:
         for event in events:
-            if isinstance(event, TokenGenerated):
-                found[event.sequence_id].tokens.append(event.token)
-            elif isinstance(event, SequenceFinished):
-                if event.reason is not FinishReason.LENGTH:
-                    raise RowFailedError(f"a row ended by {event.reason}: {event.error}")
-                found[event.sequence_id].cached_tokens = event.cached_tokens
+            match event:
+                case OutputGenerated(sequence_id, SampledToken() as token):
+                    found[sequence_id].tokens.append(token)
+                case SequenceFinished(sequence_id, reason, error):
+                    if reason is not FinishReason.LENGTH:
+                        raise RowFailedError(f"a row ended by {reason}: {error}")
+                    found[sequence_id].cached_tokens = event.cached_tokens
+                case _:
+                    pass
 
     def _request(self, sequence_id: str, row: AskedRow) -> SequenceRequest:
         return SequenceRequest(

@@ -14,9 +14,9 @@ from machd.scheduler.events import (
     DecodeMode,
     Event,
     FinishReason,
+    OutputGenerated,
     SequenceAdmitted,
     SequenceFinished,
-    TokenGenerated,
 )
 
 
@@ -30,12 +30,12 @@ def admitted(sequence_id: str, at_s: float = 101.0) -> SequenceAdmitted:
     return SequenceAdmitted(sequence_id, 0, DecodeMode.SINGLE, 1, at_s)
 
 
-def token(sequence_id: str, token_id: int, at_s: float = 102.0) -> TokenGenerated:
+def token(sequence_id: str, token_id: int, at_s: float = 102.0) -> OutputGenerated:
     """A sequence got a token."""
-    return TokenGenerated(sequence_id, SampledToken(0, token_id), at_s)
+    return OutputGenerated(sequence_id, SampledToken(0, token_id), at_s)
 
 
-def tokens(sequence_id: str, text: str, at_s: float = 102.0) -> list[TokenGenerated]:
+def tokens(sequence_id: str, text: str, at_s: float = 102.0) -> list[OutputGenerated]:
     """A sequence got a token for each byte of a text."""
     return [token(sequence_id, byte, at_s) for byte in text.encode()]
 

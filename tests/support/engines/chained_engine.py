@@ -26,14 +26,15 @@ from machd.engine.protocol.step import (
     DecodeRow,
     DraftOutcome,
     PrefillChunk,
-    PromptLogprob,
     RowFault,
+    RowOutput,
     SampledToken,
+    ScoredPrompt,
     SharedPrefix,
     StepPlan,
     StepResult,
 )
-from support.engines.fake_engine import DraftScript
+from support.engines.fake_engine import DraftScript, made_up_scores
 
 TOKEN_BYTES = 10
 STATE_BYTES = 25
@@ -74,6 +75,8 @@ class _Row:
     next_id: int | None = None
     is_decoding: bool = False
     tokens_left: int = 0
+    prompt: Text = ()
+    prompt_tokens: int = 0
 
     def compute(self, token_ids: Text) -> None:
         for token_id in token_ids:
@@ -142,16 +145,18 @@ class ChainedEngine:
         self._verified = []
         results = [one for chunk in plan.prefill for one in self._prefill(chunk)]
         results += [one for row in plan.decode for one in self._decode_row(row)]
+        failed = {one.slot_index for one in results if isinstance(one, RowFault)}
+        outputs = [one for chunk in plan.prefill for one in self._scored(chunk)]
+        outputs += [one for one in results if isinstance(one, SampledToken)]
         if self.makes_changes is not None:
             raise RuntimeError("planted after all changes")
         return StepResult(
-            tuple(one for one in results if isinstance(one, SampledToken)),
+            tuple(one for one in outputs if one.slot_index not in failed),
             tuple(one for one in results if isinstance(one, RowFault)),
             tuple(self._held(one) for one in touched if one in self.blocks),
             tuple(one for one, is_held in touched.items() if not is_held),
             self._told(unsaved),
             tuple(self._verified),
-            prompt_logprobs=tuple(one for chunk in plan.prefill for one in _scored(chunk)),
         )
 
     def _told(self, unsaved: tuple[bytes, ...]) -> tuple[bytes, ...]:
@@ -261,10 +266,12 @@ class ChainedEngine:
         if chunk.opens:
             assert chunk.slot_index not in self.rows, "a slot is freed before it is taken again"
             row = _Row([], ()) if chunk.reused is None else self._open(chunk.reused)
+            row.prompt_tokens = chunk.start + chunk.opened_tokens
             self.rows[chunk.slot_index] = row
         row = self.rows[chunk.slot_index]
         row.tokens_left = chunk.reserved_tokens - chunk.start - len(chunk.token_ids)
         assert chunk.start == len(row.texts), "chunks come in order, without gaps"
+        row.prompt += chunk.token_ids
         row.compute(chunk.token_ids[:-1] if chunk.is_last else chunk.token_ids)
         if chunk.shared is not None:
             self._share(chunk.slot_index, chunk.shared)
@@ -309,10 +316,9 @@ class ChainedEngine:
         row.next_id = said(row.state, self._alphabet)
         return SampledToken(slot_index, row.next_id)
 
-
-def _scored(chunk: PrefillChunk) -> list[PromptLogprob]:
-    if chunk.sampling.prompt_logprobs is None:
-        return []
-    assert chunk.reused is None, "a scored prompt is computed whole"
-    positions = enumerate(chunk.token_ids, start=chunk.start)
-    return [PromptLogprob(chunk.slot_index, at, one, -1.0, 1) for at, one in positions if at]
+    def _scored(self, chunk: PrefillChunk) -> list[RowOutput]:
+        row, asked = self.rows[chunk.slot_index], chunk.sampling.prompt_logprobs
+        if asked is None or len(row.prompt) < row.prompt_tokens:
+            return []
+        assert chunk.reused is None, "a scored prompt is computed whole"
+        return [ScoredPrompt(chunk.slot_index, made_up_scores(row.prompt, asked))]

@@ -26,7 +26,9 @@ from machd.engine.protocol.step import (
     PromptLogprob,
     ProposerKind,
     RowFault,
+    RowOutput,
     SampledToken,
+    ScoredPrompt,
     StepMemoryError,
     StepPlan,
     StepResult,
@@ -98,6 +100,7 @@ class _Row:
     computed_tokens: int = 0
     is_drafted: bool = True
     resumed_tokens: int = 0
+    prompt_tokens: int = 0
 
     def resume(self) -> None:
         """Take the last tokens of the prompt as the completion that they are, once."""
@@ -215,18 +218,19 @@ class FakeEngine:
         if step in self._faults.step_errors:
             raise self._faults.step_errors[step]
         self._verified, self._draft_faults = [], []
-        prompt_logprobs = [one for chunk in plan.prefill for one in _scored(chunk)]
         outcomes = [one for chunk in plan.prefill for one in self._prefill(chunk)]
         outcomes += [one for row in plan.decode for one in self._decode(row)]
+        failed = {one.slot_index for one in outcomes if isinstance(one, RowFault)}
+        outputs = [one for chunk in plan.prefill for one in self._scored(chunk)]
+        outputs += [one for one in outcomes if isinstance(one, SampledToken)]
         return StepResult(
-            tuple(one for one in outcomes if isinstance(one, SampledToken)),
+            tuple(one for one in outputs if one.slot_index not in failed),
             tuple(one for one in outcomes if isinstance(one, RowFault)),
             blocks.held,
             blocks.lost,
             blocks.unsaved,
             tuple(self._verified),
             tuple(self._draft_faults),
-            prompt_logprobs=tuple(prompt_logprobs),
         )
 
     def memory(self) -> MemoryReading:
@@ -295,12 +299,21 @@ class FakeEngine:
                 chunk.reserved_tokens,
                 prompt,
                 resumed_tokens=chunk.resumed_tokens,
+                prompt_tokens=chunk.start + chunk.opened_tokens,
             )
         row = self._rows[chunk.slot_index]
         assert chunk.start == len(row.prompt), "chunks come in order, without gaps"
         row.prompt += chunk.token_ids
         row.computed_tokens = len(row.prompt)
         return self._next(chunk.slot_index, row) if chunk.is_last else []
+
+    def _scored(self, chunk: PrefillChunk) -> list[RowOutput]:
+        """Return the scores of a prompt that ends with a chunk, if they were asked for."""
+        row, asked = self._rows[chunk.slot_index], chunk.sampling.prompt_logprobs
+        if asked is None or len(row.prompt) < row.prompt_tokens:
+            return []
+        assert chunk.reused is None, "a scored prompt is computed whole"
+        return [ScoredPrompt(chunk.slot_index, made_up_scores(row.prompt, asked))]
 
     def _decode(self, decode: DecodeRow) -> list[SampledToken | RowFault]:
         slot_index, row = decode.slot_index, self._rows[decode.slot_index]
@@ -375,15 +388,10 @@ class FakeEngine:
         return SampledToken(slot_index, token_id, -0.5, top)
 
 
-def _scored(chunk: PrefillChunk) -> list[PromptLogprob]:
-    """Make up log-probabilities of a chunk's tokens, by position alone; the first has none."""
-    asked = chunk.sampling.prompt_logprobs
-    if asked is None:
-        return []
-    assert chunk.reused is None, "a scored prompt is computed whole"
-    return [
+def made_up_scores(prompt: tuple[int, ...], asked: int) -> tuple[PromptLogprob, ...]:
+    """Make up log-probabilities of a prompt's tokens, by position alone; the first has none."""
+    return tuple(
         PromptLogprob(
-            chunk.slot_index,
             position,
             token_id,
             -0.25 * (position % 7 + 1),
@@ -393,9 +401,8 @@ def _scored(chunk: PrefillChunk) -> list[PromptLogprob]:
                 for i in range(asked)
             ),
         )
-        for position, token_id in enumerate(chunk.token_ids, start=chunk.start)
-        if position
-    ]
+        for position, token_id in enumerate(prompt[1:], start=1)
+    )
 
 
 def _nearest(wanted: int, matcher: Matcher) -> int:

@@ -12,7 +12,7 @@ from machd.engine.protocol.step import Lane, PrefillChunk, RowFault, SampledToke
 from machd.request.generation import SamplingParams
 from machd.scheduler.admission import Batching, KvBudget, KvPolicy
 from machd.scheduler.config import SchedulerConfig
-from machd.scheduler.events import Event
+from machd.scheduler.events import Event, OutputGenerated
 from machd.scheduler.pacing import PREFILL_SHARE, StepPace
 from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.sequence import Sequence
@@ -142,6 +142,15 @@ class LateFirstToken(FakeEngine):
 def only(kind: type[_T], events: Items[object]) -> list[_T]:
     """The events of one kind, in order."""
     return [event for event in events if isinstance(event, kind)]
+
+
+def outputs_of(kind: type[_T], events: Items[object], sequence_id: str | None = None) -> list[_T]:
+    """The outputs of one kind that events bring, in order: of every sequence, or of one."""
+    return [
+        event.output
+        for event in only(OutputGenerated, events)
+        if isinstance(event.output, kind) and sequence_id in (None, event.sequence_id)
+    ]
 
 
 def run_step(scheduler: Scheduler, engine: Engine, now_s: float) -> list[Event]:

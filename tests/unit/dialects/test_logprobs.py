@@ -21,6 +21,6 @@ def test_alternatives_of_a_completion_hold_the_chosen_token() -> None:
 
 def test_alternatives_of_an_echoed_prompt_hold_its_tokens() -> None:
     """The prompt's own token is there, however few alternatives were asked for."""
-    logprobs = [PromptLogprob(0, 1, ord("d"), -9.0, rank=4, top_logprobs=_LIKELIEST)]
+    logprobs = [PromptLogprob(1, ord("d"), -9.0, rank=4, top_logprobs=_LIKELIEST)]
     columns = prompt_columns(list(b"xd"), logprobs, FakeTokenizer(), text="xd", top_logprobs=1)
     assert columns.top_logprobs == [None, {"a": -0.5, "d": -9.0}]

@@ -29,7 +29,7 @@ from machd.dialects.responses.request import ResponsesRequest
 from machd.dialects.responses.stream import ResponsesDialect, opened_response
 from machd.dialects.wire.decoding import decode_body
 from machd.engine.fake.tokenizer import FakeTokenizer
-from machd.engine.protocol.step import PromptLogprob, SampledToken, TokenLogprob
+from machd.engine.protocol.step import PromptLogprob, SampledToken, ScoredPrompt, TokenLogprob
 from machd.generations.generation import ChoiceDelta, GenerationTiming, GenerationUsage
 from machd.http.pacing import merge_deltas
 from machd.http.stream import Dialect
@@ -291,7 +291,7 @@ _TEXTS = st.text(min_size=1, max_size=4)
 _LOGPROB = st.floats(-20, 0)
 _TOP = st.builds(TokenLogprob, st.integers(32, 255), _LOGPROB)
 _TOKENS = st.builds(SampledToken, st.just(0), st.integers(32, 255), _LOGPROB, st.tuples(_TOP, _TOP))
-_SCORED = (PromptLogprob(0, 1, _PROMPT[1], -1.5, 2, (TokenLogprob(66, -0.5),)),)
+_SCORED = ScoredPrompt(0, (PromptLogprob(1, _PROMPT[1], -1.5, 2, (TokenLogprob(66, -0.5),)),))
 
 
 @st.composite
@@ -326,7 +326,7 @@ def _choices(draw: st.DrawFn, index: int, case: _Case) -> list[ChoiceDelta]:
         )
         for group in groups
     ]
-    deltas[0] = replace(deltas[0], prompt_logprobs=_SCORED)
+    deltas[0] = replace(deltas[0], outputs=(_SCORED, *deltas[0].outputs))
     reason = draw(
         st.sampled_from(["stop", "length", "tool_calls"] if calls else ["stop", "length"])
     )

@@ -16,12 +16,12 @@ from support.clocks.polling import CEILING_S, wait_until
 from support.daemon.engine_thread import STOPPED, Thread, running_thread
 from support.engines.fake_engine import FakeEngine, FakeFaults, lettered
 from support.engines.step_gate import StepGate, at_decode
-from support.schedulers.sequence_samples import LIMITS, batching_of, request_of
+from support.schedulers.sequence_samples import LIMITS, batching_of, outputs_of, request_of
 
 from machd.capabilities.evidence import Evidence, Outcome, ProbeResult, Results
 from machd.clock import Clock, SystemClock
 from machd.engine.protocol.engine import Engine
-from machd.engine.protocol.step import StepPlan
+from machd.engine.protocol.step import SampledToken, StepPlan
 from machd.errors import (
     EngineFaultError,
     KvBudgetExceededError,
@@ -41,7 +41,6 @@ from machd.scheduler.events import (
     SequenceQueued,
     SequenceResumed,
     SuspendReason,
-    TokenGenerated,
 )
 from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.subscriber import SequenceRequest
@@ -166,10 +165,10 @@ def test_what_runs_is_suspended_and_goes_on_in_the_new_way_with_what_waits() -> 
     ]
     (resumed,) = thread.published.of(SequenceResumed)
     assert (resumed.sequence_id, resumed.reason) == ("a", SuspendReason.CONFIG)
-    tokens = [
-        one.token.token_id for one in thread.published.of(TokenGenerated) if one.sequence_id == "a"
+    tokens = outputs_of(SampledToken, thread.published.events, "a")
+    assert [one.token_id for one in tokens] == [
+        lettered(request.prompt, request.sampling, at) for at in range(9)
     ]
-    assert tokens == [lettered(request.prompt, request.sampling, at) for at in range(9)]
 
 
 def test_what_could_never_run_in_the_new_way_is_finished_in_the_old_one() -> None:
@@ -662,9 +661,9 @@ def test_switching_at_any_step_changes_no_token() -> None:
         wait_until(lambda: not thread.loop.snapshot.is_changing_config, "the last switch is done")
     assert [ends[f"s{number}"].completion_tokens for number in range(6)] == [3, 4, 5, 6, 7, 8]
     assert {one.reason for one in ends.values()} == {FinishReason.LENGTH}
-    tokens = thread.published.of(TokenGenerated)
     for number in range(6):
         sampling = SamplingParams(seed=number // 2)
-        assert [one.token.token_id for one in tokens if one.sequence_id == f"s{number}"] == [
+        tokens = outputs_of(SampledToken, thread.published.events, f"s{number}")
+        assert [one.token_id for one in tokens] == [
             lettered(tuple(range(4)), sampling, position) for position in range(3 + number)
         ]

@@ -22,11 +22,11 @@ from support.daemon.engine_thread import (
 )
 from support.engines.fake_engine import FakeEngine, FakeFaults, spelled
 from support.engines.step_gate import StepGate, at_decode
-from support.schedulers.sequence_samples import LIMITS, batching_of, request_of
+from support.schedulers.sequence_samples import LIMITS, batching_of, outputs_of, request_of
 
 from machd.clock import SystemClock
 from machd.engine.protocol.engine import Engine, MemoryReading
-from machd.engine.protocol.step import StepPlan, StepResult
+from machd.engine.protocol.step import SampledToken, StepPlan, StepResult
 from machd.errors import (
     ClientDisconnectedError,
     DrainDeadlineError,
@@ -41,13 +41,13 @@ from machd.scheduler.events import (
     Event,
     FinishReason,
     InvariantBroken,
+    OutputGenerated,
     SequenceAdmitted,
     SequenceFinished,
     SequenceQueued,
     SequenceResumed,
     SequenceStarted,
     StepCompleted,
-    TokenGenerated,
 )
 from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.sequence import Sequence
@@ -150,9 +150,9 @@ def test_the_events_of_a_generation_come_in_order() -> None:
         SequenceAdmitted,
         StepCompleted,
         SequenceStarted,
-        TokenGenerated,
+        OutputGenerated,
         StepCompleted,
-        TokenGenerated,
+        OutputGenerated,
         StepCompleted,
         SequenceFinished,
         StepCompleted,
@@ -160,7 +160,8 @@ def test_the_events_of_a_generation_come_in_order() -> None:
     assert [
         (step.prefill_tokens, step.batch_width) for step in thread.published.of(StepCompleted)
     ] == [(4, 0), (2, 1), (0, 1), (0, 1)]
-    assert bytes(one.token.token_id for one in thread.published.of(TokenGenerated)) == b"hi"
+    said = outputs_of(SampledToken, thread.published.events)
+    assert bytes(one.token_id for one in said) == b"hi"
 
 
 def test_requests_are_served_one_after_the_other() -> None:
@@ -292,7 +293,7 @@ def test_an_engine_that_fails_six_times_in_a_row_is_given_up(logged: list[EventD
     assert list(ends) == [f"s{number}" for number in range(5)]
     assert {type(end.error) for end in ends.values()} == {EngineFaultError}
     assert len(thread.published.of(EngineFaulted)) == 6
-    assert not thread.published.of(TokenGenerated)
+    assert not thread.published.of(OutputGenerated)
     assert [(one["event"], one["log_level"]) for one in logged] == [
         *[("engine.step_failed", "error")] * 6,
         ("engine.stopped", "critical"),
@@ -325,7 +326,7 @@ def test_an_answer_that_its_reader_ends_forgives_faults_too() -> None:
         for number, prompt_tokens in enumerate([1, 1, 2, 1, 1]):
             thread.submit(request_of(f"s{number}", prompt_tokens=prompt_tokens, max_tokens=4000))
             if prompt_tokens > 1:
-                thread.published.wait_for(TokenGenerated)
+                thread.published.wait_for(OutputGenerated)
                 thread.abort(f"s{number}")
             thread.published.ends(number + 1)
         assert len(thread.published.of(EngineFaulted)) == 8

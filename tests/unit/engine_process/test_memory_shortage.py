@@ -11,10 +11,10 @@ from support.clocks.polling import CEILING_S, wait_until
 from support.daemon.engine_thread import running_thread
 from support.engines.fake_blocks import BYTES_PER_TOKEN
 from support.engines.fake_engine import FakeEngine, FakeFaults, lettered
-from support.schedulers.sequence_samples import LIMITS, batching_of, only, request_of
+from support.schedulers.sequence_samples import LIMITS, batching_of, only, outputs_of, request_of
 
 from machd.engine.protocol.engine import Engine
-from machd.engine.protocol.step import StepPlan
+from machd.engine.protocol.step import SampledToken, StepPlan
 from machd.errors import OverloadedError
 from machd.scheduler.config import continuous
 from machd.scheduler.events import (
@@ -22,7 +22,6 @@ from machd.scheduler.events import (
     FinishReason,
     SequenceResumed,
     SuspendReason,
-    TokenGenerated,
 )
 from machd.scheduler.scheduler import Scheduler
 
@@ -61,13 +60,11 @@ def test_a_load_that_exceeds_memory_is_answered_in_smaller_batches(
         events = thread.published.events
         assert thread.loop.is_alive
 
-    tokens: dict[str, list[int]] = {}
-    for event in only(TokenGenerated, events):
-        tokens.setdefault(event.sequence_id, []).append(event.token.token_id)
     for request in requests:
         assert ends[request.sequence_id].reason is FinishReason.LENGTH, "none is overloaded"
         expected = [lettered(request.prompt, request.sampling, i) for i in range(_MAX_TOKENS)]
-        assert tokens[request.sequence_id] == expected
+        tokens = outputs_of(SampledToken, events, request.sequence_id)
+        assert [one.token_id for one in tokens] == expected
     assert only(EngineFaulted, events) == []
     assert [one for one in logged if one["event"] == "engine.memory_short"], (
         "the load did exceed it"
@@ -93,10 +90,7 @@ def test_memory_that_becomes_less_costs_no_running_request_its_answer() -> None:
     resumed = only(SequenceResumed, events)
     assert {one.reason for one in resumed} == {SuspendReason.MEMORY}
     for request in requests:
-        tokens = [
-            one for one in only(TokenGenerated, events) if one.sequence_id == request.sequence_id
-        ]
-        said = [one.token.token_id for one in tokens]
+        said = [one.token_id for one in outputs_of(SampledToken, events, request.sequence_id)]
         assert said == [lettered(request.prompt, request.sampling, i) for i in range(30)]
 
 
@@ -133,7 +127,7 @@ def test_an_allocation_that_fails_once_costs_no_lone_request_its_answer() -> Non
     with running_thread(FakeEngine(faults=faults), make_scheduler=_batched) as thread:
         thread.submit(request)
         assert thread.published.ends()["a"].reason is FinishReason.LENGTH
-        said = [one.token.token_id for one in only(TokenGenerated, thread.published.events)]
+        said = [one.token_id for one in outputs_of(SampledToken, thread.published.events)]
     assert said == [lettered(request.prompt, request.sampling, i) for i in range(9)]
 
 
@@ -147,10 +141,7 @@ def test_an_allocation_that_fails_with_several_rows_costs_nobody_the_answer() ->
         events = thread.published.events
     assert {one.reason for one in ends.values()} == {FinishReason.LENGTH}
     for request in requests:
-        tokens = [
-            one for one in only(TokenGenerated, events) if one.sequence_id == request.sequence_id
-        ]
-        said = [one.token.token_id for one in tokens]
+        said = [one.token_id for one in outputs_of(SampledToken, events, request.sequence_id)]
         assert said == [lettered(request.prompt, request.sampling, i) for i in range(9)]
     assert {one.reason for one in only(SequenceResumed, events)} == {SuspendReason.MEMORY}
     assert only(EngineFaulted, events) == []

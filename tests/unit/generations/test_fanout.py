@@ -16,10 +16,10 @@ from machd.generations.fanout import MAX_PENDING_EVENTS, MAX_TAKEN_EVENTS, Fanou
 from machd.scheduler.events import (
     Event,
     FinishReason,
+    OutputGenerated,
     SequenceFinished,
     SequenceQueued,
     StepCompleted,
-    TokenGenerated,
 )
 
 _QUIET_S = 0.05
@@ -232,4 +232,4 @@ async def test_the_end_is_delivered_like_any_event() -> None:
     fanout.close(["a"])
 
     last = await stream.take()
-    assert [type(event) for event in last] == [TokenGenerated, SequenceFinished]
+    assert [type(event) for event in last] == [OutputGenerated, SequenceFinished]

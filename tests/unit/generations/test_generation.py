@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import cast
 
 import pytest
 from msgspec import structs
 from support.daemon.serving_parts import OpenGeneration, admitted, finished, token, tokens
 from support.engines.fake_engine import FakeEngine
-from support.schedulers.sequence_samples import LIMITS, batching_of, only, request_of, run_step
+from support.schedulers.sequence_samples import (
+    LIMITS,
+    batching_of,
+    outputs_of,
+    request_of,
+    run_step,
+)
 
-from machd.engine.protocol.step import PromptLogprob, SampledToken
+from machd.engine.protocol.step import PromptLogprob, RowOutput, SampledToken, ScoredPrompt
 from machd.errors import (
     ClientDisconnectedError,
     ClientStalledError,
@@ -24,14 +31,14 @@ from machd.errors import (
 from machd.generations.fanout import SequenceEvent
 from machd.generations.generation import ChoiceDelta, GenerationUsage
 from machd.generations.record import RequestRecord
+from machd.http.pacing import Pacer, merge_deltas
 from machd.request.generation import SamplingParams
 from machd.scheduler.config import continuous
 from machd.scheduler.events import (
     DecodeMode,
     FinishReason,
+    OutputGenerated,
     PromptReused,
-    PromptScored,
-    TokenGenerated,
 )
 from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.subscriber import Resumption
@@ -310,7 +317,7 @@ async def test_usage_is_the_same_if_the_engine_process_died(steps: int) -> None:
     opened = OpenGeneration("a")
     read = list[SequenceEvent]()
     for count in (steps, 20):
-        generated = tuple(one.token.token_id for one in only(TokenGenerated, read))
+        generated = tuple(one.token_id for one in outputs_of(SampledToken, read))
         former = Resumption(generated, reused_tokens=3, is_group_started=bool(read))
         scheduler, engine = Scheduler(continuous(LIMITS, batching_of())), FakeEngine()
         events = scheduler.submit((replace(request, resumption=former),), 0.0)
@@ -322,7 +329,7 @@ async def test_usage_is_the_same_if_the_engine_process_died(steps: int) -> None:
     deltas = await opened.read()
 
     assert len([one for delta in deltas for one in delta.tokens]) == 5
-    assert len([one for one in deltas if one.prompt_logprobs is not None]) == 1
+    assert len([one for one in deltas if len(one.tokens) < len(one.outputs)]) == 1
     assert opened.generation.usage == GenerationUsage(4, 3, 5)
     assert opened.stream.completion_tokens == 5
 
@@ -427,19 +434,59 @@ async def test_the_record_tells_how_a_request_ended(error: MachdError, finish_re
     assert (record.finish_reason, record.error_code) == (finish_reason, error.code)
 
 
-async def test_prompt_logprobs_come_once_with_the_choices_first_delta() -> None:
-    """They come before any text, by themselves if need be; a requeued sequence's second ones are dropped."""
+async def test_output_that_is_no_token_comes_once_with_the_choices_first_delta() -> None:
+    """It comes before any text, by itself if need be; a requeued sequence's second one is dropped."""
     opened = OpenGeneration("a", "b")
-    first = (PromptLogprob(0, 1, 65, -1.0, 1),)
-    again = (PromptLogprob(0, 1, 65, -1.1, 1),)
+    first = ScoredPrompt(0, (PromptLogprob(1, 65, -1.0, 1),))
+    again = ScoredPrompt(0, (PromptLogprob(1, 65, -1.1, 1),))
+    empty = ScoredPrompt(1, ())
     batches = opened.generation.deltas(idle_s=30)
 
-    opened.push(PromptScored("a", first))
-    assert await anext(batches) == [ChoiceDelta(0, "", (), None, prompt_logprobs=first)]
-    opened.push(PromptScored("a", again), PromptScored("b", ()), tokens("a", "x"), tokens("b", "y"))
+    opened.push(OutputGenerated("a", first, 102.0))
+    assert await anext(batches) == [ChoiceDelta(0, "", (first,), None)]
+    opened.push(OutputGenerated("a", again, 102.0), OutputGenerated("b", empty, 102.0))
+    opened.push(tokens("a", "x"), tokens("b", "y"))
     deltas = await anext(batches)
 
-    assert [(one.text, one.prompt_logprobs) for one in deltas] == [("x", None), ("y", ())]
+    x, y = (SampledToken(0, ord(one)) for one in "xy")
+    assert [(one.text, one.outputs) for one in deltas] == [("x", (x,)), ("y", (empty, y))]
+    assert [one.tokens for one in deltas] == [(x,), (y,)]
+    assert opened.stream.completion_tokens == 2
+    assert opened.generation.first_token_s == 102.0
+
+
+@dataclass(frozen=True)
+class _Vector:
+    """An output of a kind that nothing knows."""
+
+    slot_index: int
+    values: tuple[float, ...]
+
+
+async def test_output_of_an_unknown_kind_reaches_the_delta_of_every_subscriber() -> None:
+    """The scheduler, the stream, the generation and the pacing hand it on beside the tokens, unread."""
+    vector = cast(RowOutput, _Vector(0, (0.5, -0.5)))
+    scheduler, engine = Scheduler(continuous(LIMITS, batching_of(coalesce=True))), FakeEngine()
+    greedy = SamplingParams(temperature=0.0)
+    opened = OpenGeneration("a", "b")
+    for name in "ab":
+        scheduler.submit((request_of(name, max_tokens=2, sampling=greedy),), 0.0)
+    for step in range(2):
+        opened.push([one for one in scheduler.admit(0.0) if isinstance(one, SequenceEvent)])
+        plan = scheduler.plan()
+        result = engine.run(plan)
+        if not step:
+            result = replace(result, outputs=(vector, *result.outputs))
+        opened.push(scheduler.commit(plan, result, 0.0, duration_s=0.0))
+
+    pacer = Pacer(9)
+    deltas = [*pacer.due(await opened.read()), *pacer.rest()]
+
+    merged = [merge_deltas([one for one in deltas if one.index == index]) for index in (0, 1)]
+    tokens = [SampledToken(0, ord(one)) for one in merged[0].text]
+    assert [one.outputs for one in merged] == [(vector, *tokens)] * 2
+    assert opened.generation.usage == GenerationUsage(4, 0, 4)
+    assert opened.stream.completion_tokens == 4
 
 
 async def test_stop_token_comes_with_the_last_delta() -> None:

@@ -40,7 +40,7 @@ from machd.link.wire import decode_to_engine, decode_to_front, encode
 from machd.request.constraint import Constraint, ConstraintKind
 from machd.request.generation import Grammar, SamplingParams
 from machd.request.media import MediaKind
-from machd.scheduler.events import Event, FinishReason, SequenceFinished, TokenGenerated
+from machd.scheduler.events import Event, FinishReason, OutputGenerated, SequenceFinished
 from machd.scheduler.subscriber import SequenceRequest
 from machd.settings.model import Settings
 
@@ -191,14 +191,15 @@ def test_settings_cross() -> None:
 )
 def test_every_number_crosses(value: float) -> None:
     """Infinite numbers, NaN and the smallest and largest floats keep their bits."""
-    event = TokenGenerated("s", SampledToken(0, 7, value), value)
+    event = OutputGenerated("s", SampledToken(0, 7, value), value)
 
     sent = decode_to_front(encode(Report((event,), None)))
 
     assert isinstance(sent, Report)
     (again,) = sent.events
-    assert isinstance(again, TokenGenerated)
-    assert [again.at_s.hex(), again.token.logprob] == [
+    assert isinstance(again, OutputGenerated)
+    assert isinstance(again.output, SampledToken)
+    assert [again.at_s.hex(), again.output.logprob] == [
         value.hex(),
         pytest.approx(value, nan_ok=True),
     ]
@@ -227,7 +228,7 @@ def test_what_is_no_message_is_refused(data: object, reason: str) -> None:
 
 def test_an_event_that_is_none_is_refused() -> None:
     """A report with an event of an unknown name, or with too few fields, is no report."""
-    for event in (["TokenLost", "s"], ["TokenGenerated", "s"]):
+    for event in (["TokenLost", "s"], ["OutputGenerated", "s"]):
         with pytest.raises(msgspec.ValidationError, match=r"at `\$\[1\]\[0\]"):
             decode_to_front([msgspec.msgpack.encode(["Report", [event], None])])
 

@@ -11,10 +11,12 @@ from support.schedulers.sequence_samples import (
     LateFirstToken,
     batching_of,
     only,
+    outputs_of,
     request_of,
     run_step,
 )
 
+from machd.engine.protocol.step import SampledToken, ScoredPrompt
 from machd.errors import (
     ClientDisconnectedError,
     EngineFaultError,
@@ -29,11 +31,10 @@ from machd.scheduler.config import continuous
 from machd.scheduler.events import (
     Event,
     FinishReason,
-    PromptScored,
+    OutputGenerated,
     SequenceAdmitted,
     SequenceFinished,
     SequenceQueued,
-    TokenGenerated,
 )
 from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.subscriber import Priority, SequenceRequest
@@ -83,9 +84,7 @@ def _run_to_end(scheduler: Scheduler, engine: FakeEngine) -> list[Event]:
 
 
 def _tokens(events: list[Event], sequence_id: str) -> list[int]:
-    return [
-        one.token.token_id for one in only(TokenGenerated, events) if one.sequence_id == sequence_id
-    ]
+    return [one.token_id for one in outputs_of(SampledToken, events, sequence_id)]
 
 
 def _ends(events: list[Event]) -> dict[str, SequenceFinished]:
@@ -354,7 +353,7 @@ def test_request_that_missed_too_much_gets_its_own_sequence(subscribers: int) ->
         run_step(scheduler, engine, 0.0)
     late = [_request(f"b{number}", group_id="b", max_tokens=5000) for number in range(subscribers)]
     events = scheduler.submit(tuple(late), 0.0)
-    assert not only(TokenGenerated, events), "nothing is replayed"
+    assert not only(OutputGenerated, events), "nothing is replayed"
     assert scheduler.waiting_count == subscribers
     scheduler.check_invariants()
     scheduler.submit((_request("c", max_tokens=5000),), 0.0)
@@ -379,5 +378,5 @@ def test_scored_prompts_are_not_shared() -> None:
     scheduler.submit((replace(scored, sequence_id="b", group_id="b"),), 1.0)
     events += [event for _ in range(8) for event in run_step(scheduler, engine, 2.0)]
 
-    assert [one.sequence_id for one in only(PromptScored, events)] == ["a", "b"]
+    assert [len(outputs_of(ScoredPrompt, events, one)) for one in "ab"] == [1, 1]
     assert [one.fanout for one in only(SequenceAdmitted, events)] == [1, 1]

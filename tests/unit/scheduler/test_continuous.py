@@ -14,11 +14,12 @@ from support.schedulers.sequence_samples import (
     LateFirstToken,
     batching_of,
     only,
+    outputs_of,
     request_of,
     run_step,
 )
 
-from machd.engine.protocol.step import Lane, StepPlan
+from machd.engine.protocol.step import Lane, SampledToken, StepPlan
 from machd.errors import (
     EngineFaultError,
     KvBudgetExceededError,
@@ -36,7 +37,6 @@ from machd.scheduler.events import (
     SequenceAdmitted,
     SequenceFinished,
     SequenceQueued,
-    TokenGenerated,
 )
 from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.subscriber import Priority, SequenceRequest
@@ -62,9 +62,7 @@ def _run_to_end(scheduler: Scheduler, engine: FakeEngine) -> list[Event]:
 
 
 def _text(events: list[Event], sequence_id: str) -> list[int]:
-    return [
-        one.token.token_id for one in only(TokenGenerated, events) if one.sequence_id == sequence_id
-    ]
+    return [one.token_id for one in outputs_of(SampledToken, events, sequence_id)]
 
 
 # Slots

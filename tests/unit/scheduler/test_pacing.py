@@ -16,7 +16,7 @@ from support.schedulers.sequence_samples import LIMITS, batching_of, only, reque
 
 from machd.engine.protocol.step import Lane, StepPlan
 from machd.scheduler.config import continuous
-from machd.scheduler.events import SequenceAdmitted, TokenGenerated
+from machd.scheduler.events import OutputGenerated, SequenceAdmitted
 from machd.scheduler.pacing import PREFILL_CHUNK_TOKENS, StepPace
 from machd.scheduler.scheduler import Scheduler
 
@@ -195,7 +195,7 @@ def _latencies_s(
         duration_s = model.duration_s(plan, random)
         now_s += duration_s
         events = scheduler.commit(plan, engine.run(plan), now_s, duration_s=duration_s)
-        tokens = {one.sequence_id for one in only(TokenGenerated, events)}
+        tokens = {one.sequence_id for one in only(OutputGenerated, events)}
         is_joined = "long" in tokens
         if "s0" in tokens:
             (before_s if len(before_s) < 50 else during_s).append(now_s - last_s)

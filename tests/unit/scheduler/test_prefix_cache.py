@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 from support.engines.chained_engine import STATE_BYTES, TOKEN_BYTES, ChainedEngine, said
-from support.schedulers.sequence_samples import LIMITS, batching_of, only
+from support.schedulers.sequence_samples import LIMITS, batching_of, only, outputs_of
 
 from machd.engine.protocol.blocks import ForgetSaved, LoadBlock, StoreBlock
-from machd.engine.protocol.step import StepPlan
+from machd.engine.protocol.step import SampledToken, StepPlan
 from machd.errors import EngineFaultError
 from machd.request.generation import SamplingParams
 from machd.scheduler import leaders, prefix_cache
 from machd.scheduler.block_tree import BlockTree, common_tokens
 from machd.scheduler.config import continuous
-from machd.scheduler.events import Event, PromptReused, SequenceFinished, TokenGenerated
+from machd.scheduler.events import Event, PromptReused, SequenceFinished
 from machd.scheduler.pacing import StepPace
 from machd.scheduler.prefix_cache import PrefixCache, PrefixConfig
 from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits, PrefixReading
@@ -121,8 +121,7 @@ class Daemon:
 
     def answer(self, sequence_id: str) -> list[int]:
         """Its tokens."""
-        tokens = only(TokenGenerated, self.events)
-        return [one.token.token_id for one in tokens if one.sequence_id == sequence_id]
+        return [one.token_id for one in outputs_of(SampledToken, self.events, sequence_id)]
 
     @property
     def prefilled_tokens(self) -> int:

@@ -6,10 +6,17 @@ from dataclasses import replace
 
 import pytest
 from support.engines.fake_engine import FakeEngine, lettered
-from support.schedulers.sequence_samples import LIMITS, batching_of, only, request_of, run_step
+from support.schedulers.sequence_samples import (
+    LIMITS,
+    batching_of,
+    only,
+    outputs_of,
+    request_of,
+    run_step,
+)
 
 from machd.engine.protocol.media import Media, MediaSpan
-from machd.engine.protocol.step import StepPlan
+from machd.engine.protocol.step import SampledToken, ScoredPrompt, StepPlan
 from machd.errors import (
     EngineFaultError,
     KvBudgetExceededError,
@@ -26,14 +33,12 @@ from machd.scheduler.events import (
     Event,
     FinishReason,
     PromptReused,
-    PromptScored,
     SequenceAdmitted,
     SequenceFinished,
     SequenceQueued,
     SequenceResumed,
     SequenceStarted,
     SuspendReason,
-    TokenGenerated,
 )
 from machd.scheduler.prefix_cache import PrefixCache, PrefixConfig
 from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits
@@ -109,8 +114,7 @@ class _Loop:
         return {one.sequence_id: one for one in only(SequenceFinished, self.events)}
 
     def said(self, name: str) -> tuple[int, ...]:
-        tokens = only(TokenGenerated, self.events)
-        return tuple(one.token.token_id for one in tokens if one.sequence_id == name)
+        return tuple(one.token_id for one in outputs_of(SampledToken, self.events, name))
 
 
 @pytest.mark.parametrize("tokens", range(1, _MAX_TOKENS))
@@ -167,7 +171,7 @@ def test_prompt_logprobs_are_told_again_before_the_first_token_only(tokens: int)
     request = request_of(max_tokens=_MAX_TOKENS, sampling=SamplingParams(prompt_logprobs=1))
     loop.submit(_resumed(request=request, tokens=tokens))
     loop.run()
-    assert len(only(PromptScored, loop.events)) == (0 if tokens else 1)
+    assert len(outputs_of(ScoredPrompt, loop.events)) == (0 if tokens else 1)
 
 
 def test_cached_tokens_are_those_of_the_first_engine_process() -> None:
@@ -295,7 +299,7 @@ def test_a_prompt_without_a_completion_is_computed_again() -> None:
     loop.submit(_resumed(request=request, tokens=0))
     assert not loop.ends
     assert loop.run()["a"].reason is FinishReason.LENGTH
-    assert len(only(PromptScored, loop.events)) == 1
+    assert len(outputs_of(ScoredPrompt, loop.events)) == 1
 
 
 def test_a_group_goes_on_each_choice_behind_its_own_tokens() -> None:

@@ -7,9 +7,16 @@ from dataclasses import replace
 
 import pytest
 from support.engines.fake_engine import FakeEngine, FakeFaults, spelled
-from support.schedulers.sequence_samples import END_OF_TEXT, LIMITS, only, request_of, run_step
+from support.schedulers.sequence_samples import (
+    END_OF_TEXT,
+    LIMITS,
+    only,
+    outputs_of,
+    request_of,
+    run_step,
+)
 
-from machd.engine.protocol.step import SampledToken, StepPlan, StepResult
+from machd.engine.protocol.step import SampledToken, ScoredPrompt, StepPlan, StepResult
 from machd.errors import (
     ClientDisconnectedError,
     EngineFaultError,
@@ -24,11 +31,10 @@ from machd.scheduler.events import (
     DecodeMode,
     Event,
     FinishReason,
-    PromptScored,
+    OutputGenerated,
     SequenceAdmitted,
     SequenceFinished,
     SequenceQueued,
-    TokenGenerated,
 )
 from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.subscriber import SequenceRequest
@@ -84,7 +90,7 @@ def test_a_sequence_goes_through_all_its_events() -> None:
     assert events[0] == SequenceAdmitted(
         "a", 0, DecodeMode.SINGLE, 1, 2.0, request_id="req-a", prompt_tokens=4, max_tokens=9
     )
-    assert bytes(one.token.token_id for one in only(TokenGenerated, events)) == b"hi"
+    assert bytes(one.token_id for one in outputs_of(SampledToken, events)) == b"hi"
     end = SampledToken(0, END_OF_TEXT)
     assert events[-1] == SequenceFinished("a", FinishReason.STOP, None, 4, 0, 3, 2.0, end)
 
@@ -184,7 +190,9 @@ def test_the_slot_of_an_aborted_sequence_serves_the_next_one_in_the_same_step() 
 
     assert plan.release == (0,)
     assert [(chunk.slot_index, chunk.start) for chunk in plan.prefill] == [(0, 0)]
-    assert only(TokenGenerated, scheduler.commit(plan, engine.run(plan), now_s=1.0, duration_s=0.0))
+    assert only(
+        OutputGenerated, scheduler.commit(plan, engine.run(plan), now_s=1.0, duration_s=0.0)
+    )
 
 
 def test_aborting_what_is_not_there_is_no_fault() -> None:
@@ -199,13 +207,13 @@ def test_aborting_what_is_not_there_is_no_fault() -> None:
 
 
 def test_a_stop_token_ends_and_is_not_part_of_the_text() -> None:
-    """It is counted and it is the reason, but no TokenGenerated carries it."""
+    """It is counted and it is the reason, but no OutputGenerated carries it."""
     scheduler, engine = _scheduler(), FakeEngine(spelled("abc"))
     scheduler.submit((request_of("s", max_tokens=9, stop_token_ids={ord("c")}),), now_s=0.0)
 
     events = _run_to_end(scheduler, engine)
 
-    assert [one.token.token_id for one in only(TokenGenerated, events)] == [ord("a"), ord("b")]
+    assert [one.token_id for one in outputs_of(SampledToken, events)] == [ord("a"), ord("b")]
     (finished,) = only(SequenceFinished, events)
     assert (finished.reason, finished.completion_tokens) == (FinishReason.STOP, 3)
 
@@ -217,8 +225,8 @@ def test_max_tokens_end_and_the_last_token_is_delivered() -> None:
 
     events = _run_to_end(scheduler, engine)
 
-    assert len(only(TokenGenerated, events)) == 3
-    assert isinstance(events[-2], TokenGenerated)
+    assert len(only(OutputGenerated, events)) == 3
+    assert isinstance(events[-2], OutputGenerated)
     (finished,) = only(SequenceFinished, events)
     assert (finished.reason, finished.completion_tokens) == (FinishReason.LENGTH, 3)
 
@@ -242,7 +250,7 @@ def test_a_prompt_is_prefilled_in_chunks() -> None:
     scheduler, engine = _scheduler(chunk_tokens=4), FakeEngine()
     scheduler.submit((request_of("a", prompt_tokens=10, max_tokens=1),), now_s=0.0)
 
-    tokens = [len(only(TokenGenerated, run_step(scheduler, engine, now_s=0.0))) for _ in range(3)]
+    tokens = [len(only(OutputGenerated, run_step(scheduler, engine, now_s=0.0))) for _ in range(3)]
 
     assert tokens == [0, 0, 1]
 
@@ -390,6 +398,18 @@ def test_a_started_request_does_not_time_out_in_the_queue() -> None:
     } == {("a/0", RequestTimeoutError), ("a/1", RequestTimeoutError)}
 
 
+def test_row_that_fails_behind_its_prompt_has_no_output() -> None:
+    """Its request is told the fault, and not the log-probabilities of the prompt before it."""
+    faults = FakeFaults(row_errors={(0, 0): ValueError("planted")})
+    scheduler, engine = _scheduler(), FakeEngine(faults=faults)
+    scheduler.submit((request_of("a", sampling=SamplingParams(prompt_logprobs=1)),), 1.0)
+
+    events = _run_to_end(scheduler, engine)
+
+    assert not only(OutputGenerated, events)
+    assert _finished(events) == [("a", FinishReason.ERROR)]
+
+
 @pytest.mark.parametrize("chunk_tokens", [2, 512])
 def test_sequence_without_completion_ends_with_its_prompt(chunk_tokens: int) -> None:
     """It is told the prompt's log-probabilities, then its end, and its row is freed."""
@@ -399,11 +419,11 @@ def test_sequence_without_completion_ends_with_its_prompt(chunk_tokens: int) -> 
 
     events = _run_to_end(scheduler, engine, now_s=2.0)
 
-    (scored,) = only(PromptScored, events)
+    (scored,) = outputs_of(ScoredPrompt, events)
     assert [one.position for one in scored.logprobs] == [1, 2, 3, 4]
-    assert not only(TokenGenerated, events)
+    assert not outputs_of(SampledToken, events)
     assert events[-2:] == [
-        scored,
+        OutputGenerated("a", scored, 2.0),
         SequenceFinished("a", FinishReason.LENGTH, None, 5, 0, 0, 2.0),
     ]
     assert engine.memory().kv_used_bytes == 0

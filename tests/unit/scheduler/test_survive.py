@@ -6,9 +6,16 @@ from dataclasses import replace
 
 import pytest
 from support.engines.fake_engine import FakeEngine, lettered
-from support.schedulers.sequence_samples import LIMITS, batching_of, only, request_of, run_step
+from support.schedulers.sequence_samples import (
+    LIMITS,
+    batching_of,
+    only,
+    outputs_of,
+    request_of,
+    run_step,
+)
 
-from machd.engine.protocol.step import StepPlan
+from machd.engine.protocol.step import SampledToken, StepPlan
 from machd.errors import EngineFaultError
 from machd.scheduler.config import continuous
 from machd.scheduler.events import (
@@ -18,7 +25,6 @@ from machd.scheduler.events import (
     SequenceFinished,
     SequenceResumed,
     SuspendReason,
-    TokenGenerated,
 )
 from machd.scheduler.scheduler import Scheduler
 
@@ -67,8 +73,7 @@ class _Loop:
         return {one.sequence_id: one for one in only(SequenceFinished, self.events)}
 
     def said(self, name: str) -> list[int]:
-        tokens = only(TokenGenerated, self.events)
-        return [one.token.token_id for one in tokens if one.sequence_id == name]
+        return [one.token_id for one in outputs_of(SampledToken, self.events, name)]
 
 
 def _expected() -> list[int]:

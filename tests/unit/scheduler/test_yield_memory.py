@@ -7,10 +7,17 @@ from dataclasses import replace
 import pytest
 from support.engines.fake_blocks import BYTES_PER_TOKEN
 from support.engines.fake_engine import FakeEngine, lettered
-from support.schedulers.sequence_samples import LIMITS, batching_of, only, request_of, run_step
+from support.schedulers.sequence_samples import (
+    LIMITS,
+    batching_of,
+    only,
+    outputs_of,
+    request_of,
+    run_step,
+)
 
 from machd.engine.protocol.engine import MemoryReading
-from machd.engine.protocol.step import Lane
+from machd.engine.protocol.step import Lane, SampledToken
 from machd.errors import EngineFaultError, MachdError, OverloadedError, RequestTimeoutError
 from machd.scheduler.config import continuous, single_flight
 from machd.scheduler.events import (
@@ -20,7 +27,6 @@ from machd.scheduler.events import (
     SequenceFinished,
     SequenceResumed,
     SuspendReason,
-    TokenGenerated,
 )
 from machd.scheduler.prefix_cache import PrefixCache, PrefixConfig
 from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits
@@ -64,9 +70,9 @@ def test_a_suspended_sequence_computes_its_prompt_anew() -> None:
     events: list[Event] = []
     while scheduler.running_count + scheduler.waiting_count:
         events += run_step(scheduler, engine, 1.0)
-    tokens = [one for one in only(TokenGenerated, events) if one.sequence_id == "b"]
+    tokens = outputs_of(SampledToken, events, "b")
     expected = [lettered(request.prompt, request.sampling, position) for position in range(4)]
-    assert [one.token.token_id for one in tokens] == expected
+    assert [one.token_id for one in tokens] == expected
 
 
 def test_yield_memory_suspends_the_youngest_sequence_when_all_have_tokens() -> None:
@@ -84,7 +90,7 @@ def test_yield_memory_suspends_the_youngest_sequence_when_all_have_tokens() -> N
     (resumed,) = only(SequenceResumed, events)
     assert (resumed.sequence_id, resumed.completion_tokens) == ("b", 1)
     assert resumed.reason is SuspendReason.MEMORY
-    tokens = [one.token.token_id for one in only(TokenGenerated, events) if one.sequence_id == "b"]
+    tokens = [one.token_id for one in outputs_of(SampledToken, events, "b")]
     request = request_of("b")
     assert tokens == [lettered(request.prompt, request.sampling, at) for at in range(4)]
     ends = [(one.sequence_id, one.reason) for one in only(SequenceFinished, events)]
@@ -136,7 +142,7 @@ def test_a_sequence_that_does_not_fit_alone_goes_on_in_the_serial_lane() -> None
     while scheduler.running_count + scheduler.waiting_count:
         events += run_step(scheduler, engine, 0.0)
         scheduler.check_invariants()
-    tokens = [one.token.token_id for one in only(TokenGenerated, events)]
+    tokens = [one.token_id for one in outputs_of(SampledToken, events)]
     request = request_of("a")
     assert tokens == [lettered(request.prompt, request.sampling, at) for at in range(4)]
 

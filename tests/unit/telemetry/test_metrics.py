@@ -31,11 +31,11 @@ from machd.scheduler.events import (
     Event,
     FinishReason,
     InvariantBroken,
+    OutputGenerated,
     SequenceAdmitted,
     SequenceFinished,
     SequenceQueued,
     StepCompleted,
-    TokenGenerated,
 )
 from machd.telemetry.metric_table import METRICS, MetricKind, MetricSpec
 from machd.telemetry.metrics import CONTENT_TYPE, Metrics
@@ -145,8 +145,8 @@ RECORD = RequestRecord(
 each_metric = pytest.mark.parametrize("spec", METRICS, ids=[spec.name for spec in METRICS])
 
 
-def _token(sequence_id: str, at_s: float) -> TokenGenerated:
-    return TokenGenerated(sequence_id, SampledToken(0, 97), at_s)
+def _token(sequence_id: str, at_s: float) -> OutputGenerated:
+    return OutputGenerated(sequence_id, SampledToken(0, 97), at_s)
 
 
 def _end(

@@ -15,7 +15,7 @@ from support.programs.installed_programs import needs_programs, path_of
 
 from machd.engine.protocol.step import SampledToken
 from machd.generations.record import RequestRecord
-from machd.scheduler.events import DecodeMode, StepCompleted, TokenGenerated
+from machd.scheduler.events import DecodeMode, OutputGenerated, StepCompleted
 from machd.telemetry.metric_table import METRICS
 from machd.telemetry.metrics import Metrics
 from machd.telemetry.vllm_names import VLLM_NAMES, VllmName
@@ -109,7 +109,7 @@ def _at_work() -> Metrics:
     metrics.watch("machd_speculation_accepted_tokens_total", lambda: 9.0)
     by_position = {"1": 6.0, "2": 3.0}
     metrics.watch_all("machd_speculation_accepted_by_position_tokens_total", lambda: by_position)
-    metrics.on_events([TokenGenerated("a", SampledToken(0, 97), at_s) for at_s in (1.0, 1.5)])
+    metrics.on_events([OutputGenerated("a", SampledToken(0, 97), at_s) for at_s in (1.0, 1.5)])
     metrics.on_events([StepCompleted(2, 30, 0.1)])
     metrics.on_request(RECORD)
     metrics.on_request(replace(RECORD, endpoint="completions", decode_mode=DecodeMode.SINGLE))

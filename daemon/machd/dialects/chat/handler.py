@@ -24,7 +24,7 @@ from machd.dialects.chat.answer import (
 from machd.dialects.chat.request import ChatCompletionRequest
 from machd.dialects.endpoint import endpoint
 from machd.dialects.generation import converse, identify, read_conversation, system_fingerprint
-from machd.dialects.logprobs import PromptTokenLogprobs, prompt_token_logprobs
+from machd.dialects.logprobs import PromptTokenLogprobs, prompt_logprobs, prompt_token_logprobs
 from machd.dialects.usage import Usage
 from machd.dialects.wire.errors import error_json
 from machd.dialects.wire.generation_request import UsedTier
@@ -120,8 +120,8 @@ class _ChatDialect:
         )
 
     def push(self, delta: ChoiceDelta) -> bytes:
-        if delta.index == 0 and delta.prompt_logprobs is not None:
-            self._prompt_logprobs = delta.prompt_logprobs
+        if delta.index == 0 and (scored := prompt_logprobs(delta)) is not None:
+            self._prompt_logprobs = scored
         return b"".join(self._chunk([one]) for one in self._choices[delta.index].push(delta))
 
     def closing(self, usage: GenerationUsage) -> bytes:

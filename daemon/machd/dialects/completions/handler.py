@@ -22,6 +22,7 @@ from machd.dialects.logprobs import (
     completion_logprobs,
     joined_columns,
     prompt_columns,
+    prompt_logprobs,
     prompt_token_logprobs,
 )
 from machd.dialects.usage import FinishReason, Usage, wire_finish_reason
@@ -158,8 +159,8 @@ class _GrowingChoice:
     def push(self, delta: ChoiceDelta) -> CompletionChoice:
         """Append what came; returns what is new."""
         text, columns = delta.text, self._new_columns(delta)
-        if delta.prompt_logprobs is not None:
-            self._prompt_logprobs = delta.prompt_logprobs
+        if (scored := prompt_logprobs(delta)) is not None:
+            self._prompt_logprobs = scored
             if self._echo_top_logprobs is not None:
                 text = self._echo + text
         self._texts.append(text)
@@ -172,10 +173,10 @@ class _GrowingChoice:
         whole = self._choice("".join(self._texts), self._columns)
         if self._prompt_top_logprobs is None:
             return whole
-        prompt_logprobs = prompt_token_logprobs(
+        scored = prompt_token_logprobs(
             self._prompt_logprobs, self._tokenizer, top_logprobs=self._prompt_top_logprobs
         )
-        return msgspec.structs.replace(whole, prompt_logprobs=prompt_logprobs)
+        return msgspec.structs.replace(whole, prompt_logprobs=scored)
 
     def _choice(self, text: str, columns: list[CompletionChoiceLogprobs]) -> CompletionChoice:
         return CompletionChoice(
@@ -190,10 +191,10 @@ class _GrowingChoice:
         columns: list[CompletionChoiceLogprobs] = []
         if self._text_offsets is None:
             return columns
-        if self._echo_top_logprobs is not None and delta.prompt_logprobs is not None:
+        if self._echo_top_logprobs is not None and (scored := prompt_logprobs(delta)) is not None:
             echoed = prompt_columns(
                 self._prompt,
-                delta.prompt_logprobs,
+                scored,
                 self._tokenizer,
                 text=self._echo,
                 top_logprobs=self._echo_top_logprobs,

@@ -7,8 +7,7 @@ The rules of the seam, which the contract suite proves for every engine:
 
 - ``run`` first makes ``plan.blocks``, frees ``plan.release``, then prefills, then decodes.
 - A block that could not be stored or loaded is in ``StepResult.lost_blocks``; nothing else fails.
-- A row with ``prompt_logprobs`` gets one entry in ``StepResult.prompt_logprobs`` for each token of
-  its prompt but the first: a chunk's own tokens in the chunk's result, in order of position.
+- A row with ``prompt_logprobs`` gets one :class:`ScoredPrompt`, in the result of the chunk that ends its prompt.
 - A row none of whose chunks is the last one never decodes.
 - The last chunk of a prompt may yield the row's first token in the same result. If it does not,
   the next step that decodes the row's lane does, or the one after it where the engine was already
@@ -18,7 +17,7 @@ The rules of the seam, which the contract suite proves for every engine:
   it. The engine may already be computing the next step when it answers.
 - The rows of ``Lane.BATCH`` compute together: a plan decodes all of them or none. A row of
   ``Lane.SERIAL`` computes alone, with its own cache.
-- A row that fails is reported in ``StepResult.faults`` and yields no token; the other rows do.
+- A row that fails is reported in ``StepResult.faults`` and yields no output; the other rows do.
 - ``run`` raising anything is an engine fault: nothing of the step counts.
 - Every method is called on the one engine thread, except those of :class:`ModelFront`.
 """

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
+from typing import TypeAlias
 
 from msgspec import Struct
 
@@ -175,7 +176,7 @@ class TokenLogprob(Struct, frozen=True, array_like=True, gc=False):
     logprob: float
 
 
-class SampledToken(Struct, frozen=True, array_like=True, gc=False):
+class SampledToken(Struct, frozen=True, tag=True, array_like=True, gc=False):
     """A token of a row, with log-probabilities if the row asked for them.
 
     Attributes:
@@ -190,7 +191,7 @@ class SampledToken(Struct, frozen=True, array_like=True, gc=False):
 
 
 class PromptLogprob(Struct, frozen=True, array_like=True, gc=False):
-    """A token of a row's prompt with its log-probability after the tokens before it.
+    """A token of a prompt with its log-probability after the tokens before it.
 
     Attributes:
         position: Of the token in the prompt; at least 1.
@@ -199,12 +200,26 @@ class PromptLogprob(Struct, frozen=True, array_like=True, gc=False):
         top_logprobs: The most likely tokens, best first, as many as the row asked for.
     """
 
-    slot_index: int
     position: int
     token_id: int
     logprob: float
     rank: int
     top_logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class ScoredPrompt(Struct, frozen=True, tag=True, array_like=True, gc=False):
+    """Log-probabilities of a row's whole prompt, once it is computed, if the row asked for them.
+
+    Attributes:
+        logprobs: One entry for each token but the first.
+    """
+
+    slot_index: int
+    logprobs: tuple[PromptLogprob, ...]
+
+
+RowOutput: TypeAlias = SampledToken | ScoredPrompt
+"""Output of a row, which its request gets. Tokens make the completion; every other kind comes once, before them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,20 +293,20 @@ class StepResult:
     """Result of a step.
 
     Attributes:
-        tokens: At least one for each row that the plan decodes: its accepted tokens ahead, and one.
-        faults: Rows that failed and have no token.
+        outputs: In the order in which each row's request gets them.
+        faults: Rows that failed and have no output.
         held_blocks: Blocks that are in memory since this step, with their size.
         lost_blocks: Numbers of blocks that could not be stored or loaded.
         unsaved_blocks: Digests of blocks that the disk tier could not keep since earlier steps.
         drafts: One entry for each verification of draft tokens.
         draft_faults: Rows whose proposer failed.
         span_tokens: Tokens of the longest span that was decoded; 0 if no row was.
-        prompt_logprobs: Log-probabilities of the step's prompt tokens, for rows that asked.
         encoded: Digests of what the plan asked to encode and is ready.
         encoding_s: Time of the step that encoding took.
+        tokens: Those of the outputs: at least one for each row that the plan decodes, its accepted tokens ahead, and one.
     """
 
-    tokens: tuple[SampledToken, ...] = ()
+    outputs: tuple[RowOutput, ...] = ()
     faults: tuple[RowFault, ...] = ()
     held_blocks: tuple[HeldBlock, ...] = ()
     lost_blocks: tuple[int, ...] = ()
@@ -299,9 +314,14 @@ class StepResult:
     drafts: tuple[DraftOutcome, ...] = ()
     draft_faults: tuple[DraftFault, ...] = ()
     span_tokens: int = 0
-    prompt_logprobs: tuple[PromptLogprob, ...] = ()
     encoded: tuple[bytes, ...] = ()
     encoding_s: float = 0.0
+    tokens: tuple[SampledToken, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Pick the tokens, which several parts of the scheduler count."""
+        tokens = [one for one in self.outputs if isinstance(one, SampledToken)]
+        object.__setattr__(self, "tokens", tuple(tokens))
 
 
 COLUMN_STEP = 256

@@ -36,8 +36,8 @@ from machd.engine.protocol.step import (
     DecodeRow,
     Lane,
     PrefillChunk,
-    PromptLogprob,
     RowFault,
+    RowOutput,
     SpanCost,
     StepPlan,
     StepResult,
@@ -206,11 +206,11 @@ class MlxEngine:
         self._release(plan.release)
         plan_rows = {row.slot_index: row for row in plan.decode}
         decoders = self._decoders_of(plan_rows)
-        step, prompt_logprobs = Decoded(), list[PromptLogprob]()
+        step, of_prompts = Decoded(), list[RowOutput]()
         if decoders == [self._batch] and self._can_pack(plan.prefill):
             step = self._decode_beside(plan.prefill, plan_rows, plan.span_cost)
         else:
-            whole, prompt_logprobs, step.faults = self._prefills.compute(plan.prefill)
+            whole, of_prompts, step.faults = self._prefills.compute(plan.prefill)
             seated = self._seat_all(whole, step.faults)
             # If the plan decodes no row, decode the lanes in which every row was added in this step.
             decoders = decoders or [
@@ -219,10 +219,11 @@ class MlxEngine:
             for decoder in decoders:
                 step.add(decoder.decode(plan_rows, plan.span_cost))
         step.faults = self._explained(step.faults)
-        self._blocks.forget_rows(fault.slot_index for fault in step.faults)
+        failed = {fault.slot_index for fault in step.faults}
+        self._blocks.forget_rows(failed)
         self._free_unused(blocks.dropped_bytes)
         return StepResult(
-            tuple(step.tokens),
+            (*[one for one in of_prompts if one.slot_index not in failed], *step.tokens),
             tuple(step.faults),
             blocks.held,
             blocks.lost,
@@ -230,7 +231,6 @@ class MlxEngine:
             tuple(step.drafts),
             tuple(step.draft_faults),
             step.span_tokens,
-            tuple(prompt_logprobs),
         )
 
     def memory(self) -> MemoryReading:

@@ -26,8 +26,8 @@ from machd.engine.protocol.step import (
     COLUMN_STEP,
     Lane,
     PrefillChunk,
-    PromptLogprob,
     RowFault,
+    RowOutput,
     SharedPrefix,
 )
 from machd.engine.step.decode_pass import NO_FEATURES, Chunk, Forward, PackCaches, packed
@@ -55,15 +55,12 @@ class Prefill:
     ) -> None:
         """Begin with caches that hold the prefix that the opening chunk reuses."""
         assert opening.opens, "the first chunk opens the row"
-        asked = opening.sampling.prompt_logprobs
-        assert asked is None or opening.reused is None, "a scored prompt is computed whole"
+        assert not (is_scored(opening) and opening.reused), "a scored prompt is computed whole"
         self.opening = opening
         self.prompt: list[int] = [] if opening.reused is None else [*opening.reused.token_ids]
         self.caches = caches
         self._shared: SharedPrefix | None = None
-        self._scores: PromptScores | None = None
-        if asked is not None:
-            self._scores = PromptScores(opening.slot_index, asked, vocabulary_tokens)
+        self._scores = PromptScores(opening, vocabulary_tokens) if is_scored(opening) else None
         self._index = 0
 
     @property
@@ -78,7 +75,7 @@ class Prefill:
 
     def compute(
         self, forward: Forward, chunk: PrefillChunk, media: PromptMedia | None = None
-    ) -> list[PromptLogprob]:
+    ) -> list[RowOutput]:
         """Compute a chunk, and wait for it.
 
         Args:
@@ -87,7 +84,7 @@ class Prefill:
             media: The prompt's images and videos, for a model with vision.
 
         Returns:
-            Log-probabilities of the chunk's tokens, if they were asked for.
+            Outputs that the prompt has with this chunk.
 
         Raises:
             FloatingPointError: The logits are not finite.
@@ -215,26 +212,26 @@ class Prefills:
 
     def compute(
         self, chunks: Sequence[PrefillChunk]
-    ) -> tuple[list[int], list[PromptLogprob], list[RowFault]]:
+    ) -> tuple[list[int], list[RowOutput], list[RowFault]]:
         """Compute chunks, together where that costs less.
 
         Returns:
-            Slots whose prompt is whole now, log-probabilities that were asked for, and rows whose
-            logits are not finite, or whose experts could not be read or images encoded.
+            Slots whose prompt is whole now, outputs of prompts, and rows whose logits are not
+            finite, or whose experts could not be read or images encoded.
         """
         prefills = [self.open(chunk) for chunk in chunks]
         computed = self._compute_together(chunks, prefills)
-        logprobs: list[PromptLogprob] = []
+        outputs: list[RowOutput] = []
         faults: list[RowFault] = []
         for chunk, prefill in zip(chunks, prefills, strict=True):
             if prefill not in computed:
                 try:
-                    logprobs += prefill.compute(self._forward, chunk, self._media)
+                    outputs += prefill.compute(self._forward, chunk, self._media)
                 except (FloatingPointError, OSError, MediaEncodingError) as cause:
                     faults.append(RowFault(chunk.slot_index, cause))
                     self.drop([chunk.slot_index])
         whole = [one.slot_index for one in chunks if one.is_last and one.slot_index in self._open]
-        return whole, logprobs, faults
+        return whole, outputs, faults
 
     def _compute_together(
         self, chunks: Sequence[PrefillChunk], prefills: Sequence[Prefill]

@@ -13,7 +13,13 @@ from typing import Any
 import mlx.core as mx
 
 from machd.engine.backend.untyped import Cache
-from machd.engine.protocol.step import PromptLogprob, TokenLogprob
+from machd.engine.protocol.step import (
+    PrefillChunk,
+    PromptLogprob,
+    RowOutput,
+    ScoredPrompt,
+    TokenLogprob,
+)
 from machd.engine.step.decode_pass import NO_FEATURES, Forward
 from machd.engine.step.sampling import likeliest
 
@@ -32,18 +38,18 @@ _FLOAT_BYTES = 4
 class PromptScores:
     """The log-probabilities of one prompt's tokens."""
 
-    def __init__(self, slot_index: int, top_logprobs: int, vocabulary_tokens: int) -> None:
+    def __init__(self, opening: PrefillChunk, vocabulary_tokens: int) -> None:
         """Begin before the prompt's first token, which has no log-probability.
 
         Args:
-            slot_index: The row's.
-            top_logprobs: Alternatives at each position.
+            opening: The row's first chunk.
             vocabulary_tokens: Width of the logits.
         """
-        self._slot_index = slot_index
-        self._top_logprobs = min(top_logprobs, vocabulary_tokens)
+        self._slot_index = opening.slot_index
+        self._prompt_tokens = opening.opened_tokens
+        self._top_logprobs = min(opening.sampling.prompt_logprobs or 0, vocabulary_tokens)
         self._pass_tokens = _pass_tokens(vocabulary_tokens)
-        self._position = 1
+        self._scored: list[PromptLogprob] = []
         self._last_logits: mx.array | None = None  # float32 [1, vocabulary]
 
     def compute(
@@ -52,8 +58,8 @@ class PromptScores:
         caches: Sequence[Cache],
         token_ids: Sequence[int],
         computed_tokens: int,
-    ) -> list[PromptLogprob]:
-        """Compute a chunk, wait for it, and score its tokens.
+    ) -> list[RowOutput]:
+        """Compute a chunk, wait for it, and score its tokens; returns all scores with the prompt's last chunk.
 
         Args:
             forward: The model.
@@ -64,9 +70,8 @@ class PromptScores:
         Raises:
             FloatingPointError: The logits are not numbers.
         """
-        scored: list[PromptLogprob] = []
         if self._last_logits is not None:
-            scored += self._score(self._last_logits, token_ids[:1])
+            self._scored += self._score(self._last_logits, token_ids[:1])
         for start in range(0, computed_tokens, self._pass_tokens):
             stop = min(start + self._pass_tokens, computed_tokens)
             inputs = mx.array([token_ids[start:stop]], dtype=mx.int32)
@@ -75,11 +80,13 @@ class PromptScores:
             )  # [positions, vocabulary]
             targets = token_ids[start + 1 : stop + 1]
             if targets:
-                scored += self._score(logits[: len(targets)], targets)
+                self._scored += self._score(logits[: len(targets)], targets)
             # `take` copies: a slice would keep the logits of the whole pass in memory.
             self._last_logits = mx.take(logits, mx.array([stop - start - 1]), axis=0)
             mx.eval(self._last_logits, [cache.state for cache in caches])
-        return scored
+        if len(self._scored) < self._prompt_tokens - 1:
+            return []
+        return [ScoredPrompt(self._slot_index, tuple(self._scored))]
 
     def _score(self, logits: mx.array, targets: Sequence[int]) -> list[PromptLogprob]:
         """Score one token for each row of ``logits`` [positions, vocabulary]."""
@@ -99,10 +106,9 @@ class PromptScores:
         logprobs, ranks, poisoned, *top = values
         if any(poisoned):
             raise FloatingPointError("the logits of the row's prompt are not numbers")
-        scored = [
+        return [
             PromptLogprob(
-                self._slot_index,
-                self._position + index,
+                len(self._scored) + 1 + index,
                 token_id,
                 logprobs[index],
                 ranks[index],
@@ -110,8 +116,6 @@ class PromptScores:
             )
             for index, token_id in enumerate(targets)
         ]
-        self._position += len(targets)
-        return scored
 
 
 def scoring_bytes(prompt_tokens: int, vocabulary_tokens: int) -> int:
