@@ -49,9 +49,9 @@ class Announcements:
         """Export and log what holds now; returns the decode mode."""
         model, verdicts = self._served.model, self._served.verdicts
         decision, speculation = self._served.decode_mode, self._served.speculation
+        self._metrics.name_model(model.model_id)
         self._metrics.set_info(
             "machd_model_info",
-            model=model.model_id,
             architecture=model.architecture,
             kv_cache_kind=model.cache.kind.value,
             dtype=model.dtype,
