@@ -79,7 +79,10 @@ ENGINE = PanelRow(
             "Since each rank last answered rank 0, twice a second when nothing runs. A line that only rises is a "
             "rank that hangs.",
             "s",
-            Query(f"time() - {of('machd_rank_heartbeat_timestamp_seconds')}", "{{model}} rank {{rank}}"),
+            Query(
+                f"time() - {of('machd_rank_heartbeat_timestamp_seconds')}",
+                "{{model}} rank {{rank}}",
+            ),
         ),
         panel(
             "Processor",

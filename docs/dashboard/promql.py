@@ -7,7 +7,6 @@ them together, since quantiles of several daemons cannot be averaged.
 from __future__ import annotations
 
 from dashboard.grafana import Panel, PanelKind, Query
-
 from machd.telemetry.metric_table import METRICS
 
 _QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
