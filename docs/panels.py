@@ -194,7 +194,8 @@ def draw(source: Source, out: Path) -> None:
 
 def _lines(source: Source, panel: Panel) -> Iterator[Line]:
     for query in panel.queries:
-        expr = query.expr.replace("$__rate_interval", source.window).replace("$instance", ".*")
+        expr = query.expr.replace("$__rate_interval", source.window)
+        expr = expr.replace("$instance", ".*").replace("$model", ".*")
         for found in query_range(
             source.url,
             expr,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dashboard.grafana import PanelKind, PanelRow, Query
-from dashboard.promql import by_instance, label_table, of, panel, rate, rates_by, total
+from dashboard.promql import by_instance, by_model, label_table, of, panel, rate, rates_by, total
 
 FAILURES = PanelRow(
     "Faults and aborts",
@@ -52,7 +52,7 @@ ENGINE = PanelRow(
             "Since the engine thread last began a step. A step may take seconds; a line that only "
             "rises is a hung engine.",
             "s",
-            by_instance("machd_engine_heartbeat_age_seconds"),
+            by_model("machd_engine_heartbeat_age_seconds"),
         ),
         panel(
             "Event loop lag",
@@ -72,14 +72,17 @@ ENGINE = PanelRow(
             "What MLX holds on each rank, weights included, and what its process can still take. The tightest "
             "rank decides what a step may have; no line without ranks.",
             "bytes",
-            Query(of("machd_rank_memory_bytes"), "rank {{rank}} {{kind}}"),
+            Query(of("machd_rank_memory_bytes"), "{{model}} rank {{rank}} {{kind}}"),
         ),
         panel(
             "Heartbeat of ranks",
             "Since each rank last answered rank 0, twice a second when nothing runs. A line that only rises is a "
             "rank that hangs.",
             "s",
-            Query(f"time() - {of('machd_rank_heartbeat_timestamp_seconds')}", "rank {{rank}}"),
+            Query(
+                f"time() - {of('machd_rank_heartbeat_timestamp_seconds')}",
+                "{{model}} rank {{rank}}",
+            ),
         ),
         panel(
             "Processor",

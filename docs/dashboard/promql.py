@@ -1,19 +1,30 @@
 """The queries that panels are made of, in PromQL.
 
-Counters are shown as rates, added up over the chosen instances; quantiles are taken over all of
+Counters are shown as rates, added up over the chosen instances and models; quantiles are taken over all of
 them together, since quantiles of several daemons cannot be averaged.
 """
 
 from __future__ import annotations
 
 from dashboard.grafana import Panel, PanelKind, Query
+from machd.telemetry.metric_table import METRICS
 
 _QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
+_OF_MODEL = {
+    spec.name + part
+    for spec in METRICS
+    if spec.is_of_model
+    for part in (("_bucket", "_sum", "_count") if spec.buckets else ("",))
+}
+"""Names of the series that have the label ``model``."""
+
+
 def of(name: str, *matchers: str) -> str:
-    """A selector of one of our metrics, on the chosen instances."""
-    inside = ", ".join(('instance=~"$instance"', *matchers))
+    """A selector of one of our metrics, on the chosen instances and of the chosen models."""
+    model = ('model=~"$model"',) if name in _OF_MODEL else ()
+    inside = ", ".join(('instance=~"$instance"', *model, *matchers))
     return f"{name}{{{inside}}}"
 
 
@@ -30,6 +41,11 @@ def rates_by(label: str, name: str) -> Query:
 def by_instance(name: str, factor: str = "") -> Query:
     """A gauge's line for each instance, times a factor such as `` * 1000``."""
     return Query(of(name) + factor, "{{instance}}")
+
+
+def by_model(name: str) -> Query:
+    """A gauge's line for each model of each instance."""
+    return Query(of(name), "{{model}} {{instance}}")
 
 
 def by_mode(name: str, legend: str = "{{mode}}") -> Query:

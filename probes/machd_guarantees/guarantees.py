@@ -36,7 +36,7 @@ from machd_guarantees.stops import (
 _TRIES = 3
 _CHECKS = 100
 """Fewer have no 99th percentile; the bodies are sent again until there are as many."""
-_RUNNING = re.compile(rb"^machd_requests_running (\S+)$", re.MULTILINE)
+_RUNNING = re.compile(rb"^machd_requests_running\{.*\} (\S+)$", re.MULTILINE)
 
 _Try: TypeAlias = Callable[[], Awaitable[float | str]]
 """Measures once: seconds, or why they cannot be measured here."""

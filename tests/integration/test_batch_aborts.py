@@ -17,7 +17,7 @@ from support.clients.raw_client import RawClient
 from support.clocks.polling import wait_until
 from support.daemon.arrivals import Arrivals
 from support.daemon.running_daemon import RunningDaemon
-from support.daemon.scraping import is_idle, scrape
+from support.daemon.scraping import is_idle, read_page, scrape
 from support.engines.dialogue import sse_text
 from support.engines.fake_engine import FakeEngine
 from support.engines.gated_engine import GatedEngine
@@ -116,14 +116,14 @@ class _Books:
     reserved_bytes: int
 
 
-_GAUGES = (
-    "machd_requests_running",
-    "machd_requests_waiting",
-    "machd_active_loops",
-    'machd_slots{state="occupied"}',
-    'machd_slots{state="free"}',
+_GAUGES: tuple[tuple[str, dict[str, str]], ...] = (
+    ("machd_requests_running", {}),
+    ("machd_requests_waiting", {}),
+    ("machd_active_loops", {}),
+    ("machd_slots", {"state": "occupied"}),
+    ("machd_slots", {"state": "free"}),
 )
-"""The fields of :class:`_Books`, as the metrics page spells them."""
+"""The fields of :class:`_Books`, as the metrics page names them."""
 
 
 class _Scene:
@@ -193,14 +193,10 @@ class _Scene:
     def books(self) -> _Books:
         """The counts at the held step."""
         stats = json.loads(self._read("/v1/cache/stats"))
-        page = self._read("/metrics").decode()
-        gauges = {
-            name: int(float(value))
-            for name, _, value in (line.rpartition(" ") for line in page.splitlines())
-            if name in _GAUGES
-        }
-        assert gauges.keys() == set(_GAUGES)
-        running, waiting, loops, occupied, free = (gauges[name] for name in _GAUGES)
+        page = read_page(self._daemon.url)
+        values = [page.value(name, **labels) for name, labels in _GAUGES]
+        assert None not in values
+        running, waiting, loops, occupied, free = (int(value or 0) for value in values)
         return _Books(running, waiting, loops, occupied, free, stats["kv"]["reserved_bytes"])
 
     def _read(self, path: str) -> bytes:

@@ -14,7 +14,7 @@ from support.clients.raw_client import RawAnswer, RawClient
 from support.clocks.polling import CEILING_S, wait_until
 from support.daemon.arrivals import Arrivals
 from support.daemon.running_daemon import RunningDaemon
-from support.daemon.scraping import is_idle, scrape
+from support.daemon.scraping import is_idle, read_page, scrape
 from support.engines.dialogue import sse_data, sse_text
 from support.engines.gated_engine import GatedEngine
 from support.engines.step_gate import StepGate
@@ -186,19 +186,14 @@ def _check_nothing_is_left(url: str, **faults: int) -> None:
     """Slots, promises and bytes are given back, the faults are counted, and the engine lives."""
     wait_until(lambda: is_idle(url), "nothing runs and nothing waits")
     wait_until(lambda: scrape(url, "machd_kv_cache_bytes", state="used") == 0, "no KV is used")
-    with RawClient(url) as client:
-        client.request("GET", "/metrics")
-        page = client.read_answer().body.decode().splitlines()
-    expected = {
-        'machd_kv_cache_bytes{state="reserved"}': 0,
-        'machd_slots{state="occupied"}': 0,
-        'machd_slots{state="free"}': _SLOTS,
-        'machd_state{state="ready"}': 1,
-        "machd_invariant_violations_total": 0,
-        'machd_faults_total{scope="row"}': faults.get("row", 0),
-        'machd_faults_total{scope="engine"}': faults.get("engine", 0),
-    }
-    assert set(page) >= {f"{name} {float(value)}" for name, value in expected.items()}
+    page = read_page(url)
+    assert page.value("machd_kv_cache_bytes", state="reserved") == 0
+    assert page.value("machd_slots", state="occupied") == 0
+    assert page.value("machd_slots", state="free") == _SLOTS
+    assert page.value("machd_state", state="ready") == 1
+    assert page.value("machd_invariant_violations_total") == 0
+    for scope in ("row", "engine"):
+        assert page.value("machd_faults_total", scope=scope) == faults.get(scope, 0)
 
 
 def _check_all_are_served(crowd: _Crowd, names: Mapping[str, str]) -> None:

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from support.clients.raw_client import RawClient
 from support.clocks.polling import CEILING_S, wait_until
 from support.daemon.running_daemon import RunningDaemon
-from support.daemon.scraping import is_idle, scrape
+from support.daemon.scraping import Page, is_idle, scrape
 from support.engines.dialogue import completion, sse_data, sse_text, told
 from support.engines.fake_engine import FakeEngine
 from support.engines.step_gate import StepGate, at_decode
@@ -286,8 +286,10 @@ def test_clients_with_different_keys_share_nothing(tmp_path: Path) -> None:
         others = [pool.submit(_answer, daemon, _body("same"), **bearer[one]) for one in keys]
         gate.step_until(
             lambda: (
-                b"machd_requests_running 3.0"
-                in httpx.get(f"{daemon.url}/metrics", headers=bearer["bob"]).content
+                Page(httpx.get(f"{daemon.url}/metrics", headers=bearer["bob"]).text).value(
+                    "machd_requests_running"
+                )
+                == 3
             ),
             "all three run",
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,7 @@ import httpx
 import pytest
 from support.clocks.polling import CEILING_S, wait_until
 from support.daemon.running_daemon import RunningDaemon
+from support.daemon.scraping import Page
 from support.daemon.serve_process import ServeProcess
 from support.engines.dialogue import chat, completion, told
 from support.engines.fake_engine import FakeEngine
@@ -66,10 +66,9 @@ def _never(_plan: object) -> bool:
     return False
 
 
-def _metric(client: httpx.Client, series: str) -> float:
-    text = client.get("/metrics", headers=_as(QUIET)).text
-    found = re.search(rf"^{re.escape(series)} (\S+)$", text, re.MULTILINE)
-    return float(found[1]) if found else 0.0
+def _metric(client: httpx.Client, name: str, **labels: str) -> float:
+    page = Page(client.get("/metrics", headers=_as(QUIET)).text)
+    return page.value(name, **labels) or 0.0
 
 
 def _wait_until_full(client: httpx.Client) -> None:
@@ -98,7 +97,7 @@ def test_every_dialect_refuses_in_its_own_words(tmp_path: Path, path: str, *, st
         first = client.post(path, json=body, headers=_as(NOISY))
         refused = client.post(path, json=body, headers=_as(NOISY))
         other = client.post(path, json=body, headers=_as(QUIET))
-        counted = _metric(client, 'machd_rejections_total{reason="key_limit"}')
+        counted = _metric(client, "machd_rejections_total", reason="key_limit")
 
     assert (first.status_code, refused.status_code, other.status_code) == (200, 429, 200)
     assert int(refused.headers["retry-after"]) >= 1

@@ -96,7 +96,8 @@ def _health(prometheus: PrometheusServer, name: str) -> str:
 @pytest.mark.parametrize("expr", EXPRESSIONS)
 def test_every_panel_has_a_picture(prometheus: PrometheusServer, expr: str) -> None:
     """Each expression of the dashboard gives a number for a daemon at work."""
-    asked = expr.replace("$__rate_interval", _WINDOW).replace("$instance", ".*")
+    asked = expr.replace("$__rate_interval", _WINDOW)
+    asked = asked.replace("$instance", ".*").replace("$model", ".*")
     assert "$" not in asked
     wait_until(lambda: _has_number(prometheus, asked), f"{asked} has data")
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-import httpx
 import pytest
 from structlog.testing import capture_logs
 from support.checkpoints.tiny_checkpoint import write_tiny_llama
@@ -74,10 +73,7 @@ def _ask_all(url: str, questions: Sequence[Asked]) -> list[Answer]:
 
 
 def _resumed(daemon: ForkedDaemon) -> float:
-    page = httpx.get(daemon.url + "/metrics").text.splitlines()
-    return sum(
-        float(one.split()[-1]) for one in page if one.startswith("machd_sequences_resumed_total")
-    )
+    return scrape(daemon.url, "machd_sequences_resumed_total")
 
 
 def test_answers_under_changes_of_mode_are_those_of_a_daemon_left_alone(

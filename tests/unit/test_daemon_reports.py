@@ -35,7 +35,7 @@ def test_an_error_has_the_state_of_a_daemon_that_answers() -> None:
         raise AssertionError("as planted")
     (note,) = caught.value.__notes__
     assert "/health: 200" in note
-    assert "machd_requests_running 0.0" in note
+    assert 'machd_requests_running{model="fake"} 0.0' in note
 
 
 def test_only_running_daemons_are_reported() -> None:

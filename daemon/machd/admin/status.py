@@ -16,7 +16,6 @@ from machd.link.port import RestartReason
 from machd.process.configuration import Configuration
 from machd.process.lifecycle import State
 from machd.served.cache_stats import CacheStats, cache_stats
-from machd.telemetry.metrics import Metrics
 
 
 class AdminState(Struct, frozen=True, kw_only=True):
@@ -220,10 +219,11 @@ async def get_status(admin: NamedDependency[AdminContext]) -> AdminStatus:
         event_loop_lag_s=round(admin.lag.last_s, 6),
         config=_config_status(admin.configuration),
         faults=Faults(
-            row=_count(admin.metrics, "machd_faults_total", scope="row"),
-            engine=_count(admin.metrics, "machd_faults_total", scope="engine"),
+            # Read off the metrics, so that the two cannot disagree.
+            row=admin.metrics.count_of("machd_faults_total", scope="row"),
+            engine=admin.metrics.count_of("machd_faults_total", scope="engine"),
             engine_restarts=sum(
-                _count(admin.metrics, "machd_engine_restarts_total", reason=one.value)
+                admin.metrics.count_of("machd_engine_restarts_total", reason=one.value)
                 for one in RestartReason
             ),
         ),
@@ -319,8 +319,3 @@ def _config_status(configuration: Configuration) -> ConfigStatus:
         problems=list(change.problems),
         overrides=list(configuration.overrides),
     )
-
-
-def _count(metrics: Metrics, name: str, **labels: str) -> int:
-    """Read a count off the metrics, so that the two cannot disagree."""
-    return int(metrics.registry.get_sample_value(name, labels) or 0)

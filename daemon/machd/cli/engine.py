@@ -22,9 +22,12 @@ from machd.errors import MachdError
 from machd.link.frames import Frames
 from machd.process.idle_heap import IdleHeap
 from machd.settings.model import Settings
-from machd.telemetry.logs import configure_logs
+from machd.telemetry.logs import configure_logs, log_model
 from machd.user_directories import user_cache_directory
 from machd_probes.startup import startup_measures
+
+_ALL_LOGGERS = ("",)
+"""Whatever this process logs is about the model that it computes."""
 
 
 def main() -> None:
@@ -68,6 +71,7 @@ def _serve(frames: Frames, settings: Settings) -> None:
             cache_directory=cache_directory,
             progress=link,
         )
+        log_model(source.model_id, loggers=_ALL_LOGGERS)
         link.located(source.kind.value, str(source.path), source.model_id)
         return load()
 

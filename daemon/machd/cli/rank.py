@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from machd.clock import SystemClock
+from machd.engine.loading.source import resolve_model
 from machd.engine.open import choose_checked_blas, follower
 from machd.engine.protocol.progress import SilentProgress
 from machd.engine.ranks.joining import RankPlace
 from machd.follower import Follower
 from machd.settings.model import Settings
 from machd.settings.sources import SettingsSources
-from machd.telemetry.logs import configure_logs
+from machd.telemetry.logs import configure_logs, log_model
 from machd.user_directories import user_cache_directory
 
 
@@ -35,5 +37,13 @@ def follow(settings: Settings, sources: SettingsSources, place: RankPlace) -> No
         blas=blas,
         place=place,
     )
+
+    def run_located(on_order: Callable[[], None]) -> None:
+        source = resolve_model(
+            settings.model.path, offline=settings.model.offline, cache_directory=cache_directory
+        )
+        log_model(source.model_id)
+        run(on_order)
+
     stall_timeout_s = settings.engine.stall_timeout_s
-    Follower(run, stall_timeout_s=stall_timeout_s, clock=SystemClock()).run()
+    Follower(run_located, stall_timeout_s=stall_timeout_s, clock=SystemClock()).run()

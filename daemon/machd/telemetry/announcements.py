@@ -18,6 +18,7 @@ from machd.process.configuration import Configuration
 from machd.scheduler.events import DecodeMode
 from machd.served.served_model import ServedModel
 from machd.telemetry.gauges import watch_ranks
+from machd.telemetry.logs import log_model
 from machd.telemetry.metrics import Metrics
 
 
@@ -49,9 +50,10 @@ class Announcements:
         """Export and log what holds now; returns the decode mode."""
         model, verdicts = self._served.model, self._served.verdicts
         decision, speculation = self._served.decode_mode, self._served.speculation
+        log_model(model.model_id)
+        self._metrics.name_model(model.model_id)
         self._metrics.set_info(
             "machd_model_info",
-            model=model.model_id,
             architecture=model.architecture,
             kv_cache_kind=model.cache.kind.value,
             dtype=model.dtype,

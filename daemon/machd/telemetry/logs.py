@@ -28,6 +28,50 @@ _QUIET = (
 )
 """Libraries whose own chatter is shown from warnings on; access lines are ours to write."""
 
+_MODEL_LOGGERS = (
+    "machd.engine",
+    "machd.output",
+    "machd.probe",
+    "machd.request",
+    "machd.scheduler",
+)
+"""Beginnings of the names of loggers whose lines are about the model, its engine or its requests."""
+
+
+class _ModelField:
+    """The processor that adds ``model`` to lines about the model.
+
+    A field of the process, and no context variable: those do not reach the threads that log.
+    """
+
+    def __init__(self) -> None:
+        self.model_id: str | None = None
+        self.loggers: tuple[str, ...] = ()
+
+    def __call__(self, _logger: object, _method: str, event: EventDict) -> EventDict:
+        """Return the event, with the model's name if it is about the model and the name is known."""
+        if self.model_id is not None and self._is_about_model(event):
+            event.setdefault("model", self.model_id)
+        return event
+
+    def _is_about_model(self, event: EventDict) -> bool:
+        # A watch of the daemon's says that the engine hangs.
+        is_engine_event = str(event["event"]).startswith("engine.")
+        return is_engine_event or str(event["logger"]).startswith(self.loggers)
+
+
+_MODEL_FIELD = _ModelField()
+
+
+def log_model(model_id: str | None, *, loggers: tuple[str, ...] = _MODEL_LOGGERS) -> None:
+    """Name the model on each line about it from now on, however the logs are configured.
+
+    Args:
+        model_id: As ``/v1/models`` names it; None for no name.
+        loggers: Beginnings of the names of the loggers whose lines are about the model.
+    """
+    _MODEL_FIELD.model_id, _MODEL_FIELD.loggers = model_id, loggers
+
 
 def configure_logs(
     *, level: str, log_format: str, stream: TextIO | None = None, clock: Clock | None = None
@@ -45,6 +89,7 @@ def configure_logs(
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_logger_name,
+        _MODEL_FIELD,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(
             fmt="%H:%M:%S" if is_console else "iso", utc=not is_console

@@ -1,13 +1,17 @@
 """Every metric machd exports, in one table: collectors, documentation and tests read it.
 
 Buckets are vLLM's, so that existing dashboards and recording rules keep their meaning. Labels have
-fixed sets of values; nothing that a client sends becomes one.
+fixed sets of values; nothing that a client sends becomes one. What is of a model, its engine or its
+requests, has the label ``model``; what is of the daemon alone has not.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+
+MODEL_LABEL = "model"
+"""Names the served model, as ``/v1/models`` does."""
 
 _TTFT_BUCKETS_S = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
@@ -39,7 +43,7 @@ class MetricSpec:
 
     Attributes:
         name: As exported, except that a counter's ``_total`` is part of the name here.
-        labels: Names of the labels.
+        labels: Names of the labels as exported, :data:`MODEL_LABEL` first if it is there.
         buckets: Upper bounds of a histogram, in the metric's unit.
         is_read: Whether a counter is counted elsewhere, and read at a scrape as gauges are.
     """
@@ -50,6 +54,16 @@ class MetricSpec:
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
     is_read: bool = False
+
+    @property
+    def is_of_model(self) -> bool:
+        """Whether its series are a model's."""
+        return MODEL_LABEL in self.labels
+
+    @property
+    def counted_labels(self) -> tuple[str, ...]:
+        """Labels besides the model's, by which values are counted or read."""
+        return tuple(one for one in self.labels if one != MODEL_LABEL)
 
 
 def _counter(name: str, text: str, *labels: str) -> MetricSpec:
@@ -71,12 +85,28 @@ def _histogram(
     return MetricSpec(name, MetricKind.HISTOGRAM, text, labels, buckets)
 
 
-METRICS: tuple[MetricSpec, ...] = (
+_OF_DAEMON: tuple[MetricSpec, ...] = (
     _gauge("machd_build_info", "Versions; always 1.", "version", "mlx", "mlx_lm", "python"),
+    _gauge("machd_state", "1 on the state that the daemon is in.", "state"),
+    _gauge("machd_start_time_seconds", "When the daemon started, since the epoch."),
+    _gauge("machd_http_requests_in_flight", "HTTP requests that are open, health not counted and a scrape over the public port counted."),
+    _gauge("machd_stored_responses", "Responses that later requests may refer to."),
+    _gauge("machd_stored_response_bytes", "Bytes of those responses."),
+    _gauge("machd_event_loop_lag_seconds", "How late the event loop woke up, the last time."),
+    _gauge(
+        "machd_config_last_reload_successful",
+        "1 unless the last reload of the settings was refused.",
+    ),
+    _gauge(
+        "machd_config_last_reload_timestamp_seconds",
+        "When a reload was last taken on, or the daemon started.",
+    ),
+)  # fmt: skip
+
+_OF_MODEL: tuple[MetricSpec, ...] = (
     _gauge(
         "machd_model_info",
         "The served model; always 1.",
-        "model",
         "architecture",
         "kv_cache_kind",
         "dtype",
@@ -89,13 +119,10 @@ METRICS: tuple[MetricSpec, ...] = (
         "verdict",
         "source",
     ),
-    _gauge("machd_state", "1 on the state that the daemon is in.", "state"),
     _gauge("machd_decode_mode", "1 on the decode mode of the step under way; of an idle daemon, on that of a lonely request.", "mode"),
     _gauge("machd_decode_mode_requested", "1 on batched where the settings ask for continuous batching, else on single.", "mode"),
     _gauge("machd_decode_mode_active", "1 on batched where sequences may decode together, else on single.", "mode"),
     _counter("machd_decode_mode_changes_total", "Steps that decoded in another mode than the one before, by the mode that began.", "mode"),
-    _gauge("machd_start_time_seconds", "When the daemon started, since the epoch."),
-    _gauge("machd_http_requests_in_flight", "HTTP requests that are open, health not counted and a scrape over the public port counted."),
     _gauge("machd_requests_running", "Sequences that are being answered, those that share a decode each."),
     _gauge("machd_requests_waiting", "Sequences that wait for a slot."),
     _gauge("machd_requests_waiting_limit", "Decodes that may wait: limits.max_queue; sequences that share one count once."),
@@ -212,8 +239,6 @@ METRICS: tuple[MetricSpec, ...] = (
         "machd_speculation_fallbacks_total",
         "Sequences that went on without guesses because guessing failed.",
     ),
-    _gauge("machd_stored_responses", "Responses that later requests may refer to."),
-    _gauge("machd_stored_response_bytes", "Bytes of those responses."),
     _gauge(
         "machd_engine_heartbeat_age_seconds",
         "Since the engine last began a step or found itself idle.",
@@ -229,16 +254,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "When each rank last answered rank 0, in seconds since 1970; none without ranks.",
         "rank",
     ),
-    _gauge("machd_event_loop_lag_seconds", "How late the event loop woke up, the last time."),
     _gauge("machd_mlx_memory_bytes", "Bytes that MLX holds, by kind.", "kind"),
-    _gauge(
-        "machd_config_last_reload_successful",
-        "1 unless the last reload of the settings was refused.",
-    ),
-    _gauge(
-        "machd_config_last_reload_timestamp_seconds",
-        "When a reload was last taken on, or the daemon started.",
-    ),
     _counter("machd_faults_total", "Failures of machd's own.", "scope"),
     _counter(
         "machd_engine_restarts_total",
@@ -250,3 +266,8 @@ METRICS: tuple[MetricSpec, ...] = (
         "Moments at which the scheduler's books did not add up: a bug of machd's.",
     ),
 )  # fmt: skip
+
+METRICS: tuple[MetricSpec, ...] = (
+    *_OF_DAEMON,
+    *(replace(one, labels=(MODEL_LABEL, *one.labels)) for one in _OF_MODEL),
+)

@@ -41,6 +41,7 @@ from machd.scheduler.events import (
     SuspendReason,
 )
 from machd.telemetry.metric_table import METRICS, MetricKind, MetricSpec
+from machd.telemetry.model_label import ModelCollectors
 from machd.telemetry.vllm_names import VllmNames
 
 _UNKNOWN = "unknown"
@@ -54,9 +55,10 @@ class Metrics:
     """All collectors on a registry of their own. Observes events and requests on the event loop."""
 
     def __init__(self) -> None:
-        """Make every collector of the table, at zero."""
+        """Make every collector of the table, at zero; those of the model are shown once it has a name."""
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a series for each counter's birth doubles the page for nobody
-        self.registry = CollectorRegistry()
+        self._registry = CollectorRegistry()
+        self._model = ModelCollectors()
         self._counters: dict[str, Counter] = {}
         self._read_counters: dict[str, ReadCounter] = {}
         self._gauges: dict[str, Gauge] = {}
@@ -69,23 +71,38 @@ class Metrics:
                     self._counters[name].labels(value)
                 else:
                     self._read_counters[name].add(value)
-        ProcessCollector(registry=self.registry)  # shows nothing where there is no /proc
-        GCCollector(registry=self.registry)
+        self._registry.register(self._model)
+        ProcessCollector(registry=self._registry)  # shows nothing where there is no /proc
+        GCCollector(registry=self._registry)
         self._vllm_names = VllmNames(
-            {**self._counters, **self._read_counters, **self._gauges, **self._histograms}
+            {**self._counters, **self._read_counters, **self._gauges, **self._histograms},
+            lambda: self._model.model_id,
         )
         self._exports_vllm_names = False
         self._last_token_s: dict[str, float] = {}
 
     def render(self) -> bytes:
         """The page that Prometheus scrapes. Reads frozen snapshots only; wakes nothing."""
-        return generate_latest(self.registry)
+        return generate_latest(self._registry)
+
+    def name_model(self, model_id: str) -> None:
+        """Export what is of the model under its name from now on, what was counted before included."""
+        self._model.model_id = model_id
+
+    def count_of(self, name: str, **labels: str) -> int:
+        """Return the value of a counter of the model's, whether or not it is exported yet.
+
+        Args:
+            name: Of the metric.
+            labels: All but the model's.
+        """
+        return int(self._model.registry.get_sample_value(name, labels) or 0)
 
     def export_vllm_names(self, *, on: bool) -> None:
         """Export what vLLM has a name for under that name as well, or not."""
         if on == self._exports_vllm_names:
             return
-        change = self.registry.register if on else self.registry.unregister
+        change = self._registry.register if on else self._registry.unregister
         change(self._vllm_names)
         self._exports_vllm_names = on
 
@@ -221,22 +238,20 @@ class Metrics:
         self._histograms[name].observe(value)
 
     def _make(self, spec: MetricSpec) -> None:
+        registry = self._model.registry if spec.is_of_model else self._registry
+        labels = spec.counted_labels
         match spec.kind:
             case MetricKind.COUNTER if spec.is_read:
-                counter = ReadCounter(spec.name, spec.help, spec.labels)
-                self.registry.register(counter)
+                counter = ReadCounter(spec.name, spec.help, labels)
+                registry.register(counter)
                 self._read_counters[spec.name] = counter
             case MetricKind.COUNTER:
-                self._counters[spec.name] = Counter(
-                    spec.name, spec.help, spec.labels, registry=self.registry
-                )
+                self._counters[spec.name] = Counter(spec.name, spec.help, labels, registry=registry)
             case MetricKind.GAUGE:
-                self._gauges[spec.name] = Gauge(
-                    spec.name, spec.help, spec.labels, registry=self.registry
-                )
+                self._gauges[spec.name] = Gauge(spec.name, spec.help, labels, registry=registry)
             case MetricKind.HISTOGRAM:
                 self._histograms[spec.name] = Histogram(
-                    spec.name, spec.help, spec.labels, registry=self.registry, buckets=spec.buckets
+                    spec.name, spec.help, labels, registry=registry, buckets=spec.buckets
                 )
 
 

@@ -7,7 +7,7 @@ not measure is left out rather than made up.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from prometheus_client.core import Metric
@@ -98,27 +98,27 @@ VLLM_NAMES: tuple[VllmName, ...] = (
 class VllmNames(Collector):
     """Reads machd's collectors at every scrape."""
 
-    def __init__(self, collectors: Mapping[str, Collector]) -> None:
-        """Show ``collectors``, which are ours by name."""
+    def __init__(
+        self, collectors: Mapping[str, Collector], model_id: Callable[[], str | None]
+    ) -> None:
+        """Show ``collectors``, which are ours by name, for the model; without a name there are no series yet."""
         self._collectors = collectors
+        self._model_id = model_id
 
     def collect(self) -> Iterator[Metric]:
         """Every family of the table, as it is now."""
-        common = {"model_name": self._model_name(), "engine": _ENGINE}
+        model_id = self._model_id()
         for spec in VLLM_NAMES:
             (source,) = self._collectors[spec.source].collect()
             # A histogram keeps a name that ends like a counter's: vLLM has one such.
             is_counter = source.type == "counter"
             name = spec.name.removesuffix("_total") if is_counter else spec.name
             family = Metric(name, source.documentation, source.type)
-            for (suffix, labels), value in _samples(spec, source).items():
-                family.add_sample(name + suffix, common | dict(labels), value)
+            if model_id is not None:
+                common = {"model_name": model_id, "engine": _ENGINE}
+                for (suffix, labels), value in _samples(spec, source).items():
+                    family.add_sample(name + suffix, common | dict(labels), value)
             yield family
-
-    def _model_name(self) -> str:
-        """Return the name of the served model; empty until it is known."""
-        (info,) = self._collectors["machd_model_info"].collect()
-        return info.samples[0].labels["model"] if info.samples else ""
 
 
 _Series = tuple[str, tuple[tuple[str, str], ...]]

@@ -20,6 +20,6 @@ async def read_counters(server: Server) -> Counter[str]:
             for family in text_string_to_metric_families(page)
             for sample in family.samples
             if sample.name.startswith(_PREFIX) and sample.name.endswith("_total")
-            if not sample.labels
+            if "position" not in sample.labels
         }
     )

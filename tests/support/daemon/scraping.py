@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from machd.telemetry.metric_table import MODEL_LABEL
 from machd.telemetry.metrics import Metrics
 from support.clients.raw_client import RawClient
 
 
 class Page:
-    """A scraped page, by series."""
+    """A scraped page, by series. The label that names the one model is left out of them."""
 
     def __init__(self, page: Metrics | str) -> None:
-        """Parse a page, or render one and parse it."""
-        self.text = page if isinstance(page, str) else page.render().decode()
-        self.families = {one.name: one for one in text_string_to_metric_families(self.text)}
+        """Parse a page, or that of a daemon that has a model and these metrics."""
+        if isinstance(page, Metrics):
+            page.name_model("m")
+            page = page.render().decode()
+        self.text = page
+        self.families = families_of(page)
         self._values = {
-            (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+            (sample.name, _labels(sample.labels)): sample.value
             for family in self.families.values()
             for sample in family.samples
         }
 
     def value(self, name: str, **labels: str) -> float | None:
         """One series' value; None while it does not exist."""
-        return self._values.get((name, tuple(sorted(labels.items()))))
+        return self._values.get((name, _labels(labels)))
 
     def series(self, name: str) -> dict[tuple[str, ...], float]:
         """Values of a metric by its label values."""
@@ -36,6 +43,11 @@ class Page:
     def counted(self, name: str) -> dict[tuple[str, ...], float]:
         """Series that are not at zero."""
         return {labels: value for labels, value in self.series(name).items() if value}
+
+
+def families_of(text: str) -> dict[str, Metric]:
+    """A page's families by name, a counter's without ``_total``; every label is there."""
+    return {one.name: one for one in text_string_to_metric_families(text)}
 
 
 def read_page(url: str) -> Page:
@@ -54,6 +66,10 @@ def is_idle(url: str) -> bool:
     requests = ("machd_requests_running", "machd_requests_waiting")
     slots = _total(text, "machd_slots", {"state": "occupied"})
     return not (slots or any(_total(text, name, {}) for name in requests))
+
+
+def _labels(labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(one for one in labels.items() if one[0] != MODEL_LABEL))
 
 
 def _text(url: str) -> str:

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from support.programs.fake_openai import FakeOpenAi, _head
 
+_MODEL = 'model="m"'
+"""The label that every series of a model's has."""
+
 
 @dataclass
 class SpeculatingOpenAi(FakeOpenAi):
@@ -69,14 +72,14 @@ class SpeculatingOpenAi(FakeOpenAi):
         lines = [
             "# HELP machd_speculation_draft_tokens_total Tokens guessed ahead.",
             "# TYPE machd_speculation_draft_tokens_total counter",
-            f"machd_speculation_draft_tokens_total {cycles * self.guesses}.0",
-            f"machd_speculation_accepted_tokens_total {cycles * self.right}.0",
-            f"machd_speculation_cycles_total {cycles}.0",
-            "machd_speculation_fallbacks_total 0.0",
-            'machd_speculation_mode{mode="ngram"} 1.0',
+            f"machd_speculation_draft_tokens_total{{{_MODEL}}} {cycles * self.guesses}.0",
+            f"machd_speculation_accepted_tokens_total{{{_MODEL}}} {cycles * self.right}.0",
+            f"machd_speculation_cycles_total{{{_MODEL}}} {cycles}.0",
+            f"machd_speculation_fallbacks_total{{{_MODEL}}} 0.0",
+            f'machd_speculation_mode{{{_MODEL},mode="ngram"}} 1.0',
         ]
         for position in range(1, self.guesses + 1):
-            label = f'{{position="{position}"}}'
+            label = f'{{{_MODEL},position="{position}"}}'
             right = cycles if position <= self.right else 0
             lines.append(f"machd_speculation_draft_by_position_tokens_total{label} {cycles}.0")
             lines.append(f"machd_speculation_accepted_by_position_tokens_total{label} {right}.0")

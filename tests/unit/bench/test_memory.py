@@ -34,7 +34,7 @@ class HoldingOpenAi(FakeOpenAi):
     def _page(self, open_requests: int) -> Iterator[str]:
         yield "# TYPE machd_mlx_memory_bytes gauge"
         for kind, held in (("active", 1 + open_requests), ("peak", 1 + self.most), ("cache", 0)):
-            yield f'machd_mlx_memory_bytes{{kind="{kind}"}} {held * 10_000_000}.0'
+            yield f'machd_mlx_memory_bytes{{model="m",kind="{kind}"}} {held * 10_000_000}.0'
         yield ""
 
 

@@ -62,11 +62,15 @@ def test_a_panel_explains_itself(panel: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("expr", EXPRESSIONS)
-def test_a_query_is_of_the_chosen_instances(expr: str) -> None:
-    """Every selector is narrowed, and every window is Grafana's."""
-    selectors = re.findall(r"\b(?:machd|process)_\w+(\{[^}]*\})?", expr)
+def test_a_query_is_of_the_chosen_instances_and_models(expr: str) -> None:
+    """Every selector is narrowed, by the model where it has that label, and every window is Grafana's."""
+    selectors = re.findall(r"\b((?:machd|process)_\w+)(\{[^}]*\})?", expr)
     assert selectors
-    assert all('instance=~"$instance"' in one for one in selectors)
+    of_model = {spec.name for spec in METRICS if spec.is_of_model}
+    for name, matchers in selectors:
+        assert 'instance=~"$instance"' in matchers
+        family = re.sub(r"_(bucket|sum|count)$", "", name)
+        assert ('model=~"$model"' in matchers) is (family in of_model)
     assert set(re.findall(r"\[(.*?)\]", expr)) <= {"$__rate_interval"}
 
 

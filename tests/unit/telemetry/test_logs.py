@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import logging
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import structlog
 from support.clocks.manual_clock import ManualClock
+from support.clocks.polling import CEILING_S
 
 from machd.generations.record import RequestRecord
 from machd.generations.trace_context import TraceContext
@@ -23,7 +25,7 @@ from machd.scheduler.events import (
     StepCompleted,
 )
 from machd.telemetry.log_repeats import RepeatFilter
-from machd.telemetry.logs import RequestLog, SchedulerLog, configure_logs
+from machd.telemetry.logs import RequestLog, SchedulerLog, configure_logs, log_model
 
 CANARY = "my secret prompt"
 
@@ -82,7 +84,9 @@ def _logging_as_it_was() -> Iterator[None]:
     before = [(one, one.level, list(one.handlers), one.propagate) for one in loggers]
     structlog_config = structlog.get_config()
     was_configured = structlog.is_configured()
+    log_model(None)  # that of a daemon of a test before
     yield
+    log_model(None)
     known = {id(logger) for logger, *_ in before}
     for made in logging.root.manager.loggerDict.values():
         if isinstance(made, logging.Logger) and id(made) not in known:
@@ -166,6 +170,57 @@ def test_a_json_line_holds_the_event_and_its_envelope() -> None:
         "count": 3,
         "name": None,
     }
+
+
+@pytest.mark.parametrize(
+    ("logger", "is_named"),
+    [
+        ("machd.engine", True),
+        ("machd.output", True),
+        ("machd.probe", True),
+        ("machd.request.generation", True),
+        ("machd.scheduler", True),
+        ("machd.admin", False),
+        ("machd.configuration", False),
+        ("machd.daemon", False),
+        ("machd.http", False),
+        ("some.library", False),
+    ],
+)
+def test_a_line_about_the_model_names_it(logger: str, *, is_named: bool) -> None:
+    """From the moment that its name is known, on every thread, after a change of the settings too."""
+    first = _configured()
+    structlog.get_logger(logger).info("thing.happened")
+    log_model("some/model")
+    second = _configured()
+    thread = threading.Thread(target=structlog.get_logger(logger).info, args=["thing.happened"])
+    thread.start()
+    thread.join(CEILING_S)
+    logging.getLogger(logger).warning("from a library's thread")
+
+    named = ["some/model" if is_named else None] * 2
+    assert [line.get("model") for line in _lines(first)] == [None]
+    assert [line.get("model") for line in _lines(second)] == named
+
+
+def test_a_hung_engine_is_a_line_about_the_model() -> None:
+    """The daemon's watch writes it, and says of which model the engine is."""
+    stream = _configured()
+    log_model("some/model")
+    structlog.get_logger("machd.daemon").critical("engine.stalled", heartbeat_age_s=30.0)
+    structlog.get_logger("machd.daemon").info("daemon.stopped")
+    assert [line.get("model") for line in _lines(stream)] == ["some/model", None]
+
+
+def test_every_line_of_an_engine_process_names_the_model() -> None:
+    """Lines of libraries, and of loggers that are the daemon's elsewhere, too; a field of that name stays."""
+    stream = _configured()
+    log_model("some/model", loggers=("",))
+    logging.getLogger("some.library").warning("it is late")
+    structlog.get_logger("machd.daemon").critical("model.load_failed")
+    structlog.get_logger("machd.daemon").info("daemon.ready", model="another")
+
+    assert [line["model"] for line in _lines(stream)] == ["some/model", "some/model", "another"]
 
 
 def test_libraries_write_the_same_lines() -> None:

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import ProcessCollector
 from reference_tables import metrics_markdown
 from support.clocks.polling import CEILING_S
-from support.daemon.scraping import Page
+from support.daemon.scraping import Page, families_of
 from support.programs.installed_programs import needs_programs, path_of
 
 from machd.engine.protocol.step import SampledToken
@@ -43,62 +43,75 @@ from machd.telemetry.metrics import CONTENT_TYPE, Metrics
 CONTRACT: dict[str, tuple[str, ...]] = {
     "machd_build_info": ("version", "mlx", "mlx_lm", "python"),
     "machd_model_info": ("model", "architecture", "kv_cache_kind", "dtype", "backend"),
-    "machd_capability_info": ("feature", "verdict", "source"),
+    "machd_capability_info": ("model", "feature", "verdict", "source"),
     "machd_state": ("state",),
-    "machd_decode_mode": ("mode",),
-    "machd_decode_mode_requested": ("mode",),
-    "machd_decode_mode_active": ("mode",),
-    "machd_decode_mode_changes_total": ("mode",),
-    "machd_requests_running": (),
-    "machd_requests_waiting": (),
-    "machd_slots": ("state",),
-    "machd_active_loops": (),
-    "machd_requests_total": ("endpoint", "finish_reason", "decode_mode"),
-    "machd_rejections_total": ("reason",),
-    "machd_aborts_total": ("reason",),
-    "machd_coalesced_requests_total": (),
-    "machd_prompt_tokens_total": (),
-    "machd_prompt_tokens_cached_total": (),
-    "machd_prompt_media_total": ("kind",),
-    "machd_generation_tokens_total": (),
-    "machd_time_to_first_token_seconds": (),
-    "machd_inter_token_latency_seconds": (),
-    "machd_request_duration_seconds": (),
-    "machd_request_queue_time_seconds": (),
-    "machd_request_prefill_time_seconds": (),
-    "machd_request_decode_time_seconds": (),
-    "machd_step_duration_seconds": ("phase",),
-    "machd_batch_width": (),
-    "machd_step_tokens": (),
-    "machd_kv_cache_bytes": ("state",),
-    "machd_kv_cache_usage_ratio": (),
-    "machd_engine_heartbeat_age_seconds": (),
+    "machd_decode_mode": ("model", "mode"),
+    "machd_decode_mode_requested": ("model", "mode"),
+    "machd_decode_mode_active": ("model", "mode"),
+    "machd_decode_mode_changes_total": ("model", "mode"),
+    "machd_requests_running": ("model",),
+    "machd_requests_waiting": ("model",),
+    "machd_slots": ("model", "state"),
+    "machd_active_loops": ("model",),
+    "machd_requests_total": ("model", "endpoint", "finish_reason", "decode_mode"),
+    "machd_rejections_total": ("model", "reason"),
+    "machd_aborts_total": ("model", "reason"),
+    "machd_coalesced_requests_total": ("model",),
+    "machd_prompt_tokens_total": ("model",),
+    "machd_prompt_tokens_cached_total": ("model",),
+    "machd_prompt_media_total": ("model", "kind"),
+    "machd_generation_tokens_total": ("model",),
+    "machd_time_to_first_token_seconds": ("model",),
+    "machd_inter_token_latency_seconds": ("model",),
+    "machd_request_duration_seconds": ("model",),
+    "machd_request_queue_time_seconds": ("model",),
+    "machd_request_prefill_time_seconds": ("model",),
+    "machd_request_decode_time_seconds": ("model",),
+    "machd_step_duration_seconds": ("model", "phase"),
+    "machd_batch_width": ("model",),
+    "machd_step_tokens": ("model",),
+    "machd_kv_cache_bytes": ("model", "state"),
+    "machd_kv_cache_usage_ratio": ("model",),
+    "machd_engine_heartbeat_age_seconds": ("model",),
     "machd_event_loop_lag_seconds": (),
-    "machd_mlx_memory_bytes": ("kind",),
-    "machd_faults_total": ("scope",),
-    "machd_invariant_violations_total": (),
-    "machd_prefix_cache_queries_total": (),
-    "machd_prefix_cache_hits_total": ("kind",),
-    "machd_prefix_cache_bytes": (),
-    "machd_prefix_cache_limit_bytes": (),
-    "machd_prefix_cache_saved_bytes": (),
-    "machd_prefix_cache_entries": (),
-    "machd_prefix_cache_blocks": ("state",),
-    "machd_prefix_cache_evictions_total": (),
-    "machd_block_files_bytes": (),
-    "machd_block_files_budget_bytes": (),
-    "machd_block_files_total": ("outcome",),
-    "machd_speculation_mode": ("mode",),
-    "machd_speculation_cycles_total": (),
-    "machd_speculation_draft_tokens_total": (),
-    "machd_speculation_accepted_tokens_total": (),
-    "machd_speculation_draft_by_position_tokens_total": ("position",),
-    "machd_speculation_accepted_by_position_tokens_total": ("position",),
-    "machd_speculation_fallbacks_total": (),
+    "machd_mlx_memory_bytes": ("model", "kind"),
+    "machd_faults_total": ("model", "scope"),
+    "machd_invariant_violations_total": ("model",),
+    "machd_prefix_cache_queries_total": ("model",),
+    "machd_prefix_cache_hits_total": ("model", "kind"),
+    "machd_prefix_cache_bytes": ("model",),
+    "machd_prefix_cache_limit_bytes": ("model",),
+    "machd_prefix_cache_saved_bytes": ("model",),
+    "machd_prefix_cache_entries": ("model",),
+    "machd_prefix_cache_blocks": ("model", "state"),
+    "machd_prefix_cache_evictions_total": ("model",),
+    "machd_block_files_bytes": ("model",),
+    "machd_block_files_budget_bytes": ("model",),
+    "machd_block_files_total": ("model", "outcome"),
+    "machd_speculation_mode": ("model", "mode"),
+    "machd_speculation_cycles_total": ("model",),
+    "machd_speculation_draft_tokens_total": ("model",),
+    "machd_speculation_accepted_tokens_total": ("model",),
+    "machd_speculation_draft_by_position_tokens_total": ("model", "position"),
+    "machd_speculation_accepted_by_position_tokens_total": ("model", "position"),
+    "machd_speculation_fallbacks_total": ("model",),
     "machd_config_last_reload_successful": (),
     "machd_config_last_reload_timestamp_seconds": (),
 }
 """Promised names with their labels."""
+
+OF_DAEMON = {
+    "machd_build_info",
+    "machd_config_last_reload_successful",
+    "machd_config_last_reload_timestamp_seconds",
+    "machd_event_loop_lag_seconds",
+    "machd_http_requests_in_flight",
+    "machd_start_time_seconds",
+    "machd_state",
+    "machd_stored_response_bytes",
+    "machd_stored_responses",
+}
+"""What is not of one model."""
 
 NOT_OURS = ("process_", "python_gc_")
 """How the families begin that say something of the process, where the system knows it."""
@@ -161,7 +174,6 @@ def _busy() -> Metrics:
     metrics.set_info("machd_build_info", version="1", mlx="2", mlx_lm="3", python="3.11")
     metrics.set_info(
         "machd_model_info",
-        model="m",
         architecture="llama",
         kv_cache_kind="standard",
         dtype="float32",
@@ -264,6 +276,42 @@ def test_the_page_parses_and_shows_the_whole_table(metrics: Metrics) -> None:
         family = families[spec.name.removesuffix("_total")]
         assert (family.type, family.documentation) == (spec.kind.value, spec.help)
     assert len([name for name in families if not name.startswith(NOT_OURS)]) == len(METRICS)
+
+
+def test_what_is_of_the_model_names_it_and_nothing_else_does() -> None:
+    """Each series of the table's, but for those of the daemon alone, has the label ``model`` at a scrape."""
+    metrics = _busy()
+    for spec in METRICS:
+        if spec.counted_labels and (spec.is_read or spec.kind is MetricKind.GAUGE):
+            metrics.watch(spec.name, lambda: 1.0, **dict.fromkeys(spec.counted_labels, "x"))
+    metrics.name_model("some/model")
+    named = {
+        name: {sample.labels.get("model") for sample in family.samples}
+        for name, family in families_of(metrics.render().decode()).items()
+    }
+
+    for spec in METRICS:
+        expected = None if spec.name in OF_DAEMON else "some/model"
+        assert named.pop(spec.name.removesuffix("_total")) == {expected}, spec.name
+    assert all(labels == {None} for labels in named.values()), "nor do those that are not ours"
+
+
+def test_nothing_is_of_a_model_before_it_is_known() -> None:
+    """A daemon that loads has no series of a model's; what it counts meanwhile is there once it has loaded."""
+    metrics = Metrics()
+    metrics.export_vllm_names(on=True)
+    metrics.count_rejection("not_ready")
+    metrics.watch_state(lambda: State.LOADING)
+    with_series = {
+        name for name, family in families_of(metrics.render().decode()).items() if family.samples
+    }
+    assert {name for name in with_series if not name.startswith(NOT_OURS)} == OF_DAEMON - {
+        "machd_build_info"  # nobody has set it here
+    }
+    assert metrics.count_of("machd_rejections_total", reason="not_ready") == 1
+
+    assert Page(metrics).counted("machd_rejections_total") == {("not_ready",): 1}
+    assert Page(metrics).value("machd_generation_tokens_total") == 0
 
 
 @needs_programs("promtool")
@@ -408,7 +456,7 @@ def test_a_refusal_is_counted_with_its_code() -> None:
     assert Page(metrics).counted("machd_rejections_total") == {("queue_full",): 2, ("draining",): 1}
 
 
-def test_reasons_are_there_from_the_start() -> None:
+def test_reasons_are_there_with_the_model() -> None:
     """The first rejection and the first abort show as a rate: every code has its zero before it."""
     page = Page(Metrics())
     assert page.series("machd_rejections_total") == dict.fromkeys(
@@ -526,7 +574,7 @@ def test_a_step_is_observed_under_its_phase(width: int, prefill_tokens: int, pha
     assert page.value("machd_batch_width_count") == (1 if width else 0)
 
 
-def test_faults_are_there_from_the_start() -> None:
+def test_faults_are_there_with_the_model() -> None:
     """An alert on the rate of faults needs the zero before the first one."""
     assert Page(Metrics()).series("machd_faults_total") == {("row",): 0, ("engine",): 0}
 

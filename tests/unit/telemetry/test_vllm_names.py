@@ -93,9 +93,9 @@ each_name = pytest.mark.parametrize("spec", VLLM_NAMES, ids=[spec.name for spec 
 def _at_work() -> Metrics:
     """Metrics of a daemon that has answered, with vLLM's names."""
     metrics = Metrics()
+    metrics.name_model("m")
     metrics.set_info(
         "machd_model_info",
-        model="m",
         architecture="llama",
         kv_cache_kind="standard",
         dtype="float32",
@@ -204,9 +204,10 @@ def test_guesses_are_counted_from_vllms_position() -> None:
     assert positions == {"0": 6, "1": 3}
 
 
-def test_reasons_are_there_from_the_start() -> None:
+def test_reasons_are_there_with_the_model() -> None:
     """As with vLLM, a rate is a number before the first request has ended."""
     metrics = Metrics()
+    metrics.name_model("m")
     metrics.export_vllm_names(on=True)
     reasons = {
         dict(labels)["finished_reason"]
