@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias, cast
+from typing import Annotated, Any, TypeAlias, cast
 
 import msgspec
 from litestar import Request, Response
@@ -17,6 +17,7 @@ from machd.http.bodies import read_json
 from machd.process.configuration import Configuration, LastChange
 from machd.settings.explain import settings_json
 from machd.settings.keys import setting_keys
+from machd.settings.model import LogLevel
 
 _Name = Annotated[str, Meta(max_length=64)]
 _Text = Annotated[str, Meta(max_length=4096)]
@@ -33,8 +34,6 @@ ConfigPatch = Annotated[
     dict[_Name, Annotated[dict[_Name, _Value], Meta(max_length=64)]], Meta(max_length=64)
 ]
 """Values by key by section, as a settings file has them; null takes an earlier change back."""
-
-LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
 
 class SettingOrigin(Struct, frozen=True, kw_only=True):

@@ -9,13 +9,13 @@ from typing import Literal
 
 from msgspec import Struct
 
-from machd.capabilities.document import DecodeMode
 from machd.capabilities.verdict import Verdict
 from machd.clock import Clock
 from machd.errors import TooManyInFlightError
 from machd.process.configuration import LastChange
 from machd.process.lifecycle import State
 from machd.scheduler.events import (
+    DecodeMode,
     DecodeModeChanged,
     EngineFaulted,
     Event,
@@ -294,7 +294,7 @@ def _shown(event: Event, at: float) -> AdminEvent | None:
                 duration_s=event.duration_s,
             )
         case DecodeModeChanged(previous, mode):
-            return ModeChanged(at=at, previous=previous.value, mode=mode.value)
+            return ModeChanged(at=at, previous=previous, mode=mode)
         case EngineFaulted() | InvariantBroken():
             is_engine = isinstance(event, EngineFaulted)
             return FaultHappened(at=at, scope="engine" if is_engine else "invariant")
@@ -311,7 +311,7 @@ def _shown_sequence(
                 at=at,
                 sequence_id=event.sequence_id,
                 slot=event.slot_index,
-                decode_mode=event.decode_mode.value,
+                decode_mode=event.decode_mode,
                 active_loops=event.active_loops,
                 coalesced_with=event.coalesced_with,
             )

@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from machd.capabilities.document import Device, DistributedVerdict, ModelCapabilities
+from machd.served.capabilities import Device, DistributedVerdict, ModelCapabilities
 
 
 class MemoryFit(Struct, frozen=True, kw_only=True):
