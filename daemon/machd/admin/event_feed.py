@@ -9,16 +9,17 @@ from typing import Literal
 
 from msgspec import Struct
 
-from machd.capabilities.verdict import Verdict
+from machd.capabilities.verdict import Support, Verdict
 from machd.clock import Clock
 from machd.errors import TooManyInFlightError
-from machd.process.configuration import LastChange
+from machd.process.configuration import ChangeKind, LastChange
 from machd.process.lifecycle import State
 from machd.scheduler.events import (
     DecodeMode,
     DecodeModeChanged,
     EngineFaulted,
     Event,
+    FinishReason,
     InvariantBroken,
     PromptReused,
     PromptScored,
@@ -28,6 +29,7 @@ from machd.scheduler.events import (
     SequenceResumed,
     SequenceStarted,
     StepCompleted,
+    SuspendReason,
     TokenGenerated,
 )
 
@@ -45,13 +47,13 @@ class _Happened(Struct, frozen=True, kw_only=True, tag_field="type"):
 class StateChanged(_Happened, frozen=True, kw_only=True, tag="state"):
     """The daemon is in another state; also what a watcher is told first."""
 
-    state: str
+    state: State
 
 
 class SettingsChanged(_Happened, frozen=True, kw_only=True, tag="settings"):
     """Other settings were asked for; ``problems`` says why they are not in force."""
 
-    kind: str
+    kind: ChangeKind
     ok: bool
     changed: list[str]
     problems: list[str]
@@ -61,7 +63,7 @@ class CapabilityChanged(_Happened, frozen=True, kw_only=True, tag="capability"):
     """A measurement while the engine was idle changed a verdict; the feature is on or off by it now."""
 
     feature: str
-    verdict: str
+    verdict: Support
     reason: str
 
 
@@ -91,7 +93,7 @@ class RequestResumed(_Happened, frozen=True, kw_only=True, tag="resumed"):
 
     sequence_id: str
     slot: int
-    reason: str
+    reason: SuspendReason
     completion_tokens: int
 
 
@@ -99,7 +101,7 @@ class RequestFinished(_Happened, frozen=True, kw_only=True, tag="finished"):
     """A sequence ended; ``error`` is the code of why, for those that were ended or failed."""
 
     sequence_id: str
-    reason: str
+    reason: FinishReason
     error: str | None
     prompt_tokens: int
     cached_tokens: int
@@ -243,7 +245,7 @@ class EventFeed:
 
     def on_state(self, state: State) -> None:
         """The daemon is in another state; with the last one, every watch ends."""
-        self._push(StateChanged(at=self._clock.unix_s(), state=state.value))
+        self._push(StateChanged(at=self._clock.unix_s(), state=state))
         if state is State.STOPPED:
             for watcher in self._watchers:
                 watcher.end()
@@ -253,7 +255,7 @@ class EventFeed:
         self._push(
             SettingsChanged(
                 at=change.at_unix_s,
-                kind=change.kind.value,
+                kind=change.kind,
                 ok=change.is_successful,
                 changed=list(change.changed),
                 problems=list(change.problems),
@@ -266,7 +268,7 @@ class EventFeed:
             CapabilityChanged(
                 at=self._clock.unix_s(),
                 feature=feature,
-                verdict=verdict.support.value,
+                verdict=verdict.support,
                 reason=verdict.reason,
             )
         )
@@ -320,7 +322,7 @@ def _shown_sequence(
                 at=at,
                 sequence_id=event.sequence_id,
                 slot=event.slot_index,
-                reason=event.reason.value,
+                reason=event.reason,
                 completion_tokens=event.completion_tokens,
             )
         case SequenceFinished():
@@ -331,7 +333,7 @@ def _finished(event: SequenceFinished, at: float) -> RequestFinished:
     return RequestFinished(
         at=at,
         sequence_id=event.sequence_id,
-        reason=event.reason.value,
+        reason=event.reason,
         error=None if event.error is None else event.error.code,
         prompt_tokens=event.prompt_tokens,
         cached_tokens=event.cached_tokens,

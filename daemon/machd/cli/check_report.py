@@ -86,7 +86,7 @@ def model_check(
         **{name: getattr(row, name) for name in row.__struct_fields__},
         model=found.model_id,
         fit=MemoryFit(
-            verdict=fit.fit.value,
+            verdict=fit.fit,
             reason=_fit_reason(fit, experts, found.device_memory_bytes),
             weights_bytes=needs.weights_bytes,
             working_bytes=needs.working_bytes,
