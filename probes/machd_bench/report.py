@@ -20,7 +20,7 @@ import numpy as np
 import psutil
 from msgspec import Struct
 
-from machd.capabilities.document import Capabilities
+from machd.served.capabilities import Capabilities
 
 Figure: TypeAlias = float | int | str | None
 Bound: TypeAlias = Literal["at most", "at least"]

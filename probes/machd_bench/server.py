@@ -11,10 +11,10 @@ from typing import Self, TypeVar
 import msgspec
 from msgspec import Struct
 
-from machd.capabilities.document import Capabilities
 from machd.capabilities.verdict import Support
 from machd.clock import Clock
 from machd.errors import EngineFaultError
+from machd.served.capabilities import Capabilities
 from machd_bench.answer import Answer, excerpt
 from machd_bench.connection import Address, Exchange, PieceListener
 from machd_bench.prompts import WORDS, Prompt
@@ -166,7 +166,7 @@ class Server:
     def _is_measuring(self) -> bool:
         facts = self.capabilities
         verdict = None if facts is None else facts.continuous_batching
-        return verdict is not None and verdict.verdict == Support.UNKNOWN.value
+        return verdict is not None and verdict.support is Support.UNKNOWN
 
     async def ask(
         self,

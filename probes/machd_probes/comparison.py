@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 from machd.capabilities.evidence import Evidence
 from machd.engine.protocol.step import SampledToken
@@ -35,19 +34,14 @@ def compared(
         together: The same, of the row in company.
         noise_floor: In nats.
     """
-    evidence = Evidence(noise_floor=noise_floor, cases=1)
     if len(alone) != len(together):
         missing = abs(len(alone) - len(together))
-        return replace(evidence, token_mismatches=missing, max_logprob_diff=math.inf)
+        return Evidence(missing, math.inf, noise_floor, cases=1)
     mismatches = sum(
         _best(one) != _best(other) and margin(one) > tolerated(noise_floor)
         for one, other in zip(alone, together, strict=True)
     )
-    return replace(
-        evidence,
-        token_mismatches=mismatches,
-        max_logprob_diff=largest_difference(alone, together),
-    )
+    return Evidence(mismatches, largest_difference(alone, together), noise_floor, cases=1)
 
 
 def largest_difference(alone: Sequence[SampledToken], together: Sequence[SampledToken]) -> float:

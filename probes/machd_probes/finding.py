@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from machd.capabilities.evidence import Evidence, Outcome
+from machd.capabilities.evidence import NO_EVIDENCE, Evidence, Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +13,7 @@ class Finding:
 
     outcome: Outcome
     detail: str = ""
-    evidence: Evidence = field(default_factory=Evidence)
+    evidence: Evidence = NO_EVIDENCE
 
 
 def unsupported(detail: str) -> Finding:

@@ -7,8 +7,7 @@ from typing import TypeAlias
 
 from msgspec import UnsetType
 
-from machd.capabilities.document import Evidence
-from machd.capabilities.evidence import Outcome
+from machd.capabilities.evidence import Evidence, Outcome
 from machd_probes.report import MLX_LM_PROBE, MatrixReport, MatrixRow, ProbeRow
 from machd_probes.table import (
     NONE,

@@ -22,18 +22,13 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from machd.capabilities.bitwise import Computing, judge_bitwise
-from machd.capabilities.document import (
-    BitwiseReport,
-    Evidence,
-    FeatureVerdict,
-    ModelCapabilities,
-    wire_capabilities,
-)
-from machd.capabilities.evidence import Outcome, ProbeResult
+from machd.capabilities.bitwise import BitwiseVerdict, Computing, judge_bitwise
+from machd.capabilities.evidence import Evidence, Outcome, ProbeResult
 from machd.capabilities.matrix import ArchitectureReport
+from machd.capabilities.verdict import Support, Verdict
 from machd.capabilities.verdicts import judge
 from machd.capabilities.versions import Versions
+from machd.served.capabilities import ModelCapabilities, wire_capabilities
 from machd_probes.versions import ProbeBasis
 
 MLX_LM_PROBE = "mlx_lm_batch"
@@ -116,12 +111,14 @@ def matrix_of(
     """
     ordered = sorted(reports, key=lambda one: (one.architecture.lower(), one.architecture))
     rows = [_row(report, basis) for report in ordered]
-    counts = Counter(verdict.verdict for row in rows if (verdict := row.continuous_batching))
+    counts = Counter(verdict.support for row in rows if (verdict := row.continuous_batching))
     return MatrixReport(
         versions=MatrixVersions(**_fields(basis.versions), blas=basis.blas),
         architectures=rows,
         summary=MatrixSummary(
-            supported=counts["supported"], blocked=counts["blocked"], unknown=counts["unknown"]
+            supported=counts[Support.SUPPORTED],
+            blocked=counts[Support.BLOCKED],
+            unknown=counts[Support.UNKNOWN],
         ),
         complete=complete,
     )
@@ -159,29 +156,27 @@ def _capabilities(report: ArchitectureReport, basis: ProbeBasis) -> ModelCapabil
         bitwise = judge_bitwise(report.results, computing)
         return wire_capabilities(name, report.facts, verdicts, versions, bitwise=bitwise)
     reason = report.problem or "nothing was measured"
-    verdict = FeatureVerdict(verdict="unknown", reason=reason, source="rule")
     return ModelCapabilities(
         architecture=name,
-        continuous_batching=verdict,
-        bitwise=BitwiseReport(value=False, reason=reason),
+        continuous_batching=Verdict(Support.UNKNOWN, reason),
+        bitwise=BitwiseVerdict(value=False, reason=reason),
         versions=versions,
     )
 
 
 def probe_row(result: ProbeResult) -> ProbeRow:
     """Return a result as a row has it."""
-    measured = result.evidence
     return ProbeRow(
         probe=result.probe,
         outcome=result.outcome,
         detail=result.detail or UNSET,
-        evidence=Evidence(**dataclasses.asdict(measured)) if measured.cases else UNSET,
+        evidence=result.evidence if result.evidence.cases else UNSET,
         duration_s=round(result.duration_s, 3) or UNSET,
     )
 
 
 def _rounded(result: ProbeResult) -> ProbeResult:
-    evidence = dataclasses.replace(
+    evidence = msgspec.structs.replace(
         result.evidence,
         max_logprob_diff=_two_digits(result.evidence.max_logprob_diff),
         noise_floor=_two_digits(result.evidence.noise_floor),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from mlx.nn.layers.base import Module
+from msgspec import structs
 
 from machd.capabilities.evidence import Evidence, Outcome
 from machd.capabilities.facts import LayerCacheFacts
@@ -268,7 +269,7 @@ class Subject:
             return compared(alone, together, self.noise_floor)
         same = compared(alone[:parted], together[:parted], self.noise_floor)
         could_round = self._could_round(row, alone[: parted + 1], together[parted].token_id)
-        return same if could_round else replace(same, token_mismatches=1)
+        return same if could_round else structs.replace(same, token_mismatches=1)
 
     def _could_round(self, row: Join, alone: Sequence[SampledToken], token_id: int) -> bool:
         """Return whether rounding may choose a token in place of the last one that a row chose alone.

@@ -11,13 +11,14 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from machd.capabilities.document import PrefixCacheVerdict
+from machd.capabilities.rules import PrefixVerdict
+from machd.capabilities.verdict import Support
 from machd_probes.report import MatrixReport, MatrixRow, MatrixSummary
 
 NONE = "-"
 """What is not known or was not measured."""
 
-_MARKS = {"supported": "yes", "blocked": "no", "unknown": "?"}
+_MARKS = {Support.SUPPORTED: "yes", Support.BLOCKED: "no", Support.UNKNOWN: "?"}
 STYLES = {"yes": "green", "full": "green", "snapshot": "green", "no": "red", "?": "yellow"}
 """Styles of the marks in a table."""
 
@@ -26,7 +27,7 @@ _WITHOUT_KIND = "not built"
 
 class _Verdict(Protocol):
     @property
-    def verdict(self) -> str | UnsetType: ...
+    def support(self) -> Support | UnsetType: ...
 
 
 def print_matrix(matrix: MatrixReport, console: Console) -> None:
@@ -58,8 +59,8 @@ def by_reason(rows: Iterable[MatrixRow]) -> Iterator[tuple[str, str, list[str]]]
     groups: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         verdict = row.continuous_batching
-        if verdict is not None and verdict.verdict != "supported":
-            groups.setdefault((verdict.verdict, verdict.reason), []).append(row.architecture or "")
+        if verdict is not None and verdict.support is not Support.SUPPORTED:
+            groups.setdefault((verdict.support, verdict.reason), []).append(row.architecture or "")
     for (verdict_name, reason), names in sorted(groups.items()):
         yield verdict_name, reason, names
 
@@ -73,14 +74,14 @@ def bitwise_names(matrix: MatrixReport) -> list[str]:
 
 def mark(verdict: _Verdict | UnsetType | None) -> str:
     """A verdict in a table: ``yes``, ``no``, ``?``, or a dash without a verdict."""
-    if verdict is None or isinstance(verdict, UnsetType) or isinstance(verdict.verdict, UnsetType):
+    if verdict is None or isinstance(verdict, UnsetType) or isinstance(verdict.support, UnsetType):
         return NONE
-    return _MARKS[verdict.verdict]
+    return _MARKS[verdict.support]
 
 
-def prefix_mark(verdict: PrefixCacheVerdict | None) -> str:
+def prefix_mark(verdict: PrefixVerdict | None) -> str:
     """The same of the prefix cache, with how much of a prompt it can serve."""
-    if verdict is None or verdict.verdict != "supported":
+    if verdict is None or verdict.support is not Support.SUPPORTED:
         return mark(verdict)
     return verdict.extent
 
@@ -147,14 +148,14 @@ def _figures(row: MatrixRow) -> tuple[str, str, str]:
 
 def _print_experts(matrix: MatrixReport, console: Console) -> None:
     """Write which architectures with experts can leave them on disk; a column would exceed 80."""
-    for verdict, heading in (
-        ("supported", "experts on disk"),
-        ("unknown", "experts on disk, not known"),
+    for support, heading in (
+        (Support.SUPPORTED, "experts on disk"),
+        (Support.UNKNOWN, "experts on disk, not known"),
     ):
         names = [
             row.architecture or ""
             for row in matrix.architectures
-            if row.expert_streaming is not None and row.expert_streaming.verdict == verdict
+            if row.expert_streaming is not None and row.expert_streaming.support is support
         ]
         _print_names(heading, names, console)
 

@@ -68,7 +68,7 @@ def test_an_architecture_is_batched_without_a_mismatch(name: str) -> None:
     verdict = judge(report.facts, report.results).continuous_batching
     assert (verdict.support, verdict.source) == (Support.SUPPORTED, Source.MEASURED)
     evidence = verdict.evidence
-    assert evidence is not None
+    assert isinstance(evidence, Evidence)
     assert evidence.token_mismatches == 0
     assert evidence.max_logprob_diff <= tolerated(evidence.noise_floor)
     assert evidence.cases >= _LEAST_CASES

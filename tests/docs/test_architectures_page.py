@@ -9,6 +9,7 @@ import pytest
 from msgspec import UnsetType
 
 import machd
+from machd.capabilities.verdict import Support
 from machd_probes.catalogue import CHECK_NAMES, architecture_names
 from machd_probes.markdown import matrix_markdown
 from machd_probes.matrix_file import MATRIX_PATH, encode_matrix_file, kept_matrix
@@ -62,7 +63,7 @@ def test_no_run_broke_off(matrix: MatrixReport) -> None:
 def test_the_summary_counts_the_rows(matrix: MatrixReport) -> None:
     """Three counts, and every row is in one of them."""
     verdicts = [
-        row.continuous_batching.verdict
+        row.continuous_batching.support
         for row in matrix.architectures
         if row.continuous_batching is not None
     ]
@@ -70,7 +71,7 @@ def test_the_summary_counts_the_rows(matrix: MatrixReport) -> None:
 
     assert len(verdicts) == len(matrix.architectures)
     assert [summary.supported, summary.blocked, summary.unknown] == [
-        verdicts.count(one) for one in ("supported", "blocked", "unknown")
+        verdicts.count(one) for one in Support
     ]
 
 
@@ -106,7 +107,8 @@ def test_at_least_122_were_measured_and_two_are_blocked(matrix: MatrixReport) ->
     blocked = {
         row.architecture
         for row in matrix.architectures
-        if row.continuous_batching is not None and row.continuous_batching.verdict == "blocked"
+        if row.continuous_batching is not None
+        and row.continuous_batching.support is Support.BLOCKED
     }
 
     assert len(measured) >= 122

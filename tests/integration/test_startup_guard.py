@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 from support.clocks.polling import CEILING_S, wait_until
@@ -49,7 +50,12 @@ _FEATURES = (
 _FIGURES = Evidence(token_mismatches=0, max_logprob_diff=1.2e-5, noise_floor=1.1e-5, cases=12)
 _PASSED = (ProbeResult("batch_parity", Outcome.PASSED, "", _FIGURES),)
 _FAILED = (
-    ProbeResult("batch_parity", Outcome.FAILED, "4 tokens differ", replace(_FIGURES, cases=3)),
+    ProbeResult(
+        "batch_parity",
+        Outcome.FAILED,
+        "4 tokens differ",
+        msgspec.structs.replace(_FIGURES, cases=3),
+    ),
 )
 
 

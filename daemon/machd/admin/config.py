@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias, cast
+from typing import Annotated, Any, TypeAlias, cast
 
 import msgspec
 from litestar import Request, Response
@@ -17,6 +17,8 @@ from machd.http.bodies import read_json
 from machd.process.configuration import Configuration, LastChange
 from machd.settings.explain import settings_json
 from machd.settings.keys import setting_keys
+from machd.settings.model import LogLevel
+from machd.settings.sources import Origin
 
 _Name = Annotated[str, Meta(max_length=64)]
 _Text = Annotated[str, Meta(max_length=4096)]
@@ -34,20 +36,6 @@ ConfigPatch = Annotated[
 ]
 """Values by key by section, as a settings file has them; null takes an earlier change back."""
 
-LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
-
-
-class SettingOrigin(Struct, frozen=True, kw_only=True):
-    """Origin of a value.
-
-    Attributes:
-        kind: ``default``, ``file``, ``environment``, ``flag`` or ``admin``.
-        detail: The file, the variable or the flag; empty for a default.
-    """
-
-    kind: str
-    detail: str
-
 
 class AdminConfig(Struct, frozen=True, kw_only=True):
     """The settings in force.
@@ -61,7 +49,7 @@ class AdminConfig(Struct, frozen=True, kw_only=True):
 
     config_file: str | None
     settings: dict[str, dict[str, object]]
-    origins: dict[str, SettingOrigin]
+    origins: dict[str, Origin]
     live_keys: list[str]
 
 

@@ -9,16 +9,17 @@ from typing import Literal
 
 from msgspec import Struct
 
-from machd.capabilities.document import DecodeMode
-from machd.capabilities.verdict import Verdict
+from machd.capabilities.verdict import Support, Verdict
 from machd.clock import Clock
 from machd.errors import TooManyInFlightError
-from machd.process.configuration import LastChange
+from machd.process.configuration import ChangeKind, LastChange
 from machd.process.lifecycle import State
 from machd.scheduler.events import (
+    DecodeMode,
     DecodeModeChanged,
     EngineFaulted,
     Event,
+    FinishReason,
     InvariantBroken,
     OutputGenerated,
     PromptReused,
@@ -28,6 +29,7 @@ from machd.scheduler.events import (
     SequenceResumed,
     SequenceStarted,
     StepCompleted,
+    SuspendReason,
 )
 
 
@@ -44,13 +46,13 @@ class _Happened(Struct, frozen=True, kw_only=True, tag_field="type"):
 class StateChanged(_Happened, frozen=True, kw_only=True, tag="state"):
     """The daemon is in another state; also what a watcher is told first."""
 
-    state: str
+    state: State
 
 
 class SettingsChanged(_Happened, frozen=True, kw_only=True, tag="settings"):
     """Other settings were asked for; ``problems`` says why they are not in force."""
 
-    kind: str
+    kind: ChangeKind
     ok: bool
     changed: list[str]
     problems: list[str]
@@ -60,7 +62,7 @@ class CapabilityChanged(_Happened, frozen=True, kw_only=True, tag="capability"):
     """A measurement while the engine was idle changed a verdict; the feature is on or off by it now."""
 
     feature: str
-    verdict: str
+    verdict: Support
     reason: str
 
 
@@ -90,7 +92,7 @@ class RequestResumed(_Happened, frozen=True, kw_only=True, tag="resumed"):
 
     sequence_id: str
     slot: int
-    reason: str
+    reason: SuspendReason
     completion_tokens: int
 
 
@@ -98,7 +100,7 @@ class RequestFinished(_Happened, frozen=True, kw_only=True, tag="finished"):
     """A sequence ended; ``error`` is the code of why, for those that were ended or failed."""
 
     sequence_id: str
-    reason: str
+    reason: FinishReason
     error: str | None
     prompt_tokens: int
     cached_tokens: int
@@ -242,7 +244,7 @@ class EventFeed:
 
     def on_state(self, state: State) -> None:
         """The daemon is in another state; with the last one, every watch ends."""
-        self._push(StateChanged(at=self._clock.unix_s(), state=state.value))
+        self._push(StateChanged(at=self._clock.unix_s(), state=state))
         if state is State.STOPPED:
             for watcher in self._watchers:
                 watcher.end()
@@ -252,7 +254,7 @@ class EventFeed:
         self._push(
             SettingsChanged(
                 at=change.at_unix_s,
-                kind=change.kind.value,
+                kind=change.kind,
                 ok=change.is_successful,
                 changed=list(change.changed),
                 problems=list(change.problems),
@@ -265,7 +267,7 @@ class EventFeed:
             CapabilityChanged(
                 at=self._clock.unix_s(),
                 feature=feature,
-                verdict=verdict.support.value,
+                verdict=verdict.support,
                 reason=verdict.reason,
             )
         )
@@ -293,7 +295,7 @@ def _shown(event: Event, at: float) -> AdminEvent | None:
                 duration_s=event.duration_s,
             )
         case DecodeModeChanged(previous, mode):
-            return ModeChanged(at=at, previous=previous.value, mode=mode.value)
+            return ModeChanged(at=at, previous=previous, mode=mode)
         case EngineFaulted() | InvariantBroken():
             is_engine = isinstance(event, EngineFaulted)
             return FaultHappened(at=at, scope="engine" if is_engine else "invariant")
@@ -310,7 +312,7 @@ def _shown_sequence(
                 at=at,
                 sequence_id=event.sequence_id,
                 slot=event.slot_index,
-                decode_mode=event.decode_mode.value,
+                decode_mode=event.decode_mode,
                 active_loops=event.active_loops,
                 coalesced_with=event.coalesced_with,
             )
@@ -319,7 +321,7 @@ def _shown_sequence(
                 at=at,
                 sequence_id=event.sequence_id,
                 slot=event.slot_index,
-                reason=event.reason.value,
+                reason=event.reason,
                 completion_tokens=event.completion_tokens,
             )
         case SequenceFinished():
@@ -330,7 +332,7 @@ def _finished(event: SequenceFinished, at: float) -> RequestFinished:
     return RequestFinished(
         at=at,
         sequence_id=event.sequence_id,
-        reason=event.reason.value,
+        reason=event.reason,
         error=None if event.error is None else event.error.code,
         prompt_tokens=event.prompt_tokens,
         cached_tokens=event.cached_tokens,

@@ -33,7 +33,7 @@ async def watch_events(admin: NamedDependency[AdminContext]) -> ASGIApp:
     The state comes first.
     """
     watcher = admin.feed.open()
-    watcher.push(StateChanged(at=admin.clock.unix_s(), state=admin.lifecycle.state.value))
+    watcher.push(StateChanged(at=admin.clock.unix_s(), state=admin.lifecycle.state))
     keepalive_s = admin.configuration.settings.streaming.keepalive_s
     return _EventStream(admin.feed, watcher, keepalive_s=keepalive_s)
 

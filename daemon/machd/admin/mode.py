@@ -21,10 +21,10 @@ from machd.admin.status import (
     admin_state,
     mode_status,
 )
-from machd.capabilities.document import wire_capabilities
 from machd.dialects.bodies import read_body
 from machd.errors import ModeUnavailableError
 from machd.scheduler.events import DecodeMode
+from machd.served.capabilities import wire_capabilities
 from machd.settings.model import Settings
 
 

@@ -12,9 +12,9 @@ from msgspec import Struct
 
 from machd.admin.context import AdminContext
 from machd.admin.endpoint import endpoint
-from machd.capabilities.document import DecodeMode
 from machd.errors import NotFoundError, OperatorAbortError
 from machd.generations.generation import Generation
+from machd.scheduler.events import DecodeMode
 
 
 class OpenRequest(Struct, frozen=True, kw_only=True):
@@ -119,5 +119,5 @@ def _open_request(
         prompt_tokens=usage.prompt_tokens,
         prefilled_tokens=generation.prefilled_tokens(prefilled_tokens),
         completion_tokens=usage.completion_tokens,
-        decode_mode=None if admission is None else admission.decode_mode.value,
+        decode_mode=None if admission is None else admission.decode_mode,
     )

@@ -7,15 +7,20 @@ from typing import Literal
 
 from litestar.di import NamedDependency
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from machd.admin.context import AdminContext
 from machd.admin.endpoint import endpoint
-from machd.capabilities.document import DecodeMode, ModelCapabilities, SpeculationMode
+from machd.engine.protocol.step import ProposerKind
 from machd.errors import MachdError
+from machd.link.decode_mode import DecodeModeDecision
+from machd.link.kv_memory import KvMemory
 from machd.link.port import RestartReason
-from machd.process.configuration import Configuration
+from machd.process.configuration import ChangeKind, Configuration
 from machd.process.lifecycle import State
 from machd.served.cache_stats import CacheStats, cache_stats
+from machd.served.capabilities import ModelCapabilities
+from machd.settings.cache import KvFormatName
 
 
 class AdminState(Struct, frozen=True, kw_only=True):
@@ -33,19 +38,13 @@ class AdminState(Struct, frozen=True, kw_only=True):
     open_requests: int
 
 
-class ModeStatus(Struct, frozen=True, kw_only=True):
-    """The decode mode.
+class ModeStatus(DecodeModeDecision, frozen=True, kw_only=True):
+    """The decode mode, and whether it is about to change.
 
     Attributes:
-        requested: What the settings ask for.
-        active: What runs now.
-        reason: Why that is what the settings come to with this model.
         is_switching: Another mode begins when what runs is finished.
     """
 
-    requested: DecodeMode
-    active: DecodeMode
-    reason: str
     is_switching: bool
 
 
@@ -69,7 +68,7 @@ class SpeculationStatus(Struct, frozen=True, kw_only=True):
         fallbacks: Sequences that went on without drafts because their proposer failed.
     """
 
-    mode: SpeculationMode
+    mode: ProposerKind
     reason: str
     max_draft_tokens: int
     cycles: int
@@ -79,17 +78,14 @@ class SpeculationStatus(Struct, frozen=True, kw_only=True):
     fallbacks: int
 
 
-class KvStatus(Struct, frozen=True, kw_only=True):
+class KvStatus(KvMemory, frozen=True, kw_only=True):
     """The KV cache in bytes: what there may be, what is promised, what is there.
 
     Attributes:
         quantization: In how many bits keys and values are kept, as ``cache.kv_quantization`` says.
     """
 
-    budget_bytes: int
-    reserved_bytes: int
-    used_bytes: int
-    quantization: str = "none"
+    quantization: KvFormatName = "none"
 
 
 class RankStatus(Struct, frozen=True, kw_only=True):
@@ -134,7 +130,7 @@ class ConfigStatus(Struct, frozen=True, kw_only=True):
         overrides: Dotted keys that were changed over the admin API since the last reload.
     """
 
-    kind: Literal["start", "reload", "patch"]
+    kind: ChangeKind
     at: str
     ok: bool
     changed: list[str]
@@ -261,8 +257,8 @@ def mode_status(admin: AdminContext) -> ModeStatus | None:
         return None
     decision, snapshot = admin.served.decode_mode, admin.served.snapshot
     return ModeStatus(
-        requested=decision.requested.value,
-        active=snapshot.mode.value,
+        requested=decision.requested,
+        active=snapshot.mode,
         reason=decision.reason,
         # The engine's thread may not have heard of it yet.
         is_switching=admin.served.link.is_changing_config,
@@ -280,7 +276,7 @@ def _speculation_status(admin: AdminContext) -> SpeculationStatus | None:
     decision = admin.served.speculation
     drafts = admin.served.snapshot.drafts
     return SpeculationStatus(
-        mode=decision.active.value,
+        mode=decision.active,
         reason=decision.reason,
         max_draft_tokens=decision.max_draft_tokens,
         cycles=drafts.cycles,
@@ -294,13 +290,8 @@ def _speculation_status(admin: AdminContext) -> SpeculationStatus | None:
 def _kv_status(admin: AdminContext) -> KvStatus | None:
     if admin.served.state is None:
         return None
-    kv = admin.served.kv
-    return KvStatus(
-        budget_bytes=kv.budget_bytes,
-        reserved_bytes=kv.reserved_bytes,
-        used_bytes=kv.used_bytes,
-        quantization=admin.configuration.settings.cache.kv_quantization,
-    )
+    quantization = admin.configuration.settings.cache.kv_quantization
+    return KvStatus(**asdict(admin.served.kv), quantization=quantization)
 
 
 def _cache_stats(admin: AdminContext) -> CacheStats | None:
@@ -312,7 +303,7 @@ def _cache_stats(admin: AdminContext) -> CacheStats | None:
 def _config_status(configuration: Configuration) -> ConfigStatus:
     change = configuration.last_change
     return ConfigStatus(
-        kind=change.kind.value,
+        kind=change.kind,
         at=datetime.fromtimestamp(change.at_unix_s, UTC).isoformat(timespec="milliseconds"),
         ok=change.is_successful,
         changed=list(change.changed),

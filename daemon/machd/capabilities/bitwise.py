@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from machd.capabilities.evidence import Evidence, MeasuredOn, Outcome, ProbeResult
 
 BITWISE_CHECKS = (
@@ -39,12 +41,12 @@ class Computing:
     kv_format: str = "none"
 
 
-@dataclass(frozen=True, slots=True)
-class BitwiseVerdict:
-    """Whether a row has the same bits however it is computed, and why.
+class BitwiseVerdict(Struct, frozen=True, kw_only=True):
+    """Whether a row has the same bits alone, in a batch, in chunks, behind a cached prefix and with drafts.
 
     Attributes:
-        value: Every check that applies has measured a difference of 0.
+        value: Every check that compares a row with itself has measured a difference of 0 with this code and
+            what computes here.
     """
 
     value: bool

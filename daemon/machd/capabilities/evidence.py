@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeAlias
 
+from msgspec import Struct
+from msgspec.structs import force_setattr
+
 FURTHEST_NATS = 1e9
 """Stands for differences that are infinite or no number: JSON has no word for them."""
 
@@ -41,29 +44,28 @@ class MeasuredOn(StrEnum):
     WEIGHTS = "the model itself"
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """The figures of a comparison.
+class Evidence(Struct, frozen=True):
+    """Figures that a probe measured.
 
     Attributes:
-        token_mismatches: Tokens that differ from those of the row alone, by more than noise.
-        max_logprob_diff: The largest difference of a log-probability, in nats; :data:`FURTHEST_NATS`
-            for one that is infinite or NaN.
-        noise_floor: The largest difference between two ways of computing a row alone, in nats.
-        cases: Rows compared.
+        token_mismatches: Greedy tokens that differ from those of the row alone, by more than noise.
+        max_logprob_diff: Largest difference of a log-probability, in nats; 1e9 for one that is
+            infinite or NaN.
+        noise_floor: The same difference between two runs that ought to be equal, in nats.
+        cases: Prompts and batch shapes compared.
     """
 
-    token_mismatches: int = 0
-    max_logprob_diff: float = 0.0
-    noise_floor: float = 0.0
-    cases: int = 0
+    token_mismatches: int
+    max_logprob_diff: float
+    noise_floor: float
+    cases: int
 
     def __post_init__(self) -> None:
         """Hold figures that can be written down and read back."""
         for name in ("max_logprob_diff", "noise_floor"):
             value: float = getattr(self, name)
             if not value <= FURTHEST_NATS:  # so that what is no number is caught too
-                object.__setattr__(self, name, FURTHEST_NATS)
+                force_setattr(self, name, FURTHEST_NATS)
 
     @classmethod
     def together(cls, parts: Iterable[Evidence]) -> Evidence:
@@ -75,6 +77,10 @@ class Evidence:
             noise_floor=max((one.noise_floor for one in every), default=0.0),
             cases=sum(one.cases for one in every),
         )
+
+
+NO_EVIDENCE = Evidence(0, 0.0, 0.0, cases=0)
+"""The figures of a probe that compared nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +97,7 @@ class ProbeResult:
     probe: str
     outcome: Outcome
     detail: str = ""
-    evidence: Evidence = Evidence()
+    evidence: Evidence = NO_EVIDENCE
     duration_s: float = 0.0
     measured_on: MeasuredOn = MeasuredOn.ARCHITECTURE
 

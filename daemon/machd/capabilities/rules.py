@@ -8,7 +8,6 @@ says what the caches allow; what the daemon serves is said by its features.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -29,16 +28,15 @@ class PrefixExtent(StrEnum):
     NONE = "none"
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixVerdict(Verdict):
-    """On the prefix cache.
+class PrefixVerdict(Verdict, frozen=True, kw_only=True):
+    """The verdict on reusing a prompt's caches for another prompt.
 
     Attributes:
-        extent: What the caches allow, to be measured where the verdict is unknown; ``none`` where
-            it is blocked.
+        extent: How much of a prompt: any beginning, those that were copied on the way, or nothing.
+            Where the verdict is unknown, it is what the caches allow.
     """
 
-    extent: PrefixExtent = PrefixExtent.NONE
+    extent: PrefixExtent
 
 
 _NO_CACHE = "the model keeps no cache that could be judged"
@@ -106,12 +104,14 @@ def prefix_cache(facts: CacheFacts) -> PrefixVerdict:
             Support.BLOCKED,
             f"{_own_class(facts)}, and nothing is "
             "known about keeping a part of it; every prompt is computed anew",
+            extent=PrefixExtent.NONE,
         )
     if KvCacheKind.CHUNKED in kinds:
         return PrefixVerdict(
             Support.BLOCKED,
             "layers attend in chunks (ChunkedKVCache) and drop the ones before; every prompt is "
             "computed anew",
+            extent=PrefixExtent.NONE,
         )
     is_copied = bool(kinds & {KvCacheKind.RECURRENT, KvCacheKind.ROTATING})
     extent = PrefixExtent.SNAPSHOT if is_copied else PrefixExtent.FULL

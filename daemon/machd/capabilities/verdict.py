@@ -7,9 +7,11 @@ into an answer and supported into blocked. What a rule blocks stays blocked unti
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeVar
+
+from msgspec import UNSET, Struct, UnsetType, field
+from msgspec.structs import replace
 
 from machd.capabilities.evidence import Evidence, Outcome, ProbeResult
 
@@ -32,18 +34,18 @@ class Source(StrEnum):
     """Probes that ran the model."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """A verdict and its reason, in words that tell an operator what to do.
+class Verdict(Struct, frozen=True):
+    """The verdict on a feature with this model, and its reason, in words that tell an operator what to do.
 
     Attributes:
-        evidence: Figures of the probes; None where the verdict is a rule's.
+        source: Whether facts and a rule say so, or a measurement.
+        evidence: The measurement; left out without one.
     """
 
-    support: Support
+    support: Support = field(name="verdict")
     reason: str
     source: Source = Source.RULE
-    evidence: Evidence | None = None
+    evidence: Evidence | UnsetType = UNSET
 
 
 AnyVerdict = TypeVar("AnyVerdict", bound=Verdict)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from machd.capabilities.batching_rules import batched_specdec, continuous_batching
 from machd.capabilities.evidence import Outcome, ProbeResult

@@ -12,6 +12,7 @@ import msgspec
 
 from machd.capabilities.evidence import ProbeResult
 from machd.capabilities.facts import CacheFacts
+from machd.capabilities.verdict import Support
 from machd.cli.check_document import ModelCheck, QualityReport
 from machd.cli.options import SettingsCommand, model_argument, settings_options
 from machd.cli.progress import ProgressBar
@@ -293,4 +294,4 @@ def _loaded_engine(settings: Settings, progress: ProgressBar, blas: BlasChoice) 
 
 def _is_batched(found: ModelCheck) -> bool:
     verdict = found.continuous_batching
-    return verdict is not None and verdict.verdict == "supported"
+    return verdict is not None and verdict.support is Support.SUPPORTED

@@ -6,7 +6,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from machd.capabilities.document import Device, DistributedVerdict, ModelCapabilities
+from machd.capabilities.fit import Fit
+from machd.served.capabilities import Device, DistributedVerdict, ModelCapabilities
 
 
 class MemoryFit(Struct, frozen=True, kw_only=True):
@@ -20,7 +21,7 @@ class MemoryFit(Struct, frozen=True, kw_only=True):
         available_bytes: What of it could be taken now.
     """
 
-    verdict: Literal["fits", "tight", "wont_fit"]
+    verdict: Fit
     reason: str
     weights_bytes: int
     working_bytes: int

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import asdict, replace
 
 import machd
 from machd.capabilities.bitwise import Computing, judge_bitwise
 from machd.capabilities.distributed import distributed
-from machd.capabilities.document import Device, wire_capabilities, wire_verdict
 from machd.capabilities.evidence import ProbeResult
 from machd.capabilities.fit import Fit, FitVerdict, MemoryNeeds, judge_fit
 from machd.capabilities.verdict import Support
@@ -33,6 +33,7 @@ from machd.engine.loading.vision_inspection import VisionInspection
 from machd.engine.protocol.chat_format import SystemMessages
 from machd.installed import installed_version
 from machd.link.kv_memory import effective_budget_bytes
+from machd.served.capabilities import Device, wire_capabilities
 
 
 def model_check(
@@ -85,7 +86,7 @@ def model_check(
         **{name: getattr(row, name) for name in row.__struct_fields__},
         model=found.model_id,
         fit=MemoryFit(
-            verdict=fit.fit.value,
+            verdict=fit.fit,
             reason=_fit_reason(fit, experts, found.device_memory_bytes),
             weights_bytes=needs.weights_bytes,
             working_bytes=needs.working_bytes,
@@ -166,11 +167,8 @@ def _distributed(found: ModelInspection, kv_budget_bytes: int) -> DistributedChe
     verdict = distributed(found.architecture, modes, has_vision=takes is not None)
     if plans and all(plan.reason for plan in plans):
         verdict = replace(verdict, support=Support.BLOCKED, reason=plans[0].reason)
-    wire = wire_verdict(verdict)
     return DistributedCheck(
-        verdict=wire.verdict,
-        reason=wire.reason,
-        source=wire.source,
+        **asdict(verdict),
         modes=list(modes),
         shares=[_share(plan, kv_budget_bytes) for plan in plans],
     )

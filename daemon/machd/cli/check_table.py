@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from msgspec import UNSET, UnsetType
 from rich.text import Text
 
-from machd.capabilities.document import Evidence, FeatureVerdict, SpeculationReport
+from machd.capabilities.evidence import Evidence
+from machd.capabilities.verdict import Support, Verdict
 from machd.cli.check_document import (
     ChatTemplateReport,
     DistributedCheck,
@@ -18,6 +19,7 @@ from machd.cli.check_document import (
     VisionReport,
 )
 from machd.cli.ctl_text import print_lines
+from machd.served.capabilities import SpeculationReport
 
 _GB = 1_000_000_000
 _SYSTEM_MESSAGES = {
@@ -67,7 +69,7 @@ def _lines(check: ModelCheck) -> Iterator[tuple[str, Text]]:
 
 
 def _verdict_lines(check: ModelCheck) -> Iterator[tuple[str, Text]]:
-    verdicts: tuple[tuple[str, FeatureVerdict | SpeculationReport | UnsetType | None], ...] = (
+    verdicts: tuple[tuple[str, Verdict | SpeculationReport | UnsetType | None], ...] = (
         ("batching", check.continuous_batching),
         ("speculation", check.speculation),
         ("batched specdec", check.batched_specdec),
@@ -77,14 +79,14 @@ def _verdict_lines(check: ModelCheck) -> Iterator[tuple[str, Text]]:
         ("chunked prefill", check.chunked_prefill),
     )
     for label, verdict in verdicts:
-        if isinstance(verdict, FeatureVerdict | SpeculationReport) and verdict.verdict is not UNSET:
-            yield label, _marked(str(verdict.verdict), f"{verdict.reason}")
+        if isinstance(verdict, Verdict | SpeculationReport) and verdict.support is not UNSET:
+            yield label, _marked(str(verdict.support), f"{verdict.reason}")
             # The reason of a pass has the figures; that of a failure may be a sentence.
-            if isinstance(verdict.evidence, Evidence) and verdict.verdict != "supported":
+            if isinstance(verdict.evidence, Evidence) and verdict.support is not Support.SUPPORTED:
                 yield "  evidence", Text(_evidence(verdict.evidence))
     if check.bitwise is not None:
         yield "bitwise", _marked(_yes(check.bitwise.value), check.bitwise.reason)
-    yield "several machines", _marked(check.distributed.verdict, check.distributed.reason)
+    yield "several machines", _marked(check.distributed.support, check.distributed.reason)
     yield from _machines(check.distributed, check.fit.kv_budget_bytes)
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from datetime import UTC, datetime
+from typing import get_args
 from urllib.parse import quote
 
 import click
@@ -24,6 +25,7 @@ from machd.cli.ctl_target import admin_client, target_options
 from machd.cli.ctl_text import counted, json_option, say, say_changed, show_answer, shown_json
 from machd.cli.ctl_wait import wait_until
 from machd.errors import ConflictError, FaultError, UnavailableError
+from machd.settings.model import LogLevel
 
 _ALIASES = {"continuous": "batched"}
 """Other words for a mode."""
@@ -145,7 +147,7 @@ def mode(wanted: str | None, *, is_wait: bool, as_json: bool) -> None:
 
 
 @ctl.command(short_help="Show or change the level of the log.")
-@click.argument("level", required=False, type=click.Choice(["debug", "info", "warning", "error"]))
+@click.argument("level", required=False, type=click.Choice(get_args(LogLevel)))
 @target_options
 @json_option
 def log_level(level: str | None, *, as_json: bool) -> None:

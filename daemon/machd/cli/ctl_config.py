@@ -87,14 +87,10 @@ def _loaded(shown: AdminConfig) -> LoadedSettings:
         name: getattr(defaults, name).model_copy(update=shown.settings.get(name, {}))
         for name in Settings.model_fields
     }
-    given = {
-        dotted: Origin(OriginKind(origin.kind), origin.detail)
-        for dotted, origin in shown.origins.items()
-    }
     unsaid = {key.dotted: Origin(OriginKind.DEFAULT) for key in setting_keys(Settings)}
     return LoadedSettings(
         settings=defaults.model_copy(update=sections),
-        origins=unsaid | given,
+        origins=unsaid | shown.origins,
         config_file=None if shown.config_file is None else Path(shown.config_file),
     )
 

@@ -17,8 +17,9 @@ from machd.admin.warming import WarmedPrompt
 from machd.cli.ctl_text import counted, plain, print_lines, say, table_lines
 from machd.clock import SystemClock
 from machd.engine.protocol.engine import MediaReading
+from machd.link.kv_memory import KvMemory
 from machd.scheduler.prefix_limits import PrefixReading
-from machd.served.cache_stats import CacheStats, DiskStats, ExpertBankStats, KvStats
+from machd.served.cache_stats import CacheStats, DiskStats, ExpertBankStats
 
 _STATE_STYLES = {
     "ready": "bold green",
@@ -180,7 +181,7 @@ def _cache_lines(stats: CacheStats) -> Iterator[tuple[str, str]]:
     yield "as of", f"{_moment(stats.as_of)}{stale}"
 
 
-def _kv_line(kv: KvStats | KvStatus) -> str:
+def _kv_line(kv: KvMemory) -> str:
     used, reserved = shown_size(kv.used_bytes), shown_size(kv.reserved_bytes)
     return f"{used} used, {reserved} reserved of {shown_size(kv.budget_bytes)}"
 

@@ -7,22 +7,7 @@ from litestar import Response
 from litestar.di import NamedDependency
 
 from machd.capabilities.distributed import distributed
-from machd.capabilities.document import (
-    Capabilities,
-    DecodeModeReport,
-    Device,
-    DistributedReport,
-    ExpertStreamingReport,
-    Features,
-    KvQuantizationReport,
-    ModelCapabilities,
-    ModelSummary,
-    PrefixCacheReport,
-    SpeculationInForce,
-    SpeculationReport,
-    wire_capabilities,
-    wire_verdict,
-)
+from machd.capabilities.verdict import Support
 from machd.dialects.endpoint import endpoint
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.step import LEAST_BATCHED_GAIN, ProposerKind
@@ -34,6 +19,20 @@ from machd.link.speculation_mode import SpeculationDecision
 from machd.request.media import MediaKind
 from machd.scheduler.draft_reading import DraftReading
 from machd.served.cache_stats import CacheStats, cache_stats
+from machd.served.capabilities import (
+    Capabilities,
+    Device,
+    DistributedReport,
+    ExpertStreamingReport,
+    Features,
+    KvQuantizationReport,
+    ModelCapabilities,
+    ModelSummary,
+    PrefixCacheReport,
+    SpeculationInForce,
+    SpeculationReport,
+    wire_capabilities,
+)
 from machd.telemetry.metrics import CONTENT_TYPE, Metrics
 
 _NO_LOOK_AHEAD = (
@@ -62,11 +61,7 @@ async def get_capabilities(context: NamedDependency[ServerContext]) -> Capabilit
             "prefix_cache": _prefix_cache(row, context.served.snapshot),
         },
         distributed=_distributed(model, ranks=len(context.served.snapshot.memory.ranks) or 1),
-        decode_mode=DecodeModeReport(
-            requested=decision.requested.value,
-            active=context.served.snapshot.mode.value,
-            reason=decision.reason,
-        ),
+        decode_mode=msgspec.structs.replace(decision, active=context.served.snapshot.mode),
         max_b=context.served.snapshot.slot_count,
         model=ModelSummary(
             id=model.model_id,
@@ -144,7 +139,7 @@ def _distributed(model: ModelDescription, *, ranks: int) -> DistributedReport | 
         return None
     modes = model.code.shard_modes
     verdict = distributed(model.architecture, modes, has_vision=model.vision is not None)
-    fields = msgspec.structs.asdict(wire_verdict(verdict))
+    fields = msgspec.structs.asdict(verdict)
     return DistributedReport(**fields, modes=list(modes), ranks=ranks)
 
 
@@ -165,7 +160,7 @@ def _with_gain(
     """Return the verdict on drafts in a batch, with their present gain where that is known."""
     verdict, gain = row.batched_specdec, drafts.batched_gain
     assert verdict is not None, "every model is judged"
-    is_on = decision.active is not ProposerKind.OFF and verdict.verdict == "supported"
+    is_on = decision.active is not ProposerKind.OFF and verdict.support is Support.SUPPORTED
     if not is_on or gain is None:
         return row
     state = "on" if gain > LEAST_BATCHED_GAIN else "off because slower"
@@ -190,7 +185,7 @@ def _speculation(
     assert isinstance(row.speculation, SpeculationReport), "every model is judged"
     in_force = {
         "requested": decision.requested,
-        "mode": decision.active.value,
+        "mode": decision.active,
         "mode_reason": decision.reason,
         "max_draft_tokens": decision.max_draft_tokens,
         "drafted_tokens": drafts.drafted_tokens,

@@ -11,6 +11,7 @@ from typing import TypeAlias
 import msgspec
 
 from machd.http.endpoint import EVENTS, JSON, Answer, Endpoint
+from machd.scheduler.events import DecodeMode
 
 Json: TypeAlias = dict[str, object]
 _Type: TypeAlias = object
@@ -26,7 +27,7 @@ _HEADERS: dict[str, Json] = {
     },
     "X-Decode-Mode": {
         "description": "How the answer's first token was made.",
-        "schema": {"type": "string", "enum": ["single", "speculative", "batched"]},
+        "schema": {"type": "string", "enum": list(DecodeMode)},
     },
     "X-Active-Loops": {
         "description": "Generation loops active in the scheduler.",

@@ -6,19 +6,19 @@ Pure, and asked again wherever the answer is shown, so that the scheduler, the l
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from machd.capabilities.verdict import Support, Verdict
 from machd.scheduler.events import DecodeMode
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeModeDecision:
-    """The decode mode of a running daemon.
+class DecodeModeDecision(Struct, frozen=True):
+    """The decode mode: as asked for, as it runs, and the reason.
 
     Attributes:
         requested: What the settings ask for.
-        active: What is done.
+        active: What runs.
+        reason: Why that is what the settings come to with this model.
     """
 
     requested: DecodeMode

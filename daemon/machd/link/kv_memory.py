@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from machd.engine.protocol.engine import ModelDescription
 from machd.link.snapshot import LoopSnapshot
@@ -13,14 +13,11 @@ DEVICE_SHARE = 0.6
 _GB = 1_000_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class KvMemory:
-    """The KV cache at the moment of a snapshot.
+class KvMemory(Struct, frozen=True):
+    """The KV budget of running sequences, what is promised out of it, and what lies there.
 
-    Attributes:
-        budget_bytes: What running sequences may take together.
-        reserved_bytes: What they were promised.
-        used_bytes: What they hold.
+    The blocks of the prefix cache are not in it: those are in ``prefix.bytes``, each once however
+    many sequences begin with it.
     """
 
     budget_bytes: int

@@ -7,16 +7,13 @@ admin API cannot disagree with what the scheduler was told.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 from machd.capabilities.verdict import Support
 from machd.capabilities.verdicts import ModelVerdicts
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.step import ProposerKind
 from machd.scheduler.config import NO_DRAFTS, DraftPolicy
-from machd.settings.speculation import SpeculationSettings
-
-RequestedSpeculation: TypeAlias = Literal["auto", "off", "ngram", "draft", "dflash"]
+from machd.settings.speculation import RequestedSpeculation, SpeculationSettings
 
 _AUTO = "auto"
 _SWITCHED_OFF = "speculation.mode is off"

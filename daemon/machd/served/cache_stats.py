@@ -9,23 +9,11 @@ from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
 from machd.engine.protocol.engine import DiskReading, ExpertReading, MediaReading
-from machd.link.kv_memory import kv_memory
+from machd.link.kv_memory import KvMemory, kv_memory
 from machd.scheduler.events import DecodeMode
 from machd.scheduler.prefix_limits import PrefixReading
 from machd.served.served_model import ServedModel
 from machd.settings.model import Settings
-
-
-class KvStats(Struct, frozen=True, kw_only=True):
-    """The KV budget of running sequences, what is promised out of it, and what lies there.
-
-    The blocks of the prefix cache are not in it: those are in ``prefix.bytes``, each once however
-    many sequences begin with it.
-    """
-
-    budget_bytes: int
-    reserved_bytes: int
-    used_bytes: int
 
 
 class DiskStats(DiskReading, frozen=True, kw_only=True):
@@ -63,7 +51,7 @@ class CacheStats(Struct, frozen=True, kw_only=True):
 
     status: Literal["ok", "stale_generation_in_flight"]
     as_of: Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
-    kv: KvStats
+    kv: KvMemory
     prefix: PrefixReading | None = None
     disk: DiskStats | None = None
     expert_bank: ExpertBankStats | None = None
@@ -83,16 +71,11 @@ def cache_stats(served: ServedModel, settings: Settings) -> CacheStats:
     is_live = served.snapshot.mode is DecodeMode.BATCHED
     is_stale = not is_live and served.snapshot.active_loops > 0
     snapshot = served.snapshot if is_live else served.idle_snapshot
-    kv = kv_memory(snapshot, served.model)
     disk, experts, media = snapshot.memory.disk, snapshot.memory.experts, snapshot.memory.media
     return CacheStats(
         status="stale_generation_in_flight" if is_stale else "ok",
         as_of=datetime.fromtimestamp(snapshot.taken_unix_s, UTC).isoformat(timespec="milliseconds"),
-        kv=KvStats(
-            budget_bytes=kv.budget_bytes,
-            reserved_bytes=kv.reserved_bytes,
-            used_bytes=kv.used_bytes,
-        ),
+        kv=kv_memory(snapshot, served.model),
         prefix=snapshot.prefix,
         disk=None if disk is None else _disk_stats(disk, settings.cache.disk_budget_gb),
         expert_bank=None if experts is None else _expert_stats(experts),

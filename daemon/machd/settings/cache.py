@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
 from machd.settings.section import Mark, SettingsSection
 from machd.settings.texts import Text
+
+KvFormatName: TypeAlias = Literal["none", "affine8", "affine4", "turboquant"]
+"""How keys and values are stored."""
 
 
 class CacheSettings(SettingsSection):
@@ -64,9 +67,7 @@ class CacheSettings(SettingsSection):
         le=1_000_000.0,
         description="What the second tier may take on disk, in units of 1,000,000,000 bytes.",
     )
-    kv_quantization: Annotated[
-        Literal["none", "affine8", "affine4", "turboquant"], Mark.RESTART
-    ] = Field(
+    kv_quantization: Annotated[KvFormatName, Mark.RESTART] = Field(
         default="none",
         description="In how many bits keys and values are kept: affine8 and affine4 in groups with a "
         "scale and an offset, turboquant in 4 after a random rotation. none keeps them as computed.",

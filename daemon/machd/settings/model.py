@@ -333,10 +333,13 @@ class MetricsSettings(SettingsSection):
     )
 
 
+LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
+
+
 class LoggingSettings(SettingsSection):
     """Logging. Prompts and completions are never logged."""
 
-    level: Literal["debug", "info", "warning", "error"] = Field(
+    level: LogLevel = Field(
         default="info",
         description="The least severe events that are logged.",
     )

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
 from machd.settings.section import Mark, SettingsSection
 from machd.settings.texts import Text
 
+RequestedSpeculation: TypeAlias = Literal["auto", "off", "ngram", "draft", "dflash"]
+"""The source of draft tokens that the settings ask for."""
+
 
 class SpeculationSettings(SettingsSection):
     """Draft tokens that are proposed and verified together."""
 
-    mode: Annotated[Literal["auto", "off", "ngram", "draft", "dflash"], Mark.RESTART] = Field(
+    mode: Annotated[RequestedSpeculation, Mark.RESTART] = Field(
         default="auto",
         description="Who guesses tokens: ngram looks up what followed the same words before, draft asks "
         "speculation.draft_model, dflash a draft by diffusion. auto takes what can be had.",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 
 import structlog
+from msgspec import UnsetType, structs
 
 from machd.capabilities.evidence import Evidence
 from machd.capabilities.verdict import Verdict
@@ -143,5 +143,5 @@ def _log_budget(asked_gb: float, device_memory_bytes: int) -> None:
     )
 
 
-def _figures(evidence: Evidence | None) -> dict[str, float] | None:
-    return None if evidence is None else asdict(evidence)
+def _figures(evidence: Evidence | UnsetType) -> dict[str, float] | None:
+    return None if isinstance(evidence, UnsetType) else structs.asdict(evidence)

@@ -15,7 +15,7 @@ from functools import partial
 
 import numpy as np
 
-from machd.capabilities.document import Capabilities
+from machd.served.capabilities import Capabilities
 from machd_bench.answer import Answer, tokens_per_second
 from machd_bench.bench import Bench, Mode, settled, together
 from machd_bench.report import Row, percentiles

@@ -12,8 +12,9 @@ from collections.abc import AsyncGenerator
 import msgspec
 from msgspec import Struct
 
-from machd.capabilities.document import Evidence, FeatureVerdict, ModelCapabilities
-from machd.capabilities.evidence import Outcome
+from machd.capabilities.evidence import Evidence, Outcome
+from machd.capabilities.verdict import Verdict
+from machd.served.capabilities import ModelCapabilities
 from machd_bench.bench import Bench, Mode, Plan
 from machd_bench.check_process import check_json
 from machd_bench.report import Figure, Row
@@ -42,7 +43,7 @@ class _Probe(Struct):
 
 class _Architecture(Struct):
     architecture: str
-    continuous_batching: FeatureVerdict
+    continuous_batching: Verdict
     probes: list[_Probe] = []
 
 
@@ -57,7 +58,7 @@ def architecture_row(found: _Architecture) -> Row:
     return Row(
         case=found.architecture,
         figures={
-            "batching": found.continuous_batching.verdict,
+            "batching": found.continuous_batching.support.value,
             **{outcome.value: counts[outcome] for outcome in Outcome},
             "wrong_tokens": sum(one.token_mismatches for one in evidence),
             "max_difference": max((one.max_logprob_diff for one in evidence), default=None),
@@ -67,9 +68,9 @@ def architecture_row(found: _Architecture) -> Row:
     )
 
 
-def feature_row(name: str, verdict: FeatureVerdict) -> Row:
+def feature_row(name: str, verdict: Verdict) -> Row:
     """The verdict on one feature of the served model."""
-    figures: dict[str, Figure] = {"verdict": verdict.verdict, "source": verdict.source or None}
+    figures: dict[str, Figure] = {"verdict": verdict.support.value, "source": verdict.source.value}
     if isinstance(evidence := verdict.evidence, Evidence):
         figures |= {
             "cases": evidence.cases,
@@ -94,7 +95,7 @@ async def _weights(bench: Bench) -> AsyncGenerator[Row]:
     bench.progress.advance(_REQUESTS)
     found = msgspec.json.decode(printed, type=ModelCapabilities)
     for name in _FEATURES:
-        if isinstance(verdict := getattr(found, name), FeatureVerdict):
+        if isinstance(verdict := getattr(found, name), Verdict):
             yield feature_row(name, verdict)
 
 

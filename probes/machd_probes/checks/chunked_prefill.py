@@ -25,7 +25,10 @@ def probe(subject: Subject) -> Finding:
     }
     worst = max(differences, key=lambda chunk_tokens: differences[chunk_tokens])
     evidence = Evidence(
-        max_logprob_diff=differences[worst], noise_floor=subject.noise_floor, cases=len(differences)
+        token_mismatches=0,
+        max_logprob_diff=differences[worst],
+        noise_floor=subject.noise_floor,
+        cases=len(differences),
     )
     allowed = _TOLERATED.get(subject.description.dtype, _TOLERATED_HALF)
     if differences[worst] <= allowed:

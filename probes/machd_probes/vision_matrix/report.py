@@ -14,18 +14,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import replace
 
 from machd.capabilities.batching_rules import continuous_batching
-from machd.capabilities.document import FeatureVerdict, wire_verdict
 from machd.capabilities.evidence import Outcome, ProbeResult
 from machd.capabilities.facts import CacheFacts
 from machd.capabilities.matrix import ArchitectureReport
 from machd.capabilities.rules import prefix_cache
-from machd.capabilities.verdict import Support, Verdict, measured
+from machd.capabilities.verdict import Source, Support, Verdict, measured
 from machd_probes.report import MatrixVersions, ProbeRow, probe_row
 from machd_probes.versions import ProbeBasis
 from machd_probes.vision_matrix.catalogue import (
@@ -65,10 +64,10 @@ class FamilyRow(Struct, frozen=True, kw_only=True):
     family: str
     served: bool
     kv_cache_kind: str | UnsetType = UNSET
-    images: FeatureVerdict
-    continuous_batching: FeatureVerdict | None = None
-    prefix_cache: FeatureVerdict | None = None
-    video: FeatureVerdict | None = None
+    images: Verdict
+    continuous_batching: Verdict | None = None
+    prefix_cache: Verdict | None = None
+    video: Verdict | None = None
     probes: tuple[ProbeRow, ...] = ()
     problem: str | UnsetType = UNSET
 
@@ -77,7 +76,7 @@ class FamilyRow(Struct, frozen=True, kw_only=True):
         """True if machd serves images whose answers were measured not to be mlx-vlm's. What a rule blocks is not served."""
         verdicts = (self.images, self.prefix_cache, self.video)
         return self.served and any(
-            one is not None and (one.verdict, one.source) == ("blocked", "measured")
+            one is not None and (one.support, one.source) == (Support.BLOCKED, Source.MEASURED)
             for one in verdicts
         )
 
@@ -85,7 +84,7 @@ class FamilyRow(Struct, frozen=True, kw_only=True):
     def is_batched(self) -> bool:
         """True if images are supported, alone and in a batch."""
         verdicts = (self.images, self.continuous_batching)
-        return all(one is not None and one.verdict == "supported" for one in verdicts)
+        return all(one is not None and one.support is Support.SUPPORTED for one in verdicts)
 
 
 class VisionSummary(Struct, frozen=True, kw_only=True):
@@ -126,7 +125,7 @@ def vision_matrix_of(
         complete: Whether they are all that was asked for.
     """
     rows = [_row(one) for one in sorted(reports, key=lambda one: one.architecture)]
-    counts = Counter(row.images.verdict for row in rows if row.served)
+    counts = Counter(row.images.support for row in rows if row.served)
     versions = basis.versions
     return VisionMatrix(
         versions=VisionVersions(
@@ -140,9 +139,9 @@ def vision_matrix_of(
         ),
         families=rows,
         summary=VisionSummary(
-            supported=counts["supported"],
-            blocked=counts["blocked"],
-            unknown=counts["unknown"],
+            supported=counts[Support.SUPPORTED],
+            blocked=counts[Support.BLOCKED],
+            unknown=counts[Support.UNKNOWN],
             text_only=sum(not row.served for row in rows),
         ),
         complete=complete,
@@ -159,14 +158,14 @@ def _row(report: ArchitectureReport) -> FamilyRow:
     served = by_check.get(SERVED)
     if served is not None and served.outcome is Outcome.UNSUPPORTED:
         verdict = Verdict(Support.BLOCKED, served.detail or _TEXT_ONLY)
-        return FamilyRow(family=report.architecture, served=False, images=wire_verdict(verdict))
+        return FamilyRow(family=report.architecture, served=False, images=verdict)
     facts = report.facts
     if facts is None:
         verdict = replace(_NOT_MEASURED, reason=report.problem or _NOT_MEASURED.reason)
         return FamilyRow(
             family=report.architecture,
             served=True,
-            images=wire_verdict(verdict),
+            images=verdict,
             problem=report.problem or UNSET,
         )
     results = [one for one in report.results if one.probe != SERVED]
@@ -175,9 +174,9 @@ def _row(report: ArchitectureReport) -> FamilyRow:
         family=report.architecture,
         served=True,
         kv_cache_kind=facts.kind.value,
-        images=wire_verdict(images),
-        continuous_batching=wire_verdict(_batching(facts, images, results)),
-        prefix_cache=wire_verdict(_prefix(facts, results)),
+        images=images,
+        continuous_batching=_batching(facts, images, results),
+        prefix_cache=_prefix(facts, results),
         video=_video(by_check.get(VIDEO_CHECK)),
         probes=tuple(probe_row(one) for one in results),
     )
@@ -211,11 +210,11 @@ def _prefix(facts: CacheFacts, results: Sequence[ProbeResult]) -> Verdict:
     )
 
 
-def _video(result: ProbeResult | None) -> FeatureVerdict | None:
+def _video(result: ProbeResult | None) -> Verdict | None:
     if result is None or result.outcome is Outcome.UNSUPPORTED:
         return None
     consequence = "answers about videos are not those of mlx-vlm"
-    return wire_verdict(measured(_NOT_MEASURED, [result], consequence=consequence))
+    return measured(_NOT_MEASURED, [result], consequence=consequence)
 
 
 def _needed(results: Sequence[ProbeResult], names: Sequence[str]) -> list[ProbeResult]:
@@ -237,7 +236,7 @@ def by_text_only_reason(rows: Iterable[FamilyRow]) -> list[tuple[str, list[str]]
 
 def unsupported_features(
     rows: Iterable[FamilyRow],
-) -> Iterator[tuple[FamilyRow, str, FeatureVerdict]]:
+) -> Iterator[tuple[FamilyRow, str, Verdict]]:
     """Verdicts other than supported on what families that take images can do, with the feature's name."""
     for row in rows:
         verdicts = {
@@ -247,5 +246,5 @@ def unsupported_features(
             "video": row.video,
         }
         for name, verdict in verdicts.items():
-            if row.served and verdict is not None and verdict.verdict != "supported":
+            if row.served and verdict is not None and verdict.support is not Support.SUPPORTED:
                 yield row, name, verdict

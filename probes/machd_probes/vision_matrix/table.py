@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from machd.capabilities.document import Evidence
+from machd.capabilities.evidence import Evidence
 from machd_probes.table import NONE, STYLES, mark
 from machd_probes.vision_matrix.report import (
     FamilyRow,
@@ -40,7 +40,7 @@ def print_vision_matrix(matrix: VisionMatrix, console: Console) -> None:
         console.print(_table(served))
         console.print()
     for row, feature, verdict in unsupported_features(matrix.families):
-        _print_reason(console, f"{row.family}, {feature}: {verdict.verdict}", verdict.reason)
+        _print_reason(console, f"{row.family}, {feature}: {verdict.support}", verdict.reason)
     for reason, families in by_text_only_reason(matrix.families):
         _print_reason(console, f"text only: {', '.join(families)}", reason)
     console.print(Text("\n".join(_summary_lines(matrix))))

@@ -89,7 +89,7 @@ async def test_the_served_models_features_are_rows(monkeypatch: pytest.MonkeyPat
     assert asked == ["--model-path", "m", "--measure"]
     assert (batching.case, batching.figures["verdict"]) == ("continuous batching", "supported")
     assert (batching.figures["cases"], batching.figures["noise"]) == (9, 1e-6)
-    assert prefill.figures == {"verdict": "supported", "source": None}
+    assert prefill.figures == {"verdict": "supported", "source": "rule"}
 
 
 def test_the_architectures_of_a_report_are_there() -> None:

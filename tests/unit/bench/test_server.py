@@ -11,6 +11,7 @@ import pytest
 from support.clocks.polling import CEILING_S
 from support.clocks.virtual_time import LoopClock
 
+from machd.capabilities.verdict import Support, Verdict
 from machd_bench import server as module
 from machd_bench.connection import Address
 from machd_bench.serve_process import ServeProcess
@@ -20,7 +21,7 @@ from machd_bench.server import Dialect, Server
 def _capabilities(verdict: str) -> Any:
     """Make capabilities with the one field that is looked at."""
     return msgspec.defstruct("Facts", [("continuous_batching", Any)])(
-        msgspec.defstruct("Verdict", [("verdict", str)])(verdict)
+        Verdict(Support(verdict), "why")
     )
 
 
@@ -45,7 +46,7 @@ async def test_a_verdict_that_is_being_measured_is_waited_for(
     decided = await server.when_measured(60.0)
     assert decided.capabilities is not None
     assert decided.capabilities.continuous_batching is not None
-    assert decided.capabilities.continuous_batching.verdict == last
+    assert decided.capabilities.continuous_batching.support == last
 
 
 async def test_one_that_never_comes_is_not_waited_for_without_end(

@@ -12,7 +12,7 @@ from machd.capabilities.evidence import Evidence, MeasuredOn, Outcome, ProbeResu
 from machd_probes.catalogue import FEATURE_CHECKS
 
 NATIVE = Computing("cpu", "machd-native 0.1.0, OpenBLAS 0.3.21", is_native=True)
-EQUAL = Evidence(cases=3)
+EQUAL = Evidence(0, 0.0, 0.0, cases=3)
 ALL_EQUAL = tuple(ProbeResult(name, Outcome.PASSED, "", EQUAL) for name in BITWISE_CHECKS)
 
 

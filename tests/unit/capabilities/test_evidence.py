@@ -7,7 +7,7 @@ import math
 import msgspec
 import pytest
 
-from machd.capabilities.evidence import FURTHEST_NATS, Evidence, Outcome, ProbeResult
+from machd.capabilities.evidence import FURTHEST_NATS, NO_EVIDENCE, Evidence, Outcome, ProbeResult
 
 
 @pytest.mark.parametrize("difference", [0.0, 3.5e-6, 12.0, math.inf, math.nan])
@@ -26,12 +26,12 @@ def test_figures_survive_json(difference: float) -> None:
 
 def test_what_is_no_number_is_as_far_off_as_can_be() -> None:
     """A difference that is no number never reads as a small one."""
-    assert Evidence(max_logprob_diff=math.nan).max_logprob_diff == FURTHEST_NATS
+    assert Evidence(0, math.nan, 0.0, 1).max_logprob_diff == FURTHEST_NATS
 
 
 def test_together_counts_add_up_and_the_largest_difference_stays() -> None:
     """Many comparisons are as good as the worst of them."""
-    parts = [Evidence(0, 1e-6, 2e-6, 3), Evidence(2, 0.5, 1e-6, 4), Evidence()]
+    parts = [Evidence(0, 1e-6, 2e-6, 3), Evidence(2, 0.5, 1e-6, 4), NO_EVIDENCE]
 
     assert Evidence.together(parts) == Evidence(2, 0.5, 2e-6, 7)
-    assert Evidence.together([]) == Evidence()
+    assert Evidence.together([]) == NO_EVIDENCE

@@ -10,7 +10,7 @@ FULL = ModelCode("llama", frozenset({"Linear"}), frozenset({"KVCache"}), "digest
 WINDOWED = ModelCode("llama", frozenset({"Linear"}), frozenset({"KVCache", "window"}), "digest")
 """It covers FULL, and runs windows besides."""
 
-EQUAL = ProbeResult("batch_parity", Outcome.PASSED, "", Evidence(cases=3))
+EQUAL = ProbeResult("batch_parity", Outcome.PASSED, "", Evidence(0, 0.0, 0.0, cases=3))
 ROUNDED = ProbeResult("batch_parity", Outcome.PASSED, "", Evidence(0, 3.8e-6, 0.0, 3))
 FAILED = ProbeResult("batch_parity", Outcome.FAILED, "other tokens", Evidence(7, 0.5, 0.0, 3))
 

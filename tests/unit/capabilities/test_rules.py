@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import UNSET
 
 from machd.capabilities.batching_rules import batched_specdec, continuous_batching
 from machd.capabilities.facts import CacheFacts, KvCacheKind, LayerCacheFacts
@@ -159,7 +160,7 @@ def test_every_feature_has_its_verdict_on_every_kind(
 
         assert verdict.support is support
         assert words in verdict.reason
-        assert (verdict.source, verdict.evidence) == (Source.RULE, None)
+        assert (verdict.source, verdict.evidence) == (Source.RULE, UNSET)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET, structs
 
 from machd.capabilities.evidence import Evidence, Outcome, ProbeResult
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
@@ -93,7 +94,7 @@ def _is_right(override: Override) -> bool:
             return False
         if (verdict.source is Source.MEASURED) != is_measured:
             return False
-        if (verdict.evidence is not None) != is_measured:
+        if (verdict.evidence is not UNSET) != is_measured:
             return False
         if not is_measured and verdict != rule:
             return False
@@ -108,7 +109,9 @@ def test_evidence_overrides_in_one_direction_only() -> None:
 def _lifts(rule: Verdict, results: Sequence[ProbeResult]) -> Verdict:
     """Takes success for an answer to a block."""
     is_passed = results and all(one.outcome is Outcome.PASSED for one in results)
-    return replace(rule, support=Support.SUPPORTED) if is_passed else measured(rule, results)
+    return (
+        structs.replace(rule, support=Support.SUPPORTED) if is_passed else measured(rule, results)
+    )
 
 
 def _forgives(rule: Verdict, results: Sequence[ProbeResult]) -> Verdict:
@@ -147,12 +150,12 @@ def _trusts_the_rule(rule: Verdict, results: Sequence[ProbeResult]) -> Verdict:
 
 def _hides_its_source(rule: Verdict, results: Sequence[ProbeResult]) -> Verdict:
     """Passes a measurement off as the rule's."""
-    return replace(measured(rule, results), source=Source.RULE)
+    return structs.replace(measured(rule, results), source=Source.RULE)
 
 
 def _loses_its_figures(rule: Verdict, results: Sequence[ProbeResult]) -> Verdict:
     """Answers without evidence."""
-    return replace(measured(rule, results), evidence=None)
+    return structs.replace(measured(rule, results), evidence=UNSET)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +253,7 @@ def test_no_measurement_lifts_a_rule_s_block(
             assert verdict == rule
         if verdict.support is not rule.support:
             assert verdict.source is Source.MEASURED
-            assert verdict.evidence is not None
+            assert verdict.evidence is not UNSET
         if verdict.support is Support.BLOCKED and rule.support is not Support.BLOCKED:
             assert any(one.outcome is Outcome.FAILED for one in results)
         if verdict.support is Support.UNKNOWN:

@@ -9,12 +9,12 @@ import msgspec
 import pytest
 
 from machd.capabilities.bitwise import BitwiseVerdict
-from machd.capabilities.document import ModelCapabilities, wire_capabilities
 from machd.capabilities.evidence import Evidence, Outcome, ProbeResult
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
 from machd.capabilities.verdict import Support
 from machd.capabilities.verdicts import judge
 from machd.capabilities.versions import Versions
+from machd.served.capabilities import ModelCapabilities, wire_capabilities
 
 KV = LayerCacheFacts("KVCache")
 ROTATING = LayerCacheFacts("RotatingKVCache", window_tokens=8)

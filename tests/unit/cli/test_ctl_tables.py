@@ -18,11 +18,15 @@ from machd.admin.status import (
 )
 from machd.cli.ctl_tables import event_line, print_cache, print_requests, print_status
 from machd.engine.protocol.engine import MediaReading
+from machd.engine.protocol.step import ProposerKind
+from machd.link.kv_memory import KvMemory
+from machd.process.configuration import ChangeKind
 from machd.process.lifecycle import State
-from machd.served.cache_stats import CacheStats, ExpertBankStats, KvStats
+from machd.scheduler.events import DecodeMode
+from machd.served.cache_stats import CacheStats, ExpertBankStats
 
 _OFF = SpeculationStatus(
-    mode="off",
+    mode=ProposerKind.OFF,
     reason="speculation.mode is off",
     max_draft_tokens=0,
     cycles=0,
@@ -31,7 +35,7 @@ _OFF = SpeculationStatus(
     acceptance=None,
     fallbacks=0,
 )
-_NEW = msgspec.structs.replace(_OFF, mode="ngram", reason="auto", max_draft_tokens=8)
+_NEW = msgspec.structs.replace(_OFF, mode=ProposerKind.NGRAM, reason="auto", max_draft_tokens=8)
 _USED = msgspec.structs.replace(
     _NEW, cycles=300, drafted_tokens=1000, accepted_tokens=620, acceptance=0.62
 )
@@ -53,7 +57,7 @@ _OPEN = OpenRequest(
 _CACHE = CacheStats(
     status="ok",
     as_of="2026-01-01T00:00:00.000+00:00",
-    kv=KvStats(budget_bytes=0, reserved_bytes=0, used_bytes=0),
+    kv=KvMemory(budget_bytes=0, reserved_bytes=0, used_bytes=0),
     encoder=MediaReading(entries=3, bytes=12_000_000, hits=9, misses=4, encoding_s=2.51),
     expert_bank=ExpertBankStats(
         capacity_bytes=2_000_000_000,
@@ -89,7 +93,7 @@ def _status(speculation: SpeculationStatus | None) -> AdminStatus:
         heartbeat_age_s=0.0,
         event_loop_lag_s=0.0,
         config=ConfigStatus(
-            kind="start",
+            kind=ChangeKind.START,
             at="2026-11-22T08:00:00+00:00",
             ok=True,
             changed=[],
@@ -144,7 +148,7 @@ def test_an_older_daemon_can_be_asked() -> None:
 
 def test_events_show_hand_overs_and_guesses() -> None:
     """One line each, like every other event."""
-    changed = ModeChanged(at=1.0, previous="speculative", mode="batched")
+    changed = ModeChanged(at=1.0, previous=DecodeMode.SPECULATIVE, mode=DecodeMode.BATCHED)
     assert event_line(changed, "08:00") == "08:00 mode      previous=speculative mode=batched"
     step = StepComputed(
         at=1.0,

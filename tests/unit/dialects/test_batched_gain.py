@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 
 from machd.capabilities.bitwise import BitwiseVerdict
-from machd.capabilities.document import ModelCapabilities, SpeculationReport, wire_capabilities
 from machd.capabilities.evidence import Outcome, ProbeResult
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
+from machd.capabilities.verdict import Support
 from machd.capabilities.verdicts import judge
 from machd.capabilities.versions import Versions
 from machd.dialects.inspection import _with_gain
 from machd.engine.protocol.step import ProposerKind
 from machd.link.speculation_mode import SpeculationDecision
 from machd.scheduler.draft_reading import DraftReading
+from machd.served.capabilities import ModelCapabilities, SpeculationReport, wire_capabilities
 
 STATE = LayerCacheFacts("ArraysCache", owner="GatedDeltaNet", trimmable=False)
 
@@ -39,7 +40,7 @@ def test_figure_is_part_of_the_verdict(gain: float, words: str) -> None:
 
     verdict = row.batched_specdec
     assert verdict is not None
-    assert verdict.verdict == "supported"
+    assert verdict.support is Support.SUPPORTED
     assert words in verdict.reason
     assert f"{gain:.2f} times" in verdict.reason
     assert isinstance(row.speculation, SpeculationReport)

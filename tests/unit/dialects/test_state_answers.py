@@ -7,21 +7,24 @@ from typing import Any
 
 import msgspec
 
-from machd.capabilities.document import (
+from machd.capabilities.evidence import Evidence
+from machd.capabilities.verdict import Source, Support, Verdict
+from machd.capabilities.versions import Versions
+from machd.dialects.health import Health
+from machd.engine.protocol.step import ProposerKind
+from machd.link.decode_mode import DecodeModeDecision
+from machd.link.kv_memory import KvMemory
+from machd.scheduler.events import DecodeMode
+from machd.scheduler.prefix_limits import PrefixReading
+from machd.served.cache_stats import CacheStats
+from machd.served.capabilities import (
     Capabilities,
-    DecodeModeReport,
     Device,
-    Evidence,
     Features,
-    FeatureVerdict,
     ModelCapabilities,
     ModelSummary,
     SpeculationInForce,
 )
-from machd.capabilities.versions import Versions
-from machd.dialects.health import Health
-from machd.scheduler.prefix_limits import PrefixReading
-from machd.served.cache_stats import CacheStats, KvStats
 
 
 def _wire(value: object) -> Any:
@@ -33,7 +36,7 @@ def test_cache_stats_have_the_contract_s_keys() -> None:
     stats = CacheStats(
         status="stale_generation_in_flight",
         as_of="2030-01-01T00:00:00Z",
-        kv=KvStats(budget_bytes=3, reserved_bytes=2, used_bytes=1),
+        kv=KvMemory(budget_bytes=3, reserved_bytes=2, used_bytes=1),
     )
     assert _wire(stats) == {
         "status": "stale_generation_in_flight",
@@ -70,15 +73,15 @@ def test_a_measured_row_has_the_contract_s_shape() -> None:
         architecture="qwen3",
         kv_cache_kind="standard",
         layers={"KVCache": 28},
-        continuous_batching=FeatureVerdict(
-            verdict="supported",
-            reason="measured",
-            source="measured",
+        continuous_batching=Verdict(
+            Support.SUPPORTED,
+            "measured",
+            Source.MEASURED,
             evidence=Evidence(
                 token_mismatches=0, max_logprob_diff=1.2e-05, noise_floor=1.1e-05, cases=12
             ),
         ),
-        batched_specdec=FeatureVerdict(verdict="blocked", reason="no draft model"),
+        batched_specdec=Verdict(Support.BLOCKED, "no draft model"),
         trimmable=True,
         versions=Versions(machd="1"),
     )
@@ -97,7 +100,9 @@ def test_a_measured_row_has_the_contract_s_shape() -> None:
         "versions",
     ]
     assert wire["continuous_batching"]["evidence"]["cases"] == 12
-    assert wire["batched_specdec"] == {"verdict": "blocked", "reason": "no draft model"}
+    assert wire["batched_specdec"] == {
+        "verdict": "blocked", "reason": "no draft model", "source": "rule",
+    }  # fmt: skip
     assert set(wire["versions"]) == {"machd", "mlx", "mlx_lm", "backend", "dtype"}
 
 
@@ -106,7 +111,7 @@ def test_capabilities_without_verdicts() -> None:
     wire = _wire(
         Capabilities(
             versions=Versions(machd="1"),
-            decode_mode=DecodeModeReport(requested="batched", active="single", reason="loading"),
+            decode_mode=DecodeModeDecision(DecodeMode.BATCHED, DecodeMode.SINGLE, "loading"),
             max_b=4,
             model=ModelSummary(
                 id="m",
@@ -127,7 +132,7 @@ def test_capabilities_without_verdicts() -> None:
             ),
             speculation=SpeculationInForce(
                 requested="auto",
-                mode="off",
+                mode=ProposerKind.OFF,
                 mode_reason="nobody guesses",
                 max_draft_tokens=0,
                 drafted_tokens=0,

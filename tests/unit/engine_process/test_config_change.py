@@ -45,7 +45,7 @@ from machd.scheduler.events import (
 from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.subscriber import SequenceRequest
 
-PROBED = (ProbeResult("batch_parity", Outcome.PASSED, evidence=Evidence(1)),)
+PROBED = (ProbeResult("batch_parity", Outcome.PASSED, evidence=Evidence(1, 0.0, 0.0, 1)),)
 
 
 class _ScriptedProbe:

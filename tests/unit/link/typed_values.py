@@ -12,7 +12,7 @@ from types import NoneType, UnionType
 from typing import Union, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
-from msgspec import Struct, structs
+from msgspec import UNSET, Struct, UnsetType, structs
 from unit.settings.setting_values import as_variables, dotted_values
 
 from machd import errors
@@ -76,6 +76,7 @@ def _requests() -> st.SearchStrategy[SequenceRequest]:
 
 _SPECIAL: Mapping[object, Callable[[], st.SearchStrategy[object]]] = {
     NoneType: st.none,
+    UnsetType: lambda: st.just(UNSET),
     bool: st.booleans,
     int: lambda: st.integers(-(2**63), 2**64 - 1),
     float: st.floats,

@@ -33,7 +33,7 @@ OTHER = ModelCode(
     frozenset({"KVCache of Attention"}),
     "another",
 )
-PASSED = ProbeResult("batch_parity", Outcome.PASSED, evidence=Evidence(cases=3))
+PASSED = ProbeResult("batch_parity", Outcome.PASSED, evidence=Evidence(0, 0.0, 0.0, cases=3))
 SHIPPED = replace(PASSED, measured_on=MeasuredOn.SHIPPED)
 FAILED = replace(PASSED, outcome=Outcome.FAILED)
 MATRIX = KeptMatrix(

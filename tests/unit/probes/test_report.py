@@ -15,6 +15,7 @@ from machd.capabilities.bitwise import BITWISE_CHECKS
 from machd.capabilities.evidence import Evidence, Outcome, ProbeResult
 from machd.capabilities.facts import LayerCacheFacts
 from machd.capabilities.matrix import ArchitectureReport
+from machd.capabilities.verdict import Support
 from machd_probes.markdown import matrix_markdown
 from machd_probes.matrix_file import KeptMatrix, encode_matrix_file
 from machd_probes.report import (
@@ -118,7 +119,7 @@ def test_every_row_has_a_verdict_with_a_reason() -> None:
         assert row.continuous_batching is not None
         assert row.continuous_batching.reason
     assert rows["absent"].continuous_batching is not None
-    assert rows["absent"].continuous_batching.verdict == "unknown"
+    assert rows["absent"].continuous_batching.support is Support.UNKNOWN
     assert rows["crashed"].problem == "it crashed with SIGSEGV"
     assert [one.outcome for one in rows["crashed"].errors] == [Outcome.ERRORED]
     assert list(rows["qwen3"].errors) == []
@@ -146,7 +147,7 @@ def test_kept_figures_rarely_differ() -> None:
             dataclasses.replace(
                 one,
                 duration_s=one.duration_s + 1.0,
-                evidence=dataclasses.replace(one.evidence, max_logprob_diff=1.2301e-5),
+                evidence=msgspec.structs.replace(one.evidence, max_logprob_diff=1.2301e-5),
             )
             for one in REPORTS[0].results[:1]
         )
@@ -201,7 +202,8 @@ def test_a_matrix_without_trouble_has_no_empty_sections() -> None:
 def _exact(name: str) -> ArchitectureReport:
     """A row of which no check measured a difference."""
     results = tuple(
-        ProbeResult(one, Outcome.PASSED, "", Evidence(cases=2)) for one in BITWISE_CHECKS
+        ProbeResult(one, Outcome.PASSED, "", Evidence(0, 0.0, 0.0, cases=2))
+        for one in BITWISE_CHECKS
     )
     return dataclasses.replace(made_report(name), results=results)
 
@@ -258,7 +260,7 @@ def test_a_pipe_gets_text_alone() -> None:
 
 def test_mlx_lms_own_batch_is_told_on_the_page() -> None:
     """The page says where mlx-lm is wrong or raises, and what machd makes of the same."""
-    raises = ProbeResult("mlx_lm_batch", Outcome.FAILED, "raises ValueError: [a|b]", Evidence())
+    raises = ProbeResult("mlx_lm_batch", Outcome.FAILED, "raises ValueError: [a|b]")
     mended = made_report("mended", mlx_lm=Outcome.FAILED)
     raising = dataclasses.replace(made_report("raising"), results=(raises,))
     text = matrix_markdown(made_matrix([*REPORTS, mended, raising]))

@@ -17,6 +17,7 @@ from support.engines.probing import without_compilation
 
 from machd.capabilities.evidence import Outcome, ProbeResult
 from machd.capabilities.matrix import ArchitectureReport
+from machd.capabilities.verdict import Source, Support
 from machd.user_directories import user_cache_directory
 from machd_probes.versions import probe_basis
 from machd_probes.vision_families import FAMILIES, write_family
@@ -67,7 +68,7 @@ def test_a_right_family_is_supported(subject: VisionSubject) -> None:
     row = _row(report)
     for verdict in (row.images, row.continuous_batching, row.prefix_cache, row.video):
         assert verdict is not None
-        assert (verdict.verdict, verdict.source) == ("supported", "measured")
+        assert (verdict.support, verdict.source) == (Support.SUPPORTED, Source.MEASURED)
     assert not row.is_wrong
     assert row.is_batched
 
@@ -147,7 +148,7 @@ def test_a_family_whose_caches_cannot_be_used_again_is_not_wrong(subject: Vision
     blocked = ProbeResult(PREFIX_CHECK, Outcome.UNSUPPORTED, "its caches cannot be used again")
     row = _row(replace(report, facts=facts, results=(*report.results, blocked)))
     assert row.prefix_cache is not None
-    assert (row.prefix_cache.verdict, row.prefix_cache.source) == ("blocked", "rule")
+    assert (row.prefix_cache.support, row.prefix_cache.source) == (Support.BLOCKED, Source.RULE)
     assert not row.is_wrong
     failed = replace(blocked, outcome=Outcome.FAILED)
     assert _row(replace(report, results=(*report.results, failed))).is_wrong
@@ -171,5 +172,5 @@ def test_a_check_without_data_leaves_images_unknown(subject: VisionSubject) -> N
     report = probe_subject(_FAMILY, subject, ["two_images"])
     unseen = replace(report.results[-1], probe="image_alone", outcome=Outcome.NO_DATA)
     row = _row(replace(report, results=(*report.results, unseen)))
-    assert row.images.verdict == "unknown"
+    assert row.images.support is Support.UNKNOWN
     assert not row.is_wrong

@@ -2,67 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from msgspec import UNSET, Struct, UnsetType, field
+from msgspec.structs import asdict
 
-from msgspec import UNSET, Struct, UnsetType
-
-from machd.capabilities import evidence
 from machd.capabilities.bitwise import BitwiseVerdict
+from machd.capabilities.evidence import Evidence
 from machd.capabilities.facts import CacheFacts, KvCacheKind
 from machd.capabilities.rules import PrefixVerdict
-from machd.capabilities.verdict import Verdict
+from machd.capabilities.verdict import Source, Support, Verdict
 from machd.capabilities.verdicts import ModelVerdicts
 from machd.capabilities.versions import Versions
-
-DecodeMode: TypeAlias = Literal["single", "speculative", "batched"]
-"""The values of ``X-Decode-Mode``."""
-
-_Support: TypeAlias = Literal["supported", "blocked", "unknown"]
-_Source: TypeAlias = Literal["rule", "measured"]
+from machd.engine.protocol.step import ProposerKind
+from machd.link.decode_mode import DecodeModeDecision
+from machd.settings.cache import KvFormatName
+from machd.settings.speculation import RequestedSpeculation
 
 
-class Evidence(Struct, frozen=True, kw_only=True):
-    """Figures that a probe measured.
-
-    Attributes:
-        token_mismatches: Greedy tokens that differ from the reference.
-        max_logprob_diff: Largest difference of a log-probability, in nats.
-        noise_floor: The same difference between two runs that ought to be equal, in nats.
-        cases: Prompts and batch shapes compared.
-    """
-
-    token_mismatches: int
-    max_logprob_diff: float
-    noise_floor: float
-    cases: int
-
-
-class FeatureVerdict(Struct, frozen=True, kw_only=True):
-    """The verdict on a feature with this model, and its reason.
-
-    Attributes:
-        source: Whether facts and a rule say so, or a measurement; left out where only one of
-            them is possible.
-        evidence: The measurement; left out without one.
-    """
-
-    verdict: _Support
-    reason: str
-    source: _Source | UnsetType = UNSET
-    evidence: Evidence | UnsetType = UNSET
-
-
-class PrefixCacheVerdict(FeatureVerdict, frozen=True, kw_only=True):
-    """The verdict on reusing a prompt's caches for another prompt.
-
-    Attributes:
-        extent: How much of a prompt: any beginning, those that were copied on the way, or nothing.
-    """
-
-    extent: Literal["full", "snapshot", "none"]
-
-
-class PrefixCacheReport(PrefixCacheVerdict, frozen=True, kw_only=True):
+class PrefixCacheReport(PrefixVerdict, frozen=True, kw_only=True):
     """Prefix caching: the verdict, and the tiers in use.
 
     Attributes:
@@ -75,17 +31,17 @@ class PrefixCacheReport(PrefixCacheVerdict, frozen=True, kw_only=True):
     disk: bool
 
 
-class KvQuantizationReport(FeatureVerdict, frozen=True, kw_only=True):
+class KvQuantizationReport(Verdict, frozen=True, kw_only=True):
     """In how many bits the daemon keeps keys and values.
 
     Attributes:
         active: The format in force, whatever the decode mode.
     """
 
-    active: Literal["none", "affine8", "affine4", "turboquant"]
+    active: KvFormatName
 
 
-class ExpertStreamingReport(FeatureVerdict, frozen=True, kw_only=True):
+class ExpertStreamingReport(Verdict, frozen=True, kw_only=True):
     """Experts on disk: the verdict, and whether they are on disk now.
 
     Attributes:
@@ -96,7 +52,7 @@ class ExpertStreamingReport(FeatureVerdict, frozen=True, kw_only=True):
     active: bool
 
 
-class DistributedVerdict(FeatureVerdict, frozen=True, kw_only=True):
+class DistributedVerdict(Verdict, frozen=True, kw_only=True):
     """The verdict on several ranks that share the model.
 
     Attributes:
@@ -116,10 +72,6 @@ class DistributedReport(DistributedVerdict, frozen=True, kw_only=True):
     ranks: int
 
 
-SpeculationMode: TypeAlias = Literal["off", "ngram", "draft", "dflash"]
-"""Source of draft tokens."""
-
-
 class SpeculationReport(Struct, frozen=True, kw_only=True):
     """Speculative decoding: verdicts alone and in a batch.
 
@@ -128,12 +80,13 @@ class SpeculationReport(Struct, frozen=True, kw_only=True):
         verdict: Whether drafts can be verified; left out where that was not judged.
     """
 
-    mode: SpeculationMode | UnsetType = UNSET
-    verdict: _Support | UnsetType = UNSET
+    mode: ProposerKind | UnsetType = UNSET
+    # No Verdict is the base: its fields would stand before the mode.
+    support: Support | UnsetType = field(name="verdict", default=UNSET)
     reason: str | UnsetType = UNSET
-    source: _Source | UnsetType = UNSET
+    source: Source | UnsetType = UNSET
     evidence: Evidence | UnsetType = UNSET
-    batched_specdec: FeatureVerdict | None = None
+    batched_specdec: Verdict | None = None
 
 
 class SpeculationInForce(SpeculationReport, frozen=True, kw_only=True):
@@ -149,25 +102,13 @@ class SpeculationInForce(SpeculationReport, frozen=True, kw_only=True):
         acceptance: The share that was; null before any draft.
     """
 
-    requested: Literal["auto", "off", "ngram", "draft", "dflash"]
-    mode: SpeculationMode
+    requested: RequestedSpeculation
+    mode: ProposerKind
     mode_reason: str
     max_draft_tokens: int
     drafted_tokens: int
     accepted_tokens: int
     acceptance: float | None
-
-
-class BitwiseReport(Struct, frozen=True, kw_only=True):
-    """Whether a row has the same bits alone, in a batch, in chunks, behind a cached prefix and with drafts.
-
-    Attributes:
-        value: Every check that compares a row with itself has measured a difference of 0 with this code and
-            what computes here.
-    """
-
-    value: bool
-    reason: str
 
 
 class CacheDetails(Struct, frozen=True, kw_only=True):
@@ -205,25 +146,17 @@ class ModelCapabilities(Struct, frozen=True, kw_only=True):
     kv_cache_kind: str | None = None
     layers: dict[str, int] | None = None
     nested: list[str] | UnsetType = UNSET
-    continuous_batching: FeatureVerdict | None = None
-    batched_specdec: FeatureVerdict | None = None
-    kv_quantization: FeatureVerdict | None = None
-    prefix_cache: PrefixCacheVerdict | None = None
-    chunked_prefill: FeatureVerdict | UnsetType = UNSET
-    expert_streaming: FeatureVerdict | None = None
+    continuous_batching: Verdict | None = None
+    batched_specdec: Verdict | None = None
+    kv_quantization: Verdict | None = None
+    prefix_cache: PrefixVerdict | None = None
+    chunked_prefill: Verdict | UnsetType = UNSET
+    expert_streaming: Verdict | None = None
     speculation: SpeculationReport | UnsetType = UNSET
-    bitwise: BitwiseReport | None = None
+    bitwise: BitwiseVerdict | None = None
     trimmable: bool | None = None
     cache: CacheDetails | UnsetType = UNSET
     versions: Versions
-
-
-class DecodeModeReport(Struct, frozen=True, kw_only=True):
-    """The decode mode: as asked for, as it runs, and the reason."""
-
-    requested: DecodeMode
-    active: DecodeMode
-    reason: str
 
 
 class ModelSummary(Struct, frozen=True, kw_only=True):
@@ -301,7 +234,7 @@ class Capabilities(ModelCapabilities, frozen=True, kw_only=True):
     expert_streaming: ExpertStreamingReport | None = None
     distributed: DistributedReport | None = None
     speculation: SpeculationInForce
-    decode_mode: DecodeModeReport
+    decode_mode: DecodeModeDecision
     max_b: int
     model: ModelSummary
     features: Features
@@ -325,21 +258,22 @@ def wire_capabilities(
         versions: That the verdicts hold for.
         bitwise: On its bits.
     """
-    batched_specdec = wire_verdict(verdicts.batched_specdec)
     is_nested = facts.kind is KvCacheKind.NESTED
     return ModelCapabilities(
         architecture=architecture,
         kv_cache_kind=facts.kind.value,
         layers=facts.class_counts,
         nested=list(facts.nested_classes) if is_nested else UNSET,
-        continuous_batching=wire_verdict(verdicts.continuous_batching),
-        batched_specdec=batched_specdec,
-        kv_quantization=wire_verdict(verdicts.kv_quantization),
-        prefix_cache=_prefix_verdict(verdicts.prefix_cache),
-        chunked_prefill=wire_verdict(verdicts.chunked_prefill),
-        expert_streaming=wire_verdict(verdicts.expert_streaming),
-        speculation=_speculation(verdicts.speculation, batched_specdec),
-        bitwise=BitwiseReport(value=bitwise.value, reason=bitwise.reason),
+        continuous_batching=verdicts.continuous_batching,
+        batched_specdec=verdicts.batched_specdec,
+        kv_quantization=verdicts.kv_quantization,
+        prefix_cache=verdicts.prefix_cache,
+        chunked_prefill=verdicts.chunked_prefill,
+        expert_streaming=verdicts.expert_streaming,
+        speculation=SpeculationReport(
+            **asdict(verdicts.speculation), batched_specdec=verdicts.batched_specdec
+        ),
+        bitwise=bitwise,
         trimmable=facts.trimmable,
         cache=CacheDetails(
             keep_tokens=list(facts.keep_tokens),
@@ -349,45 +283,4 @@ def wire_capabilities(
             bytes_per_sequence=facts.bytes_per_sequence,
         ),
         versions=versions,
-    )
-
-
-def wire_verdict(verdict: Verdict) -> FeatureVerdict:
-    """One verdict as the outside sees it."""
-    return FeatureVerdict(
-        verdict=verdict.support.value,
-        reason=verdict.reason,
-        source=verdict.source.value,
-        evidence=_evidence(verdict.evidence) if verdict.evidence is not None else UNSET,
-    )
-
-
-def _prefix_verdict(verdict: PrefixVerdict) -> PrefixCacheVerdict:
-    plain = wire_verdict(verdict)
-    return PrefixCacheVerdict(
-        verdict=plain.verdict,
-        reason=plain.reason,
-        source=plain.source,
-        evidence=plain.evidence,
-        extent=verdict.extent.value,
-    )
-
-
-def _speculation(verdict: Verdict, batched_specdec: FeatureVerdict) -> SpeculationReport:
-    plain = wire_verdict(verdict)
-    return SpeculationReport(
-        verdict=plain.verdict,
-        reason=plain.reason,
-        source=plain.source,
-        evidence=plain.evidence,
-        batched_specdec=batched_specdec,
-    )
-
-
-def _evidence(measured: evidence.Evidence) -> Evidence:
-    return Evidence(
-        token_mismatches=measured.token_mismatches,
-        max_logprob_diff=measured.max_logprob_diff,
-        noise_floor=measured.noise_floor,
-        cases=measured.cases,
     )
