@@ -180,7 +180,7 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
         "speculation.decided",
         ("info", "warning"),
         ("requested", "active", "max_draft_tokens", "reason"),
-        "Who guesses tokens ahead, and why; a warning where somebody was asked for by name and does "
+        "The proposer of draft tokens, and why; a warning where one was asked for by name and does "
         "not.",
         "`reason` says what stands against it; `speculation.mode = auto` takes what there is.",
     ),
@@ -192,13 +192,13 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
         "Ask for less, or give the device more memory.",
     ),
     LogEvent(
-        "scheduler.rearranged",
+        "scheduler.config_changed",
         ("info",),
         ("mode", "slots"),
         "A change of the settings was taken on once nothing ran.",
     ),
     LogEvent(
-        "scheduler.not_rearranged",
+        "scheduler.config_not_changed",
         ("error",),
         ("exception",),
         "A change of how requests are scheduled failed; they are scheduled as before.",
@@ -292,7 +292,7 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
         "speculation.failed",
         ("warning",),
         ("slot_index", "exception"),
-        "Guessing tokens ahead failed for one request, which goes on without and gets the same "
+        "Drafting tokens failed for one request, which goes on without and gets the same "
         "answer, later.",
         "Report it with the traceback; `speculation.mode = off` until then, if there are many.",
     ),

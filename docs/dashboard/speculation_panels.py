@@ -1,4 +1,4 @@
-"""The panels about tokens that are guessed ahead: how many, how many were right, who guesses when."""
+"""The panels about draft tokens: how many, how many were accepted, which proposer when."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ SPECULATION = PanelRow(
     "Speculation",
     (
         panel(
-            "Guesses",
-            "Tokens a second that were guessed ahead and verified, and those that were right. Both "
-            "are low where guessing does not pay: then fewer are made.",
+            "Draft tokens",
+            "Tokens a second that were drafted and verified, and those that were accepted. Both "
+            "are low where drafting does not pay: then fewer are made.",
             "short",
-            total_rate(_DRAFTED, "guessed"),
+            total_rate(_DRAFTED, "drafted"),
             total_rate(_ACCEPTED, "right"),
         ),
         panel(
-            "Guesses that were right",
-            "The share of guesses that became part of an answer. It depends on the texts: high "
+            "Acceptance",
+            "The share of drafts that became part of an answer. It depends on the texts: high "
             "where answers repeat what was there before, low in free prose.",
             "percentunit",
             share_of_rates("right", _ACCEPTED, _DRAFTED),
             maximum=1,
         ),
         panel(
-            "Right guesses by position",
-            "The same by how far ahead the guess was; 1 is the next token. Lines that are near 0 "
+            "Acceptance by position",
+            "The same by how far ahead the draft was; 1 is the next token. Lines that are near 0 "
             "from some position on say that a smaller speculation.max_draft_tokens would do.",
             "percentunit",
             Query(
@@ -44,7 +44,7 @@ SPECULATION = PanelRow(
         ),
         panel(
             "Tokens of a verifying pass",
-            "Tokens that a pass with guesses yields for its row, on average; without guesses it "
+            "Tokens that a pass with drafts yields for its row, on average; without drafts it "
             "would be 1.",
             "short",
             Query(f"1 + sum({rate(_ACCEPTED)}) / sum({rate(_CYCLES)})", "tokens"),
@@ -58,14 +58,14 @@ SPECULATION = PanelRow(
             is_stacked=True,
         ),
         panel(
-            "Guessing that failed",
-            "Sequences a second that went on without guesses. Their answers are right, and slower; "
+            "Drafting that failed",
+            "Sequences a second that went on without drafts. Their answers are right, and slower; "
             "speculation.failed in the log says why.",
             "cps",
             total_rate("machd_speculation_fallbacks_total", "failed"),
         ),
         panel(
-            "Who guesses",
+            "Proposer",
             "What speculation.mode has come to. Where it is off, speculation in /v1/capabilities "
             "says why.",
             "none",

@@ -51,7 +51,7 @@ mlx-lm has: a few layers with random weights, each kind of layer that the archit
   *right*, *wrong* or *raises*.
 - **prefix cache**: *full*, any beginning of an earlier prompt is used again; *snapshot*, only one
   that was copied on the way.
-- **batched specdec**: rows of a batch verify guesses together, whoever makes them: n-grams, a draft model or a
+- **batched specdec**: rows of a batch verify drafts together, whoever makes them: n-grams, a draft model or a
   DFlash draft. *no* leaves speculation to rows that run alone.
 - **experts on disk**: with its experts on disk a model gives the tokens that it gives from memory; *no* for a model
   without experts.

@@ -119,7 +119,7 @@ def test_steps_tell_their_guesses(daemon: AdminDaemon) -> None:
         seen = [one for name, one in takewhile(_is_under_way, events) if name == "step"]
     verified = {(one["drafted_tokens"], one["accepted_tokens"]) for one in seen}
     assert verified == {(0, 0), (2, 1)}, "the first token is nobody's guess"
-    assert {one["certain_tokens"] for one in seen} == {0}
+    assert {one["forced_tokens"] for one in seen} == {0}
 
 
 def _is_under_way(event: tuple[str, dict[str, Any]]) -> bool:

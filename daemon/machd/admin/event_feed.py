@@ -120,14 +120,14 @@ class StepComputed(_Happened, frozen=True, kw_only=True, tag="step"):
     Attributes:
         width: Sequences that got tokens.
         prefill_tokens: Prompt tokens computed.
-        certain_tokens: Tokens that were known beforehand and went along.
+        forced_tokens: Tokens that were known beforehand and went along.
         drafted_tokens: Draft tokens that were verified.
         accepted_tokens: Those that were right.
     """
 
     width: int
     prefill_tokens: int
-    certain_tokens: int
+    forced_tokens: int
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     duration_s: float
@@ -289,7 +289,7 @@ def _shown(event: Event, at: float) -> AdminEvent | None:
                 at=at,
                 width=event.batch_width,
                 prefill_tokens=event.prefill_tokens,
-                certain_tokens=event.certain_tokens,
+                forced_tokens=event.forced_tokens,
                 drafted_tokens=event.drafted_tokens,
                 accepted_tokens=event.accepted_tokens,
                 duration_s=event.duration_s,

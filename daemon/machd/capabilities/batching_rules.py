@@ -9,7 +9,7 @@ from machd.capabilities.verdict import Support, Verdict
 
 _MEASURE = "requests are served one at a time until it has been measured"
 _ALONE = "requests are served one at a time"
-_ROWS_ALONE = "rows verify guesses alone"
+_ROWS_ALONE = "rows verify drafts alone"
 _NO_CACHE = "the model keeps no cache that could be judged"
 
 _UNKNOWN = MappingProxyType(
@@ -67,7 +67,7 @@ def batched_specdec(facts: CacheFacts) -> Verdict:
     if facts.window_tokens:
         return Verdict(
             Support.BLOCKED,
-            "rows accept different numbers of guesses, and a sliding window cannot be cut back for one "
+            "rows accept different numbers of drafts, and a sliding window cannot be cut back for one "
             f"row of a batch; {_ROWS_ALONE}",
         )
     if facts.has_positions_only and facts.kind is not KvCacheKind.NESTED:
@@ -82,7 +82,7 @@ def batched_specdec(facts: CacheFacts) -> Verdict:
     )
     return Verdict(
         Support.UNKNOWN,
-        f"{what}, and whether rows with different numbers of guesses stay apart in them depends on the "
+        f"{what}, and whether rows with different numbers of drafts stay apart in them depends on the "
         f"model's code; {_ROWS_ALONE}",
     )
 

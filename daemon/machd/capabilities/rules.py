@@ -76,24 +76,26 @@ def speculation(facts: CacheFacts) -> Verdict:
     if KvCacheKind.COMPRESSED in kinds:
         return Verdict(
             Support.BLOCKED,
-            f"{_own_class(facts)}, and nothing is known about taking wrong guesses out of it; decode "
+            f"{_own_class(facts)}, and nothing is known about rolling rejected drafts back in it; decode "
             "without speculation",
         )
     if KvCacheKind.CHUNKED in kinds:
         return Verdict(
             Support.BLOCKED,
             "layers attend in chunks (ChunkedKVCache) and drop the ones before, and nothing is known "
-            "about taking wrong guesses out again; decode without speculation",
+            "about rolling rejected drafts back; decode without speculation",
         )
     if not kinds:
-        return _unknown_kind(facts, "whether wrong guesses can be taken out of them")
+        return _unknown_kind(facts, "whether rejected drafts can be rolled back in them")
     if facts.can_be_cut:
         how = "cut back"
     elif KvCacheKind.RECURRENT in kinds:
         how = "put back from a copy made before them, and what was right is computed again"
     else:
         how = "cut back right behind the pass, windows too"
-    return Verdict(Support.SUPPORTED, f"after wrong guesses every cache can be {how}")
+    return Verdict(
+        Support.SUPPORTED, f"rejected drafts can be rolled back: every cache can be {how}"
+    )
 
 
 def prefix_cache(facts: CacheFacts) -> PrefixVerdict:

@@ -65,19 +65,19 @@ def judge(facts: CacheFacts, results: Sequence[ProbeResult] | None = None) -> Mo
     batching = _batching(facts, results)
     if not is_rule_enough:
         batching = _unless_unmeasured(batching, results)
-    guessing = _guessing(facts, results)
+    speculation = _speculation(facts, results)
     return ModelVerdicts(
         continuous_batching=batching,
         batched_specdec=_both(
             measured(
                 batched_specdec(facts),
                 _fed(results, "batched_drafts"),
-                consequence="rows verify guesses alone",
+                consequence="rows verify drafts alone",
             ),
             batching,
-            guessing,
+            speculation,
         ),
-        speculation=guessing,
+        speculation=speculation,
         prefix_cache=_prefix(facts, results),
         kv_quantization=measured(
             kv_quantization(facts),
@@ -137,7 +137,7 @@ def _unless_unmeasured(batching: Verdict, results: Sequence[ProbeResult]) -> Ver
     return replace(batching, support=Support.UNKNOWN, reason=reason)
 
 
-def _guessing(facts: CacheFacts, results: Sequence[ProbeResult]) -> Verdict:
+def _speculation(facts: CacheFacts, results: Sequence[ProbeResult]) -> Verdict:
     fed = _fed(results, "trim" if facts.can_be_cut else "state_snapshot")
     return measured(speculation(facts), fed, consequence="decode without speculation")
 
@@ -152,13 +152,13 @@ def _prefix(facts: CacheFacts, results: Sequence[ProbeResult]) -> PrefixVerdict:
     return replace(verdict, extent=PrefixExtent.NONE) if is_blocked else verdict
 
 
-def _both(together: Verdict, batching: Verdict, guessing: Verdict) -> Verdict:
+def _both(together: Verdict, batching: Verdict, speculation: Verdict) -> Verdict:
     """The verdict on the two together; blocked is also what one of the halves is."""
     if together.support is Support.BLOCKED:
         return together
-    for half in (batching, guessing):
+    for half in (batching, speculation):
         if half.support is Support.BLOCKED:
-            return replace(half, reason=f"{half.reason}; rows verify no guesses together")
+            return replace(half, reason=f"{half.reason}; rows verify no drafts together")
     return together
 
 

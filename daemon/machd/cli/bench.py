@@ -249,7 +249,7 @@ def bench(
         *(["guarantees"] if is_guarantees else ()),
     } or {"sweep"}
     scenarios = [one for one in _SCENARIOS.values() if one.name in wanted]
-    guessing = loaded.settings.speculation.mode
+    proposer = loaded.settings.speculation.mode
     batches = {"peers", "prefix", "memory", *_VISION, "kv-formats", "experts", "formats"} & {
         one.name for one in scenarios
     }
@@ -269,7 +269,7 @@ def bench(
             "--model-id and --extra-body are for a server at --url",
         ),
         (
-            guessing == OFF and bool(wanted.intersection(_SPECULATION)),
+            proposer == OFF and bool(wanted.intersection(_SPECULATION)),
             f"speculation.mode is {OFF}: name what to compare it with, as --speculation-mode ngram",
         ),
         (
@@ -296,7 +296,7 @@ def bench(
         experts_gb=experts_gb,
         weight_formats=weight_formats or (),
         widths=widths,
-        speculation_mode=guessing,
+        speculation_mode=proposer,
         started_unix_s=int(clock.unix_s()),
         **counts,
     )

@@ -249,10 +249,10 @@ def _mode(mode: ModeStatus) -> str:
 def _speculation(speculation: SpeculationStatus) -> str:
     if speculation.mode == "off":
         return f"off: {speculation.reason}"
-    right = "nothing guessed yet"
+    right = "nothing drafted yet"
     if speculation.acceptance is not None:
-        guesses = counted(speculation.drafted_tokens, "guessed token")
-        right = f"{speculation.acceptance:.0%} of {guesses} right"
+        drafts = counted(speculation.drafted_tokens, "draft token")
+        right = f"{speculation.acceptance:.0%} of {drafts} accepted"
     if speculation.fallbacks:
         right += f"; failed for {counted(speculation.fallbacks, 'sequence')}, as the log says"
     return f"{speculation.mode}, {speculation.max_draft_tokens} ahead at most: {right}"

@@ -166,7 +166,7 @@ def _with_gain(
     state = "on" if gain > LEAST_BATCHED_GAIN else "off because slower"
     told = msgspec.structs.replace(
         verdict,
-        reason=f"{verdict.reason}; {state}: rows with guesses are thought to make {gain:.2f} times as "
+        reason=f"{verdict.reason}; {state}: rows with drafts are thought to make {gain:.2f} times as "
         f"many tokens a second as without, and {LEAST_BATCHED_GAIN:g} is asked for",
     )
     speculation = row.speculation

@@ -143,7 +143,7 @@ class ConfigChange:
             engine.reset(max_rows=config.slot_count)
             events = scheduler.apply_config(config, self._clock.monotonic_s())
         except Exception as error:  # noqa: BLE001 - whatever it is, it must not cost anybody an answer
-            self._log.exception("scheduler.not_rearranged")
+            self._log.exception("scheduler.config_not_changed")
             self._error = error
             if is_measured:
                 # Rows of a measurement that broke off are nobody's. An engine that cannot forget
@@ -152,7 +152,7 @@ class ConfigChange:
             if not self._asked:  # while it was measured; their turn is next
                 scheduler.resume_admission()
             return []
-        self._log.info("scheduler.rearranged", mode=config.mode.value, slots=config.slot_count)
+        self._log.info("scheduler.config_changed", mode=config.mode.value, slots=config.slot_count)
         return events
 
     def _measure_for_them(self, engine: Engine, scheduler: Scheduler) -> None:

@@ -464,15 +464,13 @@ class EngineLoop:
             rows |= {fault.slot_index for fault in result.faults}
             width = max(len(plan.decode), len(rows))
             accepted_tokens = sum(one.accepted_tokens for one in result.drafts)
-            certain_tokens = len(result.tokens) - len({one.slot_index for one in result.tokens})
+            ahead_tokens = len(result.tokens) - len({one.slot_index for one in result.tokens})
             events.append(
                 StepCompleted(
                     width,
                     plan.prefill_tokens,
                     duration_s,
-                    max(
-                        0, certain_tokens - accepted_tokens
-                    ),  # those of a row that failed are not said
+                    max(0, ahead_tokens - accepted_tokens),  # a row that failed has none
                     sum(one.drafted_tokens for one in result.drafts),
                     accepted_tokens,
                 )

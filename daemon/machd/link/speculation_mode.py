@@ -17,7 +17,7 @@ from machd.settings.speculation import RequestedSpeculation, SpeculationSettings
 
 _AUTO = "auto"
 _SWITCHED_OFF = "speculation.mode is off"
-_NOBODY = "nobody guesses for this model"
+_NOBODY = "nothing is drafted for this model"
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,7 +161,7 @@ class StepCompleted(Struct, frozen=True, tag=True, array_like=True, gc=False):
         batch_width: Rows that decoded, those whose prompt ended in this step included.
         prefill_tokens: Prompt tokens computed.
         duration_s: Wall time of the engine's ``run``.
-        certain_tokens: Forced tokens of all rows.
+        forced_tokens: Forced tokens of all rows.
         drafted_tokens: Draft tokens verified.
         accepted_tokens: Draft tokens accepted.
     """
@@ -169,7 +169,7 @@ class StepCompleted(Struct, frozen=True, tag=True, array_like=True, gc=False):
     batch_width: int
     prefill_tokens: int
     duration_s: float
-    certain_tokens: int = 0
+    forced_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
 

@@ -405,7 +405,7 @@ class Settings(BaseSettings):
     def _draft_mode_names_its_model(self) -> Self:
         if self.speculation.mode == "draft" and self.speculation.draft_model is None:
             raise ValueError(
-                "speculation.mode: draft needs a model that guesses; name it in "
+                "speculation.mode: draft needs a draft model; name it in "
                 "speculation.draft_model, or set speculation.mode to auto"
             )
         return self

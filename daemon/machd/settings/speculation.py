@@ -18,18 +18,18 @@ class SpeculationSettings(SettingsSection):
 
     mode: Annotated[RequestedSpeculation, Mark.RESTART] = Field(
         default="auto",
-        description="Who guesses tokens: ngram looks up what followed the same words before, draft asks "
+        description="The proposer of draft tokens: ngram looks up what followed the same words before, draft asks "
         "speculation.draft_model, dflash a draft by diffusion. auto takes what can be had.",
     )
     draft_model: Annotated[Text | None, Mark.RESTART] = Field(
         default=None,
         examples=["models/SmolLM2-135M-Instruct"],
-        description="The model that guesses, as model.path names one; it must have the served "
+        description="The draft model, as model.path names one; it must have the served "
         "model's vocabulary.",
     )
     max_draft_tokens: int = Field(
         default=8,
         ge=1,
         le=64,
-        description="Tokens that are guessed ahead of one at the most.",
+        description="Most tokens that are drafted after one.",
     )

@@ -128,7 +128,7 @@ _OF_MODEL: tuple[MetricSpec, ...] = (
     _gauge("machd_requests_waiting_limit", "Decodes that may wait: limits.max_queue; sequences that share one count once."),
     _gauge("machd_generations_open", "Generations that somebody reads, those that wait included, each with all its choices."),
     _gauge("machd_slots", "Slots by state.", "state"),
-    _gauge("machd_active_loops", "Generation loops that are running."),
+    _gauge("machd_active_loops", "Decodes that are running, one for each group of sequences that share it."),
     _counter(
         "machd_requests_total",
         "Requests that ended.",
@@ -221,13 +221,13 @@ _OF_MODEL: tuple[MetricSpec, ...] = (
     ),
     _reading("machd_encoder_seconds_total", "Time that encoding images and videos took on the engine's thread."),
     _gauge("machd_encoder_cache_bytes", "Memory of encoded images and videos that are kept."),
-    _gauge("machd_speculation_mode", "1 on who guesses tokens ahead; off is nobody.", "mode"),
-    _reading("machd_speculation_cycles_total", "Passes that verified guesses, each row's by itself."),
-    _reading("machd_speculation_draft_tokens_total", "Tokens guessed ahead and verified."),
+    _gauge("machd_speculation_mode", "1 on the proposer of draft tokens; off is none.", "mode"),
+    _reading("machd_speculation_cycles_total", "Passes that verified drafts, each row's by itself."),
+    _reading("machd_speculation_draft_tokens_total", "Draft tokens that were verified."),
     _reading("machd_speculation_accepted_tokens_total", "Those of them that were right."),
     _reading(
         "machd_speculation_draft_by_position_tokens_total",
-        "Tokens guessed ahead and verified, by how far ahead: 1 is the next token.",
+        "Draft tokens that were verified, by how far ahead: 1 is the next token.",
         "position",
     ),
     _reading(
@@ -237,7 +237,7 @@ _OF_MODEL: tuple[MetricSpec, ...] = (
     ),
     _reading(
         "machd_speculation_fallbacks_total",
-        "Sequences that went on without guesses because guessing failed.",
+        "Sequences that went on without drafts because their proposer failed.",
     ),
     _gauge(
         "machd_engine_heartbeat_age_seconds",

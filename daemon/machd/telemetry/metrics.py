@@ -217,7 +217,7 @@ class Metrics:
 
     def _observe_token(self, token: OutputGenerated) -> None:
         last_s = self._last_token_s.get(token.sequence_id)
-        # Tokens that come at once have no gap: those that were guessed rightly, and those that one
+        # Tokens that come at once have no gap: accepted drafts, and those that one
         # who joins a decode has missed.
         if last_s is not None and token.at_s > last_s:
             self._observe("machd_inter_token_latency_seconds", token.at_s - last_s)
@@ -229,7 +229,7 @@ class Metrics:
         else:
             phase = "prefill" if step.prefill_tokens else "decode"
         self._histograms["machd_step_duration_seconds"].labels(phase).observe(step.duration_s)
-        ahead_tokens = step.certain_tokens + step.drafted_tokens  # right or not, they are computed
+        ahead_tokens = step.forced_tokens + step.drafted_tokens  # right or not, they are computed
         self._observe("machd_step_tokens", step.prefill_tokens + step.batch_width + ahead_tokens)
         if step.batch_width:
             self._observe("machd_batch_width", step.batch_width)

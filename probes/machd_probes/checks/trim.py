@@ -28,4 +28,4 @@ def probe(subject: Subject) -> Finding:
             return unsupported("the caches cannot be cut back once their window is full")
         trim_prompt_cache(caches, _GUESS_TOKENS)
         pairs.append((expected, passes.continued(suffix, caches)))
-    return subject.judged_passes(pairs, "after a guess was cut off, the row goes on differently")
+    return subject.judged_passes(pairs, "after a draft was cut off, the row goes on differently")

@@ -82,7 +82,7 @@ async def test_a_watcher_sees_steps_and_sequences_and_no_tokens() -> None:
         "at": step.at,
         "width": 1,
         "prefill_tokens": 7,
-        "certain_tokens": 2,
+        "forced_tokens": 2,
         "drafted_tokens": 5,
         "accepted_tokens": 3,
         "duration_s": 0.25,

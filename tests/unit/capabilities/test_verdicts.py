@@ -404,7 +404,7 @@ def test_rows_verify_nothing_together_where_one_half_is_wrong(half: str) -> None
     results = [_result("batched_drafts", Outcome.PASSED), _result(half, Outcome.FAILED)]
     verdict = judge(_facts(GATED_DELTA, KV), results).batched_specdec
     assert verdict.support is Support.BLOCKED
-    assert verdict.reason.endswith("rows verify no guesses together")
+    assert verdict.reason.endswith("rows verify no drafts together")
 
 
 def test_seven_features_are_judged() -> None:

@@ -115,8 +115,8 @@ def _line(speculation: SpeculationStatus | None, capsys: pytest.CaptureFixture[s
     ("speculation", "shown"),
     [
         (_OFF, "off: speculation.mode is off"),
-        (_NEW, "ngram, 8 ahead at most: nothing guessed yet"),
-        (_USED, "ngram, 8 ahead at most: 62% of 1000 guessed tokens right"),
+        (_NEW, "ngram, 8 ahead at most: nothing drafted yet"),
+        (_USED, "ngram, 8 ahead at most: 62% of 1000 draft tokens accepted"),
     ],
     ids=["off", "new", "used"],
 )
@@ -154,7 +154,7 @@ def test_events_show_hand_overs_and_guesses() -> None:
         at=1.0,
         width=1,
         prefill_tokens=0,
-        certain_tokens=0,
+        forced_tokens=0,
         drafted_tokens=8,
         accepted_tokens=3,
         duration_s=0.5,

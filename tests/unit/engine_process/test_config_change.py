@@ -501,7 +501,7 @@ def test_a_fault_of_ours_while_measuring_is_not_taken_for_the_models() -> None:
 
 
 def test_the_arrangement_is_made_of_what_was_just_measured() -> None:
-    """Results are there before ``arrange`` asks for them, and only then who asked is told."""
+    """Results are there before a change of config asks for them, and only then who asked is told."""
     seen: list[Results] = []
     with running_thread(probe=_ScriptedProbe()) as thread:
         assert _results(thread) == ()
@@ -537,7 +537,7 @@ def test_measuring_is_no_stall_until_it_takes_far_too_long() -> None:
 # What if it fails
 
 
-@pytest.mark.parametrize("is_probe", [True, False], ids=["probe", "arrange"])
+@pytest.mark.parametrize("is_probe", [True, False], ids=["probe", "change"])
 def test_a_switch_that_fails_changes_nothing_and_admission_goes_on(
     logged: list[EventDict],
     is_probe: bool,  # noqa: FBT001
@@ -557,7 +557,7 @@ def test_a_switch_that_fails_changes_nothing_and_admission_goes_on(
         assert not thread.loop.snapshot.is_changing_config
         thread.change_config(_batched()).result(CEILING_S)
     assert _admissions(thread) == [("a", DecodeMode.SINGLE)]
-    assert [one["event"] for one in logged].count("scheduler.not_rearranged") == 1
+    assert [one["event"] for one in logged].count("scheduler.config_not_changed") == 1
     assert _results(thread) == ()
 
 

@@ -72,7 +72,7 @@ def choose_proposer(
     if verdict.support is Support.BLOCKED:
         return _none(verdict.reason)
     if kind is ProposerKind.NGRAM:
-        reason = "tokens that followed the same ones before, in prompt and completion, are guessed"
+        reason = "tokens that followed the same ones before, in prompt and completion, are drafted"
         return ProposerChoice(NgramProposer(), reason)
     draft_progress = _DraftProgress(progress)
     if kind is ProposerKind.DRAFT:
@@ -124,7 +124,7 @@ def _draft(
         end_token_ids=loaded.description.eos_token_ids,
     )
     size = f"{draft.description.parameters / 1e6:.0f} million parameters"
-    reason = f"the model at speculation.draft_model guesses: {size}, {draft.description.dtype}"
+    reason = f"the model at speculation.draft_model drafts: {size}, {draft.description.dtype}"
     return ProposerChoice(proposer, reason)
 
 
@@ -156,7 +156,7 @@ def _dflash(
         raise _of_draft(error) from error
     progress.stage("loading the weights", None)
     draft = load_block_draft(loaded, source.path)
-    reason = f"a DFlash draft guesses {draft.block_tokens} tokens at once"
+    reason = f"a DFlash draft proposes {draft.block_tokens} tokens at once"
     return ProposerChoice(DFlashProposer(draft, open_draws=open_draws), reason)
 
 

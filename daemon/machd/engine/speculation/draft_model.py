@@ -235,8 +235,8 @@ class _DraftCaches:
         if checkpoint is None:
             self._empty()
             return 0
-        guessed = len(self.drafted)
-        return right if checkpoint.roll_back([guessed - right], [guessed]) else 0
+        drafted = len(self.drafted)
+        return right if checkpoint.roll_back([drafted - right], [drafted]) else 0
 
     def _empty(self) -> None:
         self.layers = make_row_caches(self._model)
