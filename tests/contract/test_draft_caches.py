@@ -22,9 +22,9 @@ from support.engines.tiny_models import EVERY_RUN, TinyKind, each_kind
 from machd.engine.kernels.fused_llama import fuse_layers
 from machd.engine.kv import rollback
 from machd.engine.kv.formats import kv_format_named
+from machd.engine.kv.layers.slab import SlabCache
+from machd.engine.kv.layers.window import WindowSlab
 from machd.engine.kv.row_positions import RowPositions
-from machd.engine.kv.slab import SlabCache
-from machd.engine.kv.window_slab import WindowSlab
 
 _STEP_NATS = 0.05
 """A number at the border of two quantisation steps may be rounded either way (test_quantised_parity)."""

@@ -25,8 +25,8 @@ from support.engines.tiny_models import TinyKind
 from machd.engine.assembly import make_engine
 from machd.engine.kv import batch_lane
 from machd.engine.kv.lane_kv import PrefilledRow
+from machd.engine.kv.layers.slab import SlabCache
 from machd.engine.kv.row_positions import RowPositions
-from machd.engine.kv.slab import SlabCache
 from machd.engine.protocol.step import DecodeRow, Lane, SampledToken, SharedPrefix, StepPlan
 from machd.engine.step.prefill import Prefill
 from machd_probes.play import GREEDY, Join

@@ -10,14 +10,15 @@ import mlx.core as mx
 import pytest
 
 from machd.engine.backend.untyped import Cache, LanguageModel
-from machd.engine.kv import row_caches, slab, state_rows
+from machd.engine.kv import row_caches
 from machd.engine.kv.batch_lane import BatchLaneKv
 from machd.engine.kv.kv_format import PLAIN, KvFormat
+from machd.engine.kv.layers import slab, state
+from machd.engine.kv.layers.slab import SlabCache
+from machd.engine.kv.layers.window import WindowSlab
 from machd.engine.kv.quantized_cache import QuantizedCache
 from machd.engine.kv.row_positions import RowPositions, SlabRows
-from machd.engine.kv.slab import SlabCache
 from machd.engine.kv.slab_layout import Layout
-from machd.engine.kv.window_slab import WindowSlab
 from machd.engine.protocol.step import SharedPrefix
 from machd.engine.step import mlx_engine
 from support.engines.small_classes import small_classes
@@ -232,9 +233,9 @@ def _columns_are_lost(patch: pytest.MonkeyPatch, is_affected: Callable[[SlabCach
 
 def two_rows_exchange_their_states(patch: pytest.MonkeyPatch) -> None:
     """When a row leaves, the first two others get one another's state."""
-    right = state_rows.keep_states
+    right = state.keep_states
     patch.setattr(
-        state_rows,
+        state,
         "keep_states",
         lambda cache, order: right(cache, [*order[1::-1], *order[2:]]),
     )

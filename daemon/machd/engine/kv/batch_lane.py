@@ -1,8 +1,8 @@
 """The KV of the rows that share a forward pass: slabs, and mlx-lm's batch caches for the rest.
 
-Standard caches become a :class:`~machd.engine.kv.slab.SlabCache` a layer, in their KV format, and windows a
-:class:`~machd.engine.kv.window_slab.WindowSlab`. Recurrent state stays in mlx-lm's own arrays, which the
-model makes anew in every pass: :mod:`machd.engine.kv.state_rows`. Lists of caches are opened, and their inner
+Standard caches become a :class:`~machd.engine.kv.layers.slab.SlabCache` a layer, in their KV format, and windows a
+:class:`~machd.engine.kv.layers.window.WindowSlab`. Recurrent state stays in mlx-lm's own arrays, which the
+model makes anew in every pass: :mod:`machd.engine.kv.layers.state`. Lists of caches are opened, and their inner
 caches treated so.
 
 Rows that share a prefix read one copy of it, made of the caches of the first that joins.
@@ -16,9 +16,11 @@ from dataclasses import replace
 import mlx.core as mx
 
 from machd.engine.backend.untyped import Cache
-from machd.engine.kv import state_rows
 from machd.engine.kv.kv_format import PLAIN, KvFormat
 from machd.engine.kv.lane_kv import LaneKv, PrefilledRow, held_bytes
+from machd.engine.kv.layers import state
+from machd.engine.kv.layers.slab import SlabCache
+from machd.engine.kv.layers.window import WindowSlab
 from machd.engine.kv.rollback import CacheCheckpoint, supports_rollback
 from machd.engine.kv.row_caches import (
     format_of,
@@ -28,9 +30,7 @@ from machd.engine.kv.row_caches import (
     window_arrays,
 )
 from machd.engine.kv.row_positions import JoiningRow, RowPositions
-from machd.engine.kv.slab import SlabCache
 from machd.engine.kv.slab_layout import LayoutRule, LengthClasses, OneSlab
-from machd.engine.kv.window_slab import WindowSlab
 
 
 class BatchLaneKv(LaneKv):
@@ -200,7 +200,7 @@ class BatchLaneKv(LaneKv):
         if batch is None:
             return merged
         if type(merged) is ArraysCache:
-            state_rows.append_state(batch, merged)
+            state.append_state(batch, merged)
         else:
             batch.extend(merged)
         return batch
@@ -213,7 +213,7 @@ class BatchLaneKv(LaneKv):
         elif isinstance(cache, WindowSlab):
             cache.keep(order)
         elif type(cache) is ArraysCache:
-            state_rows.keep_states(cache, order)
+            state.keep_states(cache, order)
         elif is_cache_list(cache):
             for inner in cache.caches:
                 self._keep(inner, order)

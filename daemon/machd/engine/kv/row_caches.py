@@ -15,8 +15,8 @@ import mlx.core as mx
 
 from machd.engine.backend.untyped import Cache, LanguageModel
 from machd.engine.kv.kv_format import PLAIN, KvFormat
+from machd.engine.kv.layers.window import RowWindow, WindowSlab
 from machd.engine.kv.quantized_cache import FormatCache, QuantizedCache
-from machd.engine.kv.window_slab import RowWindow, WindowSlab
 from machd.engine.protocol.step import COLUMN_STEP
 
 

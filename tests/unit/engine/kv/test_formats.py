@@ -15,10 +15,10 @@ from machd.engine.kv.batch_lane import BatchLaneKv
 from machd.engine.kv.formats import kv_format_named
 from machd.engine.kv.kv_format import PLAIN, KvFormat, KvWidths
 from machd.engine.kv.lane_kv import PrefilledRow
+from machd.engine.kv.layers.slab import SlabCache
 from machd.engine.kv.quantized_cache import QuantizedCache
 from machd.engine.kv.row_caches import fill_kv_arrays, kv_arrays, make_row_caches
 from machd.engine.kv.row_positions import RowPositions
-from machd.engine.kv.slab import SlabCache
 from machd.engine.kv.slab_layout import OneSlab
 from machd.engine.loading.cache_facts import measure_model
 

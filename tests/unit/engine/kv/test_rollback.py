@@ -12,11 +12,11 @@ from machd.engine.kv import rollback
 from machd.engine.kv.batch_lane import BatchLaneKv
 from machd.engine.kv.formats import kv_format_named
 from machd.engine.kv.lane_kv import PrefilledRow
+from machd.engine.kv.layers.slab import SlabCache
 from machd.engine.kv.quantized_cache import QuantizedCache
 from machd.engine.kv.rollback import CacheCheckpoint, supports_rollback
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.kv.serial_lane import SerialLaneKv
-from machd.engine.kv.slab import SlabCache
 from machd.engine.kv.slab_layout import LengthClasses, OneSlab
 
 from mlx_lm.models.cache import (  # isort: skip - after the engine

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.engines.small_classes import small_classes
 
+from machd.engine.kv.layers.slab import SlabCache
 from machd.engine.kv.row_positions import RowPositions
-from machd.engine.kv.slab import SlabCache
 from machd.engine.kv.slab_layout import LayoutRule, LengthClasses, OneSlab
 from machd.engine.protocol.step import SharedPrefix
 
