@@ -49,7 +49,7 @@ class _Slab:
         """Keep these rows."""
         self.names = [self.names[row] for row in order]
         self.positions.keep(order)
-        self.cache.keep()
+        self.cache.keep(order)
 
     def step(self, *lengths: int) -> None:
         """Write a span a row, one token each unless given; what pads it is NaN."""

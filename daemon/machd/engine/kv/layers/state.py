@@ -1,4 +1,4 @@
-"""Rows of recurrent state: join and leave in the arrays of mlx-lm's ``ArraysCache``, [rows, ...] each.
+"""Recurrent state of a batch, in the arrays [rows, ...] of mlx-lm's ``ArraysCache``.
 
 A model puts new arrays into the cache in every pass, as long as there are rows, so there are no places to
 spare. A row that leaves costs the copy of the row that takes its place. A row that joins costs a copy of the
@@ -8,39 +8,46 @@ state, which a pass itself reads and writes several times over.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
+from typing import ClassVar
 
 import mlx.core as mx
 
 from machd.engine.backend.untyped import Cache
+from machd.engine.kv.layers.cache_state import CacheState, copied, move_rows
+from machd.engine.kv.layers.layer_kv import Checkpoint
+from machd.engine.kv.layers.merged import MergedKv
 
 
-def append_state(batch: Cache, row: Cache) -> None:
-    """Add a row after the others.
+class StateKv(MergedKv):
+    """One layer's recurrent state, rolled back whole for all rows."""
 
-    Args:
-        batch: The ``ArraysCache`` of the rows that are there.
-        row: That of the row.
-    """
-    _widen_histories(batch, row)
-    batch.extend(row)
+    max_rolled_back_rows: ClassVar[float] = inf
 
+    @staticmethod
+    def state_of(cache: Cache, row: int) -> CacheState:
+        """Copy the state of one row."""
+        rows = [None if one is None else one[row : row + 1] for one in cache.cache]
+        return copied((rows, None, None))
 
-def keep_states(batch: Cache, order: Sequence[int]) -> None:
-    """Keep the rows of ``order``, in that order; only rows that change their place are copied."""
-    held = [array for array in batch.cache if array is not None]
-    moving = [(place, row) for place, row in enumerate(order) if place != row]
-    copies = [[mx.contiguous(array[row : row + 1]) for _, row in moving] for array in held]
-    # Or each array would be copied when it is written, to keep what they read.
-    mx.eval(copies)
-    for array, rows in zip(held, copies, strict=True):
-        for (place, _), one in zip(moving, rows, strict=True):
-            array[place : place + 1] = one
-    batch.cache = [None if array is None else array[: len(order)] for array in batch.cache]
-    rows_kept = mx.array(list(order), dtype=mx.int32)
-    if batch.left_padding is not None:
-        batch.left_padding = batch.left_padding[rows_kept]
-    if batch.lengths is not None:
-        batch.lengths = batch.lengths[rows_kept]
+    def checkpoint(self) -> Checkpoint:
+        """Remember the state of all rows."""
+        return self.checkpoint_of(self.model_cache)
+
+    def keep(self, order: Sequence[int]) -> None:
+        """Keep the rows of ``order``, in that order; only rows that change their place are copied."""
+        batch = self.model_cache
+        move_rows([array for array in batch.cache if array is not None], order)
+        batch.cache = [None if array is None else array[: len(order)] for array in batch.cache]
+        rows_kept = mx.array(list(order), dtype=mx.int32)
+        if batch.left_padding is not None:
+            batch.left_padding = batch.left_padding[rows_kept]
+        if batch.lengths is not None:
+            batch.lengths = batch.lengths[rows_kept]
+
+    def _extend(self, row: Cache) -> None:
+        _widen_histories(self.model_cache, row)
+        super()._extend(row)
 
 
 def _widen_histories(batch: Cache, row: Cache) -> None:
