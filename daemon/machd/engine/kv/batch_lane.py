@@ -99,16 +99,14 @@ class BatchLaneKv(LaneKv):
         self._ask_layers()
 
     def open_pass(self, lengths: Sequence[int] | None = None) -> None:
-        """Begin a forward pass; caches without columns are told each row's length without padding."""
+        """Begin a forward pass; kinds that follow no positions are told each row's length without padding."""
         self._positions.open_pass(lengths)
         for layer in self._growing:
             if layer.grow_ahead():
                 break  # the next layer's turn is the next pass
-        self._padded = []
-        if lengths is not None and not self._takes_ragged_spans and len(set(lengths)) > 1:
-            self._padded = self._opened
-            for layer in self._padded:
-                layer.set_lengths(lengths)
+        self._padded = self._counting if lengths is not None and len(set(lengths)) > 1 else []
+        for layer in self._padded:
+            layer.set_lengths(lengths or ())
 
     def close_pass(self) -> None:
         """Drop the padding of the pass from the caches that were told of it."""
@@ -116,11 +114,10 @@ class BatchLaneKv(LaneKv):
             layer.drop_lengths()
 
     def checkpoint(self) -> None:
-        """Remember each row's length, and the state of all caches whose rows end otherwise."""
+        """Remember each row's length, and all layers that follow no positions."""
         assert self.can_roll_back, "there is a way back"
         self._checkpoint_lengths = list(self._positions.lengths)
-        parts = [layer.checkpoint() for layer in self._opened]
-        self._checkpoint = CacheCheckpoint(part for part in parts if part is not None)
+        self._checkpoint = CacheCheckpoint(layer.checkpoint() for layer in self._counting)
 
     def roll_back(self, counts: Sequence[int]) -> bool:
         """Remove each row's last positions; not done where there is recurrent state."""
@@ -143,7 +140,8 @@ class BatchLaneKv(LaneKv):
 
         What rows leave is freed once they are copied, a layer at a time.
         """
-        other_bytes = sum(layer.added_bytes(joining, tokens) for layer in self._opened)
+        others = (layer for layer in self._opened if not layer.has_columns)
+        other_bytes = sum(layer.added_bytes(joining, tokens) for layer in others)
         # A layer grows ahead of need, while the arrays of another one are being copied.
         other_bytes += 2 * max((layer.nbytes for layer in self._growing), default=0)
         before, after = self._positions.layout, self._positions.after(joining, tokens)
@@ -162,6 +160,7 @@ class BatchLaneKv(LaneKv):
         """Ask the layers what they can do with the rows that there are; no pass asks again."""
         rows = len(self._positions.lengths)
         self._growing = [layer for layer in self._opened if layer.grows_ahead]
+        self._counting = [layer for layer in self._opened if not layer.follows_positions]
         self._takes_ragged_spans = all(layer.has_columns for layer in self._opened)
         self._can_roll_back = all(rows <= layer.max_rolled_back_rows for layer in self._opened)
 

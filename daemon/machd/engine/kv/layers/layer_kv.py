@@ -38,13 +38,14 @@ class LayerKv(ABC):
     Attributes:
         has_columns: Each position of a row has a column, where the batch's layout says. So blocks are cut from
             the kind and prefixes shared, and padding lands after a row's end.
-        takes_formats: Rows may be in any KV format.
+        follows_positions: A row ends where the batch's positions say, and rollback cuts these. Any other kind is
+            told the rows' lengths in a padded pass, and makes a checkpoint of its own.
         max_rolled_back_rows: Most rows at a time of which the tokens of a pass can be undone.
         grows_ahead: There is a :meth:`grow_ahead` to call before each pass.
     """
 
     has_columns: ClassVar[bool] = False
-    takes_formats: ClassVar[bool] = False
+    follows_positions: ClassVar[bool] = False
     max_rolled_back_rows: ClassVar[float] = 0
     grows_ahead: ClassVar[bool] = False
 
@@ -58,6 +59,12 @@ class LayerKv(ABC):
             positions: The batch's, shared by its layers.
             max_rows: Most rows that there will ever be.
         """
+
+    @staticmethod
+    def can_batch(cache: Cache) -> bool:
+        """Return True if rows with such caches can share a pass."""
+        del cache
+        return True
 
     @staticmethod
     def in_format(cache: Cache, kv_format: KvFormat) -> Cache:
@@ -123,16 +130,16 @@ class LayerKv(ABC):
         return False
 
     def set_lengths(self, lengths: Sequence[int]) -> None:
-        """Learn each row's tokens in a pass that pads some of them; not called if all kinds have columns."""
+        """Learn each row's tokens in a pass that pads some of them."""
         del lengths
 
     def drop_lengths(self) -> None:
         """End a pass that pads."""
         return
 
-    def checkpoint(self) -> Checkpoint | None:
-        """Remember all rows before a pass; None if they end where the batch's positions do."""
-        return None
+    def checkpoint(self) -> Checkpoint:
+        """Remember all rows before a pass."""
+        return self.checkpoint_of(self.model_cache)
 
     def wipe(self, row: int, begin: int = 0) -> None:
         """Zero a row's own numbers from a position on: a NaN reaches later tokens, as 0 x NaN is NaN."""

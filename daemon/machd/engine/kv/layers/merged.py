@@ -23,6 +23,11 @@ class MergedKv(LayerKv):
         del cache, positions, max_rows
         return cls()
 
+    @staticmethod
+    def can_batch(cache: Cache) -> bool:
+        """Return True if mlx-lm can merge it, which says nothing of the answers."""
+        return hasattr(cache, "merge")
+
     @property
     def model_cache(self) -> Cache:
         """mlx-lm's cache of all rows."""

@@ -46,7 +46,7 @@ class SlabCache(FormatCache, LayerKv):
     """
 
     has_columns: ClassVar[bool] = True
-    takes_formats: ClassVar[bool] = True
+    follows_positions: ClassVar[bool] = True
     max_rolled_back_rows: ClassVar[float] = inf
 
     def __init__(self, positions: RowPositions, kv_format: KvFormat = PLAIN) -> None:

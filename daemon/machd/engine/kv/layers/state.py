@@ -15,7 +15,6 @@ import mlx.core as mx
 
 from machd.engine.backend.untyped import Cache
 from machd.engine.kv.layers.cache_state import CacheState, copied, move_rows
-from machd.engine.kv.layers.layer_kv import Checkpoint
 from machd.engine.kv.layers.merged import MergedKv
 
 
@@ -29,10 +28,6 @@ class StateKv(MergedKv):
         """Copy the state of one row."""
         rows = [None if one is None else one[row : row + 1] for one in cache.cache]
         return copied((rows, None, None))
-
-    def checkpoint(self) -> Checkpoint:
-        """Remember the state of all rows."""
-        return self.checkpoint_of(self.model_cache)
 
     def keep(self, order: Sequence[int]) -> None:
         """Keep the rows of ``order``, in that order; only rows that change their place are copied."""

@@ -48,6 +48,7 @@ class WindowSlab(LayerKv):
         values: The same, with a head_dim of its own.
     """
 
+    follows_positions: ClassVar[bool] = True
     grows_ahead: ClassVar[bool] = True
     # Rings could do it for several. The rules promise less than that, and no probe has measured it.
     max_rolled_back_rows: ClassVar[float] = 1
