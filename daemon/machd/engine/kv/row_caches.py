@@ -1,4 +1,4 @@
-"""The caches of one row: made for a model, and read as arrays or as state, as their kinds say.
+"""The caches of one row: made for a model, opened, and read, as their kinds say.
 
 A standard cache keeps something for each position, which can be copied, cut and joined: its KV arrays.
 All others (windows, recurrent state) are known only as they are now: their state. Models write into
@@ -20,7 +20,7 @@ def make_row_caches(model: LanguageModel, kv_format: KvFormat = PLAIN) -> list[C
     """Make empty caches for one row, as the model makes them, standard ones in the format."""
     from mlx_lm.models.cache import make_prompt_cache  # noqa: PLC0415 - after import_mlx_lm()
 
-    made: list[Cache] = make_prompt_cache(model)
+    made: list[Cache] = list(make_prompt_cache(model))
     if kv_format is PLAIN:
         return made
     return [replaced(one, lambda cache: kind_of(cache).in_format(cache, kv_format)) for one in made]
@@ -55,9 +55,5 @@ def replaced(cache: Cache, replacement: Callable[[Cache], Cache]) -> Cache:
 
 
 def kv_arrays(cache: Cache, row: int = 0, begin: int = 0) -> tuple[mx.array, ...] | None:
-    """Return a row's arrays [1, heads, columns, n] with a column for each position from ``begin`` on, keys first.
-
-    There may be more columns than positions, with any content. Empty before the first write; None for
-    a cache without a column for each position.
-    """
+    """Return a row's arrays from a position on, None without columns; see ``LayerKv.columns_of``."""
     return kind_of(cache).columns_of(cache, row, begin)

@@ -1,6 +1,6 @@
 """The table of kinds: which class holds a cache of the model in a batch, by the exact class of one row's cache.
 
-A model's own subclass of a known cache may do anything besides, and is of the last kind.
+A model's own subclass of a known cache may do anything besides, so it is a :class:`MergedKv` as any other class.
 """
 
 from __future__ import annotations
