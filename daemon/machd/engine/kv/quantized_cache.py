@@ -63,7 +63,7 @@ class FormatCache(ABC):
     @property
     def nbytes(self) -> int:
         """Bytes held, room to spare included."""
-        return sum(array.nbytes for array in self.arrays)
+        return sum(array.nbytes for array in self.state)
 
     def empty(self) -> bool:
         """Return True before the first write."""

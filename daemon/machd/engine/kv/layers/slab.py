@@ -115,11 +115,6 @@ class SlabCache(FormatCache, LayerKv):
         return tuple(array for arrays in held for array in arrays)
 
     @property
-    def nbytes(self) -> int:
-        """Bytes held, room to spare and shared prefixes included."""
-        return sum(array.nbytes for array in self.state)
-
-    @property
     def offset(self) -> mx.array:
         """Positions of each row, int32 [rows]; this layer's new tokens count once written."""
         positions = self._positions
