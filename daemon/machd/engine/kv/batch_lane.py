@@ -49,7 +49,7 @@ class BatchLaneKv(LaneKv):
     @property
     def takes_ragged_spans(self) -> bool:
         """True if all caches have columns: a row's padding lands after its end there."""
-        return self._takes_ragged_spans
+        return not self._columnless
 
     @property
     def can_roll_back(self) -> bool:
@@ -140,8 +140,7 @@ class BatchLaneKv(LaneKv):
 
         What rows leave is freed once they are copied, a layer at a time.
         """
-        others = (layer for layer in self._opened if not layer.has_columns)
-        other_bytes = sum(layer.added_bytes(joining, tokens) for layer in others)
+        other_bytes = sum(layer.added_bytes(joining, tokens) for layer in self._columnless)
         # A layer grows ahead of need, while the arrays of another one are being copied.
         other_bytes += 2 * max((layer.nbytes for layer in self._growing), default=0)
         before, after = self._positions.layout, self._positions.after(joining, tokens)
@@ -161,7 +160,7 @@ class BatchLaneKv(LaneKv):
         rows = len(self._positions.lengths)
         self._growing = [layer for layer in self._opened if layer.grows_ahead]
         self._counting = [layer for layer in self._opened if not layer.follows_positions]
-        self._takes_ragged_spans = all(layer.has_columns for layer in self._opened)
+        self._columnless = [layer for layer in self._opened if not layer.has_columns]
         self._can_roll_back = all(rows <= layer.max_rolled_back_rows for layer in self._opened)
 
 
