@@ -12,10 +12,10 @@ from support.engines.tiny_models import TinyKind
 
 from machd.engine.assembly import make_engine
 from machd.engine.kernels import packed
-from machd.engine.kv import state_rows
+from machd.engine.kv.layers.slab import SlabCache
+from machd.engine.kv.layers.state import StateKv
+from machd.engine.kv.layers.window import WindowSlab
 from machd.engine.kv.row_positions import RowPositions
-from machd.engine.kv.slab import SlabCache
-from machd.engine.kv.window_slab import WindowSlab
 from machd.engine.step import gumbel_noise, sampling
 from machd.engine.step.filters import filters_of
 from machd_probes.scripts import LENGTHS, MIXED, random_prompt, scripts
@@ -78,8 +78,8 @@ def the_window_is_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 def states_do_not_follow_their_rows(patch: pytest.MonkeyPatch) -> None:
     """When a row leaves, the others get the states of the first places."""
-    right = state_rows.keep_states
-    patch.setattr(state_rows, "keep_states", lambda cache, order: right(cache, range(len(order))))
+    right = StateKv.keep
+    patch.setattr(StateKv, "keep", lambda self, order: right(self, range(len(order))))
 
 
 def newcomers_go_first(patch: pytest.MonkeyPatch) -> None:

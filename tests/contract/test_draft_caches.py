@@ -20,11 +20,11 @@ from support.engines.tiny_engines import loaded
 from support.engines.tiny_models import EVERY_RUN, TinyKind, each_kind
 
 from machd.engine.kernels.fused_llama import fuse_layers
-from machd.engine.kv import rollback
 from machd.engine.kv.formats import kv_format_named
+from machd.engine.kv.layers.cache_state import StateCheckpoint
+from machd.engine.kv.layers.slab import ColumnCheckpoint, SlabCache
+from machd.engine.kv.layers.window import WindowCheckpoint, WindowSlab
 from machd.engine.kv.row_positions import RowPositions
-from machd.engine.kv.slab import SlabCache
-from machd.engine.kv.window_slab import WindowSlab
 
 _STEP_NATS = 0.05
 """A number at the border of two quantisation steps may be rounded either way (test_quantised_parity)."""
@@ -320,7 +320,7 @@ def _a_list_that_models_write_into(patch: pytest.MonkeyPatch) -> None:
     def shared(self: Any, cache: Any) -> None:
         self._cache, self._state = cache, cache.state
 
-    patch.setattr(rollback._StateCheckpoint, "__init__", shared)
+    patch.setattr(StateCheckpoint, "__init__", shared)
 
 
 def _a_batch_without_ends(patch: pytest.MonkeyPatch) -> None:
@@ -340,12 +340,12 @@ def _columns_behind_the_end(patch: pytest.MonkeyPatch) -> None:
         self._cache.state = (keys, values, offset - count, keep, max_size, index - count)
         return True
 
-    patch.setattr(rollback._WindowCheckpoint, "cut", cut)
+    patch.setattr(WindowCheckpoint, "cut", cut)
 
 
 def _positions_that_go_on(patch: pytest.MonkeyPatch) -> None:
     """A window loses its columns and keeps its count."""
-    right = rollback._WindowCheckpoint.cut
+    right = WindowCheckpoint.cut
 
     def cut(self: Any, count: int) -> bool:
         offset = self._cache.offset
@@ -353,23 +353,23 @@ def _positions_that_go_on(patch: pytest.MonkeyPatch) -> None:
         self._cache.offset = offset
         return is_done
 
-    patch.setattr(rollback._WindowCheckpoint, "cut", cut)
+    patch.setattr(WindowCheckpoint, "cut", cut)
 
 
 def _state_that_is_not_restored(patch: pytest.MonkeyPatch) -> None:
     """State keeps the rejected drafts after a rollback."""
-    patch.setattr(rollback._StateCheckpoint, "restore", lambda *_: None)
+    patch.setattr(StateCheckpoint, "restore", lambda *_: None)
 
 
 def _columns_that_are_not_restored(patch: pytest.MonkeyPatch) -> None:
     """Recurrent state is restored, and standard caches beside it are not."""
-    patch.setattr(rollback._ColumnCheckpoint, "restore", lambda *_: None)
+    patch.setattr(ColumnCheckpoint, "restore", lambda *_: None)
     patch.setattr(RowPositions, "cut", lambda *_: None)
 
 
 def _state_that_passes_for_cut(patch: pytest.MonkeyPatch) -> None:
     """State claims that the rejected drafts are removed from it."""
-    patch.setattr(rollback._StateCheckpoint, "cut", lambda *_: True)
+    patch.setattr(StateCheckpoint, "cut", lambda *_: True)
 
 
 def _a_window_short_of_a_column(patch: pytest.MonkeyPatch) -> None:
@@ -382,7 +382,7 @@ def _a_window_short_of_a_column(patch: pytest.MonkeyPatch) -> None:
         self._cache.state = (keys, values, offset - count, keep, max_size, kept - 1)
         return True
 
-    patch.setattr(rollback._WindowCheckpoint, "cut", cut)
+    patch.setattr(WindowCheckpoint, "cut", cut)
 
 
 def _a_ring_that_is_never_wider(patch: pytest.MonkeyPatch) -> None:

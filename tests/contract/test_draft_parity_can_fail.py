@@ -22,8 +22,8 @@ from support.engines.tiny_engines import loaded
 from support.engines.tiny_models import TinyKind
 
 from machd.engine.assembly import make_engine
-from machd.engine.kv import rollback
 from machd.engine.kv.batch_lane import BatchLaneKv
+from machd.engine.kv.layers import cache_state
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.kv.serial_lane import SerialLaneKv
 from machd.engine.protocol.step import Lane, SampledToken
@@ -160,7 +160,7 @@ def a_matcher_is_not_told(patch: pytest.MonkeyPatch) -> None:
 
 def a_mark_is_a_reference(patch: pytest.MonkeyPatch) -> None:
     """A checkpoint changes with the cache."""
-    patch.setattr(rollback, "_aliased", lambda state: state)
+    patch.setattr(cache_state, "_aliased", lambda state: state)
 
 
 def nothing_is_computed_again(patch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,8 @@ from support.engines.tiny_models import TinyKind, each_kind, each_kind_and_look_
 from machd.engine.assembly import make_engine
 from machd.engine.backend.untyped import Cache
 from machd.engine.kv.lane_kv import CachedRow
-from machd.engine.kv.row_caches import copied, innermost, kv_arrays
+from machd.engine.kv.layers.cache_state import copied
+from machd.engine.kv.row_caches import innermost, kv_arrays
 from machd.engine.prefix_blocks import arrays as block_arrays
 from machd.engine.prefix_blocks import memory_tier
 from machd.engine.prefix_blocks.arrays import BlockArrays

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from machd.engine.assembly import make_engine
 from machd.engine.backend.native_kernels import native_kernels
 from machd.engine.kernels import native_attention
-from machd.engine.kv.slab import SlabCache
+from machd.engine.kv.layers.slab import SlabCache
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.protocol.step import Lane
 from machd.engine.step.mlx_engine import MlxEngine

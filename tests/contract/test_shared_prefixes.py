@@ -25,8 +25,8 @@ from support.engines.tiny_models import TinyKind
 from machd.engine.assembly import make_engine
 from machd.engine.kv import batch_lane
 from machd.engine.kv.lane_kv import PrefilledRow
+from machd.engine.kv.layers.slab import SlabCache
 from machd.engine.kv.row_positions import RowPositions
-from machd.engine.kv.slab import SlabCache
 from machd.engine.protocol.step import DecodeRow, Lane, SampledToken, SharedPrefix, StepPlan
 from machd.engine.step.prefill import Prefill
 from machd_probes.play import GREEDY, Join
@@ -282,7 +282,7 @@ def the_base_is_a_block_late(patch: pytest.MonkeyPatch) -> None:
         if row.shared is not None and row.length >= row.shared.tokens + 4:
             late = SharedPrefix(row.shared.number, row.shared.tokens + 4)
             right(self, replace(row, shared=late))
-            for slab in self._slabs:
+            for slab in self.layers:
                 slab._prefixes[late.number] = [
                     one[:, :, : row.shared.tokens] for one in slab._prefixes[late.number]
                 ]
@@ -296,8 +296,8 @@ def the_prefix_goes_with_its_first_row(patch: pytest.MonkeyPatch) -> None:
     """When any row leaves, what the others share is given back and holds something else."""
     right = SlabCache.keep
 
-    def keep(self: SlabCache) -> None:
-        right(self)
+    def keep(self: SlabCache, order: Sequence[int]) -> None:
+        right(self, order)
         for number, arrays in self._prefixes.items():
             self._prefixes[number] = [mx.zeros_like(one) for one in arrays]
 

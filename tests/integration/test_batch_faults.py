@@ -21,7 +21,7 @@ from support.engines.step_gate import StepGate
 
 from machd.dialects.completions.handler import _CompletionDialect
 from machd.engine.kv.batch_lane import BatchLaneKv
-from machd.engine.kv.slab import SlabCache
+from machd.engine.kv.layers.slab import SlabCache
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import StepPlan
 from machd.engine.protocol.tokenizer import Detokenizer

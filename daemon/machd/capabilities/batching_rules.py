@@ -96,7 +96,7 @@ def _batch_obstacle(facts: CacheFacts) -> str | None:
             f"the model keeps a cache class of its own ({names}), and nothing is "
             "known about merging it into a batch"
         )
-    if any(layer.class_name == "ChunkedKVCache" for layer in every):
+    if any(layer.kind is KvCacheKind.CHUNKED for layer in every):
         return "layers attend in chunks (ChunkedKVCache), which mlx-lm cannot merge"
     if any(layer.keep for layer in every):
         return (

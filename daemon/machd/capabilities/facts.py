@@ -9,14 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-
-_STANDARD = "KVCache"
-_ROTATING = "RotatingKVCache"
-_STATE = "ArraysCache"
-_CHUNKED = "ChunkedKVCache"
-_LIST = "CacheList"
-PUBLIC_CACHE_CLASSES = frozenset({_STANDARD, _ROTATING, _STATE, _CHUNKED, _LIST})
-"""mlx-lm's own; a cache of another class is a model's private one."""
+from types import MappingProxyType
 
 
 class KvCacheKind(StrEnum):
@@ -30,6 +23,30 @@ class KvCacheKind(StrEnum):
     CHUNKED = "chunked"
     COMPRESSED = "compressed"
     NESTED = "nested"
+
+
+_KIND_OF_CLASS = MappingProxyType(
+    {
+        "KVCache": KvCacheKind.STANDARD,
+        "RotatingKVCache": KvCacheKind.ROTATING,
+        "ArraysCache": KvCacheKind.RECURRENT,
+        "ChunkedKVCache": KvCacheKind.CHUNKED,
+        "CacheList": KvCacheKind.NESTED,
+    }
+)
+"""The rules speak of these kinds; a cache of another class is a model's private one, of which nothing is known.
+
+``engine/kv/layers/`` has a class for each kind that can do anything, and a test holds the two together.
+"""
+
+_RESTRICTIVE = (
+    KvCacheKind.NESTED,
+    KvCacheKind.COMPRESSED,
+    KvCacheKind.CHUNKED,
+    KvCacheKind.RECURRENT,
+    KvCacheKind.ROTATING,
+)
+"""The most restrictive first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +69,11 @@ class LayerCacheFacts:
     keep: int = 0
     window_tokens: int | None = None
     nested: tuple[LayerCacheFacts, ...] = ()
+
+    @property
+    def kind(self) -> KvCacheKind:
+        """The kind of this one cache."""
+        return _KIND_OF_CLASS.get(self.class_name, KvCacheKind.COMPRESSED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +108,13 @@ class CacheFacts:
     @property
     def innermost(self) -> tuple[LayerCacheFacts, ...]:
         """Every cache that holds something itself: lists opened, however deep."""
-        return tuple(one for one in self.every if one.class_name != _LIST)
+        return tuple(one for one in self.every if one.kind is not KvCacheKind.NESTED)
 
     @property
     def private_classes(self) -> tuple[str, ...]:
         """Sorted names of the classes that are a model's own, inside lists too."""
-        return tuple(sorted({one.class_name for one in self.every} - PUBLIC_CACHE_CLASSES))
+        private = {one.class_name for one in self.every if one.kind is KvCacheKind.COMPRESSED}
+        return tuple(sorted(private))
 
     @property
     def keep_tokens(self) -> tuple[int, ...]:
@@ -118,7 +141,7 @@ class CacheFacts:
     @property
     def has_positions_only(self) -> bool:
         """True if every cache keeps something for each position by itself, and nothing else."""
-        return all(one.class_name == _STANDARD for one in self.innermost)
+        return all(one.kind is KvCacheKind.STANDARD for one in self.innermost)
 
     @property
     def can_be_cut(self) -> bool:
@@ -128,26 +151,17 @@ class CacheFacts:
     @property
     def kind(self) -> KvCacheKind:
         """The kind as ``/v1/capabilities`` names it: the most restrictive class present decides."""
-        names = {layer.class_name for layer in self.layers}
-        if _LIST in names:
-            return KvCacheKind.NESTED
-        if names - PUBLIC_CACHE_CLASSES:
-            return KvCacheKind.COMPRESSED
-        if _CHUNKED in names:
-            return KvCacheKind.CHUNKED
-        if _STATE in names:
-            return self._state_kind(names)
-        if _ROTATING in names:
-            return KvCacheKind.ROTATING
-        return KvCacheKind.STANDARD
-
-    def _state_kind(self, names: set[str]) -> KvCacheKind:
-        if names == {_STATE}:
+        kinds = {layer.kind for layer in self.layers}
+        if kinds == {KvCacheKind.RECURRENT}:
             return KvCacheKind.RECURRENT
-        owners = {layer.owner for layer in self.layers if layer.class_name == _STATE}
-        if owners and all("GatedDelta" in owner for owner in owners):
-            return KvCacheKind.HYBRID_GDN
-        return KvCacheKind.HYBRID
+        found = next((kind for kind in _RESTRICTIVE if kind in kinds), KvCacheKind.STANDARD)
+        return self._hybrid_kind if found is KvCacheKind.RECURRENT else found
+
+    @property
+    def _hybrid_kind(self) -> KvCacheKind:
+        owners = {one.owner for one in self.layers if one.kind is KvCacheKind.RECURRENT}
+        is_gdn = all("GatedDelta" in owner for owner in owners)
+        return KvCacheKind.HYBRID_GDN if is_gdn else KvCacheKind.HYBRID
 
 
 def _with_inner(layer: LayerCacheFacts) -> Iterator[LayerCacheFacts]:

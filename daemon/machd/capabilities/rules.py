@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from types import MappingProxyType
 
 from machd.capabilities.evidence import Outcome, ProbeResult
-from machd.capabilities.facts import CacheFacts, KvCacheKind, LayerCacheFacts
+from machd.capabilities.facts import CacheFacts, KvCacheKind
 from machd.capabilities.verdict import Support, Verdict
 
 
@@ -139,7 +138,7 @@ def kv_quantization(facts: CacheFacts) -> Verdict:
     if not kinds:
         return _unknown_kind(facts, "whether there are keys and values in them")
     every = facts.innermost
-    count = sum(_kind(one) is KvCacheKind.STANDARD for one in every)
+    count = sum(one.kind is KvCacheKind.STANDARD for one in every)
     if not count and kinds <= {KvCacheKind.RECURRENT, KvCacheKind.NESTED}:
         return _full_size("the model keeps recurrent state and no keys and values")
     if not count:
@@ -157,24 +156,10 @@ def kv_quantization(facts: CacheFacts) -> Verdict:
     return Verdict(Support.SUPPORTED, kept)
 
 
-_KIND_OF_CLASS = MappingProxyType(
-    {
-        "KVCache": KvCacheKind.STANDARD,
-        "RotatingKVCache": KvCacheKind.ROTATING,
-        "ArraysCache": KvCacheKind.RECURRENT,
-        "ChunkedKVCache": KvCacheKind.CHUNKED,
-    }
-)
-
-
 def _kinds(facts: CacheFacts) -> set[KvCacheKind]:
     """The kinds of all caches one by one, those inside lists too, which add ``nested``."""
-    kinds = {_kind(one) for one in facts.innermost}
+    kinds = {one.kind for one in facts.innermost}
     return kinds | {KvCacheKind.NESTED} if facts.kind is KvCacheKind.NESTED else kinds
-
-
-def _kind(one: LayerCacheFacts) -> KvCacheKind:
-    return _KIND_OF_CLASS.get(one.class_name, KvCacheKind.COMPRESSED)
 
 
 def _unknown_kind(facts: CacheFacts, question: str) -> Verdict:

@@ -20,7 +20,8 @@ from machd.engine.backend.untyped import Cache
 from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.engine.kv.formats import kv_format_named
 from machd.engine.kv.kv_format import KvWidths
-from machd.engine.kv.row_caches import format_of, innermost, make_row_caches
+from machd.engine.kv.quantized_cache import format_of
+from machd.engine.kv.row_caches import innermost, make_row_caches
 from machd.engine.loading.loader import LoadedModel
 from machd_probes.finding import Finding, unsupported
 from machd_probes.passes import Logprobs, Passes, compared_passes

@@ -10,14 +10,16 @@ import mlx.core as mx
 import pytest
 
 from machd.engine.backend.untyped import Cache, LanguageModel
-from machd.engine.kv import row_caches, slab, state_rows
+from machd.engine.kv import row_caches
 from machd.engine.kv.batch_lane import BatchLaneKv
 from machd.engine.kv.kv_format import PLAIN, KvFormat
+from machd.engine.kv.layers import slab
+from machd.engine.kv.layers.slab import SlabCache
+from machd.engine.kv.layers.state import StateKv
+from machd.engine.kv.layers.window import WindowSlab
 from machd.engine.kv.quantized_cache import QuantizedCache
 from machd.engine.kv.row_positions import RowPositions, SlabRows
-from machd.engine.kv.slab import SlabCache
 from machd.engine.kv.slab_layout import Layout
-from machd.engine.kv.window_slab import WindowSlab
 from machd.engine.protocol.step import SharedPrefix
 from machd.engine.step import mlx_engine
 from support.engines.small_classes import small_classes
@@ -157,33 +159,33 @@ def a_neighbours_place_is_written(patch: pytest.MonkeyPatch) -> None:
 
 def the_wrong_row_moves(patch: pytest.MonkeyPatch) -> None:
     """Into the place of a row that left goes what the one before the last holds."""
-    right, moving = BatchLaneKv._keep, SlabCache._moving
-
-    def keep(self: BatchLaneKv, cache: Cache, order: list[int]) -> None:
-        if not isinstance(cache, CacheList):
-            order = [old if old == place else old - 1 for place, old in enumerate(order)]
-        right(self, cache, order)
+    moving = SlabCache._moving
 
     def move(self: SlabCache, before: Layout, after: Layout) -> Any:
         shifted = (replace(one, rows=(*one.rows[1:], one.rows[0])) for one in before)
         return moving(self, tuple(shifted), after)
 
-    patch.setattr(BatchLaneKv, "_keep", keep)
+    _others_keep(
+        patch, lambda order: [old if old == place else old - 1 for place, old in enumerate(order)]
+    )
     patch.setattr(SlabCache, "_moving", move)
 
 
 def a_lists_states_are_in_reverse(patch: pytest.MonkeyPatch) -> None:
     """When rows leave, of a list of caches those with a state keep it in reverse order."""
-    right = BatchLaneKv._keep
+    _others_keep(patch, lambda order: order[::-1])
 
-    def keep(self: BatchLaneKv, cache: Cache, order: list[int]) -> None:
-        if not isinstance(cache, CacheList):
-            right(self, cache, order)
-            return
-        for inner in cache.caches:
-            right(self, inner, order if isinstance(inner, SlabCache) else order[::-1])
 
-    patch.setattr(BatchLaneKv, "_keep", keep)
+def _others_keep(
+    patch: pytest.MonkeyPatch, wrong: Callable[[Sequence[int]], Sequence[int]]
+) -> None:
+    """Caches without columns keep rows of another order."""
+
+    def keep(right: Callable[[Any, Sequence[int]], None]) -> Callable[[Any, Sequence[int]], None]:
+        return lambda self, order: right(self, wrong(order))
+
+    for kind in (WindowSlab, StateKv):
+        patch.setattr(kind, "keep", keep(kind.keep))
 
 
 def a_former_rows_token_stays(patch: pytest.MonkeyPatch) -> None:
@@ -232,12 +234,8 @@ def _columns_are_lost(patch: pytest.MonkeyPatch, is_affected: Callable[[SlabCach
 
 def two_rows_exchange_their_states(patch: pytest.MonkeyPatch) -> None:
     """When a row leaves, the first two others get one another's state."""
-    right = state_rows.keep_states
-    patch.setattr(
-        state_rows,
-        "keep_states",
-        lambda cache, order: right(cache, [*order[1::-1], *order[2:]]),
-    )
+    right = StateKv.keep
+    patch.setattr(StateKv, "keep", lambda self, order: right(self, [*order[1::-1], *order[2:]]))
 
 
 def a_new_row_begins_in_an_old_state(patch: pytest.MonkeyPatch) -> None:

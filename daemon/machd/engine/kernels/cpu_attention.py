@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from machd.engine.kernels.exponential import MIN_EXPONENT, exp2
 from machd.engine.kv.kv_format import FoldedKv, KvFormat
-from machd.engine.kv.slab import SlabCache
+from machd.engine.kv.layers.slab import SlabCache
 
 _BLOCK_SCORES = 256 * 1024
 """Scores computed at once: with the temporaries of their exponentials they stay near the core."""

@@ -25,7 +25,7 @@ from machd.engine.kernels.native_llama import (
     compute_layers_in_one,
 )
 from machd.engine.kernels.packed import PackedCache
-from machd.engine.kv.slab import SlabCache
+from machd.engine.kv.layers.slab import SlabCache
 
 _ROTATION_TOLERANCE = 1e-5
 """Largest difference between a rotation from a table and the layer's own, for numbers around one."""

@@ -11,7 +11,7 @@ from machd.engine.backend.native_kernels import native_kernels
 from machd.engine.backend.untyped import Cache, LanguageModel
 from machd.engine.kernels import cpu_attention
 from machd.engine.kernels.native_layers import is_left_to_mlx
-from machd.engine.kv.slab import SlabCache
+from machd.engine.kv.layers.slab import SlabCache
 
 HEAD_NUMBERS = 16
 """A head has a multiple of so many."""

@@ -17,8 +17,8 @@ from machd.engine.kernels.native_attention import HEAD_NUMBERS, attend, attend_r
 from machd.engine.kernels.native_layers import is_native_norm, layer_weights
 from machd.engine.kernels.packed import PackedCache, PackedPrompt
 from machd.engine.kernels.started_layers import class_of
+from machd.engine.kv.layers.slab import SlabCache
 from machd.engine.kv.row_positions import SlabRows
-from machd.engine.kv.slab import SlabCache
 
 _TABLE_POSITIONS = 1024
 """A table grows by so many."""

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import mlx.core as mx
 
 from machd.engine.backend.untyped import Cache
-from machd.engine.kv.slab import SlabCache
+from machd.engine.kv.layers.slab import SlabCache
 
 
 class Attend(Protocol):

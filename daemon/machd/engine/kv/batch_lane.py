@@ -1,9 +1,8 @@
-"""The KV of the rows that share a forward pass: slabs, and mlx-lm's batch caches for the rest.
+"""The KV of the rows that share a forward pass: each cache of the model, held for all rows as its kind holds it.
 
-Standard caches become a :class:`~machd.engine.kv.slab.SlabCache` a layer, in their KV format, and windows a
-:class:`~machd.engine.kv.window_slab.WindowSlab`. Recurrent state stays in mlx-lm's own arrays, which the
-model makes anew in every pass: :mod:`machd.engine.kv.state_rows`. Lists of caches are opened, and their inner
-caches treated so.
+Standard caches become a :class:`~machd.engine.kv.layers.slab.SlabCache` a layer, in their KV format, and windows
+a :class:`~machd.engine.kv.layers.window.WindowSlab`. Others stay in mlx-lm's own arrays. Lists of caches are
+opened, and their inner caches treated so.
 
 Rows that share a prefix read one copy of it, made of the caches of the first that joins.
 """
@@ -16,21 +15,15 @@ from dataclasses import replace
 import mlx.core as mx
 
 from machd.engine.backend.untyped import Cache
-from machd.engine.kv import state_rows
 from machd.engine.kv.kv_format import PLAIN, KvFormat
 from machd.engine.kv.lane_kv import LaneKv, PrefilledRow, held_bytes
-from machd.engine.kv.rollback import CacheCheckpoint, supports_rollback
-from machd.engine.kv.row_caches import (
-    format_of,
-    innermost,
-    is_cache_list,
-    kv_arrays,
-    window_arrays,
-)
+from machd.engine.kv.layers.kinds import kind_of
+from machd.engine.kv.layers.layer_kv import LayerKv
+from machd.engine.kv.layers.slab import SlabCache
+from machd.engine.kv.rollback import CacheCheckpoint
+from machd.engine.kv.row_caches import innermost, kv_arrays, replaced
 from machd.engine.kv.row_positions import JoiningRow, RowPositions
-from machd.engine.kv.slab import SlabCache
 from machd.engine.kv.slab_layout import LayoutRule, LengthClasses, OneSlab
-from machd.engine.kv.window_slab import WindowSlab
 
 
 class BatchLaneKv(LaneKv):
@@ -47,27 +40,21 @@ class BatchLaneKv(LaneKv):
         self._max_rows = max_rows
         self._checkpoint: CacheCheckpoint | None = None
         self._checkpoint_lengths: list[int] = []
-        self._padded: list[Cache] = []
         self._positions = RowPositions(self._rule)
         self.layers: list[Cache] = []
-        self._slabs: list[SlabCache] = []
-        self._windows: list[WindowSlab] = []
-        self._merged: list[Cache] = []
+        self._opened: list[LayerKv] = []
+        self._padded: list[LayerKv] = []
+        self._ask_layers()
 
     @property
     def takes_ragged_spans(self) -> bool:
-        """True if all caches are slabs of whole rows: a row's padding lands after its end there."""
-        return not (self._merged or self._windows)
+        """True if all caches have columns: a row's padding lands after its end there."""
+        return not self._columnless
 
     @property
     def can_roll_back(self) -> bool:
-        """True if every cache that is no slab is of a class with a known rollback; windows with one row alone.
-
-        Rings could do it for several rows. The rules promise less than that, and no probe has measured it.
-        """
-        if self._windows and len(self._positions.lengths) > 1:
-            return False
-        return all(supports_rollback(cache) for cache in self._merged)
+        """True if every cache can, with as many rows as there are."""
+        return self._can_roll_back
 
     @property
     def room_tokens(self) -> int:
@@ -76,7 +63,6 @@ class BatchLaneKv(LaneKv):
 
     def join(self, row: PrefilledRow) -> None:
         """Copy a row in, layer by layer."""
-        place = len(self._positions.lengths)
         prefix: list[tuple[mx.array, ...]] | None = None
         if row.shared is not None and row.shared not in self._positions.shared:
             assert isinstance(self._rule, LengthClasses), "attention reads what comes before a slab"
@@ -84,51 +70,54 @@ class BatchLaneKv(LaneKv):
             # A NaN of one row must not come into others. The row will fail, with columns of its own.
             row = row if prefix else replace(row, shared=None)
         self._positions.append(row.length, row.limit, row.shared)
-        batched = self.layers or [None] * len(row.layers)
-        self.layers = [
-            self._joined(batch, single, place, row)
-            for batch, single in zip(batched, row.layers, strict=True)
+        caches = innermost(row.layers)
+        opened = self._opened or [
+            kind_of(cache).of(cache, self._positions, self._max_rows) for cache in caches
         ]
-        every = innermost(self.layers)
-        self._slabs = [cache for cache in every if isinstance(cache, SlabCache)]
-        self._windows = [cache for cache in every if isinstance(cache, WindowSlab)]
-        self._merged = [cache for cache in every if not isinstance(cache, SlabCache | WindowSlab)]
+        for layer, cache in zip(opened, caches, strict=True):
+            layer.join(cache, row.index)
+        if not self._opened:
+            held = iter(opened)
+            self.layers = [replaced(one, lambda _: next(held).model_cache) for one in row.layers]
+            self._opened = opened
+        self._ask_layers()
         if row.shared is not None and prefix is not None:
-            for slab, arrays in zip(self._slabs, prefix, strict=True):
-                slab.hold_prefix(row.shared.number, arrays)
+            for layer, arrays in zip(opened, prefix, strict=True):
+                layer.hold_prefix(row.shared.number, arrays)
 
     def keep(self, order: Sequence[int]) -> None:
         """Keep the rows of ``order``, in that order."""
         self._positions.keep(order)
-        for cache in self.layers:
-            self._keep(cache, list(order))
+        for layer in self._opened:
+            layer.keep(order)
+        self._ask_layers()
 
     def clear(self) -> None:
         """Drop the batch."""
         self._positions = RowPositions(self._rule)
-        self.layers, self._slabs, self._windows, self._merged = [], [], [], []
-        self._checkpoint = None
+        self.layers, self._opened, self._checkpoint = [], [], None
+        self._ask_layers()
 
     def open_pass(self, lengths: Sequence[int] | None = None) -> None:
-        """Begin a forward pass; caches that are no slabs are told each row's length without padding."""
+        """Begin a forward pass; kinds that follow no positions are told each row's length without padding."""
         self._positions.open_pass(lengths)
-        for window in self._windows:
-            if window.grow_ahead():
+        for layer in self._growing:
+            if layer.grow_ahead():
                 break  # the next layer's turn is the next pass
-        self._padded = self._merged if lengths is not None and len(set(lengths)) > 1 else []
-        for cache in self._padded:
-            cache.prepare(lengths=list(lengths or ()))
+        self._padded = self._counting if lengths is not None and len(set(lengths)) > 1 else []
+        for layer in self._padded:
+            layer.set_lengths(lengths or ())
 
     def close_pass(self) -> None:
         """Drop the padding of the pass from the caches that were told of it."""
-        for cache in self._padded:
-            cache.finalize()
+        for layer in self._padded:
+            layer.drop_lengths()
 
     def checkpoint(self) -> None:
-        """Remember each row's length, and the state of all caches that are no slabs."""
+        """Remember each row's length, and all layers that follow no positions."""
         assert self.can_roll_back, "there is a way back"
         self._checkpoint_lengths = list(self._positions.lengths)
-        self._checkpoint = CacheCheckpoint(self._merged)
+        self._checkpoint = CacheCheckpoint(layer.checkpoint() for layer in self._counting)
 
     def roll_back(self, counts: Sequence[int]) -> bool:
         """Remove each row's last positions; not done where there is recurrent state."""
@@ -143,82 +132,36 @@ class BatchLaneKv(LaneKv):
 
     def wipe(self, row: int, begin: int = 0) -> None:
         """Zero a row's own keys and values from a position on."""
-        for slab in self._slabs:
-            slab.wipe(row, begin)
-        for window in self._windows:
-            window.wipe(row, begin)
+        for layer in self._opened:
+            layer.wipe(row, begin)
 
     def growth_bytes(self, joining: Sequence[JoiningRow], tokens: int, bytes_per_token: int) -> int:
-        """Growth of the slabs and windows, and a copy of all other caches if a row joins.
+        """Growth of the slabs, which one layout gives columns, and what each other layer adds.
 
         What rows leave is freed once they are copied, a layer at a time.
         """
-        other_bytes = held_bytes(self._merged) if joining else 0
-        for window in self._windows:
-            grown_bytes = window.growth_bytes(joining, tokens)
-            other_bytes += max(0, grown_bytes - window.nbytes)
+        other_bytes = sum(layer.added_bytes(joining, tokens) for layer in self._columnless)
         # A layer grows ahead of need, while the arrays of another one are being copied.
-        other_bytes += 2 * max((window.nbytes for window in self._windows), default=0)
+        other_bytes += 2 * max((layer.nbytes for layer in self._growing), default=0)
         before, after = self._positions.layout, self._positions.after(joining, tokens)
         if before == after:
             return other_bytes
-        slab_bytes = held_bytes(self._slabs)
+        slab_bytes = held_bytes([layer for layer in self._opened if layer.has_columns])
         columns = sum(slab.places * slab.columns for slab in after)
         shared = {one.shared for one in joining if one.shared is not None}
         columns += sum(
             one.tokens for one in shared.union(self._positions.shared) if one is not None
         )
-        layers = max(len(self._slabs) + len(self._windows) + len(self._merged), 1)
+        layers = max(len(self._opened), 1)
         return max(0, columns * bytes_per_token - slab_bytes) + slab_bytes // layers + other_bytes
 
-    def _joined(self, batch: Cache, single: Cache, place: int, row: PrefilledRow) -> Cache:
-        from mlx_lm.models.cache import (  # noqa: PLC0415 - after import_mlx_lm()
-            ArraysCache,
-            CacheList,
-            RotatingKVCache,
-        )
-
-        if isinstance(single, CacheList):
-            inner = batch.caches if batch is not None else [None] * len(single.caches)
-            pairs = zip(inner, single.caches, strict=True)
-            return CacheList(*(self._joined(b, s, place, row) for b, s in pairs))
-        base = self._positions.base(place)
-        arrays = kv_arrays(single, row.index, base)
-        if arrays is not None:
-            if batch is None:
-                batch = SlabCache(self._positions, format_of(single))
-            # Without positions there need not be arrays yet, and a layer may never have any.
-            filled = arrays if row.length else ()
-            batch.place(place, [array[:, :, : row.length - base] for array in filled])
-            return batch
-        if type(single) is RotatingKVCache:
-            if batch is None:
-                batch = WindowSlab(self._positions, single.max_size, self._max_rows)
-            batch.place(place, window_arrays(single))
-            return batch
-        merged = single.merge([single])
-        if batch is None:
-            return merged
-        if type(merged) is ArraysCache:
-            state_rows.append_state(batch, merged)
-        else:
-            batch.extend(merged)
-        return batch
-
-    def _keep(self, cache: Cache, order: list[int]) -> None:
-        from mlx_lm.models.cache import ArraysCache  # noqa: PLC0415 - after import_mlx_lm()
-
-        if isinstance(cache, SlabCache):
-            cache.keep()
-        elif isinstance(cache, WindowSlab):
-            cache.keep(order)
-        elif type(cache) is ArraysCache:
-            state_rows.keep_states(cache, order)
-        elif is_cache_list(cache):
-            for inner in cache.caches:
-                self._keep(inner, order)
-        else:
-            cache.filter(order)
+    def _ask_layers(self) -> None:
+        """Ask the layers what they can do with the rows that there are; no pass asks again."""
+        rows = len(self._positions.lengths)
+        self._growing = [layer for layer in self._opened if layer.grows_ahead]
+        self._counting = [layer for layer in self._opened if not layer.follows_positions]
+        self._columnless = [layer for layer in self._opened if not layer.has_columns]
+        self._can_roll_back = all(rows <= layer.max_rolled_back_rows for layer in self._opened)
 
 
 def _copies_without_nan(row: PrefilledRow, tokens: int) -> list[tuple[mx.array, ...]] | None:

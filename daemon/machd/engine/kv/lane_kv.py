@@ -1,8 +1,8 @@
 """The protocol of a lane's KV: the only thing that a decoder knows of the caches of its rows.
 
-A cache kind is one file with a class that satisfies :class:`LaneKv`: :mod:`machd.engine.kv.batch_lane`
-for rows that share a forward pass, :mod:`machd.engine.kv.serial_lane` for a row that has its own. Where
-a row lies in the caches is for :meth:`LaneKv.locate` to say.
+Two classes satisfy :class:`LaneKv`: :mod:`machd.engine.kv.batch_lane` for rows that share a forward pass,
+:mod:`machd.engine.kv.serial_lane` for a row that has its own. Where a row lies in the caches is for
+:meth:`LaneKv.locate` to say.
 """
 
 from __future__ import annotations

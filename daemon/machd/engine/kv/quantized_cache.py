@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from machd.engine.backend.untyped import Cache
 from machd.engine.kv.kv_format import PLAIN, KvFormat, KvWidths
 from machd.engine.protocol.step import COLUMN_STEP
 
@@ -62,7 +63,7 @@ class FormatCache(ABC):
     @property
     def nbytes(self) -> int:
         """Bytes held, room to spare included."""
-        return sum(array.nbytes for array in self.arrays)
+        return sum(array.nbytes for array in self.state)
 
     def empty(self) -> bool:
         """Return True before the first write."""
@@ -81,6 +82,11 @@ class FormatCache(ABC):
     def _known_widths(self) -> KvWidths:
         assert self._widths is not None, "a layer is written before it is read"
         return self._widths
+
+
+def format_of(cache: Cache) -> KvFormat:
+    """Return the format of a cache's keys and values."""
+    return cache.kv_format if isinstance(cache, FormatCache) else PLAIN
 
 
 class QuantizedCache(FormatCache):

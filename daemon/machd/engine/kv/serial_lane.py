@@ -63,7 +63,7 @@ class SerialLaneKv(LaneKv):
 
     def checkpoint(self) -> None:
         """Remember the state of every cache."""
-        self._checkpoint = CacheCheckpoint(innermost(self.layers))
+        self._checkpoint = CacheCheckpoint.of(innermost(self.layers))
         self._added = 0
 
     def roll_back(self, counts: Sequence[int]) -> bool:

@@ -22,7 +22,8 @@ from machd.capabilities.facts import CacheFacts, LayerCacheFacts
 from machd.engine.backend.inspection_bounds import printable
 from machd.engine.backend.untyped import Cache, LanguageModel
 from machd.engine.kv.kv_format import PLAIN, KvFormat
-from machd.engine.kv.row_caches import innermost, kv_arrays, make_row_caches
+from machd.engine.kv.layers.kinds import kind_of
+from machd.engine.kv.row_caches import innermost, is_cache_list, kv_arrays, make_row_caches
 from machd.errors import ModelArchitectureError, ModelFormatError
 
 _PROMPT_TOKENS = 8
@@ -258,14 +259,12 @@ def _held_bytes(cache: Cache) -> int:
 
 def _facts(cache: Cache, owner: str) -> LayerCacheFacts:
     window = getattr(cache, "max_size", None)
-    nested = cache.caches if type(cache).__name__ == "CacheList" else ()
-    inner = tuple(_facts(each, owner) for each in nested)
+    inner = tuple(_facts(each, owner) for each in cache.caches) if is_cache_list(cache) else ()
     return LayerCacheFacts(
         class_name=type(cache).__name__,
         owner=owner,
         trimmable=bool(cache.is_trimmable()),
-        # A list always has the method, which calls those of its caches.
-        mergeable=all(each.mergeable for each in inner) if inner else hasattr(cache, "merge"),
+        mergeable=all(one.mergeable for one in inner) if inner else kind_of(cache).can_batch(cache),
         keep=int(getattr(cache, "keep", 0) or 0),
         window_tokens=int(window) if window is not None else None,
         nested=inner,

@@ -14,15 +14,9 @@ import mlx.core as mx
 
 from machd.engine.backend.untyped import Cache
 from machd.engine.kv.lane_kv import CachedRow
-from machd.engine.kv.row_caches import (
-    CacheState,
-    arrays_in,
-    copied,
-    fill_kv_arrays,
-    innermost,
-    kv_arrays,
-    row_state,
-)
+from machd.engine.kv.layers.cache_state import CacheState, arrays_in, copied
+from machd.engine.kv.layers.kinds import kind_of
+from machd.engine.kv.row_caches import innermost
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +97,9 @@ def copy_of_row(row: CachedRow, start: int, stop: int, *, has_state: bool) -> Bl
     columns: dict[KvShape, list[mx.array]] = {}
     layout: list[tuple[KvShape, ...] | None] = []
     for cache in caches:
-        arrays = kv_arrays(cache, row.index, start)  # [1, heads, columns, width] each
+        arrays = kind_of(cache).columns_of(
+            cache, row.index, start
+        )  # [1, heads, columns, width] each
         shapes = None
         if arrays is not None:
             shapes = tuple(KvShape(one.shape[1], one.shape[3], one.dtype) for one in arrays)
@@ -113,7 +109,7 @@ def copy_of_row(row: CachedRow, start: int, stop: int, *, has_state: bool) -> Bl
     others = [cache for cache, shapes in zip(caches, layout, strict=True) if shapes is None]
     state: tuple[CacheState, ...] | None = None
     if not others or (has_state and row.is_exact and row.length == stop):
-        state = tuple(row_state(cache, row.index) for cache in others)
+        state = tuple(kind_of(cache).state_of(cache, row.index) for cache in others)
     stacks = tuple(_joined(parts, axis=0) for parts in columns.values())
     return BlockArrays(BlockLayout(tuple(layout)), stop - start, stacks, state)
 
@@ -145,7 +141,8 @@ def fill_caches(caches: Iterable[Cache], blocks: Sequence[BlockArrays], length: 
         if shapes is None:
             cache.state = copied(next(states))
         else:
-            fill_kv_arrays(cache, [next(arrays[shape]) for shape in shapes], length)
+            filled = [next(arrays[shape]) for shape in shapes]
+            kind_of(cache).fill_columns(cache, filled, length)
 
 
 def _put_together(stacks: Sequence[mx.array], length: int) -> mx.array:

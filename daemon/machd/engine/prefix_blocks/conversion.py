@@ -16,7 +16,8 @@ import numpy as np
 from machd.engine.backend.untyped import LanguageModel
 from machd.engine.kv.kv_format import KvFormat
 from machd.engine.kv.lane_kv import CachedRow
-from machd.engine.kv.row_caches import CacheState, is_like, make_row_caches, shape_of
+from machd.engine.kv.layers.cache_state import CacheState, is_like, shape_of
+from machd.engine.kv.row_caches import make_row_caches
 from machd.engine.prefix_blocks.arrays import BlockArrays, BlockLayout, copy_of_row
 from machd.engine.prefix_blocks.encoding import BlockContent
 

@@ -216,7 +216,7 @@ class _DraftCaches:
     def checkpoint(self) -> None:
         """Checkpoint the caches: tokens from now on are drafts."""
         inner = innermost(self.layers)
-        self._checkpoint = CacheCheckpoint(inner) if all(map(supports_rollback, inner)) else None
+        self._checkpoint = CacheCheckpoint.of(inner) if all(map(supports_rollback, inner)) else None
 
     def roll_back(self, token_ids: Sequence[int]) -> None:
         """Remove drafts from the caches that differ from these tokens of the row.

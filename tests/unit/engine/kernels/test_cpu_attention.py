@@ -12,8 +12,8 @@ from support.engines.cpu_layers import for_cpu_layers
 from machd.engine.backend.native_kernels import native_kernels
 from machd.engine.kernels import cpu_attention, native_attention
 from machd.engine.kernels.cpu_attention import attend
+from machd.engine.kv.layers.slab import SlabCache
 from machd.engine.kv.row_positions import RowPositions
-from machd.engine.kv.slab import SlabCache
 from machd.engine.kv.slab_layout import LengthClasses, OneSlab
 from machd.engine.protocol.step import SharedPrefix
 

@@ -15,10 +15,10 @@ from machd.engine.kv.batch_lane import BatchLaneKv
 from machd.engine.kv.formats import kv_format_named
 from machd.engine.kv.kv_format import PLAIN, KvFormat, KvWidths
 from machd.engine.kv.lane_kv import PrefilledRow
+from machd.engine.kv.layers.slab import SlabCache
 from machd.engine.kv.quantized_cache import QuantizedCache
-from machd.engine.kv.row_caches import fill_kv_arrays, kv_arrays, make_row_caches
+from machd.engine.kv.row_caches import kv_arrays, make_row_caches
 from machd.engine.kv.row_positions import RowPositions
-from machd.engine.kv.slab import SlabCache
 from machd.engine.kv.slab_layout import OneSlab
 from machd.engine.loading.cache_facts import measure_model
 
@@ -137,7 +137,7 @@ def test_quantized_cache_reads_the_same_however_a_prompt_is_cut(name: str) -> No
     for begin, end in ((0, 1), (1, 250), (250, 280), (280, 299)):
         cut.update_and_fetch(keys[:, :, begin:end], values[:, :, begin:end])
     filled = QuantizedCache(kv_format)
-    fill_kv_arrays(filled, [array[:, :, :299] for array in kv_arrays(cut) or ()], 299)
+    SlabCache.fill_columns(filled, [array[:, :, :299] for array in kv_arrays(cut) or ()], 299)
     assert filled.trim(9) == 9
     filled.update_and_fetch(keys[:, :, 290:299], values[:, :, 290:299])
 

@@ -8,15 +8,15 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from machd.engine.kv import rollback
 from machd.engine.kv.batch_lane import BatchLaneKv
 from machd.engine.kv.formats import kv_format_named
 from machd.engine.kv.lane_kv import PrefilledRow
+from machd.engine.kv.layers import cache_state
+from machd.engine.kv.layers.slab import SlabCache
 from machd.engine.kv.quantized_cache import QuantizedCache
 from machd.engine.kv.rollback import CacheCheckpoint, supports_rollback
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.kv.serial_lane import SerialLaneKv
-from machd.engine.kv.slab import SlabCache
 from machd.engine.kv.slab_layout import LengthClasses, OneSlab
 
 from mlx_lm.models.cache import (  # isort: skip - after the engine
@@ -64,11 +64,11 @@ def test_checkpoint_is_safe_from_writes_in_place(
 ) -> None:
     """States and windows are restored exactly, unless the checkpoint shared the cache's names."""
     if not write:
-        monkeypatch.setattr(rollback, "_aliased", lambda state: state)
+        monkeypatch.setattr(cache_state, "_aliased", lambda state: state)
     state = ArraysCache(2)
     state.cache = [mx.arange(6.0), None]
     window = _window(3)
-    checkpoint = CacheCheckpoint([state, window])
+    checkpoint = CacheCheckpoint.of([state, window])
 
     state.cache[0][2:4] = 9.0
     state.cache[0] += 1
@@ -91,7 +91,7 @@ def test_checkpoint_takes_no_memory() -> None:
     mx.synchronize()
     before = mx.get_active_memory()
 
-    checkpoint = CacheCheckpoint([state])
+    checkpoint = CacheCheckpoint.of([state])
     mx.eval(state.cache)
 
     assert mx.get_active_memory() - before < 1 << 16
@@ -104,7 +104,7 @@ def test_cut_window_equals_one_never_filled(before: int, added: int) -> None:
     """A cut window equals one that never had the columns, at every turn of the ring."""
     for count in range(added + 1):
         cache = _window(before)
-        checkpoint = CacheCheckpoint([cache])
+        checkpoint = CacheCheckpoint.of([cache])
         _write(cache, before, added)
 
         assert checkpoint.roll_back([count], [added])
@@ -119,7 +119,7 @@ def test_cut_window_equals_one_never_filled(before: int, added: int) -> None:
 def test_window_is_restored_when_too_few_columns_are_left() -> None:
     """A window whose ring overwrote needed columns is restored to the checkpoint."""
     cache, state = _window(9), ArraysCache(1)
-    checkpoint = CacheCheckpoint([cache])
+    checkpoint = CacheCheckpoint.of([cache])
     for token in range(9, 12):
         _write(cache, token, 1)
 
@@ -128,7 +128,7 @@ def test_window_is_restored_when_too_few_columns_are_left() -> None:
     assert cache.offset == 9
     assert _seen(cache) == [6, 7, 8, 99]
     state.cache = [mx.zeros(3)]
-    assert not CacheCheckpoint([KVCache(), state]).roll_back([1], [2])
+    assert not CacheCheckpoint.of([KVCache(), state]).roll_back([1], [2])
 
 
 def test_all_caches_are_restored_if_one_cannot_be_cut() -> None:
@@ -139,7 +139,7 @@ def test_all_caches_are_restored_if_one_cannot_be_cut() -> None:
     standard = [caches[1], caches[3]]
     for cache in standard:
         cache.update_and_fetch(mx.ones((1, 1, 6, 64)), mx.ones((1, 1, 6, 64)))
-    checkpoint = CacheCheckpoint(caches)
+    checkpoint = CacheCheckpoint.of(caches)
     for cache in (caches[0], caches[4]):
         _write(cache, 50, 3)
     for cache in standard:
@@ -214,7 +214,7 @@ def test_state_of_several_rows_is_restored_or_kept_whole() -> None:
     ):
         state = ArraysCache(1)
         state.cache = [mx.zeros((2, 4))]
-        checkpoint = CacheCheckpoint([state])
+        checkpoint = CacheCheckpoint.of([state])
         state.cache = [mx.ones((2, 4))]
 
         assert checkpoint.roll_back(counts, [3, 1]) is is_done
@@ -245,7 +245,7 @@ def test_a_window_with_sinks_keeps_them() -> None:
             for cache in pair:
                 for token in range(before):
                     _write(cache, token, 1)
-            checkpoint = CacheCheckpoint([cut])
+            checkpoint = CacheCheckpoint.of([cut])
             _write(cut, before, 4)
             assert checkpoint.roll_back([count], [4])
             if count < 4:

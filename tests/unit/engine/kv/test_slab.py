@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.engines.small_classes import small_classes
 
+from machd.engine.kv.layers.slab import SlabCache
 from machd.engine.kv.row_positions import RowPositions
-from machd.engine.kv.slab import SlabCache
 from machd.engine.kv.slab_layout import LayoutRule, LengthClasses, OneSlab
 from machd.engine.protocol.step import SharedPrefix
 
@@ -49,7 +49,7 @@ class _Slab:
         """Keep these rows."""
         self.names = [self.names[row] for row in order]
         self.positions.keep(order)
-        self.cache.keep()
+        self.cache.keep(order)
 
     def step(self, *lengths: int) -> None:
         """Write a span a row, one token each unless given; what pads it is NaN."""

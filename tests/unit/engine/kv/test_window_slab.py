@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from machd.engine.kv import window_slab
+from machd.engine.kv.layers import window
+from machd.engine.kv.layers.window import WindowSlab
 from machd.engine.kv.row_positions import JoiningRow, RowPositions
 from machd.engine.kv.slab_layout import OneSlab
-from machd.engine.kv.window_slab import WindowSlab
 
 _HEADS, _HEAD_DIM, _MAX_ROWS = 2, 4, 16
 _WINDOWS = (1, 2, 8, 40)
@@ -357,7 +357,7 @@ def _rings_are_not_turned(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         WindowSlab,
         "_turned",
-        lambda self, array, *_: window_slab._extended(array, self._period, 2),
+        lambda self, array, *_: window._extended(array, self._period, 2),
     )
 
 

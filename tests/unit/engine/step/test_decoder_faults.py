@@ -13,9 +13,9 @@ from support.engines.tiny_engines import alone, loaded
 from support.engines.tiny_models import VOCABULARY_TOKENS, TinyKind, tiny_model
 
 from machd.engine.assembly import make_engine
-from machd.engine.kv import slab
 from machd.engine.kv.batch_lane import BatchLaneKv
-from machd.engine.kv.slab import SlabCache
+from machd.engine.kv.layers import slab
+from machd.engine.kv.layers.slab import SlabCache
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import DecodeRow, PrefillChunk, RowFault, SampledToken, StepPlan
 from machd.engine.step import gumbel_noise

@@ -13,10 +13,13 @@ no pass copies them all.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import ClassVar, Self, TypeAlias
 
 import mlx.core as mx
 
+from machd.engine.backend.untyped import Cache
+from machd.engine.kv.layers.cache_state import CacheState, StateCheckpoint, copied, move_rows
+from machd.engine.kv.layers.layer_kv import Checkpoint, LayerKv
 from machd.engine.kv.row_positions import JoiningRow, RowPositions
 from machd.engine.protocol.step import COLUMN_STEP
 
@@ -34,14 +37,21 @@ RowWindow: TypeAlias = "tuple[mx.array | None, mx.array | None, int, int, int, i
 """``state`` of mlx-lm's window of one row: keys, values, positions, sinks, size and the next column."""
 
 
-class WindowSlab:
+class WindowSlab(LayerKv):
     """One layer's windows, with the methods that mlx-lm's models expect of a cache.
+
+    A row comes from mlx-lm's ``RotatingKVCache`` without sinks.
 
     Attributes:
         max_size: Positions that a token sees, itself included; mlx-lm's name.
         keys: [places, kv_heads, columns, head_dim], rows in the batch's order; None before the first write.
         values: The same, with a head_dim of its own.
     """
+
+    follows_positions: ClassVar[bool] = True
+    grows_ahead: ClassVar[bool] = True
+    # Rings could do it for several. The rules promise less than that, and no probe has measured it.
+    max_rolled_back_rows: ClassVar[float] = 1
 
     def __init__(self, positions: RowPositions, window_tokens: int, max_rows: int) -> None:
         """Begin without rows.
@@ -59,6 +69,24 @@ class WindowSlab:
         self._places = self._columns = 0
         self._period = window_tokens
         self._written_step = 0
+
+    @classmethod
+    def of(cls, cache: Cache, positions: RowPositions, max_rows: int) -> Self:
+        """Begin without rows, with the window of a row's cache."""
+        return cls(positions, cache.max_size, max_rows)
+
+    @staticmethod
+    def state_of(cache: Cache, row: int) -> CacheState:
+        """Copy the window of one row."""
+        if isinstance(cache, WindowSlab):
+            return cache.row_state(row)
+        assert row == 0, "mlx-lm's window is of one row"
+        return copied(_whole(cache.state))
+
+    @staticmethod
+    def checkpoint_of(cache: Cache) -> Checkpoint:
+        """Remember a row's cache."""
+        return WindowCheckpoint(cache)
 
     @property
     def state(self) -> tuple[mx.array, ...]:
@@ -133,6 +161,11 @@ class WindowSlab:
         keys, values = (array[:rows, :, : self._width] for array in self.state)
         return keys, values
 
+    def join(self, cache: Cache, index: int) -> None:
+        """Copy in the batch's last row; see :class:`LayerKv`."""
+        del index  # it is alone
+        self.place(len(self._positions.lengths) - 1, _in_order(cache))
+
     def place(self, row: int, arrays: Sequence[mx.array]) -> None:
         """Copy a row in; the others are copied only where there is no place for it.
 
@@ -156,15 +189,7 @@ class WindowSlab:
 
     def keep(self, order: Sequence[int]) -> None:
         """Keep the rows of ``order``, in that order, which the positions have kept already."""
-        moving = [(place, row) for place, row in enumerate(order) if place != row]
-        copies = [
-            [mx.contiguous(array[row : row + 1]) for _, row in moving] for array in self.state
-        ]
-        # Or the whole array would be copied when it is written, to keep what they read.
-        mx.eval(copies)
-        for array, rows in zip(self.state, copies, strict=True):
-            for (place, _), one in zip(moving, rows, strict=True):
-                array[place : place + 1] = one
+        move_rows(self.state, order)
         places, columns = self._roomy(len(order)), self._least_columns()
         if places * columns * _MAX_SPARE < self._places * self._columns:
             lengths = self._positions.lengths
@@ -211,6 +236,10 @@ class WindowSlab:
         columns = mx.arange(length - kept, length, dtype=mx.int32) % self._period
         keys, values = (array[row : row + 1, :, columns] for array in self.state)
         return keys, values, length, 0, self.max_size, kept
+
+    def added_bytes(self, joining: Sequence[JoiningRow], tokens: int) -> int:
+        """Return the bytes that new arrays have more than those of now."""
+        return max(0, self.growth_bytes(joining, tokens) - self.nbytes)
 
     def growth_bytes(self, joining: Sequence[JoiningRow], tokens: int) -> int:
         """Return the bytes of new arrays, which a pass of so many tokens needs after rows have joined; 0 for none.
@@ -354,6 +383,65 @@ class WindowSlab:
     def _blank(self, like: mx.array) -> mx.array:
         _, heads, _, n = like.shape
         return mx.zeros((self._places, heads, self._columns, n), dtype=like.dtype)
+
+
+class WindowCheckpoint(StateCheckpoint):
+    """A window of one row's own cache, before a pass."""
+
+    def cut(self, count: int) -> bool:
+        """Drop the last columns, if the others are all that the row will see."""
+        keys, values, offset, keep, max_size, index = self._cache.state
+        if keys is None:
+            return True
+        if not _is_cuttable(keys, offset, index, max_size, count):
+            return False
+        kept = index - count
+        # Columns after the index would be taken for the older ones of a ring.
+        keys, values = keys[..., :kept, :], values[..., :kept, :]
+        self._cache.state = (keys, values, offset - count, keep, max_size, kept)
+        return True
+
+
+def _is_cuttable(keys: mx.array, offset: int, index: int, max_size: int, count: int) -> bool:
+    """Return True if a window without its last columns is still a whole window, in order.
+
+    Columns before the index are in order of position after a pass of several tokens, and as long as
+    there was room for every position.
+    """
+    is_ordered = index in (keys.shape[2], offset)
+    return is_ordered and index - count >= min(offset - count, max_size)
+
+
+def _whole(state: RowWindow) -> RowWindow:
+    """Return a rotating cache's state without columns that it is about to drop or has not filled yet."""
+    keys, values, offset, keep, max_size, index = state  # keys and values [1, heads, columns, n]
+    if keys is None or values is None:
+        return state
+    extra = keys.shape[2] - max_size
+    if extra > 0:
+        # After several tokens at once it has more than its window, in their order.
+        keys, values = (
+            mx.concatenate([one[..., :keep, :], one[..., extra + keep :, :]], axis=2)
+            for one in (keys, values)
+        )
+        index = max_size
+    elif offset < keys.shape[2]:
+        keys, values = keys[..., :offset, :], values[..., :offset, :]
+        index = offset
+    return keys, values, offset, keep, max_size, index
+
+
+def _in_order(cache: Cache) -> tuple[mx.array, ...]:
+    """Return keys and values [1, heads, columns, n] of a row's window, in order of position.
+
+    No more columns than the window has positions; none before the first write.
+    """
+    keys, values, _, _, _, index = _whole(cache.state)
+    if keys is None or values is None:
+        return ()
+    if index < keys.shape[2]:  # the oldest position lies where the next one goes
+        keys, values = (mx.roll(one, -index, 2) for one in (keys, values))
+    return keys, values
 
 
 def _extended(array: mx.array, size: int, axis: int) -> mx.array:

@@ -15,15 +15,20 @@ the prefix, which is kept as long as a row shares it and never written.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from types import MappingProxyType
+from typing import ClassVar, Self
 
 import mlx.core as mx
 
 from machd.engine.backend.native_kernels import native_kernels
+from machd.engine.backend.untyped import Cache
 from machd.engine.kv.kv_format import PLAIN, FoldedKv, KvFormat, KvWidths
-from machd.engine.kv.quantized_cache import FormatCache
+from machd.engine.kv.layers.layer_kv import Checkpoint, LayerKv
+from machd.engine.kv.quantized_cache import FormatCache, QuantizedCache, format_of
 from machd.engine.kv.row_positions import RowPositions, SlabRows
 from machd.engine.kv.slab_layout import Layout, Slab
+from machd.engine.protocol.step import COLUMN_STEP
 
 _SLICED_COST = 3
 """Time that the CPU takes to make floats of a column in a slice, over that of one in the whole array."""
@@ -34,8 +39,15 @@ _Arriving = Mapping[int, Sequence[mx.array]]
 _NONE: _Arriving = MappingProxyType({})
 
 
-class SlabCache(FormatCache):
-    """One layer's keys and values, with the methods that mlx-lm's models expect of a cache."""
+class SlabCache(FormatCache, LayerKv):
+    """One layer's keys and values, with the methods that mlx-lm's models expect of a cache.
+
+    A row comes from mlx-lm's ``KVCache``, or in a quantized format from a :class:`QuantizedCache`.
+    """
+
+    has_columns: ClassVar[bool] = True
+    follows_positions: ClassVar[bool] = True
+    max_rolled_back_rows: ClassVar[float] = inf
 
     def __init__(self, positions: RowPositions, kv_format: KvFormat = PLAIN) -> None:
         """Begin without rows.
@@ -51,6 +63,45 @@ class SlabCache(FormatCache):
         self._prefixes: dict[int, Sequence[mx.array]] = {}
         self._written_step = 0
 
+    @classmethod
+    def of(cls, cache: Cache, positions: RowPositions, max_rows: int) -> Self:
+        """Begin without rows, in the format of a row's cache."""
+        del max_rows
+        return cls(positions, format_of(cache))
+
+    @staticmethod
+    def in_format(cache: Cache, kv_format: KvFormat) -> Cache:
+        """Return an empty cache of one row in a KV format."""
+        return cache if kv_format is PLAIN else QuantizedCache(kv_format)
+
+    @staticmethod
+    def make_room(cache: Cache, tokens: int) -> None:
+        """Have a row's cache grow for so many tokens when it grows next; a quantized one grows by what it needs."""
+        if not isinstance(cache, FormatCache):
+            cache.step = -(-tokens // COLUMN_STEP) * COLUMN_STEP
+
+    @staticmethod
+    def columns_of(cache: Cache, row: int, begin: int) -> tuple[mx.array, ...]:
+        """Return a row's arrays; see :class:`LayerKv`."""
+        if isinstance(cache, FormatCache):
+            return cache.row_arrays(row, begin)
+        held = () if cache.keys is None else (cache.keys, cache.values)
+        return tuple(array[row : row + 1, :, begin:] for array in held)
+
+    @staticmethod
+    def fill_columns(cache: Cache, arrays: Sequence[mx.array], length: int) -> None:
+        """Put positions into an empty cache of one row; see :class:`LayerKv`."""
+        if isinstance(cache, QuantizedCache):
+            cache.arrays = list(arrays)
+        elif arrays:
+            cache.keys, cache.values = arrays
+        cache.offset = length
+
+    @staticmethod
+    def checkpoint_of(cache: Cache) -> Checkpoint:
+        """Remember the length of a row's cache."""
+        return ColumnCheckpoint(cache)
+
     @property
     def arrays(self) -> list[mx.array]:
         """The arrays of the only slab; none before the first write."""
@@ -62,11 +113,6 @@ class SlabCache(FormatCache):
         """The arrays that a forward pass has to compute."""
         held = [*self._slabs, *self._prefixes.values()]
         return tuple(array for arrays in held for array in arrays)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held, room to spare and shared prefixes included."""
-        return sum(array.nbytes for array in self.state)
 
     @property
     def offset(self) -> mx.array:
@@ -210,6 +256,14 @@ class SlabCache(FormatCache):
         """Keep a prefix [1, heads, tokens, n] as long as a row shares it."""
         self._prefixes[number] = arrays
 
+    def join(self, cache: Cache, index: int) -> None:
+        """Copy in the batch's last row; see :class:`LayerKv`."""
+        row = self.rows - 1
+        base, length = self._positions.base(row), self._positions.lengths[row]
+        # Without positions there need not be arrays yet, and a layer may never have any.
+        held = self.columns_of(cache, index, base) if length else ()
+        self.place(row, [array[:, :, : length - base] for array in held])
+
     def place(self, row: int, arrays: Sequence[mx.array]) -> None:
         """Copy a row in.
 
@@ -219,8 +273,9 @@ class SlabCache(FormatCache):
         """
         self._follow({self._positions.keys[row]: arrays} if arrays else _NONE)
 
-    def keep(self) -> None:
+    def keep(self, order: Sequence[int]) -> None:
         """Keep the rows that the batch's positions have kept; a row is copied only if it changes its place."""
+        del order
         held_bytes = self.nbytes
         read = {shared.number for shared in self._positions.shared if shared is not None}
         self._prefixes = {number: one for number, one in self._prefixes.items() if number in read}
@@ -321,6 +376,25 @@ class SlabCache(FormatCache):
             if key not in stays:
                 _take(arrays, place, copies.get(key, ()), is_blank=place >= blank_from)
         return arrays
+
+
+class ColumnCheckpoint:
+    """A row's cache with a column for each position, before a pass."""
+
+    def __init__(self, cache: Cache) -> None:
+        """Remember where it ends."""
+        self._cache = cache
+        # Not the row's length: a layer without attention never writes into its cache.
+        self._offset = cache.offset
+
+    def cut(self, count: int) -> bool:
+        """Drop the last positions; their columns will be overwritten."""
+        self._cache.trim(count)
+        return True
+
+    def restore(self) -> None:
+        """Drop all positions since the checkpoint."""
+        self._cache.offset = self._offset
 
 
 def _origin(slab: Slab, before: Sequence[Slab], after: Sequence[Slab]) -> Slab | None:

@@ -1,0 +1,151 @@
+"""The protocol of a kind of cache: one class, which holds a cache of the model for all rows of a batch.
+
+The class also says what can be done with the cache that the model makes for one row: that is the ``cache`` of
+its static methods. Where they take a row, it may be a batch's cache of this kind as well.
+
+Unless a kind says otherwise, its caches have no columns and are known only by mlx-lm's ``state`` of them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, Protocol, Self
+
+import mlx.core as mx
+
+from machd.engine.backend.untyped import Cache
+from machd.engine.kv.kv_format import KvFormat
+from machd.engine.kv.layers.cache_state import CacheState, StateCheckpoint, copied
+from machd.engine.kv.row_positions import JoiningRow, RowPositions
+
+
+class Checkpoint(Protocol):
+    """A cache before a pass."""
+
+    def cut(self, count: int) -> bool:
+        """Drop the last positions; return False where that cannot be done."""
+        ...
+
+    def restore(self) -> None:
+        """Drop all positions since the checkpoint."""
+        ...
+
+
+class LayerKv(ABC):
+    """One cache of the model, of all rows of a batch.
+
+    Attributes:
+        has_columns: Each position of a row has a column, where the batch's layout says. So blocks are cut from
+            the kind and prefixes shared, and padding lands after a row's end.
+        follows_positions: A row ends where the batch's positions say, and rollback cuts these. Any other kind is
+            told the rows' lengths in a padded pass, and makes a checkpoint of its own.
+        max_rolled_back_rows: Most rows at a time of which the tokens of a pass can be undone.
+        grows_ahead: There is a :meth:`grow_ahead` to call before each pass.
+    """
+
+    has_columns: ClassVar[bool] = False
+    follows_positions: ClassVar[bool] = False
+    max_rolled_back_rows: ClassVar[float] = 0
+    grows_ahead: ClassVar[bool] = False
+
+    @classmethod
+    @abstractmethod
+    def of(cls, cache: Cache, positions: RowPositions, max_rows: int) -> Self:
+        """Begin a batch of caches like this one, without rows.
+
+        Args:
+            cache: One row's.
+            positions: The batch's, shared by its layers.
+            max_rows: Most rows that there will ever be.
+        """
+
+    @staticmethod
+    def can_batch(cache: Cache) -> bool:
+        """Return True if rows with such caches can share a pass."""
+        del cache
+        return True
+
+    @staticmethod
+    def in_format(cache: Cache, kv_format: KvFormat) -> Cache:
+        """Return an empty cache in place of this one, in a KV format if the kind takes any."""
+        del kv_format
+        return cache
+
+    @staticmethod
+    def make_room(cache: Cache, tokens: int) -> None:
+        """Have a cache grow for so many tokens when it grows next, if it copies what it holds each time."""
+        del cache, tokens
+
+    @staticmethod
+    def columns_of(cache: Cache, row: int, begin: int) -> tuple[mx.array, ...] | None:
+        """Return a row's arrays [1, heads, columns, n], keys first, from position ``begin`` on.
+
+        There may be more columns than positions, with any content. Empty before the first write; None for a
+        kind without columns.
+        """
+        del cache, row, begin
+        return None
+
+    @staticmethod
+    def fill_columns(cache: Cache, arrays: Sequence[mx.array], length: int) -> None:
+        """Put the first ``length`` positions into an empty cache; see :meth:`columns_of`."""
+        raise NotImplementedError
+
+    @staticmethod
+    def state_of(cache: Cache, row: int) -> CacheState:
+        """Copy the state of one row, such that an empty cache can take it."""
+        assert row == 0, "a cache of another class has one row"
+        return copied(cache.state)
+
+    @staticmethod
+    def checkpoint_of(cache: Cache) -> Checkpoint:
+        """Remember a cache before a pass."""
+        return StateCheckpoint(cache)
+
+    @property
+    def model_cache(self) -> Cache:
+        """What the model's forward pass takes, the same object as long as there are rows."""
+        return self
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes held, room to spare included."""
+
+    @abstractmethod
+    def join(self, cache: Cache, index: int) -> None:
+        """Copy in row ``index`` of a cache, as the last row of the positions, which have it already."""
+
+    @abstractmethod
+    def keep(self, order: Sequence[int]) -> None:
+        """Keep the rows of ``order``, in that order, which the positions have kept already."""
+
+    def hold_prefix(self, number: int, arrays: Sequence[mx.array]) -> None:
+        """Keep a prefix [1, heads, tokens, n] as long as a row shares it."""
+        assert not arrays, f"prefix {number} has columns"
+
+    def grow_ahead(self) -> bool:
+        """Make room for a row more and for the next positions; return False if there is."""
+        return False
+
+    def set_lengths(self, lengths: Sequence[int]) -> None:
+        """Learn each row's tokens in a pass that pads some of them."""
+        del lengths
+
+    def drop_lengths(self) -> None:
+        """End a pass that pads."""
+        return
+
+    def checkpoint(self) -> Checkpoint:
+        """Remember all rows before a pass."""
+        return self.checkpoint_of(self.model_cache)
+
+    def wipe(self, row: int, begin: int = 0) -> None:
+        """Zero a row's own numbers from a position on: a NaN reaches later tokens, as 0 x NaN is NaN."""
+        del row, begin
+
+    def added_bytes(self, joining: Sequence[JoiningRow], tokens: int) -> int:
+        """Return the bytes by which a pass of so many tokens grows it after rows have joined; columns not counted."""
+        del joining, tokens
+        return 0

@@ -1,0 +1,69 @@
+"""Caches of any class that mlx-lm batches by itself: ``merge`` makes one of a row, and ``extend`` adds others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+from machd.engine.backend.untyped import Cache
+from machd.engine.kv.layers.layer_kv import LayerKv
+from machd.engine.kv.row_positions import JoiningRow, RowPositions
+
+
+class MergedKv(LayerKv):
+    """One layer's cache of mlx-lm's, told of padding; nothing is known about a way back."""
+
+    def __init__(self) -> None:
+        """Begin without rows."""
+        self._merged: Cache = None
+
+    @classmethod
+    def of(cls, cache: Cache, positions: RowPositions, max_rows: int) -> Self:
+        """Begin without rows; mlx-lm's caches count their positions themselves."""
+        del cache, positions, max_rows
+        return cls()
+
+    @staticmethod
+    def can_batch(cache: Cache) -> bool:
+        """Return True if mlx-lm can merge it, which says nothing of the answers."""
+        return hasattr(cache, "merge")
+
+    @property
+    def model_cache(self) -> Cache:
+        """mlx-lm's cache of all rows."""
+        return self._merged
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return int(self._merged.nbytes)
+
+    def join(self, cache: Cache, index: int) -> None:
+        """Merge the row's cache, in which it is alone."""
+        del index
+        row = cache.merge([cache])
+        if self._merged is None:
+            self._merged = row
+        else:
+            self._extend(row)
+
+    def keep(self, order: Sequence[int]) -> None:
+        """Keep the rows of ``order``, in that order."""
+        self._merged.filter(list(order))
+
+    def set_lengths(self, lengths: Sequence[int]) -> None:
+        """Learn each row's tokens in a pass that pads some of them."""
+        self._merged.prepare(lengths=list(lengths))
+
+    def drop_lengths(self) -> None:
+        """Drop the padding of the pass."""
+        self._merged.finalize()
+
+    def added_bytes(self, joining: Sequence[JoiningRow], tokens: int) -> int:
+        """Return the bytes of a copy if a row joins."""
+        del tokens
+        return self.nbytes if joining else 0
+
+    def _extend(self, row: Cache) -> None:
+        """Add a row's merged cache after the others."""
+        self._merged.extend(row)
