@@ -443,7 +443,8 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
         ("error",),
         ("reason", "status", "sequences"),
         "The engine process has ended: by itself or by a signal (`exit`), because its engine gave up (`fault`), or killed after "
-        "`engine.stalled` (`stall`). `status` is its signal (`SIGKILL`) or its `exit status 70`. Its `sequences` go on in the next process.",
+        "`engine.stalled` (`stall`). `status` is its signal (`SIGKILL`), its `exit status 70`, or why the system did not start it "
+        "(`not started: Cannot allocate memory`). Its `sequences` go on in the next process.",
         "`SIGKILL` with `exit` is most often the kernel's OOM killer: give the daemon more memory. Report other signals, with the model.",
     ),
     LogEvent(

@@ -8,7 +8,9 @@ from __future__ import annotations
 import socket
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 
+from machd.errors import EngineFaultError
 from machd.link.frames import Frames
 
 
@@ -43,4 +45,18 @@ class StartedEngine:
         finally:
             theirs.close()
         self.frames = Frames(ours)
-        self.frames.send([settings_json.encode()])
+        with suppress(
+            OSError
+        ):  # a process that has ended already: the reader of the link sees that
+            self.frames.send([settings_json.encode()])
+
+    def discard(self) -> None:
+        """End the process at once, and give back what it had here."""
+        self.process.kill()
+        self.process.wait()
+        self.frames.close()
+
+
+def cannot_start(error: OSError) -> EngineFaultError:
+    """Return the error that ends a daemon which has no engine process yet."""
+    return EngineFaultError(f"the engine process cannot be started: {error.strerror}")

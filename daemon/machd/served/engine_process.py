@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import queue
 import signal
 import subprocess
@@ -17,12 +19,20 @@ class EngineProcess:
     """One process; ended and waited for by its owner."""
 
     def __init__(self, started: StartedEngine) -> None:
-        """Take over a process that has been started."""
+        """Take over a process that has been started.
+
+        Raises:
+            OSError: The system has no room for a thread; the process is ended.
+        """
         self._process, self._frames = started.process, started.frames
         # The event loop sends, and must not wait for a process that takes nothing.
         self._outgoing: queue.SimpleQueue[list[Part] | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write, name="machd-link-out", daemon=True)
-        self._writer.start()
+        try:
+            self._writer.start()
+        except RuntimeError as error:
+            started.discard()
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from error
 
     @property
     def pid(self) -> int:

@@ -32,7 +32,7 @@ from machd.link.messages import (
 )
 from machd.link.port import EngineListener, RestartReason
 from machd.link.snapshot import LoopSnapshot
-from machd.link.started_engine import StartedEngine
+from machd.link.started_engine import StartedEngine, cannot_start
 from machd.link.state import ServedState
 from machd.scheduler.events import Event
 from machd.scheduler.subscriber import SequenceRequest
@@ -142,7 +142,8 @@ class SupervisedEngine:
         """End a process that hangs; another one takes its place unless the engine is told to stop."""
         with self._lock:
             process = self._process
-            self._reason = RestartReason.STALL
+            if process is not None:
+                self._reason = RestartReason.STALL
             self._beat_s = self._clock.monotonic_s()
         if process is not None:
             process.kill()
@@ -193,29 +194,36 @@ class SupervisedEngine:
             MachdError: The model cannot be loaded, or processes end again and again.
         """
         while True:
-            status = self._follow_one()
+            end = self._follow_one()
             if self.finished.done() or (self._work.stopping.is_set() and self.front is None):
                 return
             if self._work.stopping.is_set():
-                raise EngineFaultError(
-                    f"the engine ended before it was done: {describe_status(status)}"
-                )
+                raise EngineFaultError(f"the engine ended before it was done: {end}")
             if self.front is None and self._fault is not None:
                 raise self._fault
             if self.front is None:
-                raise EngineFaultError(
-                    f"the engine process ended while it loaded the model: {describe_status(status)}"
-                )
-            self._note_death(status)
+                raise EngineFaultError(f"the engine process ended while it loaded the model: {end}")
+            self._note_death(end)
             if self._work.stopping.wait(self._restarts.backoff_s):
                 return
 
-    def _follow_one(self) -> int:
-        """Start a process and read what it says to its end; returns its exit status."""
-        process = EngineProcess(self._start_process(self._work.settings))
+    def _follow_one(self) -> str:
+        """Start a process and read what it says to its end; returns how it ended, for an operator.
+
+        Raises:
+            EngineFaultError: The system has no room for the first one. A later one that cannot be started is one that
+                has ended.
+        """
+        with self._lock:
+            self._reason, self._fault, self._allowed_s = RestartReason.EXIT, None, 0.0
+        try:
+            process = EngineProcess(self._start_process(self._work.settings))
+        except OSError as error:
+            if self.front is None:
+                raise cannot_start(error) from error
+            return f"not started: {error.strerror}"
         with self._lock:
             self._process = process
-            self._reason, self._fault, self._allowed_s = RestartReason.EXIT, None, 0.0
             if self._work.stopping.is_set():
                 process.kill()
         try:
@@ -231,7 +239,7 @@ class SupervisedEngine:
                 self._process = None
             self._work.forget_process()
             status = process.wait(_EXIT_S)
-        return status
+        return describe_status(status)
 
     def _take(self, process: EngineProcess, message: ToFront) -> None:
         match message:
@@ -295,7 +303,7 @@ class SupervisedEngine:
         else:
             self._progress.stage(message.stage, message.total_bytes)
 
-    def _note_death(self, status: int) -> None:
+    def _note_death(self, end: str) -> None:
         """Say that a process has ended, and end the sequence that two of them could not stand.
 
         Raises:
@@ -316,7 +324,7 @@ class SupervisedEngine:
         self._log.error(
             "engine.process_ended",
             reason=reason.value,
-            status=describe_status(status),
+            status=end,
             sequences=self._work.sequence_count,
         )
         self._listener.publish(events)
