@@ -127,6 +127,20 @@ def test_a_request_that_ends_two_processes_is_ended_and_its_neighbours_are_whole
     assert len(daemon.processes) == 3
 
 
+def test_the_last_lines_of_a_process_that_crashes_are_logged() -> None:
+    """They say where the engine thread was; a process that is killed says nothing."""
+    with capture_logs() as logs, SupervisedDaemon(_FLAGS) as daemon:
+        _kill(daemon, signal.SIGKILL)
+        wait_until(lambda: not _is_ready(daemon), "the process has ended")
+        httpx.post(f"{daemon.url}/v1/chat/completions", json=chat("poison"), timeout=CEILING_S)
+
+    killed, *crashed = [one["last_lines"] for one in logs if one["event"] == "engine.process_ended"]
+    assert killed == ()
+    for lines in crashed:
+        assert lines[0] == "Fatal Python error: Segmentation fault"
+        assert any("in _before_step" in one for one in lines)
+
+
 def test_a_request_that_ends_the_process_beside_others_goes_on_alone(
     daemon: SupervisedDaemon,
 ) -> None:

@@ -37,7 +37,7 @@ from machd.link.state import ServedState
 from machd.scheduler.events import Event
 from machd.scheduler.subscriber import SequenceRequest
 from machd.served.engine_grammars import EngineGrammars
-from machd.served.engine_process import EngineProcess, describe_status
+from machd.served.engine_process import EngineProcess, ProcessEnd
 from machd.served.open_work import OpenWork
 from machd.served.restarts import Restarts
 from machd.settings.model import Settings
@@ -198,17 +198,19 @@ class SupervisedEngine:
             if self.finished.done() or (self._work.stopping.is_set() and self.front is None):
                 return
             if self._work.stopping.is_set():
-                raise EngineFaultError(f"the engine ended before it was done: {end}")
+                raise EngineFaultError(f"the engine ended before it was done: {end.status}")
             if self.front is None and self._fault is not None:
                 raise self._fault
             if self.front is None:
-                raise EngineFaultError(f"the engine process ended while it loaded the model: {end}")
+                raise EngineFaultError(
+                    f"the engine process ended while it loaded the model: {end.status}"
+                )
             self._note_death(end)
             if self._work.stopping.wait(self._restarts.backoff_s):
                 return
 
-    def _follow_one(self) -> str:
-        """Start a process and read what it says to its end; returns how it ended, for an operator.
+    def _follow_one(self) -> ProcessEnd:
+        """Start a process and read what it says to its end; returns how it ended.
 
         Raises:
             EngineFaultError: The system has no room for the first one. A later one that cannot be started is one that
@@ -221,7 +223,7 @@ class SupervisedEngine:
         except OSError as error:
             if self.front is None:
                 raise cannot_start(error) from error
-            return f"not started: {error.strerror}"
+            return ProcessEnd(f"not started: {error.strerror}")
         with self._lock:
             self._process = process
             if self._work.stopping.is_set():
@@ -238,8 +240,8 @@ class SupervisedEngine:
             with self._lock:
                 self._process = None
             self._work.forget_process()
-            status = process.wait(_EXIT_S)
-        return describe_status(status)
+            end = process.wait(_EXIT_S)
+        return end
 
     def _take(self, process: EngineProcess, message: ToFront) -> None:
         match message:
@@ -303,7 +305,7 @@ class SupervisedEngine:
         else:
             self._progress.stage(message.stage, message.total_bytes)
 
-    def _note_death(self, end: str) -> None:
+    def _note_death(self, end: ProcessEnd) -> None:
         """Say that a process has ended, and end the sequence that two of them could not stand.
 
         Raises:
@@ -324,8 +326,9 @@ class SupervisedEngine:
         self._log.error(
             "engine.process_ended",
             reason=reason.value,
-            status=end,
+            status=end.status,
             sequences=self._work.sequence_count,
+            last_lines=end.last_lines,
         )
         self._listener.publish(events)
         self._restarts.note()
