@@ -14,8 +14,8 @@ from machd import __version__
 from machd.cli.options import SettingsCommand, model_argument, settings_options, settings_sources
 from machd.engine.ranks.joining import rank_place
 from machd.installed import command_name
-from machd.link.started_engine import StartedEngine, cannot_start
 from machd.process.notify import forget_service_variables
+from machd.served.started_engine import StartedEngine, cannot_start
 from machd.settings.sources import LoadedSettings
 
 if TYPE_CHECKING:

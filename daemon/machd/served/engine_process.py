@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from machd.link.frames import Part
 from machd.link.messages import ToEngine, ToFront
-from machd.link.started_engine import StartedEngine
 from machd.link.wire import decode_to_front, encode
+from machd.served.started_engine import StartedEngine
 
 _LAST_LINES_S = 1.0
 """How long the last lines of a process that has ended may take to be read."""

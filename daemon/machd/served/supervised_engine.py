@@ -32,7 +32,6 @@ from machd.link.messages import (
 )
 from machd.link.port import EngineListener, RestartReason
 from machd.link.snapshot import LoopSnapshot
-from machd.link.started_engine import StartedEngine, cannot_start
 from machd.link.state import ServedState
 from machd.scheduler.events import Event
 from machd.scheduler.subscriber import SequenceRequest
@@ -40,6 +39,7 @@ from machd.served.engine_grammars import EngineGrammars
 from machd.served.engine_process import EngineProcess, ProcessEnd
 from machd.served.open_work import OpenWork
 from machd.served.restarts import Restarts
+from machd.served.started_engine import StartedEngine, cannot_start
 from machd.settings.model import Settings
 
 _EXIT_S = 15.0

@@ -14,8 +14,8 @@ from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.engine.protocol.engine import GrammarCompiler, ModelDescription
 from machd.engine.protocol.progress import SilentProgress
 from machd.link.port import OpenEngine
-from machd.link.started_engine import StartedEngine
 from machd.served.restarts import Restarts
+from machd.served.started_engine import StartedEngine
 from machd.served.supervised_engine import SupervisedEngine
 from machd.settings.model import Settings
 from support import module_command

@@ -8,8 +8,8 @@ from typing import NoReturn
 
 import pytest
 
-from machd.link.started_engine import StartedEngine
 from machd.served.engine_process import EngineProcess
+from machd.served.started_engine import StartedEngine
 
 _WAITS = (sys.executable, "-c", "import signal; signal.pause()")
 

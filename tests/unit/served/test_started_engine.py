@@ -10,7 +10,7 @@ import psutil
 import pytest
 from support.clocks.polling import CEILING_S
 
-from machd.link.started_engine import StartedEngine
+from machd.served.started_engine import StartedEngine
 
 _WRITES = """
 import os, socket, sys

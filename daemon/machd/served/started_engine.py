@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 
 from machd.errors import EngineFaultError
-from machd.link.error_output import ErrorOutput, own_error_output
 from machd.link.frames import Frames
+from machd.served.error_output import ErrorOutput, own_error_output
 
 
 class StartedEngine:

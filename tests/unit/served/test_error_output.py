@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from support.clocks.polling import CEILING_S
 
-from machd.link.error_output import MAX_BYTES, MAX_LINES, ErrorOutput
+from machd.served.error_output import MAX_BYTES, MAX_LINES, ErrorOutput
 
 
 class _Ends:
