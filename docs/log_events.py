@@ -441,10 +441,13 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
     LogEvent(
         "engine.process_ended",
         ("error",),
-        ("reason", "status", "sequences"),
+        ("reason", "status", "sequences", "last_lines"),
         "The engine process has ended: by itself or by a signal (`exit`), because its engine gave up (`fault`), or killed after "
-        "`engine.stalled` (`stall`). `status` is its signal (`SIGKILL`) or its `exit status 70`. Its `sequences` go on in the next process.",
-        "`SIGKILL` with `exit` is most often the kernel's OOM killer: give the daemon more memory. Report other signals, with the model.",
+        "`engine.stalled` (`stall`). `status` is its signal (`SIGKILL`), its `exit status 70`, or why the system did not start it "
+        "(`not started: Cannot allocate memory`). Its `sequences` go on in the next process. `last_lines` are the last that it wrote to standard "
+        "error beside its log (at most 200 and 16 KiB; a terminal has them above the event): what a library says before it ends a process, "
+        "and after a crash where each thread was.",
+        "`SIGKILL` with `exit` is most often the kernel's OOM killer: give the daemon more memory. Report other signals, with the event and the model.",
     ),
     LogEvent(
         "engine.restarted",

@@ -17,7 +17,7 @@ from support.daemon.scraping import scrape
 from support.daemon.supervised_daemon import SupervisedDaemon
 from support.engines.dialogue import chat
 
-from machd.errors import MachdError
+from machd.errors import EngineFaultError, MachdError
 from machd.served.supervised_engine import SupervisedEngine
 
 _FLAGS: dict[str, object] = {
@@ -127,6 +127,20 @@ def test_a_request_that_ends_two_processes_is_ended_and_its_neighbours_are_whole
     assert len(daemon.processes) == 3
 
 
+def test_the_last_lines_of_a_process_that_crashes_are_logged() -> None:
+    """They say where the engine thread was; a process that is killed says nothing."""
+    with capture_logs() as logs, SupervisedDaemon(_FLAGS) as daemon:
+        _kill(daemon, signal.SIGKILL)
+        wait_until(lambda: not _is_ready(daemon), "the process has ended")
+        httpx.post(f"{daemon.url}/v1/chat/completions", json=chat("poison"), timeout=CEILING_S)
+
+    killed, *crashed = [one["last_lines"] for one in logs if one["event"] == "engine.process_ended"]
+    assert killed == ()
+    for lines in crashed:
+        assert lines[0] == "Fatal Python error: Segmentation fault"
+        assert any("in _before_step" in one for one in lines)
+
+
 def test_a_request_that_ends_the_process_beside_others_goes_on_alone(
     daemon: SupervisedDaemon,
 ) -> None:
@@ -172,6 +186,49 @@ def test_a_daemon_whose_engine_process_ends_again_and_again_gives_up(
     assert len(daemon.processes) == 6
     assert daemon.error is not None
     assert getattr(daemon.error, "exit_code", 0) == 70
+
+
+def test_a_process_that_cannot_be_started_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer goes on in the first one for which there is room."""
+    monkeypatch.setattr("machd.served.restarts._FIRST_BACKOFF_S", 0.01)
+    with capture_logs() as logs, SupervisedDaemon(_FLAGS) as daemon, ThreadPoolExecutor(1) as pool:
+        expected = ask(daemon.url, _QUESTIONS[0]).said
+        answer = pool.submit(ask, daemon.url, _QUESTIONS[0])
+        wait_until(lambda: _running(daemon) > 0, "the answer is being made")
+        daemon.refused_starts = 2
+        _kill(daemon, signal.SIGKILL)
+        said = answer.result(CEILING_S).said
+
+    statuses = [one["status"] for one in logs if one["event"] == "engine.process_ended"]
+    assert said == expected
+    assert statuses == ["SIGKILL", *2 * ["not started: Cannot allocate memory"]]
+    assert len(daemon.processes) == 2
+
+
+def test_a_daemon_for_whose_engine_process_there_is_no_room_gives_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where processes end again and again."""
+    monkeypatch.setattr("machd.served.restarts._FIRST_BACKOFF_S", 0.01)
+    with capture_logs(), SupervisedDaemon(_FLAGS) as daemon:
+        daemon.refused_starts = 100
+        _kill(daemon, signal.SIGKILL)
+        assert daemon.join(CEILING_S)
+
+    assert len(daemon.processes) == 1
+    assert getattr(daemon.error, "exit_code", 0) == 70
+
+
+def test_the_first_engine_process_has_to_start() -> None:
+    """A daemon that has served nothing says what was missing."""
+    daemon = SupervisedDaemon(_FLAGS)
+    daemon.refused_starts = 1
+    with (
+        capture_logs(),
+        pytest.raises(EngineFaultError, match=r"cannot be started: Cannot allocate memory"),
+        daemon,
+    ):
+        pass
 
 
 def test_an_engine_process_that_dies_while_it_is_told_to_stop_is_no_end_in_order(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import gc
 import os
 import signal
 import socket
 import sys
 import threading
+from typing import TextIO
 
 from machd.clock import SystemClock
 from machd.engine.loading.source import resolve_model
@@ -36,18 +38,34 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
-    frames = Frames(socket.socket(fileno=int(sys.argv[1])))
+    faulthandler.enable()
+    link_number, log_number = map(int, sys.argv[1:])
+    frames = Frames(socket.socket(fileno=link_number))
     first = frames.receive()
     if first is None:
         return
-    _serve(frames, Settings.model_validate_json(first[0]))
+    # As Python opens standard error, and like that never closed: threads may log to the end.
+    log = os.fdopen(log_number, "w", 1, encoding=sys.stderr.encoding, errors="backslashreplace")
+    _serve(frames, Settings.model_validate_json(first[0]), log)
 
 
-def _serve(frames: Frames, settings: Settings) -> None:
-    _configure_logs(settings)
+def _serve(frames: Frames, settings: Settings, log: TextIO) -> None:
+    """Compute for the front.
+
+    Args:
+        frames: The link's end.
+        settings: In force until others come.
+        log: The front's standard error. This process's own is a pipe for what is no log.
+    """
+
+    def configure(settings: Settings) -> None:
+        chosen = settings.logging
+        configure_logs(level=chosen.level, log_format=chosen.format, stream=log)
+
+    configure(settings)
     environ = os.environ  # noqa: TID251 - libraries read theirs by themselves
     cache_directory = user_cache_directory(environ)
-    link = FrontLink(frames, on_settings=_configure_logs)
+    link = FrontLink(frames, on_settings=configure)
     try:
         blas = choose_checked_blas(
             settings.engine.blas, cache_directory=cache_directory, environ=environ
@@ -92,10 +110,6 @@ def _serve(frames: Frames, settings: Settings) -> None:
     loop.loaded.add_done_callback(lambda _: _freeze())
     threading.Thread(target=_watch_heap, args=[loop], name="machd-heap", daemon=True).start()
     link.serve(loop)
-
-
-def _configure_logs(settings: Settings) -> None:
-    configure_logs(level=settings.logging.level, log_format=settings.logging.format)
 
 
 def _watch_heap(loop: EngineLoop) -> None:

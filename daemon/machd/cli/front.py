@@ -21,8 +21,8 @@ from machd.engine.loading.source import ModelSource, SourceKind
 from machd.engine.protocol.engine import ModelFront
 from machd.heap import trim_heap
 from machd.link.messages import Located
-from machd.link.started_engine import StartedEngine
 from machd.served.restarts import MAX_RESTARTS, Restarts
+from machd.served.started_engine import StartedEngine
 from machd.served.supervised_engine import OpenFront, SupervisedEngine
 from machd.settings.model import Settings
 from machd.settings.sources import LoadedSettings, OriginKind, SettingsSources

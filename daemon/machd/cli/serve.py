@@ -14,8 +14,8 @@ from machd import __version__
 from machd.cli.options import SettingsCommand, model_argument, settings_options, settings_sources
 from machd.engine.ranks.joining import rank_place
 from machd.installed import command_name
-from machd.link.started_engine import StartedEngine
 from machd.process.notify import forget_service_variables
+from machd.served.started_engine import StartedEngine, cannot_start
 from machd.settings.sources import LoadedSettings
 
 if TYPE_CHECKING:
@@ -43,7 +43,10 @@ def serve(loaded: LoadedSettings) -> None:
         follow(loaded.settings, sources, place)
         return
     # The process imports for a second, while this one does the same.
-    first = StartedEngine(ENGINE_COMMAND, loaded.settings.model_dump_json())
+    try:
+        first = StartedEngine(ENGINE_COMMAND, loaded.settings.model_dump_json())
+    except OSError as error:
+        raise cannot_start(error) from error
     from machd.cli.front import run_front  # noqa: PLC0415 - see above
 
     run_front(loaded, sources, first, is_alone=place is None)

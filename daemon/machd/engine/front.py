@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from machd.engine.loading.checkpoint import read_checkpoint
-from machd.engine.loading.gguf_header import read_gguf_header
+from machd.engine.loading.checkpoint import Checkpoint, read_checkpoint
+from machd.engine.loading.gguf_header import GgufHeader, read_gguf_header
 from machd.engine.loading.source import ModelSource, SourceKind
 from machd.engine.loading.tokenizer_files import open_tokenizer
-from machd.engine.loading.vision import open_processor
+from machd.engine.loading.vision import loads_vision, open_processor, refuse_own_code
 from machd.engine.protocol.engine import GrammarCompiler, ModelDescription
 from machd.engine.protocol.media import MediaProcessor
 from machd.engine.protocol.tokenizer import Tokenizer
@@ -36,12 +36,12 @@ class OpenedFront:
 
 
 class Texts:
-    """The tokenizer of a model that an engine loads meanwhile, and what else its front opens."""
+    """The tokenizer of a model that an engine loads meanwhile, and the processor of its images."""
 
     def __init__(
         self, source: ModelSource, *, chat_template: str | None, trust_remote_code: bool
     ) -> None:
-        """Open the tokenizer.
+        """Open the tokenizer, and start the processor's process where the checkpoint is served with its vision tower.
 
         Args:
             source: The files that the engine loads.
@@ -52,19 +52,25 @@ class Texts:
             ModelError: One of its kinds: the files are not those of a model.
             OverloadedError: The system has no room for a process.
         """
-        self._source = source
-        self._trusts = trust_remote_code
-        read = (
-            read_gguf_header(source.path)
-            if source.kind is SourceKind.GGUF
-            else read_checkpoint(source.path, trust_remote_code=trust_remote_code)
-        )
-        self._tokenizer, _ = open_tokenizer(
-            read, chat_template, trust_remote_code=trust_remote_code
-        )
+        self._files: ProcessorFiles | None = None
+        read: Checkpoint | GgufHeader
+        if source.kind is SourceKind.GGUF:
+            read = read_gguf_header(source.path)
+        else:
+            read = read_checkpoint(source.path, trust_remote_code=trust_remote_code)
+            refuse_own_code(read, trust_remote_code=trust_remote_code)
+            if loads_vision(read):
+                self._files = ProcessorFiles(source.path, trust_remote_code=trust_remote_code)
+        try:
+            self._tokenizer, _ = open_tokenizer(
+                read, chat_template, trust_remote_code=trust_remote_code
+            )
+        except BaseException:
+            self._close_files()
+            raise
 
     def front(self, description: ModelDescription, grammars: GrammarCompiler) -> OpenedFront:
-        """Open the processor of images, if the loaded model takes any, and hand everything over.
+        """Wait for the processor of images, if the loaded model takes any, and hand everything over.
 
         Args:
             description: The engine's.
@@ -75,17 +81,23 @@ class Texts:
             OverloadedError: The system has no room for a process.
         """
         if description.vision is None:
+            self._close_files()  # without a chat template, or with ranks, a model with a tower takes no images
             return OpenedFront(description, self._tokenizer, grammars)
-        files = ProcessorFiles(self._source.path, trust_remote_code=self._trusts)
+        assert self._files is not None, "the engine has loaded the same checkpoint"
         try:
             media = open_processor(
-                files, self._tokenizer, max_bytes=description.vision.processed_bytes
+                self._files, self._tokenizer, max_bytes=description.vision.processed_bytes
             )
         except BaseException:
-            files.close()
+            self._close_files()
             raise
         return OpenedFront(description, self._tokenizer, grammars, media)
 
     def close(self) -> None:
-        """End the process that renders chat templates."""
+        """End the processes that render chat templates and decode images."""
         self._tokenizer.close()
+        self._close_files()
+
+    def _close_files(self) -> None:
+        if self._files is not None:
+            self._files.close()

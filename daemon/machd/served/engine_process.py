@@ -2,27 +2,55 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import queue
 import signal
 import subprocess
 import threading
+from dataclasses import dataclass
 
 from machd.link.frames import Part
 from machd.link.messages import ToEngine, ToFront
-from machd.link.started_engine import StartedEngine
 from machd.link.wire import decode_to_front, encode
+from machd.served.started_engine import StartedEngine
+
+_LAST_LINES_S = 1.0
+"""How long the last lines of a process that has ended may take to be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEnd:
+    """How a process ended, for an operator.
+
+    Attributes:
+        status: Its signal or exit status, or why it was not started.
+        last_lines: The last that it wrote to standard error, but its log.
+    """
+
+    status: str
+    last_lines: tuple[str, ...] = ()
 
 
 class EngineProcess:
     """One process; ended and waited for by its owner."""
 
     def __init__(self, started: StartedEngine) -> None:
-        """Take over a process that has been started."""
+        """Take over a process that has been started.
+
+        Raises:
+            OSError: The system has no room for a thread; the process is ended.
+        """
         self._process, self._frames = started.process, started.frames
+        self._error_output = started.error_output
         # The event loop sends, and must not wait for a process that takes nothing.
         self._outgoing: queue.SimpleQueue[list[Part] | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write, name="machd-link-out", daemon=True)
-        self._writer.start()
+        try:
+            self._writer.start()
+        except RuntimeError as error:
+            started.discard()
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from error
 
     @property
     def pid(self) -> int:
@@ -42,8 +70,8 @@ class EngineProcess:
         """End it at once."""
         self._process.kill()
 
-    def wait(self, timeout_s: float) -> int:
-        """Wait for its end and give back what it had here; returns its exit status, negative for a signal.
+    def wait(self, timeout_s: float) -> ProcessEnd:
+        """Wait for its end and give back what it had here.
 
         A process that has closed its end of the link and does not end is killed after ``timeout_s``.
         """
@@ -56,7 +84,7 @@ class EngineProcess:
         self._frames.end()
         self._writer.join()
         self._frames.close()
-        return status
+        return ProcessEnd(describe_status(status), self._error_output.last_lines(_LAST_LINES_S))
 
     def _write(self) -> None:
         while (parts := self._outgoing.get()) is not None:

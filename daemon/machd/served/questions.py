@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from machd.link.messages import (
     Answered,
@@ -19,6 +19,8 @@ Question: TypeAlias = ChangeConfig | ClearPrefixes | CompileGrammar
 """A message that has an answer."""
 
 Answer: TypeAlias = Grammar | int | None
+
+_T = TypeVar("_T")
 
 
 class Questions:
@@ -65,3 +67,19 @@ def resolve(future: Future[Answer], answer: Answered | GrammarCompiled) -> None:
             future.set_exception(error)
         case GrammarCompiled(_, grammar):
             future.set_result(grammar)
+
+
+def read_answer(asked: Future[Answer], read: Callable[[Answer], _T]) -> Future[_T]:
+    """Return a future of what an answer says."""
+    told: Future[_T] = Future()
+    told.set_running_or_notify_cancel()
+
+    def tell(done: Future[Answer]) -> None:
+        error = done.exception()
+        if error is None:
+            told.set_result(read(done.result()))
+        else:
+            told.set_exception(error)
+
+    asked.add_done_callback(tell)
+    return told

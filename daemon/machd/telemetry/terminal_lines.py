@@ -13,6 +13,10 @@ from structlog.typing import EventDict, WrappedLogger
 _DIM, _RED, _RESET = "\x1b[2m", "\x1b[31m", "\x1b[0m"
 
 
+_UNSEEN = frozenset({"logger", "last_lines"})
+"""Fields that a terminal does not show: an engine process's last lines stand there above the event."""
+
+
 class TerminalRenderer:
     """The last processor of a log on a terminal."""
 
@@ -32,7 +36,9 @@ class TerminalRenderer:
             time, _, rest = line.partition(" ")
             colour = _RED if event.get("error") else ""
             return f"{_DIM}{time}{_RESET} {colour}{rest}{_RESET}"
-        fields = {name: one for name, one in event.items() if one is not None and name != "logger"}
+        fields = {
+            name: one for name, one in event.items() if one is not None and name not in _UNSEEN
+        }
         return self._others(logger, method, fields)
 
 

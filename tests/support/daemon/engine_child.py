@@ -6,6 +6,7 @@ holds ``FREEZE`` stops it, and one that holds ``CLASH`` ends it as soon as anoth
 
 from __future__ import annotations
 
+import faulthandler
 import signal
 import socket
 import sys
@@ -53,6 +54,7 @@ def _ignore(_settings: Settings) -> None:
 
 def main() -> None:
     """Serve the front at the other end of the link."""
+    faulthandler.enable()
     frames = Frames(socket.socket(fileno=int(sys.argv[1])))
     first = frames.receive()
     assert first is not None

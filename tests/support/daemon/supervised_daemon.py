@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,8 +14,8 @@ from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.engine.protocol.engine import GrammarCompiler, ModelDescription
 from machd.engine.protocol.progress import SilentProgress
 from machd.link.port import OpenEngine
-from machd.link.started_engine import StartedEngine
 from machd.served.restarts import Restarts
+from machd.served.started_engine import StartedEngine
 from machd.served.supervised_engine import SupervisedEngine
 from machd.settings.model import Settings
 from support import module_command
@@ -39,12 +41,14 @@ class SupervisedDaemon(RunningDaemon):
 
     Attributes:
         processes: Engine processes that were started, in order.
+        refused_starts: How often the system has no room for the next ones.
     """
 
     def __init__(self, flags: Mapping[str, object] | None = None) -> None:
         """Prepare it; ``flags`` are settings by dotted key."""
         super().__init__(flags=flags)
         self.processes: list[subprocess.Popen[bytes]] = []
+        self.refused_starts = 0
 
     def _open_engine(self) -> OpenEngine:
         return partial(
@@ -57,6 +61,9 @@ class SupervisedDaemon(RunningDaemon):
         )
 
     def _start_process(self, settings: Settings) -> StartedEngine:
+        if self.refused_starts:
+            self.refused_starts -= 1
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
         command = module_command("support.daemon.engine_child")
         started = StartedEngine(command, settings.model_dump_json())
         self.processes.append(started.process)

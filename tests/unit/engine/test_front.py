@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -12,11 +13,14 @@ from support import module_command
 from support.checkpoints.tiny_checkpoint import write_tiny_llama
 from support.clients import image_files
 from support.clocks.polling import CEILING_S
+from support.engines.fake_engine import FakeEngine
 from support.engines.opened_front import Opened, Opening, answers_of, image_of
 
+from machd.engine import front
 from machd.engine.loading.embedded import EMBEDDED_MODEL_ID
 from machd.engine.loading.loader import LoadedModel, load_model
 from machd.engine.loading.source import ModelSource, SourceKind
+from machd.errors import ModelError
 from machd.user_directories import user_cache_directory
 
 _FILL_TOKENS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
@@ -79,3 +83,38 @@ def test_front_of_a_model_with_vision_processes_images_without_mlx(tmp_path: Pat
     loaded.tokenizer.close()
     loaded.vision.close()
     assert _opened(source, loaded, image) == expected
+
+
+def test_processor_of_a_model_that_takes_no_images_after_all_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is started beside the loading, of which ranks or a missing chat template come out without images."""
+    source = _directory(write_tiny_llama(tmp_path / "tiny"))
+    files = Mock()
+    monkeypatch.setattr(front, "loads_vision", lambda _checkpoint: True)
+    monkeypatch.setattr(front, "ProcessorFiles", files)
+    texts = front.Texts(source, chat_template=None, trust_remote_code=False)
+    files.assert_called_once_with(source.path, trust_remote_code=False)
+    files.return_value.close.assert_not_called()
+
+    opened = texts.front(FakeEngine().model, FakeEngine().grammars)
+
+    assert opened.media is None
+    files.return_value.close.assert_called_once_with()
+    opened.close()
+
+
+def test_processor_is_ended_when_there_is_no_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine process says why the model is not served."""
+    source = _directory(write_tiny_llama(tmp_path / "tiny"))
+    (source.path / "tokenizer.json").write_text("{}", encoding="utf-8")
+    files = Mock()
+    monkeypatch.setattr(front, "loads_vision", lambda _checkpoint: True)
+    monkeypatch.setattr(front, "ProcessorFiles", files)
+
+    with pytest.raises(ModelError):
+        front.Texts(source, chat_template=None, trust_remote_code=False)
+
+    files.return_value.close.assert_called_once_with()

@@ -119,9 +119,12 @@ def test_other_events_keep_their_names_and_fields_without_what_is_empty() -> Non
 
     stream = Terminal()
     configure_logs(level="info", log_format="auto", stream=stream)
-    structlog.get_logger("machd.daemon").info("daemon.ready", url="http://here", evidence=None)
+    structlog.get_logger("machd.daemon").info(
+        "daemon.ready", url="http://here", evidence=None, last_lines=("written above",)
+    )
 
     assert "daemon.ready" in stream.getvalue()
     assert "http://here" in stream.getvalue()
     assert "evidence" not in stream.getvalue()
+    assert "written above" not in stream.getvalue()
     assert "machd.daemon" not in stream.getvalue()

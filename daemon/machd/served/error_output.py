@@ -1,0 +1,85 @@
+"""What an engine process writes to standard error: all of it copied to the front's, and the last lines kept.
+
+Its log goes past it. What comes here is from libraries, the C++ runtime and Python: the last words of a process that crashes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections import deque
+from typing import IO
+
+MAX_LINES = 200
+"""Lines that are kept: of a crash, where each thread was."""
+
+MAX_BYTES = 16 << 10
+"""Bytes of them that are kept."""
+
+_MAX_LINE_BYTES = 4096
+"""A longer line counts as several. So much a pipe takes at once, with nothing of another process between."""
+
+
+class ErrorOutput:
+    """Copied on a thread of its own until nothing has the other end open."""
+
+    def __init__(self, pipe: IO[bytes], target: int) -> None:
+        """Begin to copy.
+
+        Args:
+            pipe: Of the process; closed at its end.
+            target: Descriptor to copy to; closed then too.
+
+        Raises:
+            RuntimeError: The system has no room for a thread.
+        """
+        self._pipe, self._target = pipe, target
+        self._lock = threading.Lock()
+        self._kept: deque[bytes] = deque()
+        self._kept_bytes = 0
+        # A daemon thread: another process that the engine process has left behind may keep the pipe open.
+        self._thread = threading.Thread(target=self._copy, name="machd-stderr", daemon=True)
+        self._thread.start()
+
+    def last_lines(self, timeout_s: float) -> tuple[str, ...]:
+        """Wait until all is copied, but not longer than that, and return the last lines without empty ones."""
+        self._thread.join(timeout_s)
+        with self._lock:
+            return tuple(one.decode("utf-8", "replace").rstrip() for one in self._kept)
+
+    def _copy(self) -> None:
+        with self._pipe:
+            while line := self._pipe.readline(_MAX_LINE_BYTES):
+                self._keep(line)
+                _write(self._target, line)
+        os.close(self._target)
+
+    def _keep(self, line: bytes) -> None:
+        if not line.strip():
+            return
+        with self._lock:
+            self._kept.append(line)
+            self._kept_bytes += len(line)
+            while len(self._kept) > MAX_LINES or self._kept_bytes > MAX_BYTES:
+                self._kept_bytes -= len(self._kept.popleft())
+
+
+def _write(target: int, line: bytes) -> None:
+    """Write a line past Python's buffer, whose lock a daemon thread must not hold when the interpreter ends."""
+    rest = memoryview(line)
+    while rest:
+        try:
+            rest = rest[os.write(target, rest) :]
+        except OSError:
+            return  # nothing reads it; the process must not wait for that
+
+
+def own_error_output() -> int:
+    """Return a new descriptor of this process's standard error, or of nothing where it has none.
+
+    Raises:
+        OSError: There are too many descriptors.
+    """
+    stream = sys.__stderr__
+    return os.open(os.devnull, os.O_WRONLY) if stream is None else os.dup(stream.fileno())

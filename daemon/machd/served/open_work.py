@@ -1,0 +1,236 @@
+"""All that engine processes have been asked and have not finished: sequences, questions, and the settings in force.
+
+A process that begins to serve is told all of it, and goes on where the former one ended.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+from machd.clock import Clock
+from machd.errors import EngineFaultError, MachdError
+from machd.link.messages import (
+    Abort,
+    Answered,
+    ChangeConfig,
+    ClearPrefixes,
+    CompileGrammar,
+    DropGrammar,
+    GrammarCompiled,
+    SetLimits,
+    Stop,
+    Submit,
+)
+from machd.request.constraint import Constraint
+from machd.scheduler.events import Event, FinishReason
+from machd.scheduler.subscriber import SequenceRequest
+from machd.served.engine_process import EngineProcess
+from machd.served.isolated_sequences import IsolatedSequences
+from machd.served.open_sequences import OpenSequences
+from machd.served.questions import Answer, Question, Questions, read_answer, resolve
+from machd.settings.model import Settings
+
+
+class OpenWork:
+    """What is open, and the process that serves, which is told of it. Every method may be called from any thread.
+
+    One lock guards both, so that the process is told everything once and in order.
+
+    Attributes:
+        stopping: Set once there is to be no other process.
+    """
+
+    def __init__(self, settings: Settings, clock: Clock) -> None:
+        """Begin with nothing open and no process.
+
+        Args:
+            settings: In force until others come.
+            clock: Reads time.
+        """
+        self.stopping = threading.Event()
+        self._settings = settings
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._serving: EngineProcess | None = None
+        self._refusal: MachdError | None = None
+        self._sequences = OpenSequences()
+        self._isolated = IsolatedSequences(self._sequences)
+        self._questions = Questions()
+
+    @property
+    def settings(self) -> Settings:
+        """Those in force."""
+        return self._settings
+
+    @property
+    def is_served(self) -> bool:
+        """Whether a process has begun to serve, and has not ended."""
+        return self._serving is not None
+
+    @property
+    def sequence_count(self) -> int:
+        """Sequences that have not ended."""
+        return len(self._sequences)
+
+    @property
+    def is_changing_config(self) -> bool:
+        """Whether a requested scheduler config is not in force yet."""
+        with self._lock:
+            return any(isinstance(one, ChangeConfig) for one in self._questions)
+
+    def submit(self, requests: tuple[SequenceRequest, ...]) -> None:
+        """Start the sequences of one request."""
+        with self._lock:
+            is_sent = self._serving is not None and not self._isolated.is_active
+            if self._serving is not None and is_sent:
+                self._serving.send(Submit(requests))  # first: there may be no memory for it
+            self._sequences.add(requests)
+            if is_sent:
+                self._sequences.note_sent(requests)
+            elif self._isolated.is_active:
+                self._isolated.hold(requests)
+
+    def abort(self, sequence_ids: tuple[str, ...], error: MachdError | None) -> list[Event]:
+        """End sequences; returns the ends of those that no process knows of."""
+        with self._lock:
+            held_ids = self._isolated.held_ids
+            sent_ids, unsent_ids = list[str](), list[str]()
+            for one in filter(self._sequences.__contains__, sequence_ids):
+                is_sent = self._serving is not None and one not in held_ids
+                (sent_ids if is_sent else unsent_ids).append(one)
+            if self._serving is not None and sent_ids:
+                self._serving.send(Abort(tuple(sent_ids), error))
+            now_s = self._clock.monotonic_s()
+            return self._sequences.end(unsent_ids, FinishReason.ABORT, error, now_s)
+
+    def change_config(self, settings: Settings, *, measure: bool) -> Future[None]:
+        """Have settings in force after the step that runs; see :meth:`machd.link.port.EnginePort.change_config`."""
+        with self._lock:
+            self._settings = settings
+        asked = self.ask(lambda number: ChangeConfig(number, settings, measure))
+        return read_answer(asked, lambda _: None)
+
+    def set_limits(self, settings: Settings) -> None:
+        """Hold requests that come, wait or run, and what is kept, against other limits from the next step on."""
+        with self._lock:
+            self._settings = settings
+            if self._serving is not None:
+                self._serving.send(SetLimits(settings))
+
+    def clear_prefixes(self, *, is_disk_included: bool) -> Future[int]:
+        """Forget the unused blocks of the prefix cache; resolves to their number."""
+        asked = self.ask(lambda number: ClearPrefixes(number, is_disk_included))
+        return read_answer(asked, lambda count: count if isinstance(count, int) else 0)
+
+    def ask(self, make: Callable[[int], Question]) -> Future[Answer]:
+        """Send a question, now or when a process serves; the future has its answer."""
+        with self._lock:
+            question, future = self._questions.ask(make)
+            if (refusal := self._refusal) is not None:
+                self._questions.take(question.number)
+            elif self._serving is not None:
+                self._serving.send(question)
+        if refusal is not None:
+            future.set_exception(refusal)
+        return future
+
+    def drop(self, constraint: Constraint) -> None:
+        """Tell the process that no request waits for a constraint any more."""
+        with self._lock:
+            for one in self._questions:
+                is_it = isinstance(one, CompileGrammar) and one.constraint is constraint
+                if is_it and self._serving is not None:
+                    self._serving.send(DropGrammar(one.number))
+
+    def stop(self, error: MachdError) -> bool:
+        """Have the process end all sequences with ``error``, and itself; refuse questions from now on.
+
+        Returns:
+            Whether a process serves, which is told.
+        """
+        with self._lock:
+            if self._refusal is None:
+                self._refusal = error
+            serving = self._serving
+            refused = self._questions.take_all(ChangeConfig)
+        for future in refused:
+            future.set_exception(error)
+        self.stopping.set()  # before the process can answer
+        if serving is not None:
+            serving.send(Stop(error))
+        return serving is not None
+
+    def begin(self, process: EngineProcess, *, is_isolating: bool) -> None:
+        """Tell a process that serves from now on all that is open.
+
+        Args:
+            process: Has loaded the model.
+            is_isolating: It computes the open sequences one at a time.
+        """
+        with self._lock:
+            self._serving = process
+            process.send(SetLimits(self._settings))
+            self._resume(process, is_isolating=is_isolating)
+            for question in self._questions:
+                process.send(question)
+            if self._refusal is not None:
+                process.send(Stop(self._refusal))
+
+    def _resume(self, process: EngineProcess, *, is_isolating: bool) -> None:
+        resumed = self._sequences.resumed()
+        self._isolated.clear()
+        if is_isolating:
+            self._isolated.hold(one for requests in resumed for one in requests)
+            self._send_next(process)
+            return
+        for requests in resumed:
+            self._send(process, requests)
+
+    def _send_next(self, process: EngineProcess) -> None:
+        """Send the next sequence of those that go alone, once the one before has ended."""
+        request = self._isolated.take_next()
+        if request is not None:
+            self._send(process, (request,))
+
+    def _send(self, process: EngineProcess, requests: tuple[SequenceRequest, ...]) -> None:
+        process.send(Submit(requests))
+        self._sequences.note_sent(requests)
+
+    def forget_process(self) -> None:
+        """Keep everything for the next process: this one has ended."""
+        with self._lock:
+            self._serving = None
+
+    def follow(self, events: Sequence[Event]) -> bool:
+        """Note what has come of sequences; returns whether one has a whole answer."""
+        with self._lock:
+            has_answered = self._sequences.follow(events)
+            if self._serving is not None:
+                self._send_next(self._serving)
+        return has_answered
+
+    def answer(self, answer: Answered | GrammarCompiled) -> None:
+        """Resolve a question's future."""
+        with self._lock:
+            future = self._questions.take(answer.number)
+        resolve(future, answer)
+
+    def survive(self, fault: MachdError) -> list[Event]:
+        """Suspect the sequences that ran in a process that has ended; see :meth:`OpenSequences.survive`."""
+        with self._lock:
+            return self._sequences.survive(fault, self._clock.monotonic_s())
+
+    def end(self) -> list[Event]:
+        """End all that is open, as :meth:`stop` was told to, or with a fault; returns the ends of sequences."""
+        with self._lock:
+            if self._refusal is None:
+                self._refusal = EngineFaultError("the engine has stopped; the server is restarting")
+            error, self._serving = self._refusal, None
+            unanswered = self._questions.take_all()
+            now_s = self._clock.monotonic_s()
+            events = self._sequences.end(list(self._sequences), FinishReason.ERROR, error, now_s)
+        for future in unanswered:
+            future.set_exception(error)
+        return events

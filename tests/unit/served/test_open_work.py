@@ -1,0 +1,132 @@
+"""What engine processes are told: everything once, in order, and again when another one serves."""
+
+from __future__ import annotations
+
+from support.clocks.manual_clock import ManualClock
+from support.daemon.serving_parts import admitted, finished, token
+
+from machd.errors import DrainDeadlineError, EngineFaultError
+from machd.link.messages import (
+    Abort,
+    Answered,
+    ClearPrefixes,
+    SetLimits,
+    Stop,
+    Submit,
+    ToEngine,
+)
+from machd.request.generation import SamplingParams
+from machd.scheduler.subscriber import SequenceRequest
+from machd.served.engine_process import EngineProcess
+from machd.served.open_work import OpenWork
+from machd.settings.model import Settings
+
+
+class _Process(EngineProcess):
+    """Takes messages and does nothing."""
+
+    def __init__(self) -> None:
+        self.sent: list[ToEngine] = []
+
+    def send(self, message: ToEngine) -> None:
+        self.sent.append(message)
+
+    @property
+    def sequence_ids(self) -> list[list[str]]:
+        """Those of each message that starts some."""
+        submits = [one for one in self.sent if isinstance(one, Submit)]
+        return [[request.sequence_id for request in one.requests] for one in submits]
+
+
+def _request(sequence_id: str) -> SequenceRequest:
+    prompt, sampling = (1, 2), SamplingParams()
+    return SequenceRequest(sequence_id, sequence_id, prompt, sampling, 9, frozenset(), 0.0)
+
+
+def _work(*, is_isolating: bool = False) -> tuple[OpenWork, _Process]:
+    """Two sequences that a process serves."""
+    work, process = OpenWork(Settings(), ManualClock(0.0)), _Process()
+    for one in "ab":
+        work.submit((_request(one),))
+    work.begin(process, is_isolating=is_isolating)
+    return work, process
+
+
+def test_what_came_before_a_process_serves_is_sent_when_it_does() -> None:
+    """After the limits; what comes later is sent at once."""
+    work, process = _work()
+    work.submit((_request("c"),))
+
+    assert isinstance(process.sent[0], SetLimits)
+    assert process.sequence_ids == [["a"], ["b"], ["c"]]
+
+
+def test_another_process_is_told_of_what_is_open() -> None:
+    """No sequence that has ended, no question that has its answer, and the tokens so far."""
+    work, first = _work()
+    asked = work.clear_prefixes(is_disk_included=False)
+    answered = work.clear_prefixes(is_disk_included=True)
+    work.answer(Answered(2, None, 5))
+    work.follow([finished("a"), admitted("b"), token("b", 7)])
+    work.forget_process()
+    work.submit((_request("c"),))
+
+    second = _Process()
+    work.begin(second, is_isolating=False)
+
+    assert first.sequence_ids == [["a"], ["b"]]
+    assert second.sequence_ids == [["b"], ["c"]]
+    submit = second.sent[1]
+    assert isinstance(submit, Submit)
+    assert submit.requests[0].generated_token_ids == (7,)
+    assert second.sent[-1] == ClearPrefixes(1, is_disk_included=False)
+    assert (asked.done(), answered.result(0)) == (False, 5)
+
+
+def test_isolated_sequences_are_sent_one_at_a_time() -> None:
+    """New ones behind those that are open."""
+    work, process = _work(is_isolating=True)
+    work.submit((_request("c"),))
+    sent = [list(process.sequence_ids)]
+    for one in "ab":
+        work.follow([finished(one)])
+        sent.append(list(process.sequence_ids))
+
+    assert sent == [[["a"]], [["a"], ["b"]], [["a"], ["b"], ["c"]]]
+
+
+def test_a_held_sequence_is_aborted_here() -> None:
+    """The process does not know it; another one is ended by the process."""
+    work, process = _work(is_isolating=True)
+
+    (end,) = work.abort(("a", "b", "unknown"), None)
+
+    assert getattr(end, "sequence_id", None) == "b"
+    assert process.sent[-1] == Abort(("a",), None)
+
+
+def test_a_stop_refuses_questions() -> None:
+    """A change of config at once, others when they are asked later."""
+    work, process = _work()
+    change = work.change_config(Settings(), measure=False)
+    error = DrainDeadlineError("it stops")
+
+    assert work.stop(error)
+
+    assert process.sent[-1] == Stop(error)
+    assert work.stopping.is_set()
+    assert change.exception(0) is error
+    assert work.clear_prefixes(is_disk_included=True).exception(0) is error
+
+
+def test_all_that_is_open_ends_with_the_engine() -> None:
+    """With a fault, if it was not told to stop."""
+    work, _ = _work()
+    asked = work.clear_prefixes(is_disk_included=True)
+
+    ends = work.end()
+
+    assert [getattr(one, "sequence_id", None) for one in ends] == ["a", "b"]
+    assert {type(getattr(one, "error", None)) for one in ends} == {EngineFaultError}
+    assert isinstance(asked.exception(0), EngineFaultError)
+    assert (work.is_served, work.sequence_count) == (False, 0)
