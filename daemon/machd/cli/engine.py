@@ -47,6 +47,10 @@ def main() -> None:
     # As Python opens standard error, and like that never closed: threads may log to the end.
     log = os.fdopen(log_number, "w", 1, encoding=sys.stderr.encoding, errors="backslashreplace")
     _serve(frames, Settings.model_validate_json(first[0]), log)
+    # Threads may be inside native code: unwinding Python under them would abort the process with a core dump.
+    for stream in (log, sys.stderr):
+        stream.flush()
+    os._exit(0)
 
 
 def _serve(frames: Frames, settings: Settings, log: TextIO) -> None:
