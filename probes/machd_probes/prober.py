@@ -22,7 +22,7 @@ from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.engine.loading.architecture import import_architecture
 from machd.engine.loading.loader import LoadedModel, describe_model
-from machd.engine.loading.precision import materialise, native_layers
+from machd.engine.loading.placing.precision import materialise, native_layers
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.progress import SilentProgress
 from machd_probes.bounded import OutOfTimeError

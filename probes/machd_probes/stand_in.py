@@ -21,7 +21,7 @@ from machd.engine.backend.untyped import LanguageModel
 from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.engine.loading.architecture import import_architecture
 from machd.engine.loading.loader import LoadedModel, describe_model
-from machd.engine.loading.precision import materialise, native_layers
+from machd.engine.loading.placing.precision import materialise, native_layers
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.progress import SilentProgress
 from machd_probes.prober import run_check

@@ -34,14 +34,19 @@ from machd.engine.experts.tensor_origins import projections, switch_layers
 from machd.engine.kernels.batchable import make_batchable
 from machd.engine.kernels.native_attention import is_native_model
 from machd.engine.loading.architecture import architecture_name, check_architecture
-from machd.engine.loading.banked import BankPlan, plan_bank, refuse_quantising
 from machd.engine.loading.cache_facts import trace_model
-from machd.engine.loading.checkpoint import context_tokens, read_checkpoint
+from machd.engine.loading.formats.checkpoint import context_tokens, read_checkpoint
+from machd.engine.loading.formats.gguf import (
+    build_llama,
+    check_gguf,
+    lazy_llama_weights,
+    llama_config,
+)
+from machd.engine.loading.formats.gguf_header import read_gguf_header
 from machd.engine.loading.generation_config import read_default_sampling
-from machd.engine.loading.gguf import build_llama, check_gguf, lazy_llama_weights, llama_config
-from machd.engine.loading.gguf_header import read_gguf_header
 from machd.engine.loading.model_code import read_model_code
-from machd.engine.loading.precision import (
+from machd.engine.loading.placing.banked import BankPlan, plan_bank, refuse_quantising
+from machd.engine.loading.placing.precision import (
     LANGUAGE_PATH,
     Quantization,
     computed_dtype,
@@ -53,7 +58,7 @@ from machd.engine.loading.precision import (
     weight_format,
     weights_bytes,
 )
-from machd.engine.loading.sharding_plan import RankPlan, plan_ranks
+from machd.engine.loading.placing.sharding_plan import RankPlan, plan_ranks
 from machd.engine.loading.source import ModelSource, SourceKind
 from machd.engine.loading.template_abilities import (
     TemplateAbilities,

@@ -32,13 +32,18 @@ from machd.engine.kernels.batchable import make_batchable
 from machd.engine.kernels.native_attention import is_native_model
 from machd.engine.kv.kv_format import PLAIN, KvFormat
 from machd.engine.loading.architecture import architecture_name, check_architecture
-from machd.engine.loading.banked import load_banked, refuse_quantising
 from machd.engine.loading.cache_facts import layer_facts, measure_model
-from machd.engine.loading.checkpoint import Checkpoint, context_tokens, read_checkpoint
-from machd.engine.loading.gguf import build_llama, check_gguf, llama_config, load_llama_weights
-from machd.engine.loading.gguf_header import GgufHeader, read_gguf_header
+from machd.engine.loading.formats.checkpoint import Checkpoint, context_tokens, read_checkpoint
+from machd.engine.loading.formats.gguf import (
+    build_llama,
+    check_gguf,
+    llama_config,
+    load_llama_weights,
+)
+from machd.engine.loading.formats.gguf_header import GgufHeader, read_gguf_header
 from machd.engine.loading.model_code import read_model_code
-from machd.engine.loading.precision import (
+from machd.engine.loading.placing.banked import load_banked, refuse_quantising
+from machd.engine.loading.placing.precision import (
     LANGUAGE_PATH,
     Quantization,
     choose_dtype,
@@ -54,8 +59,8 @@ from machd.engine.loading.precision import (
     weight_format,
     weights_bytes,
 )
-from machd.engine.loading.shard_reader import ShardReader
-from machd.engine.loading.sharding import Sharding, cut, least
+from machd.engine.loading.placing.shard_reader import ShardReader
+from machd.engine.loading.placing.sharding import Sharding, cut, least
 from machd.engine.loading.source import ModelSource, SourceKind
 from machd.engine.loading.tokenizer_files import open_tokenizer
 from machd.engine.loading.vision import (

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from machd.engine.loading.checkpoint import Checkpoint
+from machd.engine.loading.formats.checkpoint import Checkpoint
 from machd.engine.loading.tokenizer_files import directory_tokenizer
 from machd.engine.loading.vision import (
     NO_MESSAGES,

@@ -17,8 +17,8 @@ from support.engines.rounding import is_equal_but_for_rounding
 from machd.engine.experts.residency import Residency
 from machd.engine.experts.tensor_origins import TensorOrigins, projections, switch_layers
 from machd.engine.loading import loader
-from machd.engine.loading.banked import load_banked
-from machd.engine.loading.checkpoint import read_checkpoint
+from machd.engine.loading.formats.checkpoint import read_checkpoint
+from machd.engine.loading.placing.banked import load_banked
 from machd.engine.protocol.progress import SilentProgress
 from machd.errors import ModelFormatError
 from machd_probes.tiny import tiny_configuration, tiny_model

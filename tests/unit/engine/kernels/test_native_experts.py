@@ -18,7 +18,7 @@ from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.backend.native_kernels import native_kernels
 from machd.engine.experts.tensor_origins import projections, switch_layers
 from machd.engine.kernels.native_layers import has_native_product, is_native
-from machd.engine.loading.precision import (
+from machd.engine.loading.placing.precision import (
     WEIGHT_FORMATS,
     materialise,
     model_dtype,

@@ -16,7 +16,7 @@ from unit.engine.tiny_llama import CONFIG, TinyLlama, largest
 
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.kv.formats import kv_format_named
-from machd.engine.loading import checkpoint
+from machd.engine.loading.formats import checkpoint
 from machd.engine.loading.inspection import inspect_model
 from machd.engine.loading.loader import LoadedModel, load_model
 from machd.errors import (

@@ -20,7 +20,7 @@ from unit.engine.tiny_llama import TinyLlama
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.backend.own_code import auto_map_files, closed_to_own_code, is_runnable
 from machd.engine.loading import vision, vision_inspection
-from machd.engine.loading.checkpoint import read_checkpoint
+from machd.engine.loading.formats.checkpoint import read_checkpoint
 from machd.engine.loading.inspection import inspect_model
 from machd.engine.loading.loader import load_model
 from machd.engine.loading.source import ModelSource, SourceKind

@@ -19,10 +19,15 @@ from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_flatten
 
 from machd.engine.backend.safetensors_header import read_safetensors_header
-from machd.engine.loading import shard_reader
-from machd.engine.loading.checkpoint import Checkpoint
-from machd.engine.loading.precision import hold_in
-from machd.engine.loading.shard_reader import ShardReader, StoredArray, StoredSlice, read_slice
+from machd.engine.loading.formats.checkpoint import Checkpoint
+from machd.engine.loading.placing import shard_reader
+from machd.engine.loading.placing.precision import hold_in
+from machd.engine.loading.placing.shard_reader import (
+    ShardReader,
+    StoredArray,
+    StoredSlice,
+    read_slice,
+)
 from machd.engine.protocol.progress import SilentProgress
 from machd.errors import ModelFormatError
 

@@ -25,7 +25,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from machd.engine.backend.model_files import open_regular
 from machd.engine.backend.safetensors_header import StoredTensor
 from machd.engine.experts.tensor_origins import TensorOrigins
-from machd.engine.loading.checkpoint import Checkpoint
+from machd.engine.loading.formats.checkpoint import Checkpoint
 from machd.engine.protocol.progress import LoadProgress
 from machd.errors import ModelFormatError
 

@@ -11,8 +11,8 @@ from machd.engine.backend.device import available_memory_bytes, backend_name
 from machd.engine.experts.banked_model import BankedModel, open_bank
 from machd.engine.experts.residency import Residency
 from machd.engine.experts.tensor_origins import TensorOrigins, expert_parameters, switch_layers
-from machd.engine.loading.checkpoint import Checkpoint
-from machd.engine.loading.precision import (
+from machd.engine.loading.formats.checkpoint import Checkpoint
+from machd.engine.loading.placing.precision import (
     choose_dtype,
     materialise,
     refuse_if_too_big,

@@ -18,8 +18,8 @@ from mlx.nn.layers.quantized import quantize
 
 from machd.engine.backend.inspection_bounds import check_counts, check_finite, printable
 from machd.engine.backend.model_files import open_regular, shortened
-from machd.engine.loading.gguf_header import GgufHeader, GgufTensor
-from machd.engine.loading.gguf_tensors import EXPANDED, KEPT_BITS, read_tensor
+from machd.engine.loading.formats.gguf_header import GgufHeader, GgufTensor
+from machd.engine.loading.formats.gguf_tensors import EXPANDED, KEPT_BITS, read_tensor
 from machd.engine.protocol.progress import LoadProgress
 from machd.errors import ModelArchitectureError, ModelFormatError
 
