@@ -35,7 +35,7 @@ def _stored_bytes(source: ModelSource) -> int:
 
 def _memory(monkeypatch: pytest.MonkeyPatch, available_bytes: int) -> None:
     monkeypatch.setattr(
-        "machd.engine.loading.loader.available_memory_bytes", lambda: available_bytes
+        "machd.engine.loading.placing.whole.available_memory_bytes", lambda: available_bytes
     )
 
 

@@ -21,7 +21,8 @@ from mlx.utils import tree_flatten
 from machd.engine.backend.safetensors_header import read_safetensors_header
 from machd.engine.loading.formats.checkpoint import Checkpoint
 from machd.engine.loading.placing import shard_reader
-from machd.engine.loading.placing.precision import hold_in
+from machd.engine.loading.placing.conversion import hold_in
+from machd.engine.loading.placing.precision import Conversion
 from machd.engine.loading.placing.shard_reader import (
     ShardReader,
     StoredArray,
@@ -88,14 +89,14 @@ def _loaded(
     dtype: mx.Dtype | None = None,
 ) -> tuple[dict[str, mx.array], ShardReader]:
     """Load a rank's shard as the loader does."""
-    reader, model = ShardReader(checkpoint), build()
+    reader, model = ShardReader(checkpoint.tensors, checkpoint.stored_bytes), build()
     weights: Any = mx.load(str(checkpoint.weight_files[0]))
     with reader.recording(weights):
         pass
     model.load_weights(list(weights.items()))
     del weights
     reader.note_stored(model)
-    hold_in(model, dtype)
+    hold_in(model, Conversion(dtype))
     reader.note_cast(model)
     with reader.recording_cut():
         cut(model, rank)
@@ -113,7 +114,7 @@ def _sliced(
     """Slice whole tensors."""
     model = build()
     model.load_weights(str(checkpoint.weight_files[0]))
-    hold_in(model, dtype)
+    hold_in(model, Conversion(dtype))
     cut(model, rank)
     return dict(tree_flatten(model.parameters()))
 

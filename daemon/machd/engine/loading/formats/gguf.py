@@ -1,15 +1,13 @@
-"""A GGUF file of the llama family as mlx-lm's llama: configuration, weights and model.
+"""A GGUF file, opened: its model is built of zeros that are never computed, and each layer's tensor is read in their place.
 
-llama.cpp stores the rows of the query and key projections in another order, for rotary positions
-that pair neighbours; mlx-lm pairs the first half of a head with the second. The rows are put back
-here, and those of the quantisation scales and biases with them.
+machd reads one architecture: llama's; :mod:`machd.engine.loading.formats.gguf_llama` has what is its own.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import BinaryIO
 
 import mlx.core as mx
@@ -18,50 +16,48 @@ from mlx.nn.layers.quantized import quantize
 
 from machd.engine.backend.inspection_bounds import check_counts, check_finite, printable
 from machd.engine.backend.model_files import open_regular, shortened
-from machd.engine.loading.formats.gguf_header import GgufHeader, GgufTensor
+from machd.engine.experts.tensor_origins import TensorOrigins
+from machd.engine.loading.formats.gguf_header import GgufHeader, GgufTensor, read_gguf_header
+from machd.engine.loading.formats.gguf_llama import (
+    ROPE_FACTORS,
+    in_mlx_order,
+    llama_config,
+    make_llama,
+    module_path,
+    refuse_experts,
+)
 from machd.engine.loading.formats.gguf_tensors import EXPANDED, KEPT_BITS, read_tensor
-from machd.engine.protocol.progress import LoadProgress
+from machd.engine.loading.formats.opened import Bounds, BuiltModel, Opened, OwnCode, ReadLeaf
+from machd.engine.loading.source import ModelSource
 from machd.errors import ModelArchitectureError, ModelFormatError
+
+_ARCHITECTURE = "llama"
 
 _GROUP_SIZE = 32
 """Weights that share a scale in every type that is kept quantised."""
 
-_ROPE_FACTORS = "rope_freqs.weight"
-_GLOBAL_NAMES: Mapping[str, str] = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
-_LAYER_NAMES: Mapping[str, str] = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_TENSOR_NAME = re.compile(
-    r"(?:blk\.(?P<layer>\d+)\.)?(?P<module>\w+)\.(?P<part>weight|scales|biases)"
-)
 
+def open_gguf(source: ModelSource, bounds: Bounds) -> OpenedGguf:
+    """Read and check the header.
 
-@dataclass(frozen=True, slots=True)
-class GgufWeights:
-    """Weights under mlx-lm's names.
-
-    Attributes:
-        arrays: Plain weights, or packed ``weight`` (uint32), ``scales`` and ``biases`` (float16).
-        bits: Module path to bits, of each module that is still quantised, in groups of 32.
-        rope_factors: The values of ``rope_freqs.weight``, one divisor a rotary frequency, as llama 3
-            files carry them; None in other files.
+    Raises:
+        ModelArchitectureError: The file's architecture is none that machd reads.
+        ModelFormatError: The file is damaged, or holds what machd does not read.
     """
-
-    arrays: dict[str, mx.array]
-    bits: dict[str, int]
-    rope_factors: list[float] | None = None
+    with bounds("reading the header"):
+        header = read_gguf_header(source.path)
+    check_gguf(header)
+    paths = ((module_path(tensor.name), tensor) for tensor in header.tensors)
+    return OpenedGguf(
+        source=source,
+        files=header,
+        config=llama_config(header),
+        stored_bytes=sum(tensor.size_bytes for tensor in header.tensors),
+        weight_files=(source.path,),
+        own_code=OwnCode.REFUSED,
+        bounds=bounds,
+        modules={path: tensor for path, tensor in paths if path is not None},
+    )
 
 
 def check_gguf(header: GgufHeader) -> None:
@@ -74,15 +70,12 @@ def check_gguf(header: GgufHeader) -> None:
     """
     name = header.path.name
     architecture = header.text("general.architecture")
-    if architecture != "llama":
+    if architecture != _ARCHITECTURE:
         raise ModelArchitectureError(
             f"{name} holds the architecture {shortened(architecture)}; machd reads GGUF files of "
             "the llama family: take the model in mlx-lm layout (safetensors) instead"
         )
-    if header.integer("llama.expert_count", 0):
-        raise ModelArchitectureError(
-            f"{name} is a mixture of experts, which machd reads in mlx-lm layout only"
-        )
+    refuse_experts(header)
     for tensor in header.tensors:
         if tensor.type_name not in KEPT_BITS and tensor.type_name not in EXPANDED:
             raise ModelFormatError(
@@ -93,7 +86,7 @@ def check_gguf(header: GgufHeader) -> None:
             raise ModelFormatError(
                 f"{name}: {shortened(tensor.name)} is a vector stored as {tensor.type_name}; no converter writes that"
             )
-        if tensor.name != _ROPE_FACTORS and _module_path(tensor.name) is None:
+        if tensor.name != ROPE_FACTORS and module_path(tensor.name) is None:
             raise ModelFormatError(f"{name}: a plain llama has no tensor {shortened(tensor.name)}")
     if not any(tensor.name == "token_embd.weight" for tensor in header.tensors):
         raise ModelFormatError(f"{name} holds no token_embd.weight; it is no language model")
@@ -102,227 +95,98 @@ def check_gguf(header: GgufHeader) -> None:
     check_finite(config)
 
 
-def llama_config(header: GgufHeader, rope_factors: list[float] | None = None) -> dict[str, object]:
-    """Make the configuration that ``mlx_lm.models.llama.ModelArgs.from_dict`` takes.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedGguf(Opened):
+    """A GGUF file of the llama family.
 
-    Args:
-        header: A header that :func:`check_gguf` let pass.
-        rope_factors: As of :class:`GgufWeights`.
-
-    Raises:
-        ModelFormatError: The numbers contradict each other, or ask for what mlx-lm's llama has not.
+    Attributes:
+        modules: The tensor of each module, by mlx-lm's path of the module.
     """
-    heads = header.integer("llama.attention.head_count")
-    hidden_size = header.integer("llama.embedding_length")
-    kv_heads = header.integer("llama.attention.head_count_kv", heads)
-    if heads == 0 or hidden_size % heads:
-        raise ModelFormatError(f"{header.path.name}: {heads} heads do not divide {hidden_size}")
-    if kv_heads == 0 or heads % kv_heads:
-        raise ModelFormatError(
-            f"{header.path.name}: {kv_heads} heads of keys do not divide {heads}"
-        )
-    head_dim = header.integer("llama.attention.key_length", hidden_size // heads)
-    if header.integer("llama.rope.dimension_count", head_dim) != head_dim:
-        raise ModelFormatError(f"{header.path.name}: partial rotary positions are not supported")
-    shapes = {tensor.name: tensor.shape for tensor in header.tensors}
-    return {
-        "model_type": "llama",
-        "hidden_size": hidden_size,
-        "num_hidden_layers": header.integer("llama.block_count"),
-        "intermediate_size": header.integer("llama.feed_forward_length"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": head_dim,
-        "rms_norm_eps": header.number("llama.attention.layer_norm_rms_epsilon"),
-        "vocab_size": shapes["token_embd.weight"][0],
-        "max_position_embeddings": header.integer("llama.context_length"),
-        "rope_theta": header.number("llama.rope.freq_base", 10000.0),
-        "rope_scaling": _rope_scaling(header, rope_factors),
-        "tie_word_embeddings": "output.weight" not in shapes,
-    }
 
+    files: GgufHeader
+    modules: Mapping[str, GgufTensor] = field(default_factory=dict)
 
-def build_llama(header: GgufHeader, weights: GgufWeights) -> Module:
-    """Make mlx-lm's llama of weights.
-
-    Raises:
-        ModelFormatError: The tensors' shapes are not those of the configuration.
-    """
-    from mlx_lm.models.llama import Model, ModelArgs  # noqa: PLC0415 - after import_mlx_lm()
-
-    config = llama_config(header, weights.rope_factors)
-
-    def packing(path: str, _: Module) -> bool | dict[str, int]:
-        bits = weights.bits.get(path)
-        return False if bits is None else {"group_size": _GROUP_SIZE, "bits": bits}
-
-    try:
-        model: Module = Model(ModelArgs.from_dict(config))
-        quantize(model, class_predicate=packing)
-        model.load_weights(list(weights.arrays.items()), strict=True)
-    except Exception as error:
-        # mlx-lm raises any error for a contradiction, such as ZeroDivisionError for no heads.
-        raise ModelFormatError(
-            f"{header.path.name}: its tensors do not fit its metadata: {printable(error)}"
-        ) from error
-    model.eval()
-    return model
-
-
-def load_llama_weights(
-    header: GgufHeader,
-    dtype: mx.Dtype | None,
-    progress: LoadProgress,
-    *,
-    is_mixed: bool = False,
-) -> GgufWeights:
-    """Read every tensor, put rows in order, and dequantise where a dtype is given.
-
-    Each tensor's original is dropped as soon as its replacement is computed.
-
-    Args:
-        header: A header that :func:`check_gguf` let pass.
-        dtype: Dtype of all weights; None keeps quantised weights packed and gives the rest the dtype
-            of their scales (float16), or float32 in a file that is float32.
-        progress: Advanced by each tensor's size in the file.
-        is_mixed: Each plain weight keeps a dtype of its own, where ``dtype`` is None.
-
-    Raises:
-        ModelFormatError: The file has become shorter since its header was read.
-    """
-    with open_regular(header.path) as file:
+    def build(self, recorder: TensorOrigins | None = None) -> BuiltModel:
+        """Build the model of zeros in the shapes and dtypes of the stored weights."""
+        assert recorder is None, "its arrays lie in no file as they are"
         try:
-            return _read_weights(file, header, dtype, progress, is_mixed=is_mixed)
-        except (OSError, EOFError) as error:
+            with self.bounds("building the model"):
+                return BuiltModel(self._built(), _ARCHITECTURE)
+        except ModelFormatError:
+            raise
+        except Exception as error:
+            # mlx-lm raises any error for a contradiction, such as ZeroDivisionError for no heads.
             raise ModelFormatError(
-                f"{header.path.name} has changed while it was read; fetch the file again"
+                f"{self.source.path.name}: its tensors do not fit its metadata: {printable(error)}"
             ) from error
 
+    def _built(self) -> Module:
+        def packing(path: str, _: Module) -> bool | dict[str, int]:
+            tensor = self.modules.get(path)
+            bits = None if tensor is None else KEPT_BITS.get(tensor.type_name)
+            return False if bits is None else {"group_size": _GROUP_SIZE, "bits": bits}
 
-def _read_weights(
-    file: BinaryIO,
-    header: GgufHeader,
-    dtype: mx.Dtype | None,
-    progress: LoadProgress,
-    *,
-    is_mixed: bool,
-) -> GgufWeights:
-    plain_dtype = dtype or _stored_dtype(header)
-    heads = header.integer("llama.attention.head_count")
-    kv_heads = header.integer("llama.attention.head_count_kv", heads)
-    weights = GgufWeights({}, {}, _rope_factors(file, header))
-    for path, tensor in _weights_of_modules(header):
-        parts = read_tensor(file, tensor)
-        if path.endswith((".q_proj", ".k_proj")):
-            rows = heads if path.endswith(".q_proj") else kv_heads
-            parts = {part: _paired_by_halves(array, rows) for part, array in parts.items()}
-        bits = KEPT_BITS.get(tensor.type_name)
-        if bits is None:
-            weight = parts["weight"]
-            parts = {"weight": weight if is_mixed else weight.astype(plain_dtype)}
-        elif dtype is not None:
-            parts = {"weight": _dequantised(parts, bits, dtype)}
-        else:
-            weights.bits[path] = bits
-        mx.eval(list(parts.values()))
-        weights.arrays.update({f"{path}.{part}": array for part, array in parts.items()})
-        progress.advance(tensor.size_bytes)
-    return weights
+        model = make_llama(llama_config(self.files, self._rope_factors()))
+        quantize(model, class_predicate=packing)
+        zeros = [
+            (f"{path}.{part}", array)
+            for path, tensor in self.modules.items()
+            for part, array in _zeros(tensor).items()
+        ]
+        model.load_weights(zeros, strict=True)
+        model.eval()
+        return model
 
+    @contextmanager
+    def reading(self) -> Iterator[ReadLeaf]:
+        """Open the file; numbers are read in mlx-lm's order of rows."""
+        with self._file() as file:
 
-def lazy_llama_weights(header: GgufHeader, *, is_mixed: bool = False) -> GgufWeights:
-    """Make zeros in the shapes and dtypes of the stored weights, which are never computed.
+            def read(path: str, leaf: Module) -> int:
+                if (tensor := self.modules.get(path)) is None:
+                    return 0
+                for part, array in read_tensor(file, tensor).items():
+                    rows = in_mlx_order(self.files, path, array)
+                    leaf[part] = rows.astype(leaf[part].dtype)
+                return tensor.size_bytes
 
-    Args:
-        header: A header that :func:`check_gguf` let pass.
-        is_mixed: As of :func:`load_llama_weights`.
-    """
-    dtype = _stored_dtype(header)
-    weights = GgufWeights({}, {})
-    for path, tensor in _weights_of_modules(header):
-        bits = KEPT_BITS.get(tensor.type_name)
-        if bits is None:
-            own = mx.float16 if tensor.type_name == "F16" else mx.float32
-            weights.arrays[f"{path}.weight"] = mx.zeros(tensor.shape, own if is_mixed else dtype)
-            continue
-        *rows, columns = tensor.shape
-        weights.bits[path] = bits
-        weights.arrays[f"{path}.weight"] = mx.zeros((*rows, columns * bits // 32), mx.uint32)
-        for part in ("scales", "biases"):
-            groups = mx.zeros((*rows, columns // _GROUP_SIZE), mx.float16)
-            weights.arrays[f"{path}.{part}"] = groups
-    return weights
+            yield read
 
+    def keep_as_stored(self, model: Module) -> None:
+        """Give plain weights the dtype of the scales, which is float16; a file that is float32 stays so."""
+        if all(tensor.type_name == "F32" for tensor in self.files.tensors):
+            return
+        for path, leaf in model.named_modules():
+            if path in self.modules and "scales" not in leaf:
+                leaf["weight"] = leaf["weight"].astype(mx.float16)
 
-def _weights_of_modules(header: GgufHeader) -> Iterator[tuple[str, GgufTensor]]:
-    """List the tensors with mlx-lm's path of their module; ``rope_freqs.weight`` has none."""
-    for tensor in header.tensors:
-        path = _module_path(tensor.name)
-        if path is not None:
-            yield path, tensor
+    @contextmanager
+    def _file(self) -> Iterator[BinaryIO]:
+        with open_regular(self.files.path) as file:
+            try:
+                yield file
+            except (OSError, EOFError) as error:
+                raise ModelFormatError(
+                    f"{self.files.path.name} has changed while it was read; fetch the file again"
+                ) from error
 
-
-def _module_path(tensor_name: str) -> str | None:
-    """Find mlx-lm's path of the module that a tensor belongs to; None for another tensor."""
-    match = _TENSOR_NAME.fullmatch(tensor_name)
-    if match is None or match["part"] != "weight":
+    def _rope_factors(self) -> list[float] | None:
+        for tensor in self.files.tensors:
+            if tensor.name == ROPE_FACTORS:
+                with self._file() as file:
+                    values = read_tensor(file, tensor)["weight"].astype(mx.float32).tolist()
+                assert isinstance(values, list)
+                return [value for value in values if isinstance(value, float)]
         return None
-    if match["layer"] is None:
-        return _GLOBAL_NAMES.get(match["module"])
-    name = _LAYER_NAMES.get(match["module"])
-    return None if name is None else f"model.layers.{match['layer']}.{name}"
 
 
-def _rope_factors(file: BinaryIO, header: GgufHeader) -> list[float] | None:
-    for tensor in header.tensors:
-        if tensor.name == _ROPE_FACTORS:
-            return _floats(read_tensor(file, tensor)["weight"])
-    return None
-
-
-def _paired_by_halves(rows: mx.array, heads: int) -> mx.array:
-    """Undo llama.cpp's order: (heads x head_dim, columns) -> the same shape, rows put back."""
-    if rows.ndim != 2 or rows.shape[0] % (2 * heads):
-        raise ModelFormatError(f"a projection of shape {rows.shape} has no {heads} even heads")
-    paired = rows.reshape(heads, -1, 2, rows.shape[1])
-    return paired.swapaxes(1, 2).reshape(rows.shape)
-
-
-def _dequantised(parts: dict[str, mx.array], bits: int, dtype: mx.Dtype) -> mx.array:
-    # With float32 scales the product is exact; float16 would round every weight.
-    scales, biases = (parts[name].astype(mx.float32) for name in ("scales", "biases"))
-    return mx.dequantize(parts["weight"], scales, biases, _GROUP_SIZE, bits).astype(dtype)
-
-
-def _stored_dtype(header: GgufHeader) -> mx.Dtype:
-    is_float32 = all(tensor.type_name == "F32" for tensor in header.tensors)
-    return mx.float32 if is_float32 else mx.float16
-
-
-def _floats(array: mx.array) -> list[float]:
-    values = array.astype(mx.float32).tolist()
-    assert isinstance(values, list)
-    return [value for value in values if isinstance(value, float)]
-
-
-def _rope_scaling(header: GgufHeader, rope_factors: list[float] | None) -> dict[str, object] | None:
-    context_tokens = header.integer("llama.context_length")
-    if rope_factors is not None:
-        # mlx-lm's "longrope" takes a factor for each frequency; with equal context lengths it scales
-        # nothing else.
-        return {
-            "type": "longrope",
-            "original_max_position_embeddings": context_tokens,
-            "short_factor": rope_factors,
-            "long_factor": rope_factors,
-        }
-    kind = header.text("llama.rope.scaling.type", "none")
-    if kind == "none":
-        return None
-    factor = header.number("llama.rope.scaling.factor", 1.0)
-    if kind == "linear":
-        return {"type": "linear", "factor": factor or 1.0}
-    if kind == "yarn":
-        original = header.integer("llama.rope.scaling.original_context_length", context_tokens)
-        return {"type": "yarn", "factor": factor, "original_max_position_embeddings": original}
-    raise ModelFormatError(f"{header.path.name}: rotary scaling {shortened(kind)} is not supported")
+def _zeros(tensor: GgufTensor) -> dict[str, mx.array]:
+    """Make zeros in the shapes and dtypes of what :func:`read_tensor` reads."""
+    bits = KEPT_BITS.get(tensor.type_name)
+    if bits is None:
+        dtype = mx.float16 if tensor.type_name == "F16" else mx.float32
+        return {"weight": mx.zeros(tensor.shape, dtype)}
+    *rows, columns = tensor.shape
+    groups = mx.zeros((*rows, columns // _GROUP_SIZE), mx.float16)
+    packed = mx.zeros((*rows, columns * bits // 32), mx.uint32)
+    return {"weight": packed, "scales": groups, "biases": groups}

@@ -11,13 +11,9 @@ from machd.engine.backend.device import available_memory_bytes, backend_name
 from machd.engine.experts.banked_model import BankedModel, open_bank
 from machd.engine.experts.residency import Residency
 from machd.engine.experts.tensor_origins import TensorOrigins, expert_parameters, switch_layers
-from machd.engine.loading.formats.checkpoint import Checkpoint
-from machd.engine.loading.placing.precision import (
-    choose_dtype,
-    materialise,
-    refuse_if_too_big,
-    weights_bytes,
-)
+from machd.engine.loading.formats.opened import Opened, weights_bytes
+from machd.engine.loading.placing.conversion import materialise
+from machd.engine.loading.placing.precision import Conversion, choose_dtype, refuse_if_too_big
 from machd.engine.protocol.progress import LoadProgress
 from machd.errors import ModelFormatError, SettingsError
 
@@ -98,9 +94,9 @@ def refuse_quantising(quantize: str | None) -> None:
         raise SettingsError([_NOT_QUANTISED])
 
 
-def load_banked(
+def place_banked(
+    opened: Opened,
     model: Module,
-    checkpoint: Checkpoint,
     origins: TensorOrigins,
     residency: Residency,
     dtype: str,
@@ -109,8 +105,8 @@ def load_banked(
     """Open a bank for a model's experts, and read all other weights.
 
     Args:
-        model: Lazily loaded; changed in place.
-        checkpoint: The model's files.
+        opened: The model's files.
+        model: Built of them; changed in place.
         origins: Recorded while the model was built.
         residency: Memory for the experts.
         dtype: The setting ``model.dtype``, for all weights but quantised experts, which stay quantised.
@@ -130,14 +126,15 @@ def load_banked(
         what="the weights, experts.resident_gb and what steps take",
     )
     switches = [switch for _, switch in switch_layers(model)]
-    dense_stored_bytes = checkpoint.stored_bytes - sum(weights_bytes(one) for one in switches)
+    dense_stored_bytes = opened.stored_bytes - sum(weights_bytes(one) for one in switches)
     layers = origins.stored_layers(model, plan.dense_dtype, backend=backend)
     origins.release()
     banked = open_bank(model, layers, capacity_bytes=plan.bank_bytes, progress=progress)
     progress.stage("loading the weights", dense_stored_bytes)
     try:
-        materialise(model, plan.dense_dtype, progress)
-    except RuntimeError as error:
+        with opened.reading() as read:
+            materialise(model, Conversion(plan.dense_dtype), progress, read)
+    except ModelFormatError:
         banked.bank.close()
-        raise ModelFormatError(f"{checkpoint.path.name}: {error}") from error
+        raise
     return banked

@@ -10,7 +10,7 @@ import io
 import math
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,6 @@ from mlx.utils import tree_flatten, tree_unflatten
 from machd.engine.backend.model_files import open_regular
 from machd.engine.backend.safetensors_header import StoredTensor
 from machd.engine.experts.tensor_origins import TensorOrigins
-from machd.engine.loading.formats.checkpoint import Checkpoint
 from machd.engine.protocol.progress import LoadProgress
 from machd.errors import ModelFormatError
 
@@ -83,11 +82,10 @@ class ShardReader(TensorOrigins):
         read_bytes: Bytes that were read by offset.
     """
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        """Begin with the tensors of a checkpoint."""
-        tensors = checkpoint.tensors
+    def __init__(self, tensors: Mapping[str, tuple[Path, StoredTensor]], stored_bytes: int) -> None:
+        """Begin with the tensors of all weight files, by name, and the size of all of them."""
         # With a name in two files it is mlx-lm that chooses one, so nothing is read by offset.
-        if sum(tensor.size_bytes for _, tensor in tensors.values()) != checkpoint.stored_bytes:
+        if sum(tensor.size_bytes for _, tensor in tensors.values()) != stored_bytes:
             tensors = {}
         super().__init__(tensors)
         self.read_bytes = 0

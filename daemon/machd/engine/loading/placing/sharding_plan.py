@@ -14,7 +14,7 @@ from mlx.nn.layers.base import Module
 
 from machd.engine.backend.untyped import LanguageModel
 from machd.engine.loading.cache_facts import layer_facts
-from machd.engine.loading.placing.precision import weights_bytes
+from machd.engine.loading.formats.opened import weights_bytes
 from machd.engine.loading.placing.sharding import ShardMode, shard, shard_modes
 from machd.errors import ModelShardingError
 
