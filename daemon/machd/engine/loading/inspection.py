@@ -25,14 +25,14 @@ from machd.engine.backend.device import (
     device_name,
 )
 from machd.engine.backend.inspection_bounds import bounded, printable
-from machd.engine.backend.mlx_lm_import import import_mlx_lm
+from machd.engine.backend.mlx_lm_import import import_mlx_lm, import_mlx_lm_without_tokenizers
 from machd.engine.backend.model_files import shortened
 from machd.engine.experts.residency import Residency
 from machd.engine.experts.tensor_origins import projections, switch_layers
 from machd.engine.kernels.batchable import make_batchable
 from machd.engine.kernels.native_attention import is_native_model
 from machd.engine.loading.cache_facts import trace_model
-from machd.engine.loading.formats.checkpoint import context_tokens, read_checkpoint
+from machd.engine.loading.formats.checkpoint import context_tokens
 from machd.engine.loading.formats.opened import BuiltModel, Opened, OwnCode, weights_bytes
 from machd.engine.loading.formats.opening import open_model
 from machd.engine.loading.generation_config import read_default_sampling
@@ -47,9 +47,8 @@ from machd.engine.loading.placing.precision import (
 )
 from machd.engine.loading.placing.sharding_plan import RankPlan, plan_ranks
 from machd.engine.loading.placing.weight_formats import Quantization, multiplies, quantization_of
-from machd.engine.loading.source import ModelSource, SourceKind
+from machd.engine.loading.source import ModelSource
 from machd.engine.loading.template_abilities import TemplateAbilities, find_abilities
-from machd.engine.loading.vision import loads_vision
 from machd.engine.loading.vision_inspection import VisionInspection, inspect_vision
 from machd.errors import MachdError, ModelFormatError
 from machd.request.generation import NO_DEFAULT_SAMPLING, DefaultSampling
@@ -135,9 +134,9 @@ class ModelInspection:
     native_modes: dict[str, bool]
     template: TemplateAbilities
     backend: str
+    device_memory_bytes: int
     available_bytes: int
     code: LoadedCode
-    device_memory_bytes: int = 0
     is_native: bool = False
     device_name: str | None = None
     quantised_to: Quantization | None = None
@@ -146,17 +145,6 @@ class ModelInspection:
     rank_plans: tuple[RankPlan, ...] = ()
     default_sampling: DefaultSampling = NO_DEFAULT_SAMPLING
     notes: tuple[str, ...] = ()
-
-
-def needs_processors(source: ModelSource) -> bool:
-    """Tell whether :func:`inspect_model` runs a processor of images, whose classes are all of transformers'.
-
-    Raises:
-        ModelError: One of its kinds, about the configuration or the headers of the weights.
-    """
-    if source.kind is SourceKind.GGUF:
-        return False
-    return loads_vision(read_checkpoint(source.path, trust_remote_code=True))
 
 
 def inspect_model(  # noqa: PLR0913 - one argument for each setting of the model
@@ -169,6 +157,7 @@ def inspect_model(  # noqa: PLR0913 - one argument for each setting of the model
     residency: Residency | None = None,
     kv_budget_bytes: int = 0,
     generation_config: str = "none",
+    has_tokenizers: bool = True,
 ) -> ModelInspection:
     """Read configuration, headers and tokenizer files, and build the model without its weights.
 
@@ -176,36 +165,43 @@ def inspect_model(  # noqa: PLR0913 - one argument for each setting of the model
     settings say; its chat template runs in transformers' sandbox, with little time and memory.
     A model without a chat template is no error, though serving it needs a setting: the template's
     ``problem`` says which. The arguments are those of ``load_model``; ``kv_budget_bytes`` is the KV budget,
-    for the report of what experts on disk would take.
+    for the report of what experts on disk would take. Without ``has_tokenizers`` mlx-lm is imported in half the time
+    for a model that takes text only; this process can load no tokenizer afterwards.
 
     Raises:
         ModelError: One of its kinds: the error that serving the model would raise, and an error for
             a model that is Python code of the checkpoint's, which serve may be allowed to run.
         SettingsError: ``max_context_tokens`` or ``chat_template`` do not fit the model.
     """
-    import_mlx_lm()
-    opened = open_model(source, own_code=OwnCode.NEVER_RUN, bounds=_limits)
+    opened = open_model(
+        source,
+        own_code=OwnCode.NEVER_RUN,
+        bounds=_limits,
+        import_for_text=import_mlx_lm if has_tokenizers else import_mlx_lm_without_tokenizers,
+    )
     template = find_abilities(opened.files, chat_template)
     built = opened.build()
     vision = inspect_vision(opened, built.processor, chat_template)
     limit_tokens = context_tokens(opened.config, max_context_tokens)
     # Read before the weights are held, under a limit on memory that is not the device's.
-    available_bytes, device_bytes = available_memory_bytes(), device_memory_bytes()
+    memory = _Memory(available_memory_bytes(), device_memory_bytes())
     with _tracing(source):
         asked = residency or Residency("auto", kv_budget_bytes)
         # A model with vision is served with all of its experts in memory.
         is_text = built.processor is None
-        bank = _bank(built.model, asked, dtype, available_bytes) if is_text else None
-        is_banked = residency is not None
-        weights = _Weights(dtype, quantize, bank, available_bytes, is_banked=is_banked)
+        bank = _bank(built.model, asked, dtype, memory.available_bytes) if is_text else None
+        weights = _Weights(dtype, quantize, bank, memory, is_banked=residency is not None)
         found = _inspect(opened, built, weights, template, vision, limit_tokens)
     sampling, left_out = read_default_sampling(source, generation_config)
-    return replace(
-        found,
-        device_memory_bytes=device_bytes,
-        default_sampling=sampling,
-        notes=(*found.notes, *left_out),
-    )
+    return replace(found, default_sampling=sampling, notes=(*found.notes, *left_out))
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """Memory of the device: what could be taken now, and all of it."""
+
+    available_bytes: int
+    device_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,14 +212,14 @@ class _Weights:
         dtype: The setting ``model.dtype``.
         quantize: The setting ``model.quantize``.
         bank: Sizes with the experts on disk; None for a model without experts.
-        available_bytes: Memory that they may take.
+        memory: Memory that they are part of.
         is_banked: Experts would be on disk.
     """
 
     dtype: str
     quantize: str | None
     bank: BankPlan | None
-    available_bytes: int
+    memory: _Memory
     is_banked: bool
 
     @property
@@ -260,7 +256,9 @@ def _conversion(opened: Opened, built: BuiltModel, weights: _Weights) -> Convers
         weights.quantize,
         native=native_layers(weights.dtype, built.native_path),
         # A dtype that the settings name is reported with its size, not refused.
-        available_bytes=weights.available_bytes if weights.dtype == "auto" else _NO_LIMIT_BYTES,
+        available_bytes=weights.memory.available_bytes
+        if weights.dtype == "auto"
+        else _NO_LIMIT_BYTES,
     )
 
 
@@ -314,7 +312,8 @@ def _inspect(
         template=template,
         backend=backend_name(),
         device_name=device_name(),
-        available_bytes=weights.available_bytes,
+        available_bytes=weights.memory.available_bytes,
+        device_memory_bytes=weights.memory.device_bytes,
         code=read_model_code(model, cache),
         is_native=is_native_model(model, traced.head_dims),
         quantised_to=conversion.quantise_to,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from mlx.nn.layers.base import Module
 
 from machd.engine.backend.inspection_bounds import printable
+from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.experts.tensor_origins import TensorOrigins
 from machd.engine.loading.architecture import architecture_name, check_architecture
 from machd.engine.loading.formats.checkpoint import Checkpoint, read_checkpoint
@@ -30,8 +31,10 @@ from machd.engine.loading.vision import (
 from machd.errors import ModelCodeError, ModelError, ModelFormatError
 
 
-def open_directory(source: ModelSource, own_code: OwnCode, bounds: Bounds) -> OpenedDirectory:
-    """Read and check configuration and headers.
+def open_directory(
+    source: ModelSource, own_code: OwnCode, bounds: Bounds, import_for_text: Callable[[], None]
+) -> OpenedDirectory:
+    """Read and check configuration and headers, then import mlx-lm.
 
     Raises:
         ModelError: One of its kinds; see :func:`read_checkpoint`, :func:`refuse_own_code` and :func:`check_architecture`.
@@ -46,6 +49,8 @@ def open_directory(source: ModelSource, own_code: OwnCode, bounds: Bounds) -> Op
         )
     refuse_own_code(checkpoint, trust_remote_code=own_code is OwnCode.TRUSTED)
     takes_images = loads_vision(checkpoint)
+    # The processor of images has classes of transformers'.
+    (import_mlx_lm if takes_images else import_for_text)()
     if not checkpoint.has_own_model and not takes_images:
         check_architecture(checkpoint.config)
     return OpenedDirectory(
