@@ -56,6 +56,7 @@ def open_gguf(source: ModelSource, bounds: Bounds) -> OpenedGguf:
         weight_files=(source.path,),
         own_code=OwnCode.REFUSED,
         bounds=bounds,
+        is_repacked=True,
         modules={path: tensor for path, tensor in paths if path is not None},
     )
 

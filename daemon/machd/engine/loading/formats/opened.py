@@ -92,6 +92,7 @@ class Opened(ABC):
         stored_bytes: Size of all tensors as stored.
         weight_files: Files of the weights.
         tensors: Each tensor's place in a file, by name; None for a format whose tensors mlx cannot take as they lie.
+        is_repacked: Packed weights that ``model.dtype`` unpacks may be quantised anew.
         takes_images: The model is built with its vision tower.
         vision_reason: Why a checkpoint with a vision tower is served without it; empty for all others.
         code_files: Files that name Python code of the checkpoint's own.
@@ -108,6 +109,7 @@ class Opened(ABC):
     own_code: OwnCode
     bounds: Bounds
     tensors: Mapping[str, tuple[Path, StoredTensor]] | None = None
+    is_repacked: bool = False
     takes_images: bool = False
     vision_reason: str = ""
     code_files: tuple[str, ...] = ()

@@ -79,7 +79,7 @@ def _converted(
             stays = is_native_here and native is not None and native.as_stored
             stays = stays and not is_quantised and has_native_product(module)
             module = _in_dtype(model, path, module, dtype, stays=stays)
-        if quantise_to is not None and is_quantised:
+        if quantise_to is not None and can_quantise(model, path, module, quantise_to):
             module = module.to_quantized(quantise_to.group_size, quantise_to.bits, quantise_to.mode)
             model.update_modules(tree_unflatten([(path, module)]))
         if is_native_here and take_native(module):

@@ -13,7 +13,12 @@ from machd.engine.backend.device import backend_name
 from machd.engine.backend.native_kernels import native_kernels
 from machd.engine.kernels.native_layers import has_native_product, is_native
 from machd.engine.loading.formats.opened import Opened, weights_bytes
-from machd.engine.loading.placing.weight_formats import Quantization, can_quantise, weight_format
+from machd.engine.loading.placing.weight_formats import (
+    Quantization,
+    can_quantise,
+    quantization_of,
+    weight_format,
+)
 from machd.errors import ModelMemoryError, SettingsError
 
 _DTYPES: Mapping[str, mx.Dtype] = {
@@ -135,15 +140,21 @@ def choose_conversion(
         ModelMemoryError: The dtype was named and does not fit.
         SettingsError: The model cannot be quantised so, or its experts cannot be computed in the dtype.
     """
-    quantise_to = weight_format(quantize, model)
-    chosen = model_dtype(
-        model,
-        dtype,
-        quantise_to,
-        backend=backend_name(),
-        available_bytes=available_bytes,
-        native=native,
-    )
+
+    def choose(quantise_to: Quantization | None) -> mx.Dtype | None:
+        return model_dtype(
+            model,
+            dtype,
+            quantise_to,
+            backend=backend_name(),
+            available_bytes=available_bytes,
+            native=native,
+        )
+
+    keeps_stored = native is not None and native.as_stored
+    is_unpacked = opened.is_repacked and not keeps_stored and choose(None) is not None
+    quantise_to = weight_format(quantize, None if is_unpacked else quantization_of(model))
+    chosen = choose(quantise_to)
     if chosen is None and native is None:
         opened.keep_as_stored(model)
     return Conversion(chosen, quantise_to, native)

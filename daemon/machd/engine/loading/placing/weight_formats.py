@@ -43,8 +43,12 @@ WEIGHT_FORMATS: Mapping[str, Quantization] = {
 """The values of ``model.quantize``, with the group sizes that mlx-lm uses."""
 
 
-def weight_format(name: str | None, model: Module) -> Quantization | None:
+def weight_format(name: str | None, packed: Quantization | None) -> Quantization | None:
     """Return the format that ``model.quantize`` names; None without it.
+
+    Args:
+        name: The setting.
+        packed: The packing that the model's weights keep without it; None if they are plain then.
 
     Raises:
         SettingsError: The model is quantised already, or the backend cannot compute in this format.
@@ -52,8 +56,8 @@ def weight_format(name: str | None, model: Module) -> Quantization | None:
     if name is None:
         return None
     wanted = WEIGHT_FORMATS[name]
-    if (stored := quantization_of(model)) is not None:
-        problem = f"the model is quantised already ({stored})"
+    if packed is not None:
+        problem = f"the model is quantised already ({packed})"
     elif not multiplies(wanted):
         problem = f"mlx does not compute {wanted} on {mx.default_device().type.name}"
     else:
