@@ -22,8 +22,8 @@ from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.engine.loading.architecture import import_architecture
 from machd.engine.loading.loader import LoadedModel, describe_model
-from machd.engine.loading.placing.conversion import materialise
 from machd.engine.loading.placing.precision import Conversion, native_layers
+from machd.engine.loading.placing.whole import materialise
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.progress import SilentProgress
 from machd_probes.bounded import OutOfTimeError

@@ -38,15 +38,15 @@ from machd.engine.loading.formats.opening import open_model
 from machd.engine.loading.generation_config import read_default_sampling
 from machd.engine.loading.model_code import read_model_code
 from machd.engine.loading.placing.banked import BankPlan, plan_bank, refuse_quantising
-from machd.engine.loading.placing.conversion import hold_in
 from machd.engine.loading.placing.precision import (
     Conversion,
     choose_conversion,
     computed_dtype,
-    native_layers,
 )
+from machd.engine.loading.placing.settings import PlacingSettings
 from machd.engine.loading.placing.sharding_plan import RankPlan, plan_ranks
 from machd.engine.loading.placing.weight_formats import Quantization, multiplies, quantization_of
+from machd.engine.loading.placing.whole import hold_in
 from machd.engine.loading.source import ModelSource
 from machd.engine.loading.template_abilities import TemplateAbilities, find_abilities
 from machd.engine.loading.vision_inspection import VisionInspection, inspect_vision
@@ -134,9 +134,9 @@ class ModelInspection:
     native_modes: dict[str, bool]
     template: TemplateAbilities
     backend: str
-    device_memory_bytes: int
     available_bytes: int
     code: LoadedCode
+    device_memory_bytes: int = 0
     is_native: bool = False
     device_name: str | None = None
     quantised_to: Quantization | None = None
@@ -184,24 +184,24 @@ def inspect_model(  # noqa: PLR0913 - one argument for each setting of the model
     vision = inspect_vision(opened, built.processor, chat_template)
     limit_tokens = context_tokens(opened.config, max_context_tokens)
     # Read before the weights are held, under a limit on memory that is not the device's.
-    memory = _Memory(available_memory_bytes(), device_memory_bytes())
+    available_bytes, device_bytes = available_memory_bytes(), device_memory_bytes()
+    settings = PlacingSettings(dtype, quantize, residency=residency)
     with _tracing(source):
-        asked = residency or Residency("auto", kv_budget_bytes)
+        bank = None
         # A model with vision is served with all of its experts in memory.
-        is_text = built.processor is None
-        bank = _bank(built.model, asked, dtype, memory.available_bytes) if is_text else None
-        weights = _Weights(dtype, quantize, bank, memory, is_banked=residency is not None)
-        found = _inspect(opened, built, weights, template, vision, limit_tokens)
+        if not opened.takes_images:
+            asked = residency or Residency("auto", kv_budget_bytes)
+            bank = _bank(built.model, asked, dtype, available_bytes)
+        weights = _Weights(settings, bank, available_bytes)
+        found = _inspect(opened, built, weights, template, limit_tokens)
     sampling, left_out = read_default_sampling(source, generation_config)
-    return replace(found, default_sampling=sampling, notes=(*found.notes, *left_out))
-
-
-@dataclass(frozen=True, slots=True)
-class _Memory:
-    """Memory of the device: what could be taken now, and all of it."""
-
-    available_bytes: int
-    device_bytes: int
+    return replace(
+        found,
+        device_memory_bytes=device_bytes,
+        vision=vision,
+        default_sampling=sampling,
+        notes=(*found.notes, *left_out),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,23 +209,19 @@ class _Weights:
     """Placement of the weights in memory.
 
     Attributes:
-        dtype: The setting ``model.dtype``.
-        quantize: The setting ``model.quantize``.
+        settings: What the settings say of it.
         bank: Sizes with the experts on disk; None for a model without experts.
-        memory: Memory that they are part of.
-        is_banked: Experts would be on disk.
+        available_bytes: Memory that they may take.
     """
 
-    dtype: str
-    quantize: str | None
+    settings: PlacingSettings
     bank: BankPlan | None
-    memory: _Memory
-    is_banked: bool
+    available_bytes: int
 
     @property
     def used_bank(self) -> BankPlan | None:
         """Sizes of the bank if experts would be on disk."""
-        return self.bank if self.is_banked else None
+        return None if self.settings.residency is None else self.bank
 
 
 def _bank(model: Module, residency: Residency, dtype: str, available_bytes: int) -> BankPlan | None:
@@ -246,20 +242,13 @@ def _bank(model: Module, residency: Residency, dtype: str, available_bytes: int)
 
 def _conversion(opened: Opened, built: BuiltModel, weights: _Weights) -> Conversion:
     """Choose what would become of the weights, as it is chosen when the model is served."""
-    if (bank := weights.used_bank) is not None:
-        refuse_quantising(weights.quantize)
+    settings, bank = weights.settings, weights.used_bank
+    if bank is not None:
+        refuse_quantising(settings.quantize)
         return Conversion(bank.dense_dtype)
-    return choose_conversion(
-        opened,
-        built.model,
-        weights.dtype,
-        weights.quantize,
-        native=native_layers(weights.dtype, built.native_path),
-        # A dtype that the settings name is reported with its size, not refused.
-        available_bytes=weights.memory.available_bytes
-        if weights.dtype == "auto"
-        else _NO_LIMIT_BYTES,
-    )
+    # A dtype that the settings name is reported with its size, not refused.
+    limit_bytes = weights.available_bytes if settings.dtype == "auto" else _NO_LIMIT_BYTES
+    return choose_conversion(opened, built, settings, limit_bytes)
 
 
 def _inspect(
@@ -267,7 +256,6 @@ def _inspect(
     built: BuiltModel,
     weights: _Weights,
     template: TemplateAbilities,
-    vision: VisionInspection | None,
     limit_tokens: int,
 ) -> ModelInspection:
     from mlx_lm.utils import get_total_parameters  # noqa: PLC0415 - after import_mlx_lm()
@@ -312,13 +300,11 @@ def _inspect(
         template=template,
         backend=backend_name(),
         device_name=device_name(),
-        available_bytes=weights.memory.available_bytes,
-        device_memory_bytes=weights.memory.device_bytes,
+        available_bytes=weights.available_bytes,
         code=read_model_code(model, cache),
         is_native=is_native_model(model, traced.head_dims),
         quantised_to=conversion.quantise_to,
         experts=_experts(switches, weights),
-        vision=vision,
         rank_plans=() if opened.takes_images else plan_ranks(model, _working_bytes),
         notes=tuple(
             shortened(note, _MAX_NOTE_CHARS)
@@ -335,7 +321,7 @@ def _experts(switches: Sequence[Module], weights: _Weights) -> ExpertsInspection
         count=sum(next(iter(projections(one)))[1].num_experts for one in switches),
         resident_bytes=sum(weights_bytes(one) for one in switches),
         bank=weights.bank,
-        is_banked=weights.is_banked,
+        is_banked=weights.used_bank is not None,
     )
 
 

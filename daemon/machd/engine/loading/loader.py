@@ -28,8 +28,9 @@ from machd.engine.loading.formats.checkpoint import context_tokens
 from machd.engine.loading.formats.opened import OwnCode, weights_bytes
 from machd.engine.loading.formats.opening import open_model
 from machd.engine.loading.model_code import read_model_code
-from machd.engine.loading.placing.place import PlacingSettings, place
+from machd.engine.loading.placing.place import place
 from machd.engine.loading.placing.precision import computed_dtype
+from machd.engine.loading.placing.settings import PlacingSettings
 from machd.engine.loading.placing.sharding import Sharding
 from machd.engine.loading.placing.weight_formats import quantization_of
 from machd.engine.loading.source import ModelSource

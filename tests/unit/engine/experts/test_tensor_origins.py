@@ -20,12 +20,14 @@ from machd.engine.loading.formats.checkpoint import read_checkpoint
 from machd.engine.loading.formats.opened import Opened, OwnCode
 from machd.engine.loading.formats.opening import open_model
 from machd.engine.loading.placing.banked import place_banked
+from machd.engine.loading.placing.settings import PlacingSettings
 from machd.engine.loading.placing.whole import place_whole
 from machd.engine.loading.source import ModelSource, SourceKind
 from machd.engine.protocol.progress import SilentProgress
 from machd.errors import ModelFormatError
 from machd_probes.tiny import tiny_configuration, tiny_model
 
+_FLOAT32 = PlacingSettings("float32")
 _IDS = mx.array([[1, 2, 3, 4, 5, 6, 7, 8]])
 
 
@@ -63,10 +65,11 @@ def _banked_logits(directory: Path, bank_bytes: int = 200_000) -> mx.array:
     opened = _opened(directory)
     assert opened.tensors is not None
     origins = TensorOrigins(opened.tensors)
-    model = opened.build(origins).model
+    built = opened.build(origins)
+    model = built.model
     assert type(model).__name__ == "Model"
     residency = Residency(bank_bytes, 0)
-    banked = place_banked(opened, model, origins, residency, "float32", SilentProgress())
+    banked = place_banked(opened, built, origins, _FLOAT32, residency, SilentProgress())
     logits = mx.array(model(_IDS))
     mx.eval(logits)
     assert banked.reading().misses > 0
@@ -93,7 +96,7 @@ def test_experts_are_converted_to_the_dtype_of_the_loader(tmp_path: Path, dtype:
     config = tiny_configuration("qwen3_moe").config
     directory = _write(tmp_path, weights, config)
     opened = _opened(directory)
-    resident = place_whole(opened, opened.build, "float32", None, SilentProgress()).model
+    resident = place_whole(opened, opened.build, _FLOAT32, SilentProgress()).model
     assert is_equal_but_for_rounding(_banked_logits(directory), resident(_IDS))
 
 

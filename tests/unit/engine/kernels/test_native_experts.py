@@ -19,9 +19,9 @@ from machd.engine.backend.native_kernels import native_kernels
 from machd.engine.experts.tensor_origins import projections, switch_layers
 from machd.engine.kernels.native_layers import has_native_product, is_native
 from machd.engine.loading.formats.opened import weights_bytes
-from machd.engine.loading.placing.conversion import materialise
 from machd.engine.loading.placing.precision import Conversion, model_dtype, native_layers
 from machd.engine.loading.placing.weight_formats import WEIGHT_FORMATS
+from machd.engine.loading.placing.whole import materialise
 from machd.engine.protocol.progress import SilentProgress
 from machd_probes.tiny import tiny_configuration, tiny_model
 

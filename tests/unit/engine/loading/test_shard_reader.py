@@ -21,7 +21,6 @@ from mlx.utils import tree_flatten
 from machd.engine.backend.safetensors_header import read_safetensors_header
 from machd.engine.loading.formats.checkpoint import Checkpoint
 from machd.engine.loading.placing import shard_reader
-from machd.engine.loading.placing.conversion import hold_in
 from machd.engine.loading.placing.precision import Conversion
 from machd.engine.loading.placing.shard_reader import (
     ShardReader,
@@ -29,6 +28,7 @@ from machd.engine.loading.placing.shard_reader import (
     StoredSlice,
     read_slice,
 )
+from machd.engine.loading.placing.whole import hold_in, materialise
 from machd.engine.protocol.progress import SilentProgress
 from machd.errors import ModelFormatError
 
@@ -100,7 +100,7 @@ def _loaded(
     reader.note_cast(model)
     with reader.recording_cut():
         cut(model, rank)
-    reader.materialise(model, SilentProgress())
+    materialise(model, Conversion(None), SilentProgress(), reader.reading(model))
     return dict(tree_flatten(model.parameters())), reader
 
 

@@ -11,9 +11,10 @@ from machd.engine.backend.device import available_memory_bytes, backend_name
 from machd.engine.experts.banked_model import BankedModel, open_bank
 from machd.engine.experts.residency import Residency
 from machd.engine.experts.tensor_origins import TensorOrigins, expert_parameters, switch_layers
-from machd.engine.loading.formats.opened import Opened, weights_bytes
-from machd.engine.loading.placing.conversion import materialise
+from machd.engine.loading.formats.opened import BuiltModel, Opened, weights_bytes
 from machd.engine.loading.placing.precision import Conversion, choose_dtype, refuse_if_too_big
+from machd.engine.loading.placing.settings import PlacingSettings
+from machd.engine.loading.placing.whole import materialise
 from machd.engine.protocol.progress import LoadProgress
 from machd.errors import ModelFormatError, SettingsError
 
@@ -96,30 +97,32 @@ def refuse_quantising(quantize: str | None) -> None:
 
 def place_banked(
     opened: Opened,
-    model: Module,
+    built: BuiltModel,
     origins: TensorOrigins,
+    settings: PlacingSettings,
     residency: Residency,
-    dtype: str,
     progress: LoadProgress,
 ) -> BankedModel:
     """Open a bank for a model's experts, and read all other weights.
 
     Args:
         opened: The model's files.
-        model: Built of them; changed in place.
+        built: Built of them; changed in place. Quantised experts stay quantised, whatever the dtype.
         origins: Recorded while the model was built.
+        settings: The dtype of all other weights.
         residency: Memory for the experts.
-        dtype: The setting ``model.dtype``, for all weights but quantised experts, which stay quantised.
         progress: Told about stages and bytes.
 
     Raises:
         ModelError: The memory is too small, or files cannot be read.
-        SettingsError: The backend is CUDA.
+        SettingsError: The model was to be quantised, or the backend is CUDA.
     """
+    refuse_quantising(settings.quantize)
+    model = built.model
     backend, available_bytes = backend_name(), available_memory_bytes()
     if backend == "cuda":
         raise SettingsError([_NOT_ON_CUDA])
-    plan = plan_bank(model, residency, dtype, available_bytes=available_bytes)
+    plan = plan_bank(model, residency, settings.dtype, available_bytes=available_bytes)
     refuse_if_too_big(
         plan.dense_bytes + plan.bank_bytes + residency.spare_bytes,
         available_bytes,

@@ -11,36 +11,16 @@ from machd.capabilities.facts import CacheFacts
 from machd.capabilities.rules import kv_quantization
 from machd.capabilities.verdict import Support
 from machd.engine.experts.banked_model import BankedModel
-from machd.engine.experts.residency import Residency
 from machd.engine.experts.tensor_origins import TensorOrigins, switch_layers
 from machd.engine.kv.kv_format import PLAIN, KvFormat
 from machd.engine.loading.cache_facts import layer_facts
 from machd.engine.loading.formats.opened import BuiltModel, Opened
-from machd.engine.loading.placing.banked import place_banked, refuse_quantising
+from machd.engine.loading.placing.banked import place_banked
+from machd.engine.loading.placing.settings import PlacingSettings
 from machd.engine.loading.placing.sharded import place_shard
-from machd.engine.loading.placing.sharding import Sharding
 from machd.engine.loading.placing.whole import place_whole
 from machd.engine.protocol.progress import LoadProgress
 from machd.errors import SettingsError
-
-
-@dataclass(frozen=True, slots=True)
-class PlacingSettings:
-    """What the settings say of a model in memory.
-
-    Attributes:
-        dtype: ``model.dtype``: ``auto``, ``float32``, ``float16`` or ``bfloat16``; see ``precision.choose_dtype``.
-        quantize: ``model.quantize``.
-        kv_format: Format of keys and values in the caches.
-        residency: Memory for the experts; None to keep the whole model in memory.
-        sharding: The ranks that compute the model, of which this one places its shard; None for one process.
-    """
-
-    dtype: str = "auto"
-    quantize: str | None = None
-    kv_format: KvFormat = PLAIN
-    residency: Residency | None = None
-    sharding: Sharding | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +48,6 @@ def place(opened: Opened, settings: PlacingSettings, progress: LoadProgress) -> 
         ModelError: One of its kinds: it cannot be built, cut or read, or the memory is too small.
         SettingsError: The settings do not fit the model.
     """
-    dtype, quantize, residency = settings.dtype, settings.quantize, settings.residency
 
     def build(recorder: TensorOrigins | None = None) -> BuiltModel:
         built = opened.build(recorder)
@@ -76,19 +55,18 @@ def place(opened: Opened, settings: PlacingSettings, progress: LoadProgress) -> 
         return built
 
     if settings.sharding is not None:
-        shard = place_shard(opened, build, dtype, quantize, settings.sharding, progress)
-        return PlacedModel(shard)
-    if residency is None or opened.tensors is None or opened.takes_images or opened.has_own_model:
-        # Code of the checkpoint's own cannot be recorded while it builds the model.
-        return PlacedModel(place_whole(opened, build, dtype, quantize, progress))
+        return PlacedModel(place_shard(opened, build, settings, settings.sharding, progress))
+    # Code of the checkpoint's own cannot be recorded while it builds the model.
+    leaves_experts = not (opened.takes_images or opened.has_own_model)
+    if settings.residency is None or opened.tensors is None or not leaves_experts:
+        return PlacedModel(place_whole(opened, build, settings, progress))
     origins = TensorOrigins(opened.tensors)
     built = build(origins)
     if switch_layers(built.model):
-        refuse_quantising(quantize)
-        experts = place_banked(opened, built.model, origins, residency, dtype, progress)
+        experts = place_banked(opened, built, origins, settings, settings.residency, progress)
         return PlacedModel(built, experts)
     origins.release()
-    return PlacedModel(place_whole(opened, lambda: built, dtype, quantize, progress))
+    return PlacedModel(place_whole(opened, lambda: built, settings, progress))
 
 
 def _check_kv_format(built: BuiltModel, kv_format: KvFormat) -> None:

@@ -12,7 +12,8 @@ from mlx.nn.layers.base import Module
 from machd.engine.backend.device import backend_name
 from machd.engine.backend.native_kernels import native_kernels
 from machd.engine.kernels.native_layers import has_native_product, is_native
-from machd.engine.loading.formats.opened import Opened, weights_bytes
+from machd.engine.loading.formats.opened import BuiltModel, Opened, weights_bytes
+from machd.engine.loading.placing.settings import PlacingSettings
 from machd.engine.loading.placing.weight_formats import (
     Quantization,
     can_quantise,
@@ -118,33 +119,22 @@ class Conversion:
 
 
 def choose_conversion(
-    opened: Opened,
-    model: Module,
-    dtype: str,
-    quantize: str | None,
-    *,
-    native: NativeLayers | None,
-    available_bytes: int,
+    opened: Opened, built: BuiltModel, settings: PlacingSettings, available_bytes: int
 ) -> Conversion:
     """Choose what becomes of the weights of a model that is in memory as a whole, or cut.
-
-    Args:
-        opened: The model's files.
-        model: Built of them.
-        dtype: The setting ``model.dtype``.
-        quantize: The setting ``model.quantize``.
-        native: Which layers machd's own kernels may compute.
-        available_bytes: Memory that the weights may take.
 
     Raises:
         ModelMemoryError: The dtype was named and does not fit.
         SettingsError: The model cannot be quantised so, or its experts cannot be computed in the dtype.
     """
+    # machd's own layers cannot be cut.
+    is_cut = settings.sharding is not None
+    native = None if is_cut else native_layers(settings.dtype, built.native_path)
 
     def choose(quantise_to: Quantization | None) -> mx.Dtype | None:
         return model_dtype(
-            model,
-            dtype,
+            built.model,
+            settings.dtype,
             quantise_to,
             backend=backend_name(),
             available_bytes=available_bytes,
@@ -153,11 +143,12 @@ def choose_conversion(
 
     keeps_stored = native is not None and native.as_stored
     is_unpacked = opened.is_repacked and not keeps_stored and choose(None) is not None
-    quantise_to = weight_format(quantize, None if is_unpacked else quantization_of(model))
-    chosen = choose(quantise_to)
-    if chosen is None and native is None:
-        opened.keep_as_stored(model)
-    return Conversion(chosen, quantise_to, native)
+    packed = None if is_unpacked else quantization_of(built.model)
+    quantise_to = weight_format(settings.quantize, packed)
+    dtype = choose(quantise_to)
+    if dtype is None and native is None:
+        opened.keep_as_stored(built.model)
+    return Conversion(dtype, quantise_to, native)
 
 
 def model_dtype(
