@@ -134,9 +134,9 @@ class ModelInspection:
     native_modes: dict[str, bool]
     template: TemplateAbilities
     backend: str
+    device_memory_bytes: int
     available_bytes: int
     code: LoadedCode
-    device_memory_bytes: int = 0
     is_native: bool = False
     device_name: str | None = None
     quantised_to: Quantization | None = None
@@ -192,12 +192,11 @@ def inspect_model(  # noqa: PLR0913 - one argument for each setting of the model
         if not opened.takes_images:
             asked = residency or Residency("auto", kv_budget_bytes)
             bank = _bank(built.model, asked, dtype, available_bytes)
-        weights = _Weights(settings, bank, available_bytes)
+        weights = _Weights(settings, bank, available_bytes, device_bytes)
         found = _inspect(opened, built, weights, template, limit_tokens)
     sampling, left_out = read_default_sampling(source, generation_config)
     return replace(
         found,
-        device_memory_bytes=device_bytes,
         vision=vision,
         default_sampling=sampling,
         notes=(*found.notes, *left_out),
@@ -212,11 +211,13 @@ class _Weights:
         settings: What the settings say of it.
         bank: Sizes with the experts on disk; None for a model without experts.
         available_bytes: Memory that they may take.
+        device_bytes: Memory of the device in all.
     """
 
     settings: PlacingSettings
     bank: BankPlan | None
     available_bytes: int
+    device_bytes: int
 
     @property
     def used_bank(self) -> BankPlan | None:
@@ -299,6 +300,7 @@ def _inspect(
         native_modes=native_modes(),
         template=template,
         backend=backend_name(),
+        device_memory_bytes=weights.device_bytes,
         device_name=device_name(),
         available_bytes=weights.available_bytes,
         code=read_model_code(model, cache),
