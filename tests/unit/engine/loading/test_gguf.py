@@ -408,6 +408,27 @@ def test_llama_3_factors_give_llama_3s_frequencies(tmp_path: Path) -> None:
     assert factors.max() > 7.9
 
 
+def test_check_names_the_code_that_serves_llama_3_factors(tmp_path: Path) -> None:
+    """Check builds the layers that serve does, so that evidence of one is found by the other."""
+    factors = quantised("F32", np.linspace(1, 8, 32).astype(np.float32))
+    tensors = {**_q6_k_tensors(), "rope_freqs.weight": factors}
+    source = _source(write_gguf(tmp_path / "x.gguf", _WIDE, tensors))
+    code = inspect_model(source).code
+    assert any("SuScaledRoPE" in layer for layer in code.layers)
+    assert code == load_model(source).description.code
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_unpacked_file_is_quantised_anew_by_serve_and_check(tmp_path: Path, dtype: str) -> None:
+    """A named dtype unpacks the file's own format, and ``model.quantize`` names the next one; both tell the same size."""
+    source = _source(tiny_gguf(tmp_path / "x.gguf", "Q8_0"))
+    found = inspect_model(source, dtype=dtype, quantize="affine4")
+    served = load_model(source, dtype=dtype, quantize="affine4").description
+    assert served.quantization == str(found.quantised_to) == "affine 4-bit, group 64"
+    assert served.weights_bytes == found.weights_bytes
+    assert served.is_native == found.is_native
+
+
 def test_the_embedded_model_knows_its_capital(embedded_model_path: Path) -> None:
     """Weights, tokenizer and template together: a wrong row order or merge gives no sense."""
     loaded = load_model(_source(embedded_model_path), dtype="float32")
