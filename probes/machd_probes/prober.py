@@ -22,7 +22,8 @@ from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.engine.loading.architecture import import_architecture
 from machd.engine.loading.loader import LoadedModel, describe_model
-from machd.engine.loading.precision import materialise, native_layers
+from machd.engine.loading.placing.precision import Conversion, native_layers
+from machd.engine.loading.placing.whole import materialise
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.progress import SilentProgress
 from machd_probes.bounded import OutOfTimeError
@@ -146,7 +147,7 @@ def _loaded(variant: str, configuration: TinyConfiguration) -> LoadedModel:
     import_mlx_lm()
     model = tiny_model(configuration)
     # Computed by the layers that serve: machd's own where they are.
-    materialise(model, mx.float32, SilentProgress(), native=native_layers("auto"))
+    materialise(model, Conversion(mx.float32, native=native_layers("auto")), SilentProgress())
     description = describe_model(
         model,
         model_id=f"tiny-{variant}",

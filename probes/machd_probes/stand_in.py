@@ -21,7 +21,8 @@ from machd.engine.backend.untyped import LanguageModel
 from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.engine.loading.architecture import import_architecture
 from machd.engine.loading.loader import LoadedModel, describe_model
-from machd.engine.loading.precision import materialise, native_layers
+from machd.engine.loading.placing.precision import Conversion, native_layers
+from machd.engine.loading.placing.whole import materialise
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.progress import SilentProgress
 from machd_probes.prober import run_check
@@ -120,7 +121,8 @@ def _is_like(small: ModelCode | None, loaded: ModelCode) -> bool:
 
 def _loaded(small: Module, order: StandInOrder) -> LoadedModel:
     # As the loader does it, so that the layers which serve are measured.
-    materialise(small, getattr(mx, order.dtype), SilentProgress(), native=native_layers("auto"))
+    conversion = Conversion(getattr(mx, order.dtype), native=native_layers("auto"))
+    materialise(small, conversion, SilentProgress())
     return LoadedModel(small, FakeTokenizer(), _described(small, order))
 
 

@@ -39,10 +39,10 @@ _NOT_MEASURED = (
     *("machd_probes/vision_matrix/report", "machd_probes/vision_matrix/table"),
     # Of the engine: files, text and devices, which no log-probability depends on.
     *("engine/backend/", "engine/fake/", "engine/grammar/", "engine/tokenizer/"),
-    *("engine/ceiling", "engine/open", "engine/static_batch", "engine/loading/checkpoint"),
-    *("engine/loading/embedded", "engine/loading/gguf"),
+    *("engine/ceiling", "engine/open", "engine/static_batch"),
+    *("engine/loading/embedded", "engine/loading/formats/"),
     # Ranks: one process computes without them.
-    *("engine/ranks/", "engine/loading/shard", "engine/step/ranked_decoder"),
+    *("engine/ranks/", "engine/loading/placing/shard", "engine/step/ranked_decoder"),
     *("engine/loading/inspection", "engine/loading/loader", "engine/loading/model_code"),
     *("engine/backend/safetensors_header", "engine/loading/source"),
     *("engine/loading/template_abilities", "engine/loading/tokenizer_files"),

@@ -162,17 +162,8 @@ def _checked(loaded: LoadedSettings, *, measure: bool) -> ModelCheck:
             cache_directory=cache_directory,
             progress=progress,
         )
-        from machd.engine.backend.mlx_lm_import import (  # noqa: PLC0415 - imports mlx
-            import_mlx_lm_without_tokenizers,
-        )
-        from machd.engine.loading.inspection import (  # noqa: PLC0415 - imports mlx
-            inspect_model,
-            needs_processors,
-        )
-
-        if not measure and not needs_processors(source):
-            import_mlx_lm_without_tokenizers()
         from machd.cli.check_report import model_check  # noqa: PLC0415 - imports mlx
+        from machd.engine.loading.inspection import inspect_model  # noqa: PLC0415 - imports mlx
         from machd_probes.evidence_store import (  # noqa: PLC0415 - parses the matrix
             EvidenceStore,
             weights_key,
@@ -188,6 +179,7 @@ def _checked(loaded: LoadedSettings, *, measure: bool) -> ModelCheck:
             quantize=settings.model.quantize,
             residency=residency(settings),
             kv_budget_bytes=int(settings.continuous_batching.kv_budget_gb * 1e9),
+            has_tokenizers=measure,
         )
         basis = probe_basis(
             backend=found.backend,

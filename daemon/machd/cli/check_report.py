@@ -26,7 +26,7 @@ from machd.cli.check_document import (
     VisionReport,
 )
 from machd.engine.loading.inspection import ExpertsInspection, ModelInspection
-from machd.engine.loading.sharding_plan import RankPlan
+from machd.engine.loading.placing.sharding_plan import RankPlan
 from machd.engine.loading.template_abilities import TemplateAbilities
 from machd.engine.loading.vision import EXAMPLE_PIXELS
 from machd.engine.loading.vision_inspection import VisionInspection

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from machd.engine.loading.checkpoint import Checkpoint, read_checkpoint
-from machd.engine.loading.gguf_header import GgufHeader, read_gguf_header
+from machd.engine.loading.formats.checkpoint import Checkpoint, read_checkpoint
+from machd.engine.loading.formats.gguf_header import GgufHeader, read_gguf_header
 from machd.engine.loading.source import ModelSource, SourceKind
 from machd.engine.loading.tokenizer_files import open_tokenizer
 from machd.engine.loading.vision import loads_vision, open_processor, refuse_own_code

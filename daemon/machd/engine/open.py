@@ -35,7 +35,7 @@ from machd.settings.model import Settings
 if TYPE_CHECKING:
     from machd.engine.experts.residency import Residency  # imports mlx
     from machd.engine.loading.loader import LoadedModel  # imports mlx
-    from machd.engine.loading.sharding import Sharding  # imports mlx
+    from machd.engine.loading.placing.sharding import Sharding  # imports mlx
     from machd.engine.ranks.rank_group import RankGroup  # imports mlx
     from machd.engine.ranks.shared_loading import SharedLoading  # imports mlx
     from machd.engine.step.mlx_engine import MlxEngine  # imports mlx
@@ -299,7 +299,7 @@ def _shared(group: RankGroup, progress: LoadProgress) -> SharedLoading:
 
 
 def _sharding(group: RankGroup, settings: Settings) -> Sharding:
-    from machd.engine.loading.sharding import Sharding  # noqa: PLC0415 - imports mlx
+    from machd.engine.loading.placing.sharding import Sharding  # noqa: PLC0415 - imports mlx
 
     return Sharding(group.group, settings.distributed.mode)
 

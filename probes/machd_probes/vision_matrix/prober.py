@@ -13,7 +13,7 @@ from machd.capabilities.matrix import ArchitectureReport
 from machd.clock import Clock, SystemClock
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.backend.safetensors_header import StoredTensor
-from machd.engine.loading.checkpoint import Checkpoint
+from machd.engine.loading.formats.checkpoint import Checkpoint
 from machd.engine.loading.vision import loads_vision, why_text_only
 from machd_probes.finding import Finding
 from machd_probes.subject import told

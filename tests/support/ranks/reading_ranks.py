@@ -12,7 +12,7 @@ from pathlib import Path
 
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.loading.loader import load_model
-from machd.engine.loading.sharding import Sharding
+from machd.engine.loading.placing.sharding import Sharding
 from machd.engine.loading.source import ModelSource, SourceKind
 from machd.engine.ranks.joining import join, rank_place
 

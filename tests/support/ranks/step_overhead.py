@@ -23,7 +23,7 @@ from machd.engine.assembly import make_engine
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.engine.loading.loader import LoadedModel, describe_model
-from machd.engine.loading.sharding import Sharding, cut
+from machd.engine.loading.placing.sharding import Sharding, cut
 from machd.engine.protocol.step import DecodeRow, PrefillChunk, StepPlan
 from machd.engine.ranks.agreement import Agreement
 from machd.engine.ranks.following import follow

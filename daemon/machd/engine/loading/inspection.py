@@ -9,9 +9,8 @@ type that transformers alone refuses.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -26,53 +25,36 @@ from machd.engine.backend.device import (
     device_name,
 )
 from machd.engine.backend.inspection_bounds import bounded, printable
-from machd.engine.backend.mlx_lm_import import import_mlx_lm
+from machd.engine.backend.mlx_lm_import import import_mlx_lm, import_mlx_lm_without_tokenizers
 from machd.engine.backend.model_files import shortened
-from machd.engine.backend.native_kernels import native_kernels
 from machd.engine.experts.residency import Residency
 from machd.engine.experts.tensor_origins import projections, switch_layers
 from machd.engine.kernels.batchable import make_batchable
 from machd.engine.kernels.native_attention import is_native_model
-from machd.engine.loading.architecture import architecture_name, check_architecture
-from machd.engine.loading.banked import BankPlan, plan_bank, refuse_quantising
 from machd.engine.loading.cache_facts import trace_model
-from machd.engine.loading.checkpoint import context_tokens, read_checkpoint
+from machd.engine.loading.formats.checkpoint import context_tokens
+from machd.engine.loading.formats.opened import BuiltModel, Opened, OwnCode, weights_bytes
+from machd.engine.loading.formats.opening import open_model
 from machd.engine.loading.generation_config import read_default_sampling
-from machd.engine.loading.gguf import build_llama, check_gguf, lazy_llama_weights, llama_config
-from machd.engine.loading.gguf_header import read_gguf_header
 from machd.engine.loading.model_code import read_model_code
-from machd.engine.loading.precision import (
-    LANGUAGE_PATH,
-    Quantization,
+from machd.engine.loading.placing.banked import BankPlan, plan_bank, refuse_quantising
+from machd.engine.loading.placing.precision import (
+    Conversion,
+    choose_conversion,
     computed_dtype,
-    hold_in,
-    model_dtype,
-    multiplies,
-    native_layers,
-    quantization_of,
-    weight_format,
-    weights_bytes,
 )
-from machd.engine.loading.sharding_plan import RankPlan, plan_ranks
-from machd.engine.loading.source import ModelSource, SourceKind
-from machd.engine.loading.template_abilities import (
-    TemplateAbilities,
-    directory_abilities,
-    gguf_abilities,
-)
-from machd.engine.loading.vision import loads_vision, refuse_own_code
-from machd.engine.loading.vision_inspection import (
-    VisionInspection,
-    inspect_vision,
-    text_only_inspection,
-)
-from machd.engine.vision.vision_model import VisionLanguageModel
-from machd.errors import MachdError, ModelCodeError, ModelFormatError
+from machd.engine.loading.placing.settings import PlacingSettings
+from machd.engine.loading.placing.sharding_plan import RankPlan, plan_ranks
+from machd.engine.loading.placing.weight_formats import Quantization, multiplies, quantization_of
+from machd.engine.loading.placing.whole import hold_in
+from machd.engine.loading.source import ModelSource
+from machd.engine.loading.template_abilities import TemplateAbilities, find_abilities
+from machd.engine.loading.vision_inspection import VisionInspection, inspect_vision
+from machd.errors import MachdError, ModelFormatError
 from machd.request.generation import NO_DEFAULT_SAMPLING, DefaultSampling
 
 _BUILD_LIMIT_S = 15.0
 _BUILD_MEMORY_BYTES = 1 << 30
-_reading = partial(bounded, seconds=_BUILD_LIMIT_S, memory_bytes=_BUILD_MEMORY_BYTES)
 _MAX_NOTE_CHARS = 300
 
 _WORKING_TOKENS = 512
@@ -165,17 +147,6 @@ class ModelInspection:
     notes: tuple[str, ...] = ()
 
 
-def needs_processors(source: ModelSource) -> bool:
-    """Tell whether :func:`inspect_model` runs a processor of images, whose classes are all of transformers'.
-
-    Raises:
-        ModelError: One of its kinds, about the configuration or the headers of the weights.
-    """
-    if source.kind is SourceKind.GGUF:
-        return False
-    return loads_vision(read_checkpoint(source.path, trust_remote_code=True))
-
-
 def inspect_model(  # noqa: PLR0913 - one argument for each setting of the model
     source: ModelSource,
     *,
@@ -186,6 +157,7 @@ def inspect_model(  # noqa: PLR0913 - one argument for each setting of the model
     residency: Residency | None = None,
     kv_budget_bytes: int = 0,
     generation_config: str = "none",
+    has_tokenizers: bool = True,
 ) -> ModelInspection:
     """Read configuration, headers and tokenizer files, and build the model without its weights.
 
@@ -193,44 +165,42 @@ def inspect_model(  # noqa: PLR0913 - one argument for each setting of the model
     settings say; its chat template runs in transformers' sandbox, with little time and memory.
     A model without a chat template is no error, though serving it needs a setting: the template's
     ``problem`` says which. The arguments are those of ``load_model``; ``kv_budget_bytes`` is the KV budget,
-    for the report of what experts on disk would take.
+    for the report of what experts on disk would take. Without ``has_tokenizers`` mlx-lm is imported in half the time
+    for a model that takes text only; this process can load no tokenizer afterwards.
 
     Raises:
         ModelError: One of its kinds: the error that serving the model would raise, and an error for
             a model that is Python code of the checkpoint's, which serve may be allowed to run.
         SettingsError: ``max_context_tokens`` or ``chat_template`` do not fit the model.
     """
-    import_mlx_lm()
-    if source.kind is SourceKind.GGUF:
-        opened = _open_gguf(source, chat_template)
-    else:
-        opened = _open_directory(source, chat_template)
+    opened = open_model(
+        source,
+        own_code=OwnCode.NEVER_RUN,
+        bounds=_limits,
+        import_for_text=import_mlx_lm if has_tokenizers else import_mlx_lm_without_tokenizers,
+    )
+    template = find_abilities(opened.files, chat_template)
+    built = opened.build()
+    vision = inspect_vision(opened, built.processor, chat_template)
     limit_tokens = context_tokens(opened.config, max_context_tokens)
-    # Read before the model is built, under a limit on memory that is not the device's.
+    # Read before the weights are held, under a limit on memory that is not the device's.
     available_bytes, device_bytes = available_memory_bytes(), device_memory_bytes()
-    with _building(source):
-        asked = residency or Residency("auto", kv_budget_bytes)
+    settings = PlacingSettings(dtype, quantize, residency=residency)
+    with _tracing(source):
+        bank = None
         # A model with vision is served with all of its experts in memory.
-        is_text = not isinstance(opened.model, VisionLanguageModel)
-        bank = _bank(opened.model, asked, dtype, available_bytes) if is_text else None
-        weights = _Weights(dtype, quantize, bank, is_banked=residency is not None)
-        found = _inspect(opened, weights, limit_tokens, available_bytes, device_bytes)
+        if not opened.takes_images:
+            asked = residency or Residency("auto", kv_budget_bytes)
+            bank = _bank(built.model, asked, dtype, available_bytes)
+        weights = _Weights(settings, bank, available_bytes, device_bytes)
+        found = _inspect(opened, built, weights, template, limit_tokens)
     sampling, left_out = read_default_sampling(source, generation_config)
-    return replace(found, default_sampling=sampling, notes=(*found.notes, *left_out))
-
-
-@dataclass(frozen=True, slots=True)
-class _Opened:
-    """A model without weights, and what its files tell."""
-
-    source: ModelSource
-    model: Module
-    architecture: str
-    config: dict[str, object]
-    stored_bytes: int
-    template: TemplateAbilities
-    notes: tuple[str, ...] = ()
-    vision: VisionInspection | None = None
+    return replace(
+        found,
+        vision=vision,
+        default_sampling=sampling,
+        notes=(*found.notes, *left_out),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,16 +208,21 @@ class _Weights:
     """Placement of the weights in memory.
 
     Attributes:
-        dtype: The setting ``model.dtype``.
-        quantize: The setting ``model.quantize``.
+        settings: What the settings say of it.
         bank: Sizes with the experts on disk; None for a model without experts.
-        is_banked: Experts would be on disk.
+        available_bytes: Memory that they may take.
+        device_bytes: Memory of the device in all.
     """
 
-    dtype: str
-    quantize: str | None
+    settings: PlacingSettings
     bank: BankPlan | None
-    is_banked: bool
+    available_bytes: int
+    device_bytes: int
+
+    @property
+    def used_bank(self) -> BankPlan | None:
+        """Sizes of the bank if experts would be on disk."""
+        return None if self.settings.residency is None else self.bank
 
 
 def _bank(model: Module, residency: Residency, dtype: str, available_bytes: int) -> BankPlan | None:
@@ -266,87 +241,31 @@ def _bank(model: Module, residency: Residency, dtype: str, available_bytes: int)
     return replace(plan, bank_bytes=bank_bytes)
 
 
-def _open_directory(source: ModelSource, chat_template: str | None) -> _Opened:
-    from mlx_lm import utils  # noqa: PLC0415 - after import_mlx_lm()
-
-    # Trusted to be read, not to run: the error here does not ask for a flag that check ignores.
-    checkpoint = read_checkpoint(source.path, trust_remote_code=True)
-    if "model_file" in checkpoint.config:
-        raise ModelCodeError(
-            f"{source.path.name} is built by Python code of its own, which is never run to check "
-            "it: whether it runs here is not known; read the file that config.json names as "
-            "model_file, and serve it with `--model-trust-remote-code` if you trust it"
-        )
-    vision = text_only_inspection(checkpoint)
-    if loads_vision(checkpoint):
-        refuse_own_code(checkpoint, trust_remote_code=False)
-        seen = inspect_vision(checkpoint, chat_template, partial(_building, source))
-        template = directory_abilities(checkpoint, chat_template)
-        model, architecture, vision = seen.model, seen.family, seen.vision
-    else:
-        check_architecture(checkpoint.config)
-        template = directory_abilities(checkpoint, chat_template)
-        with _building(source):
-            model, _ = utils.load_model(checkpoint.path, lazy=True, trust_remote_code=False)
-        architecture = architecture_name(model, checkpoint.model_type)
-    return _Opened(
-        source,
-        model,
-        architecture,
-        checkpoint.config,
-        checkpoint.stored_bytes,
-        template,
-        tuple(
-            f"{name} names code of the checkpoint's own, which was not run"
-            for name in checkpoint.code_files
-        ),
-        vision,
-    )
-
-
-def _open_gguf(source: ModelSource, chat_template: str | None) -> _Opened:
-    with _reading("reading the header"):
-        header = read_gguf_header(source.path)
-    check_gguf(header)
-    config = llama_config(header)
-    template = gguf_abilities(header, chat_template)
-    with _building(source):
-        is_mixed = native_kernels() is not None
-        model = build_llama(header, lazy_llama_weights(header, is_mixed=is_mixed))
-    stored_bytes = sum(tensor.size_bytes for tensor in header.tensors)
-    return _Opened(source, model, "llama", config, stored_bytes, template)
+def _conversion(opened: Opened, built: BuiltModel, weights: _Weights) -> Conversion:
+    """Choose what would become of the weights, as it is chosen when the model is served."""
+    settings, bank = weights.settings, weights.used_bank
+    if bank is not None:
+        refuse_quantising(settings.quantize)
+        return Conversion(bank.dense_dtype)
+    # A dtype that the settings name is reported with its size, not refused.
+    limit_bytes = weights.available_bytes if settings.dtype == "auto" else _NO_LIMIT_BYTES
+    return choose_conversion(opened, built, settings, limit_bytes)
 
 
 def _inspect(
-    opened: _Opened,
+    opened: Opened,
+    built: BuiltModel,
     weights: _Weights,
+    template: TemplateAbilities,
     limit_tokens: int,
-    available_bytes: int,
-    device_bytes: int,
 ) -> ModelInspection:
     from mlx_lm.utils import get_total_parameters  # noqa: PLC0415 - after import_mlx_lm()
 
-    source, model, backend = opened.source, opened.model, backend_name()
+    source, model, bank = opened.source, built.model, weights.used_bank
     parameters = int(get_total_parameters(model))
     quantization = quantization_of(model)
-    quantised_to = weight_format(weights.quantize, model)
-    bank = weights.bank if weights.is_banked else None
-    sees = isinstance(model, VisionLanguageModel)
-    native = native_layers(weights.dtype, LANGUAGE_PATH if sees else "") if bank is None else None
-    if bank is not None:
-        refuse_quantising(weights.quantize)
-        held_dtype = bank.dense_dtype
-    else:
-        held_dtype = model_dtype(
-            model,
-            weights.dtype,
-            quantised_to,
-            backend=backend,
-            # A dtype that the settings name is reported with its size, not refused.
-            available_bytes=available_bytes if weights.dtype == "auto" else _NO_LIMIT_BYTES,
-            native=native,
-        )
-    hold_in(model, held_dtype, quantised_to, native)
+    conversion = _conversion(opened, built, weights)
+    hold_in(model, conversion)
     make_batchable(model)
     switches = [switch for _, switch in switch_layers(model)]
     traced = trace_model(model)
@@ -362,9 +281,13 @@ def _inspect(
             "tokens kept": max(cache.keep_tokens, default=0),
         },
     )
+    unrun = (
+        f"{name} names code of the checkpoint's own, which was not run"
+        for name in opened.code_files
+    )
     return ModelInspection(
         model_id=source.model_id,
-        architecture=opened.architecture,
+        architecture=built.architecture,
         cache=cache,
         context_tokens=limit_tokens,
         parameters=parameters,
@@ -375,20 +298,19 @@ def _inspect(
         quantization=quantization,
         keeps_quantized=quantization_of(model) is not None,
         native_modes=native_modes(),
-        template=opened.template,
-        backend=backend,
-        device_memory_bytes=device_bytes,
+        template=template,
+        backend=backend_name(),
+        device_memory_bytes=weights.device_bytes,
         device_name=device_name(),
-        available_bytes=available_bytes,
+        available_bytes=weights.available_bytes,
         code=read_model_code(model, cache),
         is_native=is_native_model(model, traced.head_dims),
-        quantised_to=quantised_to,
+        quantised_to=conversion.quantise_to,
         experts=_experts(switches, weights),
-        vision=opened.vision,
-        rank_plans=() if sees else plan_ranks(model, _working_bytes),
+        rank_plans=() if opened.takes_images else plan_ranks(model, _working_bytes),
         notes=tuple(
             shortened(note, _MAX_NOTE_CHARS)
-            for note in (*opened.notes, *opened.template.notes, traced.note)
+            for note in (*unrun, *template.notes, traced.note)
             if note
         ),
     )
@@ -401,7 +323,7 @@ def _experts(switches: Sequence[Module], weights: _Weights) -> ExpertsInspection
         count=sum(next(iter(projections(one)))[1].num_experts for one in switches),
         resident_bytes=sum(weights_bytes(one) for one in switches),
         bank=weights.bank,
-        is_banked=weights.is_banked,
+        is_banked=weights.used_bank is not None,
     )
 
 
@@ -427,11 +349,15 @@ def _refuse_absurd(source: ModelSource, figures: Mapping[str, int]) -> None:
             )
 
 
+def _limits(what: str) -> AbstractContextManager[None]:
+    return bounded(what, seconds=_BUILD_LIMIT_S, memory_bytes=_BUILD_MEMORY_BYTES)
+
+
 @contextmanager
-def _building(source: ModelSource) -> Iterator[None]:
+def _tracing(source: ModelSource) -> Iterator[None]:
     """Bound mlx-lm's classes in time and memory, and turn their errors into ModelFormatError."""
     try:
-        with _reading("building the model"):
+        with _limits("building the model"):
             yield
     except MachdError:
         raise

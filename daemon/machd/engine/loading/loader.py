@@ -1,4 +1,4 @@
-"""Loading of a model into memory: checks first, then weights, then a first short run.
+"""Loading of a model: its files are opened, put into memory and described after a first short run.
 
 The calling thread has to be the engine's: mlx ties its streams to the thread that first uses them.
 """
@@ -9,70 +9,37 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-from machd.capabilities.facts import CacheFacts
-from machd.capabilities.rules import kv_quantization
-from machd.capabilities.verdict import Support
 from machd.engine.backend.device import (
-    available_memory_bytes,
     backend_name,
     computing_memory_bytes,
     device_memory_bytes,
     device_name,
 )
-from machd.engine.backend.inspection_bounds import printable
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
-from machd.engine.backend.model_files import own_code_files
 from machd.engine.experts.banked_model import BankedModel
 from machd.engine.experts.residency import Residency
-from machd.engine.experts.tensor_origins import TensorOrigins, switch_layers
 from machd.engine.kernels.batchable import make_batchable
 from machd.engine.kernels.native_attention import is_native_model
 from machd.engine.kv.kv_format import PLAIN, KvFormat
-from machd.engine.loading.architecture import architecture_name, check_architecture
-from machd.engine.loading.banked import load_banked, refuse_quantising
-from machd.engine.loading.cache_facts import layer_facts, measure_model
-from machd.engine.loading.checkpoint import Checkpoint, context_tokens, read_checkpoint
-from machd.engine.loading.gguf import build_llama, check_gguf, llama_config, load_llama_weights
-from machd.engine.loading.gguf_header import GgufHeader, read_gguf_header
+from machd.engine.loading.cache_facts import measure_model
+from machd.engine.loading.formats.checkpoint import context_tokens
+from machd.engine.loading.formats.opened import OwnCode, weights_bytes
+from machd.engine.loading.formats.opening import open_model
 from machd.engine.loading.model_code import read_model_code
-from machd.engine.loading.precision import (
-    LANGUAGE_PATH,
-    Quantization,
-    choose_dtype,
-    computed_dtype,
-    dtype_name,
-    held_bytes,
-    hold_in,
-    materialise,
-    model_dtype,
-    native_layers,
-    quantization_of,
-    refuse_if_too_big,
-    weight_format,
-    weights_bytes,
-)
-from machd.engine.loading.shard_reader import ShardReader
-from machd.engine.loading.sharding import Sharding, cut, least
-from machd.engine.loading.source import ModelSource, SourceKind
+from machd.engine.loading.placing.place import place
+from machd.engine.loading.placing.precision import computed_dtype
+from machd.engine.loading.placing.settings import PlacingSettings
+from machd.engine.loading.placing.sharding import Sharding
+from machd.engine.loading.placing.weight_formats import quantization_of
+from machd.engine.loading.source import ModelSource
 from machd.engine.loading.tokenizer_files import open_tokenizer
-from machd.engine.loading.vision import (
-    NO_MESSAGES,
-    LoadedVision,
-    build_vision_model,
-    describe_vision,
-    loads_vision,
-    open_processor,
-    refuse_own_code,
-    why_text_only,
-)
+from machd.engine.loading.vision import NO_MESSAGES, describe_vision, open_processor
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.progress import LoadProgress, SilentProgress
 from machd.engine.protocol.tokenizer import Tokenizer
-from machd.engine.vision.media_processor import CheckpointProcessor
-from machd.errors import ModelError, ModelFormatError, ModelShardingError, SettingsError
+from machd.engine.vision.media_processor import CheckpointProcessor, ProcessorFiles
 
 MEDIA_BYTES = 256_000_000
 """Memory for processed images and videos, and as much for their embeddings, unless given."""
@@ -150,282 +117,57 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
     """
     import_mlx_lm()
     progress = progress or SilentProgress()
-    experts: BankedModel | None = None
-    vision: LoadedVision | None = None
-    vision_reason = ""
     # Refusals come before the weights, which take the time.
     progress.stage("reading the tokenizer", None)
-    if source.kind is SourceKind.GGUF:
-        header = read_gguf_header(source.path)
-        check_gguf(header)
-        tokenizer, notes = open_tokenizer(
-            header, chat_template, trust_remote_code=trust_remote_code
-        )
-        context = context_tokens(llama_config(header), max_context_tokens)
-        # A llama's caches are standard ones, which every KV format fits.
-        model = _load_gguf(header, dtype, progress, quantize, sharding)
-        architecture = "llama"
-        weight_files: tuple[Path, ...] = (source.path,)
-        own_files: tuple[Path, ...] = ()
-    else:
-        checkpoint = read_checkpoint(source.path, trust_remote_code=trust_remote_code)
-        refuse_own_code(checkpoint, trust_remote_code=trust_remote_code)
-        vision_reason = why_text_only(checkpoint)
-        if "model_file" not in checkpoint.config and not loads_vision(checkpoint):
-            check_architecture(checkpoint.config)
-        tokenizer, notes = open_tokenizer(
-            checkpoint, chat_template, trust_remote_code=trust_remote_code
-        )
-        notes = (vision_reason, *notes) if vision_reason else notes
-        context = context_tokens(checkpoint.config, max_context_tokens)
-        loaded = _load_directory(
-            checkpoint,
-            dtype,
-            progress,
-            trust_remote_code=trust_remote_code,
-            kv_format=kv_format,
-            residency=residency,
-            quantize=quantize,
-            sharding=sharding,
-        )
-        model, experts, vision = loaded.model, loaded.experts, loaded.vision
-        architecture = loaded.architecture
-        weight_files = tuple(checkpoint.weight_files)
-        # Code that has run may have changed any class, mlx-lm's too.
-        has_run = "model_file" in checkpoint.config or checkpoint.code_files
-        own_files = tuple(own_code_files(source.path)) if has_run and trust_remote_code else ()
-    if residency is not None and experts is None:
-        notes = (*notes, _NO_EXPERTS)
+    own_code = OwnCode.TRUSTED if trust_remote_code else OwnCode.REFUSED
+    opened = open_model(source, own_code=own_code)
+    tokenizer, tokenizer_notes = open_tokenizer(
+        opened.files, chat_template, trust_remote_code=trust_remote_code
+    )
+    context = context_tokens(opened.config, max_context_tokens)
+    settings = PlacingSettings(dtype, quantize, kv_format, residency, sharding)
+    placed = place(opened, settings, progress)
+    built, experts = placed.built, placed.experts
+    no_experts = _NO_EXPERTS if residency is not None and experts is None else ""
+    notes = tuple(filter(None, (opened.vision_reason, *tokenizer_notes, no_experts)))
     progress.stage("trying the model", None)
     description = describe_model(
-        model,
+        built.model,
         model_id=source.model_id,
-        architecture=architecture,
+        architecture=built.architecture,
         context_tokens=context,
         eos_token_ids=tokenizer.eos_token_ids,
         blas=blas,
         kv_format=kv_format,
-        own_files=own_files,
+        own_files=opened.own_files(),
         experts=experts,
     )
-    written_unix_s = int(weight_files[0].stat().st_mtime)
-    description = replace(description, created_unix_s=written_unix_s, vision_reason=vision_reason)
-    whole = LoadedModel(model, tokenizer, description, notes, weight_files, kv_format, experts)
-    return whole if vision is None else _with_vision(whole, vision, progress, media_bytes)
+    description = replace(
+        description,
+        created_unix_s=int(opened.weight_files[0].stat().st_mtime),
+        vision_reason=opened.vision_reason,
+    )
+    whole = LoadedModel(
+        built.model, tokenizer, description, notes, opened.weight_files, kv_format, experts
+    )
+    if built.processor is None:
+        return whole
+    return _with_vision(whole, built.processor, progress, media_bytes)
 
 
 def _with_vision(
-    loaded: LoadedModel, vision: LoadedVision, progress: LoadProgress, media_bytes: int
+    loaded: LoadedModel, files: ProcessorFiles, progress: LoadProgress, media_bytes: int
 ) -> LoadedModel:
     if not loaded.tokenizer.has_chat_template:
-        vision.files.close()
+        files.close()
         description = replace(loaded.description, vision_reason=NO_MESSAGES)
         return replace(loaded, description=description, notes=(*loaded.notes, NO_MESSAGES))
     progress.stage("loading the processor of images", None)
     media_bytes = min(media_bytes, int(_MEDIA_SHARE * computing_memory_bytes()))
-    processor = open_processor(vision.files, loaded.tokenizer, max_bytes=media_bytes)
-    seen = describe_vision(vision.files, processor)
+    processor = open_processor(files, loaded.tokenizer, max_bytes=media_bytes)
+    seen = describe_vision(files, processor)
     description = replace(loaded.description, vision=seen)
     return replace(loaded, description=description, vision=processor, media_bytes=media_bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class _LoadedDirectory:
-    """A model of a directory.
-
-    Attributes:
-        architecture: The library's name of it.
-        experts: Its experts on disk; None if all are in memory.
-        vision: What it sees with; None for text only.
-    """
-
-    model: Module
-    architecture: str
-    experts: BankedModel | None = None
-    vision: LoadedVision | None = None
-
-
-def _load_gguf(
-    header: GgufHeader,
-    dtype: str,
-    progress: LoadProgress,
-    quantize: str | None,
-    sharding: Sharding | None,
-) -> Module:
-    stored_bytes = sum(tensor.size_bytes for tensor in header.tensors)
-    available_bytes = available_memory_bytes()
-    refuse_if_too_big(stored_bytes, available_bytes)
-    native = native_layers(dtype) if sharding is None else None
-    plain_dtype = choose_dtype(
-        dtype,
-        backend=backend_name(),
-        parameters=sum(tensor.elements for tensor in header.tensors),
-        available_bytes=available_bytes,
-        float32_bytes=stored_bytes if native is not None and native.as_stored else None,
-    )
-    progress.stage("loading the weights", stored_bytes)
-    as_stored = native is not None and native.as_stored
-    dequantised = None if as_stored else plain_dtype
-    weights = load_llama_weights(header, dequantised, progress, is_mixed=as_stored)
-    model = build_llama(header, weights)
-    if native is not None:
-        materialise(model, plain_dtype, SilentProgress(), native=native)
-    if (target := weight_format(quantize, model)) is not None:
-        materialise(model, None, SilentProgress(), target)
-    if sharding is not None:
-        model = cut(lambda: model, sharding)
-        mx.eval(model.parameters())
-    mx.clear_cache()
-    return model
-
-
-def _load_directory(  # noqa: PLR0913 - one argument for each setting of the model
-    checkpoint: Checkpoint,
-    dtype: str,
-    progress: LoadProgress,
-    *,
-    trust_remote_code: bool,
-    kv_format: KvFormat,
-    residency: Residency | None,
-    quantize: str | None,
-    sharding: Sharding | None,
-) -> _LoadedDirectory:
-    """Load a directory: with its vision tower, its experts on disk, or a shard, as far as there are any."""
-    if sharding is not None:
-        return _load_shard(checkpoint, dtype, progress, kv_format, quantize, sharding)
-    if loads_vision(checkpoint):
-        refuse_if_too_big(checkpoint.stored_bytes, available_memory_bytes())
-        vision = build_vision_model(checkpoint, trust_remote_code=trust_remote_code)
-        _check_kv_format(vision.model, kv_format)
-        target = weight_format(quantize, vision.model)
-        # What an encoder takes is read from its graph, in which mlx describes its own operations only.
-        _read_weights(vision.model, checkpoint, dtype, progress, target, LANGUAGE_PATH)
-        return _LoadedDirectory(vision.model, vision.family, vision=vision)
-    origins: TensorOrigins | None = None
-    # A checkpoint's own model class is built by its own code, which cannot be recorded.
-    if residency is not None and not checkpoint.has_own_model:
-        origins = TensorOrigins(checkpoint.tensors)
-    else:
-        refuse_if_too_big(checkpoint.stored_bytes, available_memory_bytes())
-    model = _built(checkpoint, origins, trust_remote_code=trust_remote_code)
-    architecture = architecture_name(model, checkpoint.model_type)
-    _check_kv_format(model, kv_format)
-    if origins is not None and residency is not None:
-        if switch_layers(model):
-            refuse_quantising(quantize)
-            banked = load_banked(model, checkpoint, origins, residency, dtype, progress)
-            return _LoadedDirectory(model, architecture, banked)
-        refuse_if_too_big(checkpoint.stored_bytes, available_memory_bytes())
-    _read_weights(model, checkpoint, dtype, progress, weight_format(quantize, model))
-    return _LoadedDirectory(model, architecture)
-
-
-def _load_shard(
-    checkpoint: Checkpoint,
-    dtype: str,
-    progress: LoadProgress,
-    kv_format: KvFormat,
-    quantize: str | None,
-    sharding: Sharding,
-) -> _LoadedDirectory:
-    """Load this rank's shard; weights are converted before they are cut, as they are for one rank."""
-    if loads_vision(checkpoint):
-        raise ModelShardingError("a model with vision is served by one rank")
-    available_bytes, size = least(sharding.group, available_memory_bytes()), sharding.group.size()
-    refuse_if_too_big(checkpoint.stored_bytes // size, available_bytes)
-
-    reader = ShardReader(checkpoint)
-
-    def built() -> Module:
-        model = _built(checkpoint, reader, trust_remote_code=False)
-        reader.note_stored(model)
-        _check_kv_format(model, kv_format)
-        target = weight_format(quantize, model)
-        plain_dtype = model_dtype(
-            model, dtype, target, backend=backend_name(), available_bytes=available_bytes * size
-        )
-        hold_in(model, plain_dtype, target)
-        reader.note_cast(model)
-        return model
-
-    with reader.recording_cut():
-        model = cut(built, sharding)
-    architecture = architecture_name(model, checkpoint.model_type)
-    progress.stage("loading the weights", weights_bytes(model))
-    try:
-        reader.materialise(model, progress)
-    except RuntimeError as error:
-        raise ModelFormatError(f"{checkpoint.path.name}: {printable(error)}") from error
-    return _LoadedDirectory(model, architecture)
-
-
-def _built(
-    checkpoint: Checkpoint, origins: TensorOrigins | None, *, trust_remote_code: bool
-) -> Module:
-    """Build the model of a directory with lazy weights, of which nothing is read yet."""
-    from mlx_lm import utils  # noqa: PLC0415 - after import_mlx_lm()
-
-    classes = {} if origins is None else {"get_model_classes": origins.model_classes}
-    try:
-        model, _ = utils.load_model(
-            checkpoint.path, lazy=True, trust_remote_code=trust_remote_code, **classes
-        )
-    except ModelError:
-        raise
-    except Exception as error:
-        # mlx-lm raises KeyError, TypeError or ValueError for a contradiction.
-        raise ModelFormatError(
-            f"{checkpoint.path.name}: weights and config.json do not fit together: {printable(error)}"
-        ) from error
-    if origins is not None:
-        origins.restore_class(model)
-    built: Module = model
-    return built
-
-
-def _check_kv_format(model: Module, kv_format: KvFormat) -> None:
-    """Refuse a KV format that none of the model's caches can have."""
-    if kv_format is PLAIN:
-        return
-    verdict = kv_quantization(CacheFacts(layer_facts(model), 0, 0))
-    if verdict.support is Support.BLOCKED:
-        problem = (
-            f"cache.kv_quantization: {kv_format.name} does not work with the model at model.path: "
-            f"{verdict.reason}. Set cache.kv_quantization to none, or model.path to another model"
-        )
-        raise SettingsError([problem])
-
-
-def _read_weights(
-    model: Module,
-    checkpoint: Checkpoint,
-    dtype: str,
-    progress: LoadProgress,
-    quantise_to: Quantization | None = None,
-    within: str = "",
-) -> None:
-    """Read a model's weights; those inside one part of it may stay as they are stored."""
-    available_bytes = available_memory_bytes()
-    native = native_layers(dtype, within)
-    plain_dtype = model_dtype(
-        model,
-        dtype,
-        quantise_to,
-        backend=backend_name(),
-        available_bytes=available_bytes,
-        native=native,
-    )
-    if plain_dtype is not None and quantise_to is None:
-        refuse_if_too_big(
-            held_bytes(model, plain_dtype, native),
-            available_bytes,
-            what=f"the weights in {dtype_name(plain_dtype)}",
-        )
-    progress.stage("loading the weights", checkpoint.stored_bytes)
-    try:
-        materialise(model, plain_dtype, progress, quantise_to, native)
-    except RuntimeError as error:
-        raise ModelFormatError(f"{checkpoint.path.name}: {printable(error)}") from error
 
 
 def describe_model(  # noqa: PLR0913 - one argument for each fact of files and settings

@@ -11,7 +11,7 @@ from types import ModuleType
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
 from machd.capabilities.model_code import LoadedCode
 from machd.engine.backend.untyped import LanguageModel, Layer
-from machd.engine.loading.sharding import shard_modes
+from machd.engine.loading.placing.sharding import shard_modes
 
 _MODELS = ("mlx_lm.models.", "mlx_vlm.models.")
 _LAYERS = "mlx.nn.layers"

@@ -27,9 +27,9 @@ from machd.engine.backend.model_files import (
     read_text,
 )
 from machd.engine.backend.untyped import Backend
-from machd.engine.loading.checkpoint import Checkpoint
-from machd.engine.loading.gguf_header import GgufHeader
-from machd.engine.loading.gguf_tokenizer import build_tokenizer
+from machd.engine.loading.formats.checkpoint import Checkpoint
+from machd.engine.loading.formats.gguf_header import GgufHeader
+from machd.engine.loading.formats.gguf_tokenizer import build_tokenizer
 from machd.engine.loading.tokenizer_files import check_growth, check_template_sizes
 from machd.engine.protocol.chat_format import SystemMessages
 from machd.engine.tokenizer.system_probe import find_system_messages
@@ -137,14 +137,20 @@ class _Vocabulary(Mapping[str, int]):
         return sum(1 for _ in self)
 
 
-def directory_abilities(checkpoint: Checkpoint, chat_template: str | None) -> TemplateAbilities:
-    """Find the abilities of the template beside the weights, or of the one that overrides it.
+def find_abilities(files: Checkpoint | GgufHeader, chat_template: str | None) -> TemplateAbilities:
+    """Find the abilities of the template beside the weights or inside a file, or of the one that overrides it.
 
     Raises:
         ModelNotFoundError: There are no tokenizer files.
-        ModelFormatError: They are not JSON, or ``tokenizer.json`` makes no tokenizer.
+        ModelFormatError: They are not JSON, or make no tokenizer that machd reads.
         SettingsError: The overriding template cannot be read.
     """
+    if isinstance(files, GgufHeader):
+        return _gguf_abilities(files, chat_template)
+    return _directory_abilities(files, chat_template)
+
+
+def _directory_abilities(checkpoint: Checkpoint, chat_template: str | None) -> TemplateAbilities:
     path = checkpoint.path
     check_tokenizer_files(path)
     config = read_object(path / "tokenizer_config.json") or {}
@@ -164,13 +170,7 @@ def directory_abilities(checkpoint: Checkpoint, chat_template: str | None) -> Te
     return found if tokenizer is not None else replace(found, notes=(_NOT_BUILT,))
 
 
-def gguf_abilities(header: GgufHeader, chat_template: str | None) -> TemplateAbilities:
-    """Find the abilities of the template inside a GGUF file, or of the one that overrides it.
-
-    Raises:
-        ModelFormatError: The file holds no tokenizer, or none that machd reads.
-        SettingsError: The overriding template cannot be read.
-    """
+def _gguf_abilities(header: GgufHeader, chat_template: str | None) -> TemplateAbilities:
     with bounded(
         "building the tokenizer", seconds=_BUILD_LIMIT_S, memory_bytes=_BUILD_MEMORY_BYTES
     ):

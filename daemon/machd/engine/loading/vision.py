@@ -6,11 +6,13 @@ What builds the model imports mlx; the processor is opened without it.
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from machd.engine.backend.inspection_bounds import printable
-from machd.engine.loading.checkpoint import Checkpoint
+from machd.engine.loading.formats.checkpoint import Checkpoint
 from machd.engine.protocol.engine import VisionDescription
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.engine.vision.families import why_refused
@@ -21,7 +23,7 @@ from machd.engine.vision.media_processor import (
 )
 from machd.engine.vision.mlx_vlm_import import has_vision, import_family, is_installed
 from machd.engine.vision.processor_child import ProcessRequest
-from machd.errors import ModelCodeError, ModelFormatError
+from machd.errors import ModelCodeError, ModelError, ModelFormatError
 from machd.installed import how_to_install
 from machd.request.media import MediaKind
 
@@ -101,8 +103,18 @@ def refuse_own_code(checkpoint: Checkpoint, *, trust_remote_code: bool) -> None:
         )
 
 
-def build_vision_model(checkpoint: Checkpoint, *, trust_remote_code: bool) -> LoadedVision:
+def build_vision_model(
+    checkpoint: Checkpoint,
+    *,
+    trust_remote_code: bool,
+    bounds: Callable[[str], AbstractContextManager[None]],
+) -> LoadedVision:
     """Build the model with lazy weights, and start the process that loads the processor.
+
+    Args:
+        checkpoint: One that :func:`loads_vision`.
+        trust_remote_code: Whether the checkpoint's own Python code may run.
+        bounds: Limits of building the model, by its name.
 
     Raises:
         ModelArchitectureError: mlx-vlm has no such family.
@@ -111,15 +123,22 @@ def build_vision_model(checkpoint: Checkpoint, *, trust_remote_code: bool) -> Lo
     """
     from machd.engine.vision.vision_model import VisionLanguageModel  # noqa: PLC0415 - imports mlx
 
-    family = import_family(checkpoint.path)
+    # Started first: it imports as much as this process, and both can do so at once.
     files = ProcessorFiles(checkpoint.path, trust_remote_code=trust_remote_code)
     try:
-        model = VisionLanguageModel(family.load_model())
-    except Exception as error:  # mlx-vlm's, about files that do not fit its classes
+        family = import_family(checkpoint.path)
+        try:
+            with bounds("building the model"):
+                model = VisionLanguageModel(family.load_model())
+        except ModelError:
+            raise
+        except Exception as error:  # mlx-vlm's, about files that do not fit its classes
+            raise ModelFormatError(
+                f"mlx-vlm's {family.name} cannot be built from {checkpoint.path.name}: {printable(error)}"
+            ) from error
+    except BaseException:
         files.close()
-        raise ModelFormatError(
-            f"mlx-vlm's {family.name} cannot be built from {checkpoint.path.name}: {printable(error)}"
-        ) from error
+        raise
     return LoadedVision(family.name, model, files)
 
 

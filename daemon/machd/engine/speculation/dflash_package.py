@@ -21,7 +21,7 @@ from machd.engine.backend.model_files import read_object
 from machd.engine.backend.own_code import closed_to_own_code
 from machd.engine.backend.untyped import Cache, LanguageModel
 from machd.engine.kv.row_caches import make_row_caches
-from machd.engine.loading.checkpoint import refuse_own_model
+from machd.engine.loading.formats.checkpoint import refuse_own_model
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.speculation.dflash import BlockDraft, BlockReader
 from machd.errors import ModelFormatError, SettingsError

@@ -16,13 +16,18 @@ from support.engines.rounding import is_equal_but_for_rounding
 
 from machd.engine.experts.residency import Residency
 from machd.engine.experts.tensor_origins import TensorOrigins, projections, switch_layers
-from machd.engine.loading import loader
-from machd.engine.loading.banked import load_banked
-from machd.engine.loading.checkpoint import read_checkpoint
+from machd.engine.loading.formats.checkpoint import read_checkpoint
+from machd.engine.loading.formats.opened import Opened, OwnCode
+from machd.engine.loading.formats.opening import open_model
+from machd.engine.loading.placing.banked import place_banked
+from machd.engine.loading.placing.settings import PlacingSettings
+from machd.engine.loading.placing.whole import place_whole
+from machd.engine.loading.source import ModelSource, SourceKind
 from machd.engine.protocol.progress import SilentProgress
 from machd.errors import ModelFormatError
 from machd_probes.tiny import tiny_configuration, tiny_model
 
+_FLOAT32 = PlacingSettings("float32")
 _IDS = mx.array([[1, 2, 3, 4, 5, 6, 7, 8]])
 
 
@@ -51,13 +56,20 @@ def _write(directory: Path, weights: dict[str, mx.array], config: object) -> Pat
     return directory
 
 
+def _opened(directory: Path) -> Opened:
+    source = ModelSource(SourceKind.DIRECTORY, directory, directory.name)
+    return open_model(source, own_code=OwnCode.REFUSED)
+
+
 def _banked_logits(directory: Path, bank_bytes: int = 200_000) -> mx.array:
-    checkpoint = read_checkpoint(directory, trust_remote_code=False)
-    origins = TensorOrigins(checkpoint.tensors)
-    model = loader._built(checkpoint, origins, trust_remote_code=False)
+    opened = _opened(directory)
+    assert opened.tensors is not None
+    origins = TensorOrigins(opened.tensors)
+    built = opened.build(origins)
+    model = built.model
     assert type(model).__name__ == "Model"
     residency = Residency(bank_bytes, 0)
-    banked = load_banked(model, checkpoint, origins, residency, "float32", SilentProgress())
+    banked = place_banked(opened, built, origins, _FLOAT32, residency, SilentProgress())
     logits = mx.array(model(_IDS))
     mx.eval(logits)
     assert banked.reading().misses > 0
@@ -83,9 +95,8 @@ def test_experts_are_converted_to_the_dtype_of_the_loader(tmp_path: Path, dtype:
     weights = {name: array.astype(dtype) for name, array in _weights(model).items()}
     config = tiny_configuration("qwen3_moe").config
     directory = _write(tmp_path, weights, config)
-    checkpoint = read_checkpoint(directory, trust_remote_code=False)
-    resident = loader._built(checkpoint, None, trust_remote_code=False)
-    loader._read_weights(resident, checkpoint, "float32", SilentProgress())
+    opened = _opened(directory)
+    resident = place_whole(opened, opened.build, _FLOAT32, SilentProgress()).model
     assert is_equal_but_for_rounding(_banked_logits(directory), resident(_IDS))
 
 

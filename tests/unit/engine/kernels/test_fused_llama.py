@@ -11,7 +11,7 @@ from support.engines.tiny_models import TinyKind, tiny_model
 
 from machd.engine.backend.untyped import LanguageModel
 from machd.engine.kernels.fused_llama import fuse_layers
-from machd.engine.loading.precision import weights_bytes
+from machd.engine.loading.formats.opened import weights_bytes
 from machd_probes.scripts import random_prompt
 from machd_probes.tiny import tiny_configuration
 from machd_probes.tiny import tiny_model as tiny_architecture

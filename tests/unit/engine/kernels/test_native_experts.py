@@ -18,13 +18,10 @@ from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.backend.native_kernels import native_kernels
 from machd.engine.experts.tensor_origins import projections, switch_layers
 from machd.engine.kernels.native_layers import has_native_product, is_native
-from machd.engine.loading.precision import (
-    WEIGHT_FORMATS,
-    materialise,
-    model_dtype,
-    native_layers,
-    weights_bytes,
-)
+from machd.engine.loading.formats.opened import weights_bytes
+from machd.engine.loading.placing.precision import Conversion, model_dtype, native_layers
+from machd.engine.loading.placing.weight_formats import WEIGHT_FORMATS
+from machd.engine.loading.placing.whole import materialise
 from machd.engine.protocol.progress import SilentProgress
 from machd_probes.tiny import tiny_configuration, tiny_model
 
@@ -62,7 +59,7 @@ def _converted(model: Module) -> Module:
     native = native_layers("auto")
     dtype = model_dtype(model, "auto", None, backend="cpu", available_bytes=1 << 40, native=native)
     assert dtype is mx.float32
-    materialise(model, dtype, SilentProgress(), native=native)
+    materialise(model, Conversion(dtype, native=native), SilentProgress())
     return model
 
 
@@ -109,7 +106,8 @@ def test_a_tokens_bits_depend_on_no_other_token(architecture: str, form: str) ->
 def test_quantised_plain_experts_are_native_too() -> None:
     """``model.quantize`` packs them, and machd's kernels read what it packed."""
     model = _stored("mixtral", "bfloat16")
-    materialise(model, mx.float32, SilentProgress(), WEIGHT_FORMATS["mxfp8"], native_layers("auto"))
+    conversion = Conversion(mx.float32, WEIGHT_FORMATS["mxfp8"], native_layers("auto"))
+    materialise(model, conversion, SilentProgress())
     packed = [one for _, one in _experts(model)]
     assert all("scales" in one and is_native(one) for one in packed)
     assert mx.isfinite(model(_IDS)).all()

@@ -35,7 +35,7 @@ def _stored_bytes(source: ModelSource) -> int:
 
 def _memory(monkeypatch: pytest.MonkeyPatch, available_bytes: int) -> None:
     monkeypatch.setattr(
-        "machd.engine.loading.loader.available_memory_bytes", lambda: available_bytes
+        "machd.engine.loading.placing.whole.available_memory_bytes", lambda: available_bytes
     )
 
 
@@ -116,7 +116,7 @@ def test_a_bank_leaves_memory_to_steps(
     least_bytes = Residency(10**9, 0).spare_bytes
     for spare_bytes, fits in ((least_bytes // 2, False), (2 * least_bytes, True)):
         monkeypatch.setattr(
-            "machd.engine.loading.banked.available_memory_bytes",
+            "machd.engine.loading.placing.banked.available_memory_bytes",
             lambda spare_bytes=spare_bytes: needed_bytes + spare_bytes,
         )
         if not fits:

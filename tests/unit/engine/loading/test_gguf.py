@@ -23,20 +23,28 @@ from unit.engine.tiny_llama import TOKENS, TinyLlama, largest
 
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.backend.native_kernels import native_kernels
-from machd.engine.loading.gguf import check_gguf, llama_config, load_llama_weights
-from machd.engine.loading.gguf_header import read_gguf_header
-from machd.engine.loading.gguf_tensors import read_tensor
-from machd.engine.loading.gguf_tokenizer import build_tokenizer
+from machd.engine.loading.formats.gguf import check_gguf
+from machd.engine.loading.formats.gguf_header import read_gguf_header
+from machd.engine.loading.formats.gguf_llama import llama_config
+from machd.engine.loading.formats.gguf_tensors import read_tensor
+from machd.engine.loading.formats.gguf_tokenizer import build_tokenizer
 from machd.engine.loading.inspection import inspect_model
 from machd.engine.loading.loader import load_model
 from machd.engine.loading.source import ModelSource, SourceKind
-from machd.engine.protocol.progress import SilentProgress
 from machd.errors import ModelArchitectureError, ModelFormatError
 
 import_mlx_lm()
 
 from mlx_lm.models.cache import make_prompt_cache  # noqa: E402
 from mlx_lm.models.rope_utils import initialize_rope  # noqa: E402
+
+_WIDE = llama_metadata(
+    llama__embedding_length=256,
+    llama__feed_forward_length=256,
+    llama__block_count=1,
+    llama__attention__head_count_kv=4,
+)
+"""A llama of one layer whose rows are whole blocks of Q6_K."""
 
 KINDS = ["F32", "F16", "Q4_0", "Q4_1", "Q8_0", "Q6_K"]
 
@@ -55,14 +63,11 @@ def _logits(model: object, token_ids: list[int]) -> mx.array:
 @pytest.mark.parametrize("kind", KINDS)
 def test_tensor_of_every_type_has_the_numbers_of_its_format(tmp_path: Path, kind: str) -> None:
     """Blocks dequantise to ggml's reference formulas; float32 scales leave no rounding."""
-    values = np.random.default_rng(3).standard_normal((8, 256)).astype(np.float32)
+    values = np.random.default_rng(3).standard_normal((len(TOKENS), 256)).astype(np.float32)
     blocks = quantised(kind, values)
-    metadata = llama_metadata(**{"llama.block_count": 1})
-    path = write_gguf(tmp_path / "x.gguf", metadata, {"token_embd.weight": blocks})
-    header = read_gguf_header(path)
-    check_gguf(header)
-    weights = load_llama_weights(header, mx.float32, SilentProgress())
-    found = np.array(weights.arrays["model.embed_tokens.weight"])
+    path = write_gguf(tmp_path / "x.gguf", _WIDE, {**_q6_k_tensors(), "token_embd.weight": blocks})
+    loaded = load_model(_source(path), dtype="float32")
+    found = np.array(loaded.model["model"]["embed_tokens"]["weight"])
     np.testing.assert_array_equal(found, dequantised(blocks))
 
 
@@ -123,19 +128,11 @@ def _greedy(model: object, count: int) -> tuple[list[int], list[mx.array]]:
 
 def test_q6_k_answers_as_its_exact_dequantisation(tmp_path: Path) -> None:
     """160 greedy tokens and all their logits are those of the same weights as float32."""
-    metadata = llama_metadata(
-        llama__embedding_length=256,
-        llama__feed_forward_length=256,
-        llama__block_count=1,
-        llama__attention__head_count_kv=4,
-    )
     stored = _q6_k_tensors()
     exact = {name: quantised("F32", dequantised(blocks)) for name, blocks in stored.items()}
     answers = [
         _greedy(
-            load_model(
-                _source(write_gguf(tmp_path / name, metadata, tensors)), dtype="float32"
-            ).model,
+            load_model(_source(write_gguf(tmp_path / name, _WIDE, tensors)), dtype="float32").model,
             160,
         )
         for name, tensors in (("q6_k.gguf", stored), ("exact.gguf", exact))
@@ -184,7 +181,9 @@ def test_packed_and_dequantised_agree(
     plain = load_model(_source(path), dtype="float32")
     a = _logits(plain.model, token_ids)
     without_kernels(monkeypatch)
-    monkeypatch.setattr("machd.engine.loading.loader.available_memory_bytes", lambda: 400_000)
+    monkeypatch.setattr(
+        "machd.engine.loading.placing.whole.available_memory_bytes", lambda: 400_000
+    )
     packed = load_model(_source(path))
     assert plain.description.quantization is None
     assert plain.description.dtype == "float32"
@@ -407,6 +406,27 @@ def test_llama_3_factors_give_llama_3s_frequencies(tmp_path: Path) -> None:
     x = mx.random.normal((1, 4, 40, 16))
     assert largest(own(x, offset=100) - ours(x, offset=100)) < 1e-5
     assert factors.max() > 7.9
+
+
+def test_check_names_the_code_that_serves_llama_3_factors(tmp_path: Path) -> None:
+    """Check builds the layers that serve does, so that evidence of one is found by the other."""
+    factors = quantised("F32", np.linspace(1, 8, 32).astype(np.float32))
+    tensors = {**_q6_k_tensors(), "rope_freqs.weight": factors}
+    source = _source(write_gguf(tmp_path / "x.gguf", _WIDE, tensors))
+    code = inspect_model(source).code
+    assert any("SuScaledRoPE" in layer for layer in code.layers)
+    assert code == load_model(source).description.code
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_unpacked_file_is_quantised_anew_by_serve_and_check(tmp_path: Path, dtype: str) -> None:
+    """A named dtype unpacks the file's own format, and ``model.quantize`` names the next one; both tell the same size."""
+    source = _source(tiny_gguf(tmp_path / "x.gguf", "Q8_0"))
+    found = inspect_model(source, dtype=dtype, quantize="affine4")
+    served = load_model(source, dtype=dtype, quantize="affine4").description
+    assert served.quantization == str(found.quantised_to) == "affine 4-bit, group 64"
+    assert served.weights_bytes == found.weights_bytes
+    assert served.is_native == found.is_native
 
 
 def test_the_embedded_model_knows_its_capital(embedded_model_path: Path) -> None:

@@ -16,7 +16,7 @@ from unit.engine.tiny_llama import CONFIG, TinyLlama, largest
 
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.kv.formats import kv_format_named
-from machd.engine.loading import checkpoint
+from machd.engine.loading.formats import checkpoint
 from machd.engine.loading.inspection import inspect_model
 from machd.engine.loading.loader import LoadedModel, load_model
 from machd.errors import (
@@ -68,7 +68,7 @@ def _quantised(path: Path) -> TinyLlama:
 
 def _memory(monkeypatch: pytest.MonkeyPatch, available_bytes: int) -> None:
     monkeypatch.setattr(
-        "machd.engine.loading.loader.available_memory_bytes", lambda: available_bytes
+        "machd.engine.loading.placing.whole.available_memory_bytes", lambda: available_bytes
     )
 
 
@@ -110,14 +110,14 @@ def test_the_cpu_computes_in_float32_when_it_fits(
 ) -> None:
     """Auto widens where 60 % of the memory suffices, and keeps what is stored elsewhere."""
     tiny = TinyLlama.save(tmp_path / "half", dtype=stored)
-    monkeypatch.setattr("machd.engine.loading.loader.backend_name", lambda: "cpu")
+    monkeypatch.setattr("machd.engine.loading.placing.precision.backend_name", lambda: "cpu")
     assert load_model(tiny.source).description.dtype == "float32"
     needed_bytes = load_model(tiny.source).description.weights_bytes
     _memory(monkeypatch, int(needed_bytes / 0.6) - 100)
     name = str(stored).removeprefix("mlx.core.")
     assert load_model(tiny.source).description.dtype == name
     _memory(monkeypatch, GIB)
-    monkeypatch.setattr("machd.engine.loading.loader.backend_name", lambda: "metal")
+    monkeypatch.setattr("machd.engine.loading.placing.precision.backend_name", lambda: "metal")
     assert load_model(tiny.source).description.dtype == name
 
 

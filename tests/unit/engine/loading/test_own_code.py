@@ -19,8 +19,8 @@ from unit.engine.tiny_llama import TinyLlama
 
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.backend.own_code import auto_map_files, closed_to_own_code, is_runnable
-from machd.engine.loading import vision, vision_inspection
-from machd.engine.loading.checkpoint import read_checkpoint
+from machd.engine.loading import vision
+from machd.engine.loading.formats.checkpoint import read_checkpoint
 from machd.engine.loading.inspection import inspect_model
 from machd.engine.loading.loader import load_model
 from machd.engine.loading.source import ModelSource, SourceKind
@@ -91,9 +91,8 @@ def test_vision_model_that_names_its_own_code_is_refused_unseen(
     def seen(*_: object, **__: object) -> None:
         pytest.fail("a library has seen the checkpoint")
 
-    for module in (vision, vision_inspection):
-        monkeypatch.setattr(module, "import_family", seen)
-        monkeypatch.setattr(module, "ProcessorFiles", seen)
+    monkeypatch.setattr(vision, "import_family", seen)
+    monkeypatch.setattr(vision, "ProcessorFiles", seen)
     monkeypatch.setattr("mlx_lm.tokenizer_utils.load", seen)
     path = shutil.copytree(vision_checkpoint, tmp_path / "model")
     plant(path, witness, NAMED_PLACES[place])

@@ -19,10 +19,16 @@ from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_flatten
 
 from machd.engine.backend.safetensors_header import read_safetensors_header
-from machd.engine.loading import shard_reader
-from machd.engine.loading.checkpoint import Checkpoint
-from machd.engine.loading.precision import hold_in
-from machd.engine.loading.shard_reader import ShardReader, StoredArray, StoredSlice, read_slice
+from machd.engine.loading.formats.checkpoint import Checkpoint
+from machd.engine.loading.placing import shard_reader
+from machd.engine.loading.placing.precision import Conversion
+from machd.engine.loading.placing.shard_reader import (
+    ShardReader,
+    StoredArray,
+    StoredSlice,
+    read_slice,
+)
+from machd.engine.loading.placing.whole import hold_in, materialise
 from machd.engine.protocol.progress import SilentProgress
 from machd.errors import ModelFormatError
 
@@ -83,18 +89,18 @@ def _loaded(
     dtype: mx.Dtype | None = None,
 ) -> tuple[dict[str, mx.array], ShardReader]:
     """Load a rank's shard as the loader does."""
-    reader, model = ShardReader(checkpoint), build()
+    reader, model = ShardReader(checkpoint.tensors, checkpoint.stored_bytes), build()
     weights: Any = mx.load(str(checkpoint.weight_files[0]))
     with reader.recording(weights):
         pass
     model.load_weights(list(weights.items()))
     del weights
     reader.note_stored(model)
-    hold_in(model, dtype)
+    hold_in(model, Conversion(dtype))
     reader.note_cast(model)
     with reader.recording_cut():
         cut(model, rank)
-    reader.materialise(model, SilentProgress())
+    materialise(model, Conversion(None), SilentProgress(), reader.reading(model))
     return dict(tree_flatten(model.parameters())), reader
 
 
@@ -108,7 +114,7 @@ def _sliced(
     """Slice whole tensors."""
     model = build()
     model.load_weights(str(checkpoint.weight_files[0]))
-    hold_in(model, dtype)
+    hold_in(model, Conversion(dtype))
     cut(model, rank)
     return dict(tree_flatten(model.parameters()))
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from machd.engine.loading.precision import weights_bytes
-from machd.engine.loading.sharding import ShardMode
-from machd.engine.loading.sharding_plan import PLANNED_RANKS, RankPlan, plan_ranks
+from machd.engine.loading.formats.opened import weights_bytes
+from machd.engine.loading.placing.sharding import ShardMode
+from machd.engine.loading.placing.sharding_plan import PLANNED_RANKS, RankPlan, plan_ranks
 from machd_probes.tiny import tiny_configuration, tiny_model
 
 

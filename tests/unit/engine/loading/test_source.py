@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from machd.engine.loading import embedded
-from machd.engine.loading.checkpoint import read_checkpoint
+from machd.engine.loading.formats.checkpoint import read_checkpoint
 from machd.engine.loading.source import ModelSource, SourceKind, resolve_model
 from machd.errors import ModelDownloadError, ModelNotFoundError
 

@@ -9,7 +9,7 @@ import pytest
 
 from machd.engine.backend.safetensors_header import StoredTensor
 from machd.engine.loading import vision
-from machd.engine.loading.checkpoint import Checkpoint
+from machd.engine.loading.formats.checkpoint import Checkpoint
 from machd.engine.loading.vision import loads_vision, why_text_only
 from machd.engine.vision.media_processor import ProcessorFiles
 from machd.errors import ModelFormatError

@@ -1,6 +1,6 @@
 """A model's shards for every number of ranks, without its weights and without other ranks.
 
-mlx-lm's own code cuts copies of a model whose arrays are not read, as :mod:`machd.engine.loading.sharding` does when ranks
+mlx-lm's own code cuts copies of a model whose arrays are not read, as :mod:`machd.engine.loading.placing.sharding` does when ranks
 load: what a plan says and what a start does cannot differ.
 """
 
@@ -14,8 +14,8 @@ from mlx.nn.layers.base import Module
 
 from machd.engine.backend.untyped import LanguageModel
 from machd.engine.loading.cache_facts import layer_facts
-from machd.engine.loading.precision import weights_bytes
-from machd.engine.loading.sharding import ShardMode, shard, shard_modes
+from machd.engine.loading.formats.opened import weights_bytes
+from machd.engine.loading.placing.sharding import ShardMode, shard, shard_modes
 from machd.errors import ModelShardingError
 
 PLANNED_RANKS = range(2, 9)

@@ -11,13 +11,10 @@ from machd.engine.backend.device import available_memory_bytes, backend_name
 from machd.engine.experts.banked_model import BankedModel, open_bank
 from machd.engine.experts.residency import Residency
 from machd.engine.experts.tensor_origins import TensorOrigins, expert_parameters, switch_layers
-from machd.engine.loading.checkpoint import Checkpoint
-from machd.engine.loading.precision import (
-    choose_dtype,
-    materialise,
-    refuse_if_too_big,
-    weights_bytes,
-)
+from machd.engine.loading.formats.opened import BuiltModel, Opened, weights_bytes
+from machd.engine.loading.placing.precision import Conversion, choose_dtype, refuse_if_too_big
+from machd.engine.loading.placing.settings import PlacingSettings
+from machd.engine.loading.placing.whole import materialise
 from machd.engine.protocol.progress import LoadProgress
 from machd.errors import ModelFormatError, SettingsError
 
@@ -98,46 +95,49 @@ def refuse_quantising(quantize: str | None) -> None:
         raise SettingsError([_NOT_QUANTISED])
 
 
-def load_banked(
-    model: Module,
-    checkpoint: Checkpoint,
+def place_banked(
+    opened: Opened,
+    built: BuiltModel,
     origins: TensorOrigins,
+    settings: PlacingSettings,
     residency: Residency,
-    dtype: str,
     progress: LoadProgress,
 ) -> BankedModel:
     """Open a bank for a model's experts, and read all other weights.
 
     Args:
-        model: Lazily loaded; changed in place.
-        checkpoint: The model's files.
+        opened: The model's files.
+        built: Built of them; changed in place. Quantised experts stay quantised, whatever the dtype.
         origins: Recorded while the model was built.
+        settings: The dtype of all other weights.
         residency: Memory for the experts.
-        dtype: The setting ``model.dtype``, for all weights but quantised experts, which stay quantised.
         progress: Told about stages and bytes.
 
     Raises:
         ModelError: The memory is too small, or files cannot be read.
-        SettingsError: The backend is CUDA.
+        SettingsError: The model was to be quantised, or the backend is CUDA.
     """
+    refuse_quantising(settings.quantize)
+    model = built.model
     backend, available_bytes = backend_name(), available_memory_bytes()
     if backend == "cuda":
         raise SettingsError([_NOT_ON_CUDA])
-    plan = plan_bank(model, residency, dtype, available_bytes=available_bytes)
+    plan = plan_bank(model, residency, settings.dtype, available_bytes=available_bytes)
     refuse_if_too_big(
         plan.dense_bytes + plan.bank_bytes + residency.spare_bytes,
         available_bytes,
         what="the weights, experts.resident_gb and what steps take",
     )
     switches = [switch for _, switch in switch_layers(model)]
-    dense_stored_bytes = checkpoint.stored_bytes - sum(weights_bytes(one) for one in switches)
+    dense_stored_bytes = opened.stored_bytes - sum(weights_bytes(one) for one in switches)
     layers = origins.stored_layers(model, plan.dense_dtype, backend=backend)
     origins.release()
     banked = open_bank(model, layers, capacity_bytes=plan.bank_bytes, progress=progress)
     progress.stage("loading the weights", dense_stored_bytes)
     try:
-        materialise(model, plan.dense_dtype, progress)
-    except RuntimeError as error:
+        with opened.reading() as read:
+            materialise(model, Conversion(plan.dense_dtype), progress, read)
+    except ModelFormatError:
         banked.bank.close()
-        raise ModelFormatError(f"{checkpoint.path.name}: {error}") from error
+        raise
     return banked

@@ -10,7 +10,7 @@ import io
 import math
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +25,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from machd.engine.backend.model_files import open_regular
 from machd.engine.backend.safetensors_header import StoredTensor
 from machd.engine.experts.tensor_origins import TensorOrigins
-from machd.engine.loading.checkpoint import Checkpoint
-from machd.engine.protocol.progress import LoadProgress
+from machd.engine.loading.formats.opened import ReadLeaf
 from machd.errors import ModelFormatError
 
 _MIN_PIECE_BYTES = 4096
@@ -34,9 +33,6 @@ _MIN_PIECE_BYTES = 4096
 
 _SPAN_BYTES = 8 << 20
 """Rows that are read at once where the pieces of a row are small."""
-
-_MAX_CACHED_BYTES = 64 << 20
-"""Freed memory that mlx may keep for reuse while weights are loaded."""
 
 _UNCHANGED = frozenset({"Load", "AsType", "Slice", "Split", "Concatenate", "Contiguous", "Copy"})
 """Operations of mlx between a stored tensor and a shard of it, which may be read by offset."""
@@ -83,11 +79,10 @@ class ShardReader(TensorOrigins):
         read_bytes: Bytes that were read by offset.
     """
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        """Begin with the tensors of a checkpoint."""
-        tensors = checkpoint.tensors
+    def __init__(self, tensors: Mapping[str, tuple[Path, StoredTensor]], stored_bytes: int) -> None:
+        """Begin with the tensors of all weight files, by name, and the size of all of them."""
         # With a name in two files it is mlx-lm that chooses one, so nothing is read by offset.
-        if sum(tensor.size_bytes for _, tensor in tensors.values()) != checkpoint.stored_bytes:
+        if sum(tensor.size_bytes for _, tensor in tensors.values()) != stored_bytes:
             tensors = {}
         super().__init__(tensors)
         self.read_bytes = 0
@@ -155,35 +150,29 @@ class ShardReader(TensorOrigins):
         finally:
             distributed._shard = shard  # noqa: SLF001
 
-    def materialise(self, model: Module, progress: LoadProgress) -> None:
-        """Load a cut model's weights module by module: by offset where possible, and through mlx otherwise.
+    def reading(self, model: Module) -> ReadLeaf:
+        """Return what reads a cut model's leaves: by offset where possible, and through mlx otherwise.
 
         Raises:
-            ModelFormatError: A file is shorter than it was.
+            ModelFormatError: By what is returned: a file is shorter than it was.
         """
         self._sources.clear()
         used = {id(array) for _, array in _arrays(model)}
         self._cut = {key: one for key, one in self._cut.items() if key in used}
-        leaves: Any = tree_flatten(model.leaf_modules(), is_leaf=Module.is_module)
-        for _, module in leaves:
-            size_bytes = 0
-            for name, array in _arrays(module):
-                size_bytes += array.nbytes
-                found = self._cut.pop(id(array), None)
-                if found is None or not _is_unchanged(array):
-                    continue
-                loaded = self._read(found.slice).astype(array.dtype)
-                if loaded.shape != array.shape:
-                    continue
+        return self._read_leaf
+
+    def _read_leaf(self, _path: str, leaf: Module) -> int:
+        size_bytes = 0
+        for name, array in _arrays(leaf):
+            size_bytes += array.nbytes
+            found = self._cut.pop(id(array), None)
+            if found is None or not _is_unchanged(array):
+                continue
+            loaded = self._read(found.slice).astype(array.dtype)
+            if loaded.shape == array.shape:
                 mx.eval(loaded)
-                module.update(tree_unflatten([(name, loaded)]))
-            mx.eval(module.parameters())
-            progress.advance(size_bytes)
-            if mx.get_cache_memory() > _MAX_CACHED_BYTES:
-                mx.clear_cache()
-        self._cut.clear()
-        mx.eval(model.parameters())
-        mx.clear_cache()
+                leaf.update(tree_unflatten([(name, loaded)]))
+        return size_bytes
 
     def _read(self, part: StoredSlice) -> mx.array:
         array, read_bytes = read_slice(part)

@@ -185,7 +185,7 @@ def _own_model(config: Mapping[str, object]) -> Iterator[str]:
         yield shortened(str(config["model_file"]))
 
 
-def context_tokens(config: dict[str, object], max_context_tokens: int | None) -> int:
+def context_tokens(config: Mapping[str, object], max_context_tokens: int | None) -> int:
     """Find the positions that a prompt and its completion share.
 
     Args:

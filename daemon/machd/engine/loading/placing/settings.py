@@ -1,0 +1,28 @@
+"""What the settings say of a model in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from machd.engine.experts.residency import Residency
+from machd.engine.kv.kv_format import PLAIN, KvFormat
+from machd.engine.loading.placing.sharding import Sharding
+
+
+@dataclass(frozen=True, slots=True)
+class PlacingSettings:
+    """What the settings say of a model in memory.
+
+    Attributes:
+        dtype: ``model.dtype``: ``auto``, ``float32``, ``float16`` or ``bfloat16``; see ``precision.choose_dtype``.
+        quantize: ``model.quantize``.
+        kv_format: Format of keys and values in the caches.
+        residency: Memory for the experts; None to keep the whole model in memory.
+        sharding: The ranks that compute the model, of which this one places its shard; None for one process.
+    """
+
+    dtype: str = "auto"
+    quantize: str | None = None
+    kv_format: KvFormat = PLAIN
+    residency: Residency | None = None
+    sharding: Sharding | None = None
