@@ -41,6 +41,7 @@ _NOT_MEASURED = (
     *("engine/backend/", "engine/fake/", "engine/grammar/", "engine/tokenizer/"),
     *("engine/ceiling", "engine/open", "engine/static_batch"),
     *("engine/loading/embedded", "engine/loading/formats/"),
+    *("engine/loading/placing/place", "engine/loading/placing/settings"),
     # Ranks: one process computes without them.
     *("engine/ranks/", "engine/loading/placing/shard", "engine/step/ranked_decoder"),
     *("engine/loading/inspection", "engine/loading/loader", "engine/loading/model_code"),
