@@ -24,14 +24,14 @@ class EngineGrammars:
         self._work = work
 
     def is_separate(self, constraint: Constraint) -> bool:
-        """Tell whether compiling a constraint may take seconds; see :class:`GrammarCompiler`."""
+        """Tell whether compiling a constraint may take seconds; see :class:`machd.engine.protocol.engine.GrammarCompiler`."""
         check_constraint(constraint)
         return has_unbounded_cost(constraint)
 
     def compile(
         self, constraint: Constraint, *, is_wanted: Callable[[], bool] = lambda: True
     ) -> Grammar:
-        """Have the engine process compile a constraint; see :class:`GrammarCompiler`."""
+        """Have the engine process compile a constraint; see :class:`machd.engine.protocol.engine.GrammarCompiler`."""
         asked = self._work.ask(lambda number: CompileGrammar(number, constraint))
         while True:
             with suppress(FutureTimeoutError):

@@ -7,7 +7,7 @@ The rules of the seam, which the contract suite proves for every engine:
 
 - ``run`` first makes ``plan.blocks``, frees ``plan.release``, then prefills, then decodes.
 - A block that could not be stored or loaded is in ``StepResult.lost_blocks``; nothing else fails.
-- A row with ``prompt_logprobs`` gets one :class:`ScoredPrompt`, in the result of the chunk that ends its prompt.
+- A row with ``prompt_logprobs`` gets one :class:`machd.engine.protocol.step.ScoredPrompt`, in the result of the chunk that ends its prompt.
 - A row none of whose chunks is the last one never decodes.
 - The last chunk of a prompt may yield the row's first token in the same result. If it does not,
   the next step that decodes the row's lane does, or the one after it where the engine was already
