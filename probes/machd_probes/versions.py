@@ -39,7 +39,7 @@ _NOT_MEASURED = (
     *("machd_probes/vision_matrix/report", "machd_probes/vision_matrix/table"),
     # Of the engine: files, text and devices, which no log-probability depends on.
     *("engine/backend/", "engine/fake/", "engine/grammar/", "engine/tokenizer/"),
-    *("engine/ceiling", "engine/open", "engine/static_batch"),
+    *("engine/ceiling", "engine/front", "engine/open", "engine/static_batch"),
     *("engine/loading/embedded", "engine/loading/formats/"),
     *("engine/loading/placing/place", "engine/loading/placing/settings"),
     # Ranks: one process computes without them.
@@ -51,6 +51,7 @@ _NOT_MEASURED = (
     *("engine/prefix_blocks/encoding", "engine/prefix_blocks/key"),
     *("engine/prefix_blocks/scan", "engine/prefix_blocks/writer"),
     *("engine/protocol/chat_format", "engine/protocol/fill_format", "engine/protocol/forwarding"),
+    *("engine/protocol/progress",),
     *("engine/step/memory",),
 )
 """Beginnings of the paths of modules that have no part in what is measured."""
