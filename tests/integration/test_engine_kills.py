@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 from support.clients.four_dialects import ask_streams_and_whole, questions
-from support.clocks.polling import wait_until
-from support.daemon.beyond_limit import environ_of_obedient_engines
+from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.beyond_limit import environ_with_allocation
 from support.daemon.engine_kills import EngineKills, assert_answers_stay
 from support.daemon.engine_processes import engine_of
 from support.daemon.serve_process import ServeProcess
@@ -26,10 +26,12 @@ def _server(
     embedded_model_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServeProcess]:
     assert embedded_model_path.is_file()
-    flags = ("--continuous-batching", "--continuous-batching-max-b=16")
-    environ = environ_of_obedient_engines(tmp_path_factory.mktemp("obedient"))
+    batching = ("--continuous-batching", "--continuous-batching-max-b=16")
+    # Half of the requests wait for a slot, and for several processes to load, on a busy machine.
+    waiting = f"--limits-queue-timeout-s={CEILING_S:g}"
+    environ = environ_with_allocation(tmp_path_factory.mktemp("site"))
     stall = f"--engine-stall-timeout-s={_STALL_S:g}"
-    with ServeProcess(*flags, stall, environ=environ) as server:
+    with ServeProcess(*batching, waiting, stall, environ=environ) as server:
         yield server
 
 

@@ -15,7 +15,7 @@ from types import FrameType
 import psutil
 
 BEYOND_LIMIT = signal.SIGUSR1 if psutil.LINUX else signal.SIGABRT
-"""Tells the process to. Elsewhere than on Linux no such limit is enforced: what an allocation that fails ends with is sent."""
+"""The signal that tells the process to. Only Linux enforces such a limit; elsewhere the process is aborted."""
 
 _ALLOCATED_BYTES = 1 << 30
 
@@ -23,20 +23,20 @@ _SITE = """\
 import sys
 
 if "machd.cli.engine" in sys.orig_argv:
-    from support.daemon.beyond_limit import obey
+    from support.daemon.beyond_limit import install
 
-    obey()
+    install()
 """
 
 
-def environ_of_obedient_engines(folder: Path) -> dict[str, str]:
-    """Return variables for a daemon, whose engine processes obey; a folder holds what Python runs at its start."""
+def environ_with_allocation(folder: Path) -> dict[str, str]:
+    """Return variables for a daemon whose engine processes have the handler; Python runs a file of the folder at its start."""
     (folder / "sitecustomize.py").write_text(_SITE, encoding="utf-8")
     return {"PYTHONPATH": os.pathsep.join([str(folder), *filter(None, sys.path)])}
 
 
-def obey() -> None:
-    """Allocate beyond the limit when the signal comes."""
+def install() -> None:
+    """Have this process allocate beyond its limit when the signal comes."""
     if psutil.LINUX:
         signal.signal(BEYOND_LIMIT, _allocate)
 

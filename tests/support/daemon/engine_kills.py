@@ -25,6 +25,9 @@ _FIRST_WITHIN_S = 1.0
 _LOAD_KILLED_WITHIN_S = 0.5
 """Shorter than any model takes to load."""
 
+_LOOK_INTERVAL_S = 0.1
+"""Between two looks at a process that loads, which needs the processor."""
+
 _LOADS_KILLED = 0.5
 """The share of ends after which the process that loads instead is ended, too."""
 
@@ -46,7 +49,7 @@ class EngineKills:
         """Begin with none.
 
         Args:
-            server: The daemon; its engine processes obey, see :mod:`support.daemon.beyond_limit`.
+            server: The daemon; its engine processes allocate when told to, see :mod:`support.daemon.beyond_limit`.
             seed: Of the moments.
             max_pause_s: The longest time from when a process may be ended to its end.
         """
@@ -94,7 +97,11 @@ class EngineKills:
             process = engine_of(self._server.process.pid)
             process.send_signal(signal.SIGKILL)
             self.count += 1
-        wait_until(lambda: self._is_ready() and self._has_another(process), "another one serves")
+        wait_until(lambda: self._serves_again(process), "another one serves")
+
+    def _serves_again(self, former: psutil.Process) -> bool:
+        time.sleep(_LOOK_INTERVAL_S)
+        return self._is_ready() and self._has_another(former)
 
     def _is_ready(self) -> bool:
         with RawClient(self._server.url) as client:
