@@ -5,8 +5,10 @@ Ids, times and what a prefix cache had are left out; what a stream says in piece
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,10 +23,10 @@ _SCHEMA = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
-_TOKENS = 90
+_CHAT = "/v1/chat/completions"
 
 
-def _user(text: str) -> list[dict[str, object]]:
+def _user(text: object) -> list[dict[str, object]]:
     return [{"role": "user", "content": text}]
 
 
@@ -60,26 +62,80 @@ class Question:
 
 
 def questions(model: str) -> list[Question]:
-    """One of each kind: greedy, seeded, with a grammar, tools, choices, log-probabilities and stop texts."""
-    sampled = {"temperature": 0.8, "seed": 11}
-    chat, short = "/v1/chat/completions", {"max_tokens": _TOKENS}
+    """One of each kind: greedy, seeded, with a grammar, tools, choices, log-probabilities and stop texts.
+
+    No two are of one length, so that some end while others go on.
+    """
+    sampled: dict[str, object] = {"temperature": 0.8, "seed": 11}
+    greedy: dict[str, object] = {"temperature": 0}
     wanted = {"type": "json_schema", "json_schema": {"name": "a", "schema": _SCHEMA}}
     calling = {"tools": [tool("get_weather", city="string")], "tool_choice": "required"}
+    lengths = iter(range(90, 0, -6))
+
+    def short() -> dict[str, object]:
+        return {"max_tokens": next(lengths)}
+
     made: list[tuple[str, dict[str, object]]] = [
-        (chat, {"messages": _user("Tell me of the sea."), "temperature": 0, **short}),
-        (chat, {"messages": _user("Tell me of the moon."), **sampled, **short}),
-        (chat, {"messages": _user("Who is it?"), "response_format": wanted, **sampled, **short}),
-        (chat, {"messages": _user("The weather in Rome?"), **calling, **sampled, **short}),
-        (chat, {"messages": _user("A poem."), "logprobs": True, "top_logprobs": 2, **sampled, **short}),
-        ("/v1/completions", {"prompt": "Once upon a time", "n": 3, **sampled, **short}),
-        ("/v1/completions", {"prompt": "One two three", "stop": [" seven", ".\n"], **sampled, **short}),
-        ("/v1/completions", {"prompt": "All is", "frequency_penalty": 0.9, "logit_bias": {"30": 2}, **sampled, **short}),
-        ("/v1/completions", {"prompt": "It was", "min_tokens": 60, **sampled, **short}),
-        ("/v1/messages", {"messages": _user("Tell me of the wind."), "temperature": 0, **short}),
-        ("/v1/responses", {"input": "Tell me of trees.", "temperature": 0, "max_output_tokens": _TOKENS}),
-        ("/api/chat", {"messages": _user("Tell me of rain."), "options": {"temperature": 0, "num_predict": _TOKENS}}),
+        (_CHAT, {"messages": _user("Tell me of the sea."), **greedy, **short()}),
+        (_CHAT, {"messages": _user("Tell me of the moon."), **sampled, **short()}),
+        (_CHAT, {"messages": _user("Who is it?"), "response_format": wanted, **sampled, **short()}),
+        (_CHAT, {"messages": _user("The weather in Rome?"), **calling, **sampled, **short()}),
+        (_CHAT, {"messages": _user("A poem."), "logprobs": True, "top_logprobs": 2, **sampled, **short()}),
+        ("/v1/completions", {"prompt": "Once upon a time", "n": 3, **sampled, **short()}),
+        ("/v1/completions", {"prompt": "One two three", "stop": [" seven", ".\n"], **sampled, **short()}),
+        ("/v1/completions", {"prompt": "All is", "frequency_penalty": 0.9, "logit_bias": {"30": 2}, **sampled, **short()}),
+        ("/v1/completions", {"prompt": "It was", "min_tokens": 30, **sampled, **short()}),
+        ("/v1/messages", {"messages": _user("Tell me of the wind."), **greedy, **short()}),
+        ("/v1/responses", {"input": "Tell me of trees.", **greedy, "max_output_tokens": next(lengths)}),
+        ("/api/chat", {"messages": _user("Tell me of rain."), "options": {**greedy, "num_predict": next(lengths)}}),
     ]  # fmt: skip
     return [Question(path, {"model": model, **fields}) for path, fields in made]
+
+
+def image_questions(model: str, pictures: Sequence[bytes]) -> list[Question]:
+    """Of six pictures in PNG, in four dialects: one, two, two choices, and a text beside them."""
+    sampled: dict[str, object] = {"temperature": 0.8, "seed": 5, "ignore_eos": True}
+    files = [base64.b64encode(one).decode() for one in pictures]
+    urls = [f"data:image/png;base64,{one}" for one in files]
+    shown = [{"type": "image_url", "image_url": {"url": one}} for one in urls]
+    wanted = {"type": "text", "text": "What is it?"}
+    source = {"type": "base64", "media_type": "image/png", "data": files[3]}
+    items = [{"type": "input_image", "image_url": urls[4]}, {"type": "input_text", "text": "Well?"}]
+    made: list[tuple[str, dict[str, object]]] = [
+        (_CHAT, {"messages": _user([shown[0], wanted]), "max_tokens": 160, **sampled}),
+        (_CHAT, {"messages": _user([shown[1], wanted, shown[2]]), "max_tokens": 140, **sampled}),
+        (_CHAT, {"messages": _user([wanted, shown[2]]), "max_tokens": 120, "n": 2, **sampled}),
+        (_CHAT, {"messages": _user("Tell me of the sea."), "max_tokens": 100, **sampled}),
+        ("/v1/messages", {"messages": _user([{"type": "image", "source": source}, wanted]), "temperature": 0, "max_tokens": 130}),
+        ("/v1/responses", {"input": _user(items), "temperature": 0, "max_output_tokens": 110}),
+        ("/api/chat", {"messages": [{"role": "user", "content": "Well?", "images": [files[5]]}], "options": {"temperature": 0, "num_predict": 150}}),
+    ]  # fmt: skip
+    return [Question(path, {"model": model, **fields}) for path, fields in made]
+
+
+def thoughtful_questions(model: str) -> list[Question]:
+    """To a model whose template opens a thought: closed by a budget, by the model or not at all, and a grammar behind it."""
+    sampled: dict[str, object] = {"temperature": 0.8, "seed": 3}
+    wanted = {"type": "json_schema", "json_schema": {"name": "a", "schema": _SCHEMA}}
+    enabled = {"type": "enabled", "budget_tokens": 100}
+    made: list[tuple[str, dict[str, object]]] = [
+        (_CHAT, {"messages": _user("One."), "max_tokens": 180, "thinking_token_budget": 90, **sampled}),
+        (_CHAT, {"messages": _user("Two."), "max_tokens": 120, **sampled}),
+        (_CHAT, {"messages": _user("Three."), "max_tokens": 200, "n": 2, "thinking_token_budget": 150, **sampled}),
+        (_CHAT, {"messages": _user("Who?"), "max_tokens": 240, "thinking_token_budget": 80, "response_format": wanted, **sampled}),
+        ("/v1/messages", {"messages": _user("Four."), "temperature": 0, "max_tokens": 160, "thinking": enabled}),
+        ("/v1/responses", {"input": "Five.", "temperature": 0, "max_output_tokens": 140}),
+        ("/api/chat", {"messages": _user("Six."), "think": True, "options": {**sampled, "seed": 8, "num_predict": 220}}),
+    ]  # fmt: skip
+    return [Question(path, {"model": model, **fields}) for path, fields in made]
+
+
+def ask_streams_and_whole(
+    url: str, asked: Sequence[Question], pool: Executor, *, streams: int = 2, whole: int
+) -> list[Future[object]]:
+    """Ask each question for so many streams at once and, the first so many, for a whole answer."""
+    streamed = [pool.submit(one.ask_streamed, url) for _ in range(streams) for one in asked]
+    return streamed + [pool.submit(one.ask, url) for one in asked[:whole]]
 
 
 _VOLATILE = {"id", "item_id", "call_id", "created", "created_at", "completed_at", "timings"}
@@ -101,7 +157,16 @@ def _stable(value: object) -> object:
             return value
 
 
-_TEXTS = ("content", "text", "thinking", "reasoning_content", "partial_json", "arguments", "delta")
+_TEXTS = (
+    "content",
+    "text",
+    "thinking",
+    "reasoning_content",
+    "reasoning",
+    "partial_json",
+    "arguments",
+    "delta",
+)
 _ENDS = ("finish_reason", "stop_reason", "done_reason", "usage", "eval_count", "token", "logprob")
 
 

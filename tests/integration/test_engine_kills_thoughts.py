@@ -1,0 +1,40 @@
+"""Thoughts are the same whatever becomes of the processes that compute them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+from support.checkpoints.thinking_checkpoint import write_thinking_llama
+from support.clients.four_dialects import ask_streams_and_whole, thoughtful_questions
+from support.daemon.beyond_limit import environ_with_allocation
+from support.daemon.engine_kills import EngineKills, assert_answers_stay
+from support.daemon.serve_process import ServeProcess
+
+
+@pytest.fixture(name="server", scope="module")
+def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+    checkpoint = write_thinking_llama(tmp_path_factory.mktemp("kills") / "thinking")
+    flags = ("--model-dtype=float32", "--continuous-batching", "--engine-stall-timeout-s=5")
+    environ = environ_with_allocation(tmp_path_factory.mktemp("site"))
+    with ServeProcess(str(checkpoint), *flags, environ=environ) as server:
+        yield server
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kills", [4, pytest.param(16, marks=pytest.mark.long)])
+def test_thoughts_and_what_follows_are_those_of_a_daemon_left_alone(
+    server: ServeProcess, kills: int
+) -> None:
+    """14 streams and 7 plain requests in four dialects: thoughts that a budget, the model or nothing ends, and a grammar behind."""
+    asked, killed = (
+        thoughtful_questions("thinking"),
+        EngineKills(server, seed=kills, max_pause_s=0.3),
+    )
+    whole = [one.ask(server.url) for one in asked]
+    assert all("thinking" in repr(one) or "reasoning" in repr(one) for one in whole)
+    with ThreadPoolExecutor(21) as pool:
+        ask = partial(ask_streams_and_whole, server.url, asked, pool, whole=7)
+        assert_answers_stay(killed, ask, kills)
