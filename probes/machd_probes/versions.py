@@ -42,7 +42,7 @@ _NOT_MEASURED = (
     *("engine/ceiling", "engine/open", "engine/static_batch", "engine/loading/checkpoint"),
     *("engine/loading/embedded", "engine/loading/gguf"),
     # Ranks: one process computes without them.
-    *("engine/ranks/", "engine/loading/shard", "engine/step/ranked_decoder"),
+    *("engine/ranks/", "engine/loading/shard"),
     *("engine/loading/inspection", "engine/loading/loader", "engine/loading/model_code"),
     *("engine/backend/safetensors_header", "engine/loading/source"),
     *("engine/loading/template_abilities", "engine/loading/tokenizer_files"),

@@ -28,7 +28,8 @@ from machd.engine.kv.row_positions import RowPositions
 from machd.engine.kv.serial_lane import SerialLaneKv
 from machd.engine.protocol.step import Lane, SampledToken
 from machd.engine.step import verification
-from machd.engine.step.decoder import Decoder, Sampled
+from machd.engine.step.decode_pass import DecodePass
+from machd.engine.step.decoder import Decoder
 from machd.engine.step.decoder_row import Decoded
 from machd.engine.step.proposals import RowProposals
 from machd.engine.step.sampling import RowSampling
@@ -178,15 +179,15 @@ def nothing_is_computed_again(patch: pytest.MonkeyPatch) -> None:
 
 def the_next_token_is_the_first_rows(patch: pytest.MonkeyPatch) -> None:
     """Every row goes on from what the first one said."""
-    right = Decoder._settle
+    right = Decoder._keep
 
-    def settle(this: Decoder, sampled: Sampled) -> Decoded:
-        decoded = right(this, sampled)
+    def keep(this: Decoder, current: DecodePass, decoded: Decoded) -> Decoded:
+        right(this, current, decoded)
         for row in this._rows:
             row.last_token_id = this._rows[0].last_token_id
         return decoded
 
-    patch.setattr(Decoder, "_settle", settle)
+    patch.setattr(Decoder, "_keep", keep)
 
 
 def a_proposer_is_not_told(patch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ def fail_verification(patch: pytest.MonkeyPatch) -> None:
     """Have every sampling of spans with tokens ahead raise VerificationError, and no other."""
     right = Decoder._sample
 
-    def sample(this: Decoder, current: DecodePass) -> Sampled:
+    def sample(this: Decoder, current: DecodePass) -> Sampled | None:
         with pytest.MonkeyPatch.context() as inner:
             if current.longest > 1:
                 inner.setattr(decoder, "Sampler", _raise)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import mlx.core as mx
 
@@ -26,6 +27,7 @@ from machd.engine.protocol.step import (
     SettledRow,
     SpanCost,
 )
+from machd.engine.step.decider import Decider
 from machd.engine.step.decode_pass import Chunk, DecodePass, Passes
 from machd.engine.step.decoder_row import Decoded, DecoderRow
 from machd.engine.step.ports import Masks
@@ -61,7 +63,8 @@ class Decoder:
         passes: Passes,
         kv: LaneKv,
         vocabulary_tokens: int,
-        masks: Masks | None = None,
+        masks: Masks,
+        decider: Decider,
     ) -> None:
         """Begin without rows.
 
@@ -69,12 +72,14 @@ class Decoder:
             passes: Forward passes over the lane's rows.
             kv: Keys, values and states of the rows.
             vocabulary_tokens: Width of the logits.
-            masks: Fills the masks of rows with a grammar; None where there are none.
+            masks: Fills the masks of rows with a grammar.
+            decider: Decides each row's span, and what it keeps of a pass.
         """
         self._passes = passes
         self._kv = kv
         self._vocabulary_tokens = vocabulary_tokens
         self._masks = masks
+        self._decider = decider
         self._rows: list[DecoderRow] = []
         self._sampler: Sampler | None = None
         self._sampler_rows: list[DecoderRow] = []
@@ -142,8 +147,23 @@ class Decoder:
         Returns:
             Tokens or a fault for each row; with look-ahead, neither for a row that has just joined.
         """
-        spans = self._choose_ahead(plan_rows, cost) if not beside else []
-        return self._settle(self._sample(self._dispatch(spans, beside)))
+        spans = self._spans(plan_rows, cost) if not beside else []
+        return self._finish(self._dispatch(spans, beside))
+
+    def _spans(self, plan_rows: Mapping[int, DecodeRow], cost: SpanCost) -> list[Span]:
+        choose = partial(self._choose_ahead, plan_rows, cost)
+        return self._decider.spans(choose, len(self._rows))
+
+    def _finish(self, current: DecodePass) -> Decoded:
+        """Settle a pass, or the plain one in its place, and keep of it what rows keep."""
+        while (decoded := self._decider.settled(current, self._decide)) is None:
+            current = self._recompute(current)
+        return self._keep(current, decoded)
+
+    def _decide(self, current: DecodePass) -> Decoded | None:
+        """Sample a pass and settle it; None if it is to be computed again without tokens ahead."""
+        sampled = self._sample(current)
+        return None if sampled is None else self._settle(sampled)
 
     # Choosing tokens ahead
 
@@ -205,11 +225,11 @@ class Decoder:
         last_ids = mx.array([row.last_token_id for row in self._rows], dtype=mx.int32)
         return self._passes.dispatch(self._rows, last_ids, spans, beside)
 
-    def _sample(self, current: DecodePass) -> Sampled:
+    def _sample(self, current: DecodePass) -> Sampled | None:
         """Sample every position in one call.
 
         If that raises with tokens ahead, rows with both a grammar and a proposer have no more drafts, and the
-        pass is repeated without tokens ahead. In a plain pass each row is then sampled alone.
+        pass is to be computed again without tokens ahead: None. In a plain pass each row is then sampled alone.
         """
         if current.longest == 1:
             sampled = self._sample_plain(current)
@@ -222,7 +242,7 @@ class Decoder:
                 for row in current.rows:  # a grammar may fail on a drafted path alone
                     if row.sampling.matcher is not None and row.proposals is not None:
                         row.proposals.fail(cause)
-                return self._sample(self._recompute(current))
+                return None
         mx.async_eval([array for _, selection in sampled.parts for array in selection.arrays])
         return sampled
 
@@ -267,13 +287,11 @@ class Decoder:
 
     # Settling rows
 
-    def _settle(self, sampled: Sampled) -> Decoded:
-        """Read the sampled tokens, roll rejected tokens ahead back, and move every row on."""
-        verdicts = _verdicts(sampled)
-        if sampled.current.longest > 1 and any(one.tokens[-1] is None for one in verdicts.values()):
-            sampled = self._sample(self._recompute(sampled.current))
-            verdicts = _verdicts(sampled)
-        current = sampled.current
+    def _settle(self, sampled: Sampled) -> Decoded | None:
+        """Read the sampled tokens and move every row on; None if tokens ahead may be to blame for a NaN."""
+        current, verdicts = sampled.current, _verdicts(sampled)
+        if current.longest > 1 and any(one.tokens[-1] is None for one in verdicts.values()):
+            return None
         decoded = Decoded(drafts=list(current.outcomes), span_tokens=current.longest)
         if current.longest > 1:
             for row, span in zip(current.rows, current.spans, strict=True):
@@ -285,10 +303,9 @@ class Decoder:
             else:
                 decoded.tokens += [token for token in verdict.tokens if token is not None]
         decoded.faults = [RowFault(row.slot_index, cause) for row, cause in causes.items()]
-        self._keep(
-            current, [_settled(verdicts.get(row), has_failed=row in causes) for row in current.rows]
-        )
-        decoded.draft_faults = self._take_draft_faults()
+        decoded.settled = [
+            _settled(verdicts.get(row), has_failed=row in causes) for row in current.rows
+        ]
         return decoded
 
     def _take_draft_faults(self) -> list[DraftFault]:
@@ -318,11 +335,12 @@ class Decoder:
             self._sampler = None  # it was made with the matcher
         return None
 
-    def _keep(self, current: DecodePass, settled: Sequence[SettledRow]) -> None:
-        """Keep of a pass what its rows keep: roll the rest back, and remove the rows that failed."""
+    def _keep(self, current: DecodePass, decoded: Decoded) -> Decoded:
+        """Roll back what rows do not keep of a pass, and remove those that failed; returns the whole result."""
         if current.longest > 1:
-            self._roll_back(current, [one.kept_tokens for one in settled])
-        for row, one in zip(current.rows, settled, strict=True):
+            self._roll_back(current, [one.kept_tokens for one in decoded.settled])
+        pairs = list(zip(current.rows, decoded.settled, strict=True))
+        for row, one in pairs:
             if one.last_token_id is None:
                 continue
             row.last_token_id = one.last_token_id
@@ -330,8 +348,9 @@ class Decoder:
                 # Zero times NaN is NaN: masked columns leak into later tokens' attention. Only after a padded
                 # pass, before which look-ahead removes no row.
                 self._kv.wipe(self._rows.index(row), row.length)
-        pairs = zip(current.rows, settled, strict=True)
         self._remove([row for row, one in pairs if one.has_failed])
+        decoded.draft_faults = self._take_draft_faults()
+        return decoded
 
     def _roll_back(self, current: DecodePass, kept: Sequence[int]) -> None:
         """Remove rejected tokens ahead from the caches."""

@@ -15,6 +15,7 @@ import mlx.core as mx
 
 from machd.engine.kv.lane_kv import CachedRow, LaneKv
 from machd.engine.protocol.step import DecodeRow, SpanCost
+from machd.engine.step.decider import Decider
 from machd.engine.step.decode_pass import Chunk, DecodePass, Passes
 from machd.engine.step.decoder import Decoder, Sampled
 from machd.engine.step.decoder_row import Decoded, DecoderRow
@@ -33,7 +34,8 @@ class LookAheadDecoder(Decoder):
         passes: Passes,
         kv: LaneKv,
         vocabulary_tokens: int,
-        masks: Masks | None = None,
+        masks: Masks,
+        decider: Decider,
         on_finished: OnFinished | None = None,
     ) -> None:
         """Begin without rows.
@@ -42,10 +44,11 @@ class LookAheadDecoder(Decoder):
             passes: Forward passes over the lane's rows, which start at once.
             kv: Keys, values and states of the rows.
             vocabulary_tokens: Width of the logits.
-            masks: Fills the masks of rows with a grammar; None where there are none.
+            masks: Fills the masks of rows with a grammar.
+            decider: Decides each row's span, and what it keeps of a pass.
             on_finished: Copies a finished row, so that blocks can still be made of it.
         """
-        super().__init__(passes, kv, vocabulary_tokens, masks)
+        super().__init__(passes, kv, vocabulary_tokens, masks, decider)
         self._on_finished = on_finished
         self._under_way: DecodePass | None = None
 
@@ -67,14 +70,18 @@ class LookAheadDecoder(Decoder):
         assert not beside, "the pass is under way before its chunk is known"
         current, self._under_way = self._under_way, None
         if current is None:
-            current = self._dispatch(self._choose_ahead(plan_rows, cost))
-        sampled = self._sample(_of_present_rows(current))
-        if sampled.current.longest == 1:
+            current = self._dispatch(self._spans(plan_rows, cost))
+        current = _of_present_rows(current)
+        while (sampled := self._sample(current)) is None:
+            current = self._recompute(current)
+        if current.longest == 1:
             self._remove([row for row, _ in sampled.failed])
             self._remove_finished()
             if self._rows and not self._expects_tokens_ahead(plan_rows, cost):
                 self._under_way = self._passes.dispatch(self._rows, self._next_ids(sampled))
-        return self._settle(sampled)
+        if (decoded := self._settle(sampled)) is None:
+            return self._finish(self._recompute(current))
+        return self._keep(current, decoded)
 
     def _remove(self, rows: Collection[DecoderRow]) -> None:
         """Remove rows; a pass under way without any other row is dropped."""
