@@ -120,7 +120,7 @@ def draws_are_one_position_late(patch: pytest.MonkeyPatch) -> None:
             one.position += 1
         return draft
 
-    patch.setattr("machd.engine.step.decoder.span_of", span_of)
+    patch.setattr("machd.engine.step.span_choice.span_of", span_of)
 
 
 def guesses_do_not_count_for_penalties(patch: pytest.MonkeyPatch) -> None:
@@ -179,7 +179,7 @@ def nothing_is_computed_again(patch: pytest.MonkeyPatch) -> None:
 
 def the_next_token_is_the_first_rows(patch: pytest.MonkeyPatch) -> None:
     """Every row goes on from what the first one said."""
-    right = Decoder._keep
+    right = Decoder.keep
 
     def keep(this: Decoder, current: DecodePass, decoded: Decoded) -> Decoded:
         right(this, current, decoded)
@@ -187,7 +187,7 @@ def the_next_token_is_the_first_rows(patch: pytest.MonkeyPatch) -> None:
             row.last_token_id = this._rows[0].last_token_id
         return decoded
 
-    patch.setattr(Decoder, "_keep", keep)
+    patch.setattr(Decoder, "keep", keep)
 
 
 def a_proposer_is_not_told(patch: pytest.MonkeyPatch) -> None:

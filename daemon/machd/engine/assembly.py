@@ -30,7 +30,7 @@ from machd.engine.prefix_blocks.disk_tier import DiskTier
 from machd.engine.prefix_blocks.key import block_key
 from machd.engine.prefix_blocks.memory_tier import MemoryTier
 from machd.engine.protocol.step import ProposerKind
-from machd.engine.step.decider import Alone, Decider
+from machd.engine.step.decider import Decider
 from machd.engine.step.memory import StepMemory
 from machd.engine.step.mlx_engine import EngineParts, MlxEngine
 from machd.engine.step.ports import Proposer
@@ -101,7 +101,7 @@ def engine_parts(
     has_blocks = prefix_cache(description.cache).extent is not PrefixExtent.NONE
     vocabulary_tokens = description.vocabulary_tokens
     form = BlockForm.of_model(model, loaded.kv_format) if disk_tier is not None else None
-    decider = decider or Alone()
+    decider = decider or Decider()
     memory = StepMemory(computing_memory_bytes, SystemClock(), decider)
     media = None
     if loaded.vision is not None:

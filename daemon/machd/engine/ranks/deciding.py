@@ -1,7 +1,4 @@
-"""Deciders of ranks: rank 0 decides as it does alone and tells, and the others do what they are told.
-
-Satisfy :class:`machd.engine.step.decider.Decider` by structure.
-"""
+"""Deciders of ranks: rank 0 decides as it does alone and tells, and the others do what they are told."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ import msgspec
 
 from machd.engine.protocol.step import RowFault, SampledToken, SettledRow
 from machd.engine.ranks.rank_group import RankGroup
+from machd.engine.step.decider import Decider
 from machd.engine.step.decode_pass import DecodePass
 from machd.engine.step.decoder_row import Decoded
 from machd.engine.step.verification import Span
@@ -31,7 +29,7 @@ _SETTLED: msgspec.msgpack.Decoder[list[SettledRow] | None] = msgspec.msgpack.Dec
 )
 
 
-class _Ranked:
+class _RankDecider(Decider):
     def __init__(self, group: RankGroup) -> None:
         """Decide with the ranks of ``group``."""
         self._group = group
@@ -49,7 +47,7 @@ class _Ranked:
         return needed_bytes, left_bytes
 
 
-class Leading(_Ranked):
+class Leading(_RankDecider):
     """The decider of rank 0."""
 
     def seated(self, slot_indices: Sequence[int]) -> Sequence[int]:
@@ -59,8 +57,7 @@ class Leading(_Ranked):
 
     def spans(self, choose: Callable[[], list[Span]], rows: int) -> list[Span]:
         """Choose, and tell the tokens ahead."""
-        del rows
-        spans = choose()
+        spans = super().spans(choose, rows)
         self._group.tell(_encode([span.ahead_ids for span in spans]))
         return spans
 
@@ -68,7 +65,7 @@ class Leading(_Ranked):
         self, current: DecodePass, settle: Callable[[DecodePass], Decoded | None]
     ) -> Decoded | None:
         """Settle, and tell what rows keep."""
-        decoded = settle(current)
+        decoded = super().settled(current, settle)
         if decoded is None:
             mx.eval(
                 current.logits
@@ -77,7 +74,7 @@ class Leading(_Ranked):
         return decoded
 
 
-class Following(_Ranked):
+class Following(_RankDecider):
     """The decider of any other rank."""
 
     def seated(self, slot_indices: Sequence[int]) -> Sequence[int]:
@@ -122,7 +119,7 @@ class Following(_Ranked):
         return decoder.decode(self._group.tell(b""))
 
 
-def decider_of(group: RankGroup) -> Leading | Following:
+def decider_of(group: RankGroup) -> Decider:
     """Return this rank's decider."""
     return Leading(group) if group.leads else Following(group)
 

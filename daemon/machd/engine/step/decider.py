@@ -7,70 +7,39 @@ proposers and samplers: two ranks whose logits differ in the last bit would not 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from machd.engine.step.decode_pass import DecodePass
 from machd.engine.step.decoder_row import Decoded
 from machd.engine.step.verification import Span
 
 
-class Decider(Protocol):
-    """Decisions of a step, in the order in which it asks for them.
+class Decider:
+    """The decider of a process that computes alone; :mod:`machd.engine.ranks.deciding` has those of ranks.
 
-    Every method is a collective: all ranks call it at the same place of a step. What would decide is
-    called where decisions are made, and nowhere else.
+    For ranks every method is a collective: all call it at the same place of a step.
     """
 
     def tightest(
         self, measure: Callable[[], tuple[int, int]], *, only_decodes: bool
     ) -> tuple[int, int] | None:
-        """Return a step's need, and what is left for it, of the rank that has least to spare.
+        """Return the bytes that a step needs, and those left for it, on the rank that has least to spare.
 
-        Args:
-            measure: Returns both for this process.
-            only_decodes: The step computes no prompt.
-
-        Returns:
-            Bytes; None if no rank looks before this step.
+        ``measure`` returns both for this process. None if no rank looks before this step.
         """
-        ...
-
-    def seated(self, slot_indices: Sequence[int]) -> Sequence[int]:
-        """Return which rows join their lanes, of those that can begin to decode here."""
-        ...
-
-    def spans(self, choose: Callable[[], list[Span]], rows: int) -> list[Span]:
-        """Return the span of each of so many rows in the next pass; empty for plain ones."""
-        ...
-
-    def settled(
-        self, current: DecodePass, settle: Callable[[DecodePass], Decoded | None]
-    ) -> Decoded | None:
-        """Return the result of a pass; None if it is to be computed again without tokens ahead."""
-        ...
-
-
-class Alone:
-    """The decider of a process that computes the model alone."""
-
-    def tightest(
-        self, measure: Callable[[], tuple[int, int]], *, only_decodes: bool
-    ) -> tuple[int, int]:
-        """Return this process's need, and what is left for it."""
         del only_decodes
         return measure()
 
     def seated(self, slot_indices: Sequence[int]) -> Sequence[int]:
-        """Return all that can begin."""
+        """Return which rows join their lanes, of those that can begin to decode here."""
         return slot_indices
 
     def spans(self, choose: Callable[[], list[Span]], rows: int) -> list[Span]:
-        """Choose."""
+        """Return the span of each of so many rows in the next pass; empty for plain ones."""
         del rows
         return choose()
 
     def settled(
         self, current: DecodePass, settle: Callable[[DecodePass], Decoded | None]
     ) -> Decoded | None:
-        """Settle."""
+        """Return the result of a pass; None if it is to be computed again without tokens ahead."""
         return settle(current)

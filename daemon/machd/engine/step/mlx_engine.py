@@ -47,7 +47,6 @@ from machd.engine.step.decider import Decider
 from machd.engine.step.decode_pass import NO_FEATURES, ForwardPacked, PackCaches, Passes
 from machd.engine.step.decoder import Decoder
 from machd.engine.step.decoder_row import Decoded, DecoderRow
-from machd.engine.step.look_ahead import LookAheadDecoder
 from machd.engine.step.memory import StepMemory, StepNeed
 from machd.engine.step.ports import (
     BlockTier,
@@ -379,20 +378,22 @@ class MlxEngine:
         return row
 
     def _decoder(self, kv: LaneKv) -> Decoder:
-        parts, vocabulary_tokens = self._parts, self._description.vocabulary_tokens
-        if not parts.looks_ahead:
-            passes = Passes(
-                self._forward,
-                kv,
-                pack=parts.pack,
-                forward_packed=parts.forward_packed,
-                has_positions=self._has_positions,
-            )
-            return Decoder(passes, kv, vocabulary_tokens, parts.masks, parts.decider)
-        on_finished = self._blocks.keep_row if parts.keeps_finished_rows else None
-        passes = Passes(self._forward, kv, is_eager=True, has_positions=self._has_positions)
-        return LookAheadDecoder(
-            passes, kv, vocabulary_tokens, parts.masks, parts.decider, on_finished
+        parts = self._parts
+        passes = Passes(
+            self._forward,
+            kv,
+            is_eager=parts.looks_ahead,
+            pack=parts.pack,
+            forward_packed=parts.forward_packed,
+            has_positions=self._has_positions,
+        )
+        return Decoder(
+            passes,
+            kv,
+            self._description.vocabulary_tokens,
+            parts.masks,
+            parts.decider,
+            self._blocks.keep_row if parts.keeps_finished_rows else None,
         )
 
     @property
