@@ -209,7 +209,7 @@ class MlxEngine:
             step = self._decode_beside(plan.prefill, plan_rows, plan.span_cost)
         else:
             whole, of_prompts, step.faults = self._prefills.compute(plan.prefill)
-            seated = self._seat_all(whole, step.faults)
+            seated = self._seat(whole, step.faults)
             # If the plan decodes no row, decode the lanes in which every row was added in this step.
             decoders = decoders or [
                 one for one in self._decoders_of(seated) if one.slot_indices <= seated
@@ -331,10 +331,10 @@ class MlxEngine:
         beside = self._prefills.beside(chunks)
         decoded = self._batch.decode(plan_rows, cost, beside)
         mx.eval([cache.state for chunk in beside for cache in chunk.caches])
-        self._seat_all([chunk.slot_index for chunk in chunks if chunk.is_last], decoded.faults)
+        self._seat([chunk.slot_index for chunk in chunks if chunk.is_last], decoded.faults)
         return decoded
 
-    def _seat_all(self, slot_indices: Sequence[int], faults: list[RowFault]) -> set[int]:
+    def _seat(self, slot_indices: Sequence[int], faults: list[RowFault]) -> set[int]:
         """Move whole prompts into their lanes; returns the slots seated, and adds to ``faults``."""
         if not slot_indices:
             return set()
