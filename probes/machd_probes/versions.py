@@ -43,7 +43,7 @@ _NOT_MEASURED = (
     *("engine/loading/embedded", "engine/loading/formats/"),
     *("engine/loading/placing/place", "engine/loading/placing/settings"),
     # Ranks: one process computes without them.
-    *("engine/ranks/", "engine/loading/placing/shard", "engine/step/ranked_decoder"),
+    *("engine/ranks/", "engine/loading/placing/shard"),
     *("engine/loading/inspection", "engine/loading/loader", "engine/loading/model_code"),
     *("engine/backend/safetensors_header", "engine/loading/source"),
     *("engine/loading/template_abilities", "engine/loading/tokenizer_files"),

@@ -362,13 +362,13 @@ def test_forced_tokens_survive_a_guess_that_makes_no_numbers(
     poison = next(one for one in range(1, VOCABULARY_TOKENS) if one not in known)
     oracle = Oracle({(rows[1].prompt, rows[1].sampling): expected.token_ids[1]}, 10)
     again: list[list[int]] = []
-    right = Decoder._recompute
+    right = Decoder.recompute
 
     def recompute(this: Decoder, current: DecodePass) -> DecodePass:
         again.append([one.forced_tokens for one in current.spans])
         return right(this, current)
 
-    monkeypatch.setattr(Decoder, "_recompute", recompute)
+    monkeypatch.setattr(Decoder, "recompute", recompute)
     monkeypatch.setattr(
         "support.engines.oracle._Row.propose", lambda this, _count: (poison,) * bool(this._answer)
     )

@@ -28,7 +28,8 @@ from machd.engine.kv.row_positions import RowPositions
 from machd.engine.kv.serial_lane import SerialLaneKv
 from machd.engine.protocol.step import Lane, SampledToken
 from machd.engine.step import verification
-from machd.engine.step.decoder import Decoder, Sampled
+from machd.engine.step.decode_pass import DecodePass
+from machd.engine.step.decoder import Decoder
 from machd.engine.step.decoder_row import Decoded
 from machd.engine.step.proposals import RowProposals
 from machd.engine.step.sampling import RowSampling
@@ -119,7 +120,7 @@ def draws_are_one_position_late(patch: pytest.MonkeyPatch) -> None:
             one.position += 1
         return draft
 
-    patch.setattr("machd.engine.step.decoder.span_of", span_of)
+    patch.setattr("machd.engine.step.span_choice.span_of", span_of)
 
 
 def guesses_do_not_count_for_penalties(patch: pytest.MonkeyPatch) -> None:
@@ -178,15 +179,15 @@ def nothing_is_computed_again(patch: pytest.MonkeyPatch) -> None:
 
 def the_next_token_is_the_first_rows(patch: pytest.MonkeyPatch) -> None:
     """Every row goes on from what the first one said."""
-    right = Decoder._settle
+    right = Decoder.keep
 
-    def settle(this: Decoder, sampled: Sampled) -> Decoded:
-        decoded = right(this, sampled)
+    def keep(this: Decoder, current: DecodePass, decoded: Decoded) -> Decoded:
+        right(this, current, decoded)
         for row in this._rows:
             row.last_token_id = this._rows[0].last_token_id
         return decoded
 
-    patch.setattr(Decoder, "_settle", settle)
+    patch.setattr(Decoder, "keep", keep)
 
 
 def a_proposer_is_not_told(patch: pytest.MonkeyPatch) -> None:

@@ -257,7 +257,7 @@ _FAULTS = [
     _Fault(BatchLaneKv, "join", _Moment.JOINS),
     _Fault(SlabCache, "place", _Moment.JOINS),
     _Fault(MlxEngine, "_forward", _Moment.DECODES),
-    _Fault(Decoder, "_settle", _Moment.DECODES),
+    _Fault(Decoder, "settle", _Moment.DECODES),
     _Fault(BatchLaneKv, "keep", _Moment.LEAVES),
     _Fault(SlabCache, "keep", _Moment.LEAVES),
 ]
@@ -341,7 +341,7 @@ def test_six_engine_faults_in_a_row_end_the_daemon(
     arrivals: Arrivals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With no whole answer between them, the last is told to those who wait too, and is the end."""
-    trap = _Trap(monkeypatch, Decoder, "_settle")
+    trap = _Trap(monkeypatch, Decoder, "settle")
     gate = StepGate()
     with (
         RunningDaemon(_engine(gate), _BATCHING) as daemon,
@@ -369,7 +369,7 @@ def test_a_whole_answer_between_engine_faults_starts_the_count_afresh(
     alone: dict[str, str], arrivals: Arrivals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However often a batch fails, the daemon goes on when all are served after it."""
-    trap = _Trap(monkeypatch, Decoder, "_settle")
+    trap = _Trap(monkeypatch, Decoder, "settle")
     gate = StepGate(lambda _plan: False)
     with (
         RunningDaemon(_engine(gate), _BATCHING) as daemon,

@@ -30,9 +30,10 @@ from machd.engine.prefix_blocks.disk_tier import DiskTier
 from machd.engine.prefix_blocks.key import block_key
 from machd.engine.prefix_blocks.memory_tier import MemoryTier
 from machd.engine.protocol.step import ProposerKind
+from machd.engine.step.decider import Decider
 from machd.engine.step.memory import StepMemory
 from machd.engine.step.mlx_engine import EngineParts, MlxEngine
-from machd.engine.step.ports import Proposer, Ranks
+from machd.engine.step.ports import Proposer
 from machd.engine.vision.media_encoder import MediaEncoder
 from machd.engine.vision.vision_model import VisionLanguageModel
 
@@ -45,7 +46,7 @@ def make_engine(  # noqa: PLR0913 - see engine_parts
     leaves_blocks: bool = True,
     disk_tier: DiskTier | None = None,
     proposer: Proposer | None = None,
-    ranks: Ranks | None = None,
+    decider: Decider | None = None,
 ) -> MlxEngine:
     """Make an engine of a loaded model; see :func:`engine_parts`."""
     parts = engine_parts(
@@ -54,7 +55,7 @@ def make_engine(  # noqa: PLR0913 - see engine_parts
         leaves_blocks=leaves_blocks,
         disk_tier=disk_tier,
         proposer=proposer,
-        ranks=ranks,
+        decider=decider,
     )
     return MlxEngine(parts, max_rows=max_rows)
 
@@ -66,7 +67,7 @@ def engine_parts(
     leaves_blocks: bool = True,
     disk_tier: DiskTier | None = None,
     proposer: Proposer | None = None,
-    ranks: Ranks | None = None,
+    decider: Decider | None = None,
 ) -> EngineParts:
     """Collect the parts of an engine, which owns them from then on.
 
@@ -77,7 +78,8 @@ def engine_parts(
         leaves_blocks: Blocks may be stored of rows that have left with their last token.
         disk_tier: Blocks on disk; None for none.
         proposer: Source of draft tokens; None for none.
-        ranks: The ranks that compute the model, each its shard; None where this process computes it alone.
+        decider: Decides with the ranks that compute the model, each its shard; None where this process
+            computes it alone.
     """
     model, description = loaded.model, loaded.description
     is_cpu = description.backend == "cpu"
@@ -85,10 +87,10 @@ def engine_parts(
     # A pass with experts on disk waits for each layer's choice, so none can be dispatched ahead of it.
     looks_ahead = (not is_cpu if looks_ahead is None else looks_ahead) and experts is None
     # A rank is told the tokens of a pass, so they have to be read before it.
-    looks_ahead = looks_ahead and ranks is None
+    looks_ahead = looks_ahead and decider is None
     if experts is not None:
         experts.connect_previews()
-    if is_cpu and ranks is None:
+    if is_cpu and decider is None:
         fuse_layers(model)  # what it fuses would have to be sharded
         lay_in_large_pages(model)
         take_native_attention(model)
@@ -99,8 +101,8 @@ def engine_parts(
     has_blocks = prefix_cache(description.cache).extent is not PrefixExtent.NONE
     vocabulary_tokens = description.vocabulary_tokens
     form = BlockForm.of_model(model, loaded.kv_format) if disk_tier is not None else None
-    tightest = None if ranks is None else ranks.tightest
-    memory = StepMemory(computing_memory_bytes, SystemClock(), tightest)
+    decider = decider or Decider()
+    memory = StepMemory(computing_memory_bytes, SystemClock(), decider)
     media = None
     if loaded.vision is not None:
         assert isinstance(model, VisionLanguageModel), "only such a model has a processor"
@@ -131,8 +133,8 @@ def engine_parts(
         looks_ahead=looks_ahead,
         pack=packed_caches if is_packable else None,
         forward_packed=partial(first_logits, model) if is_packable else None,
+        decider=decider,
         experts=experts,
         media=media,
         media_processor=loaded.vision,
-        ranks=ranks,
     )

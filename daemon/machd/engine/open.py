@@ -309,7 +309,7 @@ def _shard_engine(
 ) -> MlxEngine:
     """Make the engine of one rank, after the ranks have compared what they loaded."""
     from machd.engine.assembly import make_engine  # noqa: PLC0415 - imports mlx
-    from machd.engine.ranks.agreement import Agreement  # noqa: PLC0415 - imports mlx
+    from machd.engine.ranks.deciding import decider_of  # noqa: PLC0415 - imports mlx
     from machd.engine.ranks.sameness import check_same, shard_facts  # noqa: PLC0415 - imports mlx
 
     check_same(group, shard_facts(loaded.description))
@@ -318,7 +318,7 @@ def _shard_engine(
         max_rows=settings.continuous_batching.max_b,
         leaves_blocks=settings.cache.prefix,
         proposer=proposer,
-        ranks=Agreement(group),
+        decider=decider_of(group),
     )
 
 

@@ -45,7 +45,7 @@ def one_generator_for_all(patch: pytest.MonkeyPatch) -> None:
 
 def a_moved_rows_history_stays(patch: pytest.MonkeyPatch) -> None:
     """A row that moves to another place loses what its penalties have counted."""
-    right = Decoder._remove
+    right = Decoder.remove
 
     def remove(self: Decoder, rows: Collection[DecoderRow]) -> None:
         before = list(self._rows)
@@ -54,7 +54,7 @@ def a_moved_rows_history_stays(patch: pytest.MonkeyPatch) -> None:
             if row is not former and row.sampling.counts is not None:
                 row.sampling.counts = mx.zeros_like(row.sampling.counts)
 
-    patch.setattr(Decoder, "_remove", remove)
+    patch.setattr(Decoder, "remove", remove)
 
 
 def a_slots_history_stays(patch: pytest.MonkeyPatch) -> None:

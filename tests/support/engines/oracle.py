@@ -32,9 +32,9 @@ class VerificationError(Exception):
 
 def fail_verification(patch: pytest.MonkeyPatch) -> None:
     """Have every sampling of spans with tokens ahead raise VerificationError, and no other."""
-    right = Decoder._sample
+    right = Decoder.sample
 
-    def sample(this: Decoder, current: DecodePass) -> Sampled:
+    def sample(this: Decoder, current: DecodePass) -> Sampled | None:
         with pytest.MonkeyPatch.context() as inner:
             if current.longest > 1:
                 inner.setattr(decoder, "Sampler", _raise)
@@ -43,7 +43,7 @@ def fail_verification(patch: pytest.MonkeyPatch) -> None:
     def _raise(*_: object) -> None:
         raise VerificationError
 
-    patch.setattr(Decoder, "_sample", sample)
+    patch.setattr(Decoder, "sample", sample)
 
 
 def open_draws(vocabulary_tokens: int) -> OpenDraws:

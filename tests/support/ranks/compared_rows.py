@@ -23,14 +23,17 @@ from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.engine.loading.loader import LoadedModel, describe_model
 from machd.engine.loading.placing.sharding import Sharding, cut
 from machd.engine.protocol.engine import Engine
-from machd.engine.protocol.step import Lane, SampledToken, SettledRow
-from machd.engine.ranks.agreement import Agreement
+from machd.engine.protocol.step import Lane, SampledToken
+from machd.engine.ranks.deciding import Following, decider_of
 from machd.engine.ranks.following import follow
 from machd.engine.ranks.joining import join, rank_place
 from machd.engine.ranks.leading_engine import LeadingEngine
 from machd.engine.ranks.orders import Run, decoded
 from machd.engine.ranks.rank_group import RankGroup
 from machd.engine.ranks.sameness import check_same, shard_facts
+from machd.engine.step.decider import Decider
+from machd.engine.step.decode_pass import DecodePass
+from machd.engine.step.decoder_row import Decoded
 from machd.engine_process.scheduling import prefix_shape
 from machd.reading.keyed_prompt import KeyedPrompt
 from machd.request.constraint import Constraint, ConstraintKind
@@ -68,15 +71,18 @@ _SCRIPTS = (
 Tokens = list[list[int]]
 
 
-class SelfishAgreement(Agreement):
+class Selfish(Following):
     """A fault: a follower that keeps other tokens than it is told."""
 
-    def settled(self, rows: Sequence[SettledRow] | None) -> list[SettledRow] | None:
+    def settled(
+        self, current: DecodePass, settle: Callable[[DecodePass], Decoded | None]
+    ) -> Decoded | None:
         """Return what rank 0 keeps, with tokens of this rank's own."""
-        told = super().settled(rows)
-        if self.leads or told is None:
-            return told
-        return [replace(row, last_token_id=1 + (row.last_token_id or 0)) for row in told]
+        if (told := super().settled(current, settle)) is not None:
+            told.settled = [
+                replace(row, last_token_id=1 + (row.last_token_id or 0)) for row in told.settled
+            ]
+        return told
 
 
 class DeafGroup(RankGroup):
@@ -188,7 +194,7 @@ def after_a_prefix_hit(engine: Engine) -> dict[str, Tokens]:
 
 
 def compared(
-    variant: str, group: RankGroup, mode: str, ways: str, agree: Callable[[RankGroup], Agreement]
+    variant: str, group: RankGroup, mode: str, ways: str, decider: Decider
 ) -> dict[str, object]:
     """Compute a variant on this rank, and compare on rank 0; returns what differs, by way to compute."""
     try:
@@ -197,7 +203,7 @@ def compared(
     except Exception as error:  # noqa: BLE001 - it is what the test looks at
         return {"variant": variant, "refused": f"{type(error).__name__}: {error}"}
     if not group.leads:
-        engine = make_engine(loaded, ranks=agree(group))
+        engine = make_engine(loaded, decider=decider)
         follow(engine, group, lambda: None)
         engine.close()
         return {}
@@ -205,7 +211,7 @@ def compared(
     reference = make_engine(built(variant, mode, group.size, None), proposer=drafts)
     expected = answers(reference, known, ways)
     reference.close()
-    shard = make_engine(loaded, ranks=agree(group), proposer=drafts)
+    shard = make_engine(loaded, decider=decider, proposer=drafts)
     leading = LeadingEngine(shard, group, time.time)
     memory = leading.memory()
     assert len(memory.ranks) == group.size
@@ -232,9 +238,10 @@ def main() -> None:
     assert group is not None, "there are several ranks"
     if fault == "deaf":
         group = DeafGroup(group.group)
-    agree = SelfishAgreement if fault == "selfish" else Agreement
     for variant in variants:
-        found = compared(variant, group, mode, ways, agree)
+        is_selfish = fault == "selfish" and not group.leads
+        decider = Selfish(group) if is_selfish else decider_of(group)
+        found = compared(variant, group, mode, ways, decider)
         if group.leads:
             print(json.dumps(found), flush=True)  # noqa: T201 - what the test reads
 

@@ -25,7 +25,7 @@ from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.engine.loading.loader import LoadedModel, describe_model
 from machd.engine.loading.placing.sharding import Sharding, cut
 from machd.engine.protocol.step import DecodeRow, PrefillChunk, StepPlan
-from machd.engine.ranks.agreement import Agreement
+from machd.engine.ranks.deciding import decider_of
 from machd.engine.ranks.following import follow
 from machd.engine.ranks.joining import join, rank_place
 from machd.engine.ranks.leading_engine import LeadingEngine
@@ -109,7 +109,9 @@ def engine_ms(model: Any, rows: int, group: RankGroup) -> float:
         context_tokens=2048,
         eos_token_ids=frozenset(),
     )
-    engine = make_engine(LoadedModel(model, FakeTokenizer(), description), ranks=Agreement(group))
+    engine = make_engine(
+        LoadedModel(model, FakeTokenizer(), description), decider=decider_of(group)
+    )
     if not group.leads:
         follow(engine, group, lambda: None)
         engine.close()

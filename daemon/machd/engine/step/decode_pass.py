@@ -92,15 +92,15 @@ class Passes:
         Args:
             forward: The model.
             kv: Caches of the lane's rows.
-            is_eager: Start every pass on the device at once. Otherwise a pass starts early only where
-                masks are filled meanwhile.
+            is_eager: Look ahead: start every pass on the device at once. Otherwise a pass starts early only
+                where masks are filled meanwhile.
             pack: Makes the caches of a pass with chunks beside; None where there is no such pass.
             forward_packed: The model in such a pass.
             has_positions: The model is told the positions of rows.
         """
         self._forward = forward
         self._kv = kv
-        self._is_eager = is_eager
+        self.is_eager = is_eager
         self._pack = pack
         self._forward_packed = forward_packed
         self._has_positions = has_positions
@@ -145,7 +145,7 @@ class Passes:
         self._kv.close_pass()
         for row, length in zip(rows, lengths, strict=True):
             row.length += length
-        if self._is_eager or any(row.sampling.matcher is not None for row in rows):
+        if self.is_eager or any(row.sampling.matcher is not None for row in rows):
             mx.async_eval(logits)
         return DecodePass(list(rows), list(spans), token_ids, logits, longest, features=features)
 

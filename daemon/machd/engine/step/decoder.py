@@ -6,13 +6,14 @@ through one forward pass, every position is sampled as if it were decoded alone,
 back to the last token that was right. A row without tokens ahead has a span of one.
 
 The forward pass is dispatched before it is sampled, so that grammar masks are filled while the device
-computes. :mod:`machd.engine.step.look_ahead` overlaps whole steps as well.
+computes. With look-ahead the same verbs run in another order, which overlaps whole steps as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import mlx.core as mx
 
@@ -26,12 +27,14 @@ from machd.engine.protocol.step import (
     SettledRow,
     SpanCost,
 )
+from machd.engine.step.decider import Decider
 from machd.engine.step.decode_pass import Chunk, DecodePass, Passes
 from machd.engine.step.decoder_row import Decoded, DecoderRow
 from machd.engine.step.ports import Masks
 from machd.engine.step.sampling import Sampler, Selection
-from machd.engine.step.tokens_ahead import MAX_FORCED_TOKENS, Offer, worthwhile_tokens
-from machd.engine.step.verification import Span, Verdict, span_of, verify
+from machd.engine.step.span_choice import choose_spans, expects_tokens_ahead
+from machd.engine.step.tokens_ahead import MAX_FORCED_TOKENS
+from machd.engine.step.verification import Span, Verdict, verify
 
 
 @dataclass(slots=True)
@@ -61,20 +64,29 @@ class Decoder:
         passes: Passes,
         kv: LaneKv,
         vocabulary_tokens: int,
-        masks: Masks | None = None,
+        masks: Masks,
+        decider: Decider,
+        on_finished: Callable[[int, CachedRow], None] | None,
     ) -> None:
         """Begin without rows.
 
         Args:
-            passes: Forward passes over the lane's rows.
+            passes: Forward passes over the lane's rows. Those that start at once are dispatched before the
+                tokens of the last one are read: look-ahead.
             kv: Keys, values and states of the rows.
             vocabulary_tokens: Width of the logits.
-            masks: Fills the masks of rows with a grammar; None where there are none.
+            masks: Fills the masks of rows with a grammar.
+            decider: Decides each row's span, and what it keeps of a pass.
+            on_finished: With look-ahead, takes the slot and the caches of a row that has its last token, before
+                it leaves: copies it, so that blocks can still be made of it.
         """
         self._passes = passes
         self._kv = kv
         self._vocabulary_tokens = vocabulary_tokens
         self._masks = masks
+        self._decider = decider
+        self._on_finished = on_finished
+        self._under_way: DecodePass | None = None
         self._rows: list[DecoderRow] = []
         self._sampler: Sampler | None = None
         self._sampler_rows: list[DecoderRow] = []
@@ -107,9 +119,12 @@ class Decoder:
         return self._kv.growth_bytes(joining, 1 + ahead_tokens, bytes_per_token)
 
     def cached_row(self, slot_index: int) -> CachedRow | None:
-        """Locate a slot's row; None if it has left."""
+        """Locate a slot's row, without a pass under way: its logits may not be finite. None if it has left."""
         for index, row in enumerate(self._rows):
             if row.slot_index == slot_index:
+                if self._under_way is not None and row in self._under_way.rows:
+                    cached_row = self._kv.locate(index, row.length - 1)
+                    return replace(cached_row, is_exact=False)
                 return self._kv.locate(index, row.length)
         return None
 
@@ -121,7 +136,7 @@ class Decoder:
 
     def leave(self, slot_indices: Collection[int]) -> None:
         """Remove rows."""
-        self._remove([row for row in self._rows if row.slot_index in slot_indices])
+        self.remove([row for row in self._rows if row.slot_index in slot_indices])
 
     def close(self) -> None:
         """Give back what proposers hold for the rows."""
@@ -142,74 +157,80 @@ class Decoder:
         Returns:
             Tokens or a fault for each row; with look-ahead, neither for a row that has just joined.
         """
-        spans = self._choose_ahead(plan_rows, cost) if not beside else []
-        return self._settle(self._sample(self._dispatch(spans, beside)))
+        if not self._passes.is_eager:
+            return self._decode_in_turn(plan_rows, cost, beside)
+        assert not beside, "the pass is under way before its chunk is known"
+        return self._decode_ahead(plan_rows, cost)
 
-    # Choosing tokens ahead
+    # The two loops over the verbs below
 
-    def _choose_ahead(self, plan_rows: Mapping[int, DecodeRow], cost: SpanCost) -> list[Span]:
-        """Choose each row's span; empty if no tokens ahead are worth a longer pass."""
-        rows = [
-            (row, plan_rows.get(row.slot_index, DecodeRow(row.slot_index))) for row in self._rows
-        ]
-        # Where kv/ cannot keep padding out, the probe batched_drafts has to have passed: a plan that allows
-        # drafts says so, and then padding with forced tokens is safe as well.
-        may_pad = self._kv.takes_ragged_spans or any(one.max_draft_tokens for _, one in rows)
-        if not (self._kv.can_roll_back and may_pad):
-            return []
-        room_tokens = self._room_tokens
-        proposed = [self._propose(row, one, cost, room_tokens) for row, one in rows]
-        if not any(proposed) and not any(row.forced_tokens for row, _ in rows):
-            return []
-        spans = [
-            self._span_of(row, token_ids, room_tokens)
-            for (row, _), token_ids in zip(rows, proposed, strict=True)
-        ]
-        offers = [
-            Offer(span.forced_tokens, span.draft_tokens, one.acceptance)
-            for span, (_, one) in zip(spans, rows, strict=True)
-        ]
-        ahead_tokens = worthwhile_tokens(offers, cost)
-        return [span.first(ahead_tokens) for span in spans] if ahead_tokens else []
+    def _decode_in_turn(
+        self, plan_rows: Mapping[int, DecodeRow], cost: SpanCost, beside: Sequence[Chunk]
+    ) -> Decoded:
+        """Dispatch a pass, sample it, then read the tokens."""
+        spans = [] if beside else self.choose(plan_rows, cost)
+        return self._finish(self.dispatch(spans, beside))
 
-    def _propose(
-        self, row: DecoderRow, plan_row: DecodeRow, cost: SpanCost, room_tokens: int
-    ) -> tuple[int, ...]:
-        """Ask the row's proposer for draft tokens, as many as could be of use."""
-        if row.proposals is None or not row.proposals.is_open:
-            return ()
-        # After its accepted drafts a row gets one token more.
-        limit = min(plan_row.max_draft_tokens, room_tokens, row.tokens_left - 1)
-        if limit > 0 and not row.proposals.is_lookup:
-            # A draft model is paid by the token: ask for no more than a lone row would use.
-            limit = worthwhile_tokens([Offer(0, limit, plan_row.acceptance)], cost)
-        return row.proposals.propose(limit)
+    def _decode_ahead(self, plan_rows: Mapping[int, DecodeRow], cost: SpanCost) -> Decoded:
+        """Sample the pass under way, dispatch the next one, then read the tokens.
 
-    def _span_of(self, row: DecoderRow, proposed: Sequence[int], room_tokens: int) -> Span:
-        limit = min(max(len(proposed), MAX_FORCED_TOKENS), room_tokens, row.tokens_left - 1)
-        try:
-            return span_of(row.sampling, proposed, limit)
-        except BaseException as cause:  # noqa: BLE001 - a panic of the grammar on a drafted path
-            if row.proposals is not None:
-                row.proposals.fail(cause)
-            return span_of(row.sampling, (), 0)
+        On Metal and CUDA the device then computes while the program reads tokens, fills masks and plans. On
+        the CPU a dispatch waits for most of the work itself, so it would only make every token a step late.
+        Where tokens ahead are expected, the next pass is not dispatched: they follow tokens that have to be
+        read. A row that joined while a pass was under way has neither a token nor a fault yet.
+        """
+        current, self._under_way = self._under_way, None
+        if current is None:
+            current = self.dispatch(self.choose(plan_rows, cost))
+        current = _of_present_rows(current)
+        while (sampled := self.sample(current)) is None:
+            current = self.recompute(current)
+        if current.longest == 1:
+            self.remove([row for row, _ in sampled.failed])
+            self._remove_finished()
+            if self._rows and not expects_tokens_ahead(self._rows, self._kv, plan_rows, cost):
+                next_ids = _next_ids(self._rows, sampled)
+                self._under_way = self._passes.dispatch(self._rows, next_ids)
+        if (decoded := self.settle(sampled)) is None:
+            return self._finish(self.recompute(current))
+        return self.keep(current, decoded)
 
-    @property
-    def _room_tokens(self) -> int:
-        """Most tokens ahead with which every row, padded, stays within what is reserved for the lane."""
-        return max(0, self._kv.room_tokens - 1)
+    def _finish(self, current: DecodePass) -> Decoded:
+        """Sample a pass, or the plain one that takes its place, and let rows keep what is right of it."""
+        while (decoded := self._decider.settled(current, self._sample_and_settle)) is None:
+            current = self.recompute(current)
+        return self.keep(current, decoded)
 
-    # Forward and sampling
+    def _sample_and_settle(self, current: DecodePass) -> Decoded | None:
+        sampled = self.sample(current)
+        return None if sampled is None else self.settle(sampled)
 
-    def _dispatch(self, spans: Sequence[Span] = (), beside: Sequence[Chunk] = ()) -> DecodePass:
+    def _remove_finished(self) -> None:
+        """Remove rows whose last token is sampled, though not read, so that the next pass skips them."""
+        finished = [row for row in self._rows if row.tokens_left < 1]
+        for row in finished:
+            cached_row = self.cached_row(row.slot_index)
+            if cached_row is not None and self._on_finished is not None:
+                self._on_finished(row.slot_index, cached_row)
+        self.remove(finished)
+
+    # Choice, forward and sampling
+
+    def choose(self, plan_rows: Mapping[int, DecodeRow], cost: SpanCost) -> list[Span]:
+        """Have each row's span decided; empty for plain ones."""
+        choose = partial(choose_spans, self._rows, self._kv, plan_rows, cost)
+        return self._decider.spans(choose, len(self._rows))
+
+    def dispatch(self, spans: Sequence[Span] = (), beside: Sequence[Chunk] = ()) -> DecodePass:
+        """Dispatch the pass over every row's span, on tokens that have been read."""
         last_ids = mx.array([row.last_token_id for row in self._rows], dtype=mx.int32)
         return self._passes.dispatch(self._rows, last_ids, spans, beside)
 
-    def _sample(self, current: DecodePass) -> Sampled:
+    def sample(self, current: DecodePass) -> Sampled | None:
         """Sample every position in one call.
 
         If that raises with tokens ahead, rows with both a grammar and a proposer have no more drafts, and the
-        pass is repeated without tokens ahead. In a plain pass each row is then sampled alone.
+        pass is to be computed again without tokens ahead: None. In a plain pass each row is then sampled alone.
         """
         if current.longest == 1:
             sampled = self._sample_plain(current)
@@ -222,7 +243,7 @@ class Decoder:
                 for row in current.rows:  # a grammar may fail on a drafted path alone
                     if row.sampling.matcher is not None and row.proposals is not None:
                         row.proposals.fail(cause)
-                return self._sample(self._recompute(current))
+                return None
         mx.async_eval([array for _, selection in sampled.parts for array in selection.arrays])
         return sampled
 
@@ -250,7 +271,7 @@ class Decoder:
                 sampled.parts.append(([row], selection))
         return sampled
 
-    def _recompute(self, current: DecodePass) -> DecodePass:
+    def recompute(self, current: DecodePass) -> DecodePass:
         """Undo a pass with tokens ahead and dispatch it again without them, on finite caches.
 
         A NaN in a drafted position leaks into the positions before it through masked attention, because
@@ -263,17 +284,15 @@ class Decoder:
             self._kv.wipe(place, row.length)
         pairs = zip(current.rows, current.spans, strict=True)
         rejected = [one for row, span in pairs for one in _outcome(row, span, 0)]
-        return replace(self._dispatch(), outcomes=tuple(rejected))
+        return replace(self.dispatch(), outcomes=tuple(rejected))
 
     # Settling rows
 
-    def _settle(self, sampled: Sampled) -> Decoded:
-        """Read the sampled tokens, roll rejected tokens ahead back, and move every row on."""
-        verdicts = _verdicts(sampled)
-        if sampled.current.longest > 1 and any(one.tokens[-1] is None for one in verdicts.values()):
-            sampled = self._sample(self._recompute(sampled.current))
-            verdicts = _verdicts(sampled)
-        current = sampled.current
+    def settle(self, sampled: Sampled) -> Decoded | None:
+        """Read the sampled tokens and move every row on; None if tokens ahead may be to blame for a NaN."""
+        current, verdicts = sampled.current, _verdicts(sampled)
+        if current.longest > 1 and any(one.tokens[-1] is None for one in verdicts.values()):
+            return None
         decoded = Decoded(drafts=list(current.outcomes), span_tokens=current.longest)
         if current.longest > 1:
             for row, span in zip(current.rows, current.spans, strict=True):
@@ -285,10 +304,9 @@ class Decoder:
             else:
                 decoded.tokens += [token for token in verdict.tokens if token is not None]
         decoded.faults = [RowFault(row.slot_index, cause) for row, cause in causes.items()]
-        self._keep(
-            current, [_settled(verdicts.get(row), has_failed=row in causes) for row in current.rows]
-        )
-        decoded.draft_faults = self._take_draft_faults()
+        decoded.settled = [
+            _settled(verdicts.get(row), has_failed=row in causes) for row in current.rows
+        ]
         return decoded
 
     def _take_draft_faults(self) -> list[DraftFault]:
@@ -318,11 +336,12 @@ class Decoder:
             self._sampler = None  # it was made with the matcher
         return None
 
-    def _keep(self, current: DecodePass, settled: Sequence[SettledRow]) -> None:
-        """Keep of a pass what its rows keep: roll the rest back, and remove the rows that failed."""
+    def keep(self, current: DecodePass, decoded: Decoded) -> Decoded:
+        """Roll back what rows do not keep of a pass, and remove those that failed; returns the whole result."""
         if current.longest > 1:
-            self._roll_back(current, [one.kept_tokens for one in settled])
-        for row, one in zip(current.rows, settled, strict=True):
+            self._roll_back(current, [one.kept_tokens for one in decoded.settled])
+        pairs = list(zip(current.rows, decoded.settled, strict=True))
+        for row, one in pairs:
             if one.last_token_id is None:
                 continue
             row.last_token_id = one.last_token_id
@@ -330,8 +349,9 @@ class Decoder:
                 # Zero times NaN is NaN: masked columns leak into later tokens' attention. Only after a padded
                 # pass, before which look-ahead removes no row.
                 self._kv.wipe(self._rows.index(row), row.length)
-        pairs = zip(current.rows, settled, strict=True)
-        self._remove([row for row, one in pairs if one.has_failed])
+        self.remove([row for row, one in pairs if one.has_failed])
+        decoded.draft_faults = self._take_draft_faults()
+        return decoded
 
     def _roll_back(self, current: DecodePass, kept: Sequence[int]) -> None:
         """Remove rejected tokens ahead from the caches."""
@@ -342,7 +362,7 @@ class Decoder:
             # Recurrent state is only known as it was before the pass.
             self._passes.compute_again(current, kept)
 
-    def _remove(self, rows: Collection[DecoderRow]) -> None:
+    def remove(self, rows: Collection[DecoderRow]) -> None:
         """Remove rows; the last rows move into the gaps, all others keep their places."""
         before = self._rows
         if not any(row in rows for row in before):
@@ -351,6 +371,8 @@ class Decoder:
             row.is_gone = True
             if row.proposals is not None:
                 row.proposals.close()
+        if self._under_way is not None and all(row.is_gone for row in self._under_way.rows):
+            self._under_way = None  # a row that joins now need not wait for it
         order = _compact([row.is_gone for row in before])
         self._rows = [before[place] for place in order]
         if not order:
@@ -373,6 +395,31 @@ def _verdicts(sampled: Sampled) -> dict[DecoderRow, Verdict]:
             verdicts[row] = verify(span, chosen[begin : begin + span.length])
             begin += span.length
     return verdicts
+
+
+def _of_present_rows(current: DecodePass) -> DecodePass:
+    """Drop rows that left while the pass was under way; its spans are plain."""
+    stays = [place for place, row in enumerate(current.rows) if not row.is_gone]
+    if len(stays) == len(current.rows):
+        return current
+    rows = [current.rows[place] for place in stays]
+    spans = [current.spans[place] for place in stays]
+    logits = current.logits[mx.array(stays, dtype=mx.int32)]
+    return replace(current, rows=rows, spans=spans, logits=logits)
+
+
+def _next_ids(rows: Sequence[DecoderRow], sampled: Sampled) -> mx.array:
+    """Input of the next pass, int32 [rows]: the sampled tokens, on the device and unread.
+
+    Rows that joined since the pass was dispatched begin with the last token of their prompt.
+    """
+    ids = [selection.token_ids for _, selection in sampled.parts]
+    places = {row: place for place, row in enumerate(sampled.rows)}
+    joined = [row for row in rows if row not in places]
+    places |= {row: len(places) + place for place, row in enumerate(joined)}
+    ids.append(mx.array([row.last_token_id for row in joined], dtype=mx.int32))
+    order = [places[row] for row in rows]
+    return mx.concatenate(ids)[mx.array(order, dtype=mx.int32)]
 
 
 def _settled(verdict: Verdict | None, *, has_failed: bool) -> SettledRow:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from machd.engine.protocol.step import DraftFault, DraftOutcome, RowFault, SampledToken
+from machd.engine.protocol.step import (
+    DraftFault,
+    DraftOutcome,
+    RowFault,
+    SampledToken,
+    SettledRow,
+)
 from machd.engine.step.proposals import RowProposals
 from machd.engine.step.sampling import RowSampling
 
@@ -45,13 +51,18 @@ class DecoderRow:
 
 @dataclass(slots=True)
 class Decoded:
-    """Result of one step of a lane; see :class:`machd.engine.protocol.step.StepResult`."""
+    """Result of one step of a lane; see :class:`machd.engine.protocol.step.StepResult`.
+
+    Attributes:
+        settled: What each row of the pass keeps of it.
+    """
 
     tokens: list[SampledToken] = field(default_factory=list)
     faults: list[RowFault] = field(default_factory=list)
     drafts: list[DraftOutcome] = field(default_factory=list)
     draft_faults: list[DraftFault] = field(default_factory=list)
     span_tokens: int = 0
+    settled: list[SettledRow] = field(default_factory=list)
 
     def add(self, other: Decoded) -> None:
         """Append the result of another lane."""

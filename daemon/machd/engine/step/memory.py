@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import mlx.core as mx
 
 from machd.clock import Clock
 from machd.engine.protocol.step import StepMemoryError
+from machd.engine.step.decider import Decider
 
 _RESERVED_SHARE = 0.05
 _MIN_RESERVED_BYTES = 128 << 20
@@ -31,9 +33,6 @@ _MAX_READING_AGE_S = 0.25
 """For steps that decode, and compute a few tokens of prompts at the most: they take about what the last one took."""
 
 _FEW_PROMPT_TOKENS = 32
-
-_RANKED_CHECKS = 16
-"""Steps that only decode of which ranks check one: they have to wait for one another to do so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +62,16 @@ class StepMemory:
         self,
         read_available: Callable[[], int],
         clock: Clock,
-        tightest: Callable[[int, int], tuple[int, int]] | None = None,
+        decider: Decider,
     ) -> None:
         """Look at what is left now, with the model loaded, and have mlx keep within it.
 
         Args:
             read_available: Bytes that the process can still take; may raise OSError later.
             clock: Reads time.
-            tightest: Takes a step's need and what is left for it, and returns those of the rank that has
-                least to spare; None where this process computes alone.
+            decider: Compares what ranks need and have.
         """
-        self._tightest = tightest
-        self._checks = 0
+        self._decider = decider
         self._read_available = read_available
         self._clock = clock
         self._available_bytes = read_available()
@@ -124,17 +121,19 @@ class StepMemory:
         Raises:
             StepMemoryError: It does not.
         """
-        self._checks += 1
-        if self._tightest is not None and not need.prompt_tokens and self._checks % _RANKED_CHECKS:
-            return  # for none of the ranks, or all of them would have to know
-        takes_little = need.prompt_tokens <= _FEW_PROMPT_TOKENS and not need.kv_bytes
-        self._look(max_age_s=_MAX_READING_AGE_S if takes_little else 0.0)
-        left_bytes = self.left_of(self._available_bytes)
-        needed_bytes = self.needed_bytes(need)
-        if self._tightest is not None:
-            needed_bytes, left_bytes = self._tightest(needed_bytes, left_bytes)
+        measure = partial(self._measure, need)
+        tightest = self._decider.tightest(measure, only_decodes=not need.prompt_tokens)
+        if tightest is None:
+            return
+        needed_bytes, left_bytes = tightest
         if needed_bytes > left_bytes:
             raise StepMemoryError(needed_bytes=needed_bytes, left_bytes=left_bytes)
+
+    def _measure(self, need: StepNeed) -> tuple[int, int]:
+        """Return the bytes that a step takes here, and those that are left for it."""
+        takes_little = need.prompt_tokens <= _FEW_PROMPT_TOKENS and not need.kv_bytes
+        self._look(max_age_s=_MAX_READING_AGE_S if takes_little else 0.0)
+        return self.needed_bytes(need), self.left_of(self._available_bytes)
 
     def begin(self) -> None:
         """Watch the step that begins now."""

@@ -43,10 +43,10 @@ from machd.engine.protocol.step import (
     StepResult,
 )
 from machd.engine.protocol.tokenizer import Tokenizer
+from machd.engine.step.decider import Decider
 from machd.engine.step.decode_pass import NO_FEATURES, ForwardPacked, PackCaches, Passes
 from machd.engine.step.decoder import Decoder
 from machd.engine.step.decoder_row import Decoded, DecoderRow
-from machd.engine.step.look_ahead import LookAheadDecoder
 from machd.engine.step.memory import StepMemory, StepNeed
 from machd.engine.step.ports import (
     BlockTier,
@@ -55,12 +55,10 @@ from machd.engine.step.ports import (
     Matcher,
     PromptMedia,
     Proposer,
-    Ranks,
 )
-from machd.engine.step.prefill import Prefills, is_scored
+from machd.engine.step.prefill import Prefill, Prefills, is_scored
 from machd.engine.step.prompt_scores import scoring_bytes
 from machd.engine.step.proposals import RowProposals
-from machd.engine.step.ranked_decoder import FollowingDecoder, LeadingDecoder
 from machd.engine.step.sampling import RowSampling
 from machd.request.generation import SamplingParams
 
@@ -93,7 +91,7 @@ class EngineParts:
         experts: Experts on disk; None if all are in memory.
         media: Images and videos of prompts; None for a model that takes text only.
         media_processor: Decodes images and videos; None for such a model.
-        ranks: The ranks that compute the model together; None where this process computes it alone.
+        decider: Decides, with the other ranks where several compute the model.
     """
 
     model: Any
@@ -110,10 +108,10 @@ class EngineParts:
     looks_ahead: bool
     pack: PackCaches | None
     forward_packed: ForwardPacked | None
+    decider: Decider
     experts: Experts | None = None
     media: PromptMedia | None = None
     media_processor: MediaProcessor | None = None
-    ranks: Ranks | None = None
 
 
 class MlxEngine:
@@ -211,7 +209,7 @@ class MlxEngine:
             step = self._decode_beside(plan.prefill, plan_rows, plan.span_cost)
         else:
             whole, of_prompts, step.faults = self._prefills.compute(plan.prefill)
-            seated = self._seat_all(whole, step.faults)
+            seated = self._seat(whole, step.faults)
             # If the plan decodes no row, decode the lanes in which every row was added in this step.
             decoders = decoders or [
                 one for one in self._decoders_of(seated) if one.slot_indices <= seated
@@ -333,24 +331,29 @@ class MlxEngine:
         beside = self._prefills.beside(chunks)
         decoded = self._batch.decode(plan_rows, cost, beside)
         mx.eval([cache.state for chunk in beside for cache in chunk.caches])
-        self._seat_all([chunk.slot_index for chunk in chunks if chunk.is_last], decoded.faults)
+        self._seat([chunk.slot_index for chunk in chunks if chunk.is_last], decoded.faults)
         return decoded
 
-    def _seat_all(self, slot_indices: Sequence[int], faults: list[RowFault]) -> set[int]:
+    def _seat(self, slot_indices: Sequence[int], faults: list[RowFault]) -> set[int]:
         """Move whole prompts into their lanes; returns the slots seated, and adds to ``faults``."""
-        ranks = self._parts.ranks
-        if ranks is None or not slot_indices:
-            return {slot_index for slot_index in slot_indices if self._seat(slot_index, faults)}
-        if ranks.leads:
-            seated = {slot_index for slot_index in slot_indices if self._seat(slot_index, faults)}
-            ranks.failed_slots([one for one in slot_indices if one not in seated])
-            return seated
-        for slot_index in (failed := ranks.failed_slots(())):
-            self._prefills.pop(slot_index)
-        return {one for one in slot_indices if one not in failed and self._seat(one, faults)}
+        if not slot_indices:
+            return set()
+        begun = dict[int, tuple[Prefill, DecoderRow]]()
+        for slot_index in slot_indices:
+            prefill = self._prefills.pop(slot_index)
+            if (row := self._begin(prefill, faults)) is not None:
+                begun[slot_index] = prefill, row
+        seated = self._parts.decider.seated([*begun])
+        for slot_index in seated:
+            prefill, row = begun.pop(slot_index)  # its caches are not needed once the row has joined
+            decoder = self._batch
+            if prefill.opening.lane is Lane.SERIAL:
+                decoder = self._serial[slot_index] = self._decoder(SerialLaneKv())
+            decoder.join(row, prefill.finish())
+        return set(seated)
 
-    def _seat(self, slot_index: int, faults: list[RowFault]) -> bool:
-        prefill = self._prefills.pop(slot_index)
+    def _begin(self, prefill: Prefill, faults: list[RowFault]) -> DecoderRow | None:
+        """Return a whole prompt's row, or None if it cannot begin to decode: a fault of it."""
         opening, vocabulary_tokens = prefill.opening, self._description.vocabulary_tokens
         params, media = opening.sampling, self._parts.media
         prompt_tokens = len(prefill.prompt) - opening.resumed_tokens
@@ -363,39 +366,35 @@ class MlxEngine:
             sampling = RowSampling.for_prompt(params, prompt, vocabulary_tokens, matcher)
             sampling.resume(completion)
         except BaseException as cause:  # noqa: BLE001 - a row's fault, a panic in llguidance included
-            faults.append(RowFault(slot_index, cause))
-            return False
-        row = DecoderRow(slot_index, sampling, opening.reserved_tokens - prompt_tokens)
+            faults.append(RowFault(opening.slot_index, cause))
+            return None
+        row = DecoderRow(opening.slot_index, sampling, opening.reserved_tokens - prompt_tokens)
         if opening.media and media is not None:
             row.position_shift = media.shift(opening.media)
-            media.forget_rows((slot_index,))
+            media.forget_rows((opening.slot_index,))
         if (proposer := self._parts.proposer) is not None:
             row.proposals = RowProposals(proposer, prompt, params, vocabulary_tokens)
             row.proposals.extend(completion)
-        decoder = self._batch
-        if opening.lane is Lane.SERIAL:
-            decoder = self._serial[slot_index] = self._decoder(SerialLaneKv())
-        decoder.join(row, prefill.finish())
-        return True
+        return row
 
     def _decoder(self, kv: LaneKv) -> Decoder:
-        parts, vocabulary_tokens = self._parts, self._description.vocabulary_tokens
-        if not parts.looks_ahead:
-            passes = Passes(
-                self._forward,
-                kv,
-                pack=parts.pack,
-                forward_packed=parts.forward_packed,
-                has_positions=self._has_positions,
-            )
-            if parts.ranks is not None and parts.ranks.leads:
-                return LeadingDecoder(passes, kv, vocabulary_tokens, parts.masks, parts.ranks)
-            if parts.ranks is not None:
-                return FollowingDecoder(passes, kv, vocabulary_tokens, parts.ranks)
-            return Decoder(passes, kv, vocabulary_tokens, parts.masks)
-        on_finished = self._blocks.keep_row if parts.keeps_finished_rows else None
-        passes = Passes(self._forward, kv, is_eager=True, has_positions=self._has_positions)
-        return LookAheadDecoder(passes, kv, vocabulary_tokens, parts.masks, on_finished)
+        parts = self._parts
+        passes = Passes(
+            self._forward,
+            kv,
+            is_eager=parts.looks_ahead,
+            pack=parts.pack,
+            forward_packed=parts.forward_packed,
+            has_positions=self._has_positions,
+        )
+        return Decoder(
+            passes,
+            kv,
+            self._description.vocabulary_tokens,
+            parts.masks,
+            parts.decider,
+            self._blocks.keep_row if parts.keeps_finished_rows else None,
+        )
 
     @property
     def _has_positions(self) -> bool:

@@ -1,7 +1,7 @@
-"""Ports of the step: what it asks of grammars, proposers, blocks, experts, images and ranks, in plain data.
+"""Ports of the step: what it asks of grammars, proposers, blocks, experts and images, in plain data.
 
-The rooms grammar/, speculation/, prefix_blocks/, experts/, vision/ and ranks/ satisfy these protocols by structure, without importing
-this module; machd.engine.assembly plugs them in.
+The rooms grammar/, speculation/, prefix_blocks/, experts/ and vision/ satisfy these protocols by structure, without importing
+this module; machd.engine.assembly plugs them in. What a step decides is asked of :mod:`machd.engine.step.decider`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from machd.engine.kv.lane_kv import CachedRow
 from machd.engine.protocol.blocks import BlockChange, HeldBlock, ReusedPrefix, SavedBlock
 from machd.engine.protocol.engine import DiskReading, ExpertReading, MediaReading
 from machd.engine.protocol.media import MediaSpan
-from machd.engine.protocol.step import EncodeRow, ProposerKind, RowFault, SettledRow
+from machd.engine.protocol.step import EncodeRow, ProposerKind, RowFault
 from machd.request.generation import SamplingParams
 
 FindRow = Callable[[int], CachedRow | None]
@@ -261,34 +261,4 @@ class BlockTier(Protocol):
 
     def close(self) -> None:
         """Drop all blocks and finish writing."""
-        ...
-
-
-class Ranks(Protocol):
-    """The ranks that compute one model, each its shard, in lock-step.
-
-    Rank 0 decides and the others are told, so every method is a collective: all ranks call it at the
-    same place of a step. What a follower passes to :meth:`failed_slots`, :meth:`spans` and
-    :meth:`settled` does not count.
-    """
-
-    @property
-    def leads(self) -> bool:
-        """True on rank 0."""
-        ...
-
-    def tightest(self, needed_bytes: int, left_bytes: int) -> tuple[int, int]:
-        """Return the need, and what is left for it, of the rank that has least to spare."""
-        ...
-
-    def failed_slots(self, slot_indices: Sequence[int]) -> frozenset[int]:
-        """Return the slots of whole prompts whose row could not begin to decode."""
-        ...
-
-    def spans(self, ahead_ids: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-        """Return the tokens ahead of each row of the next pass; empty for a plain one."""
-        ...
-
-    def settled(self, rows: Sequence[SettledRow] | None) -> list[SettledRow] | None:
-        """Return what each row keeps of a pass; None if it is to be computed again without tokens ahead."""
         ...

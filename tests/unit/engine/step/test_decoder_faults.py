@@ -401,7 +401,7 @@ def _fails_once(patch: pytest.MonkeyPatch, owner: type, name: str) -> None:
         (BatchLaneKv, "keep"),
         (SlabCache, "place"),
         (SlabCache, "keep"),
-        (Decoder, "_settle"),
+        (Decoder, "settle"),
     ],
     ids=lambda one: one if isinstance(one, str) else one.__name__,
 )
