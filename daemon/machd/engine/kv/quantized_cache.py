@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from machd.engine.kv.kv_format import PLAIN, KvFormat, KvWidths
-from machd.engine.protocol.step import COLUMN_STEP
+from machd.engine.protocol.slab_size import COLUMN_STEP
 
 
 class FormatCache(ABC):

@@ -17,7 +17,7 @@ from machd.engine.backend.untyped import Cache, LanguageModel
 from machd.engine.kv.kv_format import PLAIN, KvFormat
 from machd.engine.kv.quantized_cache import FormatCache, QuantizedCache
 from machd.engine.kv.window_slab import RowWindow, WindowSlab
-from machd.engine.protocol.step import COLUMN_STEP
+from machd.engine.protocol.slab_size import COLUMN_STEP
 
 
 def make_row_caches(model: LanguageModel, kv_format: KvFormat = PLAIN) -> list[Cache]:

@@ -18,7 +18,7 @@ from typing import TypeAlias
 import mlx.core as mx
 
 from machd.engine.kv.row_positions import JoiningRow, RowPositions
-from machd.engine.protocol.step import COLUMN_STEP
+from machd.engine.protocol.slab_size import COLUMN_STEP
 
 _MAX_SPARE = 2
 """When rows leave, the arrays are laid out anew if they are more than so many times what the rest may need."""

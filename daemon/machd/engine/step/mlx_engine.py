@@ -31,8 +31,8 @@ from machd.engine.kv.serial_lane import SerialLaneKv
 from machd.engine.protocol.blocks import SavedBlock
 from machd.engine.protocol.engine import GrammarCompiler, MemoryReading, ModelDescription
 from machd.engine.protocol.media import FIRST_MEDIA_KEY, MediaProcessor
+from machd.engine.protocol.slab_size import COLUMN_STEP
 from machd.engine.protocol.step import (
-    COLUMN_STEP,
     DecodeRow,
     Lane,
     PrefillChunk,

@@ -22,14 +22,8 @@ from machd.engine.kv.lane_kv import CachedRow, PrefilledRow
 from machd.engine.kv.row_caches import make_room
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.media import MediaEncodingError
-from machd.engine.protocol.step import (
-    COLUMN_STEP,
-    Lane,
-    PrefillChunk,
-    RowFault,
-    RowOutput,
-    SharedPrefix,
-)
+from machd.engine.protocol.slab_size import COLUMN_STEP
+from machd.engine.protocol.step import Lane, PrefillChunk, RowFault, RowOutput, SharedPrefix
 from machd.engine.step.decode_pass import NO_FEATURES, Chunk, Forward, PackCaches, packed
 from machd.engine.step.ports import BlockTier, PromptMedia
 from machd.engine.step.prompt_scores import PromptScores
