@@ -86,6 +86,11 @@ class PrefillChunk:
         """True for the first chunk of a row."""
         return self.start == 0 or self.reused is not None
 
+    @property
+    def is_scored(self) -> bool:
+        """True if log-probabilities of the prompt were asked for."""
+        return self.sampling.prompt_logprobs is not None
+
 
 @dataclass(frozen=True, slots=True)
 class EncodeRow:
