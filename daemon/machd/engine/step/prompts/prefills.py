@@ -82,12 +82,12 @@ class Prefills:
             beside: Decodes the batch's rows in the pass of the chunks, if they are all computed in one; None if
                 the plan decodes other rows, or none.
         """
-        step = PromptStep()
+        step = PromptStep(beside)
         if not chunks:
             return step
         prefills: Sequence[Prefill] = [self._opened(chunk) for chunk in chunks]
         for strategy in self._strategies:
-            prefills = strategy.compute(prefills, beside, step)
+            prefills = strategy.compute(prefills, step)
         self.drop(fault.slot_index for fault in step.decoded.faults)
         step.whole = [
             one.slot_index for one in chunks if one.is_last and one.slot_index in self._open

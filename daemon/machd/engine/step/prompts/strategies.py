@@ -39,6 +39,7 @@ class PromptStep:
     """Result of computing a step's chunks, filled by one strategy after another.
 
     Attributes:
+        beside: Decodes the batch's rows in the pass of the chunks; None where that pass is not theirs.
         whole: Slots whose prompt is whole now.
         outputs: Outputs that prompts have with these chunks.
         decoded: Rows whose logits are not finite, or whose experts could not be read or images encoded; and
@@ -46,6 +47,7 @@ class PromptStep:
         has_decoded: True if they were.
     """
 
+    beside: DecodeBeside | None = None
     whole: list[int] = field(default_factory=list)
     outputs: list[RowOutput] = field(default_factory=list)
     decoded: Decoded = field(default_factory=Decoded)
@@ -55,71 +57,57 @@ class PromptStep:
 class PromptStrategy(Protocol):
     """A way to compute chunks."""
 
-    def compute(
-        self, prefills: Sequence[Prefill], beside: DecodeBeside | None, step: PromptStep
-    ) -> Sequence[Prefill]:
+    def compute(self, prefills: Sequence[Prefill], step: PromptStep) -> Sequence[Prefill]:
         """Compute chunks, wait for them, and return the prompts with a chunk that is left to compute.
 
         Args:
             prefills: Prompts, each with a chunk to compute.
-            beside: Decodes the batch's rows in the same pass; None where no pass of theirs can be shared.
-            step: Gets what the chunks and the rows give.
+            step: Gets what the chunks give, and the rows if they are decoded beside.
         """
         ...
 
 
+@dataclass(frozen=True, slots=True)
 class Packed:
     """Chunks behind one another in one pass, and in the pass of the batch's rows if all chunks fit there."""
 
-    def __init__(self, forward: Forward, packing: Packing) -> None:
-        """Compute with ``forward`` what ``packing`` lays together."""
-        self._forward = forward
-        self._packing = packing
+    forward: Forward
+    packing: Packing
 
-    def compute(
-        self, prefills: Sequence[Prefill], beside: DecodeBeside | None, step: PromptStep
-    ) -> Sequence[Prefill]:
+    def compute(self, prefills: Sequence[Prefill], step: PromptStep) -> Sequence[Prefill]:
         """Compute all chunks beside the rows; without rows, or with a scored prompt, two chunks or more."""
         scored = [one for one in prefills if one.opening.is_scored]
         plain = [one for one in prefills if not one.opening.is_scored]
-        has_rows = beside is not None and not scored
-        if not self._packing.is_possible or not (has_rows or len(plain) > 1):
+        beside = None if scored else step.beside
+        if not self.packing.is_possible or (beside is None and len(plain) < 2):
             return prefills
         appended = [Chunk(one.append(), one.caches) for one in plain]
         chunks = [chunk for chunk in appended if chunk.token_ids]
-        if beside is not None and not scored:
+        if beside is not None:
             step.decoded.add(beside(chunks))
             step.has_decoded = True
         elif chunks:
-            token_ids, caches = self._packing.inputs([], chunks)
-            self._forward(token_ids, caches, NO_FEATURES)
+            token_ids, caches = self.packing.inputs([], chunks)
+            self.forward(token_ids, caches, NO_FEATURES)
         mx.eval([cache.state for chunk in chunks for cache in chunk.caches])
         return scored
 
 
+@dataclass(frozen=True, slots=True)
 class Padded:
     """Whole prompts of like length in one call, padded at their ends."""
 
-    def __init__(
-        self, forward: Forward, cache: CacheFacts, kv_format: KvFormat, media: PromptMedia
-    ) -> None:
-        """Compute with ``forward``, in caches of such a kind and format."""
-        self._forward = forward
-        self._cache = cache
-        self._kv_format = kv_format
-        self._media = media
+    forward: Forward
+    cache: CacheFacts
+    kv_format: KvFormat
+    media: PromptMedia
 
-    def compute(
-        self, prefills: Sequence[Prefill], beside: DecodeBeside | None, step: PromptStep
-    ) -> Sequence[Prefill]:
+    def compute(self, prefills: Sequence[Prefill], step: PromptStep) -> Sequence[Prefill]:
         """Compute prompts that have a like; those of a group that lacks weights are left."""
-        del beside, step
-        groups = padded_groups([one for one in prefills if self._can_share(one)])
-        computed: set[Prefill] = set()
-        for group in groups:
-            if len(group) > 1 and self._share(group):
-                computed.update(group)
-        return [one for one in prefills if one not in computed]
+        del step
+        groups = padded_groups(one for one in prefills if self._can_share(one))
+        shared = [group for group in groups if len(group) > 1 and self._share(group)]
+        return [one for one in prefills if not any(one in group for group in shared)]
 
     def _can_share(self, prefill: Prefill) -> bool:
         """Return True for a whole prompt that padding at its end cannot change.
@@ -131,61 +119,53 @@ class Padded:
         chunk = prefill.chunk
         is_whole = chunk.start == 0 and chunk.is_last and len(chunk.token_ids) > 1
         is_plain = chunk.lane is Lane.BATCH and not chunk.is_scored
-        can_pad = self._cache.kind is KvCacheKind.STANDARD and not self._media.has_features
+        can_pad = self.cache.kind is KvCacheKind.STANDARD and not self.media.has_features
         return is_whole and is_plain and can_pad
 
     def _share(self, group: Sequence[Prefill]) -> bool:
         """Compute a group in one call; False if a prompt of it needs weights that could not be read."""
         try:
-            compute_together(self._forward, group, len(self._cache.layers), self._kv_format)
+            compute_together(self.forward, group, len(self.cache.layers), self.kv_format)
         except OSError:
             return False  # each alone tells which
         return True
 
 
+@dataclass(frozen=True, slots=True)
 class Scored:
     """Prompts whose log-probabilities were asked for, each in passes of its own."""
 
-    def __init__(self, forward: Forward) -> None:
-        """Compute with ``forward``."""
-        self._forward = forward
+    forward: Forward
 
-    def compute(
-        self, prefills: Sequence[Prefill], beside: DecodeBeside | None, step: PromptStep
-    ) -> Sequence[Prefill]:
+    def compute(self, prefills: Sequence[Prefill], step: PromptStep) -> Sequence[Prefill]:
         """Compute and score every scored prompt's chunk."""
-        del beside
         _compute_each([one for one in prefills if one.opening.is_scored], self._score, step)
         return [one for one in prefills if not one.opening.is_scored]
 
     def _score(self, prefill: Prefill) -> list[RowOutput]:
         computed_tokens = len(prefill.append())
         token_ids = prefill.chunk.token_ids
-        return prefill.scores.compute(self._forward, prefill.caches, token_ids, computed_tokens)
+        return prefill.scores.compute(self.forward, prefill.caches, token_ids, computed_tokens)
 
 
+@dataclass(frozen=True, slots=True)
 class Single:
     """Every chunk in a pass of its own."""
 
-    def __init__(self, forward: Forward, media: PromptMedia) -> None:
-        """Compute with ``forward`` what the model takes of prompts with ``media``."""
-        self._forward = forward
-        self._media = media
+    forward: Forward
+    media: PromptMedia
 
-    def compute(
-        self, prefills: Sequence[Prefill], beside: DecodeBeside | None, step: PromptStep
-    ) -> Sequence[Prefill]:
+    def compute(self, prefills: Sequence[Prefill], step: PromptStep) -> Sequence[Prefill]:
         """Compute every chunk."""
-        del beside
         _compute_each(prefills, self._pass, step)
         return []
 
     def _pass(self, prefill: Prefill) -> list[RowOutput]:
         if key_ids := prefill.append():
-            token_ids, features = self._media.inputs(
+            token_ids, features = self.media.inputs(
                 key_ids, prefill.chunk.start, prefill.opening.media
             )
-            self._forward(token_ids, list(prefill.caches), features)
+            self.forward(token_ids, list(prefill.caches), features)
             prefill.wait()
         return []
 
