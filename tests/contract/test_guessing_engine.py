@@ -13,13 +13,8 @@ from support.engines.tiny_models import TinyKind, tiny_model
 
 from machd.engine.assembly import make_engine
 from machd.engine.kv.row_caches import innermost
-from machd.engine.protocol.step import (
-    DecodeRow,
-    PrefillChunk,
-    StepPlan,
-    StepResult,
-    reserved_columns,
-)
+from machd.engine.protocol.slab_size import reserved_columns
+from machd.engine.protocol.step import DecodeRow, PrefillChunk, StepPlan, StepResult
 from machd.engine.speculation.ngram import NgramProposer
 from machd.engine.step import decoder
 from machd.engine.step.mlx_engine import MlxEngine

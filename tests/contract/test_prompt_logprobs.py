@@ -220,7 +220,7 @@ def test_planted_fault_in_prompt_logprobs_is_noticed(
     """Logits of the position before, or none across chunks, do not pass for the bare pass."""
     import mlx.core as mx  # noqa: PLC0415 - comes after the BLAS
 
-    from machd.engine.step.prompt_scores import PromptScores  # noqa: PLC0415 - imports mlx
+    from machd.engine.step.prompts.scores import PromptScores  # noqa: PLC0415 - imports mlx
 
     score, compute = PromptScores._score, PromptScores.compute
 
@@ -245,14 +245,14 @@ def test_prompt_logprobs_that_are_not_numbers_are_the_rows_fault(
     mlx_engine: MlxEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NaN in a prompt's logits ends its row and no other."""
-    forward = mlx_engine._prefills._forward
+    model = mlx_engine._model
     prompt = prompt_of(mlx_engine)[:30]
     (sound,) = chunks_of(prompt, GREEDY, 4096)
     (broken,) = chunks_of(prompt, SCORED, 4096, slot_index=1)
     monkeypatch.setattr(
-        mlx_engine._prefills,
-        "_forward",
-        lambda ids, *given: forward(ids, *given) * (float("nan") if ids.shape[1] > 1 else 1.0),
+        mlx_engine,
+        "_model",
+        lambda ids, **given: model(ids, **given) * (float("nan") if ids.shape[1] > 1 else 1.0),
     )
     result = mlx_engine.run(StepPlan(prefill=(sound, broken)))
     assert [fault.slot_index for fault in result.faults] == [1]

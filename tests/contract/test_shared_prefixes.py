@@ -28,7 +28,7 @@ from machd.engine.kv.lane_kv import PrefilledRow
 from machd.engine.kv.layers.slab import SlabCache
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.protocol.step import DecodeRow, Lane, SampledToken, SharedPrefix, StepPlan
-from machd.engine.step.prefill import Prefill
+from machd.engine.step.prompts.prefill import Prefill
 from machd_probes.play import GREEDY, Join
 from machd_probes.scripts import LENGTHS, MIXED, Script, random_prompt, scripts
 

@@ -6,6 +6,7 @@ import doctest
 import importlib
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -31,15 +32,17 @@ def _engine(embedded_model: LoadedModel) -> Iterator[MlxEngine]:
 def _watch(engine: MlxEngine) -> None:
     """Print the shapes of every forward pass."""
     model, passes = engine._model, engine._batch._passes
-    packed = passes._forward_packed
-    assert packed is not None
+    packing = passes._packing
 
     def told(token_ids: Any, logits: Any) -> Any:
         print(f"forward {token_ids.shape} -> {logits.shape}")  # noqa: T201 - doctest reads it
         return logits
 
     engine._model = lambda token_ids, cache: told(token_ids, model(token_ids, cache=cache))
-    passes._forward_packed = lambda token_ids, *others: told(token_ids, packed(token_ids, *others))
+    passes._packing = replace(
+        packing,
+        forward=lambda token_ids, *others: told(token_ids, packing.forward(token_ids, *others)),
+    )
 
 
 def test_page_shows_what_the_engine_computes(engine: MlxEngine) -> None:
@@ -55,8 +58,8 @@ def test_page_shows_what_the_engine_computes(engine: MlxEngine) -> None:
 
 def test_page_names_functions_that_exist() -> None:
     """Each `file.py:name` on the page is a function or method of engine/step/."""
-    named = re.findall(r"`(\w+)\.py:([\w.]+)`", _PAGE.read_text(encoding="utf-8"))
+    named = re.findall(r"`([\w/]+)\.py:([\w.]+)`", _PAGE.read_text(encoding="utf-8"))
     assert len(named) > 20, "the page links its lines to functions"
     for module, path in named:
-        found = importlib.import_module(f"machd.engine.step.{module}")
+        found = importlib.import_module(f"machd.engine.step.{module.replace('/', '.')}")
         assert callable(reduce(getattr, path.split("."), found)), f"{module}.py:{path}"

@@ -420,14 +420,14 @@ def _draw_fails_at(position: int) -> _Plant:
 
 
 def _logprobs_fail_at(position: int) -> _Plant:
-    """After the token is chosen and the rows' states have moved on."""
+    """After the tokens of all rows are chosen."""
 
     def plant(patch: pytest.MonkeyPatch) -> None:
         right = Sampler._add_logprobs
 
         def add_logprobs(this: Sampler, *args: Any) -> None:
             for row in this._rows:
-                if row.params.seed == _BAD_SEED and row.position == position + 1:
+                if row.params.seed == _BAD_SEED and row.position == position:
                     raise _PlantedError
             right(this, *args)
 

@@ -28,6 +28,7 @@ from support.engines.fake_engine import FakeEngine, FakeFaults, lettered
 from support.engines.scripted_drafts import drafts_by
 from support.schedulers.sequence_samples import END_OF_TEXT, LateFirstToken, drafting_eagerly
 
+from machd.engine.protocol.slab_size import slab_rows
 from machd.engine.protocol.step import (
     DecodeRow,
     Lane,
@@ -38,7 +39,6 @@ from machd.engine.protocol.step import (
     ScoredPrompt,
     StepPlan,
     StepResult,
-    slab_rows,
 )
 from machd.errors import (
     ClientDisconnectedError,

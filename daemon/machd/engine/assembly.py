@@ -30,10 +30,12 @@ from machd.engine.prefix_blocks.disk_tier import DiskTier
 from machd.engine.prefix_blocks.key import block_key
 from machd.engine.prefix_blocks.memory_tier import MemoryTier
 from machd.engine.protocol.step import ProposerKind
+from machd.engine.step.absent_parts import NoExperts, NoMedia
 from machd.engine.step.decider import Decider
+from machd.engine.step.decode_pass import NO_PACKING, Packing
 from machd.engine.step.memory import StepMemory
 from machd.engine.step.mlx_engine import EngineParts, MlxEngine
-from machd.engine.step.ports import Proposer
+from machd.engine.step.ports import PromptMedia, Proposer
 from machd.engine.vision.media_encoder import MediaEncoder
 from machd.engine.vision.vision_model import VisionLanguageModel
 
@@ -103,7 +105,7 @@ def engine_parts(
     form = BlockForm.of_model(model, loaded.kv_format) if disk_tier is not None else None
     decider = decider or Decider()
     memory = StepMemory(computing_memory_bytes, SystemClock(), decider)
-    media = None
+    media: PromptMedia = NoMedia()
     if loaded.vision is not None:
         assert isinstance(model, VisionLanguageModel), "only such a model has a processor"
         media = MediaEncoder(
@@ -131,10 +133,9 @@ def engine_parts(
         memory=memory,
         proposer=proposer,
         looks_ahead=looks_ahead,
-        pack=packed_caches if is_packable else None,
-        forward_packed=partial(first_logits, model) if is_packable else None,
+        packing=Packing(packed_caches, partial(first_logits, model)) if is_packable else NO_PACKING,
         decider=decider,
-        experts=experts,
+        experts=NoExperts() if experts is None else experts,
         media=media,
         media_processor=loaded.vision,
     )

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from machd.engine.protocol.step import Lane, reserved_columns, slab_rows
+from machd.engine.protocol.slab_size import reserved_columns, slab_rows
+from machd.engine.protocol.step import Lane
 from machd.errors import KvBudgetExceededError, KvBudgetSpentError
 
 

@@ -13,13 +13,12 @@ from machd.engine.backend.untyped import Cache
 from machd.engine.kernels import batchable, packed
 from machd.engine.kv.kv_format import KvFormat
 from machd.engine.kv.lane_kv import PrefilledRow
-from machd.engine.protocol.step import PrefillChunk
 from machd.engine.step import decoder, gumbel_noise
-from machd.engine.step import prefill as prefill_module
 from machd.engine.step.decode_pass import Forward
 from machd.engine.step.decoder import Decoder
 from machd.engine.step.decoder_row import DecoderRow
-from machd.engine.step.prefill import Prefill, Prefills
+from machd.engine.step.prompts import strategies
+from machd.engine.step.prompts.prefill import Prefill
 from machd.engine.step.sampling import RowSampling, Sampler
 from machd_probes import passes
 from support.engines.faults_in_caches import Plant
@@ -75,9 +74,9 @@ def a_chunk_loses_its_last_token(patch: pytest.MonkeyPatch) -> None:
     """Of each chunk but the last one, the token at the border is not computed."""
     right = Prefill.append
 
-    def append(self: Prefill, chunk: PrefillChunk) -> tuple[int, ...]:
-        token_ids = right(self, chunk)
-        return token_ids if chunk.is_last else token_ids[:-1]
+    def append(self: Prefill) -> tuple[int, ...]:
+        token_ids = right(self)
+        return token_ids if self.chunk.is_last else token_ids[:-1]
 
     patch.setattr(Prefill, "append", append)
 
@@ -101,7 +100,8 @@ def a_chunk_beside_rows_begins_anew(patch: pytest.MonkeyPatch) -> None:
 def padding_is_remembered(patch: pytest.MonkeyPatch) -> None:
     """Prompts of unequal length are computed together, padded at their ends, states and all."""
 
-    def can_share(_: Prefills, chunk: PrefillChunk) -> bool:
+    def can_share(_: strategies.Padded, prefill: Prefill) -> bool:
+        chunk = prefill.chunk
         return chunk.start == 0 and chunk.is_last and len(chunk.token_ids) > 1
 
     def compute_together(
@@ -115,8 +115,8 @@ def padding_is_remembered(patch: pytest.MonkeyPatch) -> None:
         for row, (prefill, prompt) in enumerate(zip(prefills, prompts, strict=True)):
             prefill.adopt([_of_row(cache, row, len(prompt)) for cache in caches], 0)
 
-    patch.setattr(Prefills, "_can_share", can_share)
-    patch.setattr(prefill_module, "compute_together", compute_together)
+    patch.setattr(strategies.Padded, "_can_share", can_share)
+    patch.setattr(strategies, "compute_together", compute_together)
 
 
 def _of_row(cache: Cache, row: int, length: int) -> Cache:

@@ -8,7 +8,8 @@ import pytest
 from support.engines.chained_engine import TOKEN_BYTES, ChainedEngine
 from support.schedulers.sequence_samples import LIMITS, batching_of, only
 
-from machd.engine.protocol.step import SharedPrefix, StepPlan, class_columns
+from machd.engine.protocol.slab_size import class_columns
+from machd.engine.protocol.step import SharedPrefix, StepPlan
 from machd.request.generation import SamplingParams
 from machd.scheduler.config import continuous
 from machd.scheduler.events import Event, SequenceFinished

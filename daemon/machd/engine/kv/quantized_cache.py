@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from machd.engine.backend.untyped import Cache
 from machd.engine.kv.kv_format import PLAIN, KvFormat, KvWidths
-from machd.engine.protocol.step import COLUMN_STEP
+from machd.engine.protocol.slab_size import COLUMN_STEP
 
 
 class FormatCache(ABC):

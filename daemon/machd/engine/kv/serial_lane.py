@@ -9,7 +9,7 @@ from machd.engine.kv.lane_kv import LaneKv, PrefilledRow
 from machd.engine.kv.rollback import CacheCheckpoint, supports_rollback
 from machd.engine.kv.row_caches import innermost
 from machd.engine.kv.row_positions import JoiningRow
-from machd.engine.protocol.step import COLUMN_STEP
+from machd.engine.protocol.slab_size import COLUMN_STEP
 
 
 class SerialLaneKv(LaneKv):

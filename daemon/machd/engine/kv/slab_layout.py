@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Protocol
 
-from machd.engine.protocol.step import (
+from machd.engine.protocol.slab_size import (
     COLUMN_STEP,
     CROWDED_COLUMNS,
     class_columns,

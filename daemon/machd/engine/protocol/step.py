@@ -7,7 +7,6 @@ token and perhaps tokens ahead of it (:class:`DecodeRow`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
@@ -86,6 +85,11 @@ class PrefillChunk:
     def opens(self) -> bool:
         """True for the first chunk of a row."""
         return self.start == 0 or self.reused is not None
+
+    @property
+    def is_scored(self) -> bool:
+        """True if log-probabilities of the prompt were asked for."""
+        return self.sampling.prompt_logprobs is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,40 +326,6 @@ class StepResult:
         """Pick the tokens, which several parts of the scheduler count."""
         tokens = [one for one in self.outputs if isinstance(one, SampledToken)]
         object.__setattr__(self, "tokens", tuple(tokens))
-
-
-COLUMN_STEP = 256
-"""Columns of a row's keys and values are allocated in multiples of this, as in mlx-lm's caches."""
-
-CROWDED_COLUMNS = 2048
-"""Columns up to which rows of one length class share an array."""
-
-
-def slab_rows(rows: int, max_rows: int) -> int:
-    """Return the rows that an array of all rows has room for when it holds ``rows``: a power of two.
-
-    The scheduler reserves and the engine allocates by this one rule.
-    """
-    return min(1 << max(rows - 1, 0).bit_length(), max(max_rows, rows))
-
-
-def class_columns(tokens: int) -> int:
-    """Return the columns of the length class of a row with so many positions.
-
-    The classes are 256, 384, 512, 768, 1024 and so on, so that a row of 171 positions or more has at most 1.5
-    times as many columns.
-    """
-    power = max(COLUMN_STEP, 1 << max(tokens - 1, 0).bit_length())
-    smaller = power // 4 * 3
-    return smaller if power > COLUMN_STEP and tokens <= smaller else power
-
-
-def reserved_columns(limits: Iterable[int]) -> int:
-    """Return the columns that rows in length classes may come to take, each with its limit of positions."""
-    return sum(
-        class_columns(limit) if limit <= CROWDED_COLUMNS else -(-limit // COLUMN_STEP) * COLUMN_STEP
-        for limit in limits
-    )
 
 
 class StepMemoryError(Exception):

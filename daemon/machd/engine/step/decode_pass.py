@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 import mlx.core as mx
 
@@ -53,6 +53,40 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class Packing:
+    """Functions of packed passes.
+
+    Attributes:
+        pack: Makes the caches of a packed pass.
+        forward: The model in such a pass.
+        is_possible: False where the model's layers cannot compute one, and with look-ahead, whose pass is under
+            way before a chunk is known.
+    """
+
+    pack: PackCaches
+    forward: ForwardPacked
+    is_possible: bool = True
+
+    def inputs(self, layers: list[Cache], chunks: Sequence[Chunk]) -> tuple[mx.array, list[Any]]:
+        """Return the token ids int32 [tokens, 1] of chunks, and the caches of the pass that computes them.
+
+        Args:
+            layers: The decoding rows' caches; none where no row decodes.
+            chunks: At least one.
+        """
+        token_ids = [token_id for chunk in chunks for token_id in chunk.token_ids]
+        caches = self.pack(layers, [(chunk.caches, len(chunk.token_ids)) for chunk in chunks])
+        return mx.array(token_ids, dtype=mx.int32)[:, None], caches
+
+
+def _not_packed(*_: object) -> NoReturn:
+    raise AssertionError("the model's layers compute no packed pass")
+
+
+NO_PACKING = Packing(_not_packed, _not_packed, is_possible=False)
+
+
+@dataclass(frozen=True, slots=True)
 class DecodePass:
     """A forward pass under way.
 
@@ -83,8 +117,7 @@ class Passes:
         kv: LaneKv,
         *,
         is_eager: bool = False,
-        pack: PackCaches | None = None,
-        forward_packed: ForwardPacked | None = None,
+        packing: Packing = NO_PACKING,
         has_positions: bool = False,
     ) -> None:
         """Begin without one.
@@ -94,15 +127,13 @@ class Passes:
             kv: Caches of the lane's rows.
             is_eager: Look ahead: start every pass on the device at once. Otherwise a pass starts early only
                 where masks are filled meanwhile.
-            pack: Makes the caches of a pass with chunks beside; None where there is no such pass.
-            forward_packed: The model in such a pass.
+            packing: Functions of passes with chunks beside.
             has_positions: The model is told the positions of rows.
         """
         self._forward = forward
         self._kv = kv
         self.is_eager = is_eager
-        self._pack = pack
-        self._forward_packed = forward_packed
+        self._packing = packing
         self._has_positions = has_positions
 
     def dispatch(
@@ -132,11 +163,9 @@ class Passes:
         layers, features = self._kv.layers, NO_FEATURES
         if beside:
             assert longest == 1, "a chunk rides beside plain spans"
-            assert self._pack is not None, "the model's layers compute both"
-            assert self._forward_packed is not None, "the model's layers compute both"
-            packed_ids, layers = packed(self._pack, layers, beside)
+            packed_ids, layers = self._packing.inputs(layers, beside)
             token_ids = mx.concatenate([token_ids, packed_ids])  # [rows + tokens, 1]
-            logits = self._forward_packed(token_ids, layers, len(rows))
+            logits = self._packing.forward(token_ids, layers, len(rows))
         else:
             if self._has_positions:
                 features = {"position_ids": _positions(rows, longest)}
@@ -157,21 +186,6 @@ class Passes:
         self._forward(current.token_ids[:, :longest], self._kv.layers, features)
         self._kv.close_pass()
         mx.eval([cache.state for cache in self._kv.layers])
-
-
-def packed(
-    pack: PackCaches, layers: list[Cache], chunks: Sequence[Chunk]
-) -> tuple[mx.array, list[Any]]:
-    """Return the token ids int32 [tokens, 1] of chunks, and the caches of the pass that computes them.
-
-    Args:
-        pack: Makes the caches.
-        layers: The decoding rows' caches; none where no row decodes.
-        chunks: At least one.
-    """
-    token_ids = [token_id for chunk in chunks for token_id in chunk.token_ids]
-    caches = pack(layers, [(chunk.caches, len(chunk.token_ids)) for chunk in chunks])
-    return mx.array(token_ids, dtype=mx.int32)[:, None], caches
 
 
 def _positions(rows: Sequence[DecoderRow], tokens: int) -> mx.array:

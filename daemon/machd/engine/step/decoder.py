@@ -249,7 +249,6 @@ class Decoder:
 
     def _sample_plain(self, current: DecodePass) -> Sampled:
         rows = current.rows
-        states = [row.sampling.state for row in rows]
         try:
             if self._sampler is None or self._sampler_rows != rows:
                 samplings = [row.sampling for row in rows]
@@ -258,8 +257,6 @@ class Decoder:
             return Sampled(current, [(rows, self._sampler.sample(current.logits))], [])
         except BaseException:  # noqa: BLE001 - comes again below, from its own row
             self._sampler = None
-            for row, state in zip(rows, states, strict=True):
-                row.sampling.state = state  # matchers have not moved: only settling moves them
         sampled = Sampled(current, [], [])
         for place, row in enumerate(rows):
             try:

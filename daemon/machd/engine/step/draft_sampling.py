@@ -32,13 +32,13 @@ class RowDraws:
         self._row = RowSampling.for_prompt(params, prompt, vocabulary_tokens)
         self._vocabulary_tokens = vocabulary_tokens
         self._sampler = Sampler([self._row], vocabulary_tokens)
-        self._generated = self._row.state
+        self._generated = self._row.fork()
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """Append tokens that the row has generated; drafts after them are rolled back."""
         self.roll_back()
         self._row.add(token_ids)
-        self._generated = self._row.state
+        self._generated = self._row.fork()
 
     def choose(self, logits: mx.array) -> Selection:
         """Draw the next draft token, lazily.
@@ -53,4 +53,4 @@ class RowDraws:
 
     def roll_back(self) -> None:
         """Drop all drafts after the last generated token."""
-        self._row.state = self._generated
+        self._row.take(self._generated)

@@ -31,22 +31,19 @@ from machd.engine.kv.serial_lane import SerialLaneKv
 from machd.engine.protocol.blocks import SavedBlock
 from machd.engine.protocol.engine import GrammarCompiler, MemoryReading, ModelDescription
 from machd.engine.protocol.media import FIRST_MEDIA_KEY, MediaProcessor
+from machd.engine.protocol.slab_size import COLUMN_STEP
 from machd.engine.protocol.step import (
-    COLUMN_STEP,
-    DecodeRow,
     Lane,
     PrefillChunk,
     RowFault,
-    RowOutput,
-    SpanCost,
     StepPlan,
     StepResult,
 )
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.engine.step.decider import Decider
-from machd.engine.step.decode_pass import NO_FEATURES, ForwardPacked, PackCaches, Passes
+from machd.engine.step.decode_pass import NO_FEATURES, Packing, Passes
 from machd.engine.step.decoder import Decoder
-from machd.engine.step.decoder_row import Decoded, DecoderRow
+from machd.engine.step.decoder_row import DecoderRow
 from machd.engine.step.memory import StepMemory, StepNeed
 from machd.engine.step.ports import (
     BlockTier,
@@ -56,8 +53,9 @@ from machd.engine.step.ports import (
     PromptMedia,
     Proposer,
 )
-from machd.engine.step.prefill import Prefill, Prefills, is_scored
-from machd.engine.step.prompt_scores import scoring_bytes
+from machd.engine.step.prompts.prefill import Prefill
+from machd.engine.step.prompts.prefills import Prefills
+from machd.engine.step.prompts.scores import scoring_bytes
 from machd.engine.step.proposals import RowProposals
 from machd.engine.step.sampling import RowSampling
 from machd.request.generation import SamplingParams
@@ -85,13 +83,11 @@ class EngineParts:
         memory: Memory that steps take.
         proposer: Source of draft tokens; None for none.
         looks_ahead: True if each pass is dispatched before the last one's tokens are read.
-        pack: Makes the caches of a packed pass; None where the model's layers cannot compute one, and
-            with look-ahead, whose pass is under way before a chunk is known.
-        forward_packed: The model in such a pass; None where there is none.
-        experts: Experts on disk; None if all are in memory.
-        media: Images and videos of prompts; None for a model that takes text only.
-        media_processor: Decodes images and videos; None for such a model.
+        packing: Functions of passes that compute rows and prompts together.
         decider: Decides, with the other ranks where several compute the model.
+        experts: Experts on disk.
+        media: Images and videos of prompts.
+        media_processor: Decodes images and videos; None for a model that takes text only.
     """
 
     model: Any
@@ -106,11 +102,10 @@ class EngineParts:
     memory: StepMemory
     proposer: Proposer | None
     looks_ahead: bool
-    pack: PackCaches | None
-    forward_packed: ForwardPacked | None
+    packing: Packing
     decider: Decider
-    experts: Experts | None = None
-    media: PromptMedia | None = None
+    experts: Experts
+    media: PromptMedia
     media_processor: MediaProcessor | None = None
 
 
@@ -138,7 +133,7 @@ class MlxEngine:
             parts.description,
             parts.kv_format,
             media=parts.media,
-            pack=parts.pack,
+            packing=parts.packing,
         )
         self._batch = self._decoder(self._batch_kv())
         self._serial: dict[int, Decoder] = {}
@@ -180,7 +175,6 @@ class MlxEngine:
         result = self._run_bounded(plan)
         if not plan.encode:
             return result
-        assert self._parts.media is not None, "only a model with vision is given images"
         outcome = self._parts.media.encode(plan.encode, plan.encode_s)
         return replace(
             result,
@@ -204,12 +198,13 @@ class MlxEngine:
         self._release(plan.release)
         plan_rows = {row.slot_index: row for row in plan.decode}
         decoders = self._decoders_of(plan_rows)
-        step, of_prompts = Decoded(), list[RowOutput]()
-        if decoders == [self._batch] and self._can_pack(plan.prefill):
-            step = self._decode_beside(plan.prefill, plan_rows, plan.span_cost)
-        else:
-            whole, of_prompts, step.faults = self._prefills.compute(plan.prefill)
-            seated = self._seat(whole, step.faults)
+        beside = None
+        if decoders == [self._batch]:
+            beside = partial(self._batch.decode, plan_rows, plan.span_cost)
+        prompts = self._prefills.run(plan.prefill, beside)
+        step = prompts.decoded
+        seated = self._seat(prompts.whole, step.faults)
+        if not prompts.has_decoded:
             # If the plan decodes no row, decode the lanes in which every row was added in this step.
             decoders = decoders or [
                 one for one in self._decoders_of(seated) if one.slot_indices <= seated
@@ -221,7 +216,7 @@ class MlxEngine:
         self._blocks.forget_rows(failed)
         self._free_unused(blocks.dropped_bytes)
         return StepResult(
-            (*[one for one in of_prompts if one.slot_index not in failed], *step.tokens),
+            (*[one for one in prompts.outputs if one.slot_index not in failed], *step.tokens),
             tuple(step.faults),
             blocks.held,
             blocks.lost,
@@ -247,8 +242,8 @@ class MlxEngine:
             available_bytes=available_memory_bytes(),
             step_bytes=self._memory.left_of(computing_memory_bytes()),
             disk=self._blocks.reading(),
-            experts=None if self._parts.experts is None else self._parts.experts.reading(),
-            media=None if self._parts.media is None else self._parts.media.reading(),
+            experts=self._parts.experts.reading(),
+            media=self._parts.media.reading(),
         )
 
     def row_checksum(self) -> int:
@@ -269,8 +264,7 @@ class MlxEngine:
             decoder.close()
         self._serial.clear()
         self._blocks.forget_rows()
-        if self._parts.media is not None:
-            self._parts.media.forget_rows()
+        self._parts.media.forget_rows()
         self._batch = self._decoder(self._batch_kv())
         mx.clear_cache()
 
@@ -281,10 +275,8 @@ class MlxEngine:
         if self._parts.proposer is not None:
             self._parts.proposer.close()
         self._parts.tokenizer.close()
-        if self._parts.experts is not None:
-            self._parts.experts.close()
-        if self._parts.media is not None:
-            self._parts.media.clear()
+        self._parts.experts.close()
+        self._parts.media.clear()
         if self._parts.media_processor is not None:
             self._parts.media_processor.close()
         self._model = None
@@ -315,24 +307,8 @@ class MlxEngine:
                 decoder.close()
         self._prefills.drop(slot_indices)
         self._blocks.forget_rows(slot_indices)
-        if self._parts.media is not None:
-            self._parts.media.forget_rows(slot_indices)
+        self._parts.media.forget_rows(slot_indices)
         self._batch.leave(slot_indices)
-
-    def _can_pack(self, chunks: Sequence[PrefillChunk]) -> bool:
-        """Return True if prompt tokens can be computed in the pass of the batch's rows."""
-        is_packable = self._parts.pack is not None
-        return is_packable and bool(chunks) and not any(is_scored(chunk) for chunk in chunks)
-
-    def _decode_beside(
-        self, chunks: Sequence[PrefillChunk], plan_rows: Mapping[int, DecodeRow], cost: SpanCost
-    ) -> Decoded:
-        """Decode the batch and compute chunks in one pass; whole prompts join for the next one."""
-        beside = self._prefills.beside(chunks)
-        decoded = self._batch.decode(plan_rows, cost, beside)
-        mx.eval([cache.state for chunk in beside for cache in chunk.caches])
-        self._seat([chunk.slot_index for chunk in chunks if chunk.is_last], decoded.faults)
-        return decoded
 
     def _seat(self, slot_indices: Sequence[int], faults: list[RowFault]) -> set[int]:
         """Move whole prompts into their lanes; returns the slots seated, and adds to ``faults``."""
@@ -345,7 +321,9 @@ class MlxEngine:
                 begun[slot_index] = prefill, row
         seated = self._parts.decider.seated([*begun])
         for slot_index in seated:
-            prefill, row = begun.pop(slot_index)  # its caches are not needed once the row has joined
+            prefill, row = begun.pop(
+                slot_index
+            )  # its caches are not needed once the row has joined
             decoder = self._batch
             if prefill.opening.lane is Lane.SERIAL:
                 decoder = self._serial[slot_index] = self._decoder(SerialLaneKv())
@@ -369,7 +347,7 @@ class MlxEngine:
             faults.append(RowFault(opening.slot_index, cause))
             return None
         row = DecoderRow(opening.slot_index, sampling, opening.reserved_tokens - prompt_tokens)
-        if opening.media and media is not None:
+        if opening.media:
             row.position_shift = media.shift(opening.media)
             media.forget_rows((opening.slot_index,))
         if (proposer := self._parts.proposer) is not None:
@@ -383,9 +361,8 @@ class MlxEngine:
             self._forward,
             kv,
             is_eager=parts.looks_ahead,
-            pack=parts.pack,
-            forward_packed=parts.forward_packed,
-            has_positions=self._has_positions,
+            packing=parts.packing,
+            has_positions=parts.media.has_positions,
         )
         return Decoder(
             passes,
@@ -395,10 +372,6 @@ class MlxEngine:
             parts.decider,
             self._blocks.keep_row if parts.keeps_finished_rows else None,
         )
-
-    @property
-    def _has_positions(self) -> bool:
-        return self._parts.media is not None and self._parts.media.has_positions
 
     def _forward(
         self,
@@ -418,13 +391,13 @@ class MlxEngine:
             OSError: An expert could not be read.
         """
         logits = self._forward(token_ids, caches, features)
-        if self._parts.experts is not None and (fault := self._parts.experts.take_fault()):
+        if fault := self._parts.experts.take_fault():
             raise fault
         return logits
 
     def _explained(self, faults: list[RowFault]) -> list[RowFault]:
         """Return the faults of a step, those of rows that lack an expert with that as their cause."""
-        if self._parts.experts is None or (cause := self._parts.experts.take_fault()) is None:
+        if (cause := self._parts.experts.take_fault()) is None:
             return faults
         return [
             RowFault(
@@ -455,8 +428,7 @@ class MlxEngine:
             one.growth_bytes((), draft_tokens, bytes_per_token) for one in decoders
         )
         rows = len(decoding) + len(joining)
-        scored = [len(one.token_ids) for one in plan.prefill if is_scored(one)]
-        scoring = scoring_bytes(max(scored, default=0), self._description.vocabulary_tokens)
+        scoring = scoring_bytes(plan.prefill, self._description.vocabulary_tokens)
         return StepNeed(plan.prefill_tokens, rows, kv_bytes, joining_bytes, scoring)
 
     def _free_unused(self, dropped_bytes: int) -> None:

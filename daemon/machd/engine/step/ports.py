@@ -26,8 +26,8 @@ FindRow = Callable[[int], CachedRow | None]
 class Experts(Protocol):
     """Experts that lie on disk until they are needed."""
 
-    def reading(self) -> ExpertReading:
-        """Return the bank at this moment."""
+    def reading(self) -> ExpertReading | None:
+        """Return the bank at this moment; None if all experts are in memory."""
         ...
 
     def take_fault(self) -> OSError | None:
@@ -65,6 +65,11 @@ class PromptMedia(Protocol):
     """Images and videos of prompts, as the model takes them."""
 
     @property
+    def has_features(self) -> bool:
+        """True if the model is given features beside token ids, which are made for one prompt at a time."""
+        ...
+
+    @property
     def has_positions(self) -> bool:
         """True if the model is told the positions of rows, which images move."""
         ...
@@ -98,8 +103,8 @@ class PromptMedia(Protocol):
         """Return the position of the first token behind a prompt's images, less its place."""
         ...
 
-    def reading(self) -> MediaReading:
-        """Return the encoder's cache at this moment."""
+    def reading(self) -> MediaReading | None:
+        """Return the encoder's cache at this moment; None without an encoder."""
         ...
 
     def forget_rows(self, slot_indices: Iterable[int] | None = None) -> None:

@@ -28,6 +28,9 @@ from machd.request.generation import SamplingParams
 class RowSampling:
     """One row's sampling state, which follows the row wherever it goes.
 
+    A sampler moves its position and counts on over the token that it chooses, and settling moves its matcher. Tokens
+    ahead are sampled on forks (:meth:`after`), of which the row takes the one behind its last right token (:meth:`take`).
+
     Attributes:
         position: Index of the next token in the completion.
         prompt_mask: Which tokens the prompt has, bool [vocabulary]; None unless it matters.
@@ -40,15 +43,6 @@ class RowSampling:
     prompt_mask: mx.array | None = None
     counts: mx.array | None = None
     matcher: Matcher | None = None
-
-    @property
-    def state(self) -> tuple[int, mx.array | None]:
-        """State that sampling changes; set it to roll a sampling back."""
-        return self.position, self.counts
-
-    @state.setter
-    def state(self, state: tuple[int, mx.array | None]) -> None:
-        self.position, self.counts = state
 
     @classmethod
     def for_prompt(
@@ -206,7 +200,7 @@ class Sampler:
         return [row.params for row in self._rows]
 
     def sample(self, logits: mx.array) -> Selection:
-        """Choose the next token of every row and advance the rows' states.
+        """Choose the next token of every row, and then advance the rows' states: if it raises, none has moved.
 
         Args:
             logits: [rows, vocabulary], any float dtype.
@@ -230,10 +224,10 @@ class Sampler:
             token_ids, usable = self._draw(adjusted, token_ids, usable, self._filters)
         if forced := self._forced():
             token_ids[mx.array(list(forced))] = mx.array(list(forced.values()))
-        self._advance(token_ids)
         selection = Selection(token_ids, usable)
         if self._logprob_rows:
             self._add_logprobs(selection, logits)
+        self._advance(token_ids)
         return selection
 
     def _penalise(self, logits: mx.array) -> mx.array:

@@ -162,6 +162,11 @@ class MediaEncoder:
         self._encoding_s = 0.0
 
     @property
+    def has_features(self) -> bool:
+        """True: the model is given embeddings or positions of one prompt."""
+        return True
+
+    @property
     def has_positions(self) -> bool:
         """True if the model is told the positions of rows, which images move."""
         return self._wrapped.has_positions

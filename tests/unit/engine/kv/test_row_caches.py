@@ -8,7 +8,7 @@ from mlx_lm.models.cache import CacheList, KVCache, RotatingKVCache
 from machd.engine.backend.untyped import Cache
 from machd.engine.kv.layers.slab import SlabCache
 from machd.engine.kv.row_caches import make_room
-from machd.engine.protocol.step import COLUMN_STEP
+from machd.engine.protocol.slab_size import COLUMN_STEP
 
 
 def _write(cache: Cache, tokens: int) -> int:

@@ -14,7 +14,7 @@ from machd.engine.kv.slab_layout import (
     OneSlab,
     RowExtent,
 )
-from machd.engine.protocol.step import class_columns, reserved_columns, slab_rows
+from machd.engine.protocol.slab_size import class_columns, reserved_columns, slab_rows
 
 _MAX_ROWS = 16
 _LIMITS = st.integers(1, 5000)

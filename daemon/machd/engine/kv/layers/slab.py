@@ -28,7 +28,7 @@ from machd.engine.kv.layers.layer_kv import Checkpoint, LayerKv
 from machd.engine.kv.quantized_cache import FormatCache, QuantizedCache, format_of
 from machd.engine.kv.row_positions import RowPositions, SlabRows
 from machd.engine.kv.slab_layout import Layout, Slab
-from machd.engine.protocol.step import COLUMN_STEP
+from machd.engine.protocol.slab_size import COLUMN_STEP
 
 _SLICED_COST = 3
 """Time that the CPU takes to make floats of a column in a slice, over that of one in the whole array."""

@@ -21,7 +21,7 @@ from machd.engine.backend.untyped import Cache
 from machd.engine.kv.layers.cache_state import CacheState, StateCheckpoint, copied, move_rows
 from machd.engine.kv.layers.layer_kv import Checkpoint, LayerKv
 from machd.engine.kv.row_positions import JoiningRow, RowPositions
-from machd.engine.protocol.step import COLUMN_STEP
+from machd.engine.protocol.slab_size import COLUMN_STEP
 
 _MAX_SPARE = 2
 """When rows leave, the arrays are laid out anew if they are more than so many times what the rest may need."""

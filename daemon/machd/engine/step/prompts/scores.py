@@ -7,7 +7,7 @@ chunk are kept for the first token of the next one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -118,8 +118,9 @@ class PromptScores:
         ]
 
 
-def scoring_bytes(prompt_tokens: int, vocabulary_tokens: int) -> int:
-    """An upper estimate of what a pass over a scored prompt takes besides the pass itself."""
+def scoring_bytes(chunks: Iterable[PrefillChunk], vocabulary_tokens: int) -> int:
+    """An upper estimate of what passes over the scored ones of these chunks take besides the passes themselves."""
+    prompt_tokens = max((len(one.token_ids) for one in chunks if one.is_scored), default=0)
     positions = min(prompt_tokens, _pass_tokens(vocabulary_tokens))
     return positions * vocabulary_tokens * _FLOAT_BYTES * _LOGITS_COPIES
 

@@ -1,0 +1,84 @@
+"""One prompt while it is computed into caches of its own.
+
+The last token of a prompt with a completion is never prefilled: it is the first span of the row's decode.
+So the output head runs over no prompt but those whose log-probabilities were asked for, and over a chunk
+that rides in the rows' pass, since one call computes both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from machd.engine.backend.untyped import Cache
+from machd.engine.kv.lane_kv import CachedRow, PrefilledRow
+from machd.engine.kv.row_caches import make_room
+from machd.engine.protocol.slab_size import COLUMN_STEP
+from machd.engine.protocol.step import PrefillChunk, SharedPrefix
+from machd.engine.step.prompts.scores import PromptScores
+
+
+class Prefill:
+    """One prompt while it is computed.
+
+    Attributes:
+        opening: The first chunk; its parameters, lane and reservation are the row's.
+        chunk: The chunk of this step.
+        prompt: The tokens so far.
+        caches: One for each cache of the model.
+        scores: Log-probabilities of the prompt's tokens; unused unless they were asked for.
+    """
+
+    def __init__(
+        self, opening: PrefillChunk, caches: Sequence[Cache], vocabulary_tokens: int
+    ) -> None:
+        """Begin with caches that hold the prefix that the opening chunk reuses."""
+        assert opening.opens, "the first chunk opens the row"
+        assert not (opening.is_scored and opening.reused), "a scored prompt is computed whole"
+        self.opening = self.chunk = opening
+        self.prompt: list[int] = [] if opening.reused is None else [*opening.reused.token_ids]
+        self.caches = caches
+        self.scores = PromptScores(opening, vocabulary_tokens)
+        self._shared: SharedPrefix | None = None
+        self._index = 0
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes that the prompt's caches hold."""
+        return sum(int(cache.nbytes) for cache in self.caches)
+
+    @property
+    def cached_row(self) -> CachedRow:
+        """The prompt's row before its last chunk: every token so far is computed."""
+        return CachedRow(self.caches, self._index, len(self.prompt), is_exact=True)
+
+    def append(self) -> tuple[int, ...]:
+        """Append the chunk, and return those of its tokens that are to be computed now."""
+        chunk = self.chunk
+        assert chunk.start == len(self.prompt), "chunks come in order, without gaps"
+        self._shared = chunk.shared
+        self.prompt.extend(chunk.token_ids)
+        return chunk.token_ids[:-1] if chunk.is_last else chunk.token_ids
+
+    def wait(self) -> None:
+        """Wait until all dispatched tokens are in the caches."""
+        mx.eval([cache.state for cache in self.caches])
+
+    def adopt(self, caches: Sequence[Cache], index: int) -> None:
+        """Take the chunk, a whole prompt, as computed in row ``index`` of ``caches``."""
+        self.append()
+        self.caches = caches
+        self._index = index
+
+    def finish(self) -> PrefilledRow:
+        """Return the whole prompt, ready to join its lane."""
+        make_room(self.caches, COLUMN_STEP)
+        return PrefilledRow(
+            self.caches,
+            length=len(self.prompt) - 1,
+            limit=self.opening.reserved_tokens,
+            last_token_id=self.prompt[-1],
+            index=self._index,
+            shared=self._shared,
+        )

@@ -1,0 +1,218 @@
+"""Strategies to compute the chunks of a step's prompts: packed, padded, scored, single.
+
+Packed means behind one another without padding, where the model's attention can tell prompts apart, and in
+the pass of the batch's rows where there is one. For other models of standard caches whole prompts of like length
+share a padded call. Each strategy computes the chunks that it is for and leaves the others to the next one;
+the last one takes every chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+import mlx.core as mx
+
+from machd.capabilities.facts import CacheFacts, KvCacheKind
+from machd.engine.kv.batch_lane import padded_caches
+from machd.engine.kv.kv_format import KvFormat
+from machd.engine.protocol.media import MediaEncodingError
+from machd.engine.protocol.step import Lane, RowFault, RowOutput
+from machd.engine.step.decode_pass import NO_FEATURES, Chunk, Forward, Packing
+from machd.engine.step.decoder_row import Decoded
+from machd.engine.step.ports import PromptMedia
+from machd.engine.step.prompts.prefill import Prefill
+
+_PADDING_TOKENS = 16
+"""Padding up to which sharing a call is cheaper than a call of one's own."""
+
+_PADDING_SHARE = 4
+"""Beyond that a row may be padded by one in so many tokens of the longest row."""
+
+DecodeBeside: TypeAlias = Callable[[Sequence[Chunk]], Decoded]
+"""Decodes the batch's rows, and computes chunks in the same pass."""
+
+
+@dataclass(slots=True)
+class PromptStep:
+    """Result of computing a step's chunks, filled by one strategy after another.
+
+    Attributes:
+        beside: Decodes the batch's rows in the pass of the chunks; None where that pass is not theirs.
+        whole: Slots whose prompt is whole now.
+        outputs: Outputs that prompts have with these chunks.
+        decoded: Rows whose logits are not finite, or whose experts could not be read or images encoded; and
+            the result of the batch's rows, if they were decoded in the same pass.
+        has_decoded: True if they were.
+    """
+
+    beside: DecodeBeside | None = None
+    whole: list[int] = field(default_factory=list)
+    outputs: list[RowOutput] = field(default_factory=list)
+    decoded: Decoded = field(default_factory=Decoded)
+    has_decoded: bool = False
+
+
+class PromptStrategy(Protocol):
+    """A way to compute chunks."""
+
+    def compute(self, prefills: Sequence[Prefill], step: PromptStep) -> Sequence[Prefill]:
+        """Compute chunks, wait for them, and return the prompts with a chunk that is left to compute.
+
+        Args:
+            prefills: Prompts, each with a chunk to compute.
+            step: Gets what the chunks give, and the rows if they are decoded beside.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Chunks behind one another in one pass, and in the pass of the batch's rows if all chunks fit there."""
+
+    forward: Forward
+    packing: Packing
+
+    def compute(self, prefills: Sequence[Prefill], step: PromptStep) -> Sequence[Prefill]:
+        """Compute all chunks beside the rows; without rows, or with a scored prompt, two chunks or more."""
+        scored = [one for one in prefills if one.opening.is_scored]
+        plain = [one for one in prefills if not one.opening.is_scored]
+        beside = None if scored else step.beside
+        if not self.packing.is_possible or (beside is None and len(plain) < 2):
+            return prefills
+        appended = [Chunk(one.append(), one.caches) for one in plain]
+        chunks = [chunk for chunk in appended if chunk.token_ids]
+        if beside is not None:
+            step.decoded.add(beside(chunks))
+            step.has_decoded = True
+        elif chunks:
+            token_ids, caches = self.packing.inputs([], chunks)
+            self.forward(token_ids, caches, NO_FEATURES)
+        mx.eval([cache.state for chunk in chunks for cache in chunk.caches])
+        return scored
+
+
+@dataclass(frozen=True, slots=True)
+class Padded:
+    """Whole prompts of like length in one call, padded at their ends."""
+
+    forward: Forward
+    cache: CacheFacts
+    kv_format: KvFormat
+    media: PromptMedia
+
+    def compute(self, prefills: Sequence[Prefill], step: PromptStep) -> Sequence[Prefill]:
+        """Compute prompts that have a like; those of a group that lacks weights are left."""
+        del step
+        groups = padded_groups(one for one in prefills if self._can_share(one))
+        shared = [group for group in groups if len(group) > 1 and self._share(group)]
+        return [one for one in prefills if not any(one in group for group in shared)]
+
+    def _can_share(self, prefill: Prefill) -> bool:
+        """Return True for a whole prompt that padding at its end cannot change.
+
+        Only attention with a standard cache is blind to tokens after its own. A row of the serial
+        lane needs caches of its own. The logits of several scored prompts would take too much memory. A
+        model with vision is given embeddings or positions of one prompt.
+        """
+        chunk = prefill.chunk
+        is_whole = chunk.start == 0 and chunk.is_last and len(chunk.token_ids) > 1
+        is_plain = chunk.lane is Lane.BATCH and not chunk.is_scored
+        can_pad = self.cache.kind is KvCacheKind.STANDARD and not self.media.has_features
+        return is_whole and is_plain and can_pad
+
+    def _share(self, group: Sequence[Prefill]) -> bool:
+        """Compute a group in one call; False if a prompt of it needs weights that could not be read."""
+        try:
+            compute_together(self.forward, group, len(self.cache.layers), self.kv_format)
+        except OSError:
+            return False  # each alone tells which
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Prompts whose log-probabilities were asked for, each in passes of its own."""
+
+    forward: Forward
+
+    def compute(self, prefills: Sequence[Prefill], step: PromptStep) -> Sequence[Prefill]:
+        """Compute and score every scored prompt's chunk."""
+        _compute_each([one for one in prefills if one.opening.is_scored], self._score, step)
+        return [one for one in prefills if not one.opening.is_scored]
+
+    def _score(self, prefill: Prefill) -> list[RowOutput]:
+        computed_tokens = len(prefill.append())
+        token_ids = prefill.chunk.token_ids
+        return prefill.scores.compute(self.forward, prefill.caches, token_ids, computed_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Single:
+    """Every chunk in a pass of its own."""
+
+    forward: Forward
+    media: PromptMedia
+
+    def compute(self, prefills: Sequence[Prefill], step: PromptStep) -> Sequence[Prefill]:
+        """Compute every chunk."""
+        _compute_each(prefills, self._pass, step)
+        return []
+
+    def _pass(self, prefill: Prefill) -> list[RowOutput]:
+        if key_ids := prefill.append():
+            token_ids, features = self.media.inputs(
+                key_ids, prefill.chunk.start, prefill.opening.media
+            )
+            self.forward(token_ids, list(prefill.caches), features)
+            prefill.wait()
+        return []
+
+
+def _compute_each(
+    prefills: Iterable[Prefill], compute: Callable[[Prefill], list[RowOutput]], step: PromptStep
+) -> None:
+    """Compute chunks one by one, so that a failure is its row's alone."""
+    for prefill in prefills:
+        try:
+            step.outputs += compute(prefill)
+        except (FloatingPointError, OSError, MediaEncodingError) as cause:
+            step.decoded.faults.append(RowFault(prefill.chunk.slot_index, cause))
+
+
+def padded_groups(prefills: Iterable[Prefill]) -> list[list[Prefill]]:
+    """Group whole prompts by length, so that padding stays cheaper than a call of one's own."""
+    groups: list[list[Prefill]] = []
+    longest = 0
+    for prefill in sorted(prefills, key=_opening_tokens, reverse=True):
+        padding = longest - _opening_tokens(prefill)
+        if groups and padding <= max(_PADDING_TOKENS, longest // _PADDING_SHARE):
+            groups[-1].append(prefill)
+        else:
+            groups.append([prefill])
+            longest = _opening_tokens(prefill)
+    return groups
+
+
+def compute_together(
+    forward: Forward, prefills: Sequence[Prefill], layer_count: int, kv_format: KvFormat
+) -> None:
+    """Compute whole prompts of a standard model in one call, and wait for it.
+
+    Args:
+        forward: The model.
+        prefills: Prompts of two tokens or more of which nothing is computed yet.
+        layer_count: Caches that the model takes.
+        kv_format: Format of keys and values.
+    """
+    prompts = [prefill.opening.token_ids[:-1] for prefill in prefills]
+    caches, token_ids = padded_caches(prompts, layer_count, kv_format)
+    forward(token_ids, caches, NO_FEATURES)
+    mx.eval([cache.state for cache in caches])
+    for index, prefill in enumerate(prefills):
+        prefill.adopt(caches, index)
+
+
+def _opening_tokens(prefill: Prefill) -> int:
+    return len(prefill.opening.token_ids)
