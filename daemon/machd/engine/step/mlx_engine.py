@@ -345,7 +345,7 @@ class MlxEngine:
                 begun[slot_index] = prefill, row
         seated = self._parts.decider.seated([*begun])
         for slot_index in seated:
-            prefill, row = begun.pop(slot_index)  # its caches are not needed once the row has joined
+            prefill, row = begun.pop(slot_index)  # nothing else holds its caches
             decoder = self._batch
             if prefill.opening.lane is Lane.SERIAL:
                 decoder = self._serial[slot_index] = self._decoder(SerialLaneKv())
