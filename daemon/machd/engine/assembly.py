@@ -108,6 +108,7 @@ def engine_parts(
         assert isinstance(model, VisionLanguageModel), "only such a model has a processor"
         media = MediaEncoder(
             model,
+            loaded.vision,
             SystemClock(),
             max_bytes=loaded.media_bytes,
             read_left_bytes=memory.read_left_bytes,
@@ -134,6 +135,5 @@ def engine_parts(
         packing=Packing(packed_caches, partial(first_logits, model)) if is_packable else NO_PACKING,
         experts=NoExperts() if experts is None else experts,
         media=media,
-        media_processor=loaded.vision,
         ranks=ranks,
     )

@@ -87,7 +87,6 @@ class EngineParts:
         packing: Functions of passes that compute rows and prompts together.
         experts: Experts on disk.
         media: Images and videos of prompts.
-        media_processor: Decodes images and videos; None for a model that takes text only.
         ranks: The ranks that compute the model together; None where this process computes it alone.
     """
 
@@ -106,7 +105,6 @@ class EngineParts:
     packing: Packing
     experts: Experts
     media: PromptMedia
-    media_processor: MediaProcessor | None = None
     ranks: Ranks | None = None
 
 
@@ -165,7 +163,7 @@ class MlxEngine:
     @property
     def media(self) -> MediaProcessor | None:
         """Decoder and processor of images and videos; None for a model that takes text only."""
-        return self._parts.media_processor
+        return self._parts.media.processor
 
     def run(self, plan: StepPlan) -> StepResult:
         """Change blocks, release slots, prefill, decode, encode.
@@ -277,9 +275,7 @@ class MlxEngine:
             self._parts.proposer.close()
         self._parts.tokenizer.close()
         self._parts.experts.close()
-        self._parts.media.clear()
-        if self._parts.media_processor is not None:
-            self._parts.media_processor.close()
+        self._parts.media.close()
         self._model = None
         del self._parts
         mx.clear_cache()
