@@ -110,6 +110,7 @@ def engine_parts(
         assert isinstance(model, VisionLanguageModel), "only such a model has a processor"
         media = MediaEncoder(
             model,
+            loaded.vision,
             SystemClock(),
             max_bytes=loaded.media_bytes,
             read_left_bytes=memory.read_left_bytes,
@@ -137,5 +138,4 @@ def engine_parts(
         decider=decider,
         experts=NoExperts() if experts is None else experts,
         media=media,
-        media_processor=loaded.vision,
     )

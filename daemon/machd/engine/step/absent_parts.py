@@ -27,6 +27,7 @@ class NoExperts:
 class NoMedia:
     """The model takes text only."""
 
+    processor = None
     has_features = has_positions = False
 
     def encode(self, rows: Sequence[EncodeRow], limit_s: float) -> EncodeOutcome:
@@ -51,5 +52,5 @@ class NoMedia:
     def forget_rows(self, slot_indices: Iterable[int] | None = None) -> None:
         """Do nothing."""
 
-    def clear(self) -> None:
+    def close(self) -> None:
         """Do nothing."""

@@ -87,7 +87,6 @@ class EngineParts:
         decider: Decides, with the other ranks where several compute the model.
         experts: Experts on disk.
         media: Images and videos of prompts.
-        media_processor: Decodes images and videos; None for a model that takes text only.
     """
 
     model: Any
@@ -106,7 +105,6 @@ class EngineParts:
     decider: Decider
     experts: Experts
     media: PromptMedia
-    media_processor: MediaProcessor | None = None
 
 
 class MlxEngine:
@@ -164,7 +162,7 @@ class MlxEngine:
     @property
     def media(self) -> MediaProcessor | None:
         """Decoder and processor of images and videos; None for a model that takes text only."""
-        return self._parts.media_processor
+        return self._parts.media.processor
 
     def run(self, plan: StepPlan) -> StepResult:
         """Change blocks, release slots, prefill, decode, encode.
@@ -276,9 +274,7 @@ class MlxEngine:
             self._parts.proposer.close()
         self._parts.tokenizer.close()
         self._parts.experts.close()
-        self._parts.media.clear()
-        if self._parts.media_processor is not None:
-            self._parts.media_processor.close()
+        self._parts.media.close()
         self._model = None
         del self._parts
         mx.clear_cache()
@@ -321,9 +317,7 @@ class MlxEngine:
                 begun[slot_index] = prefill, row
         seated = self._parts.decider.seated([*begun])
         for slot_index in seated:
-            prefill, row = begun.pop(
-                slot_index
-            )  # its caches are not needed once the row has joined
+            prefill, row = begun.pop(slot_index)  # nothing else holds its caches
             decoder = self._batch
             if prefill.opening.lane is Lane.SERIAL:
                 decoder = self._serial[slot_index] = self._decoder(SerialLaneKv())

@@ -15,7 +15,7 @@ from machd.engine.backend.untyped import Cache
 from machd.engine.kv.lane_kv import CachedRow
 from machd.engine.protocol.blocks import BlockChange, HeldBlock, ReusedPrefix, SavedBlock
 from machd.engine.protocol.engine import DiskReading, ExpertReading, MediaReading
-from machd.engine.protocol.media import MediaSpan
+from machd.engine.protocol.media import MediaProcessor, MediaSpan
 from machd.engine.protocol.step import EncodeRow, ProposerKind, RowFault
 from machd.request.generation import SamplingParams
 
@@ -65,6 +65,11 @@ class PromptMedia(Protocol):
     """Images and videos of prompts, as the model takes them."""
 
     @property
+    def processor(self) -> MediaProcessor | None:
+        """Decoder and processor of images and videos; None for a model that takes text only."""
+        ...
+
+    @property
     def has_features(self) -> bool:
         """True if the model is given features beside token ids, which are made for one prompt at a time."""
         ...
@@ -111,8 +116,8 @@ class PromptMedia(Protocol):
         """Keep nothing more for rows that are past their prefill, or gone; None for all."""
         ...
 
-    def clear(self) -> None:
-        """Drop the encoder's cache."""
+    def close(self) -> None:
+        """Drop the encoder's cache, and close the processor."""
         ...
 
 

@@ -22,6 +22,7 @@ from machd.engine.protocol.engine import MediaReading
 from machd.engine.protocol.media import (
     Media,
     MediaEncodingError,
+    MediaProcessor,
     MediaSpan,
     PlainArray,
     spans_between,
@@ -129,6 +130,7 @@ class MediaEncoder:
     def __init__(
         self,
         model: VisionLanguageModel,
+        processor: MediaProcessor,
         clock: Clock,
         *,
         max_bytes: int,
@@ -138,10 +140,12 @@ class MediaEncoder:
 
         Args:
             model: The served model.
+            processor: Makes what is encoded; closed with the encoder.
             clock: Measures encoding.
             max_bytes: Memory for what was encoded; the least recently used goes first.
             read_left_bytes: Memory that a step may take at that moment.
         """
+        self.processor = processor
         self._read_left_bytes = read_left_bytes
         self._idle_bytes = read_left_bytes()
         self._wrapped = model
@@ -248,13 +252,14 @@ class MediaEncoder:
         self._begun = {digest: one for digest, one in self._begun.items() if digest in needed}
         self._evict()
 
-    def clear(self) -> None:
-        """Drop everything."""
+    def close(self) -> None:
+        """Drop everything, and close the processor."""
         self._digests.clear()
         self._begun.clear()
         self._encoded.clear()
         self._layouts.clear()
         self._bytes = 0
+        self.processor.close()
 
     def _positions(
         self, start: int, stop: int, spans: Sequence[MediaSpan]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain, repeat
 from typing import Any
+from unittest.mock import create_autospec
 
 import mlx.core as mx
 import numpy as np
@@ -13,7 +14,7 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.linear import Linear
 from support.clocks.manual_clock import ManualClock
 
-from machd.engine.protocol.media import Media, MediaEncodingError, PlainArray
+from machd.engine.protocol.media import Media, MediaEncodingError, MediaProcessor, PlainArray
 from machd.engine.protocol.step import EncodeRow, StepMemoryError
 from machd.engine.vision.media_encoder import MediaEncoder
 from machd.engine.vision.vision_model import VisionLanguageModel
@@ -88,6 +89,7 @@ def _encoder(
     readings = chain(left_bytes, repeat(left_bytes[-1]))
     return MediaEncoder(
         VisionLanguageModel(model),
+        create_autospec(MediaProcessor),
         ManualClock(),
         max_bytes=max_bytes,
         read_left_bytes=lambda: next(readings),
