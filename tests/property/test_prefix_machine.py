@@ -51,10 +51,10 @@ from machd.engine.protocol.step import SampledToken, ScoredPrompt, StepPlan, Ste
 from machd.engine_process.block_ledger import BlockLedger
 from machd.errors import EngineFaultError
 from machd.request.generation import SamplingParams
-from machd.scheduler import shared_prefixes
 from machd.scheduler.block_observer import BlockObserver
 from machd.scheduler.block_pool import BlockPool
 from machd.scheduler.block_tree import Block, BlockTree, Walk
+from machd.scheduler.common_prefixes import CommonPrefixes, PrefixRow
 from machd.scheduler.config import NO_DRAFTS, DraftPolicy, SchedulerConfig, continuous
 from machd.scheduler.events import (
     Event,
@@ -63,7 +63,6 @@ from machd.scheduler.events import (
     PromptReused,
     SequenceFinished,
 )
-from machd.scheduler.leaders import Leaders, PrefixRow
 from machd.scheduler.prefix_cache import PrefixCache, PrefixConfig
 from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits
 from machd.scheduler.scheduler import Scheduler
@@ -174,7 +173,7 @@ class PrefixMachine(RuleBasedStateMachine):
         self.alphabet, self.limits, self.coalesce = alphabet, limits, coalesce
         state_bytes = expected_state_bytes if self.is_stateful else 0
         costs = BlockCosts(TOKEN_BYTES, state_bytes, *least)
-        self.shape = PrefixConfig(b"model", block_tokens, costs, min_gain_tokens)
+        self.shape = PrefixConfig(b"model", block_tokens, costs, min_gain_tokens, 2)
         self.config = self._scheduler_config(max_b, chunk_tokens)
         self.engine_parts = {"is_late": is_late, "looks_ahead": looks_ahead}
         self._start({})
@@ -205,7 +204,6 @@ class PrefixMachine(RuleBasedStateMachine):
         tier.max_loads = tier.max_saves = self.moved
         self.cache._pool.find_saved(saved)
         self.core = Scheduler(self.config, self.cache)
-        self.core._running._shared_prefixes.min_tokens = 2
         self.opened = self.hits = self.prefix_hits = 0
 
     # Rules
@@ -837,7 +835,7 @@ class ReusesAll(PrefixCache):
         self._look_up(row)
 
 
-class _LeadsForGood(Leaders):
+class _LeadsForGood(CommonPrefixes):
     def _is_leading(self, row: PrefixRow) -> bool:
         return row.tip.is_usable
 
@@ -855,10 +853,11 @@ class WaitsForGood(PrefixCache):
     ) -> None:
         """Replace the choice of leaders."""
         super().__init__(shape, limits, saved, observer=observer)
-        self._leaders = _LeadsForGood(
+        self._common_prefixes = _LeadsForGood(
             self._rows,
             block_tokens=shape.block_tokens,
             min_gain_tokens=shape.min_gain_tokens,
+            min_shared_tokens=shape.min_shared_tokens,
             is_stateful=shape.costs.is_stateful,
         )
 
@@ -1004,9 +1003,9 @@ def test_the_machine_notices_a_wrong_count_of_what_is_computed(
 
 def test_the_machine_notices_a_prefix_that_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row that would read a neighbour's tokens for its own shows."""
-    right = shared_prefixes._common_tokens
+    right = CommonPrefixes._sharable_tokens
     monkeypatch.setattr(
-        shared_prefixes, "_common_tokens", lambda *rows: right(*rows) and right(*rows) + 2
+        CommonPrefixes, "_sharable_tokens", lambda *rows: right(*rows) and right(*rows) + 2
     )
     _check_that_it_fails(PrefixMachine)
 

@@ -19,11 +19,14 @@ from machd.engine.protocol.step import StepPlan, StepResult
 from machd.scheduler.block_observer import BlockObserver
 from machd.scheduler.block_pool import BlockPool, RowPosition
 from machd.scheduler.block_tree import Block, BlockTree, common_tokens
-from machd.scheduler.leaders import Leaders, PrefixRow
+from machd.scheduler.common_prefixes import CommonPrefixes, PrefixRow, Sharing
 from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits, PrefixReading
 from machd.scheduler.sequence import Sequence
 
 _MIN_GAIN_TOKENS = 16
+
+_MIN_SHARED_TOKENS = 256
+"""Shorter prefixes save too few bytes to be worth a row's way through two arrays."""
 
 _MAX_CHECKED_BLOCKS = 4096
 """Most blocks to check: so many take about 20 ms, which a request that arrives then waits for."""
@@ -39,20 +42,18 @@ class PrefixConfig:
         costs: Sizes of blocks.
         min_gain_tokens: Tokens that waiting for a leader has to save, and that a snapshot at a branch
             point has to save.
+        min_shared_tokens: Tokens of the shortest prefix that rows share.
     """
 
     model_key: bytes
     block_tokens: int
     costs: BlockCosts
     min_gain_tokens: int = _MIN_GAIN_TOKENS
+    min_shared_tokens: int = _MIN_SHARED_TOKENS
 
 
 class PrefixCache:
-    """Block pool and radix tree, with the running rows that share them.
-
-    Attributes:
-        block_tokens: Most tokens of a block.
-    """
+    """Block pool and radix tree, with the running rows that share them."""
 
     def __init__(
         self,
@@ -70,17 +71,18 @@ class PrefixCache:
             saved: Blocks on disk.
             observer: Told which blocks are in memory.
         """
-        self.block_tokens = shape.block_tokens
+        self._block_tokens = shape.block_tokens
         self._min_gain_tokens = shape.min_gain_tokens
         self._is_stateful = shape.costs.is_stateful
         self._tree = BlockTree(shape.model_key)
         self._pool = BlockPool(self._tree, shape.costs, limits, observer)
         self._pool.find_saved(saved)
         self._rows: dict[int, PrefixRow] = {}
-        self._leaders = Leaders(
+        self._common_prefixes = CommonPrefixes(
             self._rows,
             block_tokens=shape.block_tokens,
             min_gain_tokens=shape.min_gain_tokens,
+            min_shared_tokens=shape.min_shared_tokens,
             is_stateful=shape.costs.is_stateful,
         )
         self._queries = self._hits = self._prefix_hits = 0
@@ -136,6 +138,10 @@ class PrefixCache:
         """Drop every block that no running row holds; returns how many."""
         return self._pool.clear(is_disk_included=is_disk_included)
 
+    def sharing(self, sequence: Sequence) -> Sharing | None:
+        """Find the prefix that a sequence without a slot can share with running rows; None if there is none."""
+        return self._common_prefixes.sharing(sequence)
+
     def enter(self, sequence: Sequence) -> None:
         """Look up the prompt of a sequence that got its slot."""
         assert sequence.slot_index is not None, "a row has a slot"
@@ -156,7 +162,7 @@ class PrefixCache:
             is_end = is_exact or not self._is_stateful
             self._extend(row, text, min(position, len(text)), position=position, is_end=is_end)
         self._let_go(row)
-        for other in self._leaders.leave(row):
+        for other in self._common_prefixes.leave(row):
             self._look_up(other)
 
     def commit(self, plan: StepPlan, result: StepResult) -> None:
@@ -168,7 +174,7 @@ class PrefixCache:
             self._keep_prompt(self._rows[chunk.slot_index])
         if plan.prefill or plan.blocks:
             for row in self._rows.values():
-                if not (row.is_open or self._leaders.goes_on_waiting(row)):
+                if not (row.is_open or self._common_prefixes.goes_on_waiting(row)):
                     self._look_up(row)
 
     def _open_rows(self, plan: StepPlan) -> None:
@@ -186,6 +192,7 @@ class PrefixCache:
         for row in self._rows.values():
             self._let_go(row)
         self._rows.clear()
+        self._common_prefixes.clear()
         self._pool.lose_memory()
 
     def is_ready(self, sequence: Sequence) -> bool:
@@ -213,7 +220,7 @@ class PrefixCache:
         wanted = {
             row.branch_point,
             len(sequence.prefill_token_ids) - 1,
-            *self._leaders.awaited_branch_points(row),
+            *self._common_prefixes.awaited_branch_points(row),
         }
         return min([stop, *(one for one in wanted if sequence.prefilled_tokens < one < stop)])
 
@@ -285,7 +292,7 @@ class PrefixCache:
         elif not row.is_compared or tokens < row.found_tokens:
             can_keep = self._pool.can_keep(self._min_gain_tokens)
             row.leader, row.leader_tokens = (
-                self._leaders.leader_of(row, tokens) if can_keep else (None, 0)
+                self._common_prefixes.leader_of(row, tokens) if can_keep else (None, 0)
             )
             row.is_compared = row.leader is None
 
@@ -317,7 +324,7 @@ class PrefixCache:
         ends = {
             row.branch_point,
             len(sequence.prefill_token_ids) - 1,
-            *self._leaders.awaited_branch_points(row),
+            *self._common_prefixes.awaited_branch_points(row),
         }
         if not sequence.is_prefilled:
             is_end = position in ends
@@ -373,7 +380,7 @@ class PrefixCache:
         """Find or store the block behind ``tip``; None if it cannot be stored yet."""
         child = tip.children.get(text[tip.stop])
         if child is None:
-            boundary = (tip.stop // self.block_tokens + 1) * self.block_tokens
+            boundary = (tip.stop // self._block_tokens + 1) * self._block_tokens
             stop = min(upto, boundary)
             if stop < boundary and not is_end:
                 return None  # a later step fills it

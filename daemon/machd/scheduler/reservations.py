@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from machd.engine.protocol.step import Lane, SharedPrefix
 from machd.scheduler.admission import KvBudget, KvPolicy, Promised, check_budget
+from machd.scheduler.common_prefixes import Sharing
 from machd.scheduler.sequence import Sequence
-from machd.scheduler.shared_prefixes import Sharing
 from machd.scheduler.slots import Slots
 
 

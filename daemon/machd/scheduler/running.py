@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from machd.engine.protocol.engine import MemoryReading
 from machd.engine.protocol.step import Lane, RowFault, StepMemoryError, StepPlan, StepResult
 from machd.errors import MachdError, OverloadedError, RequestError, RowFaultError
+from machd.scheduler.common_prefixes import Sharing
 from machd.scheduler.config import SchedulerConfig
 from machd.scheduler.prefix_cache import PrefixCache
 from machd.scheduler.reservations import Reservations
 from machd.scheduler.sequence import Sequence
-from machd.scheduler.shared_prefixes import SharedPrefixes, Sharing
 from machd.scheduler.slots import Slots
 from machd.scheduler.subscriber import SubscriberState
 
@@ -31,7 +31,6 @@ class RunningSequences:
         self.slots = Slots(config.slot_count)
         self.reservations = Reservations(config.kv, max_rows=config.slot_count)
         self.prefixes = prefixes
-        self._shared_prefixes = SharedPrefixes()
         self.max_count = config.slot_count
 
     def __iter__(self) -> Iterator[Sequence]:
@@ -86,7 +85,7 @@ class RunningSequences:
         shares = self.reservations.shares_prefixes and not sequence.needs_serial_lane
         if self.prefixes is None or not shares:
             return None
-        found = self._shared_prefixes.find(sequence, self.slots, self.prefixes.block_tokens)
+        found = self.prefixes.sharing(sequence)
         if found is None or not self.reservations.has_room_to_share(sequence, found):
             return None
         return found

@@ -12,7 +12,7 @@ from machd.engine.protocol.blocks import ForgetSaved, LoadBlock, StoreBlock
 from machd.engine.protocol.step import SampledToken, StepPlan
 from machd.errors import EngineFaultError
 from machd.request.generation import SamplingParams
-from machd.scheduler import leaders, prefix_cache
+from machd.scheduler import common_prefixes, prefix_cache
 from machd.scheduler.block_tree import BlockTree, common_tokens
 from machd.scheduler.config import continuous
 from machd.scheduler.events import Event, PromptReused, SequenceFinished
@@ -475,7 +475,7 @@ def test_prompts_that_begin_alike_are_compared_about_once(
         compared.append(common - known + 1)
         return common
 
-    for module in (prefix_cache, leaders):
+    for module in (prefix_cache, common_prefixes):
         monkeypatch.setattr(module, "common_tokens", counted)
     daemon = Daemon(max_b=32, chunk_tokens=1)
     base = tuple(number % 190 for number in range(500))
@@ -492,14 +492,14 @@ def test_rows_without_a_leader_are_not_compared_again(monkeypatch: pytest.Monkey
     """However many steps it takes until their turn comes."""
     daemon = Daemon(max_b=8, chunk_tokens=1)
     searched = 0
-    leader_of = daemon.cache._leaders.leader_of
+    leader_of = daemon.cache._common_prefixes.leader_of
 
     def counted(*args: object) -> object:
         nonlocal searched
         searched += 1
         return leader_of(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(daemon.cache._leaders, "leader_of", counted)
+    monkeypatch.setattr(daemon.cache._common_prefixes, "leader_of", counted)
     for number in range(8):
         daemon.submit(number, *range(50, 90))
     daemon.step(20)
@@ -534,12 +534,12 @@ def test_row_stops_waiting_when_its_leader_becomes_less_urgent() -> None:
     daemon.submit(*SYSTEM, 2)
     daemon.step()
     leader, follower = (daemon.cache._rows[slot] for slot in (0, 1))
-    assert daemon.cache._leaders.goes_on_waiting(follower)
+    assert daemon.cache._common_prefixes.goes_on_waiting(follower)
     leader.sequence.subscribers[0].request = replace(
         leader.sequence.subscribers[0].request, priority=Priority.BATCH, arrived_s=1e6
     )
     assert leader.sequence.place > follower.sequence.place
-    assert not daemon.cache._leaders.goes_on_waiting(follower)
+    assert not daemon.cache._common_prefixes.goes_on_waiting(follower)
 
 
 def test_snapshots_are_made_at_the_two_furthest_branch_points() -> None:

@@ -1,7 +1,15 @@
-"""Leaders: rows whose prompt other rows wait for, because they compute the same prefix now."""
+"""Common prefixes of running rows: which row has the prefix that another prompt begins with?
+
+A row that has not begun waits for its leader, the row that computes most of its prompt now. A sequence that gets
+a slot of the batch lane shares a prefix, known by a number, with other rows. The first of these rows to join the
+lane brings its keys and values, so no block has to be in memory for it. Two prompts are compared once for both.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from machd.engine.protocol.step import Lane, SharedPrefix
 from machd.scheduler.block_tree import Block, common_tokens
 from machd.scheduler.sequence import Sequence
 
@@ -25,14 +33,11 @@ class PrefixRow:
         is_compared: No row computes more of its prompt than it has.
         is_loading: More of its blocks have still to be requested from disk.
         branch_point: End of its prefix in the tree, if a snapshot is wanted there; else 0.
-        common_tokens: Common prefix with each row that it was compared with.
-        nearest: The row of those with the longest common prefix.
     """
 
     __slots__ = (
         "beginning",
         "branch_point",
-        "common_tokens",
         "found_tokens",
         "is_compared",
         "is_loading",
@@ -40,7 +45,6 @@ class PrefixRow:
         "known",
         "leader",
         "leader_tokens",
-        "nearest",
         "pinned",
         "root",
         "sequence",
@@ -51,8 +55,6 @@ class PrefixRow:
         self.sequence = sequence
         self.beginning = () if sequence.asks_prompt_logprobs else sequence.prefill_token_ids[:-1]
         self.root = self.known = self.tip = self.pinned = root
-        self.common_tokens: dict[PrefixRow, int] = {}
-        self.nearest: PrefixRow | None = None
         self.found_tokens = 0
         self.is_open = self.is_compared = self.is_loading = False
         self.leader: PrefixRow | None = None
@@ -60,8 +62,21 @@ class PrefixRow:
         self.branch_point = 0
 
 
-class Leaders:
-    """Choice of a leader for each row that has not begun."""
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """A prefix that a sequence could share.
+
+    Attributes:
+        prefix: Beginning of its prompt.
+        peer: A running sequence whose own prompt is not computed yet, and which would share it too.
+    """
+
+    prefix: SharedPrefix
+    peer: Sequence | None = None
+
+
+class CommonPrefixes:
+    """Choice of a leader for each row that has not begun, and of a prefix to share for each new one."""
 
     def __init__(
         self,
@@ -69,22 +84,70 @@ class Leaders:
         *,
         block_tokens: int,
         min_gain_tokens: int,
+        min_shared_tokens: int,
         is_stateful: bool,
     ) -> None:
-        """Choose among ``rows``, by slot, for a gain of at least ``min_gain_tokens``."""
+        """Choose among ``rows``, by slot.
+
+        Args:
+            rows: Running rows, in the order in which they got their slots.
+            block_tokens: A new shared prefix is a multiple of these, so that texts which go on alike by chance do
+                not make it longer than later ones are.
+            min_gain_tokens: Fewest tokens that a leader saves.
+            min_shared_tokens: Tokens of the shortest new shared prefix.
+            is_stateful: Rows begin only at snapshots.
+        """
         self._rows = rows
         self._block_tokens = block_tokens
         self._min_gain_tokens = min_gain_tokens
+        self._min_shared_tokens = min_shared_tokens
         self._is_stateful = is_stateful
+        self._next_number = 1
+        # Of running sequences, and of the one that was last to ask for a slot.
+        self._compared: dict[Sequence, dict[Sequence, int]] = {}
 
     def leave(self, row: PrefixRow) -> list[PrefixRow]:
         """Forget a row that has left; returns those that waited for it."""
-        for other in self._rows.values():
-            other.common_tokens.pop(row, None)
-            if other.nearest is row:
-                known = other.common_tokens
-                other.nearest = max(known, key=known.__getitem__, default=None)
+        self._compared.pop(row.sequence, None)
+        for known in self._compared.values():
+            known.pop(row.sequence, None)
         return [other for other in self._rows.values() if other.leader is row]
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self._compared.clear()
+
+    def sharing(self, sequence: Sequence) -> Sharing | None:
+        """Find the prefix to share for a sequence that has no slot yet; None if it has none to share.
+
+        A prefix that rows share already comes first. A row that decodes keeps its columns, but the prefix that
+        another has in common with it is likely to come again.
+        """
+        if not sequence.has_completion:
+            return None
+        for former in [one for one in self._compared if not one.is_running and one is not sequence]:
+            del self._compared[former]
+        namespace = sequence.request.cache_namespace
+        others = (row.sequence for _, row in sorted(self._rows.items()))
+        common = {
+            other: self._sharable_tokens(sequence, other)
+            for other in others
+            if other.lane is Lane.BATCH and other.request.cache_namespace == namespace
+        }
+        shared = {one.shared for one, tokens in common.items() if _shares_at_most(one, tokens)}
+        if known := max(
+            filter(None, shared), key=lambda one: (one.tokens, -one.number), default=None
+        ):
+            return Sharing(known)
+        peer = max(
+            (one for one in common if one.shared is None), key=common.__getitem__, default=None
+        )
+        tokens = 0 if peer is None else common[peer] // self._block_tokens * self._block_tokens
+        if peer is None or tokens < self._min_shared_tokens:
+            return None
+        prefix = SharedPrefix(self._next_number, tokens)
+        self._next_number += 1
+        return Sharing(prefix, None if peer.is_prefilled else peer)
 
     def leader_of(self, row: PrefixRow, found_tokens: int) -> tuple[PrefixRow | None, int]:
         """Return the row that computes most of this prompt now, and the common tokens; None if none."""
@@ -96,7 +159,8 @@ class Leaders:
                 continue
             if other.sequence.place > row.sequence.place:
                 continue  # its prefill comes later
-            common = self._common_tokens(row, other)
+            common = self._common_tokens(row.sequence, other.sequence)
+            common = min(common, len(row.beginning), len(other.beginning))
             is_more = common > max(best_tokens, self._kept_tokens(other))
             if is_more and self._leaves_state_at(common, other, besides=row):
                 best, best_tokens = other, common
@@ -145,25 +209,32 @@ class Leaders:
         """
         return row.sequence.prefilled_tokens if self._is_stateful else row.tip.stop
 
-    def _common_tokens(self, row: PrefixRow, other: PrefixRow) -> int:
-        """Return the common prefix of two prompts, compared once."""
-        common = row.common_tokens.get(other)
-        if common is None:
-            common = row.common_tokens[other] = self._compare(row, other)
-            if row.nearest is None or common > row.common_tokens[row.nearest]:
-                row.nearest = other
-        return common
+    def _sharable_tokens(self, sequence: Sequence, other: Sequence) -> int:
+        """Return the tokens that two prompts have in common, last ones left out: rows decode from these on."""
+        if not other.has_completion:
+            return 0
+        common = self._common_tokens(sequence, other)
+        return min(common, sequence.prompt_tokens - 1, other.prompt_tokens - 1)
 
-    def _compare(self, row: PrefixRow, other: PrefixRow) -> int:
-        """Compare two prompts, skipping what follows from comparisons with a third one."""
-        known, nearest = 0, row.nearest
-        if nearest is not None:
-            known = row.common_tokens[nearest]
-            its = other.common_tokens.get(nearest, nearest.common_tokens.get(other))
-            if its is not None and its != known:
-                return min(its, known)
-            known = known if its is not None else 0
-        return common_tokens(other.beginning, row.beginning, known=known)
+    def _common_tokens(self, sequence: Sequence, other: Sequence) -> int:
+        """Return the common prefix of what two rows compute before they decode, compared once."""
+        known = self._compared.setdefault(sequence, {})
+        if other not in known:
+            known[other] = self._compare(sequence, other, known)
+        return known[other]
+
+    def _compare(self, sequence: Sequence, other: Sequence, known: dict[Sequence, int]) -> int:
+        """Compare two texts, skipping what follows from comparisons with a third one."""
+        common = 0
+        if known:
+            nearest = max(known, key=known.__getitem__)
+            its = self._compared.get(other, {}).get(nearest)
+            if its is None:
+                its = self._compared.get(nearest, {}).get(other)
+            if its is not None and its != known[nearest]:
+                return min(its, known[nearest])
+            common = known[nearest] if its is not None else 0
+        return common_tokens(other.prefill_token_ids, sequence.prefill_token_ids, known=common)
 
     def _is_leading(self, row: PrefixRow) -> bool:
         """Return True if a row is in prefill and its blocks have been stored so far."""
@@ -171,3 +242,7 @@ class Leaders:
             return False
         boundary = (row.tip.stop // self._block_tokens + 1) * self._block_tokens
         return row.sequence.prefilled_tokens < boundary
+
+
+def _shares_at_most(sequence: Sequence, tokens: int) -> bool:
+    return sequence.shared is not None and sequence.shared.tokens <= tokens
