@@ -16,8 +16,8 @@ from machd.engine.protocol.step import SampledToken
 from machd.scheduler.config import continuous
 from machd.scheduler.events import SequenceFinished
 from machd.scheduler.pacing import StepPace
-from machd.scheduler.prefix_cache import PrefixCache, PrefixConfig
-from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits
+from machd.scheduler.prefix_cache import PrefixCache
+from machd.scheduler.prefix_limits import BlockCosts, PrefixConfig, PrefixLimits
 from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.subscriber import SequenceRequest
 from machd_probes.play import Join

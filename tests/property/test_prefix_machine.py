@@ -63,8 +63,8 @@ from machd.scheduler.events import (
     PromptReused,
     SequenceFinished,
 )
-from machd.scheduler.prefix_cache import PrefixCache, PrefixConfig
-from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits
+from machd.scheduler.prefix_cache import PrefixCache
+from machd.scheduler.prefix_limits import BlockCosts, PrefixConfig, PrefixLimits
 from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.sequence import Sequence
 from machd.scheduler.subscriber import SequenceRequest
@@ -853,13 +853,7 @@ class WaitsForGood(PrefixCache):
     ) -> None:
         """Replace the choice of leaders."""
         super().__init__(shape, limits, saved, observer=observer)
-        self._common_prefixes = _LeadsForGood(
-            self._rows,
-            block_tokens=shape.block_tokens,
-            min_gain_tokens=shape.min_gain_tokens,
-            min_shared_tokens=shape.min_shared_tokens,
-            is_stateful=shape.costs.is_stateful,
-        )
+        self._common_prefixes = _LeadsForGood(self._rows, shape)
 
 
 class NeverLetsGo(PrefixCache):

@@ -15,8 +15,8 @@ from machd.scheduler.admission import Batching, KvBudget, KvPolicy
 from machd.scheduler.block_observer import BlockObserver
 from machd.scheduler.config import SchedulerConfig, continuous, single_flight
 from machd.scheduler.events import DecodeMode, Event
-from machd.scheduler.prefix_cache import PrefixCache, PrefixConfig
-from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits
+from machd.scheduler.prefix_cache import PrefixCache
+from machd.scheduler.prefix_limits import BlockCosts, PrefixConfig, PrefixLimits
 from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.waiting import QueueLimits
 from machd.settings.batching import ContinuousBatchingSettings

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from machd.engine.protocol.step import Lane, SharedPrefix
 from machd.scheduler.block_tree import Block, common_tokens
+from machd.scheduler.prefix_limits import PrefixConfig
 from machd.scheduler.sequence import Sequence
 
 _MAX_BRANCH_POINTS = 2
@@ -78,30 +79,13 @@ class Sharing:
 class CommonPrefixes:
     """Choice of a leader for each row that has not begun, and of a prefix to share for each new one."""
 
-    def __init__(
-        self,
-        rows: dict[int, PrefixRow],
-        *,
-        block_tokens: int,
-        min_gain_tokens: int,
-        min_shared_tokens: int,
-        is_stateful: bool,
-    ) -> None:
-        """Choose among ``rows``, by slot.
-
-        Args:
-            rows: Running rows, in the order in which they got their slots.
-            block_tokens: A new shared prefix is a multiple of these, so that texts which go on alike by chance do
-                not make it longer than later ones are.
-            min_gain_tokens: Fewest tokens that a leader saves.
-            min_shared_tokens: Tokens of the shortest new shared prefix.
-            is_stateful: Rows begin only at snapshots.
-        """
+    def __init__(self, rows: dict[int, PrefixRow], shape: PrefixConfig) -> None:
+        """Choose among running ``rows``, by slot, in the order in which they got their slots."""
         self._rows = rows
-        self._block_tokens = block_tokens
-        self._min_gain_tokens = min_gain_tokens
-        self._min_shared_tokens = min_shared_tokens
-        self._is_stateful = is_stateful
+        self._block_tokens = shape.block_tokens
+        self._min_gain_tokens = shape.min_gain_tokens
+        self._min_shared_tokens = shape.min_shared_tokens
+        self._is_stateful = shape.costs.is_stateful
         self._next_number = 1
         # Of running sequences, and of the one that was last to ask for a slot.
         self._compared: dict[Sequence, dict[Sequence, int]] = {}
@@ -113,15 +97,12 @@ class CommonPrefixes:
             known.pop(row.sequence, None)
         return [other for other in self._rows.values() if other.leader is row]
 
-    def clear(self) -> None:
-        """Forget all rows."""
-        self._compared.clear()
-
     def sharing(self, sequence: Sequence) -> Sharing | None:
         """Find the prefix to share for a sequence that has no slot yet; None if it has none to share.
 
         A prefix that rows share already comes first. A row that decodes keeps its columns, but the prefix that
-        another has in common with it is likely to come again.
+        another has in common with it is likely to come again. A new prefix is whole blocks, so that texts which go on
+        alike by chance do not make it longer than later ones are.
         """
         if not sequence.has_completion:
             return None
@@ -228,9 +209,9 @@ class CommonPrefixes:
         common = 0
         if known:
             nearest = max(known, key=known.__getitem__)
-            its = self._compared.get(other, {}).get(nearest)
-            if its is None:
-                its = self._compared.get(nearest, {}).get(other)
+            its = self._compared.get(other, {}).get(
+                nearest, self._compared.get(nearest, {}).get(other)
+            )
             if its is not None and its != known[nearest]:
                 return min(its, known[nearest])
             common = known[nearest] if its is not None else 0

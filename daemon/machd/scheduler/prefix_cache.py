@@ -12,7 +12,6 @@ end there, because the engine copies state only from the row's position.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from machd.engine.protocol.blocks import BlockChange, ReusedPrefix, SavedBlock
 from machd.engine.protocol.step import StepPlan, StepResult
@@ -20,36 +19,11 @@ from machd.scheduler.block_observer import BlockObserver
 from machd.scheduler.block_pool import BlockPool, RowPosition
 from machd.scheduler.block_tree import Block, BlockTree, common_tokens
 from machd.scheduler.common_prefixes import CommonPrefixes, PrefixRow, Sharing
-from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits, PrefixReading
+from machd.scheduler.prefix_limits import PrefixConfig, PrefixLimits, PrefixReading
 from machd.scheduler.sequence import Sequence
-
-_MIN_GAIN_TOKENS = 16
-
-_MIN_SHARED_TOKENS = 256
-"""Shorter prefixes save too few bytes to be worth a row's way through two arrays."""
 
 _MAX_CHECKED_BLOCKS = 4096
 """Most blocks to check: so many take about 20 ms, which a request that arrives then waits for."""
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixConfig:
-    """Configuration of a prefix cache.
-
-    Attributes:
-        model_key: Key of all that decides the keys and values of given tokens.
-        block_tokens: Most tokens of a block.
-        costs: Sizes of blocks.
-        min_gain_tokens: Tokens that waiting for a leader has to save, and that a snapshot at a branch
-            point has to save.
-        min_shared_tokens: Tokens of the shortest prefix that rows share.
-    """
-
-    model_key: bytes
-    block_tokens: int
-    costs: BlockCosts
-    min_gain_tokens: int = _MIN_GAIN_TOKENS
-    min_shared_tokens: int = _MIN_SHARED_TOKENS
 
 
 class PrefixCache:
@@ -78,13 +52,7 @@ class PrefixCache:
         self._pool = BlockPool(self._tree, shape.costs, limits, observer)
         self._pool.find_saved(saved)
         self._rows: dict[int, PrefixRow] = {}
-        self._common_prefixes = CommonPrefixes(
-            self._rows,
-            block_tokens=shape.block_tokens,
-            min_gain_tokens=shape.min_gain_tokens,
-            min_shared_tokens=shape.min_shared_tokens,
-            is_stateful=shape.costs.is_stateful,
-        )
+        self._common_prefixes = CommonPrefixes(self._rows, shape)
         self._queries = self._hits = self._prefix_hits = 0
 
     @property
@@ -191,8 +159,8 @@ class PrefixCache:
         """Remove all rows and blocks in memory after an engine fault."""
         for row in self._rows.values():
             self._let_go(row)
+            self._common_prefixes.leave(row)
         self._rows.clear()
-        self._common_prefixes.clear()
         self._pool.lose_memory()
 
     def is_ready(self, sequence: Sequence) -> bool:

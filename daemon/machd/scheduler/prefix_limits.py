@@ -1,10 +1,15 @@
-"""Limits and counts of the prefix cache, and sizes of its blocks."""
+"""Configuration, limits and counts of the prefix cache, and sizes of its blocks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from msgspec import Struct
+
+_MIN_GAIN_TOKENS = 16
+
+_MIN_SHARED_TOKENS = 256
+"""Shorter prefixes save too few bytes to be worth a row's way through two arrays."""
 
 MIN_BLOCK_BYTES = 4096
 """Least size that a block counts as, for its bookkeeping: otherwise a limit in bytes would not bound
@@ -109,3 +114,23 @@ class PrefixReading(Struct, frozen=True):
     evictions: int = 0
     saved_blocks: int = 0
     saved_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixConfig:
+    """Configuration of a prefix cache.
+
+    Attributes:
+        model_key: Key of all that decides the keys and values of given tokens.
+        block_tokens: Most tokens of a block.
+        costs: Sizes of blocks.
+        min_gain_tokens: Tokens that waiting for a leader has to save, and that a snapshot at a branch
+            point has to save.
+        min_shared_tokens: Tokens of the shortest prefix that rows share.
+    """
+
+    model_key: bytes
+    block_tokens: int
+    costs: BlockCosts
+    min_gain_tokens: int = _MIN_GAIN_TOKENS
+    min_shared_tokens: int = _MIN_SHARED_TOKENS

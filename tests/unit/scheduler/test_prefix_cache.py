@@ -17,8 +17,8 @@ from machd.scheduler.block_tree import BlockTree, common_tokens
 from machd.scheduler.config import continuous
 from machd.scheduler.events import Event, PromptReused, SequenceFinished
 from machd.scheduler.pacing import StepPace
-from machd.scheduler.prefix_cache import PrefixCache, PrefixConfig
-from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits, PrefixReading
+from machd.scheduler.prefix_cache import PrefixCache
+from machd.scheduler.prefix_limits import BlockCosts, PrefixConfig, PrefixLimits, PrefixReading
 from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.subscriber import Priority, SequenceRequest
 

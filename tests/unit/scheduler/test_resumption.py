@@ -40,8 +40,8 @@ from machd.scheduler.events import (
     SequenceStarted,
     SuspendReason,
 )
-from machd.scheduler.prefix_cache import PrefixCache, PrefixConfig
-from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits
+from machd.scheduler.prefix_cache import PrefixCache
+from machd.scheduler.prefix_limits import BlockCosts, PrefixConfig, PrefixLimits
 from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.subscriber import Resumption, SequenceRequest
 from machd.scheduler.waiting import QueueLimits

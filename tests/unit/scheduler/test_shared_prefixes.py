@@ -14,8 +14,8 @@ from machd.request.generation import SamplingParams
 from machd.scheduler.config import continuous
 from machd.scheduler.events import Event, SequenceFinished
 from machd.scheduler.pacing import StepPace
-from machd.scheduler.prefix_cache import PrefixCache, PrefixConfig
-from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits
+from machd.scheduler.prefix_cache import PrefixCache
+from machd.scheduler.prefix_limits import BlockCosts, PrefixConfig, PrefixLimits
 from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.subscriber import SequenceRequest
 

@@ -28,8 +28,8 @@ from machd.scheduler.events import (
     SequenceResumed,
     SuspendReason,
 )
-from machd.scheduler.prefix_cache import PrefixCache, PrefixConfig
-from machd.scheduler.prefix_limits import BlockCosts, PrefixLimits
+from machd.scheduler.prefix_cache import PrefixCache
+from machd.scheduler.prefix_limits import BlockCosts, PrefixConfig, PrefixLimits
 from machd.scheduler.scheduler import MemoryYield, Scheduler
 
 _READING = MemoryReading(0, 0, 0, 0)
