@@ -44,7 +44,7 @@ def _png(seed: int, *, side: int = 392) -> bytes:
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("kills", [6, pytest.param(16, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [3, pytest.param(16, marks=pytest.mark.long)])
 def test_answers_to_images_are_those_of_a_daemon_left_alone(
     server: ServeProcess, kills: int
 ) -> None:
@@ -56,7 +56,7 @@ def test_answers_to_images_are_those_of_a_daemon_left_alone(
         assert_answers_stay(killed, ask, kills, are_caches_cold=True)
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [1, pytest.param(10, marks=pytest.mark.long)])
 def test_an_image_is_encoded_again_when_the_engine_process_is_killed_meanwhile(
     server: ServeProcess, kills: int
 ) -> None:
