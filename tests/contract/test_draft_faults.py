@@ -194,7 +194,7 @@ def test_a_lonely_row_goes_on_plainly(
     calls: int,
     looks_ahead: bool,  # noqa: FBT001
 ) -> None:
-    """With any cache; and the next row is guessed for again."""
+    """With any cache; the next row has drafts again."""
     bad, good = _rows()[1], _rows()[2]
     proposer = _BadProposer(_oracle(kind, [bad, good], 10), harm, calls)
     engine = WatchedEngine(loaded(kind), proposer, looks_ahead=looks_ahead)

@@ -1,4 +1,4 @@
-"""The comparison of rows with guesses and without notices faults: each is planted where one could be."""
+"""The comparison of rows with drafts and without notices faults: each is planted where one could be."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def one_too_many_is_accepted(patch: pytest.MonkeyPatch) -> None:
-    """The first wrong guess is said, and the token behind it that was sampled."""
+    """The first rejected draft is emitted, and the token behind it that was sampled."""
     right = verification.verify
 
     def verify(draft: Span, chosen: Sequence[SampledToken | None]) -> Verdict:
@@ -66,7 +66,7 @@ def one_too_many_is_accepted(patch: pytest.MonkeyPatch) -> None:
 
 
 def one_too_few_is_taken_back(patch: pytest.MonkeyPatch) -> None:
-    """A wrong guess stays in the caches, and the next token goes behind it."""
+    """A rejected draft stays in the caches, and the next token goes behind it."""
     for caches in (BatchLaneKv, SerialLaneKv):
         right = caches.roll_back
 
@@ -77,7 +77,7 @@ def one_too_few_is_taken_back(patch: pytest.MonkeyPatch) -> None:
 
 
 def nothing_is_taken_back(patch: pytest.MonkeyPatch) -> None:
-    """Wrong guesses stay."""
+    """Rejected drafts stay."""
     for caches in (BatchLaneKv, SerialLaneKv):
         right = caches.roll_back
 

@@ -26,7 +26,7 @@ NATIVE_KERNELS = "machd-native"
 
 @dataclass(frozen=True, slots=True)
 class Computing:
-    """What computes a model, as far as its bits may depend on it.
+    """Device, libraries and formats that a model's bits may depend on.
 
     Attributes:
         backend: ``cpu``, ``metal`` or ``cuda``.

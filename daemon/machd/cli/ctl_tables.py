@@ -148,7 +148,7 @@ def _status_lines(status: AdminStatus) -> Iterator[tuple[str, Text | str]]:
 
 
 def _kept_lines(stats: CacheStats) -> Iterator[tuple[str, str]]:
-    """What is kept between requests, in the status: a line each, of what the daemon has."""
+    """List what is kept between requests, a line for each cache that the daemon has."""
     yield "prefix cache", _kept(stats.prefix)
     if stats.disk is not None:
         yield "disk", _on_disk(stats)

@@ -82,7 +82,7 @@ def welcome(
 
 
 def _address_lines(url: str) -> str:
-    """Where clients find the daemon: URLs, or how curl reaches a socket, which has no URL."""
+    """List the addresses for clients: URLs, or the option of curl for a socket, which has no URL."""
     if not url.startswith("unix:"):
         return f"  OpenAI base URL  {url}/v1\n  health, metrics  {url}/health  {url}/metrics\n"
     path = url.removeprefix("unix:")
