@@ -16,8 +16,9 @@ from machd.engine.kv.layers.slab import SlabCache
 from machd.engine.kv.layers.state import StateKv
 from machd.engine.kv.layers.window import WindowSlab
 from machd.engine.kv.row_positions import RowPositions
-from machd.engine.step import gumbel_noise, sampling
-from machd.engine.step.filters import filters_of
+from machd.engine.sampling import gumbel_noise, sampler
+from machd.engine.sampling.filters import filters_of
+from machd.engine.sampling.row_sampling import RowSampling
 from machd_probes.scripts import LENGTHS, MIXED, random_prompt, scripts
 
 from mlx_lm.models.cache import ArraysCache  # isort: skip - after the engine
@@ -100,18 +101,18 @@ def newcomers_go_first(patch: pytest.MonkeyPatch) -> None:
 def a_neighbours_temperature(patch: pytest.MonkeyPatch) -> None:
     """Temperatures and filters are those of the row in the first place."""
     right = filters_of
-    patch.setattr(sampling, "filters_of", lambda params: right([params[0]] * len(params)))
+    patch.setattr(sampler, "filters_of", lambda params: right([params[0]] * len(params)))
 
 
 def a_neighbours_bias(patch: pytest.MonkeyPatch) -> None:
     """Biases go to the row behind the one that asked."""
-    right = sampling._bias_matrix
+    right = sampler._bias_matrix
 
-    def rolled(rows: Sequence[sampling.RowSampling], vocabulary_tokens: int) -> mx.array | None:
+    def rolled(rows: Sequence[RowSampling], vocabulary_tokens: int) -> mx.array | None:
         matrix = right(rows, vocabulary_tokens)
         return None if matrix is None else matrix[mx.array([-1, *range(len(rows) - 1)])]
 
-    patch.setattr(sampling, "_bias_matrix", rolled)
+    patch.setattr(sampler, "_bias_matrix", rolled)
 
 
 def the_batchs_step_for_a_position(patch: pytest.MonkeyPatch) -> None:
@@ -128,9 +129,9 @@ def the_batchs_step_for_a_position(patch: pytest.MonkeyPatch) -> None:
 
 def penalties_count_the_neighbours_tokens(patch: pytest.MonkeyPatch) -> None:
     """Each row is counted with the token of the first row."""
-    right = sampling.Sampler._advance
+    right = sampler.Sampler._advance
     patch.setattr(
-        sampling.Sampler,
+        sampler.Sampler,
         "_advance",
         lambda self, ids: right(self, mx.broadcast_to(ids[:1], ids.shape)),
     )

@@ -26,7 +26,7 @@ from support.engines.tiny_models import (
 )
 
 from machd.engine.protocol.step import Lane, ProposerKind
-from machd.engine.step import gumbel_noise
+from machd.engine.sampling import gumbel_noise
 from machd.engine.step.decode_pass import DecodePass
 from machd.engine.step.decoder import Decoder
 from machd.engine.step.ports import RowProposer

@@ -27,12 +27,12 @@ from machd.engine.kv.layers import cache_state
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.kv.serial_lane import SerialLaneKv
 from machd.engine.protocol.step import Lane, SampledToken
+from machd.engine.sampling.row_sampling import RowSampling
 from machd.engine.step import verification
 from machd.engine.step.decode_pass import DecodePass
 from machd.engine.step.decoder import Decoder
 from machd.engine.step.decoder_row import Decoded
 from machd.engine.step.proposals import RowProposals
-from machd.engine.step.sampling import RowSampling
 from machd.engine.step.verification import Span, Verdict
 from machd.request.constraint import ConstraintKind
 from machd_probes.play import GREEDY, DraftSchedule, Join

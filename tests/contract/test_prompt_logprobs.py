@@ -264,7 +264,7 @@ def test_row_that_fails_behind_its_prompt_has_no_output(
     mlx_engine: MlxEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row that fails once its prompt is scored is a fault alone."""
-    from machd.engine.step.sampling import RowSampling  # noqa: PLC0415 - imports mlx
+    from machd.engine.sampling.row_sampling import RowSampling  # noqa: PLC0415 - imports mlx
 
     def failing(*_args: object) -> None:
         raise ValueError("planted")

@@ -13,7 +13,7 @@ from machd.engine.backend.native_kernels import native_kernels
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import SampledToken
-from machd.engine.step.gumbel_noise import gumbel_noise
+from machd.engine.sampling.gumbel_noise import gumbel_noise
 from machd.request.generation import SamplingParams
 from machd_probes.play import GREEDY, Join, play
 

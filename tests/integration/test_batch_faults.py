@@ -25,10 +25,11 @@ from machd.engine.kv.layers.slab import SlabCache
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import StepPlan
 from machd.engine.protocol.tokenizer import Detokenizer
-from machd.engine.step import gumbel_noise
+from machd.engine.sampling import gumbel_noise
+from machd.engine.sampling.row_sampling import RowSampling
+from machd.engine.sampling.sampler import Sampler
 from machd.engine.step.decoder import Decoder
 from machd.engine.step.mlx_engine import MlxEngine
-from machd.engine.step.sampling import RowSampling, Sampler
 from machd.errors import EngineFaultError
 from machd.http.stream import GenerationResponse
 from machd.reading.text import CompletionText

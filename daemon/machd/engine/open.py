@@ -118,8 +118,8 @@ def engine_loader(
 
     def load() -> Engine:
         group, loaded = prepared()
+        from machd.engine.sampling.draft_sampling import RowDraws  # noqa: PLC0415 - imports mlx
         from machd.engine.speculation.choice import choose_proposer  # noqa: PLC0415 - imports mlx
-        from machd.engine.step.draft_sampling import RowDraws  # noqa: PLC0415 - imports mlx
 
         vocabulary_tokens = loaded.description.vocabulary_tokens
         proposing = choose_proposer(

@@ -13,13 +13,15 @@ from machd.engine.backend.untyped import Cache
 from machd.engine.kernels import batchable, packed
 from machd.engine.kv.kv_format import KvFormat
 from machd.engine.kv.lane_kv import PrefilledRow
-from machd.engine.step import decoder, gumbel_noise
+from machd.engine.sampling import gumbel_noise
+from machd.engine.sampling.row_sampling import RowSampling
+from machd.engine.sampling.sampler import Sampler
+from machd.engine.step import decoder
 from machd.engine.step.decode_pass import Forward
 from machd.engine.step.decoder import Decoder
 from machd.engine.step.decoder_row import DecoderRow
 from machd.engine.step.prompts import strategies
 from machd.engine.step.prompts.prefill import Prefill
-from machd.engine.step.sampling import RowSampling, Sampler
 from machd_probes import passes
 from support.engines.faults_in_caches import Plant
 

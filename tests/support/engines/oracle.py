@@ -12,11 +12,11 @@ import pytest
 from machd.engine.assembly import engine_parts
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.protocol.step import Lane, ProposerKind, SpanCost, StepPlan, StepResult
+from machd.engine.sampling.draft_sampling import RowDraws
 from machd.engine.speculation.draws import OpenDraws
 from machd.engine.step import decoder
 from machd.engine.step.decode_pass import DecodePass
 from machd.engine.step.decoder import Decoder, Sampled
-from machd.engine.step.draft_sampling import RowDraws
 from machd.engine.step.mlx_engine import MlxEngine
 from machd.engine.step.ports import Proposer, RowProposer
 from machd.request.generation import SamplingParams

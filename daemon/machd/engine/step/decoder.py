@@ -27,11 +27,10 @@ from machd.engine.protocol.step import (
     SettledRow,
     SpanCost,
 )
+from machd.engine.sampling.sampler import Masks, Sampler, Selection
 from machd.engine.step.decider import Decider
 from machd.engine.step.decode_pass import Chunk, DecodePass, Passes
 from machd.engine.step.decoder_row import Decoded, DecoderRow
-from machd.engine.step.ports import Masks
-from machd.engine.step.sampling import Sampler, Selection
 from machd.engine.step.span_choice import choose_spans, expects_tokens_ahead
 from machd.engine.step.tokens_ahead import MAX_FORCED_TOKENS
 from machd.engine.step.verification import Span, Verdict, verify

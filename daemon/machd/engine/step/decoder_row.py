@@ -11,8 +11,8 @@ from machd.engine.protocol.step import (
     SampledToken,
     SettledRow,
 )
+from machd.engine.sampling.row_sampling import RowSampling
 from machd.engine.step.proposals import RowProposals
-from machd.engine.step.sampling import RowSampling
 
 
 @dataclass(slots=True, eq=False)

@@ -40,6 +40,8 @@ from machd.engine.protocol.step import (
     StepResult,
 )
 from machd.engine.protocol.tokenizer import Tokenizer
+from machd.engine.sampling.row_sampling import Matcher, RowSampling
+from machd.engine.sampling.sampler import Masks
 from machd.engine.step.decider import Decider
 from machd.engine.step.decode_pass import NO_FEATURES, Packing, Passes
 from machd.engine.step.decoder import Decoder
@@ -48,8 +50,6 @@ from machd.engine.step.memory import StepMemory, StepNeed
 from machd.engine.step.ports import (
     BlockTier,
     Experts,
-    Masks,
-    Matcher,
     PromptMedia,
     Proposer,
 )
@@ -57,7 +57,6 @@ from machd.engine.step.prompts.prefill import Prefill
 from machd.engine.step.prompts.prefills import Prefills
 from machd.engine.step.prompts.scores import scoring_bytes
 from machd.engine.step.proposals import RowProposals
-from machd.engine.step.sampling import RowSampling
 from machd.request.generation import SamplingParams
 
 _WARM_UP_TOKENS = 8

@@ -7,7 +7,7 @@ this module; machd.engine.assembly plugs them in. What a step decides is asked o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol, Self
+from typing import Protocol
 
 import mlx.core as mx
 
@@ -118,60 +118,6 @@ class PromptMedia(Protocol):
 
     def close(self) -> None:
         """Drop the encoder's cache, and close the processor."""
-        ...
-
-
-class Matcher(Protocol):
-    """A grammar's state for one row, after the tokens that it has accepted."""
-
-    @property
-    def forced(self) -> Sequence[int]:
-        """Tokens that the grammar dictates next, in order."""
-        ...
-
-    @property
-    def is_done(self) -> bool:
-        """True once every token is allowed for good."""
-        ...
-
-    @property
-    def needs_mask(self) -> bool:
-        """True if some tokens are not allowed next and none is forced."""
-        ...
-
-    def allows(self, token_id: int) -> bool:
-        """Return True if the token may come next."""
-        ...
-
-    def accept(self, token_id: int) -> None:
-        """Advance past a token that was sampled.
-
-        Raises:
-            GrammarError: The token is not allowed, or the grammar became too complex.
-        """
-        ...
-
-    def take_forced(self, max_tokens: int) -> list[int]:
-        """Advance past the next forced tokens, ``max_tokens`` at most, and return them."""
-        ...
-
-    def fork(self) -> Self:
-        """Return a copy that moves on by itself."""
-        ...
-
-
-class Masks(Protocol):
-    """Masks of the tokens that matchers allow."""
-
-    def fill(self, matchers: Sequence[Any]) -> mx.array:
-        """Return bool [matchers, vocabulary], true for allowed tokens.
-
-        Args:
-            matchers: Matchers that need a mask, all made by the same grammar room.
-
-        Raises:
-            GrammarError: One row's grammar became too complex.
-        """
         ...
 
 

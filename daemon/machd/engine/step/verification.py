@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from machd.engine.protocol.step import SampledToken
-from machd.engine.step.sampling import RowSampling
+from machd.engine.sampling.row_sampling import RowSampling
 from machd.errors import GrammarError
 
 

@@ -21,8 +21,8 @@ from machd.engine.ranks.deciding import decider_of
 from machd.engine.ranks.following import follow
 from machd.engine.ranks.leading_engine import LeadingEngine
 from machd.engine.ranks.rank_group import RankGroup
+from machd.engine.sampling.row_sampling import Matcher
 from machd.engine.step.mlx_engine import MlxEngine
-from machd.engine.step.ports import Matcher
 from machd.errors import EngineFaultError
 from machd.request.generation import SamplingParams
 from machd_probes.play import GREEDY, Join

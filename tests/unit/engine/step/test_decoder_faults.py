@@ -18,10 +18,10 @@ from machd.engine.kv.layers import slab
 from machd.engine.kv.layers.slab import SlabCache
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import DecodeRow, PrefillChunk, RowFault, SampledToken, StepPlan
-from machd.engine.step import gumbel_noise
+from machd.engine.sampling import gumbel_noise
+from machd.engine.sampling.row_sampling import RowSampling
 from machd.engine.step.decoder import Decoder
 from machd.engine.step.mlx_engine import MlxEngine
-from machd.engine.step.sampling import RowSampling
 from machd.request.generation import SamplingParams
 from machd_probes.play import Join
 from machd_probes.scripts import MIXED, random_prompt

@@ -21,8 +21,9 @@ from machd.engine.fake.tokenizer import END_OF_TEXT, VOCABULARY_TOKENS, FakeToke
 from machd.engine.grammar.grammar import LlguidanceCompiler
 from machd.engine.grammar.matcher import matcher_for
 from machd.engine.protocol.step import SampledToken
+from machd.engine.sampling.row_sampling import RowSampling
+from machd.engine.sampling.sampler import Sampler
 from machd.engine.step import verification
-from machd.engine.step.sampling import RowSampling, Sampler
 from machd.engine.step.verification import Span, Verdict, span_of
 from machd.request.constraint import Constraint, ConstraintKind
 from machd.request.generation import Grammar, SamplingParams

@@ -20,8 +20,8 @@ from machd.engine.protocol.step import (
     ScoredPrompt,
     TokenLogprob,
 )
+from machd.engine.sampling.sampler import likeliest
 from machd.engine.step.decode_pass import NO_FEATURES, Forward
-from machd.engine.step.sampling import likeliest
 
 _PASS_TOKENS = 128
 """Prompt tokens in one pass at the most. Each pass reads all weights, so fewer cost time."""

@@ -11,98 +11,32 @@ that have them, and log-probabilities are computed only for rows that asked.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import mlx.core as mx
 from msgspec import structs
 
 from machd.engine.protocol.step import SampledToken, TokenLogprob
-from machd.engine.step.filters import Filters, filters_of
-from machd.engine.step.gumbel_noise import gumbel_noise
-from machd.engine.step.ports import Masks, Matcher
+from machd.engine.sampling.filters import Filters, filters_of
+from machd.engine.sampling.gumbel_noise import gumbel_noise
+from machd.engine.sampling.row_sampling import RowSampling
 from machd.request.generation import SamplingParams
 
 
-@dataclass(slots=True)
-class RowSampling:
-    """One row's sampling state, which follows the row wherever it goes.
+class Masks(Protocol):
+    """Masks of the tokens that matchers allow."""
 
-    A sampler moves its position and counts on over the token that it chooses, and settling moves its matcher. Tokens
-    ahead are sampled on forks (:meth:`after`), of which the row takes the one behind its last right token (:meth:`take`).
+    def fill(self, matchers: Sequence[Any]) -> mx.array:
+        """Return bool [matchers, vocabulary], true for allowed tokens.
 
-    Attributes:
-        position: Index of the next token in the completion.
-        prompt_mask: Which tokens the prompt has, bool [vocabulary]; None unless it matters.
-        counts: How often each token was generated, float32 [vocabulary]; None unless it matters.
-        matcher: State of the row's grammar; None where every token is allowed.
-    """
-
-    params: SamplingParams
-    position: int = 0
-    prompt_mask: mx.array | None = None
-    counts: mx.array | None = None
-    matcher: Matcher | None = None
-
-    @classmethod
-    def for_prompt(
-        cls,
-        params: SamplingParams,
-        prompt: Sequence[int],
-        vocabulary_tokens: int,
-        matcher: Matcher | None = None,
-    ) -> RowSampling:
-        """Return the state in which a row with this prompt starts."""
-        has_penalty = params.presence_penalty or params.frequency_penalty
-        if params.repetition_penalty == 1.0 and not has_penalty:
-            return cls(params, matcher=matcher)
-        mask = mx.zeros((vocabulary_tokens,), dtype=mx.bool_)
-        mask[mx.array(list(prompt), dtype=mx.int32)] = True
-        return cls(params, 0, mask, mx.zeros((vocabulary_tokens,), dtype=mx.float32), matcher)
-
-    def resume(self, token_ids: Sequence[int]) -> None:
-        """Move on over the tokens that the row had when it was suspended.
+        Args:
+            matchers: Matchers that need a mask, all made by the same grammar room.
 
         Raises:
-            GrammarError: The grammar became too complex.
+            GrammarError: One row's grammar became too complex.
         """
-        self.add(token_ids)
-        for token_id in token_ids:
-            if self.matcher is None:
-                return
-            if not self.matcher.take_forced(1):
-                self.matcher.accept(token_id)
-            if self.matcher.is_done:
-                self.matcher = None
-
-    def fork(self) -> RowSampling:
-        """Return a copy that moves on by itself."""
-        return replace(self, matcher=None if self.matcher is None else self.matcher.fork())
-
-    def take(self, other: RowSampling) -> None:
-        """Move on to the state of a fork."""
-        self.position, self.counts, self.matcher = other.position, other.counts, other.matcher
-
-    def after(self, token_id: int) -> RowSampling | None:
-        """Return a fork after a token; None if the grammar does not allow it.
-
-        Raises:
-            GrammarError: The grammar became too complex.
-        """
-        if self.matcher is not None and not self.matcher.allows(token_id):
-            return None
-        following = self.fork()
-        if following.matcher is not None and not following.matcher.take_forced(1):
-            following.matcher.accept(token_id)
-        following.add((token_id,))
-        return following
-
-    def add(self, token_ids: Sequence[int]) -> None:
-        """Count tokens that were not chosen by a sampler."""
-        self.position += len(token_ids)
-        if self.counts is not None and token_ids:
-            ids = mx.array(list(token_ids), dtype=mx.int32)
-            self.counts = self.counts.at[ids].add(1.0)
+        ...
 
 
 @dataclass(slots=True)

@@ -11,7 +11,8 @@ from dataclasses import replace
 
 import mlx.core as mx
 
-from machd.engine.step.sampling import RowSampling, Sampler, Selection
+from machd.engine.sampling.row_sampling import RowSampling
+from machd.engine.sampling.sampler import Sampler, Selection
 from machd.request.generation import SamplingParams
 
 

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from machd.engine.protocol.step import SampledToken
-from machd.engine.step import gumbel_noise as noise_module
-from machd.engine.step.sampling import RowSampling, Sampler
+from machd.engine.sampling import gumbel_noise as noise_module
+from machd.engine.sampling.row_sampling import RowSampling
+from machd.engine.sampling.sampler import Sampler
 from machd.request.generation import SamplingParams
 
 VOCABULARY = 64
