@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import mlx.core as mx
 import pytest
@@ -18,7 +19,9 @@ from machd.engine.kv.layers.window import WindowSlab
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.sampling import gumbel_noise, sampler
 from machd.engine.sampling.filters import filters_of
-from machd.engine.sampling.row_sampling import RowSampling
+from machd.engine.step.decoder import Decoder, Sampled
+from machd.engine.step.decoder_row import Decoded
+from machd.request.generation import SamplingParams
 from machd_probes.scripts import LENGTHS, MIXED, random_prompt, scripts
 
 from mlx_lm.models.cache import ArraysCache  # isort: skip - after the engine
@@ -108,7 +111,7 @@ def a_neighbours_bias(patch: pytest.MonkeyPatch) -> None:
     """Biases go to the row behind the one that asked."""
     right = sampler._bias_matrix
 
-    def rolled(rows: Sequence[RowSampling], vocabulary_tokens: int) -> mx.array | None:
+    def rolled(rows: Sequence[SamplingParams], vocabulary_tokens: int) -> mx.array | None:
         matrix = right(rows, vocabulary_tokens)
         return None if matrix is None else matrix[mx.array([-1, *range(len(rows) - 1)])]
 
@@ -129,12 +132,18 @@ def the_batchs_step_for_a_position(patch: pytest.MonkeyPatch) -> None:
 
 def penalties_count_the_neighbours_tokens(patch: pytest.MonkeyPatch) -> None:
     """Each row is counted with the token of the first row."""
-    right = sampler.Sampler._advance
-    patch.setattr(
-        sampler.Sampler,
-        "_advance",
-        lambda self, ids: right(self, mx.broadcast_to(ids[:1], ids.shape)),
-    )
+    right = Decoder.settle
+
+    def settle(this: Decoder, sampled: Sampled) -> Decoded | None:
+        before = {row: row.sampling.counts for row in sampled.rows}
+        decoded = right(this, sampled)
+        first = sampled.parts[0][1].token_ids[:1]
+        for row, counts in before.items():
+            if counts is not None:
+                row.sampling = replace(row.sampling, counts=counts.at[first].add(1.0))
+        return decoded
+
+    patch.setattr(Decoder, "settle", settle)
 
 
 def a_chunk_beside_rows_is_seen_by_none(patch: pytest.MonkeyPatch) -> None:

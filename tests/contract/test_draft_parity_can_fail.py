@@ -27,11 +27,11 @@ from machd.engine.kv.layers import cache_state
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.kv.serial_lane import SerialLaneKv
 from machd.engine.protocol.step import Lane, SampledToken
-from machd.engine.sampling.row_sampling import RowSampling
-from machd.engine.step import verification
+from machd.engine.sampling.sampling_state import SamplingState
+from machd.engine.step import decoder, verification
 from machd.engine.step.decode_pass import DecodePass
 from machd.engine.step.decoder import Decoder
-from machd.engine.step.decoder_row import Decoded
+from machd.engine.step.decoder_row import Decoded, DecoderRow
 from machd.engine.step.proposals import RowProposals
 from machd.engine.step.verification import Span, Verdict
 from machd.request.constraint import ConstraintKind
@@ -48,6 +48,34 @@ ROWS = [
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
+def _change_ahead_states(
+    patch: pytest.MonkeyPatch, change: Callable[[SamplingState, SamplingState], dict[str, Any]]
+) -> None:
+    """Change the states behind tokens ahead; ``change`` gets the row's own and the one to change."""
+    right = verification.span_of
+
+    def span_of(row: SamplingState, *rest: Any) -> Span:
+        draft = right(row, *rest)
+        states = [replace(one, **change(row, one)) for one in draft.ahead_states]
+        return replace(draft, ahead_states=tuple(states))
+
+    patch.setattr("machd.engine.step.span_choice.span_of", span_of)
+
+
+def _keep_of_the_row(patch: pytest.MonkeyPatch, name: str) -> None:
+    """After accepted tokens ahead a row keeps this part of the state that it had before them."""
+    right = decoder._move_on
+
+    def move_on(row: DecoderRow, draft: Span, verdict: Verdict) -> BaseException | None:
+        before = getattr(row.sampling, name)
+        cause = right(row, draft, verdict)
+        if verdict.accepted_tokens:
+            row.sampling = replace(row.sampling, **{name: before})
+        return cause
+
+    patch.setattr(decoder, "_move_on", move_on)
+
+
 def one_too_many_is_accepted(patch: pytest.MonkeyPatch) -> None:
     """The first rejected draft is emitted, and the token behind it that was sampled."""
     right = verification.verify
@@ -60,7 +88,7 @@ def one_too_many_is_accepted(patch: pytest.MonkeyPatch) -> None:
             return found
         wrong = structs.replace(token, token_id=draft.ahead_ids[place])
         said = (*found.tokens[:-1], wrong, token)
-        return Verdict(said, draft.samplings[following], found.is_finite)
+        return Verdict(said, found.is_finite)
 
     patch.setattr("machd.engine.step.decoder.verify", verify)
 
@@ -99,64 +127,32 @@ def all_rows_are_cut_alike(patch: pytest.MonkeyPatch) -> None:
 
 def draws_are_not_of_their_positions(patch: pytest.MonkeyPatch) -> None:
     """Every position of a guess has the draw of the first."""
-    right = RowSampling.after
-
-    def after(this: RowSampling, token_id: int) -> RowSampling | None:
-        following = right(this, token_id)
-        if following is not None:
-            following.position = this.position
-        return following
-
-    patch.setattr(RowSampling, "after", after)
+    _change_ahead_states(patch, lambda row, _: {"position": row.position})
 
 
 def draws_are_one_position_late(patch: pytest.MonkeyPatch) -> None:
     """Positions are one too high."""
-    right = verification.span_of
-
-    def span_of(sampling: RowSampling, *rest: Any) -> Span:
-        draft = right(sampling, *rest)
-        for one in draft.samplings[1:]:
-            one.position += 1
-        return draft
-
-    patch.setattr("machd.engine.step.span_choice.span_of", span_of)
+    _change_ahead_states(patch, lambda _, ahead: {"position": ahead.position + 1})
 
 
 def guesses_do_not_count_for_penalties(patch: pytest.MonkeyPatch) -> None:
     """The counts behind a guess are those before it."""
-    right = RowSampling.after
-
-    def after(this: RowSampling, token_id: int) -> RowSampling | None:
-        following = right(this, token_id)
-        if following is not None:
-            following.counts = this.counts
-        return following
-
-    patch.setattr(RowSampling, "after", after)
+    _change_ahead_states(patch, lambda row, _: {"counts": row.counts})
 
 
 def the_rows_own_counts_stay(patch: pytest.MonkeyPatch) -> None:
     """After a guess the row's counts are those before it."""
-
-    def take(this: RowSampling, other: RowSampling) -> None:
-        this.position, this.matcher = other.position, other.matcher
-
-    patch.setattr(RowSampling, "take", take)
+    _keep_of_the_row(patch, "counts")
 
 
 def a_matcher_is_shared(patch: pytest.MonkeyPatch) -> None:
     """The row's own matcher sees the guesses."""
-    patch.setattr(RowSampling, "fork", replace)
+    patch.setattr(SamplingState, "fork", lambda this: this)
 
 
 def a_matcher_is_not_told(patch: pytest.MonkeyPatch) -> None:
     """The row's matcher stays before its guesses, which it has said."""
-
-    def take(this: RowSampling, other: RowSampling) -> None:
-        this.position, this.counts = other.position, other.counts
-
-    patch.setattr(RowSampling, "take", take)
+    _keep_of_the_row(patch, "matcher")
 
 
 def a_mark_is_a_reference(patch: pytest.MonkeyPatch) -> None:

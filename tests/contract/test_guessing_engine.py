@@ -113,7 +113,9 @@ def test_what_is_no_number_behind_a_failing_row_is_wiped(monkeypatch: pytest.Mon
             length = engine._batch._kv._positions.lengths[1]  # type: ignore[attr-defined]
             for array in cache.state:
                 array[1:2, :, length - 1 : length] = float("nan")
-        verdict.sampling.matcher = Refusing()  # type: ignore[assignment]
+        row = engine._batch._rows[1]
+        row.sampling = replace(row.sampling, matcher=Refusing())  # type: ignore[arg-type]
+        draft.ahead_states = (row.sampling,) * len(draft.ahead_ids)
         return replace(verdict, is_finite=False)
 
     monkeypatch.setattr(decoder, "verify", poisoned)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Self
@@ -26,8 +26,8 @@ from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import StepPlan
 from machd.engine.protocol.tokenizer import Detokenizer
 from machd.engine.sampling import gumbel_noise
-from machd.engine.sampling.row_sampling import RowSampling
-from machd.engine.sampling.sampler import Sampler
+from machd.engine.sampling.sampler import Sampler, Selection
+from machd.engine.sampling.sampling_state import SamplingState
 from machd.engine.step.decoder import Decoder
 from machd.engine.step.mlx_engine import MlxEngine
 from machd.errors import EngineFaultError
@@ -424,29 +424,30 @@ def _logprobs_fail_at(position: int) -> _Plant:
     """After the tokens of all rows are chosen."""
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        right = Sampler._add_logprobs
+        right = Sampler.sample
 
-        def add_logprobs(this: Sampler, *args: Any) -> None:
-            for row in this._rows:
-                if row.params.seed == _BAD_SEED and row.position == position:
+        def sample(this: Sampler, states: Sequence[SamplingState], *args: Any) -> Selection:
+            selection = right(this, states, *args)
+            for state in states:
+                if state.params.seed == _BAD_SEED and state.position == position:
                     raise _PlantedError
-            right(this, *args)
+            return selection
 
-        patch.setattr(Sampler, "_add_logprobs", add_logprobs)
+        patch.setattr(Sampler, "sample", sample)
 
     return plant
 
 
 def _state_fails(patch: pytest.MonkeyPatch) -> None:
-    right = RowSampling.for_prompt.__func__  # type: ignore[attr-defined]
+    right = SamplingState.for_prompt.__func__  # type: ignore[attr-defined]
 
-    def for_prompt(cls: type[RowSampling], params: SamplingParams, *rest: Any) -> RowSampling:
+    def for_prompt(cls: type[SamplingState], params: SamplingParams, *rest: Any) -> SamplingState:
         if params.seed == _BAD_SEED:
             raise _PlantedError
-        state: RowSampling = right(cls, params, *rest)
+        state: SamplingState = right(cls, params, *rest)
         return state
 
-    patch.setattr(RowSampling, "for_prompt", classmethod(for_prompt))
+    patch.setattr(SamplingState, "for_prompt", classmethod(for_prompt))
 
 
 class _BadDetokenizer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -14,14 +15,15 @@ from machd.engine.kernels import batchable, packed
 from machd.engine.kv.kv_format import KvFormat
 from machd.engine.kv.lane_kv import PrefilledRow
 from machd.engine.sampling import gumbel_noise
-from machd.engine.sampling.row_sampling import RowSampling
-from machd.engine.sampling.sampler import Sampler
+from machd.engine.sampling.sampler import Sampler, Selection
+from machd.engine.sampling.sampling_state import SamplingState
 from machd.engine.step import decoder
 from machd.engine.step.decode_pass import Forward
 from machd.engine.step.decoder import Decoder
 from machd.engine.step.decoder_row import DecoderRow
 from machd.engine.step.prompts import strategies
 from machd.engine.step.prompts.prefill import Prefill
+from machd.request.generation import SamplingParams
 from machd_probes import passes
 from support.engines.faults_in_caches import Plant
 
@@ -30,7 +32,15 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache  # isort: skip -
 
 def one_sampler_for_all(patch: pytest.MonkeyPatch) -> None:
     """Every row is sampled with the parameters and the state of the row in the first place."""
-    patch.setattr(decoder, "Sampler", lambda rows, *others: Sampler([rows[0]] * len(rows), *others))
+
+    class First(Sampler):
+        def __init__(self, rows: Sequence[SamplingParams], *others: Any) -> None:
+            super().__init__([rows[0]] * len(rows), *others)
+
+        def sample(self, states: Sequence[SamplingState], logits: mx.array) -> Selection:
+            return super().sample([states[0]] * len(states), logits)
+
+    patch.setattr(decoder, "Sampler", First)
 
 
 def one_generator_for_all(patch: pytest.MonkeyPatch) -> None:
@@ -53,20 +63,22 @@ def a_moved_rows_history_stays(patch: pytest.MonkeyPatch) -> None:
         right(self, rows)
         for row, former in zip(self._rows, before, strict=False):
             if row is not former and row.sampling.counts is not None:
-                row.sampling.counts = mx.zeros_like(row.sampling.counts)
+                nothing = mx.zeros_like(row.sampling.counts)
+                row.sampling = replace(row.sampling, counts=nothing)
 
     patch.setattr(Decoder, "remove", remove)
 
 
 def a_slots_history_stays(patch: pytest.MonkeyPatch) -> None:
     """A row's penalties count the tokens of the row that had its slot before."""
-    right, known = Decoder.join, dict[int, RowSampling]()
+    right, known = Decoder.join, dict[int, DecoderRow]()
 
     def join(self: Decoder, row: DecoderRow, prefilled: PrefilledRow) -> None:
         former = known.get(row.slot_index)
-        if former is not None and former.counts is not None and row.sampling.counts is not None:
-            row.sampling.counts = former.counts
-        known[row.slot_index] = row.sampling
+        if former is not None and row.sampling.counts is not None:
+            counts = former.sampling.counts
+            row.sampling = row.sampling if counts is None else replace(row.sampling, counts=counts)
+        known[row.slot_index] = row
         right(self, row, prefilled)
 
     patch.setattr(Decoder, "join", join)

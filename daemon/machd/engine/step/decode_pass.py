@@ -151,7 +151,7 @@ class Passes:
             spans: Each row's span; plain ones unless given.
             beside: Chunks of prompts to compute as well; only beside plain spans.
         """
-        spans = spans or [Span((), (row.sampling,)) for row in rows]
+        spans = spans or [Span()] * len(rows)
         lengths = [span.length for span in spans]
         longest = max(lengths)
         token_ids = last_ids[:, None]

@@ -28,6 +28,7 @@ from machd.engine.protocol.step import (
     SpanCost,
 )
 from machd.engine.sampling.sampler import Masks, Sampler, Selection
+from machd.engine.sampling.sampling_state import SamplingState
 from machd.engine.step.decider import Decider
 from machd.engine.step.decode_pass import Chunk, DecodePass, Passes
 from machd.engine.step.decoder_row import Decoded, DecoderRow
@@ -103,8 +104,7 @@ class Decoder:
     @property
     def kv_bytes(self) -> int:
         """Bytes that the rows' caches hold, those of draft models included."""
-        drafting = sum(row.proposals.kv_bytes for row in self._rows if row.proposals is not None)
-        return self._kv.nbytes + drafting
+        return self._kv.nbytes + sum(row.proposals.kv_bytes for row in self._rows)
 
     def growth_bytes(
         self, joining: Sequence[JoiningRow], draft_tokens: int, bytes_per_token: int
@@ -140,8 +140,7 @@ class Decoder:
     def close(self) -> None:
         """Give back what proposers hold for the rows."""
         for row in self._rows:
-            if row.proposals is not None:
-                row.proposals.close()
+            row.proposals.close()
 
     def decode(
         self, plan_rows: Mapping[int, DecodeRow], cost: SpanCost, beside: Sequence[Chunk] = ()
@@ -186,7 +185,7 @@ class Decoder:
             current = self.recompute(current)
         if current.longest == 1:
             self.remove([row for row, _ in sampled.failed])
-            self._remove_finished()
+            self._remove_finished(sampled.rows)
             if self._rows and not expects_tokens_ahead(self._rows, self._kv, plan_rows, cost):
                 next_ids = _next_ids(self._rows, sampled)
                 self._under_way = self._passes.dispatch(self._rows, next_ids)
@@ -204,9 +203,9 @@ class Decoder:
         sampled = self.sample(current)
         return None if sampled is None else self.settle(sampled)
 
-    def _remove_finished(self) -> None:
-        """Remove rows whose last token is sampled, though not read, so that the next pass skips them."""
-        finished = [row for row in self._rows if row.tokens_left < 1]
+    def _remove_finished(self, rows: Sequence[DecoderRow]) -> None:
+        """Remove those of ``rows`` whose token, sampled and not read, is the last, so that the next pass skips them."""
+        finished = [row for row in rows if row.tokens_left <= 1]
         for row in finished:
             cached_row = self.cached_row(row.slot_index)
             if cached_row is not None and self._on_finished is not None:
@@ -234,13 +233,14 @@ class Decoder:
         if current.longest == 1:
             sampled = self._sample_plain(current)
         else:
-            samplings = [one for span in current.spans for one in span.samplings]
+            pairs = zip(current.rows, current.spans, strict=True)
+            states = [one for row, span in pairs for one in row.states(span)]
             try:
-                sampler = Sampler(samplings, self._vocabulary_tokens, self._masks)
-                sampled = Sampled(current, [(current.rows, sampler.sample(current.logits))], [])
+                selection = self._sampler_of(states).sample(states, current.logits)
+                sampled = Sampled(current, [(current.rows, selection)], [])
             except BaseException as cause:  # noqa: BLE001 - if it comes again, _sample_plain finds the row
                 for row in current.rows:  # a grammar may fail on a drafted path alone
-                    if row.sampling.matcher is not None and row.proposals is not None:
+                    if row.sampling.matcher is not None and row.proposals.is_open:
                         row.proposals.fail(cause)
                 return None
         mx.async_eval([array for _, selection in sampled.parts for array in selection.arrays])
@@ -248,24 +248,27 @@ class Decoder:
 
     def _sample_plain(self, current: DecodePass) -> Sampled:
         rows = current.rows
+        states = [row.sampling for row in rows]
         try:
             if self._sampler is None or self._sampler_rows != rows:
-                samplings = [row.sampling for row in rows]
-                self._sampler = Sampler(samplings, self._vocabulary_tokens, self._masks)
-                self._sampler_rows = rows
-            return Sampled(current, [(rows, self._sampler.sample(current.logits))], [])
+                self._sampler, self._sampler_rows = self._sampler_of(states), rows
+            return Sampled(current, [(rows, self._sampler.sample(states, current.logits))], [])
         except BaseException:  # noqa: BLE001 - comes again below, from its own row
             self._sampler = None
         sampled = Sampled(current, [], [])
-        for place, row in enumerate(rows):
+        for place, (row, state) in enumerate(zip(rows, states, strict=True)):
             try:
-                sampler = Sampler([row.sampling], self._vocabulary_tokens, self._masks)
-                selection = sampler.sample(current.logits[place : place + 1])
+                logits = current.logits[place : place + 1]
+                selection = self._sampler_of([state]).sample([state], logits)
             except BaseException as cause:  # noqa: BLE001 - a row's fault, a panic in llguidance included
                 sampled.failed.append((row, cause))
             else:
                 sampled.parts.append(([row], selection))
         return sampled
+
+    def _sampler_of(self, states: Sequence[SamplingState]) -> Sampler:
+        params = [one.params for one in states]
+        return Sampler(params, self._vocabulary_tokens, self._masks)
 
     def recompute(self, current: DecodePass) -> DecodePass:
         """Undo a pass with tokens ahead and dispatch it again without them, on finite caches.
@@ -290,12 +293,12 @@ class Decoder:
         if current.longest > 1 and any(one.tokens[-1] is None for one in verdicts.values()):
             return None
         decoded = Decoded(drafts=list(current.outcomes), span_tokens=current.longest)
-        if current.longest > 1:
-            for row, span in zip(current.rows, current.spans, strict=True):
-                decoded.drafts += _outcome(row, span, verdicts[row].accepted_tokens)
         causes = dict(sampled.failed)
-        for row, verdict in verdicts.items():
-            if (cause := self._move_on(row, verdict)) is not None:
+        for row, span in zip(current.rows, current.spans, strict=True):
+            if (verdict := verdicts.get(row)) is None:
+                continue
+            decoded.drafts += _outcome(row, span, verdict.accepted_tokens)
+            if (cause := _move_on(row, span, verdict)) is not None:
                 causes[row] = cause
             else:
                 decoded.tokens += [token for token in verdict.tokens if token is not None]
@@ -307,30 +310,8 @@ class Decoder:
 
     def _take_draft_faults(self) -> list[DraftFault]:
         """Return the faults of proposers; a row that leaves with a fault of its own reports that alone."""
-        proposing = [(row, row.proposals) for row in self._rows if row.proposals is not None]
-        faults = [(row, proposals.take_fault()) for row, proposals in proposing]
+        faults = [(row, row.proposals.take_fault()) for row in self._rows]
         return [DraftFault(row.slot_index, fault) for row, fault in faults if fault is not None]
-
-    def _move_on(self, row: DecoderRow, verdict: Verdict) -> BaseException | None:
-        """Let a row continue after its accepted tokens; returns its fault, if any."""
-        last = verdict.tokens[-1]
-        if last is None:
-            return FloatingPointError("the row's logits are not numbers")
-        row.sampling.take(verdict.sampling)
-        if row.proposals is not None:
-            row.proposals.extend([token.token_id for token in verdict.tokens if token is not None])
-        matcher = row.sampling.matcher
-        if matcher is None:
-            return None
-        try:
-            if not matcher.take_forced(1):  # a forced token is the one that was sampled
-                matcher.accept(last.token_id)
-        except BaseException as cause:  # noqa: BLE001 - a row's fault, a panic in llguidance included
-            return cause
-        if matcher.is_done:
-            row.sampling.matcher = None
-            self._sampler = None  # it was made with the matcher
-        return None
 
     def keep(self, current: DecodePass, decoded: Decoded) -> Decoded:
         """Roll back what rows do not keep of a pass, and remove those that failed; returns the whole result."""
@@ -365,8 +346,7 @@ class Decoder:
             return
         for row in rows:
             row.is_gone = True
-            if row.proposals is not None:
-                row.proposals.close()
+            row.proposals.close()
         if self._under_way is not None and all(row.is_gone for row in self._under_way.rows):
             self._under_way = None  # a row that joins now need not wait for it
         order = _compact([row.is_gone for row in before])
@@ -377,14 +357,26 @@ class Decoder:
         self._kv.keep(order)
 
 
+def _move_on(row: DecoderRow, span: Span, verdict: Verdict) -> BaseException | None:
+    """Let a row continue behind its last right token; returns its fault, if any."""
+    last = verdict.tokens[-1]
+    if last is None:
+        return FloatingPointError("the row's logits are not numbers")
+    row.proposals.extend([token.token_id for token in verdict.tokens if token is not None])
+    try:
+        row.sampling = row.states(span)[verdict.accepted_tokens].after([last.token_id])
+    except BaseException as cause:  # noqa: BLE001 - a row's fault, a panic in llguidance included
+        return cause
+    return None
+
+
 def _verdicts(sampled: Sampled) -> dict[DecoderRow, Verdict]:
     """Wait for the sampled tokens and compare them with the tokens ahead."""
     spans = dict(zip(sampled.current.rows, sampled.current.spans, strict=True))
     verdicts: dict[DecoderRow, Verdict] = {}
     for rows, selection in sampled.parts:
-        places = [(row, one) for row in rows for one in spans[row].samplings]
-        slot_indices = [row.slot_index for row, _ in places]
-        chosen = selection.read(slot_indices, [one.params for _, one in places])
+        slot_indices = [row.slot_index for row in rows for _ in range(spans[row].length)]
+        chosen = selection.read(slot_indices)
         begin = 0
         for row in rows:
             span = spans[row]

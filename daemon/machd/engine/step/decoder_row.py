@@ -11,8 +11,9 @@ from machd.engine.protocol.step import (
     SampledToken,
     SettledRow,
 )
-from machd.engine.sampling.row_sampling import RowSampling
+from machd.engine.sampling.sampling_state import SamplingState
 from machd.engine.step.proposals import RowProposals
+from machd.engine.step.verification import Span
 
 
 @dataclass(slots=True, eq=False)
@@ -20,9 +21,9 @@ class DecoderRow:
     """A running row.
 
     Attributes:
-        sampling: Parameters and history; its position counts the tokens chosen so far.
+        sampling: State behind its last token that was read.
         max_tokens: Tokens that its completion may have.
-        proposals: The row's draft tokens; None without a proposer.
+        proposals: The row's draft tokens.
         last_token_id: Last token read: input of the next pass or, with look-ahead, of the pass under way.
         length: Positions in the caches, those of a pass under way included.
         position_shift: What its images add to the positions of tokens behind them.
@@ -30,9 +31,9 @@ class DecoderRow:
     """
 
     slot_index: int
-    sampling: RowSampling
+    sampling: SamplingState
     max_tokens: int
-    proposals: RowProposals | None = None
+    proposals: RowProposals = field(default_factory=RowProposals)
     last_token_id: int = 0
     length: int = 0
     position_shift: int = 0
@@ -40,13 +41,17 @@ class DecoderRow:
 
     @property
     def tokens_left(self) -> int:
-        """Tokens that the completion may still get."""
+        """Tokens that the completion may still get, behind the last one that was read."""
         return self.max_tokens - self.sampling.position
 
     @property
     def forced_tokens(self) -> int:
         """Tokens that the row's grammar dictates next."""
         return 0 if self.sampling.matcher is None else len(self.sampling.matcher.forced)
+
+    def states(self, span: Span) -> tuple[SamplingState, ...]:
+        """Return the state that each position of a span is sampled in."""
+        return (self.sampling, *span.ahead_states)
 
 
 @dataclass(slots=True)

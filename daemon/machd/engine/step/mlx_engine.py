@@ -40,8 +40,8 @@ from machd.engine.protocol.step import (
     StepResult,
 )
 from machd.engine.protocol.tokenizer import Tokenizer
-from machd.engine.sampling.row_sampling import Matcher, RowSampling
 from machd.engine.sampling.sampler import Masks
+from machd.engine.sampling.sampling_state import Matcher, SamplingState
 from machd.engine.step.decider import Decider
 from machd.engine.step.decode_pass import NO_FEATURES, Packing, Passes
 from machd.engine.step.decoder import Decoder
@@ -56,7 +56,6 @@ from machd.engine.step.ports import (
 from machd.engine.step.prompts.prefill import Prefill
 from machd.engine.step.prompts.prefills import Prefills
 from machd.engine.step.prompts.scores import scoring_bytes
-from machd.engine.step.proposals import RowProposals
 from machd.request.generation import SamplingParams
 
 _WARM_UP_TOKENS = 8
@@ -334,17 +333,17 @@ class MlxEngine:
             prompt = [one for one in prompt if one < FIRST_MEDIA_KEY]
         try:
             matcher = self._parts.open_matcher(params)
-            sampling = RowSampling.for_prompt(params, prompt, vocabulary_tokens, matcher)
-            sampling.resume(completion)
+            state = SamplingState.for_prompt(params, prompt, vocabulary_tokens, matcher)
+            state = state.after(completion)
         except BaseException as cause:  # noqa: BLE001 - a row's fault, a panic in llguidance included
             faults.append(RowFault(opening.slot_index, cause))
             return None
-        row = DecoderRow(opening.slot_index, sampling, opening.reserved_tokens - prompt_tokens)
+        row = DecoderRow(opening.slot_index, state, opening.reserved_tokens - prompt_tokens)
         if opening.media:
             row.position_shift = media.shift(opening.media)
             media.forget_rows((opening.slot_index,))
         if (proposer := self._parts.proposer) is not None:
-            row.proposals = RowProposals(proposer, prompt, params, vocabulary_tokens)
+            row.proposals.open(proposer, prompt, params, vocabulary_tokens)
             row.proposals.extend(completion)
         return row
 

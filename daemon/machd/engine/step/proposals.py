@@ -15,9 +15,20 @@ from machd.request.generation import SamplingParams
 
 
 class RowProposals:
-    """Draft tokens of one row, none after its proposer has failed."""
+    """Draft tokens of one row: none without a proposer, and none after it has failed.
 
-    def __init__(
+    Attributes:
+        is_lookup: A proposal costs next to nothing, so that more may be asked for than is used.
+    """
+
+    def __init__(self) -> None:
+        """Begin without a proposer."""
+        self.is_lookup = False
+        self._vocabulary_tokens = 0
+        self._fault: BaseException | None = None
+        self._row: RowProposer | None = None
+
+    def open(
         self,
         proposer: Proposer,
         prompt: Sequence[int],
@@ -26,10 +37,7 @@ class RowProposals:
     ) -> None:
         """Open the row at ``proposer``."""
         self.is_lookup = proposer.kind is ProposerKind.NGRAM
-        """True if a proposal costs next to nothing, so that more may be asked for than is used."""
         self._vocabulary_tokens = vocabulary_tokens
-        self._fault: BaseException | None = None
-        self._row: RowProposer | None = None
         try:
             self._row = proposer.open(prompt, sampling)
         except BaseException as cause:  # noqa: BLE001 - reported as the row's DraftFault
@@ -73,7 +81,7 @@ class RowProposals:
         return token_ids
 
     def fail(self, cause: BaseException) -> None:
-        """End the row's drafts because of ``cause``."""
+        """End the row's drafts because of ``cause``, if it has any."""
         self._fault = cause
         self.close()
 

@@ -47,7 +47,7 @@ def expects_tokens_ahead(
     for row in rows:
         one = _plan_row(row, plan_rows)
         proposals, drafts = row.proposals, 0
-        if proposals is not None and one.max_draft_tokens:
+        if one.max_draft_tokens:
             # A lookup that finds nothing after the read tokens seldom does after the next one.
             is_likely = proposals.propose(1) if proposals.is_lookup else proposals.is_open
             drafts = one.max_draft_tokens if is_likely else 0
@@ -65,7 +65,7 @@ def _propose(
     row: DecoderRow, plan_row: DecodeRow, cost: SpanCost, room_tokens: int
 ) -> tuple[int, ...]:
     """Ask the row's proposer for draft tokens, as many as could be of use."""
-    if row.proposals is None or not row.proposals.is_open:
+    if not row.proposals.is_open:
         return ()
     # After its accepted drafts a row gets one token more.
     limit = min(plan_row.max_draft_tokens, room_tokens, row.tokens_left - 1)
@@ -80,6 +80,6 @@ def _span_of(row: DecoderRow, proposed: Sequence[int], room_tokens: int) -> Span
     try:
         return span_of(row.sampling, proposed, limit)
     except BaseException as cause:  # noqa: BLE001 - a panic of the grammar on a drafted path
-        if row.proposals is not None:
+        if row.proposals.is_open:
             row.proposals.fail(cause)
         return span_of(row.sampling, (), 0)

@@ -21,7 +21,7 @@ from machd.engine.ranks.deciding import decider_of
 from machd.engine.ranks.following import follow
 from machd.engine.ranks.leading_engine import LeadingEngine
 from machd.engine.ranks.rank_group import RankGroup
-from machd.engine.sampling.row_sampling import Matcher
+from machd.engine.sampling.sampling_state import Matcher
 from machd.engine.step.mlx_engine import MlxEngine
 from machd.errors import EngineFaultError
 from machd.request.generation import SamplingParams

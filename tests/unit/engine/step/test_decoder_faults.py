@@ -19,7 +19,7 @@ from machd.engine.kv.layers.slab import SlabCache
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import DecodeRow, PrefillChunk, RowFault, SampledToken, StepPlan
 from machd.engine.sampling import gumbel_noise
-from machd.engine.sampling.row_sampling import RowSampling
+from machd.engine.sampling.sampling_state import SamplingState
 from machd.engine.step.decoder import Decoder
 from machd.engine.step.mlx_engine import MlxEngine
 from machd.request.generation import SamplingParams
@@ -166,15 +166,15 @@ def test_the_first_sampling_state_that_fails_ends_its_row_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A row whose state cannot be made never joins; those beside it say what they say alone."""
-    right = RowSampling.for_prompt.__func__  # type: ignore[attr-defined]
+    right = SamplingState.for_prompt.__func__  # type: ignore[attr-defined]
 
-    def for_prompt(cls: type[RowSampling], params: SamplingParams, *rest: Any) -> RowSampling:
+    def for_prompt(cls: type[SamplingState], params: SamplingParams, *rest: Any) -> SamplingState:
         if params.seed == _BAD_SEED:
             raise _PlantedError
-        state: RowSampling = right(cls, params, *rest)
+        state: SamplingState = right(cls, params, *rest)
         return state
 
-    monkeypatch.setattr(RowSampling, "for_prompt", classmethod(for_prompt))
+    monkeypatch.setattr(SamplingState, "for_prompt", classmethod(for_prompt))
     engine = make_engine(loaded(TinyKind.STANDARD), looks_ahead=looks_ahead)
     batch = _Batch(engine)
     good = _rows(3)

@@ -21,8 +21,8 @@ from machd.engine.fake.tokenizer import END_OF_TEXT, VOCABULARY_TOKENS, FakeToke
 from machd.engine.grammar.grammar import LlguidanceCompiler
 from machd.engine.grammar.matcher import matcher_for
 from machd.engine.protocol.step import SampledToken
-from machd.engine.sampling.row_sampling import RowSampling
 from machd.engine.sampling.sampler import Sampler
+from machd.engine.sampling.sampling_state import SamplingState
 from machd.engine.step import verification
 from machd.engine.step.verification import Span, Verdict, span_of
 from machd.request.constraint import Constraint, ConstraintKind
@@ -42,17 +42,34 @@ _FloatArray = NDArray[np.float64]
 
 def _verdicts(
     drafts: Sequence[Span],
+    rows: Sequence[SamplingState],
     slots: Sequence[int],
     logits: mx.array,
     vocabulary_tokens: int = VOCABULARY_TOKENS,
 ) -> list[Verdict]:
-    """Sample every position of every draft, and verify each."""
+    """Sample every position of every row's draft, and verify each."""
     places = [
-        (slot, one) for slot, draft in zip(slots, drafts, strict=True) for one in draft.samplings
+        (slot, one)
+        for slot, row, draft in zip(slots, rows, drafts, strict=True)
+        for one in (row, *draft.ahead_states)
     ]
-    selection = Sampler([one for _, one in places], vocabulary_tokens).sample(logits)
-    chosen = iter(selection.read([slot for slot, _ in places], [one.params for _, one in places]))
-    return [verification.verify(draft, [next(chosen) for _ in draft.samplings]) for draft in drafts]
+    states = [one for _, one in places]
+    selection = _sampler(states, vocabulary_tokens).sample(states, logits)
+    chosen = iter(selection.read([slot for slot, _ in places]))
+    return [
+        verification.verify(draft, [next(chosen) for _ in range(draft.length)]) for draft in drafts
+    ]
+
+
+def _sampler(states: Sequence[SamplingState], vocabulary_tokens: int) -> Sampler:
+    return Sampler([one.params for one in states], vocabulary_tokens)
+
+
+def _after(row: SamplingState, draft: Span, verdict: Verdict) -> SamplingState:
+    """Return a row's state behind the tokens that it has said."""
+    last = verdict.tokens[-1]
+    assert last is not None
+    return (row, *draft.ahead_states)[verdict.accepted_tokens].after([last.token_id])
 
 
 # --- distributions ----------------------------------------------------------------------------
@@ -79,21 +96,22 @@ class _Chain:
 
     def said(self, seeds: Sequence[int]) -> list[list[int]]:
         """Return what rows say without guesses."""
-        samplings = [RowSampling(replace(self.params, seed=seed)) for seed in seeds]
-        sampler = Sampler(samplings, _SYMBOLS)
+        states = [SamplingState(replace(self.params, seed=seed)) for seed in seeds]
+        sampler = _sampler(states, _SYMBOLS)
         last = [0] * len(seeds)
         texts: list[list[int]] = [[] for _ in seeds]
         for _ in range(_SAID):
-            token_ids = sampler.sample(self.after(last)).token_ids.tolist()
+            token_ids = sampler.sample(states, self.after(last)).token_ids.tolist()
             assert isinstance(token_ids, list)
             last = [int(str(one)) for one in token_ids]
+            states = [state.after([one]) for state, one in zip(states, last, strict=True)]
             for text, token_id in zip(texts, last, strict=True):
                 text.append(token_id)
         return texts
 
     def said_with(self, seeds: Sequence[int], guesses: Sequence[Sequence[int]]) -> list[list[int]]:
         """Return what rows say if somebody guesses so for them, in as many passes as that takes."""
-        rows = [RowSampling(replace(self.params, seed=seed)) for seed in seeds]
+        rows = [SamplingState(replace(self.params, seed=seed)) for seed in seeds]
         texts: list[list[int]] = [[] for _ in seeds]
         while waiting := [row for row, text in enumerate(texts) if len(text) < _SAID]:
             drafts = [
@@ -105,10 +123,11 @@ class _Chain:
                 for row, draft in zip(waiting, drafts, strict=True)
                 for token_id in ((texts[row] or [0])[-1], *draft.ahead_ids)
             ]
-            found = _verdicts(drafts, waiting, self.after(read), _SYMBOLS)
-            for row, verdict in zip(waiting, found, strict=True):
+            states = [rows[row] for row in waiting]
+            found = _verdicts(drafts, states, waiting, self.after(read), _SYMBOLS)
+            for row, draft, verdict in zip(waiting, drafts, found, strict=True):
                 texts[row] += [token.token_id for token in verdict.tokens if token is not None]
-                rows[row].take(verdict.sampling)
+                rows[row] = _after(rows[row], draft, verdict)
         return texts
 
 
@@ -199,8 +218,8 @@ def test_a_wrong_verifier_has_another_distribution(
 # --- drafts -----------------------------------------------------------------------------------
 
 
-def _sampling(params: SamplingParams, prompt: Sequence[int] = (1,)) -> RowSampling:
-    return RowSampling.for_prompt(params, prompt, VOCABULARY_TOKENS, matcher_for(params))
+def _sampling(params: SamplingParams, prompt: Sequence[int] = (1,)) -> SamplingState:
+    return SamplingState.for_prompt(params, prompt, VOCABULARY_TOKENS, matcher_for(params))
 
 
 def _grammar(pattern: str) -> Grammar:
@@ -208,21 +227,20 @@ def _grammar(pattern: str) -> Grammar:
     return compiler.compile(Constraint(ConstraintKind.REGEX, pattern, "test"))
 
 
-def test_a_draft_has_one_state_more_than_tokens() -> None:
+def test_a_draft_has_a_state_behind_each_token() -> None:
     """Each state is of its own position and has counted the tokens before it; the row's stays."""
-    row = _sampling(SamplingParams(presence_penalty=1.0))
-    row.add((7,))
+    row = _sampling(SamplingParams(presence_penalty=1.0)).after((7,))
 
     draft = span_of(row, (5, 5, 6, 8), 3)
 
     assert draft.ahead_ids == (5, 5, 6)
-    assert [one.position for one in draft.samplings] == [1, 2, 3, 4]
-    counted = [one.counts for one in draft.samplings]
-    assert [None if one is None else one[5].item() for one in counted] == [0, 1, 2, 2]
+    assert [one.position for one in draft.ahead_states] == [2, 3, 4]
+    counted = [one.counts for one in draft.ahead_states]
+    assert [None if one is None else one[5].item() for one in counted] == [1, 2, 2]
     assert row.position == 1
     assert row.counts is not None
     assert row.counts[5].item() == 0
-    assert draft.first(1) == Span((5,), draft.samplings[:2])
+    assert draft.first(1) == Span((5,), draft.ahead_states[:1])
     assert span_of(row, (), 3).ahead_ids == span_of(row, (5,), 0).ahead_ids == ()
 
 
@@ -234,7 +252,7 @@ def test_a_draft_ends_before_what_a_grammar_rules_out() -> None:
     assert row.matcher is not None
     assert row.matcher.allows(ord("a"))
     assert not row.matcher.allows(ord("c"))
-    last = draft.samplings[-1].matcher
+    last = draft.ahead_states[-1].matcher
     assert last is not None
     assert last is not row.matcher
 
@@ -273,14 +291,15 @@ _GREEDY = SamplingParams(temperature=0.0)
 )
 def test_guesses_count_up_to_the_first_wrong_one(guess: tuple[int, ...], said: list[int]) -> None:
     """Then comes the token that was sampled in its place, and the state behind that."""
-    drafts = [span_of(_sampling(_GREEDY), guess, 9)]
+    row = _sampling(_GREEDY)
+    draft = span_of(row, guess, 9)
     logits = _favouring(*(4, 5, 6, 7)[: len(guess) + 1])
 
-    (verdict,) = _verdicts(drafts, [3], logits)
+    (verdict,) = _verdicts([draft], [row], [3], logits)
 
     assert verdict.tokens == tuple(SampledToken(3, one) for one in said)
     assert verdict.accepted_tokens == len(said) - 1
-    assert verdict.sampling.position == len(said)
+    assert _after(row, draft, verdict).position == len(said)
     assert verdict.is_finite
 
 
@@ -290,7 +309,7 @@ def test_rows_of_a_pass_are_judged_by_their_own_positions() -> None:
     rows = [_sampling(_GREEDY), _sampling(asked), _sampling(SamplingParams(seed=3))]
     drafts = [span_of(row, guess, 4) for row, guess in zip(rows, ((4,), (5, 6), ()), strict=True)]
 
-    verdicts = _verdicts(drafts, [7, 8, 9], _favouring(4, 1, 5, 2, 3, 6))
+    verdicts = _verdicts(drafts, rows, [7, 8, 9], _favouring(4, 1, 5, 2, 3, 6))
 
     assert [one.accepted_tokens for one in verdicts] == [1, 1, 0]
     said = [[token.token_id for token in one.tokens if token] for one in verdicts]
@@ -312,11 +331,11 @@ def test_rows_of_a_pass_are_judged_by_their_own_positions() -> None:
 )
 def test_what_is_no_number_is_told(at: int, said: list[int | None], *, is_finite: bool) -> None:
     """Where it would have been said, as a token that is missing; behind that, as a spot."""
-    drafts = [span_of(_sampling(_GREEDY), (4, 9, 6), 9)]
+    row = _sampling(_GREEDY)
     logits = _favouring(4, 5, 6, 7)
     logits[at] = mx.nan
 
-    (verdict,) = _verdicts(drafts, [0], logits)
+    (verdict,) = _verdicts([span_of(row, (4, 9, 6), 9)], [row], [0], logits)
 
     assert [token and token.token_id for token in verdict.tokens] == said
     assert verdict.is_finite is is_finite or at < 2

@@ -1,4 +1,4 @@
-"""One row's sampling state: its parameters, its history and its grammar's state.
+"""A row's sampling state: its parameters, its history and its grammar's state.
 
 The room grammar/ satisfies :class:`Matcher` by structure.
 """
@@ -53,12 +53,12 @@ class Matcher(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class RowSampling:
-    """One row's sampling state, which follows the row wherever it goes.
+@dataclass(frozen=True, slots=True)
+class SamplingState:
+    """What the choice of a row's next token depends on besides its logits.
 
-    A sampler moves its position and counts on over the token that it chooses, and settling moves its matcher. Tokens
-    ahead are sampled on forks (:meth:`after`), of which the row takes the one behind its last right token (:meth:`take`).
+    :meth:`after` gives the state behind further tokens. It takes the matcher along, so this state is used up; where both
+    are needed, as for tokens ahead that may be wrong, :meth:`fork` first.
 
     Attributes:
         position: Index of the next token in the completion.
@@ -80,55 +80,51 @@ class RowSampling:
         prompt: Sequence[int],
         vocabulary_tokens: int,
         matcher: Matcher | None = None,
-    ) -> RowSampling:
+    ) -> SamplingState:
         """Return the state in which a row with this prompt starts."""
-        has_penalty = params.presence_penalty or params.frequency_penalty
-        if params.repetition_penalty == 1.0 and not has_penalty:
+        if not has_penalty(params):
             return cls(params, matcher=matcher)
         mask = mx.zeros((vocabulary_tokens,), dtype=mx.bool_)
         mask[mx.array(list(prompt), dtype=mx.int32)] = True
         return cls(params, 0, mask, mx.zeros((vocabulary_tokens,), dtype=mx.float32), matcher)
 
-    def resume(self, token_ids: Sequence[int]) -> None:
-        """Move on over the tokens that the row had when it was suspended.
+    def fork(self) -> SamplingState:
+        """Return the same state with a matcher of its own."""
+        return self if self.matcher is None else replace(self, matcher=self.matcher.fork())
+
+    def after(self, token_ids: Sequence[int] | mx.array) -> SamplingState:
+        """Return the state behind these tokens, and use this one up.
+
+        Args:
+            token_ids: An array, int32 [tokens], if they are not read yet; only of a row without a grammar.
 
         Raises:
-            GrammarError: The grammar became too complex.
+            GrammarError: A token is not allowed, or the grammar became too complex.
         """
-        self.add(token_ids)
-        for token_id in token_ids:
-            if self.matcher is None:
-                return
-            if not self.matcher.take_forced(1):
-                self.matcher.accept(token_id)
-            if self.matcher.is_done:
-                self.matcher = None
+        matcher, counts = self.matcher, self.counts
+        if matcher is not None:
+            assert not isinstance(token_ids, mx.array), "a matcher reads tokens"
+            matcher = _moved_on(matcher, token_ids)
+        if counts is not None and len(token_ids):
+            if not isinstance(token_ids, mx.array):
+                token_ids = mx.array(list(token_ids), dtype=mx.int32)
+            counts = counts.at[token_ids].add(1.0)
+        position = self.position + len(token_ids)
+        return SamplingState(self.params, position, self.prompt_mask, counts, matcher)
 
-    def fork(self) -> RowSampling:
-        """Return a copy that moves on by itself."""
-        return replace(self, matcher=None if self.matcher is None else self.matcher.fork())
 
-    def take(self, other: RowSampling) -> None:
-        """Move on to the state of a fork."""
-        self.position, self.counts, self.matcher = other.position, other.counts, other.matcher
+def has_penalty(params: SamplingParams) -> bool:
+    """Return True if a row's choice depends on the tokens that were there already."""
+    return bool(
+        params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty
+    )
 
-    def after(self, token_id: int) -> RowSampling | None:
-        """Return a fork after a token; None if the grammar does not allow it.
 
-        Raises:
-            GrammarError: The grammar became too complex.
-        """
-        if self.matcher is not None and not self.matcher.allows(token_id):
+def _moved_on(matcher: Matcher, token_ids: Sequence[int]) -> Matcher | None:
+    """Advance past tokens, forced or sampled; None once every token is allowed for good."""
+    for token_id in token_ids:
+        if not matcher.take_forced(1):  # a forced token is the one that comes
+            matcher.accept(token_id)
+        if matcher.is_done:
             return None
-        following = self.fork()
-        if following.matcher is not None and not following.matcher.take_forced(1):
-            following.matcher.accept(token_id)
-        following.add((token_id,))
-        return following
-
-    def add(self, token_ids: Sequence[int]) -> None:
-        """Count tokens that were not chosen by a sampler."""
-        self.position += len(token_ids)
-        if self.counts is not None and token_ids:
-            ids = mx.array(list(token_ids), dtype=mx.int32)
-            self.counts = self.counts.at[ids].add(1.0)
+    return matcher
