@@ -46,7 +46,7 @@ from machd.engine.protocol.blocks import (
     SplitBlock,
     StoreBlock,
 )
-from machd.engine.protocol.engine import MemoryReading
+from machd.engine.protocol.memory import MemoryReading
 from machd.engine.protocol.step import SampledToken, ScoredPrompt, StepPlan, StepResult
 from machd.engine_process.block_ledger import BlockLedger
 from machd.errors import EngineFaultError

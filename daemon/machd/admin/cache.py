@@ -15,7 +15,7 @@ from msgspec import Struct
 from machd.admin.context import AdminContext
 from machd.admin.endpoint import endpoint
 from machd.admin.status import StoredResponses, stored_responses
-from machd.engine.protocol.engine import MemoryReading
+from machd.engine.protocol.memory import MemoryReading
 from machd.errors import ConflictError, InvalidRequestError, UnavailableError
 
 

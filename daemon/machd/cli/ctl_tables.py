@@ -16,7 +16,7 @@ from machd.admin.status import AdminStatus, KvStatus, ModeStatus, SpeculationSta
 from machd.admin.warming import WarmedPrompt
 from machd.cli.ctl_text import counted, plain, print_lines, say, table_lines
 from machd.clock import SystemClock
-from machd.engine.protocol.engine import MediaReading
+from machd.engine.protocol.memory import MediaReading
 from machd.link.kv_memory import KvMemory
 from machd.scheduler.prefix_limits import PrefixReading
 from machd.served.cache_stats import CacheStats, DiskStats, ExpertBankStats

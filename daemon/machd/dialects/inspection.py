@@ -10,14 +10,14 @@ from machd.capabilities.distributed import distributed
 from machd.capabilities.verdict import Support
 from machd.dialects.endpoint import endpoint
 from machd.engine.protocol.engine import ModelDescription
-from machd.engine.protocol.step import LEAST_BATCHED_GAIN, ProposerKind
+from machd.engine.protocol.step import ProposerKind
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.http.context import ServerContext
 from machd.http.endpoint import METRICS_TEXT, Answer
 from machd.link.snapshot import LoopSnapshot
 from machd.link.speculation_mode import SpeculationDecision
 from machd.request.media import MediaKind
-from machd.scheduler.draft_reading import DraftReading
+from machd.scheduler.draft_reading import LEAST_BATCHED_GAIN, DraftReading
 from machd.served.cache_stats import CacheStats, cache_stats
 from machd.served.capabilities import (
     Capabilities,

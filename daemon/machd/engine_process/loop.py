@@ -17,7 +17,8 @@ from machd.capabilities.evidence import Results
 from machd.capabilities.verdict import Support
 from machd.clock import Clock
 from machd.engine.protocol.engine import Engine, ModelFront
-from machd.engine.protocol.step import RowFault, StepMemoryError, StepPlan
+from machd.engine.protocol.memory import StepMemoryError
+from machd.engine.protocol.step import RowFault, StepPlan
 from machd.engine_process.attended_engine import AttendedEngine, Interruption
 from machd.engine_process.config_change import ConfigChange
 from machd.engine_process.inbox import (

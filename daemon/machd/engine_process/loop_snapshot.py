@@ -9,7 +9,8 @@ from dataclasses import replace
 import structlog
 
 from machd.clock import Clock
-from machd.engine.protocol.engine import Engine, MemoryReading
+from machd.engine.protocol.engine import Engine
+from machd.engine.protocol.memory import MemoryReading
 from machd.link.snapshot import LoopSnapshot
 from machd.scheduler.scheduler import Scheduler
 

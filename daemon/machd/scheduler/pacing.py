@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from statistics import median_low
 
 from machd.engine.protocol.step import Lane, SpanCost
+from machd.scheduler.draft_reading import LEAST_BATCHED_GAIN
 
 PREFILL_CHUNK_TOKENS = 512
 """Most prompt tokens between two looks at the inbox."""
@@ -308,7 +309,7 @@ class StepPace:
     def span_cost(self, lane: Lane, rows: int) -> SpanCost:
         """Cost of tokens ahead in a step of ``rows``."""
         cost = self._costs.get((lane, rows)) or _StepCost(rows, self._stretch)
-        return SpanCost(cost.token_cost, max(0.0, self._balance_passes))
+        return SpanCost(cost.token_cost, max(0.0, self._balance_passes), LEAST_BATCHED_GAIN)
 
     def observe(  # noqa: PLR0913 - one argument for each fact of a step
         self,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from machd.engine.protocol.engine import MemoryReading
-from machd.engine.protocol.step import Lane, RowFault, StepMemoryError, StepPlan, StepResult
+from machd.engine.protocol.memory import MemoryReading, StepMemoryError
+from machd.engine.protocol.step import Lane, RowFault, StepPlan, StepResult
 from machd.errors import MachdError, OverloadedError, RequestError, RowFaultError
 from machd.scheduler.common_prefixes import Sharing
 from machd.scheduler.config import SchedulerConfig

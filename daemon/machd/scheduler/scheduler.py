@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from enum import StrEnum
 
-from machd.engine.protocol.engine import MemoryReading
+from machd.engine.protocol.memory import MemoryReading
 from machd.engine.protocol.step import Lane, RowOutput, SampledToken, StepPlan, StepResult
 from machd.errors import (
     KvBudgetExceededError,

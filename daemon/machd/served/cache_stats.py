@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
-from machd.engine.protocol.engine import DiskReading, ExpertReading, MediaReading
+from machd.engine.protocol.memory import DiskReading, ExpertReading, MediaReading
 from machd.link.kv_memory import KvMemory, kv_memory
 from machd.scheduler.events import DecodeMode
 from machd.scheduler.prefix_limits import PrefixReading

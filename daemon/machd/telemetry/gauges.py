@@ -7,7 +7,7 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from machd.engine.protocol.engine import DiskReading, ExpertReading, MediaReading, RankReading
+from machd.engine.protocol.memory import DiskReading, ExpertReading, MediaReading, RankReading
 from machd.generations.response_store import ResponseStore
 from machd.process.configuration import Configuration
 from machd.process.lifecycle import Lifecycle

@@ -17,7 +17,7 @@ from machd.admin.status import (
     StoredResponses,
 )
 from machd.cli.ctl_tables import event_line, print_cache, print_requests, print_status
-from machd.engine.protocol.engine import MediaReading
+from machd.engine.protocol.memory import MediaReading
 from machd.engine.protocol.step import ProposerKind
 from machd.link.kv_memory import KvMemory
 from machd.process.configuration import ChangeKind

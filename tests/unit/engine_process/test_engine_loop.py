@@ -25,7 +25,8 @@ from support.engines.step_gate import StepGate, at_decode
 from support.schedulers.sequence_samples import LIMITS, batching_of, outputs_of, request_of
 
 from machd.clock import SystemClock
-from machd.engine.protocol.engine import Engine, MemoryReading
+from machd.engine.protocol.engine import Engine
+from machd.engine.protocol.memory import MemoryReading
 from machd.engine.protocol.step import SampledToken, StepPlan, StepResult
 from machd.errors import (
     ClientDisconnectedError,

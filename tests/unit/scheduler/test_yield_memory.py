@@ -16,7 +16,7 @@ from support.schedulers.sequence_samples import (
     run_step,
 )
 
-from machd.engine.protocol.engine import MemoryReading
+from machd.engine.protocol.memory import MemoryReading
 from machd.engine.protocol.step import Lane, SampledToken
 from machd.errors import EngineFaultError, MachdError, OverloadedError, RequestTimeoutError
 from machd.scheduler.config import continuous, single_flight

@@ -20,7 +20,7 @@ from machd.engine.experts.expert_files import ExpertFiles, ExpertReadError
 from machd.engine.experts.slot_arrays import SlotArrays
 from machd.engine.experts.stored_layer import StoredLayer
 from machd.engine.experts.use_counts import Indices, UseCounts
-from machd.engine.protocol.engine import ExpertReading
+from machd.engine.protocol.memory import ExpertReading
 from machd.errors import ModelMemoryError
 
 MAX_READ_S = 10.0

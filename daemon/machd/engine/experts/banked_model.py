@@ -18,7 +18,7 @@ from machd.engine.experts.router_preview import (
     takes_hidden_states_alone,
 )
 from machd.engine.experts.stored_layer import StoredLayer
-from machd.engine.protocol.engine import ExpertReading
+from machd.engine.protocol.memory import ExpertReading
 from machd.engine.protocol.progress import LoadProgress
 from machd.errors import ModelFormatError
 

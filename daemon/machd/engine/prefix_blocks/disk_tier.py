@@ -19,7 +19,7 @@ from machd.engine.prefix_blocks.encoding import BlockContent, decode_block, is_o
 from machd.engine.prefix_blocks.scan import FoundBlocks, OtherKeys, find_blocks
 from machd.engine.prefix_blocks.writer import BlockWriter, WrittenBlock
 from machd.engine.protocol.blocks import SavedBlock
-from machd.engine.protocol.engine import DiskReading
+from machd.engine.protocol.memory import DiskReading
 
 
 class DiskTier:

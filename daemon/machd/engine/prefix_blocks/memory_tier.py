@@ -35,7 +35,7 @@ from machd.engine.protocol.blocks import (
     SplitBlock,
     StoreBlock,
 )
-from machd.engine.protocol.engine import DiskReading
+from machd.engine.protocol.memory import DiskReading
 
 _CLOSE_WITHIN_S = 10.0
 """Time for writing blocks that are queued when the engine closes."""

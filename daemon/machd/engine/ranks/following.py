@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from machd.engine.protocol.step import StepMemoryError
+from machd.engine.protocol.memory import StepMemoryError
 from machd.engine.ranks.orders import Close, Report, Reset, Run, decoded
 from machd.engine.ranks.rank_group import RankGroup
 from machd.engine.ranks.rank_memory import gathered_memory

@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from machd.engine.protocol.engine import MemoryReading, RankReading
 from machd.engine.protocol.forwarding import ForwardingEngine
-from machd.engine.protocol.step import StepMemoryError, StepPlan, StepResult
+from machd.engine.protocol.memory import MemoryReading, RankReading, StepMemoryError
+from machd.engine.protocol.step import StepPlan, StepResult
 from machd.engine.ranks.orders import Close, Order, Report, Reset, Run, encoded
 from machd.engine.ranks.rank_group import RankGroup
 from machd.engine.ranks.rank_memory import gathered_memory

@@ -19,19 +19,12 @@ import mlx.core as mx
 
 from machd.engine.kv.lane_kv import CachedRow, LaneKv, PrefilledRow
 from machd.engine.kv.row_positions import JoiningRow
-from machd.engine.protocol.step import (
-    DecodeRow,
-    DraftFault,
-    DraftOutcome,
-    RowFault,
-    SettledRow,
-    SpanCost,
-)
+from machd.engine.protocol.step import DecodeRow, DraftFault, DraftOutcome, RowFault, SpanCost
 from machd.engine.sampling.sampler import Masks, Sampler, Selection
 from machd.engine.sampling.sampling_state import SamplingState
 from machd.engine.step.decider import Decider
 from machd.engine.step.decode_pass import Chunk, DecodePass, Passes
-from machd.engine.step.decoder_row import Decoded, DecoderRow
+from machd.engine.step.decoder_row import Decoded, DecoderRow, SettledRow
 from machd.engine.step.span_choice import choose_spans, expects_tokens_ahead
 from machd.engine.step.tokens_ahead import MAX_FORCED_TOKENS
 from machd.engine.step.verification import Span, Verdict, verify

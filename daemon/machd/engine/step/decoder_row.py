@@ -9,7 +9,6 @@ from machd.engine.protocol.step import (
     DraftOutcome,
     RowFault,
     SampledToken,
-    SettledRow,
 )
 from machd.engine.sampling.sampling_state import SamplingState
 from machd.engine.step.proposals import RowProposals
@@ -52,6 +51,23 @@ class DecoderRow:
     def states(self, span: Span) -> tuple[SamplingState, ...]:
         """Return the state that each position of a span is sampled in."""
         return (self.sampling, *span.ahead_states)
+
+
+@dataclass(frozen=True, slots=True)
+class SettledRow:
+    """Part of a pass that a row keeps.
+
+    Attributes:
+        kept_tokens: Tokens of its span whose keys and values stay.
+        last_token_id: Input of its next pass; None if its logits cannot be used.
+        is_finite: No key or value behind the kept ones is NaN.
+        has_failed: It leaves the lane.
+    """
+
+    kept_tokens: int
+    last_token_id: int | None
+    is_finite: bool
+    has_failed: bool
 
 
 @dataclass(slots=True)

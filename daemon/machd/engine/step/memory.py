@@ -14,7 +14,7 @@ from functools import partial
 import mlx.core as mx
 
 from machd.clock import Clock
-from machd.engine.protocol.step import StepMemoryError
+from machd.engine.protocol.memory import StepMemoryError
 from machd.engine.step.decider import Decider
 
 _RESERVED_SHARE = 0.05

@@ -29,8 +29,9 @@ from machd.engine.kv.row_caches import make_row_caches
 from machd.engine.kv.row_positions import JoiningRow
 from machd.engine.kv.serial_lane import SerialLaneKv
 from machd.engine.protocol.blocks import SavedBlock
-from machd.engine.protocol.engine import GrammarCompiler, MemoryReading, ModelDescription
+from machd.engine.protocol.engine import GrammarCompiler, ModelDescription
 from machd.engine.protocol.media import FIRST_MEDIA_KEY, MediaProcessor
+from machd.engine.protocol.memory import MemoryReading
 from machd.engine.protocol.slab_size import COLUMN_STEP
 from machd.engine.protocol.step import (
     Lane,

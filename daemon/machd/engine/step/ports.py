@@ -14,8 +14,8 @@ import mlx.core as mx
 from machd.engine.backend.untyped import Cache
 from machd.engine.kv.lane_kv import CachedRow
 from machd.engine.protocol.blocks import BlockChange, HeldBlock, ReusedPrefix, SavedBlock
-from machd.engine.protocol.engine import DiskReading, ExpertReading, MediaReading
 from machd.engine.protocol.media import MediaProcessor, MediaSpan
+from machd.engine.protocol.memory import DiskReading, ExpertReading, MediaReading
 from machd.engine.protocol.step import EncodeRow, ProposerKind, RowFault
 from machd.request.generation import SamplingParams
 

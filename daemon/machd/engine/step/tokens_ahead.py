@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from machd.engine.protocol.step import LEAST_BATCHED_GAIN, SpanCost
+from machd.engine.protocol.step import SpanCost
 
 MAX_FORCED_TOKENS = 16
 """Forced tokens in one pass: a longer run is spread over several."""
@@ -44,7 +44,7 @@ def worthwhile_tokens(offers: Sequence[Offer], cost: SpanCost) -> int:
     """Choose how many tokens ahead make the most tokens a second; 0 where none gain enough.
 
     Rows are padded to the longest, so every row pays for each token ahead of one row. A gain that other
-    rows wait for has to reach LEAST_BATCHED_GAIN. The pass may lose at most ``cost.max_lost_passes`` if
+    rows wait for has to reach ``cost.least_batched_gain``. The pass may lose at most ``cost.max_lost_passes`` if
     every draft is wrong.
     """
     rows = len(offers)
@@ -58,7 +58,7 @@ def worthwhile_tokens(offers: Sequence[Offer], cost: SpanCost) -> int:
         if length - 1.0 - certain > cost.max_lost_passes:
             continue
         gain = (1.0 + sum(one.expected_tokens(ahead) for one in offers) / rows) / length
-        least = LEAST_BATCHED_GAIN if rows > 1 and length > 1.0 else 1.0
+        least = cost.least_batched_gain if rows > 1 and length > 1.0 else 1.0
         if gain > max(best_gain, least):
             best, best_gain = ahead, gain
     return best

@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from machd.clock import Clock
 from machd.engine.backend.device import give_memory_back
-from machd.engine.protocol.engine import MediaReading
 from machd.engine.protocol.media import (
     Media,
     MediaEncodingError,
@@ -28,7 +27,8 @@ from machd.engine.protocol.media import (
     spans_between,
     token_ids_of,
 )
-from machd.engine.protocol.step import EncodeRow, RowFault, StepMemoryError
+from machd.engine.protocol.memory import MediaReading, StepMemoryError
+from machd.engine.protocol.step import EncodeRow, RowFault
 from machd.engine.vision.encoder_memory import encoder_need
 from machd.engine.vision.encoder_stages import record_outputs, recording
 from machd.engine.vision.vision_model import GRIDS, VisionLanguageModel
