@@ -24,6 +24,7 @@ from machd.engine.kernels.native_layers import lay_in_large_pages
 from machd.engine.kernels.packed import packed_caches
 from machd.engine.kernels.started_layers import start_layers
 from machd.engine.kv.kv_format import PLAIN
+from machd.engine.kv.model_kv import ModelKv
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.prefix_blocks.conversion import BlockForm
 from machd.engine.prefix_blocks.disk_tier import DiskTier
@@ -100,6 +101,7 @@ def engine_parts(
     is_standard = description.cache.kind is KvCacheKind.STANDARD
     # Under look-ahead a pass is dispatched before the chunk that could share it is known.
     is_packable = not looks_ahead and is_standard and takes_packed_caches(model)
+    has_length_classes = reads_by_slab(model)
     has_blocks = prefix_cache(description.cache).extent is not PrefixExtent.NONE
     vocabulary_tokens = description.vocabulary_tokens
     form = BlockForm.of_model(model, loaded.kv_format) if disk_tier is not None else None
@@ -120,12 +122,18 @@ def engine_parts(
         description=replace(
             description,
             block_key=block_key(loaded),
-            has_length_classes=reads_by_slab(model),
+            has_length_classes=has_length_classes,
             shares_prefixes=is_standard and loaded.kv_format is PLAIN and shares_prefixes(model),
             proposer=ProposerKind.OFF if proposer is None else proposer.kind,
         ),
         tokenizer=loaded.tokenizer,
-        kv_format=loaded.kv_format,
+        kv=ModelKv(
+            model,
+            loaded.kv_format,
+            len(description.cache.layers),
+            can_pad=is_standard,
+            has_length_classes=has_length_classes,
+        ),
         grammars=LlguidanceCompiler(loaded.tokenizer, vocabulary_tokens, description.eos_token_ids),
         open_matcher=matcher_for,
         masks=TokenMasks(vocabulary_tokens, SystemClock()),

@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 
 from machd.engine.backend.untyped import Cache, LanguageModel
-from machd.engine.kv import row_caches
+from machd.engine.kv import model_kv, row_caches
 from machd.engine.kv.batch_lane import BatchLaneKv
 from machd.engine.kv.kv_format import PLAIN, KvFormat
 from machd.engine.kv.layers import slab
@@ -21,7 +21,6 @@ from machd.engine.kv.quantized_cache import QuantizedCache
 from machd.engine.kv.row_positions import RowPositions, SlabRows
 from machd.engine.kv.slab_layout import Layout
 from machd.engine.protocol.step import SharedPrefix
-from machd.engine.step import mlx_engine
 from support.engines.small_classes import small_classes
 
 from mlx_lm.models.cache import (  # isort: skip - after the engine
@@ -250,7 +249,7 @@ def a_new_row_begins_in_an_old_state(patch: pytest.MonkeyPatch) -> None:
         former[:] = caches
         return caches
 
-    patch.setattr(mlx_engine, "make_row_caches", make_row_caches)
+    patch.setattr(model_kv, "make_row_caches", make_row_caches)
 
 
 def _states(caches: list[Cache]) -> list[Cache]:

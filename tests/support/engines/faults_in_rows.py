@@ -12,8 +12,8 @@ import pytest
 from machd.engine import assembly
 from machd.engine.backend.untyped import Cache
 from machd.engine.kernels import batchable, packed
-from machd.engine.kv.kv_format import KvFormat
 from machd.engine.kv.lane_kv import PrefilledRow
+from machd.engine.kv.model_kv import ModelKv
 from machd.engine.sampling import gumbel_noise
 from machd.engine.sampling.sampler import Sampler, Selection
 from machd.engine.sampling.sampling_state import SamplingState
@@ -118,9 +118,7 @@ def padding_is_remembered(patch: pytest.MonkeyPatch) -> None:
         chunk = prefill.chunk
         return chunk.start == 0 and chunk.is_last and len(chunk.token_ids) > 1
 
-    def compute_together(
-        forward: Forward, prefills: Sequence[Prefill], _layers: int, _format: KvFormat
-    ) -> None:
+    def compute_together(forward: Forward, prefills: Sequence[Prefill], _kv: ModelKv) -> None:
         prompts = [prefill.opening.token_ids[:-1] for prefill in prefills]
         longest = max(map(len, prompts))
         padded = [[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts]

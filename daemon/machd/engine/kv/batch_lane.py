@@ -16,13 +16,13 @@ import mlx.core as mx
 
 from machd.engine.backend.untyped import Cache
 from machd.engine.kv.kv_format import PLAIN, KvFormat
-from machd.engine.kv.lane_kv import LaneKv, PrefilledRow, held_bytes
+from machd.engine.kv.lane_kv import JoiningRow, LaneKv, PrefilledRow, held_bytes
 from machd.engine.kv.layers.kinds import kind_of
 from machd.engine.kv.layers.layer_kv import LayerKv
 from machd.engine.kv.layers.slab import SlabCache
 from machd.engine.kv.rollback import CacheCheckpoint
 from machd.engine.kv.row_caches import innermost, kv_arrays, replaced
-from machd.engine.kv.row_positions import JoiningRow, RowPositions
+from machd.engine.kv.row_positions import RowPositions
 from machd.engine.kv.slab_layout import LayoutRule, LengthClasses, OneSlab
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from machd.engine.backend.untyped import Cache
-from machd.engine.kv.row_positions import JoiningRow
 from machd.engine.protocol.step import SharedPrefix
 
 
@@ -34,6 +33,21 @@ class PrefilledRow:
     limit: int
     last_token_id: int
     index: int = 0
+    shared: SharedPrefix | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JoiningRow:
+    """A row that is about to join a batch.
+
+    Attributes:
+        length: Positions that it has.
+        limit: Positions that it may ever have.
+        shared: Prefix that it shares with other rows, if any.
+    """
+
+    length: int
+    limit: int
     shared: SharedPrefix | None = None
 
 

@@ -11,23 +11,9 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from machd.engine.kv.lane_kv import JoiningRow
 from machd.engine.kv.slab_layout import Layout, LayoutRule, RowExtent, Slab
 from machd.engine.protocol.step import SharedPrefix
-
-
-@dataclass(frozen=True, slots=True)
-class JoiningRow:
-    """A row that is about to join a batch.
-
-    Attributes:
-        length: Positions that it has.
-        limit: Positions that it may ever have.
-        shared: Prefix that it shares with other rows, if any.
-    """
-
-    length: int
-    limit: int
-    shared: SharedPrefix | None = None
 
 
 @dataclass(frozen=True, slots=True)

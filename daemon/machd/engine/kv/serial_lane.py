@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from machd.engine.backend.untyped import Cache
-from machd.engine.kv.lane_kv import LaneKv, PrefilledRow
+from machd.engine.kv.lane_kv import JoiningRow, LaneKv, PrefilledRow
 from machd.engine.kv.rollback import CacheCheckpoint, supports_rollback
 from machd.engine.kv.row_caches import innermost
-from machd.engine.kv.row_positions import JoiningRow
 from machd.engine.protocol.slab_size import COLUMN_STEP
 
 

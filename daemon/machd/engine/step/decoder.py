@@ -17,8 +17,7 @@ from functools import partial
 
 import mlx.core as mx
 
-from machd.engine.kv.lane_kv import CachedRow, LaneKv, PrefilledRow
-from machd.engine.kv.row_positions import JoiningRow
+from machd.engine.kv.lane_kv import CachedRow, JoiningRow, LaneKv, PrefilledRow
 from machd.engine.protocol.step import DecodeRow, DraftFault, DraftOutcome, RowFault, SpanCost
 from machd.engine.sampling.sampler import Masks, Sampler, Selection
 from machd.engine.sampling.sampling_state import SamplingState

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
@@ -22,14 +22,8 @@ from machd.engine.backend.device import (
     give_memory_back,
 )
 from machd.engine.backend.untyped import Cache
-from machd.engine.kv.batch_lane import BatchLaneKv
-from machd.engine.kv.kv_format import KvFormat
-from machd.engine.kv.lane_kv import CachedRow, LaneKv
-from machd.engine.kv.row_caches import make_row_caches
-from machd.engine.kv.row_positions import JoiningRow
-from machd.engine.kv.serial_lane import SerialLaneKv
+from machd.engine.kv.lane_kv import CachedRow, JoiningRow, LaneKv
 from machd.engine.protocol.blocks import SavedBlock
-from machd.engine.protocol.engine import GrammarCompiler, ModelDescription
 from machd.engine.protocol.media import FIRST_MEDIA_KEY, MediaProcessor
 from machd.engine.protocol.memory import MemoryReading
 from machd.engine.protocol.slab_size import COLUMN_STEP
@@ -40,7 +34,6 @@ from machd.engine.protocol.step import (
     StepPlan,
     StepResult,
 )
-from machd.engine.protocol.tokenizer import Tokenizer
 from machd.engine.sampling.sampler import Masks
 from machd.engine.sampling.sampling_state import Matcher, SamplingState
 from machd.engine.step.decider import Decider
@@ -59,6 +52,11 @@ from machd.engine.step.prompts.prefills import Prefills
 from machd.engine.step.prompts.scores import scoring_bytes
 from machd.request.generation import SamplingParams
 
+if TYPE_CHECKING:
+    from machd.engine.kv.model_kv import ModelKv
+    from machd.engine.protocol.engine import GrammarCompiler, ModelDescription
+    from machd.engine.protocol.tokenizer import Tokenizer
+
 _WARM_UP_TOKENS = 8
 
 _DROPPED_BYTES = 64_000_000
@@ -73,7 +71,7 @@ class EngineParts:
         model: mlx-lm's module.
         description: Facts about the model.
         tokenizer: The model's tokenizer.
-        kv_format: Format of the rows' keys and values.
+        kv: Makes the rows' caches and lanes.
         grammars: Compiler of the model's grammars.
         open_matcher: Makes a matcher for a row; None for parameters that allow every token.
         masks: Fills the masks of matchers.
@@ -91,7 +89,7 @@ class EngineParts:
     model: Any
     description: ModelDescription
     tokenizer: Tokenizer
-    kv_format: KvFormat
+    kv: ModelKv
     grammars: GrammarCompiler
     open_matcher: Callable[[SamplingParams], Matcher | None]
     masks: Masks
@@ -122,17 +120,15 @@ class MlxEngine:
         self._max_rows = max_rows
         self._blocks = parts.blocks
         self._dropped_bytes = 0
-        make_caches = partial(make_row_caches, parts.model, parts.kv_format)
         self._prefills = Prefills(
             self._forward_whole,
-            make_caches,
+            parts.kv,
             parts.blocks,
-            parts.description,
-            parts.kv_format,
-            media=parts.media,
-            packing=parts.packing,
+            parts.description.vocabulary_tokens,
+            parts.media,
+            parts.packing,
         )
-        self._batch = self._decoder(self._batch_kv())
+        self._batch = self._decoder(parts.kv.batch_lane(max_rows))
         self._serial: dict[int, Decoder] = {}
         self._memory = parts.memory
         self._warm_up()
@@ -262,7 +258,7 @@ class MlxEngine:
         self._serial.clear()
         self._blocks.forget_rows()
         self._parts.media.forget_rows()
-        self._batch = self._decoder(self._batch_kv())
+        self._batch = self._decoder(self._parts.kv.batch_lane(self._max_rows))
         mx.clear_cache()
 
     def close(self) -> None:
@@ -277,10 +273,6 @@ class MlxEngine:
         self._model = None
         del self._parts
         mx.clear_cache()
-
-    def _batch_kv(self) -> BatchLaneKv:
-        has_length_classes = self._description.has_length_classes
-        return BatchLaneKv(self._max_rows, has_length_classes=has_length_classes)
 
     @property
     def _decoders(self) -> list[Decoder]:
@@ -319,7 +311,8 @@ class MlxEngine:
             prefill, row = begun.pop(slot_index)  # nothing else holds its caches
             decoder = self._batch
             if prefill.opening.lane is Lane.SERIAL:
-                decoder = self._serial[slot_index] = self._decoder(SerialLaneKv())
+                decoder = self._decoder(self._parts.kv.serial_lane())
+                self._serial[slot_index] = decoder
             decoder.join(row, prefill.finish())
         return set(seated)
 

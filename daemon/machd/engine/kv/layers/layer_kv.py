@@ -16,8 +16,9 @@ import mlx.core as mx
 
 from machd.engine.backend.untyped import Cache
 from machd.engine.kv.kv_format import KvFormat
+from machd.engine.kv.lane_kv import JoiningRow
 from machd.engine.kv.layers.cache_state import CacheState, StateCheckpoint, copied
-from machd.engine.kv.row_positions import JoiningRow, RowPositions
+from machd.engine.kv.row_positions import RowPositions
 
 
 class Checkpoint(Protocol):

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Self
 
 from machd.engine.backend.untyped import Cache
+from machd.engine.kv.lane_kv import JoiningRow
 from machd.engine.kv.layers.layer_kv import LayerKv
-from machd.engine.kv.row_positions import JoiningRow, RowPositions
+from machd.engine.kv.row_positions import RowPositions
 
 
 class MergedKv(LayerKv):

@@ -13,8 +13,6 @@ import mlx.core as mx
 
 from machd.engine.backend.untyped import Cache
 from machd.engine.kv.lane_kv import CachedRow, PrefilledRow
-from machd.engine.kv.row_caches import make_room
-from machd.engine.protocol.slab_size import COLUMN_STEP
 from machd.engine.protocol.step import PrefillChunk, SharedPrefix
 from machd.engine.step.prompts.scores import PromptScores
 
@@ -73,7 +71,6 @@ class Prefill:
 
     def finish(self) -> PrefilledRow:
         """Return the whole prompt, ready to join its lane."""
-        make_room(self.caches, COLUMN_STEP)
         return PrefilledRow(
             self.caches,
             length=len(self.prompt) - 1,

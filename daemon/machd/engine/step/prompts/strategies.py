@@ -10,19 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import mlx.core as mx
 
-from machd.capabilities.facts import CacheFacts, KvCacheKind
-from machd.engine.kv.batch_lane import padded_caches
-from machd.engine.kv.kv_format import KvFormat
 from machd.engine.protocol.media import MediaEncodingError
 from machd.engine.protocol.step import Lane, RowFault, RowOutput
 from machd.engine.step.decode_pass import NO_FEATURES, Chunk, Forward, Packing
 from machd.engine.step.decoder_row import Decoded
 from machd.engine.step.ports import PromptMedia
 from machd.engine.step.prompts.prefill import Prefill
+
+if TYPE_CHECKING:
+    from machd.engine.kv.model_kv import ModelKv
 
 _PADDING_TOKENS = 16
 """Padding up to which sharing a call is cheaper than a call of one's own."""
@@ -98,8 +98,7 @@ class Padded:
     """Whole prompts of like length in one call, padded at their ends."""
 
     forward: Forward
-    cache: CacheFacts
-    kv_format: KvFormat
+    kv: ModelKv
     media: PromptMedia
 
     def compute(self, prefills: Sequence[Prefill], step: PromptStep) -> Sequence[Prefill]:
@@ -119,13 +118,12 @@ class Padded:
         chunk = prefill.chunk
         is_whole = chunk.start == 0 and chunk.is_last and len(chunk.token_ids) > 1
         is_plain = chunk.lane is Lane.BATCH and not chunk.is_scored
-        can_pad = self.cache.kind is KvCacheKind.STANDARD and not self.media.has_features
-        return is_whole and is_plain and can_pad
+        return is_whole and is_plain and self.kv.can_pad and not self.media.has_features
 
     def _share(self, group: Sequence[Prefill]) -> bool:
         """Compute a group in one call; False if a prompt of it needs weights that could not be read."""
         try:
-            compute_together(self.forward, group, len(self.cache.layers), self.kv_format)
+            compute_together(self.forward, group, self.kv)
         except OSError:
             return False  # each alone tells which
         return True
@@ -195,19 +193,16 @@ def padded_groups(prefills: Iterable[Prefill]) -> list[list[Prefill]]:
     return groups
 
 
-def compute_together(
-    forward: Forward, prefills: Sequence[Prefill], layer_count: int, kv_format: KvFormat
-) -> None:
+def compute_together(forward: Forward, prefills: Sequence[Prefill], kv: ModelKv) -> None:
     """Compute whole prompts of a standard model in one call, and wait for it.
 
     Args:
         forward: The model.
         prefills: Prompts of two tokens or more of which nothing is computed yet.
-        layer_count: Caches that the model takes.
-        kv_format: Format of keys and values.
+        kv: Makes the caches of all.
     """
     prompts = [prefill.opening.token_ids[:-1] for prefill in prefills]
-    caches, token_ids = padded_caches(prompts, layer_count, kv_format)
+    caches, token_ids = kv.padded_caches(prompts)
     forward(token_ids, caches, NO_FEATURES)
     mx.eval([cache.state for cache in caches])
     for index, prefill in enumerate(prefills):
