@@ -20,7 +20,7 @@ from machd.engine.kv.row_positions import RowPositions
 from machd.engine.sampling import gumbel_noise, sampler
 from machd.engine.sampling.filters import filters_of
 from machd.engine.step.decoder import Decoder, Sampled
-from machd.engine.step.decoder_row import Decoded
+from machd.engine.step.row import Decoded
 from machd.request.generation import SamplingParams
 from machd_probes.scripts import LENGTHS, MIXED, random_prompt, scripts
 

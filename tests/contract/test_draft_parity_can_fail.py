@@ -31,8 +31,7 @@ from machd.engine.sampling.sampling_state import SamplingState
 from machd.engine.step import decoder, verification
 from machd.engine.step.decode_pass import DecodePass
 from machd.engine.step.decoder import Decoder
-from machd.engine.step.decoder_row import Decoded, DecoderRow
-from machd.engine.step.proposals import RowProposals
+from machd.engine.step.row import Decoded, DecoderRow, RowProposals
 from machd.engine.step.verification import Span, Verdict
 from machd.request.constraint import ConstraintKind
 from machd_probes.play import GREEDY, DraftSchedule, Join

@@ -31,12 +31,11 @@ from machd.engine.prefix_blocks.disk_tier import DiskTier
 from machd.engine.prefix_blocks.key import block_key
 from machd.engine.prefix_blocks.memory_tier import MemoryTier
 from machd.engine.protocol.step import ProposerKind
-from machd.engine.step.absent_parts import NoExperts, NoMedia
 from machd.engine.step.decider import Decider
 from machd.engine.step.decode_pass import NO_PACKING, Packing
 from machd.engine.step.memory import StepMemory
 from machd.engine.step.mlx_engine import EngineParts, MlxEngine
-from machd.engine.step.ports import PromptMedia, Proposer
+from machd.engine.step.ports import NoExperts, NoMedia, PromptMedia, Proposer
 from machd.engine.vision.media_encoder import MediaEncoder
 from machd.engine.vision.vision_model import VisionLanguageModel
 

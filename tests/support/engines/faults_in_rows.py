@@ -20,9 +20,9 @@ from machd.engine.sampling.sampling_state import SamplingState
 from machd.engine.step import decoder
 from machd.engine.step.decode_pass import Forward
 from machd.engine.step.decoder import Decoder
-from machd.engine.step.decoder_row import DecoderRow
 from machd.engine.step.prompts import strategies
 from machd.engine.step.prompts.prefill import Prefill
+from machd.engine.step.row import DecoderRow
 from machd.request.generation import SamplingParams
 from machd_probes import passes
 from support.engines.faults_in_caches import Plant

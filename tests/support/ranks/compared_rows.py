@@ -33,7 +33,7 @@ from machd.engine.ranks.rank_group import RankGroup
 from machd.engine.ranks.sameness import check_same, shard_facts
 from machd.engine.step.decider import Decider
 from machd.engine.step.decode_pass import DecodePass
-from machd.engine.step.decoder_row import Decoded
+from machd.engine.step.row import Decoded
 from machd.engine_process.scheduling import prefix_shape
 from machd.reading.keyed_prompt import KeyedPrompt
 from machd.request.constraint import Constraint, ConstraintKind

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from machd.engine.protocol.step import Lane
-from machd.engine.step.tokens_ahead import Offer, worthwhile_tokens
+from machd.engine.step.span_choice import Offer, worthwhile_tokens
 from machd.scheduler import pacing
 from machd.scheduler.pacing import Acceptance, StepPace
 

@@ -275,6 +275,21 @@ class DraftFault:
 
 
 @dataclass(frozen=True, slots=True)
+class EncodeOutcome:
+    """Result of a step's encoding.
+
+    Attributes:
+        encoded: Digests of what is ready.
+        faults: Rows whose image or video cannot be encoded.
+        duration_s: Time that it took.
+    """
+
+    encoded: tuple[bytes, ...]
+    faults: tuple[RowFault, ...]
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """Result of a step.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from machd.engine.step.decode_pass import DecodePass
-from machd.engine.step.decoder_row import Decoded
+from machd.engine.step.row import Decoded
 from machd.engine.step.verification import Span
 
 

@@ -23,7 +23,7 @@ import mlx.core as mx
 from machd.engine.backend.untyped import Cache
 from machd.engine.kv.lane_kv import LaneKv
 from machd.engine.protocol.step import DraftOutcome
-from machd.engine.step.decoder_row import DecoderRow
+from machd.engine.step.row import DecoderRow
 from machd.engine.step.verification import Span
 
 Forward = Callable[[mx.array, list[Any], Mapping[str, mx.array]], mx.array]

@@ -23,9 +23,8 @@ from machd.engine.sampling.sampler import Masks, Sampler, Selection
 from machd.engine.sampling.sampling_state import SamplingState
 from machd.engine.step.decider import Decider
 from machd.engine.step.decode_pass import Chunk, DecodePass, Passes
-from machd.engine.step.decoder_row import Decoded, DecoderRow, SettledRow
-from machd.engine.step.span_choice import choose_spans, expects_tokens_ahead
-from machd.engine.step.tokens_ahead import MAX_FORCED_TOKENS
+from machd.engine.step.row import Decoded, DecoderRow, SettledRow
+from machd.engine.step.span_choice import MAX_FORCED_TOKENS, choose_spans, expects_tokens_ahead
 from machd.engine.step.verification import Span, Verdict, verify
 
 

@@ -39,7 +39,6 @@ from machd.engine.sampling.sampling_state import Matcher, SamplingState
 from machd.engine.step.decider import Decider
 from machd.engine.step.decode_pass import NO_FEATURES, Packing, Passes
 from machd.engine.step.decoder import Decoder
-from machd.engine.step.decoder_row import DecoderRow
 from machd.engine.step.memory import StepMemory, StepNeed
 from machd.engine.step.ports import (
     BlockTier,
@@ -50,6 +49,7 @@ from machd.engine.step.ports import (
 from machd.engine.step.prompts.prefill import Prefill
 from machd.engine.step.prompts.prefills import Prefills
 from machd.engine.step.prompts.scores import scoring_bytes
+from machd.engine.step.row import DecoderRow
 from machd.request.generation import SamplingParams
 
 if TYPE_CHECKING:

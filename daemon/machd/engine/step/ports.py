@@ -13,10 +13,10 @@ import mlx.core as mx
 
 from machd.engine.backend.untyped import Cache
 from machd.engine.kv.lane_kv import CachedRow
-from machd.engine.protocol.blocks import BlockChange, HeldBlock, ReusedPrefix, SavedBlock
+from machd.engine.protocol.blocks import BlockChange, BlockOutcome, ReusedPrefix, SavedBlock
 from machd.engine.protocol.media import MediaProcessor, MediaSpan
 from machd.engine.protocol.memory import DiskReading, ExpertReading, MediaReading
-from machd.engine.protocol.step import EncodeRow, ProposerKind, RowFault
+from machd.engine.protocol.step import EncodeOutcome, EncodeRow, ProposerKind
 from machd.request.generation import SamplingParams
 
 FindRow = Callable[[int], CachedRow | None]
@@ -42,23 +42,17 @@ class Experts(Protocol):
         ...
 
 
-class EncodeOutcome(Protocol):
-    """Result of a step's encoding; see :class:`machd.engine.protocol.step.StepResult`."""
+class NoExperts:
+    """All experts are in memory, if the model has any."""
 
-    @property
-    def encoded(self) -> tuple[bytes, ...]:
-        """Digests of what is ready."""
-        ...
+    def reading(self) -> None:
+        """Return None: there is no bank."""
 
-    @property
-    def faults(self) -> tuple[RowFault, ...]:
-        """Rows whose image or video cannot be encoded."""
-        ...
+    def take_fault(self) -> None:
+        """Return None: nothing is read."""
 
-    @property
-    def duration_s(self) -> float:
-        """Time that it took."""
-        ...
+    def close(self) -> None:
+        """Do nothing."""
 
 
 class PromptMedia(Protocol):
@@ -121,6 +115,38 @@ class PromptMedia(Protocol):
         ...
 
 
+class NoMedia:
+    """The model takes text only."""
+
+    processor = None
+    has_features = has_positions = False
+
+    def encode(self, rows: Sequence[EncodeRow], limit_s: float) -> EncodeOutcome:
+        """Refuse: only a model with vision is given images."""
+        raise AssertionError(f"a model without vision is given {len(rows)} images ({limit_s} s)")
+
+    def inputs(
+        self, keys: Sequence[int], start: int, spans: Sequence[MediaSpan]
+    ) -> tuple[mx.array, dict[str, mx.array]]:
+        """Return the token ids int32 [1, n]; there are no features."""
+        del start, spans
+        return mx.array([keys], dtype=mx.int32), {}
+
+    def shift(self, spans: Sequence[MediaSpan]) -> int:
+        """Return 0: positions are places."""
+        del spans
+        return 0
+
+    def reading(self) -> None:
+        """Return None: there is no cache."""
+
+    def forget_rows(self, slot_indices: Iterable[int] | None = None) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
 class RowProposer(Protocol):
     """Draft tokens for one row."""
 
@@ -156,30 +182,6 @@ class Proposer(Protocol):
 
     def close(self) -> None:
         """Give back what all rows share."""
-        ...
-
-
-class BlockOutcome(Protocol):
-    """Result of a step's changes to blocks; see :class:`machd.engine.protocol.step.StepResult`."""
-
-    @property
-    def held(self) -> tuple[HeldBlock, ...]:
-        """Blocks in memory since this step."""
-        ...
-
-    @property
-    def lost(self) -> tuple[int, ...]:
-        """Numbers of blocks that could not be stored or loaded."""
-        ...
-
-    @property
-    def unsaved(self) -> tuple[bytes, ...]:
-        """Digests that the disk tier could not keep."""
-        ...
-
-    @property
-    def dropped_bytes(self) -> int:
-        """Bytes of the blocks that were dropped."""
         ...
 
 

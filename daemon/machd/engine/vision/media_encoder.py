@@ -28,7 +28,7 @@ from machd.engine.protocol.media import (
     token_ids_of,
 )
 from machd.engine.protocol.memory import MediaReading, StepMemoryError
-from machd.engine.protocol.step import EncodeRow, RowFault
+from machd.engine.protocol.step import EncodeOutcome, EncodeRow, RowFault
 from machd.engine.vision.encoder_memory import encoder_need
 from machd.engine.vision.encoder_stages import record_outputs, recording
 from machd.engine.vision.vision_model import GRIDS, VisionLanguageModel
@@ -104,21 +104,6 @@ class _Encoding:
     stages: deque[tuple[mx.array, int]]
     result: _Encoded
     result_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class EncodeOutcome:
-    """Result of a step's encoding; satisfies the step's port of the same name.
-
-    Attributes:
-        encoded: Digests of what is ready.
-        faults: Rows whose image or video cannot be encoded.
-        duration_s: Time that it took.
-    """
-
-    encoded: tuple[bytes, ...]
-    faults: tuple[RowFault, ...]
-    duration_s: float
 
 
 class MediaEncoder:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from machd.engine.protocol.step import SpanCost
-from machd.engine.step.tokens_ahead import Offer, worthwhile_tokens
+from machd.engine.step.span_choice import Offer, worthwhile_tokens
 from machd.scheduler.draft_reading import LEAST_BATCHED_GAIN
 
 

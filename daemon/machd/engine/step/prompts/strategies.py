@@ -17,9 +17,9 @@ import mlx.core as mx
 from machd.engine.protocol.media import MediaEncodingError
 from machd.engine.protocol.step import Lane, RowFault, RowOutput
 from machd.engine.step.decode_pass import NO_FEATURES, Chunk, Forward, Packing
-from machd.engine.step.decoder_row import Decoded
 from machd.engine.step.ports import PromptMedia
 from machd.engine.step.prompts.prefill import Prefill
+from machd.engine.step.row import Decoded
 
 if TYPE_CHECKING:
     from machd.engine.kv.model_kv import ModelKv
