@@ -24,6 +24,7 @@ from machd.engine.kernels.native_layers import lay_in_large_pages
 from machd.engine.kernels.packed import packed_caches
 from machd.engine.kernels.started_layers import start_layers
 from machd.engine.kv.kv_format import PLAIN
+from machd.engine.kv.lane_kv import CachedRow
 from machd.engine.kv.model_kv import ModelKv
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.prefix_blocks.conversion import BlockForm
@@ -31,11 +32,10 @@ from machd.engine.prefix_blocks.disk_tier import DiskTier
 from machd.engine.prefix_blocks.key import block_key
 from machd.engine.prefix_blocks.memory_tier import MemoryTier
 from machd.engine.protocol.step import ProposerKind
-from machd.engine.step.decider import Decider
 from machd.engine.step.decode_pass import NO_PACKING, Packing
 from machd.engine.step.memory import StepMemory
 from machd.engine.step.mlx_engine import EngineParts, MlxEngine
-from machd.engine.step.ports import NoExperts, NoMedia, PromptMedia, Proposer
+from machd.engine.step.ports import Decider, NoExperts, NoMedia, PromptMedia, Proposer
 from machd.engine.vision.media_encoder import MediaEncoder
 from machd.engine.vision.vision_model import VisionLanguageModel
 
@@ -104,6 +104,7 @@ def engine_parts(
     has_blocks = prefix_cache(description.cache).extent is not PrefixExtent.NONE
     vocabulary_tokens = description.vocabulary_tokens
     form = BlockForm.of_model(model, loaded.kv_format) if disk_tier is not None else None
+    blocks = MemoryTier(disk_tier, form)
     decider = decider or Decider()
     memory = StepMemory(computing_memory_bytes, SystemClock(), decider)
     media: PromptMedia = NoMedia()
@@ -136,8 +137,8 @@ def engine_parts(
         grammars=LlguidanceCompiler(loaded.tokenizer, vocabulary_tokens, description.eos_token_ids),
         open_matcher=matcher_for,
         masks=TokenMasks(vocabulary_tokens, SystemClock()),
-        blocks=MemoryTier(disk_tier, form),
-        keeps_finished_rows=leaves_blocks and has_blocks,
+        blocks=blocks,
+        keep_finished=blocks.keep_row if leaves_blocks and has_blocks else _keep_nothing,
         memory=memory,
         proposer=proposer,
         looks_ahead=looks_ahead,
@@ -146,3 +147,8 @@ def engine_parts(
         experts=NoExperts() if experts is None else experts,
         media=media,
     )
+
+
+def _keep_nothing(slot_index: int, row: CachedRow) -> None:
+    """Let a row leave without a copy."""
+    del slot_index, row

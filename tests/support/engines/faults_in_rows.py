@@ -13,12 +13,10 @@ from machd.engine import assembly
 from machd.engine.backend.untyped import Cache
 from machd.engine.kernels import batchable, packed
 from machd.engine.kv.lane_kv import PrefilledRow
-from machd.engine.kv.model_kv import ModelKv
 from machd.engine.sampling import gumbel_noise
 from machd.engine.sampling.sampler import Sampler, Selection
 from machd.engine.sampling.sampling_state import SamplingState
 from machd.engine.step import decoder
-from machd.engine.step.decode_pass import Forward
 from machd.engine.step.decoder import Decoder
 from machd.engine.step.prompts import strategies
 from machd.engine.step.prompts.prefill import Prefill
@@ -118,17 +116,18 @@ def padding_is_remembered(patch: pytest.MonkeyPatch) -> None:
         chunk = prefill.chunk
         return chunk.start == 0 and chunk.is_last and len(chunk.token_ids) > 1
 
-    def compute_together(forward: Forward, prefills: Sequence[Prefill], _kv: ModelKv) -> None:
+    def share(this: strategies.Padded, prefills: Sequence[Prefill]) -> bool:
         prompts = [prefill.opening.token_ids[:-1] for prefill in prefills]
         longest = max(map(len, prompts))
         padded = [[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts]
         caches = list(prefills[0].caches)
-        forward(mx.array(padded, dtype=mx.int32), caches, {})
+        this.forward(mx.array(padded, dtype=mx.int32), caches, {})
         for row, (prefill, prompt) in enumerate(zip(prefills, prompts, strict=True)):
             prefill.adopt([_of_row(cache, row, len(prompt)) for cache in caches], 0)
+        return True
 
     patch.setattr(strategies.Padded, "_can_share", can_share)
-    patch.setattr(strategies, "compute_together", compute_together)
+    patch.setattr(strategies.Padded, "_share", share)
 
 
 def _of_row(cache: Cache, row: int, length: int) -> Cache:

@@ -31,8 +31,8 @@ from machd.engine.ranks.leading_engine import LeadingEngine
 from machd.engine.ranks.orders import Run, decoded
 from machd.engine.ranks.rank_group import RankGroup
 from machd.engine.ranks.sameness import check_same, shard_facts
-from machd.engine.step.decider import Decider
 from machd.engine.step.decode_pass import DecodePass
+from machd.engine.step.ports import Decider
 from machd.engine.step.row import Decoded
 from machd.engine_process.scheduling import prefix_shape
 from machd.reading.keyed_prompt import KeyedPrompt

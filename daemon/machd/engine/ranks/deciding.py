@@ -10,8 +10,8 @@ import msgspec
 
 from machd.engine.protocol.step import RowFault, SampledToken
 from machd.engine.ranks.rank_group import RankGroup
-from machd.engine.step.decider import Decider
 from machd.engine.step.decode_pass import DecodePass
+from machd.engine.step.ports import Decider
 from machd.engine.step.row import Decoded, SettledRow
 from machd.engine.step.verification import Span
 from machd.errors import EngineFaultError

@@ -20,6 +20,7 @@ from msgspec import structs
 from machd.engine.protocol.step import SampledToken, TokenLogprob
 from machd.engine.sampling.filters import Filters, filters_of
 from machd.engine.sampling.gumbel_noise import gumbel_noise
+from machd.engine.sampling.logprobs import likeliest
 from machd.engine.sampling.sampling_state import Matcher, SamplingState, has_penalty
 from machd.request.generation import SamplingParams
 
@@ -239,18 +240,6 @@ class Sampler:
         count = max(1, *(asked for _, asked in self._logprob_rows))
         selection.top_ids, top_logits = likeliest(rows, min(count, self._vocabulary_tokens))
         selection.top_values = top_logits - normaliser
-
-
-def likeliest(logits: mx.array, count: int) -> tuple[mx.array, mx.array]:
-    """Ids and logits [rows, count] of the largest logits of each row, best first."""
-    if count == 1:
-        top = mx.argmax(logits, axis=-1, keepdims=True)
-    else:
-        top = mx.argpartition(-logits, kth=count - 1, axis=-1)[:, :count]
-    values = mx.take_along_axis(logits, top, axis=-1)
-    order = mx.argsort(-values, axis=-1)
-    ids = mx.take_along_axis(top, order, axis=-1).astype(mx.int32)
-    return ids, mx.take_along_axis(values, order, axis=-1)
 
 
 def _present(array: mx.array | None) -> mx.array:

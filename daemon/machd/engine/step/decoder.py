@@ -21,8 +21,8 @@ from machd.engine.kv.lane_kv import CachedRow, JoiningRow, LaneKv, PrefilledRow
 from machd.engine.protocol.step import DecodeRow, DraftFault, DraftOutcome, RowFault, SpanCost
 from machd.engine.sampling.sampler import Masks, Sampler, Selection
 from machd.engine.sampling.sampling_state import SamplingState
-from machd.engine.step.decider import Decider
 from machd.engine.step.decode_pass import Chunk, DecodePass, Passes
+from machd.engine.step.ports import Decider
 from machd.engine.step.row import Decoded, DecoderRow, SettledRow
 from machd.engine.step.span_choice import MAX_FORCED_TOKENS, choose_spans, expects_tokens_ahead
 from machd.engine.step.verification import Span, Verdict, verify
@@ -57,7 +57,7 @@ class Decoder:
         vocabulary_tokens: int,
         masks: Masks,
         decider: Decider,
-        on_finished: Callable[[int, CachedRow], None] | None,
+        keep_finished: Callable[[int, CachedRow], None],
     ) -> None:
         """Begin without rows.
 
@@ -68,15 +68,14 @@ class Decoder:
             vocabulary_tokens: Width of the logits.
             masks: Fills the masks of rows with a grammar.
             decider: Decides each row's span, and what it keeps of a pass.
-            on_finished: With look-ahead, takes the slot and the caches of a row that has its last token, before
-                it leaves: copies it, so that blocks can still be made of it.
+            keep_finished: With look-ahead, takes the slot and the caches of a row that has its last token.
         """
         self._passes = passes
         self._kv = kv
         self._vocabulary_tokens = vocabulary_tokens
         self._masks = masks
         self._decider = decider
-        self._on_finished = on_finished
+        self._keep_finished = keep_finished
         self._under_way: DecodePass | None = None
         self._rows: list[DecoderRow] = []
         self._sampler: Sampler | None = None
@@ -128,11 +127,6 @@ class Decoder:
         """Remove rows."""
         self.remove([row for row in self._rows if row.slot_index in slot_indices])
 
-    def close(self) -> None:
-        """Give back what proposers hold for the rows."""
-        for row in self._rows:
-            row.proposals.close()
-
     def decode(
         self, plan_rows: Mapping[int, DecodeRow], cost: SpanCost, beside: Sequence[Chunk] = ()
     ) -> Decoded:
@@ -146,17 +140,9 @@ class Decoder:
         Returns:
             Tokens or a fault for each row; with look-ahead, neither for a row that has just joined.
         """
-        if not self._passes.is_eager:
-            return self._decode_in_turn(plan_rows, cost, beside)
-        assert not beside, "the pass is under way before its chunk is known"
-        return self._decode_ahead(plan_rows, cost)
-
-    # The two loops over the verbs below
-
-    def _decode_in_turn(
-        self, plan_rows: Mapping[int, DecodeRow], cost: SpanCost, beside: Sequence[Chunk]
-    ) -> Decoded:
-        """Dispatch a pass, sample it, then read the tokens."""
+        if self._passes.is_eager:
+            assert not beside, "the pass is under way before its chunk is known"
+            return self._decode_ahead(plan_rows, cost)
         spans = [] if beside else self.choose(plan_rows, cost)
         return self._finish(self.dispatch(spans, beside))
 
@@ -199,11 +185,9 @@ class Decoder:
         finished = [row for row in rows if row.tokens_left <= 1]
         for row in finished:
             cached_row = self.cached_row(row.slot_index)
-            if cached_row is not None and self._on_finished is not None:
-                self._on_finished(row.slot_index, cached_row)
+            if cached_row is not None:
+                self._keep_finished(row.slot_index, cached_row)
         self.remove(finished)
-
-    # Choice, forward and sampling
 
     def choose(self, plan_rows: Mapping[int, DecodeRow], cost: SpanCost) -> list[Span]:
         """Have each row's span decided; empty for plain ones."""
@@ -221,45 +205,48 @@ class Decoder:
         If that raises with tokens ahead, rows with both a grammar and a proposer have no more drafts, and the
         pass is to be computed again without tokens ahead: None. In a plain pass each row is then sampled alone.
         """
-        if current.longest == 1:
-            sampled = self._sample_plain(current)
-        else:
-            pairs = zip(current.rows, current.spans, strict=True)
-            states = [one for row, span in pairs for one in row.states(span)]
-            try:
-                selection = self._sampler_of(states).sample(states, current.logits)
-                sampled = Sampled(current, [(current.rows, selection)], [])
-            except BaseException as cause:  # noqa: BLE001 - if it comes again, _sample_plain finds the row
+        pairs = zip(current.rows, current.spans, strict=True)
+        states = [one for row, span in pairs for one in row.states(span)]
+        sampled: Sampled | None = None
+        try:
+            selection = self._sampler_of(current, states).sample(states, current.logits)
+            sampled = Sampled(current, [(current.rows, selection)], [])
+        except BaseException as cause:  # noqa: BLE001 - if it comes again without tokens ahead, it is its row's
+            if current.longest > 1:
                 for row in current.rows:  # a grammar may fail on a drafted path alone
                     if row.sampling.matcher is not None and row.proposals.is_open:
                         row.proposals.fail(cause)
                 return None
+        sampled = sampled or self._sample_each(current)
         mx.async_eval([array for _, selection in sampled.parts for array in selection.arrays])
         return sampled
 
-    def _sample_plain(self, current: DecodePass) -> Sampled:
-        rows = current.rows
-        states = [row.sampling for row in rows]
-        try:
-            if self._sampler is None or self._sampler_rows != rows:
-                self._sampler, self._sampler_rows = self._sampler_of(states), rows
-            return Sampled(current, [(rows, self._sampler.sample(states, current.logits))], [])
-        except BaseException:  # noqa: BLE001 - comes again below, from its own row
-            self._sampler = None
+    def _sampler_of(self, current: DecodePass, states: Sequence[SamplingState]) -> Sampler:
+        """Return a pass's sampler: a plain pass over the same rows as the last plain one has the same."""
+        if (
+            current.longest == 1
+            and self._sampler is not None
+            and self._sampler_rows == current.rows
+        ):
+            return self._sampler
+        params = [one.params for one in states]
+        sampler = Sampler(params, self._vocabulary_tokens, self._masks)
+        if current.longest == 1:
+            self._sampler, self._sampler_rows = sampler, current.rows
+        return sampler
+
+    def _sample_each(self, current: DecodePass) -> Sampled:
+        """Sample each row of a plain pass alone, and so find the one whose sampler raises."""
         sampled = Sampled(current, [], [])
-        for place, (row, state) in enumerate(zip(rows, states, strict=True)):
+        for place, row in enumerate(current.rows):
             try:
-                logits = current.logits[place : place + 1]
-                selection = self._sampler_of([state]).sample([state], logits)
+                sampler = Sampler([row.sampling.params], self._vocabulary_tokens, self._masks)
+                selection = sampler.sample([row.sampling], current.logits[place : place + 1])
             except BaseException as cause:  # noqa: BLE001 - a row's fault, a panic in llguidance included
                 sampled.failed.append((row, cause))
             else:
                 sampled.parts.append(([row], selection))
         return sampled
-
-    def _sampler_of(self, states: Sequence[SamplingState]) -> Sampler:
-        params = [one.params for one in states]
-        return Sampler(params, self._vocabulary_tokens, self._masks)
 
     def recompute(self, current: DecodePass) -> DecodePass:
         """Undo a pass with tokens ahead and dispatch it again without them, on finite caches.
@@ -275,8 +262,6 @@ class Decoder:
         pairs = zip(current.rows, current.spans, strict=True)
         rejected = [one for row, span in pairs for one in _outcome(row, span, 0)]
         return replace(self.dispatch(), outcomes=tuple(rejected))
-
-    # Settling rows
 
     def settle(self, sampled: Sampled) -> Decoded | None:
         """Read the sampled tokens and move every row on; None if tokens ahead may be to blame for a NaN."""
@@ -299,11 +284,6 @@ class Decoder:
         ]
         return decoded
 
-    def _take_draft_faults(self) -> list[DraftFault]:
-        """Return the faults of proposers; a row that leaves with a fault of its own reports that alone."""
-        faults = [(row, row.proposals.take_fault()) for row in self._rows]
-        return [DraftFault(row.slot_index, fault) for row, fault in faults if fault is not None]
-
     def keep(self, current: DecodePass, decoded: Decoded) -> Decoded:
         """Roll back what rows do not keep of a pass, and remove those that failed; returns the whole result."""
         if current.longest > 1:
@@ -318,7 +298,11 @@ class Decoder:
                 # pass, before which look-ahead removes no row.
                 self._kv.wipe(self._rows.index(row), row.length)
         self.remove([row for row, one in pairs if one.has_failed])
-        decoded.draft_faults = self._take_draft_faults()
+        # A row that leaves with a fault of its own reports that alone.
+        faults = [(row, row.proposals.take_fault()) for row in self._rows]
+        decoded.draft_faults = [
+            DraftFault(row.slot_index, one) for row, one in faults if one is not None
+        ]
         return decoded
 
     def _roll_back(self, current: DecodePass, kept: Sequence[int]) -> None:

@@ -36,12 +36,12 @@ from machd.engine.protocol.step import (
 )
 from machd.engine.sampling.sampler import Masks
 from machd.engine.sampling.sampling_state import Matcher, SamplingState
-from machd.engine.step.decider import Decider
 from machd.engine.step.decode_pass import NO_FEATURES, Packing, Passes
 from machd.engine.step.decoder import Decoder
 from machd.engine.step.memory import StepMemory, StepNeed
 from machd.engine.step.ports import (
     BlockTier,
+    Decider,
     Experts,
     PromptMedia,
     Proposer,
@@ -76,7 +76,8 @@ class EngineParts:
         open_matcher: Makes a matcher for a row; None for parameters that allow every token.
         masks: Fills the masks of matchers.
         blocks: Blocks of the prefix cache.
-        keeps_finished_rows: True if finished rows are copied, so that blocks can still be made of them.
+        keep_finished: With look-ahead, takes the slot and the caches of a row that has its last token, before it
+            leaves, so that blocks can still be made of it.
         memory: Memory that steps take.
         proposer: Source of draft tokens; None for none.
         looks_ahead: True if each pass is dispatched before the last one's tokens are read.
@@ -94,7 +95,7 @@ class EngineParts:
     open_matcher: Callable[[SamplingParams], Matcher | None]
     masks: Masks
     blocks: BlockTier
-    keeps_finished_rows: bool
+    keep_finished: Callable[[int, CachedRow], None]
     memory: StepMemory
     proposer: Proposer | None
     looks_ahead: bool
@@ -165,7 +166,14 @@ class MlxEngine:
         Raises:
             StepMemoryError: The plan needs more memory than is left; nothing of it was done.
         """
-        result = self._run_bounded(plan)
+        if plan.prefill or plan.decode:
+            need = self._need_of(plan)
+            self._memory.check(need)
+            self._memory.begin()
+            result = self._run(plan)
+            self._memory.end(need, has_decoded=bool(result.tokens))
+        else:
+            result = self._run(plan)
         if not plan.encode:
             return result
         outcome = self._parts.media.encode(plan.encode, plan.encode_s)
@@ -175,16 +183,6 @@ class MlxEngine:
             encoded=outcome.encoded,
             encoding_s=outcome.duration_s,
         )
-
-    def _run_bounded(self, plan: StepPlan) -> StepResult:
-        if not (plan.prefill or plan.decode):
-            return self._run(plan)
-        need = self._need_of(plan)
-        self._memory.check(need)
-        self._memory.begin()
-        result = self._run(plan)
-        self._memory.end(need, has_decoded=bool(result.tokens))
-        return result
 
     def _run(self, plan: StepPlan) -> StepResult:
         blocks = self._blocks.apply(plan.blocks, self._cached_row)
@@ -254,7 +252,7 @@ class MlxEngine:
             self._max_rows = max_rows
         self._prefills.clear()
         for decoder in self._decoders:
-            decoder.close()
+            decoder.leave(decoder.slot_indices)
         self._serial.clear()
         self._blocks.forget_rows()
         self._parts.media.forget_rows()
@@ -291,7 +289,7 @@ class MlxEngine:
     def _release(self, slot_indices: Sequence[int]) -> None:
         for slot_index in slot_indices:
             if (decoder := self._serial.pop(slot_index, None)) is not None:
-                decoder.close()
+                decoder.leave((slot_index,))
         self._prefills.drop(slot_indices)
         self._blocks.forget_rows(slot_indices)
         self._parts.media.forget_rows(slot_indices)
@@ -356,7 +354,7 @@ class MlxEngine:
             self._description.vocabulary_tokens,
             parts.masks,
             parts.decider,
-            self._blocks.keep_row if parts.keeps_finished_rows else None,
+            parts.keep_finished,
         )
 
     def _forward(
@@ -386,9 +384,7 @@ class MlxEngine:
         if (cause := self._parts.experts.take_fault()) is None:
             return faults
         return [
-            RowFault(
-                one.slot_index, cause if isinstance(one.cause, FloatingPointError) else one.cause
-            )
+            replace(one, cause=cause) if isinstance(one.cause, FloatingPointError) else one
             for one in faults
         ]
 

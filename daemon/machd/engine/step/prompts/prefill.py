@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import mlx.core as mx
-
 from machd.engine.backend.untyped import Cache
 from machd.engine.kv.lane_kv import CachedRow, PrefilledRow
 from machd.engine.protocol.step import PrefillChunk, SharedPrefix
@@ -58,10 +56,6 @@ class Prefill:
         self._shared = chunk.shared
         self.prompt.extend(chunk.token_ids)
         return chunk.token_ids[:-1] if chunk.is_last else chunk.token_ids
-
-    def wait(self) -> None:
-        """Wait until all dispatched tokens are in the caches."""
-        mx.eval([cache.state for cache in self.caches])
 
     def adopt(self, caches: Sequence[Cache], index: int) -> None:
         """Take the chunk, a whole prompt, as computed in row ``index`` of ``caches``."""

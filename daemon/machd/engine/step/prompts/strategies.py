@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import mlx.core as mx
 
@@ -54,19 +54,6 @@ class PromptStep:
     has_decoded: bool = False
 
 
-class PromptStrategy(Protocol):
-    """A way to compute chunks."""
-
-    def compute(self, prefills: Sequence[Prefill], step: PromptStep) -> Sequence[Prefill]:
-        """Compute chunks, wait for them, and return the prompts with a chunk that is left to compute.
-
-        Args:
-            prefills: Prompts, each with a chunk to compute.
-            step: Gets what the chunks give, and the rows if they are decoded beside.
-        """
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Packed:
     """Chunks behind one another in one pass, and in the pass of the batch's rows if all chunks fit there."""
@@ -104,7 +91,7 @@ class Padded:
     def compute(self, prefills: Sequence[Prefill], step: PromptStep) -> Sequence[Prefill]:
         """Compute prompts that have a like; those of a group that lacks weights are left."""
         del step
-        groups = padded_groups(one for one in prefills if self._can_share(one))
+        groups = _padded_groups(one for one in prefills if self._can_share(one))
         shared = [group for group in groups if len(group) > 1 and self._share(group)]
         return [one for one in prefills if not any(one in group for group in shared)]
 
@@ -122,10 +109,15 @@ class Padded:
 
     def _share(self, group: Sequence[Prefill]) -> bool:
         """Compute a group in one call; False if a prompt of it needs weights that could not be read."""
+        prompts = [prefill.opening.token_ids[:-1] for prefill in group]
+        caches, token_ids = self.kv.padded_caches(prompts)
         try:
-            compute_together(self.forward, group, self.kv)
+            self.forward(token_ids, caches, NO_FEATURES)
+            mx.eval([cache.state for cache in caches])
         except OSError:
             return False  # each alone tells which
+        for index, prefill in enumerate(group):
+            prefill.adopt(caches, index)
         return True
 
 
@@ -164,8 +156,12 @@ class Single:
                 key_ids, prefill.chunk.start, prefill.opening.media
             )
             self.forward(token_ids, list(prefill.caches), features)
-            prefill.wait()
+            mx.eval([cache.state for cache in prefill.caches])
         return []
+
+
+PromptStrategy: TypeAlias = Packed | Padded | Scored | Single
+"""A way to compute chunks: ``compute`` waits for them, and returns the prompts with a chunk that is left."""
 
 
 def _compute_each(
@@ -179,7 +175,7 @@ def _compute_each(
             step.decoded.faults.append(RowFault(prefill.chunk.slot_index, cause))
 
 
-def padded_groups(prefills: Iterable[Prefill]) -> list[list[Prefill]]:
+def _padded_groups(prefills: Iterable[Prefill]) -> list[list[Prefill]]:
     """Group whole prompts by length, so that padding stays cheaper than a call of one's own."""
     groups: list[list[Prefill]] = []
     longest = 0
@@ -191,22 +187,6 @@ def padded_groups(prefills: Iterable[Prefill]) -> list[list[Prefill]]:
             groups.append([prefill])
             longest = _opening_tokens(prefill)
     return groups
-
-
-def compute_together(forward: Forward, prefills: Sequence[Prefill], kv: ModelKv) -> None:
-    """Compute whole prompts of a standard model in one call, and wait for it.
-
-    Args:
-        forward: The model.
-        prefills: Prompts of two tokens or more of which nothing is computed yet.
-        kv: Makes the caches of all.
-    """
-    prompts = [prefill.opening.token_ids[:-1] for prefill in prefills]
-    caches, token_ids = kv.padded_caches(prompts)
-    forward(token_ids, caches, NO_FEATURES)
-    mx.eval([cache.state for cache in caches])
-    for index, prefill in enumerate(prefills):
-        prefill.adopt(caches, index)
 
 
 def _opening_tokens(prefill: Prefill) -> int:
