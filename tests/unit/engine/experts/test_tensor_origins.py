@@ -64,7 +64,6 @@ def _opened(directory: Path) -> Opened:
 
 def _banked_logits(directory: Path, bank_bytes: int = 200_000) -> mx.array:
     opened = _opened(directory)
-    assert opened.checkpoint.tensors is not None
     origins = TensorOrigins(opened.checkpoint.tensors)
     built = opened.build(origins)
     model = built.model

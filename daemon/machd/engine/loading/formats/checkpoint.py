@@ -8,7 +8,7 @@ reads the header of a GGUF file.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from machd.engine.backend.inspection_bounds import check_counts, check_finite
@@ -66,7 +66,7 @@ class Checkpoint:
         config: What mlx-lm builds the model of: ``config.json``, or what a GGUF header has in its place.
         weight_files: The files of the weights, sorted.
         stored_bytes: Size of all tensors as stored.
-        tensors: All tensors by name, each with its file; None for a GGUF file, whose tensors mlx cannot take as they lie.
+        tensors: All tensors by name, each with its file; empty for a GGUF file, whose tensors mlx cannot take as they lie.
         code_files: Files that name Python code of the checkpoint's own; empty for most.
         has_runnable_code: Code that they name is there, or may be.
         header: A GGUF file's header, which holds the tokenizer; None for a directory.
@@ -76,7 +76,7 @@ class Checkpoint:
     config: dict[str, object]
     weight_files: tuple[Path, ...]
     stored_bytes: int
-    tensors: Mapping[str, tuple[Path, StoredTensor]] | None = None
+    tensors: Mapping[str, tuple[Path, StoredTensor]] = field(default_factory=dict)
     code_files: tuple[str, ...] = ()
     has_runnable_code: bool = False
     header: GgufHeader | None = None
@@ -107,7 +107,7 @@ class Checkpoint:
                 f"the checkpoint has a vision tower, but images are not served: {reason}; it serves text only, and "
                 "docs/concepts/vision.md lists the families that take images"
             )
-        if not any("vision" in name or "visual" in name for name in self.tensors or ()):
+        if not any("vision" in name or "visual" in name for name in self.tensors):
             return _NO_VISION_WEIGHTS
         return "" if is_installed() else _NOT_INSTALLED.format(how=how_to_install("vision"))
 

@@ -59,7 +59,7 @@ def place(opened: Opened, settings: PlacingSettings, progress: LoadProgress) -> 
     # Code of the checkpoint's own cannot be recorded while it builds the model.
     leaves_experts = not (opened.checkpoint.takes_images or opened.checkpoint.has_own_model)
     tensors = opened.checkpoint.tensors
-    if settings.residency is None or tensors is None or not leaves_experts:
+    if settings.residency is None or not tensors or not leaves_experts:
         return PlacedModel(place_whole(opened, build, settings, progress))
     origins = TensorOrigins(tensors)
     built = build(origins)

@@ -36,7 +36,7 @@ def place_shard(
     checkpoint = opened.checkpoint
     if checkpoint.takes_images:
         raise ModelShardingError("a model with vision is served by one rank")
-    if checkpoint.tensors is None:
+    if not checkpoint.tensors:
         # No part of a tensor can be read by itself: the whole model is, and then it is cut.
         whole = place_whole(opened, lambda: build(None), settings, progress)
         model = cut(lambda: whole.model, sharding)
