@@ -10,12 +10,11 @@ from typing import TypeVarTuple, Unpack
 
 from litestar.types import ASGIApp
 
-from machd import __version__
 from machd.admin.app import create_admin_app
 from machd.admin.context import AdminContext
 from machd.admin.event_feed import EventFeed
 from machd.admin.token import AdminToken
-from machd.capabilities.versions import Versions
+from machd.capabilities.versions import Versions, installed_versions
 from machd.clock import Clock
 from machd.dialects.app import AppSwitch, create_app
 from machd.engine.protocol.media import MediaBounds
@@ -29,7 +28,6 @@ from machd.http.context import ServerContext
 from machd.http.file_limit import fit_connections
 from machd.http.gate import OpenRequests
 from machd.http.model_names import ModelNames
-from machd.installed import installed_version
 from machd.kv_events.publishing import open_files, open_kv_events
 from machd.link.block_events import KvEvent
 from machd.link.port import OpenEngine, RestartReason
@@ -52,13 +50,6 @@ _Arguments = TypeVarTuple("_Arguments")
 
 Access = Callable[[Settings], ApiKeys]
 """Reads who may ask under some settings; refuses those under which nobody may be let in."""
-
-
-def installed_versions() -> Versions:
-    """Return the installed versions of machd and of the packages that it was measured with."""
-    return Versions(
-        machd=__version__, mlx=installed_version("mlx"), mlx_lm=installed_version("mlx-lm")
-    )
 
 
 class Parts:

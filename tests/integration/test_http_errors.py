@@ -23,8 +23,8 @@ from support.engines.dialogue import chat, completion, sse_data, sse_text, told
 from support.engines.fake_engine import FakeEngine, FakeFaults
 from support.engines.step_gate import StepGate, at_decode, at_prefill
 
+from machd.capabilities.versions import installed_versions
 from machd.clock import SystemClock
-from machd.compose import installed_versions
 from machd.dialects.app import create_app
 from machd.dialects.endpoints import PUBLIC_ENDPOINTS, PUBLIC_ROUTES
 from machd.errors import EngineFaultError, MachdError, ModelFormatError, SettingsError

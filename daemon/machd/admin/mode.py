@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import msgspec
 import structlog
 from litestar import Request
 from litestar.di import NamedDependency
@@ -24,7 +23,7 @@ from machd.admin.status import (
 from machd.dialects.bodies import read_body
 from machd.errors import ModeUnavailableError
 from machd.scheduler.events import DecodeMode
-from machd.served.capabilities import wire_capabilities
+from machd.served.capabilities import model_capabilities
 from machd.settings.model import Settings
 
 
@@ -72,14 +71,10 @@ async def probe(admin: NamedDependency[AdminContext]) -> ProbeReport:
     leaves meanwhile breaks it off, and says so. A client that does not want to wait so long may leave: the
     measurement takes place all the same, and ``/v1/capabilities`` shows it.
     """
-    model = admin.served.model
+    admin.served.known  # noqa: B018 - raises while there is no model
     await asyncio.shield(asyncio.wrap_future(admin.probe()))
-    verdicts = admin.served.verdicts
-    versions = msgspec.structs.replace(admin.versions, backend=model.backend, dtype=model.dtype)
     return ProbeReport(
-        capabilities=wire_capabilities(
-            model.architecture, model.cache, verdicts, versions, bitwise=admin.served.bitwise
-        ),
+        capabilities=model_capabilities(admin.served.known, admin.versions),
         decode_mode=_mode(admin),
     )
 

@@ -95,7 +95,7 @@ def _serve(frames: Frames, settings: Settings, log: TextIO) -> None:
         )
         log_model(source.model_id, loggers=_ALL_LOGGERS)
         link.located(source.kind.value, str(source.path), source.model_id)
-        return load()
+        return load(source)
 
     loop = engine_loop(
         settings,

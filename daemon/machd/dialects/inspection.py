@@ -21,7 +21,6 @@ from machd.scheduler.draft_reading import LEAST_BATCHED_GAIN, DraftReading
 from machd.served.cache_stats import CacheStats, cache_stats
 from machd.served.capabilities import (
     Capabilities,
-    Device,
     DistributedReport,
     ExpertStreamingReport,
     Features,
@@ -31,7 +30,8 @@ from machd.served.capabilities import (
     PrefixCacheReport,
     SpeculationInForce,
     SpeculationReport,
-    wire_capabilities,
+    device_of,
+    model_capabilities,
 )
 from machd.telemetry.metrics import CONTENT_TYPE, Metrics
 
@@ -45,12 +45,8 @@ _NO_LOOK_AHEAD = (
 async def get_capabilities(context: NamedDependency[ServerContext]) -> Capabilities:
     """Return the capabilities of the loaded model on this machine, with reasons."""
     model = context.served.model
-    verdicts = context.served.verdicts
     decision, speculation = context.served.decode_mode, context.served.speculation
-    versions = msgspec.structs.replace(context.versions, backend=model.backend, dtype=model.dtype)
-    row = wire_capabilities(
-        model.architecture, model.cache, verdicts, versions, bitwise=context.served.bitwise
-    )
+    row = model_capabilities(context.served.known, context.versions)
     row = _with_gain(row, speculation, context.served.snapshot.drafts)
     return Capabilities(
         **msgspec.structs.asdict(row)
@@ -73,13 +69,7 @@ async def get_capabilities(context: NamedDependency[ServerContext]) -> Capabilit
             quantization=model.quantization,
         ),
         features=_features(context.served.tokenizer, model),
-        device=Device(
-            backend=model.backend,
-            name=model.device_name,
-            memory_bytes=model.device_memory_bytes or None,
-            blas=model.blas,
-            blas_refused=model.blas_refused,
-        ),
+        device=device_of(model),
     )
 
 

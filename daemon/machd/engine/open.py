@@ -23,7 +23,7 @@ from machd.engine.backend.cpu_threads import thread_variables
 from machd.engine.backend.mlx_environment import set_mlx_environment
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.loading.generation_config import read_default_sampling
-from machd.engine.loading.source import ModelSource, resolve_model
+from machd.engine.loading.source import ModelSource
 from machd.engine.prefix_blocks.directory import check_block_directory
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.progress import LoadProgress
@@ -81,8 +81,8 @@ def engine_loader(
     progress: LoadProgress,
     blas: BlasChoice | None = None,
     place: RankPlace | None = None,
-) -> Callable[[], Engine]:
-    """Prepare the process for mlx, then give the function that loads the model.
+) -> Callable[[ModelSource], Engine]:
+    """Prepare the process for mlx, then give the function that loads the model of these files.
 
     Chooses the BLAS and the private scratch directory now, because both must be settled before
     anything imports mlx; the function imports it, on the thread that calls it.
@@ -116,8 +116,8 @@ def engine_loader(
         place,
     )
 
-    def load() -> Engine:
-        group, loaded = prepared()
+    def load(source: ModelSource) -> Engine:
+        group, loaded = prepared(source)
         from machd.engine.sampling.draft_sampling import RowDraws  # noqa: PLC0415 - imports mlx
         from machd.engine.speculation.choice import choose_proposer  # noqa: PLC0415 - imports mlx
 
@@ -149,10 +149,10 @@ def follower(
     progress: LoadProgress,
     place: RankPlace,
     blas: BlasChoice | None = None,
-) -> Callable[[Callable[[], None]], None]:
+) -> Callable[[ModelSource, Callable[[], None]], None]:
     """Prepare the process for mlx, then give the function that loads a shard and follows rank 0 to its end.
 
-    It takes what is to be called at each order of rank 0; see :func:`machd.engine.ranks.following.follow`.
+    It takes the model's files, and what is to be called at each order of rank 0; see :func:`machd.engine.ranks.following.follow`.
 
     Args:
         settings: Validated settings.
@@ -169,8 +169,8 @@ def follower(
     blas = blas or choose_blas(settings.engine.blas)
     prepared = _prepared(settings, cache_directory, environ, progress, blas, place)
 
-    def run(on_order: Callable[[], None]) -> None:
-        group, loaded = prepared()
+    def run(source: ModelSource, on_order: Callable[[], None]) -> None:
+        group, loaded = prepared(source)
         assert group is not None, "a rank that follows is not alone"
         from machd.engine.ranks.following import follow  # noqa: PLC0415 - imports mlx
 
@@ -190,17 +190,14 @@ def _prepared(
     progress: LoadProgress,
     choice: BlasChoice,
     place: RankPlace | None,
-) -> Callable[[], tuple[RankGroup | None, LoadedModel]]:
+) -> Callable[[ModelSource], tuple[RankGroup | None, LoadedModel]]:
     """Prepare the process for mlx; gives what joins the other ranks, if there are any, and loads the model."""
     if place is not None:
         refuse_with_ranks(settings)
     set_mlx_environment(environ, cache_directory)
 
-    def load() -> tuple[RankGroup | None, LoadedModel]:
+    def load(source: ModelSource) -> tuple[RankGroup | None, LoadedModel]:
         model = settings.model
-        source = resolve_model(
-            model.path, offline=model.offline, cache_directory=cache_directory, progress=progress
-        )
         progress.stage("importing mlx-lm", None)
         import_mlx_lm()
         import mlx.core as mx  # noqa: PLC0415 - after the BLAS is chosen

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from msgspec import UNSET, Struct, UnsetType, field
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from machd.capabilities.bitwise import BitwiseVerdict
 from machd.capabilities.evidence import Evidence
@@ -12,8 +12,10 @@ from machd.capabilities.rules import PrefixVerdict
 from machd.capabilities.verdict import Source, Support, Verdict
 from machd.capabilities.verdicts import ModelVerdicts
 from machd.capabilities.versions import Versions
+from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.step import ProposerKind
 from machd.link.decode_mode import DecodeModeDecision
+from machd.link.state import ServedState
 from machd.settings.cache import KvFormatName
 from machd.settings.speculation import RequestedSpeculation
 
@@ -239,6 +241,34 @@ class Capabilities(ModelCapabilities, frozen=True, kw_only=True):
     model: ModelSummary
     features: Features
     device: Device
+
+
+def device_of(model: ModelDescription) -> Device:
+    """Return the device that computes a model."""
+    return Device(
+        backend=model.backend,
+        name=model.device_name,
+        memory_bytes=model.device_memory_bytes or None,
+        blas=model.blas,
+        blas_refused=model.blas_refused,
+    )
+
+
+def model_capabilities(state: ServedState, versions: Versions) -> ModelCapabilities:
+    """Return what is known of a model as the outside sees it.
+
+    Args:
+        state: The model and the verdicts on it.
+        versions: The installed versions.
+    """
+    model = state.model
+    return wire_capabilities(
+        model.architecture,
+        model.cache,
+        state.verdicts,
+        replace(versions, backend=model.backend, dtype=model.dtype),
+        bitwise=state.bitwise,
+    )
 
 
 def wire_capabilities(

@@ -86,12 +86,12 @@ class ServedModel:
     @property
     def verdicts(self) -> ModelVerdicts:
         """What the model can do, by its rules and its probe results."""
-        return self._known.verdicts
+        return self.known.verdicts
 
     @property
     def bitwise(self) -> BitwiseVerdict:
         """Whether a row of the model has the same bits however it is computed."""
-        return self._known.bitwise
+        return self.known.bitwise
 
     @property
     def decode_mode(self) -> DecodeModeDecision:
@@ -108,7 +108,7 @@ class ServedModel:
     @property
     def speculation(self) -> SpeculationDecision:
         """The proposer in force, and why."""
-        known = self._known
+        known = self.known
         return decide_speculation(self._settings().speculation, known.model, known.verdicts)
 
     @property
@@ -132,7 +132,8 @@ class ServedModel:
         return self.link.heartbeat_age_s
 
     @property
-    def _known(self) -> ServedState:
+    def known(self) -> ServedState:
+        """What is known of the model."""
         if self.state is None:
             self._check_accepting()
         assert self.state is not None, "who accepts has a model"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -34,15 +35,18 @@ _LARGEST_WINDOW_TOKENS = 1 << 53
 
 @dataclass(frozen=True, slots=True)
 class MeasuredModel:
-    """The caches of a model that has run, and the width of its logits.
+    """The caches of a model that has run or was traced.
 
     Attributes:
+        logits_tokens: Width of its logits; 0 where a trace ended before them.
         head_dims: Widths of its keys and values.
+        note: What a trace inferred; empty for nothing.
     """
 
     cache: CacheFacts
     logits_tokens: int
     head_dims: frozenset[int]
+    note: str = ""
 
 
 def measure_model(model: Module, kv_format: KvFormat = PLAIN) -> MeasuredModel:
@@ -84,20 +88,7 @@ def measure_model(model: Module, kv_format: KvFormat = PLAIN) -> MeasuredModel:
     return MeasuredModel(_cache_facts(layers, costs), int(logits.shape[-1]), _head_dims(caches))
 
 
-@dataclass(frozen=True, slots=True)
-class TracedModel:
-    """The caches of a model that was traced; the note tells what was inferred, empty for nothing.
-
-    Attributes:
-        head_dims: Widths of its keys and values.
-    """
-
-    cache: CacheFacts
-    head_dims: frozenset[int]
-    note: str = ""
-
-
-def trace_model(model: LanguageModel) -> TracedModel:
+def trace_model(model: LanguageModel) -> MeasuredModel:
     """Find the facts of :func:`measure_model` without computing a weight.
 
     The forward pass runs as mlx traces a function to compile it: every array stays a shape, and a
@@ -115,11 +106,13 @@ def trace_model(model: LanguageModel) -> TracedModel:
     prompt = _prompt(model)
     first_bytes: list[int] = []
     failures: list[Exception] = []
+    logits_tokens = 0
 
     def forward(tokens: mx.array) -> tuple[mx.array, ...]:
+        nonlocal logits_tokens
         assert _is_traced(tokens), "compilation is switched off"
         try:
-            model(tokens, cache=caches)
+            logits_tokens = int(_logits(model(tokens, cache=caches)).shape[-1])
             first_bytes.extend(_held_bytes(cache) for cache in opened)
             model(tokens, cache=caches)
         except Exception as error:  # noqa: BLE001 - a model of mlx-lm's raises any error
@@ -129,13 +122,13 @@ def trace_model(model: LanguageModel) -> TracedModel:
     mx.compile(forward)(prompt)
     if not failures:
         costs = [_cost(cache, before) for cache, before in zip(opened, first_bytes, strict=True)]
-        return TracedModel(_cache_facts(layers, costs), _head_dims(caches))
+        return MeasuredModel(_cache_facts(layers, costs), logits_tokens, _head_dims(caches))
     costs, seen = _costs_of_their_class(opened, failures[0])
     note = (
         f"the model computes while it runs, so {seen} of its {len(opened)} caches were looked at "
         "and the others counted like them"
     )
-    return TracedModel(_cache_facts(layers, costs), _head_dims(caches), note)
+    return MeasuredModel(_cache_facts(layers, costs), logits_tokens, _head_dims(caches), note)
 
 
 def _is_traced(tokens: mx.array) -> bool:
@@ -228,9 +221,13 @@ def _cost(cache: Cache, first_bytes: int) -> _Cost:
 
 def _run(model: LanguageModel, tokens: mx.array, caches: list[Cache]) -> mx.array:
     """Compute the logits of one more chunk, [1, tokens, vocabulary]; the caches grow by it."""
-    output = model(tokens, cache=caches)
-    logits: mx.array = getattr(output, "logits", output)
+    logits = _logits(model(tokens, cache=caches))
     mx.eval(logits, [array for cache in innermost(caches) for array in _arrays(cache)])
+    return logits
+
+
+def _logits(output: Any) -> mx.array:  # noqa: ANN401 - what a model of mlx-lm's or mlx-vlm's gives
+    logits: mx.array = getattr(output, "logits", output)
     return logits
 
 

@@ -137,7 +137,7 @@ class _Vocabulary(Mapping[str, int]):
         return sum(1 for _ in self)
 
 
-def find_abilities(files: Checkpoint | GgufHeader, chat_template: str | None) -> TemplateAbilities:
+def find_abilities(checkpoint: Checkpoint, chat_template: str | None) -> TemplateAbilities:
     """Find the abilities of the template beside the weights or inside a file, or of the one that overrides it.
 
     Raises:
@@ -145,9 +145,9 @@ def find_abilities(files: Checkpoint | GgufHeader, chat_template: str | None) ->
         ModelFormatError: They are not JSON, or make no tokenizer that machd reads.
         SettingsError: The overriding template cannot be read.
     """
-    if isinstance(files, GgufHeader):
-        return _gguf_abilities(files, chat_template)
-    return _directory_abilities(files, chat_template)
+    if checkpoint.header is not None:
+        return _gguf_abilities(checkpoint.header, chat_template)
+    return _directory_abilities(checkpoint, chat_template)
 
 
 def _directory_abilities(checkpoint: Checkpoint, chat_template: str | None) -> TemplateAbilities:

@@ -34,12 +34,12 @@ _MAX_GROWTH = 100
 
 
 def open_tokenizer(
-    files: Checkpoint | GgufHeader, chat_template: str | None, *, trust_remote_code: bool
+    checkpoint: Checkpoint, chat_template: str | None, *, trust_remote_code: bool
 ) -> tuple[MlxTokenizer, tuple[str, ...]]:
     """Open the tokenizer of a model that is served; returns warnings as well.
 
     Args:
-        files: The model's.
+        checkpoint: The model's.
         chat_template: A file that replaces the model's template, ``none`` to serve without chat,
             or None for the model's own.
         trust_remote_code: Whether the checkpoint's own Python code may run.
@@ -49,10 +49,12 @@ def open_tokenizer(
         OverloadedError: The system has no room for the process that renders its chat template.
     """
     notes: tuple[str, ...] = ()
-    if isinstance(files, GgufHeader):
-        tokenizer, notes = gguf_tokenizer(files, chat_template=chat_template)
+    if checkpoint.header is not None:
+        tokenizer, notes = gguf_tokenizer(checkpoint.header, chat_template=chat_template)
     else:
-        tokenizer = directory_tokenizer(files, chat_template, trust_remote_code=trust_remote_code)
+        tokenizer = directory_tokenizer(
+            checkpoint, chat_template, trust_remote_code=trust_remote_code
+        )
     tokenizer.start_renderer()
     return tokenizer, notes
 

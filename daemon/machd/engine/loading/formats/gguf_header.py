@@ -30,6 +30,12 @@ _ARRAY = 9
 _SCALARS: Mapping[int, str] = {**dict(enumerate("BbHhIif?")), 10: "Q", 11: "q", 12: "d"}
 """GGUF's value types as struct formats; 8 is a string and 9 an array."""
 
+KEPT_BITS: Mapping[str, int] = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}
+"""Types of tensors that mlx can compute with as they are, with their bits; a scale and a bias for each 32 weights."""
+
+EXPANDED = frozenset({"F32", "F16", "Q6_K"})
+"""Types of tensors that become floats."""
+
 _MAX_ENTRIES = 1 << 22
 """Entries of all lists, keys and tensors together; a vocabulary of 262,000 tokens with types, scores
 and merges has a third of them."""

@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from machd.engine.loading.formats.gguf_header import GgufTensor
+from machd.engine.loading.formats.gguf_header import EXPANDED, KEPT_BITS, GgufTensor
 
 _Bytes: TypeAlias = NDArray[np.uint8]
 _Floats: TypeAlias = NDArray[np.float32]
@@ -23,12 +23,6 @@ _SUPER_BLOCK = 256
 
 _BLOCKS_AT_ONCE = 1 << 14
 """Blocks of Q6_K that are expanded at once: 4 million weights, whose steps take some 100 MB."""
-
-KEPT_BITS: Mapping[str, int] = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}
-"""Types that mlx can compute with as they are, with their bits; a scale and a bias for each 32 weights."""
-
-EXPANDED = frozenset({"F32", "F16", "Q6_K"})
-"""Types that become floats."""
 
 
 def read_tensor(file: BinaryIO, tensor: GgufTensor) -> dict[str, mx.array]:

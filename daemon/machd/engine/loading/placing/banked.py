@@ -129,7 +129,9 @@ def place_banked(
         what="the weights, experts.resident_gb and what steps take",
     )
     switches = [switch for _, switch in switch_layers(model)]
-    dense_stored_bytes = opened.stored_bytes - sum(weights_bytes(one) for one in switches)
+    dense_stored_bytes = opened.checkpoint.stored_bytes - sum(
+        weights_bytes(one) for one in switches
+    )
     layers = origins.stored_layers(model, plan.dense_dtype, backend=backend)
     origins.release()
     banked = open_bank(model, layers, capacity_bytes=plan.bank_bytes, progress=progress)

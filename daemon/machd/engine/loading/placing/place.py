@@ -57,10 +57,11 @@ def place(opened: Opened, settings: PlacingSettings, progress: LoadProgress) -> 
     if settings.sharding is not None:
         return PlacedModel(place_shard(opened, build, settings, settings.sharding, progress))
     # Code of the checkpoint's own cannot be recorded while it builds the model.
-    leaves_experts = not (opened.takes_images or opened.has_own_model)
-    if settings.residency is None or opened.tensors is None or not leaves_experts:
+    leaves_experts = not (opened.checkpoint.takes_images or opened.checkpoint.has_own_model)
+    tensors = opened.checkpoint.tensors
+    if settings.residency is None or not tensors or not leaves_experts:
         return PlacedModel(place_whole(opened, build, settings, progress))
-    origins = TensorOrigins(opened.tensors)
+    origins = TensorOrigins(tensors)
     built = build(origins)
     if switch_layers(built.model):
         experts = place_banked(opened, built, origins, settings, settings.residency, progress)

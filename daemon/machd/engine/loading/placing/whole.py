@@ -42,7 +42,7 @@ def place_whole(
         ModelError: The memory is too small, or files cannot be read.
         SettingsError: The settings do not fit the model.
     """
-    refuse_if_too_big(opened.stored_bytes, available_memory_bytes())
+    refuse_if_too_big(opened.checkpoint.stored_bytes, available_memory_bytes())
     built, available_bytes = build(), available_memory_bytes()
     conversion = choose_conversion(opened, built, settings, available_bytes)
     if conversion.dtype is not None and conversion.quantise_to is None:
@@ -51,7 +51,7 @@ def place_whole(
             available_bytes,
             what=f"the weights in {dtype_name(conversion.dtype)}",
         )
-    progress.stage("loading the weights", opened.stored_bytes)
+    progress.stage("loading the weights", opened.checkpoint.stored_bytes)
     with opened.reading() as read:
         materialise(built.model, conversion, progress, read)
     return built
