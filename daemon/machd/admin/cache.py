@@ -55,7 +55,7 @@ async def clear_cache(
     """Forget the stored responses and the prefix cache, with disk=true also on disk."""
     is_disk_included = _FLAGS.get(request.query_params.get("disk", "false"))
     if is_disk_included is None:
-        raise InvalidRequestError("disk: send true or false, or leave it out", param="disk")
+        raise InvalidRequestError.at("disk", "send true or false, or leave it out")
     if is_disk_included:
         _check_disk(admin)
     responses = stored_responses(admin)

@@ -158,10 +158,10 @@ def fill_format(front: ModelFront, *, param: str) -> FillFormat:
     """
     form = front.tokenizer.fill_format
     if form is None or not form.fits(front.model.vocabulary_tokens):
-        raise InvalidRequestError(
-            f"{param}: the model has no fill-in-the-middle tokens, so it can only continue a text; "
+        raise InvalidRequestError.at(
+            param,
+            "the model has no fill-in-the-middle tokens, so it can only continue a text; "
             "ask a model that was trained to fill",
-            param=param,
         )
     return form
 

@@ -51,7 +51,7 @@ class ModelNames:
         """
         if not asked:
             if not self._accepts_any:
-                raise InvalidRequestError("model: required, but missing", param="model")
+                raise InvalidRequestError.at("model", "required, but missing")
             return
         is_known = asked == served or _essence(asked) in {_essence(served), *self._aliases}
         if not _is_name(asked) or not (is_known or self._accepts_any):

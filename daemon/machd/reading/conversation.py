@@ -122,10 +122,10 @@ def _check_latest_turn(conversation: Conversation, prompt_tokens: int) -> None:
     """Refuse a number of prompt tokens that the latest turn alone does not keep to."""
     asked = conversation.max_prompt_tokens
     if asked is not None and asked != WHOLE_ROOM and prompt_tokens > asked:
-        raise InvalidRequestError(
-            f"truncate_prompt_tokens: the system message and the latest turn alone have {prompt_tokens} "
+        raise InvalidRequestError.at(
+            "truncate_prompt_tokens",
+            f"the system message and the latest turn alone have {prompt_tokens} "
             "tokens; send a larger number",
-            param="truncate_prompt_tokens",
         )
 
 
@@ -278,10 +278,10 @@ def _constraints(
         return ()
     if calls.chat_format.opening_state is not TextState.NORMAL:
         param = "tool_choice" if constraint is None else constraint.param
-        raise InvalidRequestError(
-            f"{param}: this model writes its answers as several messages, to which no grammar can "
+        raise InvalidRequestError.at(
+            param,
+            "this model writes its answers as several messages, to which no grammar can "
             "be applied; leave it out",
-            param=param,
         )
     if constraint is not None and not calls.tools:
         return (constraint,)

@@ -61,9 +61,9 @@ def keyed_prompt(
     for one, placeholder in zip(media, placeholders, strict=True):
         before, found, rest = rest.partition(placeholder)
         if not found:
-            raise InvalidRequestError(
-                "messages: the model's chat template leaves out an image or video of these messages",
-                param="messages",
+            raise InvalidRequestError.at(
+                "messages",
+                "the model's chat template leaves out an image or video of these messages",
             )
         keys += encode(carried + _restored(before, escapes) + one.text_before)
         spans.append(MediaSpan(len(keys), one))
@@ -71,9 +71,8 @@ def keyed_prompt(
         carried = one.text_after
     ending = encode(carried + _restored(rest, escapes))
     if not ending:
-        raise InvalidRequestError(
-            "messages: the prompt ends with an image or video; send a text behind it",
-            param="messages",
+        raise InvalidRequestError.at(
+            "messages", "the prompt ends with an image or video; send a text behind it"
         )
     return KeyedPrompt(_restored(text, escapes), (*keys, *ending), tuple(spans))
 

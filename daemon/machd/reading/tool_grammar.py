@@ -172,10 +172,10 @@ def _answer(constraint: Constraint) -> str:
         case ConstraintKind.REGEX:
             return f"/{_slashes_escaped(constraint.source)}/"
         case ConstraintKind.GRAMMAR | ConstraintKind.FORBIDDEN | ConstraintKind.CALLS:
-            raise InvalidRequestError(
-                f"{constraint.param}: it cannot be combined with tools that the model may "
+            raise InvalidRequestError.at(
+                constraint.param,
+                "it cannot be combined with tools that the model may "
                 "call; send tool_choice none, or leave it out",
-                param=constraint.param,
             )
 
 

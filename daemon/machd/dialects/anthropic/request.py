@@ -131,10 +131,10 @@ class CountTokensRequest(GenerationRequest, frozen=True, kw_only=True):
         turns = read_turns(self.system, self.messages)
         thinking = self.thinking
         if turns.continues_final_message and isinstance(thinking, ThinkingEnabled):
-            raise InvalidRequestError(
-                "thinking: a final message of the assistant's cannot be continued with thoughts; "
+            raise InvalidRequestError.at(
+                "thinking",
+                "a final message of the assistant's cannot be continued with thoughts; "
                 "send one or the other",
-                param="thinking",
             )
         tools = anthropic_tools(self.tools)
         return Conversation(

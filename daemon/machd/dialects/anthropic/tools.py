@@ -137,7 +137,7 @@ def _tool(tool: AnthropicTool, allowance: Allowance, *, where: str) -> FunctionT
     refuse_unsupported(tool, _NEUTRAL, where=where)
     param = f"{where}input_schema"
     if not is_given(tool.input_schema):
-        raise InvalidRequestError(f"{param}: required, but missing", param=param)
+        raise InvalidRequestError.at(param, "required, but missing")
     parameters = parameters_of(tool.input_schema, param=param, allowance=allowance)
     return FunctionTool(
         name=tool.name,
@@ -149,10 +149,9 @@ def _tool(tool: AnthropicTool, allowance: Allowance, *, where: str) -> FunctionT
 def _not_custom(type_: str, *, param: str) -> InvalidRequestError:
     kind = next((one for one in _SERVER_TOOLS if type_.startswith(one)), None)
     if kind is None:
-        return InvalidRequestError(f'{param}: expected "{_CUSTOM}"', param=param)
-    return UnsupportedParameterError(
-        f'{param}: {kind} tools are not supported; send tools of the type "{_CUSTOM}"',
-        param=param,
+        return InvalidRequestError.at(param, f'expected "{_CUSTOM}"')
+    return UnsupportedParameterError.at(
+        param, f'{kind} tools are not supported; send tools of the type "{_CUSTOM}"'
     )
 
 

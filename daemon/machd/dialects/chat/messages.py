@@ -187,10 +187,7 @@ def check_messages(messages: Sequence[ChatMessage]) -> None:
             refuse_unsupported(message, _ASSISTANT_NEUTRAL, where=where)
             has_called |= bool(message.tool_calls or message.function_call)
         elif isinstance(message, ToolMessage | FunctionMessage) and not has_called:
-            param = f"{where}role"
-            raise InvalidRequestError(
-                f"{param}: no message before this one calls a tool", param=param
-            )
+            raise InvalidRequestError.at(f"{where}role", "no message before this one calls a tool")
         if message.content is not None and not isinstance(message.content, str):
             takes_media = isinstance(message, UserMessage | ToolMessage)
             _check_parts(message.content, takes_media=takes_media, where=f"{where}content")
@@ -251,16 +248,16 @@ def _check_parts(parts: Sequence[_Part], *, takes_media: bool, where: str) -> No
         param = f"{where}[{index}].type"
         kind = part.__struct_config__.tag
         if isinstance(part, AudioPart | FilePart):
-            raise UnsupportedParameterError(
-                f'{param}: parts of type "{kind}" are not supported; send "text", "image_url" or '
+            raise UnsupportedParameterError.at(
+                param,
+                f'parts of type "{kind}" are not supported; send "text", "image_url" or '
                 '"video_url"',
-                param=param,
             )
         if isinstance(part, ImagePart | VideoPart) and not takes_media:
-            raise InvalidRequestError(
-                f'{param}: parts of type "{kind}" are taken in messages of the roles "user" and '
+            raise InvalidRequestError.at(
+                param,
+                f'parts of type "{kind}" are taken in messages of the roles "user" and '
                 '"tool" only; send it in one of these',
-                param=param,
             )
 
 

@@ -210,10 +210,9 @@ class ChatCompletionRequest(SamplingRequest, frozen=True, kw_only=True):
         opens_turn = self.add_generation_prompt is not False
         if not self.continue_final_message:
             if not opens_turn:
-                raise UnsupportedParameterError(
-                    "add_generation_prompt: false is supported together with "
-                    "continue_final_message: true only",
-                    param="add_generation_prompt",
+                raise UnsupportedParameterError.at(
+                    "add_generation_prompt",
+                    "false is supported together with continue_final_message: true only",
                 )
             return
         if opens_turn:

@@ -76,9 +76,7 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
         """
         texts = tuple(prompt for prompt in self.prompts() if isinstance(prompt, str))
         if not texts:
-            raise InvalidRequestError(
-                "suffix: send the prompt as text too, not as token ids", param="suffix"
-            )
+            raise InvalidRequestError.at("suffix", "send the prompt as text too, not as token ids")
         return texts
 
     def prompts(self) -> tuple[Prompt, ...]:
@@ -94,17 +92,15 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
             return (token_ids,)
         kinds = {type(one) for one in self.prompt}
         if len(kinds) > 1:
-            raise InvalidRequestError(
-                "prompt: send a text, a list of texts, a list of token ids or a list of lists of "
+            raise InvalidRequestError.at(
+                "prompt",
+                "send a text, a list of texts, a list of token ids or a list of lists of "
                 "token ids, not a mixture",
-                param="prompt",
             )
         if len(self.prompt) > MAX_PROMPTS:
-            raise InvalidRequestError(
-                f"prompt: at most {MAX_PROMPTS} prompts in one request", param="prompt"
-            )
+            raise InvalidRequestError.at("prompt", f"at most {MAX_PROMPTS} prompts in one request")
         if [] in self.prompt:
-            raise InvalidRequestError("prompt: a list of token ids is empty", param="prompt")
+            raise InvalidRequestError.at("prompt", "a list of token ids is empty")
         return tuple(tuple(one) if isinstance(one, list) else str(one) for one in self.prompt)
 
     def check_vocabulary(self, vocabulary_tokens: int) -> None:
@@ -149,13 +145,13 @@ def _check_best_of(best_of: int | None, n: int) -> None:
     if best_of is None or best_of == n:
         return
     if best_of < n:
-        raise InvalidRequestError(
-            f"best_of: {best_of} completions are fewer than the {n} of n", param="best_of"
+        raise InvalidRequestError.at(
+            "best_of", f"{best_of} completions are fewer than the {n} of n"
         )
-    raise UnsupportedParameterError(
-        f"best_of: machd answers with every completion that it computes; send n: {best_of} with logprobs: 0, and "
+    raise UnsupportedParameterError.at(
+        "best_of",
+        f"machd answers with every completion that it computes; send n: {best_of} with logprobs: 0, and "
         "take the one whose log-probabilities are largest on average",
-        param="best_of",
     )
 
 

@@ -108,10 +108,10 @@ def ollama_template_messages(messages: Sequence[OllamaMessage]) -> list[dict[str
     for index, message in enumerate(messages):
         param = f"messages[{index}].images"
         if message.images and message.role not in _IMAGE_ROLES:
-            raise InvalidRequestError(
-                f'{param}: images are taken in messages of the roles "user" and "tool" only; send '
+            raise InvalidRequestError.at(
+                param,
+                'images are taken in messages of the roles "user" and "tool" only; send '
                 "them in one of these",
-                param=param,
             )
         content = _content(message.images, message.text, param=param)
         one: dict[str, object] = {"role": message.role, "content": content}
@@ -235,9 +235,9 @@ class OllamaOptions(Struct, frozen=True, kw_only=True):
             or self.frequency_penalty
         )
         if penalises and self.repeat_last_n not in (None, _WHOLE_TEXT, 0):
-            raise UnsupportedParameterError(
-                "options.repeat_last_n: penalties look at the whole text; leave it out, or send -1",
-                param="options.repeat_last_n",
+            raise UnsupportedParameterError.at(
+                "options.repeat_last_n",
+                "penalties look at the whole text; leave it out, or send -1",
             )
 
     def generation_options(self, *, top_logprobs: int | None, stream: bool) -> GenerationOptions:

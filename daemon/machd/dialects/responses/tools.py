@@ -152,9 +152,8 @@ def responses_tools(tools: Sequence[ResponsesTool] | None) -> tuple[FunctionTool
         place = f"tools[{index}]"
         function = _function(tool, allowance, place)
         if function.name in places:
-            param = f"{place}.name"
-            raise InvalidRequestError(
-                f"{param}: the same name as at {places[function.name]}.name", param=param
+            raise InvalidRequestError.at(
+                f"{place}.name", f"the same name as at {places[function.name]}.name"
             )
         places[function.name] = place
         functions.append(function)
@@ -257,14 +256,13 @@ def _served_name(kind: str, name: str | None, place: str) -> str:
     if kind not in _SERVED:
         raise _not_served(kind, f"{place}.type")
     if name is None:
-        param = f"{place}.name"
-        raise InvalidRequestError(f"{param}: required, but missing", param=param)
+        raise InvalidRequestError.at(f"{place}.name", "required, but missing")
     return name
 
 
 def _not_served(kind: str, param: str) -> UnsupportedParameterError:
-    return UnsupportedParameterError(
-        f'{param}: tools of type "{kind}" are not supported, so none can be called; name one of '
+    return UnsupportedParameterError.at(
+        param,
+        f'tools of type "{kind}" are not supported, so none can be called; name one of '
         'type "function" or "custom"',
-        param=param,
     )

@@ -86,11 +86,10 @@ class TokenizeRequest(Struct, frozen=True, kw_only=True):
         """
         messages = template_messages(self.messages or [])
         if not self.is_chat_prompt and (media := media_of(messages)):
-            param = media[0].param
-            raise UnsupportedParameterError(
-                f"{param}: images and videos are counted as a chat completion has them; leave out "
+            raise UnsupportedParameterError.at(
+                media[0].param,
+                "images and videos are counted as a chat completion has them; leave out "
                 "add_special_tokens and add_generation_prompt: false",
-                param=param,
             )
         reasoning = reasoning_options(effort=None, variables=self.chat_template_kwargs, budgets={})
         return Conversation(

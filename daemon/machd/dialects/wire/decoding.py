@@ -124,7 +124,7 @@ def _wrong_shape(words: str, type_: object) -> InvalidRequestError:
     what, path = match["what"], match["path"] or ""
     if missing := _MISSING.fullmatch(what):
         param = _param(f"{path}.{missing['field']}")
-        return InvalidRequestError(f"{param}: required, but missing", param=param)
+        return InvalidRequestError.at(param, "required, but missing")
     param = _param(path)
     place = f"{param or 'The body'}{', as a key' if match['key'] else ''}"
     return InvalidRequestError(f"{place}: {_expectation(what, path, type_)}", param=param or None)

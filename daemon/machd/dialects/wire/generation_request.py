@@ -168,8 +168,8 @@ def agreed_tokens(asked: Mapping[str, int | None], *, least: int = 1) -> int | N
     """
     for name, value in asked.items():
         if value is not None and value != WHOLE_ROOM and value < least:
-            raise InvalidRequestError(
-                f"{name}: expected at least {least}, or {WHOLE_ROOM} for all that fits", param=name
+            raise InvalidRequestError.at(
+                name, f"expected at least {least}, or {WHOLE_ROOM} for all that fits"
             )
     return agreed(asked)
 
@@ -187,8 +187,8 @@ def check_token_ids(token_ids: Iterable[int], *, vocabulary_tokens: int, param: 
     """
     for token_id in token_ids:
         if not 0 <= token_id < vocabulary_tokens:
-            raise InvalidRequestError(
-                f"{param}: token id {token_id} is not in the model's vocabulary "
+            raise InvalidRequestError.at(
+                param,
+                f"token id {token_id} is not in the model's vocabulary "
                 f"(0 to {vocabulary_tokens - 1})",
-                param=param,
             )

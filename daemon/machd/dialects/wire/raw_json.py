@@ -84,9 +84,7 @@ class Allowance:
         if self.containers < 0:
             raise _beyond(param, "objects and arrays")
         if max(accumulate(map(_STEPS.__getitem__, brackets)), default=0) > _MAX_NESTING:
-            raise InvalidRequestError(
-                f"{param}: nested more than {_MAX_NESTING} levels deep", param=param
-            )
+            raise InvalidRequestError.at(param, f"nested more than {_MAX_NESTING} levels deep")
 
 
 def is_given(raw: Raw | UnsetType) -> bool:
@@ -113,13 +111,11 @@ def raw_object(
         InvalidRequestError: It is too long or branched, nested too deeply, or no JSON object.
     """
     if max_bytes is not None and _length_bytes(raw) > max_bytes:
-        raise InvalidRequestError(
-            f"{param}: longer than the {max_bytes} bytes that it may have", param=param
-        )
+        raise InvalidRequestError.at(param, f"longer than the {max_bytes} bytes that it may have")
     (allowance or Allowance()).take(raw, param=param)
     decoded = _decoded(raw, param)
     if not isinstance(decoded, dict):
-        raise InvalidRequestError(f"{param}: expected a JSON object", param=param)
+        raise InvalidRequestError.at(param, "expected a JSON object")
     return cast("dict[str, object]", decoded)
 
 
@@ -139,8 +135,8 @@ def raw_schema_text(raw: Raw, *, param: str) -> str:
 
 
 def _beyond(param: str, what: str) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"{param}: more {what} than one request may hold, counting the parts before it", param=param
+    return InvalidRequestError.at(
+        param, f"more {what} than one request may hold, counting the parts before it"
     )
 
 
@@ -152,9 +148,9 @@ def _decoded(raw: Raw | str, param: str) -> object:
     try:
         return msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeEncodeError):
-        raise InvalidRequestError(f"{param}: not valid JSON", param=param) from None
+        raise InvalidRequestError.at(param, "not valid JSON") from None
     except RecursionError:
-        raise InvalidRequestError(f"{param}: nested too deeply", param=param) from None
+        raise InvalidRequestError.at(param, "nested too deeply") from None
 
 
 def _brackets(text: bytes) -> bytes:

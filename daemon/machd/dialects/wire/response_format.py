@@ -129,8 +129,7 @@ def format_constraint(format_: ResponseFormat | None) -> Constraint | None:
             return object_format_constraint(format_, param="response_format")
         case JsonSchemaFormat(json_schema=None, schema=schema):
             if not is_given(schema):
-                param = "response_format.json_schema"
-                raise InvalidRequestError(f"{param}: required, but missing", param=param)
+                raise InvalidRequestError.at("response_format.json_schema", "required, but missing")
             return json_schema_constraint(schema, param="response_format.schema")
         case JsonSchemaFormat(json_schema=JsonSchema(schema=schema)):
             return json_schema_constraint(schema, param="response_format.json_schema.schema")

@@ -159,9 +159,7 @@ class SamplingRequest(OtherServersFields, frozen=True, kw_only=True):
         asked_tokens = self.asked_tokens()
         agreed_tokens({"truncate_prompt_tokens": self.truncate_prompt_tokens})
         if self.min_tokens and asked_tokens is not None and 0 <= asked_tokens < self.min_tokens:
-            raise InvalidRequestError(
-                "min_tokens: more than the completion may have", param="min_tokens"
-            )
+            raise InvalidRequestError.at("min_tokens", "more than the completion may have")
         if self.prompt_logprobs is not None and self.stream:
             raise InvalidRequestError(
                 "prompt_logprobs are not available together with stream: true; leave one of them out",
@@ -169,9 +167,9 @@ class SamplingRequest(OtherServersFields, frozen=True, kw_only=True):
             )
         penalty = self._repetition_penalty()
         if self.repeat_last_n not in (None, _WHOLE_TEXT) and penalty != 1.0:
-            raise UnsupportedParameterError(
-                f"repeat_last_n: the repetition penalty looks at the whole text; send {_WHOLE_TEXT}",
-                param="repeat_last_n",
+            raise UnsupportedParameterError.at(
+                "repeat_last_n",
+                f"the repetition penalty looks at the whole text; send {_WHOLE_TEXT}",
             )
 
     def asked_tokens(self) -> int | None:

@@ -152,9 +152,8 @@ def check_unique_names(names: Sequence[str], *, place: str) -> None:
     seen: dict[str, int] = {}
     for index, name in enumerate(names):
         if name in seen:
-            param = place.format(index=index)
-            raise InvalidRequestError(
-                f"{param}: the same name as at {place.format(index=seen[name])}", param=param
+            raise InvalidRequestError.at(
+                place.format(index=index), f"the same name as at {place.format(index=seen[name])}"
             )
         seen[name] = index
 
@@ -168,9 +167,9 @@ def check_tool_choice(choice: ToolChoice, tools: Sequence[FunctionTool], *, para
     if choice.mode is not ToolChoiceMode.REQUIRED:
         return
     if not tools:
-        raise InvalidRequestError(f"{param}: asks for a call, and there are no tools", param=param)
+        raise InvalidRequestError.at(param, "asks for a call, and there are no tools")
     if choice.name is not None and choice.name not in {tool.name for tool in tools}:
-        raise InvalidRequestError(f"{param}: names a function that is not in tools", param=param)
+        raise InvalidRequestError.at(param, "names a function that is not in tools")
 
 
 def schemas_allowance() -> Allowance:
