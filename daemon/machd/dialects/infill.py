@@ -16,7 +16,7 @@ from machd.dialects.generation import identify, read_generation, respond
 from machd.dialects.wire.bounds import ContentText
 from machd.dialects.wire.errors import error_json
 from machd.dialects.wire.generation_request import agreed_tokens
-from machd.dialects.wire.refusal import Ignored, neutral_values, refuse_unsupported
+from machd.dialects.wire.refusal import Ignored, refuse_unsupported
 from machd.dialects.wire.sampling import SamplingRequest
 from machd.engine.protocol.engine import ModelFront
 from machd.engine.protocol.fill_format import ContextFile, FillFormat
@@ -68,7 +68,7 @@ class InfillRequest(SamplingRequest, frozen=True, kw_only=True):
             InvalidRequestError: Fields contradict each other.
             UnsupportedParameterError: A field asks for what machd does not do.
         """
-        refuse_unsupported(self, _NEUTRAL)
+        refuse_unsupported(self)
         self.constraint()
         self.check_sampling()
         if self.n not in (None, 1):
@@ -118,9 +118,6 @@ class InfillAnswer(Struct, frozen=True, kw_only=True):
     truncated: Literal[False] | UnsetType = UNSET
     stop_type: StopType | UnsetType = UNSET
     stopping_word: str | UnsetType = UNSET
-
-
-_NEUTRAL = neutral_values(InfillRequest)
 
 
 @endpoint("POST /infill", InfillAnswer, takes=InfillRequest, streams=InfillAnswer)

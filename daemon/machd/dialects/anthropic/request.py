@@ -18,7 +18,7 @@ from machd.dialects.anthropic.turns import AnthropicMessageList, SystemContent, 
 from machd.dialects.wire.bounds import CacheSalt, Label, StopText, TopP
 from machd.dialects.wire.generation_request import GenerationRequest, SamplingFields
 from machd.dialects.wire.raw_json import Schema
-from machd.dialects.wire.refusal import Ignored, Refused, neutral_values, only, refuse_unsupported
+from machd.dialects.wire.refusal import Ignored, Refused, only, refuse_unsupported
 from machd.dialects.wire.response_format import json_schema_constraint, one_constraint
 from machd.errors import InvalidRequestError
 from machd.request.constraint import Constraint
@@ -117,7 +117,7 @@ class CountTokensRequest(GenerationRequest, frozen=True, kw_only=True):
         Raises:
             UnsupportedParameterError: It does.
         """
-        refuse_unsupported(self, _NEUTRAL_BY_TYPE[type(self)])
+        refuse_unsupported(self)
         return self
 
     def conversation(self) -> Conversation:
@@ -217,6 +217,3 @@ class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
             cache_salt=self.cache_salt,
         )
         return shared.shared_options(max_tokens=self.max_tokens)
-
-
-_NEUTRAL_BY_TYPE = {type_: neutral_values(type_) for type_ in (CountTokensRequest, MessagesRequest)}

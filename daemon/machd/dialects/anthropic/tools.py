@@ -9,7 +9,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from machd.dialects.wire.bounds import MAX_TOOLS, Description, Label, ToolName
 from machd.dialects.wire.raw_json import Allowance, OptionalSchema, is_given
-from machd.dialects.wire.refusal import Ignored, neutral_values, only, refuse_unsupported
+from machd.dialects.wire.refusal import Ignored, only, refuse_unsupported
 from machd.dialects.wire.tools import (
     check_tool_choice,
     check_unique_names,
@@ -134,7 +134,7 @@ def anthropic_tool_choice(
 def _tool(tool: AnthropicTool, allowance: Allowance, *, where: str) -> FunctionTool:
     if tool.type not in (None, _CUSTOM):
         raise _not_custom(tool.type or "", param=f"{where}type")
-    refuse_unsupported(tool, _NEUTRAL, where=where)
+    refuse_unsupported(tool, where=where)
     param = f"{where}input_schema"
     if not is_given(tool.input_schema):
         raise InvalidRequestError.at(param, "required, but missing")
@@ -153,6 +153,3 @@ def _not_custom(type_: str, *, param: str) -> InvalidRequestError:
     return UnsupportedParameterError.at(
         param, f'{kind} tools are not supported; send tools of the type "{_CUSTOM}"'
     )
-
-
-_NEUTRAL = neutral_values(AnthropicTool)

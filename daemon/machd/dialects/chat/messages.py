@@ -19,7 +19,7 @@ from machd.dialects.wire.bounds import (
 from machd.dialects.wire.generation_request import agreed
 from machd.dialects.wire.media import media_from_url
 from machd.dialects.wire.raw_json import Allowance
-from machd.dialects.wire.refusal import Ignored, Refused, neutral_values, refuse_unsupported
+from machd.dialects.wire.refusal import Ignored, Refused, refuse_unsupported
 from machd.dialects.wire.tools import past_arguments
 from machd.errors import InvalidRequestError, UnsupportedParameterError
 from machd.request.media import MediaKind, MediaSource, message_content
@@ -159,8 +159,6 @@ ChatMessage: TypeAlias = (
 ChatMessageList = Annotated[list[ChatMessage], Meta(min_length=1, max_length=8192)]
 """A conversation, oldest message first."""
 
-_ASSISTANT_NEUTRAL = neutral_values(AssistantMessage)
-
 _TEMPLATE_ROLES: tuple[tuple[type[Struct], str], ...] = (
     (SystemMessage, "system"),
     (DeveloperMessage, "system"),
@@ -184,7 +182,7 @@ def check_messages(messages: Sequence[ChatMessage]) -> None:
     for index, message in enumerate(messages):
         where = f"messages[{index}]."
         if isinstance(message, AssistantMessage):
-            refuse_unsupported(message, _ASSISTANT_NEUTRAL, where=where)
+            refuse_unsupported(message, where=where)
             has_called |= bool(message.tool_calls or message.function_call)
         elif isinstance(message, ToolMessage | FunctionMessage) and not has_called:
             raise InvalidRequestError.at(f"{where}role", "no message before this one calls a tool")

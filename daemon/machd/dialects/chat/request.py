@@ -30,7 +30,7 @@ from machd.dialects.wire.reasoning import (
     TemplateVariables,
     reasoning_options,
 )
-from machd.dialects.wire.refusal import Ignored, Refused, neutral_values, only, refuse_unsupported
+from machd.dialects.wire.refusal import Ignored, Refused, only, refuse_unsupported
 from machd.dialects.wire.sampling import SamplingRequest
 from machd.dialects.wire.tools import (
     ChatToolChoice,
@@ -125,7 +125,7 @@ class ChatCompletionRequest(SamplingRequest, frozen=True, kw_only=True):
             InvalidRequestError: Fields contradict each other.
             UnsupportedParameterError: A field asks for what machd does not do.
         """
-        refuse_unsupported(self, _NEUTRAL)
+        refuse_unsupported(self)
         self.check_sampling()
         check_messages(self.messages)
         self._check_continuation()
@@ -221,6 +221,3 @@ class ChatCompletionRequest(SamplingRequest, frozen=True, kw_only=True):
                 param="continue_final_message",
             )
         check_final_message(self.messages)
-
-
-_NEUTRAL = neutral_values(ChatCompletionRequest)

@@ -17,7 +17,7 @@ from machd.dialects.wire.bounds import (
 )
 from machd.dialects.wire.generation_request import agreed_tokens, check_token_ids
 from machd.dialects.wire.other_servers import TrueOnly
-from machd.dialects.wire.refusal import neutral_values, refuse_unsupported
+from machd.dialects.wire.refusal import refuse_unsupported
 from machd.dialects.wire.sampling import SamplingRequest
 from machd.errors import InvalidRequestError, UnsupportedParameterError
 from machd.request.generation import GenerationOptions
@@ -53,7 +53,7 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
             InvalidRequestError: Fields contradict each other, or ``prompt`` is a mixture.
             UnsupportedParameterError: A field asks for what machd does not do.
         """
-        refuse_unsupported(self, _NEUTRAL)
+        refuse_unsupported(self)
         self.prompts()
         self.constraint()
         self.check_sampling()
@@ -153,6 +153,3 @@ def _check_best_of(best_of: int | None, n: int) -> None:
         f"machd answers with every completion that it computes; send n: {best_of} with logprobs: 0, and "
         "take the one whose log-probabilities are largest on average",
     )
-
-
-_NEUTRAL = neutral_values(CompletionRequest)

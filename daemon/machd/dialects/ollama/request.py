@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
@@ -29,7 +29,7 @@ from machd.dialects.wire.media import media_from_base64
 from machd.dialects.wire.other_servers import FalseOnly, OneOnly, TrueOnly, ZeroOnly
 from machd.dialects.wire.raw_json import Allowance, JsonObject, raw_object
 from machd.dialects.wire.reasoning import ReasoningOptions, reasoning_options
-from machd.dialects.wire.refusal import Ignored, Refused, neutral_values, only, refuse_unsupported
+from machd.dialects.wire.refusal import Ignored, Refused, only, refuse_unsupported
 from machd.dialects.wire.response_format import ollama_constraint
 from machd.dialects.wire.tools import ChatToolList, chat_tools
 from machd.errors import InvalidRequestError, UnsupportedParameterError
@@ -228,7 +228,7 @@ class OllamaOptions(Struct, frozen=True, kw_only=True):
         Raises:
             UnsupportedParameterError: One of them asks for what machd does not do.
         """
-        refuse_unsupported(self, _NEUTRAL_OPTIONS, where="options.")
+        refuse_unsupported(self, where="options.")
         penalises = (
             self.repeat_penalty not in (None, 1.0)
             or self.presence_penalty
@@ -261,9 +261,6 @@ class OllamaOptions(Struct, frozen=True, kw_only=True):
             top_logprobs=top_logprobs,
         )
         return options.with_defaults(_DEFAULTS)
-
-
-_NEUTRAL_OPTIONS = neutral_values(OllamaOptions)
 
 
 _EmptyTextOnly: TypeAlias = Annotated[Raw | UnsetType, only("")]
@@ -314,7 +311,7 @@ class OllamaRequest(GenerationRequest, frozen=True, kw_only=True):
                 without ``logprobs``.
             UnsupportedParameterError: A field asks for what machd does not do.
         """
-        refuse_unsupported(self, _NEUTRAL_BY_TYPE[type(self)])
+        refuse_unsupported(self)
         if self.options is not None:
             self.options.check()
         self.constraint()
@@ -445,8 +442,3 @@ class OllamaShowRequest(Struct, frozen=True, kw_only=True):
     model: ModelName | None = None
     name: ModelName | None = None
     verbose: Ignored = UNSET
-
-
-_NEUTRAL_BY_TYPE: Mapping[type[Struct], Mapping[str, tuple[object, ...]]] = {
-    type_: neutral_values(type_) for type_ in (OllamaChatRequest, OllamaGenerateRequest)
-}

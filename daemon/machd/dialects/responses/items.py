@@ -13,7 +13,7 @@ from machd.dialects.responses.tools import CUSTOM_INPUT
 from machd.dialects.wire.bounds import CallId, ContentText, Label, MediaText
 from machd.dialects.wire.media import media_from_url
 from machd.dialects.wire.raw_json import Allowance
-from machd.dialects.wire.refusal import Ignored, Refused, neutral_values, refuse_unsupported
+from machd.dialects.wire.refusal import Ignored, Refused, refuse_unsupported
 from machd.dialects.wire.tools import past_arguments
 from machd.errors import InvalidRequestError, UnsupportedParameterError
 from machd.request.media import MediaKind, MediaSource, message_content
@@ -84,7 +84,6 @@ _Part: TypeAlias = (
 _Parts = Annotated[list[_Part], Meta(max_length=1024)]
 _TEXT_PARTS = (InputTextPart, OutputTextPart, RefusalTextPart)
 _SHOWN_PARTS = (*_TEXT_PARTS, InputImagePart)
-_IMAGE_NEUTRAL = neutral_values(InputImagePart)
 
 
 class InputItem(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -197,7 +196,7 @@ def _check_parts(
 
 def _check_image(part: InputImagePart, place: str) -> None:
     if part.image_url is not None:
-        refuse_unsupported(part, _IMAGE_NEUTRAL, where=f"{place}.")
+        refuse_unsupported(part, where=f"{place}.")
     elif part.file_id is not UNSET:
         raise UnsupportedParameterError.at(
             f"{place}.file_id",

@@ -26,7 +26,7 @@ from machd.dialects.wire.bounds import (
 )
 from machd.dialects.wire.generation_request import SamplingFields, ServiceTier, agreed_tokens
 from machd.dialects.wire.reasoning import ReasoningEffort, reasoning_options
-from machd.dialects.wire.refusal import Ignored, Refused, neutral_values, only, refuse_unsupported
+from machd.dialects.wire.refusal import Ignored, Refused, only, refuse_unsupported
 from machd.dialects.wire.response_format import (
     JsonObjectFormat,
     TextFormat,
@@ -166,11 +166,11 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
             InvalidRequestError: Fields contradict each other, or an item lacks something.
             UnsupportedParameterError: A field asks for what machd does not do.
         """
-        refuse_unsupported(self, _NEUTRAL)
+        refuse_unsupported(self)
         if self.text is not None:
-            refuse_unsupported(self.text, _TEXT_NEUTRAL, where="text.")
+            refuse_unsupported(self.text, where="text.")
         if self.reasoning is not None:
-            refuse_unsupported(self.reasoning, _REASONING_NEUTRAL, where="reasoning.")
+            refuse_unsupported(self.reasoning, where="reasoning.")
         agreed_tokens({"max_output_tokens": self.max_output_tokens})
         for index, item in enumerate(self.input if isinstance(self.input, list) else ()):
             item.checked(f"input[{index}]")
@@ -248,8 +248,3 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
             template_variables=reasoning.template_variables,
             max_prompt_tokens=WHOLE_ROOM if self.truncation == "auto" else None,
         )
-
-
-_NEUTRAL = neutral_values(ResponsesRequest)
-_TEXT_NEUTRAL = neutral_values(TextRequest)
-_REASONING_NEUTRAL = neutral_values(ReasoningRequest)

@@ -20,7 +20,7 @@ from machd.dialects.wire.raw_json import (
     raw_object,
     raw_schema_text,
 )
-from machd.dialects.wire.refusal import Ignored, Refused, neutral_values, refuse_unsupported
+from machd.dialects.wire.refusal import Ignored, Refused, refuse_unsupported
 from machd.errors import InvalidRequestError
 from machd.request.constraint import Constraint, ConstraintKind
 
@@ -81,7 +81,7 @@ class StructuredOutputs(Struct, frozen=True, kw_only=True):
             InvalidRequestError: The schema is no JSON object, or too long.
             UnsupportedParameterError: It asks for what machd does not do.
         """
-        refuse_unsupported(self, _NEUTRAL, where="structured_outputs.")
+        refuse_unsupported(self, where="structured_outputs.")
         return source_constraints(
             self.json,
             self.regex,
@@ -231,6 +231,3 @@ def _meaning(constraint: Constraint) -> tuple[ConstraintKind, object]:
 def _schema_source(source: Raw, param: str) -> Constraint:
     """JSON that follows a schema, which comes as an object or as its text."""
     return Constraint(ConstraintKind.JSON_SCHEMA, raw_schema_text(source, param=param), param)
-
-
-_NEUTRAL = neutral_values(StructuredOutputs)
