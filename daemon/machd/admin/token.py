@@ -69,13 +69,7 @@ def credential_path(environ: Mapping[str, str]) -> Path | None:
 
 
 def token_paths(environ: Mapping[str, str], host: str, port: int) -> Iterator[Path]:
-    """List places at which a daemon at that address may have left its own token, the likeliest first.
-
-    Args:
-        environ: The process's variables.
-        host: A loopback address, or ``localhost``.
-        port: Where it answers.
-    """
+    """List places at which a daemon at that address may have left its own token, the likeliest first."""
     places = [_own_directory(environ), _user_directory(environ), _SERVICE_DIRECTORY]
     for directory in dict.fromkeys(places):
         for address in _addresses(host, port):
@@ -83,12 +77,7 @@ def token_paths(environ: Mapping[str, str], host: str, port: int) -> Iterator[Pa
 
 
 def write_new_token(environ: Mapping[str, str], host: str, port: int) -> tuple[str, Path]:
-    """Make a token and leave it where only the daemon's user can read it.
-
-    Args:
-        environ: The process's variables.
-        host: The address that the daemon has, which is where others look for the token.
-        port: And its port.
+    """Make a token for the address that the daemon has; only its user can read the file.
 
     Raises:
         SettingsError: The directory is another user's, or others can write to it.

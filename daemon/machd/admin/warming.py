@@ -66,10 +66,7 @@ class WarmPrompt(Struct, frozen=True, kw_only=True):
     chat_template_kwargs: TemplateVariables | None = None
 
     def check(self, where: str = "") -> None:
-        """Refuse what is neither a text nor a conversation, or both.
-
-        Args:
-            where: Path of the prompt in the request, such as ``prompts[2]``.
+        """Refuse what is neither a text nor a conversation, or both; ``where`` is its path, such as ``prompts[2]``.
 
         Raises:
             InvalidRequestError: It is.
@@ -209,16 +206,9 @@ class Warmer:
         request_id: str,
         limit_bytes: Callable[[], int | None],
     ) -> None:
-        """Warm for one client.
+        """Warm for one client, whose own limits are not touched.
 
-        Args:
-            service: Opens generations.
-            clock: Reads time.
-            client: Whose requests are to find the prompts; its limits are not touched.
-            salt: What those requests send.
-            request_id: Of the request that asked for it, for the log.
-            limit_bytes: Reads what the prefix cache may take now; None where only the number of
-                texts is limited.
+        ``limit_bytes`` reads what the prefix cache may take now; None where only the number of texts is limited.
         """
         self._service = service
         self._clock = clock

@@ -114,13 +114,7 @@ def shares(text: str) -> tuple[float, ...]:
 def names_of(
     kind: str, known: Iterable[str], aliases: Mapping[str, str] = MappingProxyType({})
 ) -> Callable[[str], tuple[str, ...]]:
-    """Make a parser of lists of known names; an unknown one is a ValueError that lists them.
-
-    Args:
-        kind: What they are names of.
-        known: The names.
-        aliases: Further spellings, and the name of each.
-    """
+    """Make a parser of lists of known names; an unknown one is a ValueError that lists them."""
 
     def parse(text: str) -> tuple[str, ...]:
         words = (part.strip() for part in text.split(","))

@@ -118,10 +118,6 @@ def _architecture_check(*, has_images: bool) -> Callable[..., int]:
 def _refuse_conflicts(given: dict[str, bool], *, with_archs: dict[str, bool]) -> None:
     """MODEL and --measure are about one model, the others about architectures.
 
-    Args:
-        given: Which of these were given.
-        with_archs: The same of options that architectures alone have.
-
     Raises:
         UsageError: Two were given that do not go together.
     """

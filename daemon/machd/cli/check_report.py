@@ -46,16 +46,10 @@ def model_check(
     blas: str | None,
     blas_refused: tuple[str, ...],
 ) -> ModelCheck:
-    """Judge what was found.
+    """Judge what was found; ``kv_budget_gb`` is in units of 10^9 bytes.
 
-    Args:
-        found: Of the model's files.
-        results: Of probes on the loaded model; none where it was not loaded.
-        kv_budget_gb: ``continuous_batching.kv_budget_gb``, in units of 10^9 bytes.
-        kv_format: ``cache.kv_quantization``.
-        quality: The quality that ``model.quantize`` costs; None if it was not measured.
-        blas: The CPU's matrix library; None on other backends.
-        blas_refused: Libraries that were not loaded, each with its reason.
+    ``blas`` is the matrix library of the CPU; None on other backends. ``blas_refused`` are libraries
+    that were not loaded, each with its reason.
     """
     facts = found.cache
     kv_budget_bytes = effective_budget_bytes(kv_budget_gb, found.device_memory_bytes)

@@ -72,13 +72,7 @@ class AdminClient:
     def __init__(
         self, address: AdminAddress, token: str | None, *, timeout_s: float = _TIMEOUT_S
     ) -> None:
-        """Prepare; nothing is connected yet.
-
-        Args:
-            address: Where it answers.
-            token: What it wants to see; None where the socket's permissions decide.
-            timeout_s: That the daemon may take for an answer.
-        """
+        """Prepare; ``token`` is None where the socket's permissions decide."""
         self.address = address
         self._timeout_s = timeout_s
         self._headers = {"Accept": "application/json"}
@@ -105,13 +99,7 @@ class AdminClient:
     ) -> _S:
         """Send a request and read its answer.
 
-        Args:
-            method: In capitals.
-            path: With its query.
-            type_: Of the answer.
-            body: To be sent as JSON; None for none.
-            headers: Besides those of every request.
-            timeout_s: That the daemon may take for this answer; None for the client's own.
+        ``path`` includes its query, and ``body`` is sent as JSON. Without ``timeout_s`` the client's own holds.
 
         Raises:
             NoDaemonError: Nothing answers, it is no machd, or the token is not the right one.

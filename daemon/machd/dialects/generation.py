@@ -90,15 +90,7 @@ async def converse(  # noqa: PLR0913 - one argument for each part of an answer
 ) -> GenerationResponse:
     """Answer a conversation once it is prepared; a client that leaves before ends that.
 
-    Args:
-        request: Whose client may leave.
-        context: What is served.
-        identity: Whose generation it is.
-        preparing: Makes a prompt of the conversation.
-        options: How to generate.
-        dialect: Writes the answer.
-        prompt_param: The request field that the prompt came from, for errors about it.
-        dropped_tools: Types of tools that the model is not shown, for the header that says so.
+    ``preparing`` makes a prompt of the conversation; the rest is as of :func:`respond`.
 
     Raises:
         ClientDisconnectedError: The client left.
@@ -138,18 +130,7 @@ def respond(  # noqa: PLR0913 - one argument for each part of an answer
 
     Nothing is awaited in between, so a client that leaves cannot leave a generation behind.
 
-    Args:
-        context: What is served.
-        identity: Whose generation it is.
-        prompts: Token ids.
-        options: How to generate.
-        dialect: Writes the answer.
-        prompt_param: The request field that the prompts came from, for errors about them.
-        guidance: What shapes the completions, and how they are read.
-        dropped_messages: Messages that were left out of the prompt, for the header that says so.
-        dropped_tools: Types of tools that the model is not shown, for another header.
-        omitted_media: Images and videos that it is not shown, for a third.
-        media: Images and videos of the one prompt that has any.
+    Headers name what is dropped and count what is omitted; ``prompt_param`` is named in errors about prompts.
 
     Raises:
         InvalidRequestError: The request asks for more than limits, context or bounds allow.
@@ -225,11 +206,7 @@ async def _read(
 ) -> _T:
     """Read a body and check it off the event loop; a draining daemon or another model come first.
 
-    Args:
-        request: To read from.
-        context: What is served.
-        type_: Of the body.
-        check: Gets the body and the tokens of the model's vocabulary.
+    ``check`` gets the body and the number of tokens in the model's vocabulary.
     """
     body = await read_public_body(request, context, type_, takes_media=type_.takes_media)
     service = context.service

@@ -97,9 +97,7 @@ class ApiKeys:
     def authenticate(self, authorizations: Sequence[str], x_api_keys: Sequence[str]) -> str:
         """The name behind a request's key.
 
-        Args:
-            authorizations: Every ``Authorization`` header; schemes other than Bearer are no key.
-            x_api_keys: Every ``X-Api-Key`` header.
+        Schemes of ``Authorization`` other than Bearer are no key.
 
         Raises:
             AuthenticationError: There is no key, it is unknown, or two differ.

@@ -78,13 +78,8 @@ class ClientConnection(H11Protocol):
     ) -> None:
         """Wait for a transport.
 
-        Args:
-            config: uvicorn's.
-            server_state: Shared by the server's connections.
-            app_state: Copied into each request's scope.
-            connections: Those of the listener, this one among them.
-            envelope_of: Chooses the envelope of errors for a request that cannot be read; of its scope there are
-                type, path and headers.
+        ``app_state`` is copied into the scope of each request. Of a request that cannot be read, the scope that
+        ``envelope_of`` gets has type, path and headers.
         """
         super().__init__(config, server_state, app_state)
         self.conn: RequestParser = RequestParser()

@@ -10,12 +10,7 @@ from machd.settings.problems import shortened
 
 
 def read_secret(path: Path, *, key: str, max_bytes: int) -> RegularFile:
-    """Read a file of keys.
-
-    Args:
-        path: Where it is; links are followed.
-        key: The setting that named it, for the error.
-        max_bytes: The largest that is taken.
+    """Read a file of keys that the setting ``key`` names; links are followed.
 
     Raises:
         SettingsError: It cannot be read, is not a regular file or is larger.

@@ -45,16 +45,9 @@ class HttpServer(uvicorn.Server):
         stall_timeout_s: Callable[[], float],
         envelope_of: Callable[[Scope], Envelope],
     ) -> None:
-        """Configure for long-lived streams.
+        """Configure for long-lived streams; ``stall_timeout_s`` is for a head to come and an answer to be taken.
 
         ``h11`` because it bounds header size, which the faster parser does not.
-
-        Args:
-            app: What answers.
-            listener: Where clients connect.
-            max_connections: Reads how many may be open.
-            stall_timeout_s: Reads how long a client may take to send a head or to take an answer.
-            envelope_of: As of :class:`ClientConnection`.
         """
         config = uvicorn.Config(
             app,

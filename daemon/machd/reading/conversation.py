@@ -58,10 +58,7 @@ def prepare_conversation(
 ) -> PreparedConversation:
     """Render and tokenise; for a worker thread, as a prompt may be a megabyte.
 
-    Args:
-        conversation: To prepare.
-        front: Of the model that is to answer.
-        decoded: What was made of the conversation's images and videos, by their sources' identities.
+    ``decoded`` holds the conversation's images and videos by the identities of their sources.
 
     Raises:
         ChatTemplateMissingError: The model takes no conversations.

@@ -39,12 +39,7 @@ def keyed_prompt(
 ) -> KeyedPrompt:
     """Render a conversation with images and videos, and put their keys in place of its placeholders.
 
-    Args:
-        messages: As templates read them, with sources.
-        decoded: By the sources' identities.
-        processor: Knows the placeholders.
-        render: Renders messages without sources.
-        encode: Text to token ids.
+    ``decoded`` is by the identities of sources; ``render`` takes messages without sources.
 
     Raises:
         InvalidRequestError: The template refuses the messages, leaves an image out, or ends with one.
@@ -95,11 +90,7 @@ def _rendered_message(
 ) -> dict[str, object]:
     """Return a message as the template is to see it: without sources, and placeholders in its text escaped.
 
-    Args:
-        message: With sources.
-        processor: Knows whether the template writes placeholders.
-        escapes: By placeholder.
-        unwritten: Placeholders of this message's sources and all later ones.
+    ``escapes`` are by placeholder; ``unwritten`` yields placeholders of this message's and all later sources.
     """
     content = message.get("content")
     if isinstance(content, str):

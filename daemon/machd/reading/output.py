@@ -89,11 +89,7 @@ class OutputParser(Protocol):
         ...
 
     def finish(self, *, is_cut: bool) -> list[OutputPiece]:
-        """The rest, when no more text comes.
-
-        Args:
-            is_cut: The model did not end the text: ``max_tokens`` or a stop text did.
-        """
+        """The rest, when no more text comes; ``is_cut`` if ``max_tokens`` or a stop text ended it."""
         ...
 
 
@@ -111,11 +107,9 @@ class OutputFormat(Protocol):
         ...
 
     def parser(self, *, streams: bool = True) -> OutputParser:
-        """A fresh one, for one choice.
+        """Make a parser for one choice.
 
-        Args:
-            streams: The client sees pieces as they come, so that a call's arguments are given while
-                they are written; else a call is given when it is whole.
+        With ``streams`` a call's arguments are given while they are written; else a call is given when it is whole.
         """
         ...
 

@@ -36,9 +36,7 @@ def place_system_messages(
     many templates want roles to alternate, and goes behind the results of calls if it stands between
     a call and its result.
 
-    Args:
-        messages: As templates see them, with at most one system message in front.
-        chat_format: Knows what the template takes.
+    At most one system message stands in front of the messages.
     """
     if chat_format.system_messages is SystemMessages.ANYWHERE:
         return list(messages)

@@ -153,11 +153,7 @@ def load_settings(
 ) -> LoadedSettings:
     """Read every source, check every value, and merge them: flags > environment > file > defaults.
 
-    Args:
-        config_path: The file that ``--config`` names; None to look in the usual places.
-        environ: Variables; those that do not start with ``LME_`` are none of machd's.
-        flags: Values by dotted key, only for the flags that were given.
-        model: The class to fill; tests bring their own.
+    Arguments are as of :class:`SettingsSources`; tests bring a ``model`` of their own.
 
     Raises:
         SettingsError: Something is wrong; there is a line for each problem of each source.

@@ -108,10 +108,7 @@ def is_same_address(host: str, port: int, admin_listen: str) -> bool:
 
     Names other than ``localhost`` are not looked up.
 
-    Args:
-        host: ``server.host``.
-        port: ``server.port``; 0 is any free one.
-        admin_listen: ``admin.listen``.
+    Port 0 is any free one.
     """
     if host.startswith("unix:") or admin_listen.startswith("unix:"):
         paths = {os.path.abspath(one.removeprefix("unix:")) for one in (host, admin_listen)}  # noqa: PTH100 - links stay

@@ -94,19 +94,7 @@ def watch_gauges(  # noqa: PLR0913 - each part that knows something
     open_generations: Callable[[], int],
     versions: Mapping[str, str],
 ) -> None:
-    """Point every gauge that is read at a scrape at what it shows.
-
-    Args:
-        metrics: Holds the gauges.
-        served: The model: its engine, slots and queue.
-        lifecycle: Knows the daemon's state.
-        lag: Measures the event served.
-        configuration: Knows the settings, and how the last reload went.
-        responses: Holds what later requests may refer to.
-        in_flight: Counts the open HTTP requests.
-        open_generations: Counts the open generations, whatever the engine holds.
-        versions: Of machd and what it was measured with, by the label's name.
-    """
+    """Point every gauge that is read at a scrape at what it shows; ``versions`` are by the label."""
     metrics.set_info("machd_build_info", python=platform.python_version(), **versions)
     started_unix_s = configuration.last_success_unix_s  # of the settings that it starts with
     metrics.watch("machd_start_time_seconds", lambda: started_unix_s)

@@ -90,12 +90,7 @@ class Metrics:
         self._model.model_id = model_id
 
     def count_of(self, name: str, **labels: str) -> int:
-        """Return the value of a counter of the model's, whether or not it is exported yet.
-
-        Args:
-            name: Of the metric.
-            labels: All but the model's.
-        """
+        """Return the value of a counter of the model's, exported or not; ``labels`` are all but the model's."""
         return int(self._model.registry.get_sample_value(name, labels) or 0)
 
     def export_vllm_names(self, *, on: bool) -> None:

@@ -146,13 +146,7 @@ class AnthropicDialect:
         *,
         shows_thoughts: bool,
     ) -> None:
-        """Begin an answer.
-
-        Args:
-            identity: Whose answer it is.
-            model_id: The served model.
-            shows_thoughts: Whether thoughts are told; where not, an empty block stands for them.
-        """
+        """Begin an answer; where thoughts are not told, an empty block stands for them."""
         self._identity = identity
         self._model_id = model_id
         self._encoder = msgspec.json.Encoder()

@@ -156,11 +156,8 @@ def joined_text(blocks: Sequence[Struct]) -> str:
 def check_blocks(blocks: Sequence[Struct], *, role: str, where: str, allowance: Allowance) -> None:
     """Refuse what a role's message cannot hold.
 
-    Args:
-        blocks: As :func:`blocks_of` gives them.
-        role: Whose message it is.
-        where: Path of the content in the request, such as ``messages[2].content``.
-        allowance: What the inputs of all calls share.
+    ``where`` is the content's path in the request, such as ``messages[2].content``; ``allowance`` bounds
+    the inputs of all calls together.
 
     Raises:
         UnsupportedParameterError: A block is not text, an image, a thought, a call or a result.

@@ -272,13 +272,7 @@ class GrowingChoice:
     """One choice of a chat completion, which grows by the chunks that a stream tells."""
 
     def __init__(self, index: int, *, is_legacy: bool, logprobs_from: Tokenizer | None) -> None:
-        """Begin a choice.
-
-        Args:
-            index: Counts from 0.
-            is_legacy: Calls are written as OpenAI's API had them before tools.
-            logprobs_from: Spells tokens; None where no log-probabilities are wanted.
-        """
+        """Begin a choice; ``logprobs_from`` is None where no log-probabilities are wanted."""
         self._index = index
         self._is_legacy = is_legacy
         self._has_logprobs = logprobs_from is not None

@@ -129,15 +129,7 @@ class _GrowingChoice:
         body: CompletionRequest,
         tokenizer: Tokenizer,
     ) -> None:
-        """Begin a choice.
-
-        Args:
-            index: Counts from 0.
-            prompt: Its tokens.
-            echo: The prompt as text; empty unless it is repeated in the answer.
-            body: The request; not kept, as it holds all prompts.
-            tokenizer: Of the model.
-        """
+        """Begin a choice. ``echo`` is empty unless the prompt is repeated; ``body`` holds all prompts and is not kept."""
         self._index = index
         self._prompt = prompt
         self._echo = echo

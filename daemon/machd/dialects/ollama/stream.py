@@ -54,13 +54,7 @@ class OllamaDialect(ABC):
     media_type = JSON_LINES
 
     def __init__(self, model_id: str, created_at: str, logprobs_of: Tokenizer | None) -> None:
-        """Begin an answer.
-
-        Args:
-            model_id: The served model.
-            created_at: When the request was read, in RFC 3339.
-            logprobs_of: Spells the tokens whose log-probabilities are wanted; None for none.
-        """
+        """Begin an answer; ``created_at`` is in RFC 3339, ``logprobs_of`` None where none are wanted."""
         self._model_id = model_id
         self._created_at = created_at
         self._logprobs = GrowingLogprobs(logprobs_of)

@@ -341,9 +341,7 @@ def item_messages(
 ) -> list[dict[str, object]]:
     """The conversation as :class:`machd.request.conversation.Conversation` has it.
 
-    Args:
-        items: Checked items, oldest first.
-        instructions: What the operator says before all of them.
+    Items are checked, the oldest first; instructions stand before all of them.
 
     Raises:
         InvalidRequestError: A call has no output, an output has no call, a call's arguments are

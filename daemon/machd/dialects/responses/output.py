@@ -234,12 +234,10 @@ class ResponseOutput:
         return list(self._done)
 
     def push(self, pieces: Sequence[OutputPiece], logprobs: Iterable[OutputTokenLogprob]) -> bytes:
-        """Take in what came; gives the events.
+        """Append pieces in the order of the text; returns the events.
 
-        Args:
-            pieces: In the order of the text.
-            logprobs: Of all tokens that came with it. Those of thoughts, which have no place of
-                their own, are listed with the text that follows.
+        ``logprobs`` are of all tokens that came with them. Those of thoughts, which have no place of
+        their own, are listed with the text that follows.
         """
         self._unsaid += logprobs
         return b"".join(self._take(piece) for piece in joined_pieces(pieces))

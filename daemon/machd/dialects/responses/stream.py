@@ -65,11 +65,7 @@ class ResponsesDialect:
     ) -> None:
         """Write one response.
 
-        Args:
-            opened: What is known of it before the first token.
-            logprobs_from: Names tokens; None where no log-probabilities are wanted.
-            clock: Tells when it is completed.
-            keep: Told once, when it ended well; never of one that failed or was aborted.
+        ``keep`` is told once, when the response ended well; never of one that failed or was aborted.
         """
         self._opened = opened
         self._logprobs_from = logprobs_from

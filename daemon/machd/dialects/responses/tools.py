@@ -174,11 +174,7 @@ def responses_tool_choice(
 ) -> tuple[ToolChoice, tuple[FunctionTool, ...]]:
     """Return the choice of tools, and the tools that may be called.
 
-    Args:
-        choice: ``tool_choice``.
-        tools: Those that are served.
-        parallel_tool_calls: The request's.
-        left_out: Kinds of tools that the request brought and that are not served.
+    ``left_out`` are kinds of tools that the request brought and that are not served.
 
     Raises:
         UnsupportedParameterError: It can only be met by a tool that is not served.

@@ -151,9 +151,7 @@ _STEP = re.compile(r"\.(?P<field>\w+)|\[[^\]]*\]")
 def expected_values(type_: object, path: str) -> tuple[str, ...]:
     """Sorted values of the literals and union tags at a path, such as ``.messages[0].role``.
 
-    Args:
-        type_: A wire type.
-        path: msgspec's path without its ``$``; an index or a key is any index or key.
+    An index or a key of the path is any index or key.
     """
     values: set[str] = set()
     nodes = list(_alternatives([inspect.type_info(type_)]))

@@ -140,10 +140,7 @@ class SamplingFields(GenerationRequest, frozen=True, kw_only=True):
 
 
 def agreed(asked: Mapping[str, _T | None]) -> _T | None:
-    """The one value that several spellings of a field have, if any.
-
-    Args:
-        asked: Field to its value; None where it is not given.
+    """Return the one value that several spellings of a field have, if any is given.
 
     Raises:
         InvalidRequestError: Two of them differ.
@@ -157,11 +154,7 @@ def agreed(asked: Mapping[str, _T | None]) -> _T | None:
 
 
 def agreed_tokens(asked: Mapping[str, int | None], *, least: int = 1) -> int | None:
-    """The number of tokens that a request asks for, whichever field says so.
-
-    Args:
-        asked: Field to its value, inside ``bounds.MaxTokens``.
-        least: The smallest number that makes sense here.
+    """The number of tokens that a request asks for, whichever field says so; ``least`` or more.
 
     Raises:
         InvalidRequestError: Two fields differ, or one is 0 where that makes no sense.
@@ -175,12 +168,7 @@ def agreed_tokens(asked: Mapping[str, int | None], *, least: int = 1) -> int | N
 
 
 def check_token_ids(token_ids: Iterable[int], *, vocabulary_tokens: int, param: str) -> None:
-    """Refuse ids that the model does not have.
-
-    Args:
-        token_ids: Ids as the client sent them, already inside ``bounds.TokenId``.
-        vocabulary_tokens: Width of the model's logits; ids count from 0.
-        param: The request field that holds them.
+    """Refuse ids that the model does not have; ``vocabulary_tokens`` is the width of its logits.
 
     Raises:
         InvalidRequestError: One of them is outside; the message names the first.

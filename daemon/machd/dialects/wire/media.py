@@ -48,14 +48,7 @@ def media_from_url(
     fps: float | None = None,
     max_frames: int | None = None,
 ) -> MediaSource:
-    """Read a URL.
-
-    Args:
-        url: As the client sent it.
-        kind: What the field that holds it is for.
-        param: That field.
-        fps: As of :class:`~machd.request.media.MediaSource`.
-        max_frames: The same.
+    """Read a URL; ``kind`` is what the field that holds it is for.
 
     Raises:
         InvalidRequestError: The scheme is not taken, a data: URL cannot be decoded or has the media
@@ -81,13 +74,9 @@ def media_from_url(
 def media_from_base64(
     data: str, kind: MediaKind, *, param: str, media_type: str = ""
 ) -> MediaSource:
-    """Read a file that is sent as base64.
+    """Read a file that is sent as standard base64 with its padding.
 
-    Args:
-        data: Standard base64 with its padding.
-        kind: What the field that holds it is for.
-        param: That field.
-        media_type: As the client names it; empty where it does not.
+    ``media_type`` is as the client names it; empty where it does not.
 
     Raises:
         InvalidRequestError: It is not base64, it is empty, or the media type is that of something

@@ -101,11 +101,7 @@ def raw_object(
 ) -> dict[str, object]:
     """The object that a piece of JSON text is.
 
-    Args:
-        raw: JSON text.
-        param: Where it stands in the request.
-        max_bytes: How long it may be; None where another bound holds.
-        allowance: What it shares with other parts; None for one of its own.
+    ``max_bytes`` is None where another bound holds; without ``allowance`` it has one of its own.
 
     Raises:
         InvalidRequestError: It is too long or branched, nested too deeply, or no JSON object.

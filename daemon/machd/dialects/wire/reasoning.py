@@ -46,12 +46,7 @@ def reasoning_options(
     variables: Mapping[str, bool | int | str] | None,
     budgets: Mapping[str, int | None],
 ) -> ReasoningOptions:
-    """One answer out of every spelling.
-
-    Args:
-        effort: ``reasoning_effort``.
-        variables: ``chat_template_kwargs``.
-        budgets: Field to the tokens of thought that it allows.
+    """One answer out of every spelling; ``budgets`` maps fields to the tokens of thought that they allow.
 
     Raises:
         UnsupportedParameterError: A template variable that machd does not pass on.

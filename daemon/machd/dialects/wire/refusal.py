@@ -61,9 +61,7 @@ def neutral_values(body_type: type[Struct]) -> Mapping[str, tuple[object, ...]]:
 def refuse_unsupported(body: Struct, *, where: str = "") -> None:
     """Refuse a struct whose refused fields ask for something.
 
-    Args:
-        body: A request, or a part of one.
-        where: Path of ``body`` in the request, such as ``messages[2].``.
+    ``where`` is the struct's path in the request, such as ``messages[2].``.
 
     Raises:
         UnsupportedParameterError: It does; ``param`` is the field.

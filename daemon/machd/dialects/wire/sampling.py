@@ -135,10 +135,7 @@ class SamplingRequest(OtherServersFields, frozen=True, kw_only=True):
         return found
 
     def check_free_ending(self, param: str) -> None:
-        """Refuse fields that would keep a grammar from ending its text.
-
-        Args:
-            param: The field that asks for the grammar.
+        """Refuse fields that would keep the grammar that ``param`` asks for from ending its text.
 
         Raises:
             InvalidRequestError: There is one.

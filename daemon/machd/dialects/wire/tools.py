@@ -182,11 +182,6 @@ def parameters_of(
 ) -> dict[str, object] | None:
     """The schema of a tool's arguments; None where it takes any object.
 
-    Args:
-        raw: The schema.
-        param: Where it stands in the request.
-        allowance: What it shares with the other tools' schemas.
-
     Raises:
         InvalidRequestError: It is no JSON object, or too long.
     """
@@ -202,11 +197,6 @@ def past_arguments(
 
     A call that ``max_tokens`` cut short, or that a weak model misspelled, comes back as the client
     got it. Refusing it would end the conversation, so what is no JSON object is an empty one.
-
-    Args:
-        text: The arguments as the client sends them.
-        param: Where they stand in the request.
-        allowance: What they share with the request's other calls.
 
     Raises:
         InvalidRequestError: They are nested too deeply or have too many parts.
