@@ -171,7 +171,6 @@ class Watcher:
     """One watcher's unread events. Lives on the event loop."""
 
     def __init__(self, clock: Clock) -> None:
-        """Start empty."""
         self._clock = clock
         self._unread: deque[AdminEvent] = deque()
         self._dropped = 0
@@ -210,7 +209,6 @@ class EventFeed:
     """Observes every event of the engine and every change of the daemon. Lives on the event loop."""
 
     def __init__(self, clock: Clock) -> None:
-        """Begin without watchers."""
         self._clock = clock
         self._watchers: set[Watcher] = set()
 

@@ -119,7 +119,6 @@ class EstimatingBar(CountingBar):
     """One bar that counts things, with the time that the rest will take at the speed so far."""
 
     def __init__(self, *, total: int) -> None:
-        """Count to ``total``."""
         super().__init__(total=total, columns=[TextColumn("left:"), TimeRemainingColumn()])
 
 

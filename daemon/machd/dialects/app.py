@@ -94,7 +94,6 @@ class AppSwitch:
     """Hands each request to the application of the moment."""
 
     def __init__(self, app: ASGIApp) -> None:
-        """Begin with ``app``."""
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

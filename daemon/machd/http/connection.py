@@ -58,7 +58,6 @@ class ServerFlags(ServerState):
     """State that all connections of a server share."""
 
     def __init__(self) -> None:
-        """Stay."""
         super().__init__()
         self.is_leaving = False
 

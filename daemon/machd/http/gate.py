@@ -41,7 +41,6 @@ class OpenRequests:
     """
 
     def __init__(self) -> None:
-        """Start with none."""
         self.count = 0
         self.bodies = HeldBodies()
 

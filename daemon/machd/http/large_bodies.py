@@ -66,7 +66,6 @@ class HeldBodies:
     """Bytes of large bodies that are in memory, whichever settings they came under."""
 
     def __init__(self) -> None:
-        """Start with none."""
         self.held_bytes = 0
 
 
@@ -74,7 +73,6 @@ class BodyLease:
     """The part of one request in :class:`HeldBodies`."""
 
     def __init__(self, bodies: HeldBodies) -> None:
-        """Start with nothing."""
         self._bodies = bodies
         self._held_bytes = 0
 

@@ -206,7 +206,6 @@ class HttpServers:
     """All of them, started and ended together as far as their sockets allow."""
 
     def __init__(self, public: HttpServer, admin: HttpServer | None = None) -> None:
-        """Begin without connections."""
         self._public = public
         self._all = (public,) if admin is None else (public, admin)
 

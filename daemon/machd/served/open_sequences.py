@@ -69,7 +69,6 @@ class OpenSequences:
     """In the order in which they came."""
 
     def __init__(self) -> None:
-        """Begin with none."""
         self._open: dict[str, _OpenSequence] = {}
 
     def __len__(self) -> int:

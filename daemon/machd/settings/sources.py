@@ -118,7 +118,6 @@ class GivenSource(PydanticBaseSettingsSource):
     """
 
     def __init__(self, model: type[Settings], given: Iterable[Given | str]) -> None:
-        """Check everything that the source gives."""
         super().__init__(model)
         self.origins: dict[str, Origin] = {}
         self.problems: list[str] = []

@@ -153,7 +153,6 @@ class SchedulerLog:
     """A line for each admission, each resumption, each shared decode and each change of how tokens are made."""
 
     def __init__(self) -> None:
-        """Write to the configured log."""
         self._log = structlog.get_logger("machd.scheduler")
 
     def on_events(self, events: Sequence[Event]) -> None:
@@ -197,7 +196,6 @@ class RequestLog:
     """One ``request.finished`` line a request."""
 
     def __init__(self) -> None:
-        """Write to the configured log."""
         self._log = structlog.get_logger("machd.request.generation")
 
     def on_request(self, record: RequestRecord) -> None:

@@ -178,7 +178,6 @@ class ContentGaps:
     """
 
     def __init__(self) -> None:
-        """Begin where nothing has been said."""
         self._said = ""
         self._is_after_call = False
 

@@ -222,7 +222,6 @@ class KeepingDialect:
     """A dialect whose whole answer is also kept, streamed or not; one that fails is not."""
 
     def __init__(self, dialect: Dialect, keep: Callable[[bytes], None]) -> None:
-        """Write as ``dialect`` does, and hand the whole answer to ``keep``."""
         self._dialect = dialect
         self._keep = keep
         self.keep_alive = dialect.keep_alive

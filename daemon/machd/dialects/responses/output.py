@@ -52,7 +52,6 @@ class EventFrames:
     """Writes the events of one response and counts them."""
 
     def __init__(self) -> None:
-        """Start at 0."""
         self._encoder = msgspec.json.Encoder()
         self._next_number = 0
 
@@ -69,7 +68,6 @@ class GrowingItem(ABC):
     prefix = ""
 
     def __init__(self, frames: EventFrames, index: int) -> None:
-        """Begin the item at ``index`` of the output."""
         self._frames = frames
         self.index = index
         self.id = f"{self.prefix}_{secrets.token_hex(14)}"
