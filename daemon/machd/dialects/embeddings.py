@@ -6,7 +6,7 @@ all the same, so that a client learns what is wrong with its request and not onl
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NoReturn, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from litestar import Request
 from litestar.di import NamedDependency
@@ -52,10 +52,6 @@ async def create_embeddings(
     body = await read_public_body(request, context, EmbeddingsRequest)
     context.service.lifecycle.check_accepting()
     context.check_model(body.model)
-    _refuse()
-
-
-def _refuse() -> NoReturn:
     raise UnsupportedParameterError(
         "the served model offers no embeddings; ask a server whose model is made for them",
         param="model",

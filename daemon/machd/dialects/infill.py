@@ -12,7 +12,7 @@ from litestar.types import ASGIApp
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from machd.dialects.endpoint import endpoint
-from machd.dialects.generation import identify, read_generation, respond
+from machd.dialects.generation import compiled, identify, read_generation, respond
 from machd.dialects.wire.bounds import ContentText
 from machd.dialects.wire.errors import error_json
 from machd.dialects.wire.generation_request import agreed_tokens
@@ -22,11 +22,9 @@ from machd.engine.protocol.engine import ModelFront
 from machd.engine.protocol.fill_format import ContextFile, FillFormat
 from machd.errors import InvalidRequestError, MachdError, UnsupportedParameterError
 from machd.generations.generation import ChoiceDelta, GenerationUsage
-from machd.http.authentication import client_name
 from machd.http.context import ServerContext
 from machd.http.sse import COMMENT_KEEP_ALIVE, EVENT_STREAM, data_frame
-from machd.http.stream import while_connected
-from machd.reading.guidance import NO_GUIDANCE, Guidance
+from machd.reading.conversation import PreparedConversation
 from machd.request.generation import GenerationOptions
 
 _MAX_FILES = 1024
@@ -129,21 +127,14 @@ async def create_infill(
     service = context.service
     form = await service.in_worker(fill_format, context.served.front, param="input_suffix")
     prompt = await service.in_worker(_prompt, form, body)
-    guidance = NO_GUIDANCE
-    if (constraint := body.constraint()) is not None:
-        guidance = Guidance(
-            grammar=await while_connected(
-                request.receive, service.compile(constraint, client=client_name(request.scope))
-            )
-        )
+    guidance = await compiled(request, context, body.constraint())
     return respond(
         context,
         identify(request, context, endpoint="infill", prefix="infill-"),
-        [prompt],
+        [PreparedConversation(prompt, guidance)],
         with_fill_ends(body.options(), form),
         _InfillDialect(context.served.model.model_id),
         prompt_param="input_prefix",
-        guidance=guidance,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, TypeAlias
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from machd.dialects.wire.bounds import MAX_TOOLS, Description, Label, ToolName
+from machd.dialects.wire.other_servers import FalseOnly
 from machd.dialects.wire.raw_json import Allowance, OptionalSchema, is_given
 from machd.dialects.wire.refusal import Ignored, only, refuse_unsupported
 from machd.dialects.wire.tools import (
@@ -35,7 +36,6 @@ _SERVER_TOOLS = (
 )
 """Kinds that Anthropic defines or runs itself; a type is one of these and a date."""
 
-_FalseOnly: TypeAlias = Annotated[Raw | UnsetType, only(False)]  # noqa: FBT003 - a JSON value
 _DirectOnly: TypeAlias = Annotated[Raw | UnsetType, only(["direct"])]
 
 
@@ -56,7 +56,7 @@ class AnthropicTool(Struct, frozen=True, kw_only=True):
     cache_control: Ignored = UNSET
     eager_input_streaming: Ignored = UNSET
     input_examples: Ignored = UNSET
-    defer_loading: _FalseOnly = UNSET
+    defer_loading: FalseOnly = UNSET
     allowed_callers: _DirectOnly = UNSET
 
 
@@ -104,7 +104,7 @@ def anthropic_tools(tools: Sequence[AnthropicTool] | None) -> tuple[FunctionTool
     read = tuple(
         _tool(tool, allowance, where=f"tools[{index}].") for index, tool in enumerate(given)
     )
-    check_unique_names([tool.name for tool in given], place="tools[{index}].name")
+    check_unique_names((f"tools[{index}].name", tool.name) for index, tool in enumerate(given))
     return read
 
 

@@ -15,6 +15,7 @@ from machd.dialects.wire.media import media_from_base64, media_from_url
 from machd.dialects.wire.raw_json import Allowance, JsonObject, raw_object
 from machd.dialects.wire.refusal import Ignored
 from machd.errors import InvalidRequestError, UnsupportedParameterError
+from machd.request.conversation import template_call
 from machd.request.media import MediaKind, MediaSource, message_content
 
 _BETWEEN_BLOCKS = "\n"
@@ -405,12 +406,7 @@ def _assistant_message(turn: _Turn) -> dict[str, object]:
     calls = [block for block in turn.blocks if isinstance(block, ToolUseBlock)]
     if calls:
         message["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": msgspec.json.decode(call.input)},
-            }
-            for call in calls
+            template_call(call.id, call.name, msgspec.json.decode(call.input)) for call in calls
         ]
     return message
 

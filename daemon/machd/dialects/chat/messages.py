@@ -22,6 +22,7 @@ from machd.dialects.wire.raw_json import Allowance
 from machd.dialects.wire.refusal import Ignored, Refused, refuse_unsupported
 from machd.dialects.wire.tools import past_arguments
 from machd.errors import InvalidRequestError, UnsupportedParameterError
+from machd.request.conversation import template_call
 from machd.request.media import MediaKind, MediaSource, message_content
 
 
@@ -298,18 +299,15 @@ def _assistant_fields(
     if calls := _calls(message):
         place = "tool_calls[{index}].function" if message.tool_calls else "function_call"
         seen["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {
-                    "name": call.function.name,
-                    "arguments": past_arguments(
-                        call.function.arguments,
-                        param=f"{where}{place.format(index=index)}.arguments",
-                        allowance=allowance,
-                    ),
-                },
-            }
+            template_call(
+                call.id,
+                call.function.name,
+                past_arguments(
+                    call.function.arguments,
+                    param=f"{where}{place.format(index=index)}.arguments",
+                    allowance=allowance,
+                ),
+            )
             for index, call in enumerate(calls)
         ]
     return seen

@@ -34,7 +34,7 @@ from machd.dialects.wire.response_format import ollama_constraint
 from machd.dialects.wire.tools import ChatToolList, chat_tools
 from machd.errors import InvalidRequestError, UnsupportedParameterError
 from machd.request.constraint import Constraint
-from machd.request.conversation import Conversation
+from machd.request.conversation import Conversation, template_call
 from machd.request.generation import WHOLE_ROOM, GenerationOptions
 from machd.request.media import MediaKind, message_content
 
@@ -152,8 +152,7 @@ def _assistant_fields(
             max_bytes=None,
             allowance=allowance,
         )
-        function = {"name": call.function.name, "arguments": arguments}
-        calls.append({"id": call_id, "type": "function", "function": function})
+        calls.append(template_call(call_id, call.function.name, arguments))
     if calls:
         fields["tool_calls"] = calls
     return fields

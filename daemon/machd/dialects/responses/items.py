@@ -16,6 +16,7 @@ from machd.dialects.wire.raw_json import Allowance
 from machd.dialects.wire.refusal import Ignored, Refused, refuse_unsupported
 from machd.dialects.wire.tools import past_arguments
 from machd.errors import InvalidRequestError, UnsupportedParameterError
+from machd.request.conversation import template_call
 from machd.request.media import MediaKind, MediaSource, message_content
 
 
@@ -435,16 +436,9 @@ class _Messages:
         assert item.call_id is not None, "checked before"
         if item.call_id in self._functions:
             raise InvalidRequestError.at(f"{place}.call_id", "an earlier call has the same id")
-        self._turn(may_have_text=True).calls.append(
-            {
-                "id": item.call_id,
-                "type": "function",
-                "function": {
-                    "name": item.name,
-                    "arguments": _arguments(item, self._allowance, place),
-                },
-            }
-        )
+        arguments = _arguments(item, self._allowance, place)
+        call = template_call(item.call_id, item.name, arguments)
+        self._turn(may_have_text=True).calls.append(call)
         self._functions[item.call_id] = item.name or ""
         self._unanswered[item.call_id] = place
 

@@ -25,6 +25,7 @@ from machd.dialects.wire.bounds import (
     UnusedLabel,
 )
 from machd.dialects.wire.generation_request import SamplingFields, ServiceTier, agreed_tokens
+from machd.dialects.wire.other_servers import FalseOnly
 from machd.dialects.wire.reasoning import ReasoningEffort, reasoning_options
 from machd.dialects.wire.refusal import Ignored, Refused, only, refuse_unsupported
 from machd.dialects.wire.response_format import (
@@ -37,7 +38,6 @@ from machd.request.constraint import Constraint
 from machd.request.conversation import Conversation
 from machd.request.generation import WHOLE_ROOM, GenerationOptions
 
-_FalseOnly: TypeAlias = Annotated[Raw | UnsetType, only(False)]  # noqa: FBT003 - a JSON value
 _MediumOnly: TypeAlias = Annotated[Raw | UnsetType, only("medium")]
 _StandardOnly: TypeAlias = Annotated[Raw | UnsetType, only("standard")]
 _AutoOnly: TypeAlias = Annotated[Raw | UnsetType, only("auto")]
@@ -139,7 +139,7 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
     prompt_cache_options: Ignored = UNSET
     max_tool_calls: MaxToolCalls | None = None
 
-    background: _FalseOnly = UNSET
+    background: FalseOnly = UNSET
     conversation: Refused = UNSET
     context_management: Refused = UNSET
     moderation: Refused = UNSET
@@ -151,7 +151,7 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
     response_format: Refused = UNSET
     reasoning_effort: Refused = UNSET
     logit_bias: Refused = UNSET
-    ignore_eos: _FalseOnly = UNSET
+    ignore_eos: FalseOnly = UNSET
     stop_token_ids: Refused = UNSET
     structured_outputs: Refused = UNSET
     chat_template: Refused = UNSET

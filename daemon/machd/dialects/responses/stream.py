@@ -18,7 +18,6 @@ from machd.dialects.responses.answer import (
     IncompleteDetails,
     OutputItem,
     OutputTokenLogprob,
-    OutputTopLogprob,
     ReasoningEcho,
     Response,
     ResponseCompleted,
@@ -119,18 +118,8 @@ class ResponsesDialect:
     def _logprobs(self, delta: ChoiceDelta) -> list[OutputTokenLogprob]:
         if self._logprobs_from is None:
             return []
-        return [
-            OutputTokenLogprob(
-                token=one.token,
-                logprob=one.logprob,
-                bytes=one.bytes or [],
-                top_logprobs=[
-                    OutputTopLogprob(token=top.token, logprob=top.logprob, bytes=top.bytes or [])
-                    for top in one.top_logprobs
-                ],
-            )
-            for one in chat_logprobs(delta.tokens, self._logprobs_from)
-        ]
+        entries = chat_logprobs(delta.tokens, self._logprobs_from)
+        return msgspec.convert(entries, list[OutputTokenLogprob], from_attributes=True)
 
 
 def opened_response(
@@ -152,7 +141,7 @@ def opened_response(
         parallel_tool_calls=body.parallel_tool_calls is not False,
         previous_response_id=body.previous_response_id,
         prompt_cache_key=body.prompt_cache_key,
-        reasoning=_reasoning(body),
+        reasoning=msgspec.convert(body.reasoning or {}, ReasoningEcho, from_attributes=True),
         safety_identifier=body.safety_identifier,
         service_tier=body.used_tier,
         store=body.is_stored,
@@ -166,12 +155,6 @@ def opened_response(
         user=body.user,
         metadata=body.metadata or {},
     )
-
-
-def _reasoning(body: ResponsesRequest) -> ReasoningEcho:
-    if body.reasoning is None:
-        return ReasoningEcho()
-    return ReasoningEcho(effort=body.reasoning.effort, summary=body.reasoning.summary)
 
 
 def _text(body: ResponsesRequest) -> TextEcho:

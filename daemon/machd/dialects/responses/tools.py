@@ -15,7 +15,12 @@ from msgspec import UNSET, Meta, Struct
 
 from machd.dialects.wire.bounds import MAX_TOOLS, Description, GrammarText, Label, ToolName
 from machd.dialects.wire.raw_json import Allowance, OptionalSchema, Schema
-from machd.dialects.wire.tools import check_tool_choice, parameters_of, schemas_allowance
+from machd.dialects.wire.tools import (
+    check_tool_choice,
+    check_unique_names,
+    parameters_of,
+    schemas_allowance,
+)
 from machd.errors import InvalidRequestError, UnsupportedParameterError
 from machd.request.conversation import FunctionTool, ToolChoice, ToolChoiceMode
 
@@ -143,21 +148,11 @@ def responses_tools(tools: Sequence[ResponsesTool] | None) -> tuple[FunctionTool
     Raises:
         InvalidRequestError: One has no name, two have the same, or parameters are no JSON object.
     """
-    functions: list[FunctionTool] = []
-    places: dict[str, str] = {}
     allowance = schemas_allowance()
-    for index, tool in enumerate(tools or ()):
-        if not tool.is_served:
-            continue
-        place = f"tools[{index}]"
-        function = _function(tool, allowance, place)
-        if function.name in places:
-            raise InvalidRequestError.at(
-                f"{place}.name", f"the same name as at {places[function.name]}.name"
-            )
-        places[function.name] = place
-        functions.append(function)
-    return tuple(functions)
+    served = {f"tools[{index}]": tool for index, tool in enumerate(tools or ()) if tool.is_served}
+    functions = {place: _function(tool, allowance, place) for place, tool in served.items()}
+    check_unique_names((f"{place}.name", one.name) for place, one in functions.items())
+    return tuple(functions.values())
 
 
 def left_out_kinds(tools: Sequence[ResponsesTool] | None) -> list[str]:

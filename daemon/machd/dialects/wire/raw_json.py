@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Annotated, TypeAlias, cast
+from typing import Annotated, TypeAlias, TypeGuard, cast
 
 import msgspec
 from msgspec import Meta, Raw, UnsetType
@@ -87,7 +87,7 @@ class Allowance:
             raise InvalidRequestError.at(param, f"nested more than {_MAX_NESTING} levels deep")
 
 
-def is_given(raw: Raw | UnsetType) -> bool:
+def is_given(raw: Raw | UnsetType) -> TypeGuard[Raw]:
     """Return True if there is a value that is not null."""
     return isinstance(raw, Raw) and bytes(raw) != _NULL
 

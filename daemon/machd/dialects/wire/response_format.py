@@ -107,7 +107,7 @@ def source_constraints(
         InvalidRequestError: The schema is no JSON object, or too long.
     """
     asked = []
-    if isinstance(json, Raw) and is_given(json):
+    if is_given(json):
         asked.append(_schema_source(json, f"{prefix}json"))
     if regex is not None:
         asked.append(Constraint(ConstraintKind.REGEX, regex, f"{prefix}regex"))
@@ -144,7 +144,7 @@ def schema_constraints(json_schema: ObjectSource, grammar: str | None) -> list[C
         InvalidRequestError: The schema is no JSON object, or too long.
     """
     asked = []
-    if isinstance(json_schema, Raw) and is_given(json_schema):
+    if is_given(json_schema):
         asked.append(_schema_source(json_schema, "json_schema"))
     if grammar is not None:
         asked.append(Constraint(ConstraintKind.GRAMMAR, grammar, "grammar"))
@@ -157,7 +157,7 @@ def ollama_constraint(format_: ObjectSource) -> Constraint | None:
     Raises:
         InvalidRequestError: It is neither, or the schema is too long.
     """
-    if not (isinstance(format_, Raw) and is_given(format_)) or bytes(format_) == b'""':
+    if not is_given(format_) or bytes(format_) == b'""':
         return None
     if bytes(format_) == b'"json"':
         return json_object_constraint("format")
@@ -188,13 +188,12 @@ def json_object_constraint(param: str) -> Constraint:
     return Constraint(ConstraintKind.JSON_OBJECT, "", param)
 
 
-def json_schema_constraint(schema: OptionalSchema, *, param: str) -> Constraint:
+def json_schema_constraint(schema: Raw, *, param: str) -> Constraint:
     """JSON that follows a schema.
 
     Raises:
         InvalidRequestError: The schema is no JSON object, or too long.
     """
-    assert isinstance(schema, Raw), "a schema is given"
     raw_object(schema, param=param)
     return Constraint(ConstraintKind.JSON_SCHEMA, bytes(schema).decode(), param)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
-from msgspec import UNSET, Meta, Raw, Struct
+from msgspec import UNSET, Meta, Struct
 
 from machd.dialects.wire.bounds import MAX_TOOL_SCHEMAS_BYTES, MAX_TOOLS, Description, ToolName
 from machd.dialects.wire.raw_json import Allowance, OptionalSchema, is_given, raw_object
@@ -101,7 +101,9 @@ def chat_tools(tools: Sequence[ChatTool] | None) -> tuple[FunctionTool, ...]:
         InvalidRequestError: Two have the same name, or parameters are no JSON object or too long.
     """
     functions = [tool.function for tool in tools or ()]
-    check_unique_names([one.name for one in functions], place="tools[{index}].function.name")
+    check_unique_names(
+        (f"tools[{index}].function.name", one.name) for index, one in enumerate(functions)
+    )
     allowance = schemas_allowance()
     return tuple(
         FunctionTool(
@@ -139,23 +141,17 @@ def chat_tool_choice(
     return asked, tools
 
 
-def check_unique_names(names: Sequence[str], *, place: str) -> None:
-    """Refuse tools that cannot be told apart.
-
-    Args:
-        names: In the request's order.
-        place: Where a name stands, with ``{index}``.
+def check_unique_names(names: Iterable[tuple[str, str]]) -> None:
+    """Refuse tools that cannot be told apart; a name comes behind its place in the request.
 
     Raises:
         InvalidRequestError: One name occurs twice; ``param`` is the second place.
     """
-    seen: dict[str, int] = {}
-    for index, name in enumerate(names):
+    seen: dict[str, str] = {}
+    for place, name in names:
         if name in seen:
-            raise InvalidRequestError.at(
-                place.format(index=index), f"the same name as at {place.format(index=seen[name])}"
-            )
-        seen[name] = index
+            raise InvalidRequestError.at(place, f"the same name as at {seen[name]}")
+        seen[name] = place
 
 
 def check_tool_choice(choice: ToolChoice, tools: Sequence[FunctionTool], *, param: str) -> None:
@@ -185,7 +181,7 @@ def parameters_of(
     Raises:
         InvalidRequestError: It is no JSON object, or too long.
     """
-    if not (isinstance(raw, Raw) and is_given(raw)):
+    if not is_given(raw):
         return None
     return raw_object(raw, param=param, allowance=allowance)
 
