@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from machd.errors import AuthenticationError, SettingsError
-from machd.http.secret_files import is_there, read_secret
+from machd.http.secret_files import credential_path, read_secret
 from machd.http.sockets import Listener
 from machd.own_files import OwnFile
 from machd.regular_files import RegularFile
@@ -57,15 +57,9 @@ def read_hidden_token(path: Path) -> str:
     return _token(file, path, _SETTING)
 
 
-def credential_path(environ: Mapping[str, str]) -> Path | None:
-    """Return the service manager's credential; None where there is none.
-
-    Raises:
-        SettingsError: It cannot be told.
-    """
-    directory = environ.get("CREDENTIALS_DIRECTORY")
-    path = Path(directory, _CREDENTIAL) if directory else None
-    return path if path is not None and is_there(path, key=_SETTING) else None
+def token_credential(environ: Mapping[str, str]) -> Path | None:
+    """Return the service manager's credential; None where there is none."""
+    return credential_path(environ, _CREDENTIAL, key=_SETTING)
 
 
 def token_paths(environ: Mapping[str, str], host: str, port: int) -> Iterator[Path]:
@@ -181,7 +175,7 @@ class AdminToken:
         """
         if settings.auth.admin_token_file is not None:
             return cls(_digest(read_hidden_token(Path(settings.auth.admin_token_file))))
-        credential = credential_path(environ)
+        credential = token_credential(environ)
         if credential is not None:
             # Its readers are the service manager's choice.
             return cls(_digest(read_token(credential)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import ipaddress
 import os
 import re
 import socket
@@ -16,7 +15,7 @@ from msgspec import Struct
 
 from machd.admin.errors import AdminErrorBody, AdminErrorDetail
 from machd.errors import FaultError, MachdError, NoDaemonError, RequestError, UnavailableError
-from machd.settings.texts import MAX_SOCKET_PATH_BYTES
+from machd.settings.texts import MAX_SOCKET_PATH_BYTES, is_loopback
 
 _S = TypeVar("_S", bound=Struct)
 
@@ -55,7 +54,7 @@ class AdminAddress:
         host = host.removeprefix("[").removesuffix("]")
         if not host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65_535:
             raise ValueError("is not HOST:PORT and not unix:PATH")
-        if not _is_loopback(host):
+        if not is_loopback(host):
             raise ValueError("is no loopback address, and the admin API has no other")
         return cls(host, int(port))
 
@@ -224,12 +223,3 @@ def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return type(error).__name__
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

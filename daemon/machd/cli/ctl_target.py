@@ -14,7 +14,7 @@ from typing import ParamSpec, TypeVar
 
 import click
 
-from machd.admin.token import credential_path, read_token, token_paths
+from machd.admin.token import read_token, token_credential, token_paths
 from machd.cli.ctl_client import AdminAddress, AdminClient
 from machd.errors import NoDaemonError, SettingsError
 from machd.settings.sources import LoadedSettings, OriginKind, SettingsSources, process_environ
@@ -155,7 +155,7 @@ def _token(address: AdminAddress, given: Path | None, loaded: LoadedSettings | N
             return read_token(given, key="--token-file")
         if loaded is not None and loaded.settings.auth.admin_token_file is not None:
             return read_token(Path(loaded.settings.auth.admin_token_file))
-        credential = credential_path(environ)
+        credential = token_credential(environ)
         if credential is not None:
             return read_token(credential)
         if address.path is not None:

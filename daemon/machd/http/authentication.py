@@ -17,7 +17,7 @@ from litestar.types import Scope
 
 from machd.errors import AuthenticationError, SettingsError
 from machd.http.endpoint import PUBLIC
-from machd.http.secret_files import is_there, read_secret
+from machd.http.secret_files import credential_path, read_secret
 from machd.settings.model import Settings
 
 ANONYMOUS = "anonymous"
@@ -78,11 +78,8 @@ class ApiKeys:
         """
         if settings.auth.api_keys_file is not None:
             return cls.read(Path(settings.auth.api_keys_file))
-        directory = environ.get("CREDENTIALS_DIRECTORY")
-        credential = Path(directory, _CREDENTIAL) if directory else None
-        if credential is not None and is_there(credential, key=_SETTING):
-            return cls.read(credential)
-        return cls.none()
+        credential = credential_path(environ, _CREDENTIAL, key=_SETTING)
+        return cls.none() if credential is None else cls.read(credential)
 
     @property
     def is_required(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from machd.errors import SettingsError
@@ -21,7 +22,18 @@ def read_secret(path: Path, *, key: str, max_bytes: int) -> RegularFile:
         raise _unreadable(key, path, error) from None
 
 
-def is_there(path: Path, *, key: str) -> bool:
+def credential_path(environ: Mapping[str, str], name: str, *, key: str) -> Path | None:
+    """Return the path of the service manager's credential of this name; None where there is none.
+
+    Raises:
+        SettingsError: The system does not tell.
+    """
+    directory = environ.get("CREDENTIALS_DIRECTORY")
+    path = Path(directory, name) if directory else None
+    return path if path is not None and _is_there(path, key=key) else None
+
+
+def _is_there(path: Path, *, key: str) -> bool:
     """Return True if a file of that name exists, readable or not.
 
     Raises:

@@ -6,7 +6,7 @@ Dialects write these pieces in their own shapes and never look at the text.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Protocol, TypeAlias
 
@@ -63,16 +63,9 @@ def joined_pieces(pieces: Iterable[OutputPiece]) -> tuple[OutputPiece, ...]:
     joined: list[OutputPiece] = []
     for _, group in groupby(pieces, lambda one: (type(one), getattr(one, "index", None))):
         run = list(group)
-        text = "".join(getattr(one, "text", "") for one in run)
-        match run[0]:
-            case Reasoning():
-                joined.append(Reasoning(text))
-            case Content():
-                joined.append(Content(text))
-            case ToolCallArguments(index=index):
-                joined.append(ToolCallArguments(index, text))
-            case _:
-                joined += run
+        if isinstance(run[0], Reasoning | Content | ToolCallArguments):
+            run = [replace(run[0], text="".join(getattr(one, "text", "") for one in run))]
+        joined += run
     return tuple(joined)
 
 
