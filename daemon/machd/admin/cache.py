@@ -129,12 +129,7 @@ async def _read_again(admin: AdminContext, reading: MemoryReading) -> None:
 
 
 def _check_disk(admin: AdminContext) -> None:
-    """Refuse where there is a directory that this daemon does not use.
-
-    Raises:
-        NotReadyError, EngineFaultError: There is no model to speak of.
-        ConflictError: There is; the message says what to do.
-    """
+    """Raise ConflictError where there is a directory that this daemon does not use."""
     section = admin.configuration.settings.cache
     if not section.disk_dir or admin.served.snapshot.memory.disk is not None:
         return

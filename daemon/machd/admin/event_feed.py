@@ -211,11 +211,7 @@ class EventFeed:
         self._watchers: set[Watcher] = set()
 
     def open(self) -> Watcher:
-        """Watch from now on; each watcher opened is to be closed with :meth:`close`.
-
-        Raises:
-            TooManyInFlightError: There are ``MAX_WATCHERS`` already.
-        """
+        """Watch from now on, until :meth:`close`; TooManyInFlightError beyond ``MAX_WATCHERS``."""
         if len(self._watchers) >= MAX_WATCHERS:
             raise TooManyInFlightError(
                 f"{MAX_WATCHERS} others watch the events already; there is room for no more"

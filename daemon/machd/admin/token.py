@@ -93,11 +93,7 @@ def write_new_token(environ: Mapping[str, str], host: str, port: int) -> tuple[s
 
 
 def _check_owner(directory: Path) -> None:
-    """Refuse a directory in which other users could put a token of theirs.
-
-    Raises:
-        SettingsError: It belongs to another user, is a link, or others can write to it.
-    """
+    """Raise SettingsError for a link, a directory of another user, or one that others can write to."""
     facts = directory.lstat()
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
         problem = "is no directory of the user that runs machd"
@@ -193,11 +189,7 @@ class AdminToken:
         return None if self._own_file is None else self._own_file.path
 
     def check(self, authorization: str | None) -> None:
-        """Let a request in, or say why not.
-
-        Raises:
-            AuthenticationError: There is no token, or another one.
-        """
+        """Let a request in; AuthenticationError without a token, or with another one."""
         if self._digest is None:
             return
         scheme, _, given = (authorization or "").partition(" ")

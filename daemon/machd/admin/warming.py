@@ -66,11 +66,7 @@ class WarmPrompt(Struct, frozen=True, kw_only=True):
     chat_template_kwargs: TemplateVariables | None = None
 
     def check(self, where: str = "") -> None:
-        """Refuse what is neither a text nor a conversation, or both; ``where`` is its path, such as ``prompts[2]``.
-
-        Raises:
-            InvalidRequestError: It is.
-        """
+        """Raise InvalidRequestError for what is neither a text nor a conversation, or both, at ``where``."""
         param = where or None
         place = f"{where}: " if where else ""
         if (self.prompt is None) is (self.messages is None):
@@ -251,12 +247,9 @@ class Warmer:
         return tuple(token_ids)
 
     def _check_room(self, tokens: int) -> None:
-        """Refuse a prompt that would not be kept whole, however much made room for it.
+        """Raise ConflictError for a prompt that would not be kept whole, however much made room for it.
 
         Where a model keeps more than positions, what a prompt takes is only known once it is kept.
-
-        Raises:
-            ConflictError: It is.
         """
         facts, limit_bytes = self._service.served.model.cache, self._limit_bytes()
         # The last token is computed again whenever the prompt comes.
@@ -327,12 +320,7 @@ async def warm_cache(
 
 
 def _check_cache(admin: AdminContext) -> None:
-    """Refuse where nothing would be kept.
-
-    Raises:
-        NotReadyError, EngineFaultError: There is no model to speak of.
-        ConflictError: There is no prefix cache, or no room in it; the message says why.
-    """
+    """Raise ConflictError where nothing would be kept; the message says why."""
     verdicts = admin.served.verdicts
     if not admin.configuration.settings.cache.prefix:
         raise ConflictError(

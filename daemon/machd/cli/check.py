@@ -116,11 +116,7 @@ def _architecture_check(*, has_images: bool) -> Callable[..., int]:
 
 
 def _refuse_conflicts(given: dict[str, bool], *, with_archs: dict[str, bool]) -> None:
-    """MODEL and --measure are about one model, the others about architectures.
-
-    Raises:
-        UsageError: Two were given that do not go together.
-    """
+    """Raise UsageError where options about one model and about architectures are mixed."""
     of_model = [name for name in ("MODEL", "--measure") if given[name]]
     of_archs = [name for name in ("--all-archs", "--arch") if given[name]]
     if of_archs and (of_model or len(of_archs) > 1):

@@ -79,11 +79,7 @@ class AdminClient:
             self._headers["Authorization"] = f"Bearer {token}"
 
     def knock(self) -> None:
-        """Connect, and ask nothing.
-
-        Raises:
-            NoDaemonError: Nothing answers at the address.
-        """
+        """Connect and ask nothing; NoDaemonError if nothing answers at the address."""
         self._connected(self._timeout_s).close()
 
     def ask(
@@ -122,11 +118,7 @@ class AdminClient:
         return self._decoded(content, type_, answer.status)
 
     def events(self) -> Iterator[bytes]:
-        """The JSON of every event, as it comes, until the daemon stops.
-
-        Raises:
-            MachdError: As for :meth:`ask`.
-        """
+        """The JSON of every event, as it comes, until the daemon stops; errors are those of :meth:`ask`."""
         connection = self._connected(_EVENTS_TIMEOUT_S)
         try:
             connection.request("GET", "/admin/events", headers=self._headers)

@@ -190,11 +190,7 @@ def _notes(
 
 
 def _check_prompt_logprobs(prompts: Sequence[tuple[int, ...]], options: GenerationOptions) -> None:
-    """Bound what the answer says of prompts, which the body's length bounds too loosely.
-
-    Raises:
-        InvalidRequestError: It would be more than ``MAX_PROMPT_LOGPROBS``.
-    """
+    """Raise InvalidRequestError where the answer would say more of prompts than ``MAX_PROMPT_LOGPROBS``."""
     if options.sampling.prompt_logprobs is None:
         return
     tokens = sum(len(prompt) for prompt in prompts) * options.n

@@ -60,12 +60,7 @@ class InfillRequest(SamplingRequest, frozen=True, kw_only=True):
     response_fields: Ignored = UNSET
 
     def checked(self) -> Self:
-        """The request, once what no single field's bounds can say holds too.
-
-        Raises:
-            InvalidRequestError: Fields contradict each other.
-            UnsupportedParameterError: A field asks for what machd does not do.
-        """
+        """Check as :meth:`GenerationRequest.checked`."""
         refuse_unsupported(self)
         self.constraint()
         self.check_sampling()

@@ -124,11 +124,7 @@ class ApiKeys:
 async def require_api_key(  # async so that the framework calls it here and not on a thread
     connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler
 ) -> None:
-    """Guard of every route: names the client, or refuses.
-
-    Raises:
-        AuthenticationError: The route needs a key and there is no good one.
-    """
+    """Guard of every route: names the client; AuthenticationError where a key is needed and none is good."""
     if handler.opt.get(PUBLIC):
         return
     keys: ApiKeys = connection.app.state.api_keys

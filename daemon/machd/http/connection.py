@@ -218,11 +218,7 @@ class ClientConnection(H11Protocol):
         self.transport.abort()
 
     def check_stalled(self) -> None:
-        """Say so if the connection was closed because its client read nothing.
-
-        Raises:
-            ClientStalledError: It was.
-        """
+        """Raise ClientStalledError if the connection was closed because its client read nothing."""
         if self._has_stalled:
             limit_s = self._listener_connections.stall_timeout_s
             raise ClientStalledError(

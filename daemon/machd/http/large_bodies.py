@@ -51,11 +51,7 @@ class BodyLimit:
         )
 
     def check_text(self, text_bytes: int) -> None:
-        """Hold the body without its images and videos against its bound.
-
-        Raises:
-            BodyTooLargeError: It is longer.
-        """
+        """Raise BodyTooLargeError if the body without its images and videos is beyond its bound."""
         if text_bytes > self.max_text_bytes:
             raise BodyTooLargeError(
                 "without its images and videos the body is longer than limits.max_body_bytes"
@@ -77,11 +73,7 @@ class BodyLease:
         self._held_bytes = 0
 
     def grow_to(self, body_bytes: int) -> None:
-        """Hold so many bytes.
-
-        Raises:
-            TooManyInFlightError: All requests together would hold more than ``MAX_HELD_BYTES``.
-        """
+        """Hold so many bytes; TooManyInFlightError if all requests together would hold over ``MAX_HELD_BYTES``."""
         added = max(0, body_bytes - self._held_bytes)
         if self._bodies.held_bytes + added > MAX_HELD_BYTES:
             raise TooManyInFlightError(

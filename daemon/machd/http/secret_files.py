@@ -23,22 +23,14 @@ def read_secret(path: Path, *, key: str, max_bytes: int) -> RegularFile:
 
 
 def credential_path(environ: Mapping[str, str], name: str, *, key: str) -> Path | None:
-    """Return the path of the service manager's credential of this name; None where there is none.
-
-    Raises:
-        SettingsError: The system does not tell.
-    """
+    """Return the path of the service manager's credential; SettingsError if it cannot be told, None without one."""
     directory = environ.get("CREDENTIALS_DIRECTORY")
     path = Path(directory, name) if directory else None
     return path if path is not None and _is_there(path, key=key) else None
 
 
 def _is_there(path: Path, *, key: str) -> bool:
-    """Return True if a file of that name exists, readable or not.
-
-    Raises:
-        SettingsError: The system does not tell.
-    """
+    """Return True if a file of that name exists, readable or not; SettingsError if that cannot be told."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):

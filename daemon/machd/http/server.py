@@ -78,11 +78,7 @@ class HttpServer(uvicorn.Server):
             self._serving = asyncio.create_task(self.serve(sockets=[self.listener.socket]))
 
     async def wait_started(self) -> None:
-        """Until requests are read.
-
-        Raises:
-            FaultError: It has ended instead.
-        """
+        """Wait until requests are read; FaultError if the server has ended instead."""
         assert self._serving is not None, "started"
         started = asyncio.create_task(self._has_started.wait())
         await asyncio.wait({started, self._serving}, return_when=asyncio.FIRST_COMPLETED)
@@ -220,11 +216,7 @@ class HttpServers:
                 server.start()
 
     async def start_all(self) -> None:
-        """Accept connections on every socket; returns once requests are read.
-
-        Raises:
-            FaultError: A server has ended instead.
-        """
+        """Accept connections on every socket until requests are read; FaultError if a server has ended instead."""
         for server in self._all:
             server.start()
             await server.wait_started()

@@ -247,11 +247,7 @@ async def departed(receive: Receive) -> None:
 
 
 async def while_connected(receive: Receive, work: Coroutine[object, object, _T]) -> _T:
-    """Do ``work``, and cancel it when the client leaves.
-
-    Raises:
-        ClientDisconnectedError: The client left.
-    """
+    """Do ``work``; when the client leaves, cancel it and raise ClientDisconnectedError."""
     worker = asyncio.create_task(work)
     watcher = asyncio.create_task(departed(receive))
     try:

@@ -101,11 +101,7 @@ class SettingsSources:
     flags: Mapping[str, object]
 
     def load(self) -> LoadedSettings:
-        """Read all of them.
-
-        Raises:
-            SettingsError: Something is wrong; there is a line for each problem of each source.
-        """
+        """Read all of them, as :func:`load_settings`."""
         return load_settings(config_path=self.config_path, environ=self.environ, flags=self.flags)
 
 

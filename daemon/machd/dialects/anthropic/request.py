@@ -112,11 +112,7 @@ class CountTokensRequest(GenerationRequest, frozen=True, kw_only=True):
     context_management: _NoEdits = UNSET
 
     def checked(self) -> Self:
-        """The request, if it asks for nothing that machd does not do.
-
-        Raises:
-            UnsupportedParameterError: It does.
-        """
+        """Return the request; UnsupportedParameterError if it asks for what machd does not do."""
         refuse_unsupported(self)
         return self
 

@@ -111,11 +111,7 @@ def anthropic_tools(tools: Sequence[AnthropicTool] | None) -> tuple[FunctionTool
 def anthropic_tool_choice(
     choice: AnthropicToolChoice | None, tools: Sequence[FunctionTool]
 ) -> ToolChoice:
-    """Return the choice of tools.
-
-    Raises:
-        InvalidRequestError: A call is asked for without tools, or of a tool that is not there.
-    """
+    """Return the choice of tools, checked by :func:`check_tool_choice`."""
     match choice:
         case NoToolChoice():
             asked = ToolChoice(ToolChoiceMode.NONE)

@@ -193,11 +193,7 @@ def check_messages(messages: Sequence[ChatMessage]) -> None:
 
 
 def check_final_message(messages: Sequence[ChatMessage]) -> None:
-    """Refuse to continue what is not a text of the assistant's.
-
-    Raises:
-        InvalidRequestError: The last message is another's, calls tools or holds no text.
-    """
+    """Raise InvalidRequestError unless the last message is a text of the assistant's, without calls."""
     last = messages[-1]
     has_called = isinstance(last, AssistantMessage) and (last.tool_calls or last.function_call)
     said = _content(last, where="")

@@ -117,14 +117,7 @@ class ChatCompletionRequest(SamplingRequest, frozen=True, kw_only=True):
     chat_template: Refused = UNSET
 
     def checked(self) -> Self:
-        """The request, once what no single field's bounds can say holds too.
-
-        What is said of :meth:`conversation` is left to it.
-
-        Raises:
-            InvalidRequestError: Fields contradict each other.
-            UnsupportedParameterError: A field asks for what machd does not do.
-        """
+        """Check as :meth:`GenerationRequest.checked`, but for what :meth:`conversation` checks."""
         refuse_unsupported(self)
         self.check_sampling()
         check_messages(self.messages)

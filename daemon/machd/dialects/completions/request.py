@@ -47,12 +47,7 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
     add_special_tokens: TrueOnly = UNSET
 
     def checked(self) -> Self:
-        """The request, once what no single field's bounds can say holds too.
-
-        Raises:
-            InvalidRequestError: Fields contradict each other, or ``prompt`` is a mixture.
-            UnsupportedParameterError: A field asks for what machd does not do.
-        """
+        """Check as :meth:`GenerationRequest.checked`, and that ``prompt`` is no mixture."""
         refuse_unsupported(self)
         self.prompts()
         self.constraint()
@@ -69,11 +64,7 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
         return self
 
     def texts(self) -> tuple[str, ...]:
-        """The prompts of a request with ``suffix``.
-
-        Raises:
-            InvalidRequestError: A prompt is a list of token ids.
-        """
+        """The prompts of a request with ``suffix``; InvalidRequestError if they are token ids."""
         texts = tuple(prompt for prompt in self.prompts() if isinstance(prompt, str))
         if not texts:
             raise InvalidRequestError.at("suffix", "send the prompt as text too, not as token ids")
@@ -104,11 +95,7 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
         return tuple(tuple(one) if isinstance(one, list) else str(one) for one in self.prompt)
 
     def check_vocabulary(self, vocabulary_tokens: int) -> None:
-        """Hold every token id of the request, prompts included, against the model's.
-
-        Raises:
-            InvalidRequestError: An id is outside the vocabulary.
-        """
+        """Check every token id of the request, those of prompts included."""
         SamplingRequest.check_vocabulary(self, vocabulary_tokens)
         for prompt in self.prompts():
             if not isinstance(prompt, str):
@@ -120,11 +107,7 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
         return self.logprobs if self.echo else None
 
     def asked_tokens(self) -> int | None:
-        """Completion tokens that are asked for: 0 computes the prompt alone; None where no field says.
-
-        Raises:
-            InvalidRequestError: Two fields differ, or one is out of range.
-        """
+        """Completion tokens as :meth:`SamplingRequest.asked_tokens`; 0 computes the prompt alone."""
         return agreed_tokens(self.token_fields(), least=0)
 
     def options(self) -> GenerationOptions:
@@ -136,12 +119,7 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
 
 
 def _check_best_of(best_of: int | None, n: int) -> None:
-    """Refuse to choose among completions.
-
-    Raises:
-        InvalidRequestError: There would be fewer than are asked for.
-        UnsupportedParameterError: There would be more.
-    """
+    """Raise InvalidRequestError for fewer completions than are asked for, UnsupportedParameterError for more."""
     if best_of is None or best_of == n:
         return
     if best_of < n:

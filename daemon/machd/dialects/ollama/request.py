@@ -222,11 +222,7 @@ class OllamaOptions(Struct, frozen=True, kw_only=True):
     embedding_only: Ignored = UNSET
 
     def check(self) -> None:
-        """Refuse options that machd cannot follow.
-
-        Raises:
-            UnsupportedParameterError: One of them asks for what machd does not do.
-        """
+        """Raise UnsupportedParameterError if an option asks for what machd does not do."""
         refuse_unsupported(self, where="options.")
         penalises = (
             self.repeat_penalty not in (None, 1.0)
@@ -303,13 +299,7 @@ class OllamaRequest(GenerationRequest, frozen=True, kw_only=True):
     debug_render_only: FalseOnly = UNSET
 
     def checked(self) -> Self:
-        """The request, if its fields go together and ask for nothing that machd does not do.
-
-        Raises:
-            InvalidRequestError: ``format`` is neither of its two forms, or ``top_logprobs`` comes
-                without ``logprobs``.
-            UnsupportedParameterError: A field asks for what machd does not do.
-        """
+        """Check as :meth:`GenerationRequest.checked`, and that ``format`` has one of its two forms."""
         refuse_unsupported(self)
         if self.options is not None:
             self.options.check()
@@ -319,12 +309,7 @@ class OllamaRequest(GenerationRequest, frozen=True, kw_only=True):
         return self
 
     def constraint(self) -> Constraint | None:
-        """Return the constraint that ``format`` asks for; None for any text.
-
-        Raises:
-            InvalidRequestError: It is neither ``"json"`` nor a JSON schema, or the schema is too
-                long.
-        """
+        """Return the constraint that ``format`` asks for, as :func:`ollama_constraint`; None for any text."""
         return ollama_constraint(self.format)
 
     def generation(self) -> GenerationOptions:

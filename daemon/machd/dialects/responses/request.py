@@ -67,11 +67,7 @@ class TextRequest(Struct, frozen=True, kw_only=True):
     verbosity: _MediumOnly = UNSET
 
     def constraint(self) -> Constraint | None:
-        """Return the constraint of the answer; None for any text.
-
-        Raises:
-            InvalidRequestError: The schema is no JSON object, or too long.
-        """
+        """Return the constraint of the answer; None for any text. A schema is checked."""
         match self.format:
             case JsonObjectFormat():
                 return object_format_constraint(self.format, param="text.format")
@@ -158,14 +154,7 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
     chat_template_kwargs: Refused = UNSET
 
     def checked(self) -> Self:
-        """The request, once what no single field's bounds can say holds too.
-
-        Only the places that need what is stored are left: :meth:`chain` and :meth:`continued`.
-
-        Raises:
-            InvalidRequestError: Fields contradict each other, or an item lacks something.
-            UnsupportedParameterError: A field asks for what machd does not do.
-        """
+        """Check as :meth:`GenerationRequest.checked`, but for what needs stored items: see :meth:`continued`."""
         refuse_unsupported(self)
         if self.text is not None:
             refuse_unsupported(self.text, where="text.")

@@ -133,11 +133,7 @@ class DetokenizeRequest(Struct, frozen=True, kw_only=True):
     tokens: TokenIds
 
     def check_vocabulary(self, vocabulary_tokens: int) -> None:
-        """Hold the ids against the model's.
-
-        Raises:
-            InvalidRequestError: An id is outside the vocabulary.
-        """
+        """Raise InvalidRequestError if an id is outside the vocabulary."""
         check_token_ids(self.tokens, vocabulary_tokens=vocabulary_tokens, param="tokens")
 
 

@@ -66,11 +66,7 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
         return self
 
     def check_vocabulary(self, vocabulary_tokens: int) -> None:
-        """Hold the token ids that the request names, if any, against the model's.
-
-        Raises:
-            InvalidRequestError: An id is outside the vocabulary.
-        """
+        """Raise InvalidRequestError if a token id that the request names is outside the vocabulary."""
 
 
 class SamplingFields(GenerationRequest, frozen=True, kw_only=True):
@@ -140,11 +136,7 @@ class SamplingFields(GenerationRequest, frozen=True, kw_only=True):
 
 
 def agreed(asked: Mapping[str, _T | None]) -> _T | None:
-    """Return the one value that several spellings of a field have, if any is given.
-
-    Raises:
-        InvalidRequestError: Two of them differ.
-    """
+    """Return the one value that several spellings of a field have; InvalidRequestError if two differ."""
     given = {name: value for name, value in asked.items() if value is not None}
     first = next(iter(given), None)
     for name, value in given.items():
@@ -168,11 +160,7 @@ def agreed_tokens(asked: Mapping[str, int | None], *, least: int = 1) -> int | N
 
 
 def check_token_ids(token_ids: Iterable[int], *, vocabulary_tokens: int, param: str) -> None:
-    """Refuse ids that the model does not have; ``vocabulary_tokens`` is the width of its logits.
-
-    Raises:
-        InvalidRequestError: One of them is outside; the message names the first.
-    """
+    """Raise InvalidRequestError, naming the first one, where ids are outside the width of the logits."""
     for token_id in token_ids:
         if not 0 <= token_id < vocabulary_tokens:
             raise InvalidRequestError.at(

@@ -116,11 +116,7 @@ def raw_object(
 
 
 def raw_schema_text(raw: Raw, *, param: str) -> str:
-    """The text of a schema that comes as an object or, as in vLLM's API, as its JSON text.
-
-    Raises:
-        InvalidRequestError: As :func:`raw_object`.
-    """
+    """The text of a schema that comes as an object or, as in vLLM's API, as its JSON text, checked."""
     text = bytes(raw).decode()
     if text.startswith('"'):
         inner = _decoded(raw, param)

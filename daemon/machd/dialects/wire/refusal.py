@@ -59,12 +59,9 @@ def neutral_values(body_type: type[Struct]) -> Mapping[str, tuple[object, ...]]:
 
 
 def refuse_unsupported(body: Struct, *, where: str = "") -> None:
-    """Refuse a struct whose refused fields ask for something.
+    """Raise UnsupportedParameterError, with the field as ``param``, if a refused field asks for something.
 
     ``where`` is the struct's path in the request, such as ``messages[2].``.
-
-    Raises:
-        UnsupportedParameterError: It does; ``param`` is the field.
     """
     for name, values in neutral_values(type(body)).items():
         value = getattr(body, name)

@@ -1,6 +1,7 @@
 """The ways to ask for an answer of a certain shape: OpenAI's, vLLM's, llama.cpp's and Ollama's.
 
 All of them become one :class:`Constraint`; a request may have one, said in as many ways as it likes.
+Whatever reads a schema raises InvalidRequestError if that is no JSON object, or too long.
 """
 
 from __future__ import annotations
@@ -75,12 +76,7 @@ class StructuredOutputs(Struct, frozen=True, kw_only=True):
     whitespace_pattern: Refused = UNSET
 
     def constraints(self) -> list[Constraint]:
-        """Return the constraints that are asked for; each names its own field.
-
-        Raises:
-            InvalidRequestError: The schema is no JSON object, or too long.
-            UnsupportedParameterError: It asks for what machd does not do.
-        """
+        """Return the constraints that are asked for; UnsupportedParameterError for what machd does not do."""
         refuse_unsupported(self, where="structured_outputs.")
         return source_constraints(
             self.json,
@@ -102,9 +98,6 @@ def source_constraints(
     """The constraints that vLLM's four sources ask for.
 
     Each is what the field of its name holds, after a prefix such as ``guided_``.
-
-    Raises:
-        InvalidRequestError: The schema is no JSON object, or too long.
     """
     asked = []
     if is_given(json):
@@ -119,11 +112,7 @@ def source_constraints(
 
 
 def format_constraint(format_: ResponseFormat | None) -> Constraint | None:
-    """Return the constraint that ``response_format`` asks for; None for any text.
-
-    Raises:
-        InvalidRequestError: The schema is no JSON object, or too long.
-    """
+    """Return the constraint that ``response_format`` asks for; None for any text."""
     match format_:
         case JsonObjectFormat():
             return object_format_constraint(format_, param="response_format")
@@ -138,11 +127,7 @@ def format_constraint(format_: ResponseFormat | None) -> Constraint | None:
 
 
 def schema_constraints(json_schema: ObjectSource, grammar: str | None) -> list[Constraint]:
-    """The constraints that llama.cpp's fields ``json_schema`` and ``grammar`` ask for.
-
-    Raises:
-        InvalidRequestError: The schema is no JSON object, or too long.
-    """
+    """The constraints that llama.cpp's fields ``json_schema`` and ``grammar`` ask for."""
     asked = []
     if is_given(json_schema):
         asked.append(_schema_source(json_schema, "json_schema"))
@@ -152,11 +137,7 @@ def schema_constraints(json_schema: ObjectSource, grammar: str | None) -> list[C
 
 
 def ollama_constraint(format_: ObjectSource) -> Constraint | None:
-    """The constraint that Ollama's ``format`` asks for: the word ``json``, or a schema.
-
-    Raises:
-        InvalidRequestError: It is neither, or the schema is too long.
-    """
+    """The constraint that Ollama's ``format`` asks for: the word ``json``, or a schema."""
     if not is_given(format_) or bytes(format_) == b'""':
         return None
     if bytes(format_) == b'"json"':
@@ -173,11 +154,7 @@ def forbidden_constraint(texts: list[str] | None) -> Constraint | None:
 
 
 def object_format_constraint(format_: JsonObjectFormat, *, param: str) -> Constraint:
-    """A JSON object: any, or one that follows the format's schema.
-
-    Raises:
-        InvalidRequestError: The schema is no JSON object, or too long.
-    """
+    """A JSON object: any, or one that follows the format's schema."""
     if is_given(format_.schema):
         return json_schema_constraint(format_.schema, param=f"{param}.schema")
     return json_object_constraint(param)
@@ -189,11 +166,7 @@ def json_object_constraint(param: str) -> Constraint:
 
 
 def json_schema_constraint(schema: Raw, *, param: str) -> Constraint:
-    """JSON that follows a schema.
-
-    Raises:
-        InvalidRequestError: The schema is no JSON object, or too long.
-    """
+    """JSON that follows a schema."""
     raw_object(schema, param=param)
     return Constraint(ConstraintKind.JSON_SCHEMA, bytes(schema).decode(), param)
 

@@ -135,11 +135,7 @@ class SamplingRequest(OtherServersFields, frozen=True, kw_only=True):
         return found
 
     def check_free_ending(self, param: str) -> None:
-        """Refuse fields that would keep the grammar that ``param`` asks for from ending its text.
-
-        Raises:
-            InvalidRequestError: There is one.
-        """
+        """Raise InvalidRequestError for a field that keeps the grammar of ``param`` from ending its text."""
         for name in ("ignore_eos", "min_tokens", "allowed_token_ids"):
             if getattr(self, name):
                 raise InvalidRequestError(
@@ -182,11 +178,7 @@ class SamplingRequest(OtherServersFields, frozen=True, kw_only=True):
         return {"max_tokens": self.max_tokens, "n_predict": self.n_predict}
 
     def check_vocabulary(self, vocabulary_tokens: int) -> None:
-        """Hold the request's token ids against the model's vocabulary.
-
-        Raises:
-            InvalidRequestError: An id is outside the vocabulary.
-        """
+        """Check the token ids of all fields."""
         for param, token_ids in (
             ("logit_bias", self.logit_bias),
             ("stop_token_ids", self.stop_token_ids),

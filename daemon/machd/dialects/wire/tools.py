@@ -123,11 +123,7 @@ def chat_tool_choice(
     *,
     parallel_tool_calls: bool | None,
 ) -> tuple[ToolChoice, tuple[FunctionTool, ...]]:
-    """Return the choice of tools, and the tools that may be called.
-
-    Raises:
-        InvalidRequestError: A call is asked for without tools, or of a tool that is not there.
-    """
+    """Return the choice of tools, checked, and the tools that may be called."""
     mode, name = ToolChoiceMode.AUTO, None
     if isinstance(choice, str):
         mode = ToolChoiceMode(choice)
@@ -142,11 +138,7 @@ def chat_tool_choice(
 
 
 def check_unique_names(names: Iterable[tuple[str, str]]) -> None:
-    """Refuse tools that cannot be told apart; a name comes behind its place in the request.
-
-    Raises:
-        InvalidRequestError: One name occurs twice; ``param`` is the second place.
-    """
+    """Raise InvalidRequestError at the second place if two of the (place, name) pairs have one name."""
     seen: dict[str, str] = {}
     for place, name in names:
         if name in seen:
@@ -155,11 +147,7 @@ def check_unique_names(names: Iterable[tuple[str, str]]) -> None:
 
 
 def check_tool_choice(choice: ToolChoice, tools: Sequence[FunctionTool], *, param: str) -> None:
-    """Hold what is asked about calls against the tools.
-
-    Raises:
-        InvalidRequestError: A call is asked for without tools, or of a tool that is not there.
-    """
+    """Raise InvalidRequestError if a call is asked for without tools, or of a tool that is not there."""
     if choice.mode is not ToolChoiceMode.REQUIRED:
         return
     if not tools:
@@ -176,11 +164,7 @@ def schemas_allowance() -> Allowance:
 def parameters_of(
     raw: OptionalSchema, *, param: str, allowance: Allowance | None = None
 ) -> dict[str, object] | None:
-    """The schema of a tool's arguments; None where it takes any object.
-
-    Raises:
-        InvalidRequestError: It is no JSON object, or too long.
-    """
+    """The schema of a tool's arguments, read by :func:`raw_object`; None where it takes any object."""
     if not is_given(raw):
         return None
     return raw_object(raw, param=param, allowance=allowance)
