@@ -103,8 +103,6 @@ WARM_PROMPT_FIELDS = "prompt, or messages with tools, reasoning_effort and chat_
 
 
 class _Prompts(Struct, frozen=True):
-    """The prompts of a request as they were sent."""
-
     prompts: list[Raw]
 
 

@@ -105,7 +105,6 @@ def check(
 
 
 def _architecture_check(*, has_images: bool) -> Callable[..., int]:
-    """Import what measures architectures, or families with images."""
     if has_images:
         from machd_probes.vision_matrix.command import check_families  # noqa: PLC0415 - only here
 

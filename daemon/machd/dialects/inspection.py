@@ -181,7 +181,6 @@ def _with_gain(
 def _speculation(
     row: ModelCapabilities, decision: SpeculationDecision, drafts: DraftReading
 ) -> SpeculationInForce:
-    """The verdicts, what the daemon does, and what came of it."""
     assert isinstance(row.speculation, SpeculationReport), "every model is judged"
     in_force = {
         "requested": decision.requested,

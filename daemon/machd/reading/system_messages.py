@@ -94,7 +94,6 @@ def _add(placed: list[dict[str, object]], text: str, chat_format: ChatFormat) ->
 
 
 def _joined(before: object, behind: object) -> str | list[object]:
-    """Join two contents, each a text or a list of parts."""
     if isinstance(before, list) and isinstance(behind, list):
         return [*before, {"type": "text", "text": _GAP}, *behind]
     if isinstance(before, list):

@@ -167,7 +167,6 @@ class ToolCallSection:
             self._reader.show_beginning()
 
     def _choose_reader(self, text: str) -> None:
-        """Choose how the section is read, by its first characters."""
         if not text:
             return
         header = CALL_HEADERS.get(self._name)

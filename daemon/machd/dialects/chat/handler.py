@@ -71,8 +71,6 @@ async def create_chat_completion(
 
 
 class _ChatDialect:
-    """Chat completion objects."""
-
     def __init__(
         self,
         body: ChatCompletionRequest,

@@ -160,14 +160,8 @@ ChatMessage: TypeAlias = (
 ChatMessageList = Annotated[list[ChatMessage], Meta(min_length=1, max_length=8192)]
 """A conversation, oldest message first."""
 
-_TEMPLATE_ROLES: tuple[tuple[type[Struct], str], ...] = (
-    (SystemMessage, "system"),
-    (DeveloperMessage, "system"),
-    (UserMessage, "user"),
-    (AssistantMessage, "assistant"),
-    (FunctionMessage, "tool"),
-    (ToolMessage, "tool"),
-)
+_TEMPLATE_ROLES = {"developer": "system", "function": "tool"}
+"""Roles that templates know by another name."""
 
 
 def check_messages(messages: Sequence[ChatMessage]) -> None:
@@ -192,8 +186,16 @@ def check_messages(messages: Sequence[ChatMessage]) -> None:
             _check_parts(message.content, takes_media=takes_media, where=f"{where}content")
 
 
-def check_final_message(messages: Sequence[ChatMessage]) -> None:
-    """Raise InvalidRequestError unless the last message is a text of the assistant's, without calls."""
+def check_final_message(messages: Sequence[ChatMessage], *, opens_turn: bool | None) -> None:
+    """Raise InvalidRequestError unless the last message is a text of the assistant's, without calls.
+
+    With ``opens_turn`` it could not be continued.
+    """
+    if opens_turn is not False:
+        raise InvalidRequestError(
+            "continue_final_message needs add_generation_prompt: false",
+            param="continue_final_message",
+        )
     last = messages[-1]
     has_called = isinstance(last, AssistantMessage) and (last.tool_calls or last.function_call)
     said = _content(last, where="")
@@ -259,8 +261,11 @@ def _check_parts(parts: Sequence[_Part], *, takes_media: bool, where: str) -> No
 def _template_message(
     message: ChatMessage, names: Mapping[str, str], *, where: str
 ) -> dict[str, object]:
-    role = next(role for kind, role in _TEMPLATE_ROLES if isinstance(message, kind))
-    seen: dict[str, object] = {"role": role, "content": _content(message, where=where)}
+    role = str(message.__struct_config__.tag)
+    seen: dict[str, object] = {
+        "role": _TEMPLATE_ROLES.get(role, role),
+        "content": _content(message, where=where),
+    }
     name = message.name
     if isinstance(message, ToolMessage):
         seen["tool_call_id"] = message.tool_call_id

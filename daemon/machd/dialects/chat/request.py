@@ -200,17 +200,10 @@ class ChatCompletionRequest(SamplingRequest, frozen=True, kw_only=True):
         )
 
     def _check_continuation(self) -> None:
-        opens_turn = self.add_generation_prompt is not False
-        if not self.continue_final_message:
-            if not opens_turn:
-                raise UnsupportedParameterError.at(
-                    "add_generation_prompt",
-                    "false is supported together with continue_final_message: true only",
-                )
-            return
-        if opens_turn:
-            raise InvalidRequestError(
-                "continue_final_message needs add_generation_prompt: false",
-                param="continue_final_message",
+        if self.continue_final_message:
+            check_final_message(self.messages, opens_turn=self.add_generation_prompt)
+        elif self.add_generation_prompt is False:
+            raise UnsupportedParameterError.at(
+                "add_generation_prompt",
+                "false is supported together with continue_final_message: true only",
             )
-        check_final_message(self.messages)

@@ -205,8 +205,6 @@ class _GrowingChoice:
 
 
 class _CompletionDialect:
-    """Text completion objects."""
-
     def __init__(
         self, options: GenerationOptions, blank: Completion, choices: Sequence[_GrowingChoice]
     ) -> None:

@@ -223,7 +223,6 @@ def _parameter_size(parameters: int) -> str:
 
 
 def _capabilities(tokenizer: Tokenizer) -> list[OllamaCapability]:
-    """Return the abilities of the model's chat format."""
     found: list[OllamaCapability] = ["completion"]
     if tokenizer.has_chat_template:
         found.append("tools")

@@ -375,8 +375,6 @@ class _Turn:
 
 
 class _Messages:
-    """Messages as they grow."""
-
     def __init__(self) -> None:
         self._opening_words: list[str] = []
         self._held_words: list[str] = []

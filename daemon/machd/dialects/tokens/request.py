@@ -59,7 +59,8 @@ class TokenizeRequest(Struct, frozen=True, kw_only=True):
             raise InvalidRequestError("send either prompt or messages", param="prompt")
         if self.messages is not None:
             check_messages(self.messages)
-            self._check_continuation(self.messages)
+            if self.continue_final_message:
+                check_final_message(self.messages, opens_turn=self.add_generation_prompt)
         return self
 
     @property
@@ -99,16 +100,6 @@ class TokenizeRequest(Struct, frozen=True, kw_only=True):
             template_variables=reasoning.template_variables,
             continues_final_message=bool(self.continue_final_message),
         )
-
-    def _check_continuation(self, messages: ChatMessageList) -> None:
-        if not self.continue_final_message:
-            return
-        if self.add_generation_prompt:
-            raise InvalidRequestError(
-                "continue_final_message needs add_generation_prompt: false",
-                param="continue_final_message",
-            )
-        check_final_message(messages)
 
 
 class TokenizeResponse(Struct, frozen=True, kw_only=True):

@@ -177,7 +177,6 @@ def media_characters(body: Struct) -> int:
 
 
 def _values(value: object) -> Iterator[object]:
-    """Yield a field's value, or the values of its list."""
     if isinstance(value, list):
         for one in value:
             yield from _values(one)
