@@ -259,10 +259,8 @@ def item_chain(
 ) -> ItemChain:
     """The items of a request, after those of the responses before it.
 
-    Args:
-        given: ``input``, its items checked.
-        previous: Items of the chain that ``previous_response_id`` ends, as JSON.
-        referenced: Items that ``given`` refers to, by id, as far as they are stored.
+    ``previous`` are the items of the chain that ``previous_response_id`` ends; ``referenced`` are by id what is stored of
+    the items that ``given`` refers to. Both are JSON.
 
     Raises:
         InvalidRequestError: An item refers to nothing that is stored, or there are too many items

@@ -197,11 +197,7 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
         )
 
     def chain(self, *, previous: tuple[bytes, ...], referenced: dict[str, bytes]) -> ItemChain:
-        """The items of the conversation.
-
-        Args:
-            previous: Items that led to the previous response, and its own, as JSON.
-            referenced: Stored items by id, as far as there are any of ``referenced_ids``.
+        """The items of the conversation, as :func:`item_chain`.
 
         Raises:
             InvalidRequestError: A reference leads nowhere.
