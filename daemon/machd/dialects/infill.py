@@ -60,7 +60,7 @@ class InfillRequest(SamplingRequest, frozen=True, kw_only=True):
     response_fields: Ignored = UNSET
 
     def checked(self) -> Self:
-        """Check as :meth:`GenerationRequest.checked`."""
+        """Check as the base class does."""
         refuse_unsupported(self)
         self.constraint()
         self.check_sampling()

@@ -7,15 +7,7 @@ from typing import Annotated, TypeAlias
 
 from msgspec import UNSET, Meta, Struct
 
-from machd.dialects.wire.bounds import (
-    MAX_TOOLS,
-    CallId,
-    ContentText,
-    FramesPerSecond,
-    Label,
-    MaxFrames,
-    MediaText,
-)
+from machd.dialects.wire import bounds
 from machd.dialects.wire.generation_request import agreed
 from machd.dialects.wire.media import media_from_url
 from machd.dialects.wire.raw_json import Allowance
@@ -29,20 +21,20 @@ from machd.request.media import MediaKind, MediaSource, message_content
 class TextPart(Struct, frozen=True, kw_only=True, tag="text", tag_field="type"):
     """A piece of text."""
 
-    text: ContentText
+    text: bounds.ContentText
 
 
 class ImageUrl(Struct, frozen=True, kw_only=True):
     """An image's URL; ``detail`` is ignored, as the model's processor alone picks a resolution."""
 
-    url: MediaText
+    url: bounds.MediaText
     detail: Ignored = UNSET
 
 
 class ImagePart(Struct, frozen=True, kw_only=True, tag="image_url", tag_field="type"):
     """An image; a text is short for its URL."""
 
-    image_url: ImageUrl | MediaText
+    image_url: ImageUrl | bounds.MediaText
 
 
 class AudioPart(Struct, frozen=True, tag="input_audio", tag_field="type"):
@@ -56,61 +48,61 @@ class FilePart(Struct, frozen=True, tag="file", tag_field="type"):
 class VideoUrl(Struct, frozen=True, kw_only=True):
     """A video's URL, and the frames to take of it."""
 
-    url: MediaText
-    fps: FramesPerSecond | None = None
-    max_frames: MaxFrames | None = None
+    url: bounds.MediaText
+    fps: bounds.FramesPerSecond | None = None
+    max_frames: bounds.MaxFrames | None = None
 
 
 class VideoPart(Struct, frozen=True, kw_only=True, tag="video_url", tag_field="type"):
     """A video; a text is short for its URL. The frames to take may be named at either place."""
 
-    video_url: VideoUrl | MediaText
-    fps: FramesPerSecond | None = None
-    max_frames: MaxFrames | None = None
+    video_url: VideoUrl | bounds.MediaText
+    fps: bounds.FramesPerSecond | None = None
+    max_frames: bounds.MaxFrames | None = None
 
 
 class RefusalPart(Struct, frozen=True, kw_only=True, tag="refusal", tag_field="type"):
     """A text in which the assistant declines; read as any other."""
 
-    refusal: ContentText
+    refusal: bounds.ContentText
 
 
 _Part: TypeAlias = TextPart | ImagePart | AudioPart | FilePart | VideoPart | RefusalPart
-_Content: TypeAlias = ContentText | Annotated[list[_Part], Meta(max_length=1024)]
+_Content: TypeAlias = bounds.ContentText | Annotated[list[_Part], Meta(max_length=1024)]
 
 
 class SystemMessage(Struct, frozen=True, kw_only=True, tag="system", tag_field="role"):
     """A system message."""
 
     content: _Content | None = None
-    name: Label | None = None
+    name: bounds.Label | None = None
 
 
 class DeveloperMessage(Struct, frozen=True, kw_only=True, tag="developer", tag_field="role"):
     """OpenAI's newer word for a system message; templates see ``system``."""
 
     content: _Content | None = None
-    name: Label | None = None
+    name: bounds.Label | None = None
 
 
 class UserMessage(Struct, frozen=True, kw_only=True, tag="user", tag_field="role"):
     """A message of the user's."""
 
     content: _Content | None = None
-    name: Label | None = None
+    name: bounds.Label | None = None
 
 
 class CalledFunction(Struct, frozen=True, kw_only=True):
     """The function of a call, with the JSON text of an object as its arguments."""
 
-    name: CallId
-    arguments: ContentText
+    name: bounds.CallId
+    arguments: bounds.ContentText
 
 
 class MessageToolCall(Struct, frozen=True, kw_only=True, tag="function", tag_field="type"):
     """A call that the model made."""
 
-    id: CallId
+    id: bounds.CallId
     function: CalledFunction
 
 
@@ -124,11 +116,11 @@ class AssistantMessage(Struct, frozen=True, kw_only=True, tag="assistant", tag_f
     """
 
     content: _Content | None = None
-    name: Label | None = None
-    tool_calls: Annotated[list[MessageToolCall], Meta(max_length=MAX_TOOLS)] | None = None
-    reasoning_content: ContentText | None = None
-    reasoning: ContentText | None = None
-    refusal: ContentText | None = None
+    name: bounds.Label | None = None
+    tool_calls: Annotated[list[MessageToolCall], Meta(max_length=bounds.MAX_TOOLS)] | None = None
+    reasoning_content: bounds.ContentText | None = None
+    reasoning: bounds.ContentText | None = None
+    refusal: bounds.ContentText | None = None
     function_call: CalledFunction | None = None
     audio: Refused = UNSET
 
@@ -137,15 +129,15 @@ class FunctionMessage(Struct, frozen=True, kw_only=True, tag="function", tag_fie
     """Result of a function, in OpenAI's API before tools."""
 
     content: _Content | None = None
-    name: CallId
+    name: bounds.CallId
 
 
 class ToolMessage(Struct, frozen=True, kw_only=True, tag="tool", tag_field="role"):
     """Result of a tool."""
 
     content: _Content | None = None
-    tool_call_id: Label
-    name: Label | None = None
+    tool_call_id: bounds.Label
+    name: bounds.Label | None = None
 
 
 ChatMessage: TypeAlias = (

@@ -14,14 +14,7 @@ from machd.dialects.chat.messages import (
     check_messages,
     template_messages,
 )
-from machd.dialects.wire.bounds import (
-    ContentText,
-    MaxTokens,
-    Metadata,
-    ThinkingBudget,
-    TopLogprobs,
-    UnusedLabel,
-)
+from machd.dialects.wire import bounds
 from machd.dialects.wire.generation_request import ServiceTier, UsedTier
 from machd.dialects.wire.other_servers import FalseOnly, OneOnly
 from machd.dialects.wire.reasoning import (
@@ -57,7 +50,7 @@ _TextModality: TypeAlias = Annotated[Raw | UnsetType, only(["text"])]
 class Prediction(Struct, frozen=True, kw_only=True, tag="content", tag_field="type"):
     """A text that the answer may repeat: where tokens are proposed by look-up, it is looked up there."""
 
-    content: ContentText | Annotated[list[TextPart], Meta(max_length=1024)]
+    content: bounds.ContentText | Annotated[list[TextPart], Meta(max_length=1024)]
 
     @property
     def text(self) -> str:
@@ -77,26 +70,26 @@ class ChatCompletionRequest(SamplingRequest, frozen=True, kw_only=True):
     takes_media: ClassVar[bool] = True
 
     messages: ChatMessageList
-    max_completion_tokens: MaxTokens | None = None
+    max_completion_tokens: bounds.MaxTokens | None = None
     logprobs: bool | None = None
-    top_logprobs: TopLogprobs | None = None
+    top_logprobs: bounds.TopLogprobs | None = None
 
     tools: ChatToolList | None = None
     tool_choice: ChatToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
 
-    metadata: Metadata | None = None
+    metadata: bounds.Metadata | None = None
     service_tier: ServiceTier | None = None
-    safety_identifier: UnusedLabel | None = None
-    prompt_cache_key: UnusedLabel | None = None
+    safety_identifier: bounds.UnusedLabel | None = None
+    prompt_cache_key: bounds.UnusedLabel | None = None
     prompt_cache_retention: Ignored = UNSET
     prompt_cache_options: Ignored = UNSET
     verbosity: Verbosity | None = None
 
     chat_template_kwargs: TemplateVariables | None = None
-    thinking_token_budget: ThinkingBudget | None = None
-    thinking_budget: ThinkingBudget | None = None
+    thinking_token_budget: bounds.ThinkingBudget | None = None
+    thinking_budget: bounds.ThinkingBudget | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
@@ -117,7 +110,7 @@ class ChatCompletionRequest(SamplingRequest, frozen=True, kw_only=True):
     chat_template: Refused = UNSET
 
     def checked(self) -> Self:
-        """Check as :meth:`GenerationRequest.checked`, but for what :meth:`conversation` checks."""
+        """Check as the base class does, but for what :meth:`conversation` checks."""
         refuse_unsupported(self)
         self.check_sampling()
         check_messages(self.messages)

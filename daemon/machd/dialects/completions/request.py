@@ -7,14 +7,7 @@ from typing import Annotated, Self, TypeAlias
 
 from msgspec import UNSET, Meta
 
-from machd.dialects.wire.bounds import (
-    MAX_PROMPTS,
-    CompletionLogprobs,
-    ContentText,
-    SamplesPerPrompt,
-    TokenId,
-    TokenIds,
-)
+from machd.dialects.wire import bounds
 from machd.dialects.wire.generation_request import agreed_tokens, check_token_ids
 from machd.dialects.wire.other_servers import TrueOnly
 from machd.dialects.wire.refusal import refuse_unsupported
@@ -28,7 +21,8 @@ Prompt: TypeAlias = str | tuple[int, ...]
 # One list type for OpenAI's three (texts, ids, lists of ids), as a union may hold only one; its
 # bound is that of the longest, a list of ids. `prompts` refuses a mixture.
 _PromptList: TypeAlias = Annotated[
-    list[ContentText | TokenId | TokenIds], Meta(min_length=1, max_length=2**20)
+    list[bounds.ContentText | bounds.TokenId | bounds.TokenIds],
+    Meta(min_length=1, max_length=2**20),
 ]
 
 
@@ -39,15 +33,15 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
         suffix: The text after the gap that the completion fills; empty to continue the prompt.
     """
 
-    prompt: ContentText | _PromptList
+    prompt: bounds.ContentText | _PromptList
     echo: bool | None = None
-    best_of: SamplesPerPrompt | None = None
-    logprobs: CompletionLogprobs | None = None
-    suffix: ContentText | None = None
+    best_of: bounds.SamplesPerPrompt | None = None
+    logprobs: bounds.CompletionLogprobs | None = None
+    suffix: bounds.ContentText | None = None
     add_special_tokens: TrueOnly = UNSET
 
     def checked(self) -> Self:
-        """Check as :meth:`GenerationRequest.checked`, and that ``prompt`` is no mixture."""
+        """Check as the base class does, and that ``prompt`` is no mixture."""
         refuse_unsupported(self)
         self.prompts()
         self.constraint()
@@ -88,8 +82,10 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
                 "send a text, a list of texts, a list of token ids or a list of lists of "
                 "token ids, not a mixture",
             )
-        if len(self.prompt) > MAX_PROMPTS:
-            raise InvalidRequestError.at("prompt", f"at most {MAX_PROMPTS} prompts in one request")
+        if len(self.prompt) > bounds.MAX_PROMPTS:
+            raise InvalidRequestError.at(
+                "prompt", f"at most {bounds.MAX_PROMPTS} prompts in one request"
+            )
         if [] in self.prompt:
             raise InvalidRequestError.at("prompt", "a list of token ids is empty")
         return tuple(tuple(one) if isinstance(one, list) else str(one) for one in self.prompt)

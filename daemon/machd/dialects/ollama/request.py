@@ -7,23 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from machd.dialects.wire.bounds import (
-    MAX_TOOLS,
-    CallId,
-    ContentText,
-    Label,
-    MediaText,
-    MinP,
-    ModelName,
-    Penalty,
-    RepetitionPenalty,
-    Seed,
-    Stop,
-    Temperature,
-    TopK,
-    TopLogprobs,
-    TopP,
-)
+from machd.dialects.wire import bounds
 from machd.dialects.wire.generation_request import GenerationRequest, SamplingFields
 from machd.dialects.wire.media import media_from_base64
 from machd.dialects.wire.other_servers import FalseOnly, OneOnly, TrueOnly, ZeroOnly
@@ -38,7 +22,7 @@ from machd.request.conversation import Conversation, template_call
 from machd.request.generation import WHOLE_ROOM, GenerationOptions
 from machd.request.media import MediaKind, message_content
 
-Images: TypeAlias = Annotated[list[MediaText], Meta(max_length=1024)]
+Images: TypeAlias = Annotated[list[bounds.MediaText], Meta(max_length=1024)]
 """Files of images, each in base64."""
 
 
@@ -49,7 +33,7 @@ class OllamaCalledFunction(Struct, frozen=True, kw_only=True):
         index: Ignored; calls count in their order.
     """
 
-    name: CallId
+    name: bounds.CallId
     arguments: JsonObject
     index: Ignored = UNSET
 
@@ -58,7 +42,7 @@ class OllamaToolCall(Struct, frozen=True, kw_only=True):
     """A call that the model made; Ollama's older clients drop its id."""
 
     function: OllamaCalledFunction
-    id: CallId | None = None
+    id: bounds.CallId | None = None
 
 
 class OllamaMessage(Struct, frozen=True, kw_only=True):
@@ -72,11 +56,11 @@ class OllamaMessage(Struct, frozen=True, kw_only=True):
     """
 
     role: Literal["system", "user", "assistant", "tool"]
-    content: ContentText | None = None
-    thinking: ContentText | None = None
-    tool_calls: Annotated[list[OllamaToolCall], Meta(max_length=MAX_TOOLS)] | None = None
-    tool_name: Label | None = None
-    tool_call_id: Label | None = None
+    content: bounds.ContentText | None = None
+    thinking: bounds.ContentText | None = None
+    tool_calls: Annotated[list[OllamaToolCall], Meta(max_length=bounds.MAX_TOOLS)] | None = None
+    tool_name: bounds.Label | None = None
+    tool_call_id: bounds.Label | None = None
     images: Images | None = None
 
     @property
@@ -187,16 +171,16 @@ class OllamaOptions(Struct, frozen=True, kw_only=True):
         num_ctx: Ignored, as the context is always as long as the model's.
     """
 
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    min_p: MinP | None = None
-    seed: Seed | None = None
+    temperature: bounds.Temperature | None = None
+    top_p: bounds.TopP | None = None
+    top_k: bounds.TopK | None = None
+    min_p: bounds.MinP | None = None
+    seed: bounds.Seed | None = None
     num_predict: _Tokens | None = None
-    stop: Stop | None = None
-    repeat_penalty: RepetitionPenalty | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
+    stop: bounds.Stop | None = None
+    repeat_penalty: bounds.RepetitionPenalty | None = None
+    presence_penalty: bounds.Penalty | None = None
+    frequency_penalty: bounds.Penalty | None = None
     repeat_last_n: _LastTokens | None = None
 
     typical_p: OneOnly = UNSET
@@ -291,7 +275,7 @@ class OllamaRequest(GenerationRequest, frozen=True, kw_only=True):
     options: OllamaOptions | None = None
     think: Think | None = None
     logprobs: bool | None = None
-    top_logprobs: TopLogprobs | None = None
+    top_logprobs: bounds.TopLogprobs | None = None
 
     keep_alive: Ignored = UNSET
     truncate: Ignored = UNSET
@@ -365,8 +349,8 @@ class OllamaGenerateRequest(OllamaRequest, frozen=True, kw_only=True):
         context: Refused: a conversation is continued at ``/api/chat``, by its messages.
     """
 
-    prompt: ContentText | None = None
-    system: ContentText | None = None
+    prompt: bounds.ContentText | None = None
+    system: bounds.ContentText | None = None
     raw: bool | None = None
 
     suffix: _EmptyTextOnly = UNSET
@@ -423,6 +407,6 @@ class OllamaShowRequest(Struct, frozen=True, kw_only=True):
         name: What ``model`` was called before.
     """
 
-    model: ModelName | None = None
-    name: ModelName | None = None
+    model: bounds.ModelName | None = None
+    name: bounds.ModelName | None = None
     verbose: Ignored = UNSET

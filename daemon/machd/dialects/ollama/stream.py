@@ -26,14 +26,7 @@ from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import MachdError
 from machd.generations.generation import ChoiceDelta, GenerationUsage
 from machd.http.sse import JSON_LINES
-from machd.reading.output import (
-    Content,
-    OutputPiece,
-    Reasoning,
-    ToolCallArguments,
-    ToolCallEnd,
-    ToolCallStart,
-)
+from machd.reading import output
 
 _NANOSECONDS = 1_000_000_000
 _NO_ARGUMENTS = Raw(b"{}")
@@ -152,27 +145,27 @@ class _Reader:
 
     def __init__(self) -> None:
         self._gaps = ContentGaps()
-        self._call: ToolCallStart | None = None
+        self._call: output.ToolCallStart | None = None
         self._arguments: list[str] = []
 
-    def push(self, pieces: Iterable[OutputPiece]) -> Iterator[Said]:
+    def push(self, pieces: Iterable[output.OutputPiece]) -> Iterator[Said]:
         """Yield texts and thoughts as they come, and calls once they are whole."""
         for piece in self._gaps.push(pieces):
             match piece:
-                case Content(text):
+                case output.Content(text):
                     yield Said(content=text)
-                case Reasoning(text):
+                case output.Reasoning(text):
                     yield Said(thinking=text)
-                case ToolCallStart():
+                case output.ToolCallStart():
                     self._call, self._arguments = piece, []
-                case ToolCallArguments(text=text):
+                case output.ToolCallArguments(text=text):
                     self._arguments.append(text)
-                case ToolCallEnd():
+                case output.ToolCallEnd():
                     assert self._call is not None, "a call ends that has begun"
                     yield Said(calls=(_called(self._call, "".join(self._arguments)),))
 
 
-def _called(call: ToolCallStart, arguments: str) -> OllamaAnswerToolCall:
+def _called(call: output.ToolCallStart, arguments: str) -> OllamaAnswerToolCall:
     function = OllamaFunctionCall(
         index=call.index, name=call.name, arguments=_one_line_object(arguments)
     )

@@ -15,15 +15,7 @@ from machd.dialects.responses.tools import (
     responses_tool_choice,
     responses_tools,
 )
-from machd.dialects.wire.bounds import (
-    ContentText,
-    Label,
-    MaxTokens,
-    MaxToolCalls,
-    Metadata,
-    TopLogprobs,
-    UnusedLabel,
-)
+from machd.dialects.wire import bounds
 from machd.dialects.wire.generation_request import SamplingFields, ServiceTier, agreed_tokens
 from machd.dialects.wire.other_servers import FalseOnly
 from machd.dialects.wire.reasoning import ReasoningEffort, reasoning_options
@@ -112,13 +104,13 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
 
     takes_media: ClassVar[bool] = True
 
-    input: ContentText | InputItems
-    instructions: ContentText | None = None
-    previous_response_id: Label | None = None
+    input: bounds.ContentText | InputItems
+    instructions: bounds.ContentText | None = None
+    previous_response_id: bounds.Label | None = None
     store: bool | None = None
     stream_options: ResponsesStreamOptions | None = None
-    max_output_tokens: MaxTokens | None = None
-    top_logprobs: TopLogprobs | None = None
+    max_output_tokens: bounds.MaxTokens | None = None
+    top_logprobs: bounds.TopLogprobs | None = None
     truncation: Literal["auto", "disabled"] | None = None
     include: Annotated[list[_Include], Meta(max_length=16)] | None = None
     tools: ResponsesToolList | None = None
@@ -126,14 +118,14 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     text: TextRequest | None = None
     reasoning: ReasoningRequest | None = None
-    metadata: Metadata | None = None
+    metadata: bounds.Metadata | None = None
     service_tier: ServiceTier | None = None
-    user: UnusedLabel | None = None
-    safety_identifier: UnusedLabel | None = None
-    prompt_cache_key: UnusedLabel | None = None
+    user: bounds.UnusedLabel | None = None
+    safety_identifier: bounds.UnusedLabel | None = None
+    prompt_cache_key: bounds.UnusedLabel | None = None
     prompt_cache_retention: Ignored = UNSET
     prompt_cache_options: Ignored = UNSET
-    max_tool_calls: MaxToolCalls | None = None
+    max_tool_calls: bounds.MaxToolCalls | None = None
 
     background: FalseOnly = UNSET
     conversation: Refused = UNSET
@@ -154,7 +146,7 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
     chat_template_kwargs: Refused = UNSET
 
     def checked(self) -> Self:
-        """Check as :meth:`GenerationRequest.checked`, but for what needs stored items: see :meth:`continued`."""
+        """Check as the base class does, but for what needs stored items: see :meth:`continued`."""
         refuse_unsupported(self)
         if self.text is not None:
             refuse_unsupported(self.text, where="text.")

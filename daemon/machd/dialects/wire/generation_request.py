@@ -8,20 +8,7 @@ from typing import ClassVar, Literal, Self, TypeAlias, TypeVar
 
 from msgspec import Struct
 
-from machd.dialects.wire.bounds import (
-    CacheSalt,
-    MinP,
-    ModelName,
-    Penalty,
-    PriorityNumber,
-    RepetitionPenalty,
-    Seed,
-    Stop,
-    StreamInterval,
-    Temperature,
-    TopK,
-    TopP,
-)
+from machd.dialects.wire import bounds
 from machd.errors import InvalidRequestError
 from machd.request.generation import WHOLE_ROOM, GenerationOptions, PriorityName, SamplingParams
 
@@ -54,7 +41,7 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     uses_tokens: ClassVar[bool] = True
     takes_media: ClassVar[bool] = False
 
-    model: ModelName | None = None
+    model: bounds.ModelName | None = None
 
     def checked(self) -> Self:
         """The request, once what no single field's bounds can say holds too.
@@ -76,20 +63,20 @@ class SamplingFields(GenerationRequest, frozen=True, kw_only=True):
     machd's own.
     """
 
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    seed: Seed | None = None
-    stop: Stop | None = None
+    temperature: bounds.Temperature | None = None
+    top_p: bounds.TopP | None = None
+    presence_penalty: bounds.Penalty | None = None
+    frequency_penalty: bounds.Penalty | None = None
+    seed: bounds.Seed | None = None
+    stop: bounds.Stop | None = None
     stream: bool | None = None
 
-    top_k: TopK | None = None
-    min_p: MinP | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    stream_interval: StreamInterval | None = None
-    priority: PriorityName | PriorityNumber | None = None
-    cache_salt: CacheSalt | None = None
+    top_k: bounds.TopK | None = None
+    min_p: bounds.MinP | None = None
+    repetition_penalty: bounds.RepetitionPenalty | None = None
+    stream_interval: bounds.StreamInterval | None = None
+    priority: PriorityName | bounds.PriorityNumber | None = None
+    cache_salt: bounds.CacheSalt | None = None
 
     def shared_options(
         self,
