@@ -14,17 +14,7 @@ from machd.capabilities.fit import Fit, FitVerdict, MemoryNeeds, judge_fit
 from machd.capabilities.verdict import Support
 from machd.capabilities.verdicts import judge
 from machd.capabilities.versions import Versions
-from machd.cli.check_document import (
-    ChatTemplateReport,
-    DistributedCheck,
-    ExpertsReport,
-    MemoryFit,
-    ModelCheck,
-    QualityReport,
-    QuantizationReport,
-    RankShare,
-    VisionReport,
-)
+from machd.cli import check_document as document
 from machd.engine.loading.inspection import ExpertsInspection, ModelInspection
 from machd.engine.loading.placing.sharding_plan import RankPlan
 from machd.engine.loading.template_abilities import TemplateAbilities
@@ -42,10 +32,10 @@ def model_check(
     *,
     kv_budget_gb: float,
     kv_format: str = "none",
-    quality: QualityReport | None = None,
+    quality: document.QualityReport | None = None,
     blas: str | None,
     blas_refused: tuple[str, ...],
-) -> ModelCheck:
+) -> document.ModelCheck:
     """Judge what was found; ``kv_budget_gb`` is in units of 10^9 bytes.
 
     ``blas`` is the matrix library of the CPU; None on other backends. ``blas_refused`` are libraries
@@ -76,10 +66,10 @@ def model_check(
     )
     bitwise = judge_bitwise(results, computing)
     row = wire_capabilities(found.architecture, facts, verdicts, _versions(found), bitwise=bitwise)
-    return ModelCheck(
+    return document.ModelCheck(
         **{name: getattr(row, name) for name in row.__struct_fields__},
         model=found.model_id,
-        fit=MemoryFit(
+        fit=document.MemoryFit(
             verdict=fit.fit,
             reason=_fit_reason(fit, experts, found.device_memory_bytes),
             weights_bytes=needs.weights_bytes,
@@ -117,7 +107,7 @@ def model_check(
     )
 
 
-def _fit_reason(fit: FitVerdict, experts: ExpertsReport | None, device_bytes: int) -> str:
+def _fit_reason(fit: FitVerdict, experts: document.ExpertsReport | None, device_bytes: int) -> str:
     """Return the verdict's reason, with what experts on disk would change."""
     would_fit = experts is not None and experts.streaming_bytes < device_bytes
     if fit.fit is not Fit.WONT_FIT or experts is None or experts.on_disk or not would_fit:
@@ -128,10 +118,10 @@ def _fit_reason(fit: FitVerdict, experts: ExpertsReport | None, device_bytes: in
     )
 
 
-def _experts(found: ModelInspection, experts: ExpertsInspection) -> ExpertsReport:
+def _experts(found: ModelInspection, experts: ExpertsInspection) -> document.ExpertsReport:
     bank = experts.bank
     other_bytes = found.weights_bytes - experts.resident_bytes
-    return ExpertsReport(
+    return document.ExpertsReport(
         count=experts.count,
         bytes=bank.experts_bytes if experts.is_banked else experts.resident_bytes,
         other_bytes=bank.dense_bytes if experts.is_banked else other_bytes,
@@ -141,11 +131,13 @@ def _experts(found: ModelInspection, experts: ExpertsInspection) -> ExpertsRepor
     )
 
 
-def _vision(vision: VisionInspection) -> VisionReport:
+def _vision(vision: VisionInspection) -> document.VisionReport:
     takes = vision.takes
     if takes is None:
-        return VisionReport(served=False, reason=vision.reason, example_pixels=EXAMPLE_PIXELS)
-    return VisionReport(
+        return document.VisionReport(
+            served=False, reason=vision.reason, example_pixels=EXAMPLE_PIXELS
+        )
+    return document.VisionReport(
         served=True,
         processor=takes.processor,
         kinds=[str(kind) for kind in takes.kinds],
@@ -154,24 +146,24 @@ def _vision(vision: VisionInspection) -> VisionReport:
     )
 
 
-def _distributed(found: ModelInspection, kv_budget_bytes: int) -> DistributedCheck:
+def _distributed(found: ModelInspection, kv_budget_bytes: int) -> document.DistributedCheck:
     """Judge several ranks; a model that no number of them can share is blocked, whatever its code knows."""
     modes, plans = found.code.shard_modes, found.rank_plans
     takes = None if found.vision is None else found.vision.takes
     verdict = distributed(found.architecture, modes, has_vision=takes is not None)
     if plans and all(plan.reason for plan in plans):
         verdict = replace(verdict, support=Support.BLOCKED, reason=plans[0].reason)
-    return DistributedCheck(
+    return document.DistributedCheck(
         **asdict(verdict),
         modes=list(modes),
         shares=[_share(plan, kv_budget_bytes) for plan in plans],
     )
 
 
-def _share(plan: RankPlan, kv_budget_bytes: int) -> RankShare:
+def _share(plan: RankPlan, kv_budget_bytes: int) -> document.RankShare:
     if plan.reason:
-        return RankShare(mode=plan.mode.value, ranks=plan.ranks, reason=plan.reason)
-    return RankShare(
+        return document.RankShare(mode=plan.mode.value, ranks=plan.ranks, reason=plan.reason)
+    return document.RankShare(
         mode=plan.mode.value,
         ranks=plan.ranks,
         weights_bytes=plan.weights_bytes,
@@ -179,11 +171,11 @@ def _share(plan: RankPlan, kv_budget_bytes: int) -> RankShare:
     )
 
 
-def _quantization(found: ModelInspection) -> QuantizationReport | None:
+def _quantization(found: ModelInspection) -> document.QuantizationReport | None:
     stored = found.quantization
     if stored is None:
         return None
-    return QuantizationReport(
+    return document.QuantizationReport(
         mode=stored.mode,
         bits=stored.bits,
         group_size=stored.group_size,
@@ -192,9 +184,9 @@ def _quantization(found: ModelInspection) -> QuantizationReport | None:
     )
 
 
-def _chat_template(abilities: TemplateAbilities) -> ChatTemplateReport:
+def _chat_template(abilities: TemplateAbilities) -> document.ChatTemplateReport:
     tags = abilities.reasoning_tags
-    return ChatTemplateReport(
+    return document.ChatTemplateReport(
         present=abilities.present,
         system_role=abilities.system_messages is not SystemMessages.NONE,
         system_messages=str(abilities.system_messages),

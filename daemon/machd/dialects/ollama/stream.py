@@ -11,16 +11,7 @@ from msgspec import UNSET, Raw
 
 from machd.dialects.chat.answer import ContentGaps
 from machd.dialects.logprobs import ChatTokenLogprob, GrowingLogprobs
-from machd.dialects.ollama.answer import (
-    DoneReason,
-    OllamaAnswerMessage,
-    OllamaAnswerToolCall,
-    OllamaChatLine,
-    OllamaFunctionCall,
-    OllamaGenerateLine,
-    OllamaLine,
-    ollama_error_json,
-)
+from machd.dialects.ollama import answer
 from machd.dialects.usage import wire_finish_reason
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import MachdError
@@ -38,7 +29,7 @@ class Said:
 
     content: str = ""
     thinking: str = ""
-    calls: tuple[OllamaAnswerToolCall, ...] = ()
+    calls: tuple[answer.OllamaAnswerToolCall, ...] = ()
 
 
 class OllamaDialect(ABC):
@@ -54,7 +45,7 @@ class OllamaDialect(ABC):
         self._encoder = msgspec.json.Encoder()
         self._reader = _Reader()
         self._said: list[Said] = []
-        self._done_reason: DoneReason = "stop"
+        self._done_reason: answer.DoneReason = "stop"
         # Not an empty line, at which Ollama's own client fails.
         self.keep_alive = self._encoded(Said(), []) + b"\n"
 
@@ -76,7 +67,7 @@ class OllamaDialect(ABC):
 
     def failure(self, error: MachdError) -> bytes:
         """A line that ends the stream."""
-        return ollama_error_json(error) + b"\n"
+        return answer.ollama_error_json(error) + b"\n"
 
     def finish(self, usage: GenerationUsage) -> bytes:
         """The answer."""
@@ -92,7 +83,7 @@ class OllamaDialect(ABC):
         return self._encoded(Said(), [], done=True, done_reason="load")
 
     @abstractmethod
-    def _line(self, said: Said) -> OllamaLine: ...
+    def _line(self, said: Said) -> answer.OllamaLine: ...
 
     def _encoded(self, said: Said, logprobs: list[ChatTokenLogprob], **fields: object) -> bytes:
         """A line, with fields of the last line."""
@@ -119,20 +110,22 @@ class OllamaDialect(ABC):
 class OllamaChatDialect(OllamaDialect):
     """Answers of ``/api/chat``."""
 
-    def _line(self, said: Said) -> OllamaLine:
-        message = OllamaAnswerMessage(
+    def _line(self, said: Said) -> answer.OllamaLine:
+        message = answer.OllamaAnswerMessage(
             content=said.content,
             thinking=said.thinking or UNSET,
             tool_calls=list(said.calls) or UNSET,
         )
-        return OllamaChatLine(model=self._model_id, created_at=self._created_at, message=message)
+        return answer.OllamaChatLine(
+            model=self._model_id, created_at=self._created_at, message=message
+        )
 
 
 class OllamaGenerateDialect(OllamaDialect):
     """Answers of ``/api/generate``."""
 
-    def _line(self, said: Said) -> OllamaLine:
-        return OllamaGenerateLine(
+    def _line(self, said: Said) -> answer.OllamaLine:
+        return answer.OllamaGenerateLine(
             model=self._model_id,
             created_at=self._created_at,
             response=said.content,
@@ -165,11 +158,11 @@ class _Reader:
                     yield Said(calls=(_called(self._call, "".join(self._arguments)),))
 
 
-def _called(call: output.ToolCallStart, arguments: str) -> OllamaAnswerToolCall:
-    function = OllamaFunctionCall(
+def _called(call: output.ToolCallStart, arguments: str) -> answer.OllamaAnswerToolCall:
+    function = answer.OllamaFunctionCall(
         index=call.index, name=call.name, arguments=_one_line_object(arguments)
     )
-    return OllamaAnswerToolCall(id=call.call_id, function=function)
+    return answer.OllamaAnswerToolCall(id=call.call_id, function=function)
 
 
 def _one_line_object(arguments: str) -> Raw:
