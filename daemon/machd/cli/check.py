@@ -105,7 +105,6 @@ def check(
 
 
 def _architecture_check(*, has_images: bool) -> Callable[..., int]:
-    """Import what measures architectures, or families with images."""
     if has_images:
         from machd_probes.vision_matrix.command import check_families  # noqa: PLC0415 - only here
 
@@ -116,15 +115,7 @@ def _architecture_check(*, has_images: bool) -> Callable[..., int]:
 
 
 def _refuse_conflicts(given: dict[str, bool], *, with_archs: dict[str, bool]) -> None:
-    """MODEL and --measure are about one model, the others about architectures.
-
-    Args:
-        given: Which of these were given.
-        with_archs: The same of options that architectures alone have.
-
-    Raises:
-        UsageError: Two were given that do not go together.
-    """
+    """Raise UsageError where options about one model and about architectures are mixed."""
     of_model = [name for name in ("MODEL", "--measure") if given[name]]
     of_archs = [name for name in ("--all-archs", "--arch") if given[name]]
     if of_archs and (of_model or len(of_archs) > 1):

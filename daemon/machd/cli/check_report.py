@@ -9,17 +9,7 @@ from machd.capabilities.evidence import Results
 from machd.capabilities.fit import Fit, FitVerdict, MemoryNeeds, judge_fit
 from machd.capabilities.verdict import Support
 from machd.capabilities.versions import installed_versions
-from machd.cli.check_document import (
-    ChatTemplateReport,
-    DistributedCheck,
-    ExpertsReport,
-    MemoryFit,
-    ModelCheck,
-    QualityReport,
-    QuantizationReport,
-    RankShare,
-    VisionReport,
-)
+from machd.cli import check_document as document
 from machd.engine.loading.inspection import ExpertsInspection, ModelInspection
 from machd.engine.loading.placing.sharding_plan import RankPlan
 from machd.engine.loading.template_abilities import TemplateAbilities
@@ -36,16 +26,9 @@ def model_check(
     results: Results = (),
     *,
     kv_budget_gb: float,
-    quality: QualityReport | None = None,
-) -> ModelCheck:
-    """Judge what was found.
-
-    Args:
-        found: Of the model's files.
-        results: Of probes on the loaded model; none where it was not loaded.
-        kv_budget_gb: ``continuous_batching.kv_budget_gb``, in units of 10^9 bytes.
-        quality: The quality that ``model.quantize`` costs; None if it was not measured.
-    """
+    quality: document.QualityReport | None = None,
+) -> document.ModelCheck:
+    """Judge what was found; ``kv_budget_gb`` is in units of 10^9 bytes."""
     model = found.description
     facts = model.cache
     kv_budget_bytes = effective_budget_bytes(kv_budget_gb, model.device_memory_bytes)
@@ -64,10 +47,10 @@ def model_check(
         available_bytes=found.available_bytes,
     )
     row = model_capabilities(ServedState.of(model, results), installed_versions())
-    return ModelCheck(
+    return document.ModelCheck(
         **{name: getattr(row, name) for name in row.__struct_fields__},
         model=model.model_id,
-        fit=MemoryFit(
+        fit=document.MemoryFit(
             verdict=fit.fit,
             reason=_fit_reason(fit, experts, model.device_memory_bytes),
             weights_bytes=needs.weights_bytes,
@@ -99,7 +82,7 @@ def model_check(
     )
 
 
-def _fit_reason(fit: FitVerdict, experts: ExpertsReport | None, device_bytes: int) -> str:
+def _fit_reason(fit: FitVerdict, experts: document.ExpertsReport | None, device_bytes: int) -> str:
     """Return the verdict's reason, with what experts on disk would change."""
     would_fit = experts is not None and experts.streaming_bytes < device_bytes
     if fit.fit is not Fit.WONT_FIT or experts is None or experts.on_disk or not would_fit:
@@ -110,10 +93,10 @@ def _fit_reason(fit: FitVerdict, experts: ExpertsReport | None, device_bytes: in
     )
 
 
-def _experts(found: ModelInspection, experts: ExpertsInspection) -> ExpertsReport:
+def _experts(found: ModelInspection, experts: ExpertsInspection) -> document.ExpertsReport:
     bank = experts.bank
     other_bytes = found.description.weights_bytes - experts.resident_bytes
-    return ExpertsReport(
+    return document.ExpertsReport(
         count=experts.count,
         bytes=bank.experts_bytes if experts.is_banked else experts.resident_bytes,
         other_bytes=bank.dense_bytes if experts.is_banked else other_bytes,
@@ -123,15 +106,15 @@ def _experts(found: ModelInspection, experts: ExpertsInspection) -> ExpertsRepor
     )
 
 
-def _vision(model: ModelDescription) -> VisionReport | None:
+def _vision(model: ModelDescription) -> document.VisionReport | None:
     takes, reason = model.vision, model.vision_reason
     if takes is None:
         return (
-            VisionReport(served=False, reason=reason, example_pixels=EXAMPLE_PIXELS)
+            document.VisionReport(served=False, reason=reason, example_pixels=EXAMPLE_PIXELS)
             if reason
             else None
         )
-    return VisionReport(
+    return document.VisionReport(
         served=True,
         processor=takes.processor,
         kinds=[str(kind) for kind in takes.kinds],
@@ -140,7 +123,7 @@ def _vision(model: ModelDescription) -> VisionReport | None:
     )
 
 
-def _distributed(found: ModelInspection, kv_budget_bytes: int) -> DistributedCheck:
+def _distributed(found: ModelInspection, kv_budget_bytes: int) -> document.DistributedCheck:
     """Judge several ranks; a model that no number of them can share is blocked, whatever its code knows."""
     model, plans = found.description, found.rank_plans
     assert model.code is not None, "a model that was built has code"
@@ -148,17 +131,17 @@ def _distributed(found: ModelInspection, kv_budget_bytes: int) -> DistributedChe
     verdict = distributed(model.architecture, modes, has_vision=model.vision is not None)
     if plans and all(plan.reason for plan in plans):
         verdict = replace(verdict, support=Support.BLOCKED, reason=plans[0].reason)
-    return DistributedCheck(
+    return document.DistributedCheck(
         **asdict(verdict),
         modes=list(modes),
         shares=[_share(plan, kv_budget_bytes) for plan in plans],
     )
 
 
-def _share(plan: RankPlan, kv_budget_bytes: int) -> RankShare:
+def _share(plan: RankPlan, kv_budget_bytes: int) -> document.RankShare:
     if plan.reason:
-        return RankShare(mode=plan.mode.value, ranks=plan.ranks, reason=plan.reason)
-    return RankShare(
+        return document.RankShare(mode=plan.mode.value, ranks=plan.ranks, reason=plan.reason)
+    return document.RankShare(
         mode=plan.mode.value,
         ranks=plan.ranks,
         weights_bytes=plan.weights_bytes,
@@ -166,11 +149,11 @@ def _share(plan: RankPlan, kv_budget_bytes: int) -> RankShare:
     )
 
 
-def _quantization(found: ModelInspection) -> QuantizationReport | None:
+def _quantization(found: ModelInspection) -> document.QuantizationReport | None:
     stored = found.stored_as
     if stored is None:
         return None
-    return QuantizationReport(
+    return document.QuantizationReport(
         mode=stored.mode,
         bits=stored.bits,
         group_size=stored.group_size,
@@ -179,9 +162,9 @@ def _quantization(found: ModelInspection) -> QuantizationReport | None:
     )
 
 
-def _chat_template(abilities: TemplateAbilities) -> ChatTemplateReport:
+def _chat_template(abilities: TemplateAbilities) -> document.ChatTemplateReport:
     tags = abilities.reasoning_tags
-    return ChatTemplateReport(
+    return document.ChatTemplateReport(
         present=abilities.present,
         system_role=abilities.system_messages is not SystemMessages.NONE,
         system_messages=str(abilities.system_messages),

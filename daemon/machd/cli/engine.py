@@ -54,13 +54,7 @@ def main() -> None:
 
 
 def _serve(frames: Frames, settings: Settings, log: TextIO) -> None:
-    """Compute for the front.
-
-    Args:
-        frames: The link's end.
-        settings: In force until others come.
-        log: The front's standard error. This process's own is a pipe for what is no log.
-    """
+    """Compute for the front, whose standard error ``log`` is; this process's own is a pipe for what is no log."""
 
     def configure(settings: Settings) -> None:
         chosen = settings.logging

@@ -32,13 +32,7 @@ from machd.telemetry.logs import configure_logs
 def run_front(
     loaded: LoadedSettings, sources: SettingsSources, first: StartedEngine, *, is_alone: bool
 ) -> None:
-    """Serve until told to stop.
-
-    Args:
-        loaded: The settings.
-        sources: Where a reload reads them.
-        first: The engine process.
-        is_alone: No other ranks compute the model with it.
+    """Serve until told to stop; ``is_alone`` if no other ranks compute the model as well.
 
     Raises:
         MachdError: The model could not be loaded, or the engine stopped for good.

@@ -62,13 +62,8 @@ def welcome(
 ) -> str:
     """Return the lines that are printed once requests are taken.
 
-    Args:
-        url: Of the public listener.
-        admin_url: Of the operators' listener; None without one.
-        front: Of the model that is served.
-        decision: How it decodes.
-        names_admin: Whether ``machd ctl`` has to be told the operators' address, because it stands in no place where
-            it looks.
+    ``names_admin`` says whether ``machd ctl`` has to be told the address of the operators, because it stands in no
+    place where it looks.
     """
     model = front.model
     where = ", ".join(part for part in (model.backend, model.dtype, model.blas) if part)

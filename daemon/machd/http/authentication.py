@@ -17,7 +17,7 @@ from litestar.types import Scope
 
 from machd.errors import AuthenticationError, SettingsError
 from machd.http.endpoint import PUBLIC
-from machd.http.secret_files import is_there, read_secret
+from machd.http.secret_files import credential_path, read_secret
 from machd.settings.model import Settings
 
 ANONYMOUS = "anonymous"
@@ -78,11 +78,8 @@ class ApiKeys:
         """
         if settings.auth.api_keys_file is not None:
             return cls.read(Path(settings.auth.api_keys_file))
-        directory = environ.get("CREDENTIALS_DIRECTORY")
-        credential = Path(directory, _CREDENTIAL) if directory else None
-        if credential is not None and is_there(credential, key=_SETTING):
-            return cls.read(credential)
-        return cls.none()
+        credential = credential_path(environ, _CREDENTIAL, key=_SETTING)
+        return cls.none() if credential is None else cls.read(credential)
 
     @property
     def is_required(self) -> bool:
@@ -97,9 +94,7 @@ class ApiKeys:
     def authenticate(self, authorizations: Sequence[str], x_api_keys: Sequence[str]) -> str:
         """The name behind a request's key.
 
-        Args:
-            authorizations: Every ``Authorization`` header; schemes other than Bearer are no key.
-            x_api_keys: Every ``X-Api-Key`` header.
+        Schemes of ``Authorization`` other than Bearer are no key.
 
         Raises:
             AuthenticationError: There is no key, it is unknown, or two differ.
@@ -129,11 +124,7 @@ class ApiKeys:
 async def require_api_key(  # async so that the framework calls it here and not on a thread
     connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler
 ) -> None:
-    """Guard of every route: names the client, or refuses.
-
-    Raises:
-        AuthenticationError: The route needs a key and there is no good one.
-    """
+    """Guard of every route: names the client; AuthenticationError where a key is needed and none is good."""
     if handler.opt.get(PUBLIC):
         return
     keys: ApiKeys = connection.app.state.api_keys

@@ -41,7 +41,6 @@ class OpenRequests:
     """
 
     def __init__(self) -> None:
-        """Start with none."""
         self.count = 0
         self.bodies = HeldBodies()
 
@@ -62,19 +61,9 @@ class Gate:
         open_requests: OpenRequests,
         on_refusal: Callable[[str], None],
     ) -> None:
-        """Guard ``app``.
+        """Guard ``app``; ``on_refusal`` is told the code of a refusal for want of room.
 
-        Args:
-            app: What answers once a request is through.
-            clock: Reads the arrival time.
-            envelope_of: Chooses the envelope of a request's errors.
-            allowed_hosts: Names that the Host header may carry besides IP addresses and loopback
-                names; ``*`` for all.
-            allowed_origins: Origins of browser pages that may call; none by default.
-            max_in_flight: Requests that may be open at once; health is not counted.
-            max_connections: Connections that may be open, which bounds requests as well.
-            open_requests: Those that are.
-            on_refusal: Told the code of a refusal for want of room.
+        Hosts in ``allowed_hosts`` are taken beside IP addresses and loopback names; ``*`` is all. Health counts for no limit.
         """
         self._app = app
         self._answer = always_answered(app)

@@ -26,24 +26,15 @@ class ModelNames:
     """
 
     def __init__(self, aliases: Iterable[str] = (), *, accepts_any: bool = False) -> None:
-        """Take over the settings.
-
-        Args:
-            aliases: ``models.aliases``.
-            accepts_any: Whether every name that looks like one means the served model.
-        """
+        """Take over the settings; with ``accepts_any`` every well-formed name means the served model."""
         self.aliases = tuple(dict.fromkeys(aliases))
         self._aliases = frozenset(_essence(one) for one in (*aliases, _DEFAULT_NAME))
         self._accepts_any = accepts_any
 
     def check(self, asked: str | None, served: str) -> None:
-        """Refuse a request for another model.
+        """Refuse a request for another model; ``asked`` is None or empty where it names none.
 
         Case, an organisation before a slash and Ollama's ``:latest`` do not matter.
-
-        Args:
-            asked: The name in the request; None or empty where it names none.
-            served: Id of the served model.
 
         Raises:
             ModelNotServedError: It names another model; the message names the served one.
@@ -51,7 +42,7 @@ class ModelNames:
         """
         if not asked:
             if not self._accepts_any:
-                raise InvalidRequestError("model: required, but missing", param="model")
+                raise InvalidRequestError.at("model", "required, but missing")
             return
         is_known = asked == served or _essence(asked) in {_essence(served), *self._aliases}
         if not _is_name(asked) or not (is_known or self._accepts_any):

@@ -45,16 +45,9 @@ class HttpServer(uvicorn.Server):
         stall_timeout_s: Callable[[], float],
         envelope_of: Callable[[Scope], Envelope],
     ) -> None:
-        """Configure for long-lived streams.
+        """Configure for long-lived streams; ``stall_timeout_s`` is for a head to come and an answer to be taken.
 
         ``h11`` because it bounds header size, which the faster parser does not.
-
-        Args:
-            app: What answers.
-            listener: Where clients connect.
-            max_connections: Reads how many may be open.
-            stall_timeout_s: Reads how long a client may take to send a head or to take an answer.
-            envelope_of: As of :class:`ClientConnection`.
         """
         config = uvicorn.Config(
             app,
@@ -85,11 +78,7 @@ class HttpServer(uvicorn.Server):
             self._serving = asyncio.create_task(self.serve(sockets=[self.listener.socket]))
 
     async def wait_started(self) -> None:
-        """Until requests are read.
-
-        Raises:
-            FaultError: It has ended instead.
-        """
+        """Wait until requests are read; FaultError if the server has ended instead."""
         assert self._serving is not None, "started"
         started = asyncio.create_task(self._has_started.wait())
         await asyncio.wait({started, self._serving}, return_when=asyncio.FIRST_COMPLETED)
@@ -213,7 +202,6 @@ class HttpServers:
     """All of them, started and ended together as far as their sockets allow."""
 
     def __init__(self, public: HttpServer, admin: HttpServer | None = None) -> None:
-        """Begin without connections."""
         self._public = public
         self._all = (public,) if admin is None else (public, admin)
 
@@ -228,11 +216,7 @@ class HttpServers:
                 server.start()
 
     async def start_all(self) -> None:
-        """Accept connections on every socket; returns once requests are read.
-
-        Raises:
-            FaultError: A server has ended instead.
-        """
+        """Accept connections on every socket until requests are read; FaultError if a server has ended instead."""
         for server in self._all:
             server.start()
             await server.wait_started()

@@ -32,12 +32,7 @@ class DecodeModeDecision(Struct, frozen=True):
 
 
 def decide_decode_mode(*, is_batching_asked: bool, verdict: Verdict) -> DecodeModeDecision:
-    """Batched only where it was asked for and is known to be right; otherwise single.
-
-    Args:
-        is_batching_asked: ``continuous_batching.enabled``.
-        verdict: On continuous batching, by its rule or measured.
-    """
+    """Batched only where it was asked for and is known to be right; otherwise single."""
     if not is_batching_asked:
         return DecodeModeDecision(
             DecodeMode.SINGLE,

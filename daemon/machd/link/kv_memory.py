@@ -38,9 +38,7 @@ def asked_budget_bytes(asked_gb: float) -> int:
 def effective_budget_bytes(asked_gb: float, device_memory_bytes: int) -> int:
     """The budget asked for, but never more than the device's share of it.
 
-    Args:
-        asked_gb: ``continuous_batching.kv_budget_gb``.
-        device_memory_bytes: What the device can hold; 0 where that is not known.
+    ``device_memory_bytes`` is 0 where that is not known.
     """
     asked_bytes = asked_budget_bytes(asked_gb)
     if not device_memory_bytes:

@@ -84,13 +84,9 @@ class EnginePort(Protocol):
         ...
 
     def change_config(self, settings: Settings, *, measure: bool = False) -> Future[None]:
-        """Schedule by other settings after the step that runs.
+        """Schedule by other settings after the step that runs; ``measure`` measures the model before that.
 
         Running sequences are suspended for it, and resumed under it; waiting ones stay queued.
-
-        Args:
-            settings: Say how.
-            measure: Measure the model (again) before that.
 
         Returns:
             A future that resolves when the config is applied, or replaced by a later one. It has the

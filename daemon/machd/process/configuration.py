@@ -70,14 +70,7 @@ class Configuration:
     def __init__(
         self, sources: SettingsSources, loaded: LoadedSettings, prepare: Prepare, clock: Clock
     ) -> None:
-        """Begin with settings that are in force already.
-
-        Args:
-            sources: Where a reload reads.
-            loaded: What was read from there.
-            prepare: Gets the daemon's parts ready for others.
-            clock: Reads time.
-        """
+        """Begin with settings that are in force; ``prepare`` gets the daemon's parts ready for others."""
         self._sources = sources
         self._read = self._loaded = loaded
         self._prepare = prepare
@@ -149,9 +142,8 @@ class Configuration:
     ) -> LastChange:
         """Lay values above what was read last; None takes one away again.
 
-        Args:
-            changes: Values by key by section, as JSON has them.
-            if_match: The :attr:`etag` that the change was made for; None for whatever it is now.
+        ``changes`` are values by key by section, as JSON has them; ``if_match`` is the :attr:`etag` that they were made for,
+        None for whatever it is now.
 
         Raises:
             SettingsChangedError: Another change came first.

@@ -28,13 +28,7 @@ class IdleHeap:
         trim: Callable[[], None] | None = None,
         read_resident_bytes: Callable[[], int] = resident_bytes,
     ) -> None:
-        """Prepare to watch; nothing has been trimmed yet.
-
-        Args:
-            is_idle: Whether no request is open.
-            trim: Gives free memory back; the C library's function unless given.
-            read_resident_bytes: Bytes of physical memory that the process holds.
-        """
+        """Prepare to watch; nothing has been trimmed yet. ``is_idle`` tells whether no request is open."""
         self._is_idle = is_idle
         self._trim = trim or find_heap_trim()
         self._read_resident_bytes = read_resident_bytes

@@ -173,7 +173,6 @@ class _Reader:
         )
 
     def _read_on(self) -> None:
-        """Read as much of the text as is certain."""
         while self._unread:
             if (section := self._section) is not None:
                 text, self._unread = self._unread, ""
@@ -193,7 +192,6 @@ class _Reader:
             self._cross(*edge)
 
     def _cross(self, marker: str, state: str) -> None:
-        """Go into the state behind a marker."""
         if marker == self._late_end:
             self._late_end = ""
         elif state == TextState.TOOL:
@@ -203,7 +201,6 @@ class _Reader:
             self._take("")
 
     def _take(self, text: str) -> None:
-        """Hand out text of the state."""
         match TextState.named(self._state):
             case TextState.REASONING:
                 self._think(text)

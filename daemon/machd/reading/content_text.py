@@ -37,11 +37,7 @@ class ContentText:
             self._say(rest)
 
     def interrupt(self, *, keeps_gap: bool = False) -> None:
-        """Thoughts or calls come between.
-
-        Args:
-            keeps_gap: Whitespace at the end of what was said belongs to it.
-        """
+        """Thoughts or calls come between; with ``keeps_gap`` whitespace at the end belongs to what was said."""
         if keeps_gap and self._has_said:
             self._pieces.content(self.gap)
         self._gap = []
@@ -56,11 +52,7 @@ class ContentText:
             self._say(bare_calls.finish())
 
     def drop_cut_call(self, *, is_forced: bool) -> None:
-        """Drop the beginning of a bare call that the end of the text cut short.
-
-        Args:
-            is_forced: Nothing but calls was asked for.
-        """
+        """Drop the beginning of a bare call that the end of the text cut short; ``is_forced`` where only calls were asked for."""
         bare_calls = self._bare_calls
         if not self._is_scanning or bare_calls is None:
             return

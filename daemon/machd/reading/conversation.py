@@ -58,10 +58,7 @@ def prepare_conversation(
 ) -> PreparedConversation:
     """Render and tokenise; for a worker thread, as a prompt may be a megabyte.
 
-    Args:
-        conversation: To prepare.
-        front: Of the model that is to answer.
-        decoded: What was made of the conversation's images and videos, by their sources' identities.
+    ``decoded`` holds the conversation's images and videos by the identities of their sources.
 
     Raises:
         ChatTemplateMissingError: The model takes no conversations.
@@ -122,10 +119,10 @@ def _check_latest_turn(conversation: Conversation, prompt_tokens: int) -> None:
     """Refuse a number of prompt tokens that the latest turn alone does not keep to."""
     asked = conversation.max_prompt_tokens
     if asked is not None and asked != WHOLE_ROOM and prompt_tokens > asked:
-        raise InvalidRequestError(
-            f"truncate_prompt_tokens: the system message and the latest turn alone have {prompt_tokens} "
+        raise InvalidRequestError.at(
+            "truncate_prompt_tokens",
+            f"the system message and the latest turn alone have {prompt_tokens} "
             "tokens; send a larger number",
-            param="truncate_prompt_tokens",
         )
 
 
@@ -278,10 +275,10 @@ def _constraints(
         return ()
     if calls.chat_format.opening_state is not TextState.NORMAL:
         param = "tool_choice" if constraint is None else constraint.param
-        raise InvalidRequestError(
-            f"{param}: this model writes its answers as several messages, to which no grammar can "
+        raise InvalidRequestError.at(
+            param,
+            "this model writes its answers as several messages, to which no grammar can "
             "be applied; leave it out",
-            param=param,
         )
     if constraint is not None and not calls.tools:
         return (constraint,)

@@ -57,11 +57,6 @@ _TAIL_CHARACTERS = re.compile(r"[\w\s\[\]<>|:-]*")
 class HeadedCalls:
     """Calls one after the other, to the first text that is none; each is sent when it is whole.
 
-    Args:
-        header: What stands before a call's arguments.
-        sink: Takes the calls.
-        names: Of the functions that can be called.
-
     Attributes:
         found: Calls that the sink knows of.
         is_over: A text that is no call was read.

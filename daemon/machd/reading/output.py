@@ -6,7 +6,7 @@ Dialects write these pieces in their own shapes and never look at the text.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Protocol, TypeAlias
 
@@ -63,16 +63,9 @@ def joined_pieces(pieces: Iterable[OutputPiece]) -> tuple[OutputPiece, ...]:
     joined: list[OutputPiece] = []
     for _, group in groupby(pieces, lambda one: (type(one), getattr(one, "index", None))):
         run = list(group)
-        text = "".join(getattr(one, "text", "") for one in run)
-        match run[0]:
-            case Reasoning():
-                joined.append(Reasoning(text))
-            case Content():
-                joined.append(Content(text))
-            case ToolCallArguments(index=index):
-                joined.append(ToolCallArguments(index, text))
-            case _:
-                joined += run
+        if isinstance(run[0], Reasoning | Content | ToolCallArguments):
+            run = [replace(run[0], text="".join(getattr(one, "text", "") for one in run))]
+        joined += run
     return tuple(joined)
 
 
@@ -89,11 +82,7 @@ class OutputParser(Protocol):
         ...
 
     def finish(self, *, is_cut: bool) -> list[OutputPiece]:
-        """The rest, when no more text comes.
-
-        Args:
-            is_cut: The model did not end the text: ``max_tokens`` or a stop text did.
-        """
+        """The rest, when no more text comes; ``is_cut`` if ``max_tokens`` or a stop text ended it."""
         ...
 
 
@@ -111,11 +100,9 @@ class OutputFormat(Protocol):
         ...
 
     def parser(self, *, streams: bool = True) -> OutputParser:
-        """A fresh one, for one choice.
+        """Make a parser for one choice.
 
-        Args:
-            streams: The client sees pieces as they come, so that a call's arguments are given while
-                they are written; else a call is given when it is whole.
+        With ``streams`` a call's arguments are given while they are written; else a call is given when it is whole.
         """
         ...
 

@@ -36,9 +36,7 @@ def place_system_messages(
     many templates want roles to alternate, and goes behind the results of calls if it stands between
     a call and its result.
 
-    Args:
-        messages: As templates see them, with at most one system message in front.
-        chat_format: Knows what the template takes.
+    At most one system message stands in front of the messages.
     """
     if chat_format.system_messages is SystemMessages.ANYWHERE:
         return list(messages)
@@ -96,7 +94,6 @@ def _add(placed: list[dict[str, object]], text: str, chat_format: ChatFormat) ->
 
 
 def _joined(before: object, behind: object) -> str | list[object]:
-    """Join two contents, each a text or a list of parts."""
     if isinstance(before, list) and isinstance(behind, list):
         return [*before, {"type": "text", "text": _GAP}, *behind]
     if isinstance(before, list):

@@ -120,10 +120,7 @@ class TaggedCall:
     closing: str
 
     def parsed(self, parse: Callable[[str], list[ParsedToolCall]]) -> ParsedToolCall:
-        """Return the call with its values as the tool's schema wants them.
-
-        Args:
-            parse: mlx-lm's parser, for one call.
+        """Return the call with its values as the tool's schema wants them; ``parse`` is mlx-lm's, for one call.
 
         Raises:
             ValueError: The parser found another call than the tags hold.

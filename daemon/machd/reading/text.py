@@ -22,14 +22,7 @@ class CompletionText:
         shows_stop: bool = False,
         min_tokens: int = 0,
     ) -> None:
-        """Begin with nothing said.
-
-        Args:
-            detokenizer: A fresh one, for this completion alone.
-            stop: Strings that end the text; none is empty.
-            shows_stop: Whether the string that ends the text belongs to it.
-            min_tokens: Tokens in which no string ends the text.
-        """
+        """Begin with nothing said; in the first ``min_tokens`` tokens no string of ``stop`` ends the text."""
         assert all(stop), "an empty stop string would end every text at once"
         self._detokenizer = detokenizer
         self._stop = tuple(stop)

@@ -40,10 +40,7 @@ class CallSink(Protocol):
 class _JsonCall:
     """One object that may be a call.
 
-    Args:
-        sink: Takes the call.
-        names: Of the functions that can be called.
-        streams: The sink gets the arguments as they are written; else when they are whole.
+    With ``streams`` the sink gets arguments as they are written; else when they are whole.
 
     Attributes:
         raw: Its text so far, as it was written.

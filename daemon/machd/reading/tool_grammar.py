@@ -72,10 +72,7 @@ def forced_calls(
 ) -> Constraint:
     """At least one call and nothing beside it; exactly one if the choice says so.
 
-    Args:
-        tools: At least one; with a named choice only that one is used.
-        choice: ``REQUIRED``.
-        spelling: Not a free one.
+    There is at least one tool, and the spelling is not a free one.
     """
     assert spelling.free is None, "text that may be anything forces nothing"
     start, rules = _calls(tools, choice, spelling)
@@ -172,10 +169,10 @@ def _answer(constraint: Constraint) -> str:
         case ConstraintKind.REGEX:
             return f"/{_slashes_escaped(constraint.source)}/"
         case ConstraintKind.GRAMMAR | ConstraintKind.FORBIDDEN | ConstraintKind.CALLS:
-            raise InvalidRequestError(
-                f"{constraint.param}: it cannot be combined with tools that the model may "
+            raise InvalidRequestError.at(
+                constraint.param,
+                "it cannot be combined with tools that the model may "
                 "call; send tool_choice none, or leave it out",
-                param=constraint.param,
             )
 
 

@@ -32,9 +32,7 @@ def write_tools(
 ) -> list[dict[str, object]]:
     """The conversation in words that any chat template shows.
 
-    Args:
-        messages: As templates see them.
-        tools: The same; none if the model is not to call.
+    There are no tools if the model is not to call.
 
     Returns:
         Messages of system, users and assistants alone.

@@ -15,12 +15,7 @@ _USER = "user"
 
 
 def max_prompt_tokens(asked: int, context_tokens: int) -> int:
-    """Tokens that a prompt may have before it is shortened.
-
-    Args:
-        asked: What the client says; ``WHOLE_ROOM`` for what the context holds.
-        context_tokens: Positions that prompt and completion share.
-    """
+    """Tokens that a prompt may have before it is shortened; ``asked`` may be ``WHOLE_ROOM``."""
     whole = max(1, context_tokens - context_tokens // _ANSWER_SHARE)
     return whole if asked == WHOLE_ROOM else min(asked, whole)
 
@@ -33,10 +28,7 @@ def kept_messages(
     A turn begins with a message of the user, so that no result is kept without its call. The system
     messages at the beginning and the last turn stay, whether that fits or not.
 
-    Args:
-        messages: As templates see them.
-        fits: Tells of fewer messages whether they fit; asked about as often as the logarithm of the
-            number of turns.
+    ``fits`` is asked about as often as the logarithm of the number of turns.
     """
     opening = next(
         (index for index, one in enumerate(messages) if one.get("role") != _SYSTEM), len(messages)

@@ -62,12 +62,7 @@ _GB = 1_000_000_000
 
 
 def cache_stats(served: ServedModel, settings: Settings) -> CacheStats:
-    """The caches now, or at the last idle moment while a single generation runs.
-
-    Args:
-        served: The model, which is loaded.
-        settings: In force.
-    """
+    """The caches now, or at the last idle moment while a single generation runs."""
     is_live = served.snapshot.mode is DecodeMode.BATCHED
     is_stale = not is_live and served.snapshot.active_loops > 0
     snapshot = served.snapshot if is_live else served.idle_snapshot

@@ -279,15 +279,7 @@ def wire_capabilities(
     *,
     bitwise: BitwiseVerdict,
 ) -> ModelCapabilities:
-    """One model or architecture as the outside sees it.
-
-    Args:
-        architecture: mlx-lm's name of it.
-        facts: Of its caches.
-        verdicts: On it.
-        versions: That the verdicts hold for.
-        bitwise: On its bits.
-    """
+    """One model or architecture as the outside sees it."""
     is_nested = facts.kind is KvCacheKind.NESTED
     return ModelCapabilities(
         architecture=architecture,

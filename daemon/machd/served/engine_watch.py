@@ -18,13 +18,7 @@ class EngineWatch:
     def __init__(
         self, loop: EnginePort, stall_limit_s: Callable[[], float], on_stall: Callable[[], None]
     ) -> None:
-        """Watch ``loop``; nothing runs yet.
-
-        Args:
-            loop: The engine's.
-            stall_limit_s: How long a step may take, as the settings have it now.
-            on_stall: Told once a step has taken longer.
-        """
+        """Watch ``loop``; nothing runs yet. ``on_stall`` is told once a step has taken longer than the limit."""
         self._loop = loop
         self._stall_limit_s = stall_limit_s
         self._on_stall = on_stall

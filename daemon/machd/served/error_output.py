@@ -25,11 +25,7 @@ class ErrorOutput:
     """Copied on a thread of its own until nothing has the other end open."""
 
     def __init__(self, pipe: IO[bytes], target: int) -> None:
-        """Begin to copy.
-
-        Args:
-            pipe: Of the process; closed at its end.
-            target: Descriptor to copy to; closed then too.
+        """Begin to copy a process's pipe to the descriptor ``target``; both are closed at its end.
 
         Raises:
             RuntimeError: The system has no room for a thread.

@@ -13,11 +13,7 @@ class IsolatedSequences:
     """A queue whose next sequence is sent once the one before has ended. Its owner's lock guards it."""
 
     def __init__(self, sequences: OpenSequences) -> None:
-        """Begin with none.
-
-        Args:
-            sequences: Those that have not ended; others are left out when it is their turn.
-        """
+        """Begin with none; of ``sequences``, those that have ended are left out when it is their turn."""
         self._sequences = sequences
         self._held: deque[SequenceRequest] = deque()
         self._sent_id: str | None = None

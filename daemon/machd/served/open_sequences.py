@@ -69,7 +69,6 @@ class OpenSequences:
     """In the order in which they came."""
 
     def __init__(self) -> None:
-        """Begin with none."""
         self._open: dict[str, _OpenSequence] = {}
 
     def __len__(self) -> int:
@@ -128,15 +127,11 @@ class OpenSequences:
                 one.has_run |= one.request.group_id == admitted.request.group_id
 
     def survive(self, fault: MachdError, now_s: float) -> list[Event]:
-        """Suspect the sequences that ran in a process that has ended.
+        """Suspect the sequences that ran in a process that has ended; one that is to blame ends with ``fault``.
 
         A suspect runs alone until its next token, so that one without a token since a first end is to blame for a
         second. Where a process ends later, beside others, none can be told from the others; when that goes on, one at a
         time is sent to a process.
-
-        Args:
-            fault: What a sequence that is to blame ends with.
-            now_s: On the monotonic clock.
 
         Returns:
             The ends of those that are to blame.

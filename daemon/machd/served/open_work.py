@@ -43,12 +43,7 @@ class OpenWork:
     """
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
-        """Begin with nothing open and no process.
-
-        Args:
-            settings: In force until others come.
-            clock: Reads time.
-        """
+        """Begin with nothing open and no process; ``settings`` are in force until others come."""
         self.stopping = threading.Event()
         self._settings = settings
         self._clock = clock
@@ -163,11 +158,9 @@ class OpenWork:
         return serving is not None
 
     def begin(self, process: EngineProcess, *, is_isolating: bool) -> None:
-        """Tell a process that serves from now on all that is open.
+        """Tell a process that has loaded the model, and serves from now on, all that is open.
 
-        Args:
-            process: Has loaded the model.
-            is_isolating: It computes the open sequences one at a time.
+        With ``is_isolating`` it computes the open sequences one at a time.
         """
         with self._lock:
             self._serving = process

@@ -27,7 +27,6 @@ class Questions:
     """Those without an answer yet, in order. Its owner's lock guards it; futures resolve outside of the lock."""
 
     def __init__(self) -> None:
-        """Begin with none."""
         self._number = 0
         self._open: dict[int, tuple[Question, Future[Answer]]] = {}
 

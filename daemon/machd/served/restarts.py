@@ -24,12 +24,7 @@ class Restarts:
     """The ends of engine processes since the last whole answer."""
 
     def __init__(self, clock: Clock, max_restarts: int = MAX_RESTARTS) -> None:
-        """Begin with none.
-
-        Args:
-            clock: Reads time.
-            max_restarts: As of :data:`MAX_RESTARTS`; 0 for a process that cannot be replaced.
-        """
+        """Begin with none; ``max_restarts`` is 0 for a process that cannot be replaced."""
         self._clock = clock
         self._max_restarts = max_restarts
         self._ends_s: deque[float] = deque()

@@ -33,13 +33,7 @@ class ServedModel:
         settings: Callable[[], Settings],
         check_accepting: Callable[[], None],
     ) -> None:
-        """Know nothing of the model yet.
-
-        Args:
-            link: To the engine.
-            settings: Reads those in force.
-            check_accepting: Raises why there is no model to speak of.
-        """
+        """Know nothing of the model yet; ``check_accepting`` raises why there is no model to speak of."""
         self.link = link
         self._settings = settings
         self._check_accepting = check_accepting

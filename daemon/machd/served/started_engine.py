@@ -27,12 +27,10 @@ class StartedEngine:
     """
 
     def __init__(self, command: Sequence[str], settings_json: str) -> None:
-        """Start it.
+        """Start it with the settings in force, with which the link begins.
 
-        Args:
-            command: Of the program, which gets two numbers of descriptors as its last arguments: its end of the link,
-                and this process's standard error, for its log.
-            settings_json: The settings in force, with which the link begins.
+        The last arguments of ``command`` are two descriptors' numbers: its end of the link, and this process's standard
+        error, for its log.
 
         Raises:
             OSError: The system has no room for it.

@@ -69,14 +69,8 @@ class SupervisedEngine:
     ) -> None:
         """Prepare; nothing runs yet.
 
-        Args:
-            settings: In force until others come.
-            listener: Told what happens.
-            start_process: Starts an engine process with these settings, or with older ones.
-            prepare_front: Begins to open the texts of the model whose files an engine process has found.
-            progress: Told how far the first loading is.
-            restarts: How often a process may be replaced.
-            clock: Reads time.
+        ``start_process`` may be given older settings; ``prepare_front`` begins to open the texts of the model whose files an
+        engine process has found; ``progress`` is told how far the first loading is.
         """
         self.loaded: Future[None] = Future()
         self.finished: Future[None] = Future()

@@ -16,7 +16,6 @@ class Throughput:
     """Counts generated tokens. Lives on the event loop, as every observer of events."""
 
     def __init__(self, clock: Clock) -> None:
-        """Begin with none."""
         self._clock = clock
         self._counts: deque[tuple[float, int]] = deque()
 

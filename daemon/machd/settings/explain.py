@@ -34,9 +34,7 @@ def settings_toml(loaded: LoadedSettings, *, origins: bool = False) -> str:
 
     Keys that are not set are comments, because TOML has no word for that. So are masked secrets.
 
-    Args:
-        loaded: What to show.
-        origins: Say behind every value where it came from, and first which file was read.
+    With ``origins`` a comment behind every value says where it came from, and the first line which file was read.
     """
     blocks: list[str] = []
     for section in setting_sections(type(loaded.settings)):
@@ -52,12 +50,7 @@ def settings_toml(loaded: LoadedSettings, *, origins: bool = False) -> str:
 
 
 def settings_json(loaded: LoadedSettings, *, origins: bool = False) -> dict[str, object]:
-    """The settings in force as plain data: ``config_file``, ``settings`` and perhaps ``origins``.
-
-    Args:
-        loaded: What to show.
-        origins: Add where each value came from: ``kind`` and ``detail`` by dotted key.
-    """
+    """The settings in force as plain data: ``config_file``, ``settings`` and perhaps ``origins``."""
     shown: dict[str, object] = {
         "config_file": None if loaded.config_file is None else str(loaded.config_file),
         "settings": {
