@@ -106,7 +106,7 @@ def _mail(monkeypatch: pytest.MonkeyPatch) -> Arrivals:
 
 @dataclass(frozen=True)
 class _Books:
-    """The daemon's own counts: readers, slots and promises."""
+    """The daemon's own counts: subscribers, slots and reservations."""
 
     running: int
     waiting: int
@@ -270,12 +270,12 @@ _PHASES = [
 
 
 @dataclass(frozen=True)
-class _Arrangement:
+class _Started:
     """The clients that stay and the one that leaves.
 
     Attributes:
-        base: The books when only two ran.
-        after: What they have to say when who is to leave has left.
+        base: The books while two requests ran.
+        after: The expected books after the leaving client has left.
     """
 
     staying: list[RawClient]
@@ -284,7 +284,7 @@ class _Arrangement:
     after: _Books
 
 
-def _arrange(scene: _Scene, phase: _Phase, *, is_stream: bool = True) -> _Arrangement:
+def _start(scene: _Scene, phase: _Phase, *, is_stream: bool = True) -> _Started:
     """Bring a request to its phase, beside two that stay and perhaps a twin."""
     staying = scene.begin()
     body = {**_LEAVING[phase.asks], "max_tokens": phase.max_tokens}
@@ -301,15 +301,15 @@ def _arrange(scene: _Scene, phase: _Phase, *, is_stream: bool = True) -> _Arrang
     else:
         assert full != before
     if phase.twin != "after":
-        return _Arrangement(staying, leaving, base, before)
+        return _Started(staying, leaving, base, before)
     staying.append(scene.ask(body))
     scene.step(1)
     _check_shares(scene.books(), full)
-    return _Arrangement(staying, leaving, base, full)
+    return _Started(staying, leaving, base, full)
 
 
 def _check_shares(books: _Books, before: _Books) -> None:
-    """There is one more reader, and neither a slot nor bytes for it."""
+    """There is one more subscriber, without a slot or bytes of its own."""
     assert books.running + books.waiting == before.running + before.waiting + 1
     assert replace(books, running=before.running, waiting=before.waiting) == before
 
@@ -348,13 +348,13 @@ def test_who_leaves_gives_its_place_back_by_the_next_step(
 ) -> None:
     """Slot, promise and place in the queue are free, and those who stay say what they say alone."""
     with _Scene(kind, mail, slots=phase.slots) as scene:
-        arranged = _arrange(scene, phase, is_stream=is_stream)
-        scene.leave(arranged.leaving, how)
-        plan = _check_released(scene, arranged.after)
+        started = _start(scene, phase, is_stream=is_stream)
+        scene.leave(started.leaving, how)
+        plan = _check_released(scene, started.after)
         # The engine is told to free the slot, unless nobody had it or somebody still reads along.
-        has_slot = arranged.after == arranged.base and phase.slots > 2
+        has_slot = started.after == started.base and phase.slots > 2
         assert plan.release == ((2,) if has_slot else ())
-        scene.check_end(_texts(arranged.staying, phase, alone[kind.model_id]))
+        scene.check_end(_texts(started.staying, phase, alone[kind.model_id]))
 
 
 @pytest.mark.parametrize("phase", [one for one in _PHASES if one.twin], ids=str)
@@ -363,12 +363,12 @@ def test_when_the_last_reader_leaves_the_shared_decode_ends(
 ) -> None:
     """Leader and follower leave one after the other: the second departure gives the place back."""
     with _Scene(_TINY, mail, slots=phase.slots) as scene:
-        arranged = _arrange(scene, phase)
-        *staying, twin = arranged.staying
-        scene.leave(arranged.leaving, RawClient.reset)
-        _check_released(scene, arranged.after)
+        started = _start(scene, phase)
+        *staying, twin = started.staying
+        scene.leave(started.leaving, RawClient.reset)
+        _check_released(scene, started.after)
         scene.leave(twin, RawClient.reset)
-        _check_released(scene, arranged.base)
+        _check_released(scene, started.base)
         scene.check_end(_texts(staying, phase, alone[_TINY.model_id]))
 
 
@@ -378,13 +378,13 @@ def test_who_comes_when_the_leader_has_left_reads_along(
     """The decode belongs to whoever reads it: it takes newcomers in after its leader's departure."""
     phase = next(one for one in _PHASES if one.name == "leader")
     with _Scene(_TINY, mail, slots=phase.slots) as scene:
-        arranged = _arrange(scene, phase)
-        scene.leave(arranged.leaving, RawClient.reset)
-        _check_released(scene, arranged.after)
+        started = _start(scene, phase)
+        scene.leave(started.leaving, RawClient.reset)
+        _check_released(scene, started.after)
         newcomer = scene.ask(_LEAVING[phase.asks])
         scene.step()
-        _check_shares(scene.books(), arranged.after)
-        texts = _texts(arranged.staying, phase, alone[_TINY.model_id])
+        _check_shares(scene.books(), started.after)
+        texts = _texts(started.staying, phase, alone[_TINY.model_id])
         scene.check_end({**texts, newcomer: alone[_TINY.model_id][phase.asks]})
 
 
@@ -425,10 +425,10 @@ def test_in_every_phase_a_lost_abort_is_noticed(
     """The check of these tests fails when the one abort never arrives, so it proves something."""
     _lose_in_the_inbox(monkeypatch)
     with _Scene(_FAKE, mail, slots=phase.slots) as scene:
-        arranged = _arrange(scene, phase)
-        scene.leave(arranged.leaving, RawClient.reset)
+        started = _start(scene, phase)
+        scene.leave(started.leaving, RawClient.reset)
         with pytest.raises(AssertionError, match="not given back"):
-            _check_released(scene, arranged.after)
+            _check_released(scene, started.after)
 
 
 @pytest.mark.parametrize("lost", [None, 0, 1, 2, 3, 4, 5])

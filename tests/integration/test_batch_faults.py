@@ -609,7 +609,7 @@ def test_a_choice_that_fails_ends_its_request_with_all_its_choices(
 def test_who_reads_a_row_that_fails_is_told_each(
     alone: dict[str, str], arrivals: Arrivals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fault in a shared decode ends all its readers, and nobody who decodes beside it."""
+    """A fault of a shared sequence ends all its subscribers, and no other sequence."""
     _draw_fails_at(8)(monkeypatch)
     gate = StepGate()
     with (

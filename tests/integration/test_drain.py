@@ -247,7 +247,7 @@ def test_a_second_stop_ends_at_once() -> None:
 
 
 def test_a_second_stop_does_not_wait_for_a_client_that_reads_nothing() -> None:
-    """A stalled reader cannot hold up the daemon once it was told to stop at once."""
+    """A stalled client cannot delay a daemon that was told to stop at once."""
     gate = StepGate()
     gate.open()
     with _start(gate) as daemon, RawClient(daemon.url, receive_buffer_bytes=4096) as slow:

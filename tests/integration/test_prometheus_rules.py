@@ -85,7 +85,7 @@ def test_no_alert_divides_by_nothing() -> None:
 
 
 def test_a_full_queue_says_what_it_counts() -> None:
-    """Readers are not what limits.max_queue bounds: the text and the metric both say so."""
+    """limits.max_queue bounds sequences, not subscribers: the alert's text and the metric both say so."""
     assert "share a decode" in RULES["MachdQueueSaturated"]
     (limit,) = (spec for spec in METRICS if spec.name == "machd_requests_waiting_limit")
     assert limit.help.startswith("Decodes")

@@ -209,10 +209,10 @@ def test_a_prefix_is_kept_as_far_as_the_caches_allow(
         ([], Support.UNKNOWN, "no cache"),
     ],
 )
-def test_guesses_of_a_batch_need_rows_that_are_cut_back_one_by_one(
+def test_drafts_of_a_batch_need_rows_that_are_rolled_back_one_by_one(
     layers: list[LayerCacheFacts], support: Support, words: str
 ) -> None:
-    """What a batch cannot take back for one row alone it cannot verify; with state, the code decides."""
+    """A batch cannot verify drafts without rolling back single rows; with state, a probe decides."""
     verdict = batched_specdec(_facts(*layers))
 
     assert verdict.support is support

@@ -120,10 +120,10 @@ def _line(speculation: SpeculationStatus | None, capsys: pytest.CaptureFixture[s
     ],
     ids=["off", "new", "used"],
 )
-def test_the_status_says_who_guesses_and_how_well(
+def test_the_status_shows_the_proposer_and_its_acceptance(
     speculation: SpeculationStatus, shown: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Why nobody does, or what share of the guesses was right."""
+    """The reason for no proposer, or the share of accepted drafts."""
     assert _line(speculation, capsys).removeprefix("speculation").strip() == shown
 
 
@@ -146,7 +146,7 @@ def test_an_older_daemon_can_be_asked() -> None:
     assert msgspec.convert(wire, AdminStatus).speculation is None
 
 
-def test_events_show_hand_overs_and_guesses() -> None:
+def test_events_show_hand_overs_and_drafts() -> None:
     """One line each, like every other event."""
     changed = ModeChanged(at=1.0, previous=DecodeMode.SPECULATIVE, mode=DecodeMode.BATCHED)
     assert event_line(changed, "08:00") == "08:00 mode      previous=speculative mode=batched"

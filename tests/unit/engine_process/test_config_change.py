@@ -341,11 +341,11 @@ def test_who_is_told_finds_the_new_way_in_the_snapshots() -> None:
     assert [(one.slot_count, one.is_changing_config) for one in seen] == [(3, False)] * 2
 
 
-# Taken back
+# Withdrawn
 
 
-def test_who_waits_is_admitted_at_once_when_a_change_is_taken_back() -> None:
-    """One that the smaller budget has no room for runs on; then the budget is as it was, and the next one has a slot."""
+def test_waiting_sequences_are_admitted_at_once_when_a_change_is_withdrawn() -> None:
+    """A sequence too large for the smaller budget runs on; after the withdrawal the next one has a slot."""
     gate = StepGate(at_decode)
     with running_thread(
         FakeEngine(before_step=gate),
@@ -369,8 +369,8 @@ def test_who_waits_is_admitted_at_once_when_a_change_is_taken_back() -> None:
     assert {one.reason for one in ends.values()} == {FinishReason.LENGTH}
 
 
-def test_a_change_that_is_taken_back_brings_its_limits() -> None:
-    """It was asked for after those that hold, as one that is made."""
+def test_a_withdrawn_change_applies_its_limits() -> None:
+    """Limits of the last change asked for hold, whether the config changes or not."""
     gate = StepGate(at_decode)
     with running_thread(
         FakeEngine(before_step=gate),
@@ -382,7 +382,7 @@ def test_a_change_that_is_taken_back_brings_its_limits() -> None:
         thread.set_queue_limits(replace(LIMITS, max_queue=0))
         thread.change_config(_batched())
         done = thread.change_config(single_flight(LIMITS))
-        gate.step_until(done.done, "it is taken back")
+        gate.step_until(done.done, "it is withdrawn")
         thread.submit(request_of("b"))
         gate.open()
         assert {one.reason for one in thread.published.ends(2).values()} == {FinishReason.LENGTH}
@@ -500,8 +500,8 @@ def test_a_fault_of_ours_while_measuring_is_not_taken_for_the_models() -> None:
         assert isinstance(done.exception(CEILING_S), EngineFaultError)
 
 
-def test_the_arrangement_is_made_of_what_was_just_measured() -> None:
-    """Results are there before a change of config asks for them, and only then who asked is told."""
+def test_the_new_config_is_made_from_the_new_results() -> None:
+    """The config is made after the results are there, and the caller is answered after that."""
     seen: list[Results] = []
     with running_thread(probe=_ScriptedProbe()) as thread:
         assert _results(thread) == ()

@@ -1,4 +1,4 @@
-"""One step to many readers: one wake-up, merged events, bounded memory, errors after the news."""
+"""A step reaches many streams with one wake-up; memory is bounded, and errors come after events."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def _is_silent(stream: Stream) -> bool:
 
 
 def test_one_step_wakes_the_event_loop_once() -> None:
-    """Whatever the number of events and readers, a publish is a single thread-safe call."""
+    """Whatever the number of events and streams, a publish is one thread-safe call."""
     loop = _CountingLoop()
     fanout = Fanout(loop)  # type: ignore[arg-type]  # a stand-in with the one method that is used
     for number in range(16):
@@ -216,7 +216,7 @@ async def test_what_was_made_is_counted_whether_it_is_read_or_not() -> None:
 
 
 async def test_a_cancelled_reader_loses_nothing() -> None:
-    """A reader that gives up waiting finds the event at its next look."""
+    """An event that comes after a cancelled ``take`` is returned by the next one."""
     stream = Stream()
     assert await _is_silent(stream)
     stream.push(token("a", 1))

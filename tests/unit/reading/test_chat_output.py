@@ -139,7 +139,7 @@ def test_slips_inside_of_strings_are_mended() -> None:
 
 
 def test_a_call_that_breaks_after_it_began_stays_without_an_end() -> None:
-    """What a client has seen cannot be taken back."""
+    """Text that was streamed to the client stays part of the answer."""
     read = read_answer(
         chat_output(), ['<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>']
     )

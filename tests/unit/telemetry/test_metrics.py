@@ -503,7 +503,7 @@ def test_changes_of_the_decode_mode_are_counted_by_the_mode_that_began() -> None
     }
 
 
-def test_tokens_that_were_guessed_wrongly_were_computed_too() -> None:
+def test_rejected_drafts_count_as_computed_tokens() -> None:
     """A step's tokens are all that went through the model, whatever came of them."""
     metrics = Metrics()
     metrics.on_events([StepCompleted(2, 30, 0.1, forced_tokens=3, drafted_tokens=8)])

@@ -190,7 +190,7 @@ def test_successes_are_counted_by_vllms_reasons() -> None:
     assert counts == {"stop": 3, "length": 1, "abort": 1, "error": 0}
 
 
-def test_guesses_are_counted_from_vllms_position() -> None:
+def test_drafts_are_counted_from_vllms_position() -> None:
     """The next token is 0 there and 1 here."""
     samples = _samples(_at_work())
     assert _value(samples, "vllm:spec_decode_num_drafts_total") == 7
