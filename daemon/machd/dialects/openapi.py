@@ -30,7 +30,7 @@ _HEADERS: dict[str, Json] = {
         "schema": {"type": "string", "enum": list(DecodeMode)},
     },
     "X-Active-Loops": {
-        "description": "Generation loops active in the scheduler.",
+        "description": "Sequences that ran when the answer began; coalesced requests share one.",
         "schema": {"type": "integer", "minimum": 0},
     },
     "X-Coalesced": {

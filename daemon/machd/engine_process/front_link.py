@@ -52,7 +52,7 @@ _CLOSE_S = 15.0
 
 
 class FrontLink:
-    """A :class:`machd.link.port.EngineListener` that tells the front, and a reader of what the front asks."""
+    """A :class:`machd.link.port.EngineListener` that reports to the front and reads its messages."""
 
     def __init__(self, frames: Frames, on_settings: Callable[[Settings], None]) -> None:
         """Take over an end of the link.
@@ -168,7 +168,7 @@ class FrontLink:
             case Abort(sequence_ids, error):
                 loop.abort(sequence_ids, error)
             case ChangeConfig() | SetLimits() | ClearPrefixes():
-                self._arrange(loop, message)
+                self._reconfigure(loop, message)
             case CompileGrammar():
                 self._grammars.compile(_grammars(loop), message)
             case DropGrammar(number):
@@ -177,13 +177,15 @@ class FrontLink:
                 loop.stop(error)
 
     def _submit(self, loop: EngineLoop, requests: tuple[SequenceRequest, ...]) -> None:
-        """Start sequences whose grammars are compiled, or end them with what keeps one from that."""
+        """Submit sequences with their compiled grammars, or end all of them with the error of one."""
         try:
             loop.submit(tuple(_bound(_grammars(loop), one) for one in requests))
         except MachdError as error:
             self._send(Report(tuple(_unsubmitted(one, error) for one in requests), None))
 
-    def _arrange(self, loop: EngineLoop, message: ChangeConfig | SetLimits | ClearPrefixes) -> None:
+    def _reconfigure(
+        self, loop: EngineLoop, message: ChangeConfig | SetLimits | ClearPrefixes
+    ) -> None:
         match message:
             case ChangeConfig(number, settings, is_measured):
                 self._on_settings(settings)
@@ -209,7 +211,7 @@ class FrontLink:
             with self._sending:
                 self._frames.send(parts)
         except OSError:
-            return  # the reader of the link sees its end
+            return  # the thread that reads the link sees its end
 
 
 def _close_texts(front: ModelFront) -> None:

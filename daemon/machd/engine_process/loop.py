@@ -18,7 +18,6 @@ from machd.capabilities.verdict import Support
 from machd.clock import Clock
 from machd.engine.protocol.engine import Engine, ModelFront
 from machd.engine.protocol.step import RowFault, StepMemoryError, StepPlan
-from machd.engine_process.attended_engine import AttendedEngine, Interruption
 from machd.engine_process.config_change import ConfigChange
 from machd.engine_process.inbox import (
     Abort,
@@ -31,6 +30,7 @@ from machd.engine_process.inbox import (
     Submit,
 )
 from machd.engine_process.loop_snapshot import Pulse, Snapshots
+from machd.engine_process.measured_engine import Interruption, MeasuredEngine
 from machd.engine_process.scheduling import Scheduling
 from machd.engine_process.startup_guard import NothingToMeasure, Probe, ProbeNews
 from machd.errors import EngineFaultError, MachdError, OverloadedError, RequestError
@@ -334,23 +334,22 @@ class EngineLoop:
         self._config_change.answer()
 
     def _measure_again(self, engine: Engine, scheduler: Scheduler) -> None:
-        attended = AttendedEngine(engine, lambda: self._attend(engine, scheduler))
+        measured = MeasuredEngine(engine, lambda: self._between_steps(engine, scheduler))
         with self._pulse.measurement():
-            results, self._unadopted = self._probe.remeasure(attended), None
+            results, self._unadopted = self._probe.remeasure(measured), None
         self.state = ServedState.of(engine.model, results)
 
-    def _attend(self, engine: Engine, scheduler: Scheduler) -> None:
-        """Attend to waiting requests, between two steps of a measurement.
+    def _between_steps(self, engine: Engine, scheduler: Scheduler) -> None:
+        """Handle messages between two steps of a measurement.
 
-        For them it is as if another request's long answer ran: they queue, may leave, and are rejected
-        when their time is over. So the daemon need not refuse work for as long as it measures,
-        as one that read no messages would have to.
+        Waiting requests see what they would see beside another request's long answer: they queue, may
+        be aborted, and are rejected when they time out. So the daemon accepts work while it measures.
 
         Raises:
             Interruption: The thread is to end.
         """
         events = self._take_messages(engine, scheduler, wait_s=0.0)
-        # Nobody is admitted: that is held until the change is made.
+        # No sequence is admitted: admission is held until the change is made.
         events += scheduler.admit(self._clock.monotonic_s())
         self._note(engine, scheduler, idle=False)
         if events:
@@ -522,7 +521,7 @@ class EngineLoop:
     def _note_answers(self, events: list[Event]) -> None:
         """A whole answer shows that the engine works: prefill may succeed where decode fails.
 
-        One that its reader ended, at a stop text or because it left, is whole, too.
+        An answer that its client ended, by a stop string or by disconnecting, counts as whole.
         """
         for event in events:
             if isinstance(event, SequenceFinished) and not event.error and event.completion_tokens:

@@ -199,19 +199,18 @@ class Generation:
         """Wrap the sequences of one request.
 
         Args:
-            identity: Of the request.
-            stream: Where the sequences' events come out.
-            choices: Sequence ids with a fresh text each, in the order of the answer's indices.
-            prompt_tokens: Of each prompt.
-            media_kinds: Of each image and video in them.
-            output: How the choices' texts are read.
-            streams: The client sees the answer while it is made.
+            identity: The request's identity.
+            stream: Yields the sequences' events.
+            choices: Sequence ids, each with an empty text, in the order of the answer's indices.
+            prompt_tokens: Number of tokens of each prompt.
+            media_kinds: Kind of each image and video in the prompts.
+            output: Splits a choice's text into thoughts, content and calls.
+            streams: Whether the client sees the answer while it is generated.
             abort: Ends sequences; safe to call for finished ones.
             on_close: Called once, when the generation is closed.
-            on_tokens: Told how many tokens the request has used since the last time, at each look
-                of the reader's and when it closes: those of its prompts when the first of its
-                sequences has a slot, and those of its completions as the engine makes them, whether
-                they are read or not.
+            on_tokens: Called with the number of tokens used since the last call, each time that events
+                are taken and when the generation closes: the prompts' once the first sequence has a
+                slot, the completions' as the engine generates them, read by the client or not.
         """
         self.identity = identity
         self._stream = stream
@@ -322,15 +321,15 @@ class Generation:
                 yield []
 
     def fail(self, error: MachdError) -> None:
-        """End the generation from the server's side; its reader gets ``error``."""
+        """End the generation from the server's side; its client gets ``error``."""
         self._stream.fail(error)
         self._abort_sequences(self._running(), error)
 
     def close(self, error: MachdError | None = None) -> None:
-        """Let go: end whatever still runs. Idempotent, never blocks, safe in ``finally``.
+        """Abort the sequences that still run. Idempotent, never blocks, safe in ``finally``.
 
         Args:
-            error: Why the reader left early; a client that disconnected unless given.
+            error: Why the generation ended early; a disconnected client unless given.
         """
         if self._is_closed:
             return

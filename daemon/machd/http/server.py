@@ -98,7 +98,7 @@ class HttpServer(uvicorn.Server):
             raise FaultError("the HTTP server has stopped") from self._serving.exception()
 
     async def wait_ended(self) -> None:
-        """Until it serves no longer; raises what ended it."""
+        """Wait for the server to stop; re-raise its error."""
         assert self._serving is not None, "started"
         await asyncio.shield(self._serving)
 

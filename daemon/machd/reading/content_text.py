@@ -31,7 +31,7 @@ class ContentText:
         return "".join(self._gap)
 
     def push(self, text: str) -> None:
-        """Some more of it."""
+        """Add text."""
         rest = text if self._bare_calls is None else self._scan(self._bare_calls, text)
         if rest:
             self._say(rest)

@@ -38,7 +38,7 @@ class ErrorOutput:
         self._lock = threading.Lock()
         self._kept: deque[bytes] = deque()
         self._kept_bytes = 0
-        # A daemon thread: another process that the engine process has left behind may keep the pipe open.
+        # daemon=True: a process that the engine process has left behind may keep the pipe open.
         self._thread = threading.Thread(target=self._copy, name="machd-stderr", daemon=True)
         self._thread.start()
 
@@ -66,7 +66,7 @@ class ErrorOutput:
 
 
 def _write(target: int, line: bytes) -> None:
-    """Write a line past Python's buffer, whose lock a daemon thread must not hold when the interpreter ends."""
+    """Write a line past Python's buffer, whose lock no thread may hold when the interpreter ends."""
     rest = memoryview(line)
     while rest:
         try:

@@ -78,7 +78,7 @@ _DRAFTS: _Reads[DraftReading] = (
     ("machd_speculation_fallbacks_total", {}, lambda now: now.fallbacks),
 )
 
-_ARRANGEMENTS = (DecodeMode.SINGLE, DecodeMode.BATCHED)
+_REQUESTABLE_MODES = (DecodeMode.SINGLE, DecodeMode.BATCHED)
 """What the settings can ask for; either may be speculative at times."""
 
 
@@ -203,7 +203,7 @@ def _watch_requests(metrics: Metrics, served: ServedModel, configuration: Config
         ("machd_decode_mode_requested", lambda: _requested_mode(configuration)),
         ("machd_decode_mode_active", lambda: served.snapshot.mode),
     ):
-        metrics.watch_one_of(name, "mode", _ARRANGEMENTS, read)
+        metrics.watch_one_of(name, "mode", _REQUESTABLE_MODES, read)
     metrics.watch("machd_requests_running", lambda: served.snapshot.running_count)
     metrics.watch("machd_requests_waiting", lambda: served.snapshot.waiting_count)
     metrics.watch("machd_requests_waiting_limit", lambda: configuration.settings.limits.max_queue)
