@@ -45,8 +45,8 @@ MEDIA_BYTES = 256_000_000
 """Memory for processed images and videos, and as much for their embeddings, unless given."""
 
 _MEDIA_SHARE = 1 / 16
-"""Of the memory that is left once the model is loaded, for either of them at most: under a tight limit one large image
-that is kept would leave no room for the next small one."""
+"""Most of the memory that is left after loading, for processed media and for embeddings each: under a tight limit one
+large image in the cache would leave no room for the next small one."""
 
 _NO_EXPERTS = (
     "experts.resident_gb has no effect: the model has no experts that machd can leave on disk"
@@ -117,7 +117,7 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
     """
     import_mlx_lm()
     progress = progress or SilentProgress()
-    # Refusals come before the weights, which take the time.
+    # Refused before the weights are read, which takes most of the time.
     progress.stage("reading the tokenizer", None)
     own_code = OwnCode.TRUSTED if trust_remote_code else OwnCode.REFUSED
     opened = open_model(source, own_code=own_code)

@@ -1,6 +1,6 @@
 """Inspection of a checkpoint's vision: the checkpoint's processor runs in its own process, as when the model is served.
 
-So the report's kinds of media and tokens of an image are those of a daemon.
+So the report's kinds of media and tokens of an image are those of a serving daemon.
 """
 
 from __future__ import annotations

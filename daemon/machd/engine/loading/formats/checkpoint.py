@@ -1,7 +1,7 @@
 """A model directory in mlx-lm layout, read and checked without loading a weight.
 
-``config.json`` and the headers of the weight files tell what would make loading fail, crash or run
-foreign code.
+``config.json`` and the headers of the weight files show whether loading would fail, crash or run the
+checkpoint's code.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _MAX_NAME_CHARS = 80
 _INDEX = "model.safetensors.index.json"
 
 UNBOUNDED_CONTEXT_TOKENS = 32_768
-"""Positions of a model that names no limit, such as a recurrent one, unless
+"""Context length of a model without a limit, such as a recurrent one, unless
 ``model.max_context_tokens`` is set."""
 
 _LARGEST_CONTEXT_TOKENS = 1 << 53
-"""Integers beyond it are not exact in every reader of JSON."""
+"""Largest integer that every JSON parser reads exactly."""
 
 _CONTEXT_KEYS = (
     "max_position_embeddings",
@@ -52,7 +52,7 @@ class Checkpoint:
         stored_bytes: Size of all tensors as stored.
         tensors: All tensors by name, each with its file.
         code_files: Files that name Python code of the checkpoint's own; empty for most.
-        has_runnable_code: Code that they name is there, or may be.
+        has_runnable_code: The named code exists, or may exist.
     """
 
     path: Path
@@ -194,7 +194,7 @@ def context_tokens(config: Mapping[str, object], max_context_tokens: int | None)
 
     Raises:
         SettingsError: The user's limit is above the model's.
-        ModelFormatError: The model's is absurd.
+        ModelFormatError: The model's limit is out of bounds.
     """
     text_config = config.get("text_config")
     places = (config, text_config) if isinstance(text_config, dict) else (config,)

@@ -1,6 +1,6 @@
-"""A GGUF file, opened: its model is built of zeros that are never computed, and each layer's tensor is read in their place.
+"""A GGUF file, opened: its model is built with lazy zeros, which are replaced by each layer's tensors when those are read.
 
-machd reads one architecture: llama's; :mod:`machd.engine.loading.formats.gguf_llama` has what is its own.
+machd reads one architecture, llama; :mod:`machd.engine.loading.formats.gguf_llama` has its particulars.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from machd.errors import ModelArchitectureError, ModelFormatError
 _ARCHITECTURE = "llama"
 
 _GROUP_SIZE = 32
-"""Weights that share a scale in every type that is kept quantised."""
+"""Group size of every type that stays quantised."""
 
 
 def open_gguf(source: ModelSource, bounds: Bounds) -> OpenedGguf:
@@ -140,7 +140,7 @@ class OpenedGguf(Opened):
 
     @contextmanager
     def reading(self) -> Iterator[ReadLeaf]:
-        """Open the file; numbers are read in mlx-lm's order of rows."""
+        """Open the file; tensors are read with rows in mlx-lm's order."""
         with self._file() as file:
 
             def read(path: str, leaf: Module) -> int:
@@ -154,7 +154,7 @@ class OpenedGguf(Opened):
             yield read
 
     def keep_as_stored(self, model: Module) -> None:
-        """Give plain weights the dtype of the scales, which is float16; a file that is float32 stays so."""
+        """Cast plain weights to the dtype of the scales, float16; a file of float32 alone stays float32."""
         if all(tensor.type_name == "F32" for tensor in self.files.tensors):
             return
         for path, leaf in model.named_modules():

@@ -18,7 +18,7 @@ from machd.engine.loading.formats.gguf_header import GgufHeader
 from machd.errors import ModelArchitectureError, ModelFormatError
 
 ROPE_FACTORS = "rope_freqs.weight"
-"""The tensor of one divisor a rotary frequency."""
+"""Name of the tensor with one divisor for each rotary frequency."""
 
 _GLOBAL_NAMES: Mapping[str, str] = {
     "token_embd": "model.embed_tokens",

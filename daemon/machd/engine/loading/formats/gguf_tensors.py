@@ -1,7 +1,7 @@
-"""The numbers of a GGUF file's tensors, in the arrays that mlx computes with.
+"""Tensors of a GGUF file as arrays that mlx computes with.
 
-mlx reads GGUF files too, but rounds Q6_K to float16, and its reader divides by numbers of the header and so can end the
-process. Block formats are those of ggml-common.h; ggml-quants.c has the formulas.
+mlx reads GGUF files too, but rounds Q6_K to float16, and its reader divides by numbers of the header, which can kill
+the process. Block formats are those of ggml-common.h; ggml-quants.c has the formulas.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KEPT_BITS: Mapping[str, int] = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}
 """Types that mlx can compute with as they are, with their bits; a scale and a bias for each 32 weights."""
 
 EXPANDED = frozenset({"F32", "F16", "Q6_K"})
-"""Types that become floats."""
+"""Types that are expanded to floats."""
 
 
 def read_tensor(file: BinaryIO, tensor: GgufTensor) -> dict[str, mx.array]:

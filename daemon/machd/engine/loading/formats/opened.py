@@ -1,7 +1,7 @@
 """A model's files, opened: read and checked, and no weight read.
 
-Serving and checking a model both begin here. What differs between them is given: whether the checkpoint's own code may
-run, and the bounds of what trusts a stranger's numbers.
+Serving and checking a model both begin here. They differ in whether the checkpoint's own code may run, and in the time
+and memory limits of building the model.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from machd.engine.loading.source import ModelSource
 from machd.engine.vision.media_processor import ProcessorFiles
 
 Bounds: TypeAlias = Callable[[str], AbstractContextManager[None]]
-"""Limits time and memory of a block, which is named, such as ``building the model``."""
+"""Limits time and memory of a block of code; takes its name, such as ``building the model``."""
 
 ReadLeaf: TypeAlias = Callable[[str, Module], int]
-"""Puts the stored arrays in the place of a leaf's lazy ones, by its path; returns their bytes as stored."""
+"""Replaces a leaf's lazy arrays with the stored ones, by its path; returns the stored bytes."""
 
 _LANGUAGE_PATH = "language_model."
 """Path of the language model inside one that takes images."""
@@ -43,12 +43,12 @@ def weights_bytes(module: Module) -> int:
 
 
 def leave_to_mlx(_path: str, leaf: Module) -> int:
-    """Leave a leaf's arrays to mlx, which reads one when it is computed; returns their bytes as stored."""
+    """Leave a leaf's arrays to mlx, which reads them when they are computed; returns the stored bytes."""
     return weights_bytes(leaf)
 
 
 class OwnCode(Enum):
-    """What becomes of Python code that a checkpoint brings."""
+    """Whether a checkpoint's own Python code runs."""
 
     REFUSED = auto()
     """A model that needs it is refused; the error names the setting that trusts it."""
@@ -57,7 +57,7 @@ class OwnCode(Enum):
     """It runs where the model needs it."""
 
     NEVER_RUN = auto()
-    """Files that name it are read all the same, whatever the settings trust."""
+    """It never runs; files that name it are read all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class BuiltModel:
     def native_path(self) -> str:
         """Path of the part that machd's own kernels may compute; empty for the whole.
 
-        What an encoder takes is read from its graph, in which mlx describes its own operations only.
+        An encoder's memory is estimated from its graph, which describes only mlx's own operations.
         """
         return "" if self.processor is None else _LANGUAGE_PATH
 
@@ -88,17 +88,17 @@ class Opened(ABC):
 
     Attributes:
         files: Configuration and headers, for the tokenizer beside them.
-        config: What mlx-lm builds the model of, as ``config.json`` has it.
+        config: Configuration that mlx-lm builds the model from, in the shape of ``config.json``.
         stored_bytes: Size of all tensors as stored.
         weight_files: Files of the weights.
-        tensors: Each tensor's place in a file, by name; None for a format whose tensors mlx cannot take as they lie.
+        tensors: Each tensor's place in a file, by name; None for a format whose tensors mlx cannot read itself.
         is_repacked: Packed weights that ``model.dtype`` unpacks may be quantised anew.
         takes_images: The model is built with its vision tower.
         vision_reason: Why a checkpoint with a vision tower is served without it; empty for all others.
         code_files: Files that name Python code of the checkpoint's own.
         has_own_model: Such code builds the model.
-        own_code: What becomes of such code.
-        bounds: Of building the model.
+        own_code: Whether such code runs.
+        bounds: Limits of building the model.
     """
 
     source: ModelSource
@@ -120,7 +120,7 @@ class Opened(ABC):
         """Build the model with lazy arrays, none of which is read.
 
         Args:
-            recorder: Records which tensors the arrays are. Code of the checkpoint's own cannot be recorded, and does not run.
+            recorder: Records the stored tensor of each array. The checkpoint's own code cannot be recorded, and does not run.
 
         Raises:
             ModelError: One of its kinds: configuration and tensors do not fit together.
@@ -131,7 +131,7 @@ class Opened(ABC):
         """Open the weights for reading.
 
         Raises:
-            ModelFormatError: At the end of the block: they could not be read in it.
+            ModelFormatError: The weights could not be read; raised at the end of the block.
         """
 
     def own_files(self) -> tuple[Path, ...]:

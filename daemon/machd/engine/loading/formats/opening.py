@@ -19,12 +19,12 @@ def open_model(
     bounds: Bounds = lambda _what: nullcontext(),
     import_for_text: Callable[[], None] = import_mlx_lm,
 ) -> Opened:
-    """Read and check what lies around the weights, which are not read.
+    """Read and check a model's files, without reading a weight.
 
     Args:
         source: The model's files.
-        own_code: What becomes of Python code that a checkpoint brings.
-        bounds: Limits of what trusts numbers of the files; none unless given.
+        own_code: Whether a checkpoint's own Python code runs.
+        bounds: Limits of code that trusts numbers of the files; none unless given.
         import_for_text: Imports mlx-lm where the model takes text only.
 
     Raises:

@@ -36,7 +36,7 @@ def place_shard(
     if opened.takes_images:
         raise ModelShardingError("a model with vision is served by one rank")
     if opened.tensors is None:
-        # No part of a tensor can be read by itself: the whole model is, and then it is cut.
+        # Parts of tensors cannot be read here: the whole model is read, and then cut.
         whole = place_whole(opened, lambda: build(None), settings, progress)
         model = cut(lambda: whole.model, sharding)
         mx.eval(model.parameters())
