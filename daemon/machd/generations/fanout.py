@@ -1,7 +1,7 @@
-"""One step's events to every client that waits for them, with one wake-up of the event loop.
+"""Delivery of a step's events to the streams of requests, with one wake-up of the event loop.
 
-The engine thread calls :meth:`Fanout.publish`; all else happens on the event loop. A client that
-reads slowly finds its tokens merged: whatever has come since its last look is handed over at once.
+The engine thread calls :meth:`Fanout.publish`; all else happens on the event loop. A client that reads
+slowly gets all tokens since its last read at once.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Stream:
             case SequenceAdmitted():
                 self._is_admitted = True
             case SequenceFinished(sequence_id):
-                # A final stop token was made, too, and is no event.
+                # A final stop token was generated as well, without an event of its own.
                 generated = self._running_tokens.pop(sequence_id, 0)
                 self._finished_tokens += max(generated, event.completion_tokens)
             case OutputGenerated() | PromptReused() | SequenceStarted():
@@ -129,7 +129,7 @@ class Fanout:
         return len(self._streams)
 
     def publish(self, events: list[Event]) -> None:
-        """Hand over a step's events; one wake-up, whatever their number.
+        """Deliver a step's events with at most one wake-up.
 
         While a wake-up is on its way, the events of further steps join it: an engine that is
         faster than the event loop cannot flood it. Events for an event loop that has closed are
@@ -147,7 +147,7 @@ class Fanout:
                 raise
 
     def open(self, sequence_ids: Sequence[str]) -> Stream:
-        """One stream for all the sequences of a request."""
+        """Open one stream for all sequences of a request."""
         stream = Stream()
         for sequence_id in sequence_ids:
             assert sequence_id not in self._streams, "sequence ids are unique"

@@ -20,7 +20,7 @@ class DiskStats(DiskReading, frozen=True, kw_only=True):
     """The disk tier with its budget.
 
     Attributes:
-        budget_bytes: What its files may take.
+        budget_bytes: Limit of its files.
     """
 
     budget_bytes: int
@@ -62,11 +62,11 @@ _GB = 1_000_000_000
 
 
 def cache_stats(served: ServedModel, settings: Settings) -> CacheStats:
-    """The caches now, or at the last idle moment while a single generation runs.
+    """Return counts of the caches now, or at the last idle moment while a single generation runs.
 
     Args:
         served: The model, which is loaded.
-        settings: In force.
+        settings: The settings in force.
     """
     is_live = served.snapshot.mode is DecodeMode.BATCHED
     is_stale = not is_live and served.snapshot.active_loops > 0

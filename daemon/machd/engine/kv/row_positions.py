@@ -120,7 +120,7 @@ class RowPositions:
         self._is_changed = True
 
     def cut(self, counts: Sequence[int]) -> None:
-        """Remove the last ``counts`` positions of the rows; their columns then lie after the rows' ends."""
+        """Remove the last ``counts[row]`` positions of each row; their columns then lie after its end."""
         self.lengths = [one - count for one, count in zip(self.lengths, counts, strict=True)]
         self.end = _int32(self.lengths)
 

@@ -99,7 +99,7 @@ class OneSlab:
         self._numbers = count()
 
     def lay_out(self, before: Layout, rows: Sequence[RowExtent]) -> Layout:
-        """Keep the slab while it is large enough and not over the factor of ``OneSlab``."""
+        """Keep the slab while it is large enough and at most ``_MAX_SPARE`` times too large."""
         keys = tuple(row.key for row in rows)
         held_places, held_columns = (before[0].places, before[0].columns) if before else (0, 0)
         needed, limit = max(row.needed for row in rows), max(row.limit for row in rows)
