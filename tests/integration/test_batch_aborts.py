@@ -1,4 +1,4 @@
-"""Clients that leave a batch, at every point of a request's life, and who goes on beside them."""
+"""Clients that leave a batch at every point of a request's life, and the requests beside them."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class _Scene:
         return client
 
     def begin(self) -> list[RawClient]:
-        """Those who stay: the step is held in which both decode for the first time."""
+        """Begin the requests that stay; hold the step in which both decode for the first time."""
         one = self.ask(_STAYING["one"])
         self.gate.wait_until_held()
         other = self.ask(_STAYING["other"])
@@ -236,7 +236,7 @@ class _Phase:
 
     Attributes:
         asks: Which request it is.
-        slots: There are; those who stay take two.
+        slots: Number of slots, two of them for the requests that stay.
         steps: Computed since it came.
         twin: Whether an identical request has come before it or comes after it.
         max_tokens: That it asks for.
@@ -315,7 +315,7 @@ def _check_shares(books: _Books, before: _Books) -> None:
 
 
 def _check_released(scene: _Scene, after: _Books) -> StepPlan:
-    """By the step after the one that was held, whoever has left takes no place any more."""
+    """By the step after the held one, a request whose client has left has no slot any more."""
     plan = scene.step()
     books = scene.books()
     assert books == after, f"not given back: the books say {books} and should say {after}"
@@ -338,7 +338,7 @@ _WAYS = pytest.mark.parametrize(
 
 @_WAYS
 @pytest.mark.parametrize("phase", [*_PHASES, _LAST_TOKEN], ids=str)
-def test_who_leaves_gives_its_place_back_by_the_next_step(
+def test_a_leaving_client_frees_its_slot_by_the_next_step(
     phase: _Phase,
     kind: _Kind,
     how: Callable[[RawClient], None],
@@ -346,7 +346,7 @@ def test_who_leaves_gives_its_place_back_by_the_next_step(
     alone: dict[str, dict[str, str]],
     mail: Arrivals,
 ) -> None:
-    """Slot, promise and place in the queue are free, and those who stay say what they say alone."""
+    """Slot, reservation and place in the queue are free, and the other requests answer as they do alone."""
     with _Scene(kind, mail, slots=phase.slots) as scene:
         started = _start(scene, phase, is_stream=is_stream)
         scene.leave(started.leaving, how)
@@ -372,10 +372,10 @@ def test_when_the_last_reader_leaves_the_shared_decode_ends(
         scene.check_end(_texts(staying, phase, alone[_TINY.model_id]))
 
 
-def test_who_comes_when_the_leader_has_left_reads_along(
+def test_a_request_that_comes_after_the_first_subscriber_left_is_coalesced(
     alone: dict[str, dict[str, str]], mail: Arrivals
 ) -> None:
-    """The decode belongs to whoever reads it: it takes newcomers in after its leader's departure."""
+    """A sequence belongs to all its subscribers: it takes new ones after its first one has left."""
     phase = next(one for one in _PHASES if one.name == "leader")
     with _Scene(_TINY, mail, slots=phase.slots) as scene:
         started = _start(scene, phase)

@@ -409,7 +409,7 @@ def test_beyond_loopback_keys_are_required(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "machd.invalid"])
 def test_an_address_that_is_not_ours_is_an_error(host: str) -> None:
-    """An address of another machine, or a name that nobody knows, is an error of listening."""
+    """An address of another machine, or an unknown host name, is an error of listening."""
     with pytest.raises(ListenError), RunningDaemon(flags={"server.host": host}):
         pass
 

@@ -234,7 +234,7 @@ def test_the_first_engine_process_has_to_start() -> None:
 def test_an_engine_process_that_dies_while_it_is_told_to_stop_is_no_end_in_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What it had to do still is not done, and who has launched it has to learn of that."""
+    """Its remaining work is lost, and the daemon's exit code shows that."""
     tell = SupervisedEngine.stop
 
     with capture_logs(), SupervisedDaemon(_FLAGS) as daemon:

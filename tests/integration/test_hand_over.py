@@ -1,7 +1,7 @@
 """A drafting request that is joined by others and is alone again answers as it does alone.
 
 A daemon decodes on a tiny model whose answers are drafted, rightly at seven places of ten. A gate
-holds each step, so that who comes when is the same every time.
+holds each step, so that requests join at the same steps every time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Many clients and a KV budget for a few: who waits, who is turned away, and what is promised."""
+"""Many clients and a KV budget for a few: requests that wait, requests that are rejected, and reservations."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def _everyone() -> list[list[Errand]]:
 def _at_once(
     daemon: RunningDaemon, gate: StepGate, watch: _Watch
 ) -> list[tuple[Errand, RawAnswer]]:
-    """All errands, of which the engine learns between two steps: nobody is done before all came.
+    """Submit all errands between two steps, so that none is done before all have come.
 
     The first step, of a request that needs little, is held until the others are in the inbox.
     """

@@ -122,7 +122,7 @@ def test_an_alert_says_what_to_do(name: str) -> None:
 
 @each_alert
 def test_an_alert_is_on_the_page(name: str) -> None:
-    """Whoever loads the alerts reads beforehand when each fires, and how loud."""
+    """The page of alerts has each alert's condition and severity."""
     severity = re.search(r"severity: (\w+)", RULES[name])
     assert severity is not None
     page = (ROOT / "docs" / "operating" / "monitor.md").read_text("utf-8")

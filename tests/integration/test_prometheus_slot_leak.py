@@ -1,4 +1,4 @@
-"""A slot that is answered for nobody: the engine's count cannot show it, the service's can."""
+"""A slot without a client: the engine's count does not show it, the service's does."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def test_another_limit_shows(daemon: AdminDaemon) -> None:
 
 
 def test_steps_report_their_drafts(daemon: AdminDaemon) -> None:
-    """Whoever watches sees what each step verified, and what of it was right."""
+    """Events of steps have the numbers of verified and of accepted drafts."""
     with daemon.admin.stream("GET", "/admin/events") as stream:
         events = sse_events(stream)
         next(events)
@@ -182,7 +182,7 @@ def test_failures_are_counted_and_logged(tmp_path: Path) -> None:
     ],
 )
 def test_the_start_logs_the_proposer(mode: str, is_drafting: bool, level: str, active: str) -> None:  # noqa: FBT001
-    """A warning where somebody was asked for by name and it is another, or nobody."""
+    """The line is a warning if another proposer than the named one is in force, or none."""
     engine = drafting_engine if is_drafting else FakeEngine
     with capture_logs() as lines, RunningDaemon(engine, {"speculation.mode": mode}):
         pass

@@ -422,7 +422,7 @@ class ContinuousMachine(RuleBasedStateMachine):
 
     @rule()
     def survive_engine_fault(self) -> None:
-        """Let the run raise: who ran goes on, one at a time at first; who was to and fails again ends."""
+        """Let the run raise: running sequences are resumed, one at a time at first; one that fails alone again ends."""
         self._note(self.scheduler.admit(self.clock.monotonic_s()))
         self.step_error, self.is_surviving = RuntimeError("planted"), True
         running = {one.request.sequence_id: one for one in self._running()}
@@ -501,7 +501,7 @@ class ContinuousMachine(RuleBasedStateMachine):
         self._note_suspended()
 
     def _note_suspended(self) -> None:
-        """Who ran and waits now goes on behind its tokens; without any it is told of everything anew."""
+        """A suspended sequence continues after its tokens; one without tokens gets all its events again."""
         for record in self._running():
             sequence = self.scheduler._open.get(record.request.sequence_id)
             if sequence is None or sequence.is_running:

@@ -161,7 +161,7 @@ def _vision(vision: VisionInspection) -> VisionReport:
 
 
 def _distributed(found: ModelInspection, kv_budget_bytes: int) -> DistributedCheck:
-    """Judge several ranks; a model that no number of them can share is blocked, whatever its code knows."""
+    """Judge several ranks; a model that cannot be cut for any number of ranks is blocked."""
     modes, plans = found.code.shard_modes, found.rank_plans
     takes = None if found.vision is None else found.vision.takes
     verdict = distributed(found.architecture, modes, has_vision=takes is not None)

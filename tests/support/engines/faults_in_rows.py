@@ -131,7 +131,7 @@ def _of_row(cache: Cache, row: int, length: int) -> Cache:
 
 
 def a_finished_prompt_is_held(patch: pytest.MonkeyPatch) -> None:
-    """Somebody holds every prompt's caches for good."""
+    """A reference keeps every prompt's caches alive."""
     right, held = Prefill.finish, list[PrefilledRow]()
 
     def finish(self: Prefill) -> PrefilledRow:

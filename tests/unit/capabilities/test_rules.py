@@ -94,7 +94,7 @@ def test_what_cannot_be_merged_is_blocked_wherever_it_lies(layer: LayerCacheFact
 
 
 def test_what_is_not_supported_says_what_is_done_instead() -> None:
-    """A person who reads the reason learns that requests are still served, one at a time."""
+    """The reason says that requests are still served, one at a time."""
     for layers, _, support, _ in _TABLE:
         reason = continuous_batching(_facts(*layers)).reason
 

@@ -128,7 +128,7 @@ def test_the_status_shows_the_proposer_and_its_acceptance(
 
 
 def test_failures_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    """Whoever looks at the status is led to the log."""
+    """The status refers to the log."""
     print_status(_status(msgspec.structs.replace(_USED, fallbacks=2)))
     text = " ".join(capsys.readouterr().out.split())
     assert "failed for 2 sequences, as the log says" in text

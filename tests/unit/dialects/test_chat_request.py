@@ -400,7 +400,7 @@ def test_only_an_assistant_s_text_is_continued(messages: object, fields: dict[st
 def test_a_service_tier_is_a_priority(
     tier: str | None, priority: str | None, expected: str, used: object
 ) -> None:
-    """OpenAI's word decides who goes first unless machd's own does, and the answer repeats it."""
+    """``service_tier`` sets the priority unless ``priority`` does, and the answer repeats it."""
     request = _request(service_tier=tier, priority=priority)
     assert request.options().priority == expected
     assert request.used_tier == used

@@ -1,4 +1,4 @@
-"""Another way of scheduling on the running engine thread: when, for whom, and what if it fails."""
+"""A change of the scheduler config on the running engine thread: when it applies, to what, and its failures."""
 
 from __future__ import annotations
 
@@ -171,8 +171,8 @@ def test_what_runs_is_suspended_and_goes_on_in_the_new_way_with_what_waits() -> 
     ]
 
 
-def test_what_could_never_run_in_the_new_way_is_finished_in_the_old_one() -> None:
-    """A smaller KV budget costs nobody the answer that has begun; nobody is admitted until it has ended."""
+def test_a_sequence_that_cannot_run_under_the_new_config_ends_under_the_old_one() -> None:
+    """A smaller KV budget costs no answer that has begun; no sequence is admitted until it has ended."""
     gate = StepGate(at_decode)
     with running_thread(FakeEngine(before_step=gate), gate=gate) as thread:
         thread.submit(request_of("long", max_tokens=20))
@@ -192,7 +192,7 @@ def test_what_could_never_run_in_the_new_way_is_finished_in_the_old_one() -> Non
 
 
 def test_an_idle_thread_switches_at_once_and_back() -> None:
-    """Nothing runs, nobody waits: it is done in a turn, before any request."""
+    """With no running and no waiting request the change is applied in one turn of the loop."""
     with running_thread() as thread:
         for mode, config in (
             (DecodeMode.BATCHED, _batched(3)),
@@ -223,8 +223,8 @@ def test_it_may_be_asked_for_before_the_model_is_loaded() -> None:
     assert {type(one.error) for one in ends.values()} == {QueueFullError}
 
 
-def test_a_waiting_request_that_can_never_fit_is_told_so_and_blocks_nobody() -> None:
-    """It ends with the budget's error; who stood behind it is served."""
+def test_a_waiting_request_that_can_never_fit_is_refused_and_blocks_no_other() -> None:
+    """It ends with the budget's error; the next request is served."""
     gate = StepGate(at_decode)
     with running_thread(FakeEngine(before_step=gate), gate=gate) as thread:
         thread.submit(request_of("a"))
@@ -464,7 +464,7 @@ def test_what_is_asked_for_meanwhile_is_made_afterwards(is_failing: bool) -> Non
 
 
 def test_a_stop_does_not_wait_for_a_measurement_between_two_steps() -> None:
-    """The probe would go on; the thread ends well, and who waited is told why."""
+    """The probe would go on; the thread ends without a fault, and waiting requests get the stop's error."""
     with _measuring(_SteppingProbe()) as (thread, done):
         thread.submit(request_of("a"))
         thread.published.wait_for(SequenceQueued)
@@ -475,8 +475,8 @@ def test_a_stop_does_not_wait_for_a_measurement_between_two_steps() -> None:
         assert thread.published.ends(1)["a"].error is STOPPED
 
 
-def test_a_stop_answers_who_asked_while_the_thread_hangs() -> None:
-    """Before the measurement has ended, and also who asks after that; its end is then no news."""
+def test_a_stop_answers_callers_while_the_thread_hangs() -> None:
+    """Callers before and after the stop are answered before the measurement ends, whose end changes nothing."""
     with _measuring(_ScriptedProbe()) as (thread, done):
         thread.loop.stop(STOPPED)
         assert done.exception(0) is STOPPED
@@ -542,7 +542,7 @@ def test_a_switch_that_fails_changes_nothing_and_admission_goes_on(
     logged: list[EventDict],
     is_probe: bool,  # noqa: FBT001
 ) -> None:
-    """Who asked gets the error; who waits is served as before, and the next switch works."""
+    """The caller gets the error; waiting requests are served as before, and the next change works."""
     error = ValueError("planted")
     probe = _ScriptedProbe(error if is_probe else None)
 
@@ -580,7 +580,7 @@ def test_rows_of_a_measurement_that_broke_off_are_forgotten() -> None:
 
 
 def test_an_engine_that_cannot_forget_a_measurement_is_given_up() -> None:
-    """Its rows would be in the way of others'; who asked is told, too."""
+    """Its rows would occupy slots for good; the caller gets the fault, too."""
     engine = FakeEngine(faults=FakeFaults(reset_error=OSError("planted")))
     with running_thread(engine, probe=_ScriptedProbe(ValueError("planted"))) as thread:
         done = thread.change_config(_batched(), measure=True)
@@ -589,8 +589,8 @@ def test_an_engine_that_cannot_forget_a_measurement_is_given_up() -> None:
 
 
 @pytest.mark.parametrize("is_stop", [True, False], ids=["stop", "fault"])
-def test_a_thread_that_ends_tells_all_who_wait_for_a_switch(is_stop: bool) -> None:  # noqa: FBT001
-    """Those whose turn had not come, those in the inbox behind the stop, and those who come later."""
+def test_a_thread_that_ends_answers_all_callers_of_a_change(is_stop: bool) -> None:  # noqa: FBT001
+    """Pending changes, changes in the inbox behind the stop, and later ones are all answered."""
     gate = StepGate(at_decode)
     faults = FakeFaults(reset_error=OSError("planted"))
     if not is_stop:

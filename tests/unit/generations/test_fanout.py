@@ -158,14 +158,14 @@ async def test_an_error_comes_after_what_was_pending() -> None:
             await stream.take()
 
 
-async def test_an_error_wakes_a_waiting_reader() -> None:
-    """Nobody sleeps on a stream that has failed."""
+async def test_an_error_wakes_a_waiting_stream() -> None:
+    """A ``take`` that waits on a failed stream wakes."""
     stream = Stream()
-    reader = asyncio.create_task(stream.take())
+    waiting = asyncio.create_task(stream.take())
     await asyncio.sleep(0)
     stream.fail(EngineFaultError("over"))
     with pytest.raises(EngineFaultError):
-        await asyncio.wait_for(reader, 10)
+        await asyncio.wait_for(waiting, 10)
 
 
 async def test_unread_events_are_bounded() -> None:

@@ -259,7 +259,7 @@ async def test_closing_ends_only_what_runs() -> None:
 
 
 async def test_closing_twice_is_closing_once() -> None:
-    """Whoever closes in a ``finally`` may do so after another has."""
+    """A second ``close``, as in a ``finally``, does nothing."""
     opened = OpenGeneration("a")
     error = ClientStalledError("asleep")
     opened.generation.close(error)
@@ -271,7 +271,7 @@ async def test_closing_twice_is_closing_once() -> None:
 
 
 async def test_closing_a_finished_generation_aborts_nothing() -> None:
-    """A good end needs no clean-up and is nobody's error."""
+    """A finished generation has nothing to abort and no error."""
     opened = OpenGeneration("a")
     opened.push(finished("a"))
     await opened.read()
@@ -301,7 +301,7 @@ async def test_usage_adds_up_over_choices() -> None:
 
 
 async def test_what_is_cached_is_known_before_the_first_token() -> None:
-    """A choice that a stop string ends, and whose end nobody waits for, has its cached tokens too."""
+    """A choice that a stop string ends has its cached tokens, too."""
     opened = OpenGeneration("a", stop=["x"], prompt_tokens=10)
     opened.push(admitted("a"), PromptReused("a", 8), tokens("a", "yx"))
     deltas = await opened.read()

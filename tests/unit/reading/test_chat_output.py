@@ -100,7 +100,7 @@ def test_a_prompt_may_open_the_thoughts() -> None:
 
 
 def test_without_tools_calls_are_text() -> None:
-    """Nobody named a function, so nothing is a call."""
+    """Without functions in the request, no text is a call."""
     read = read_answer(chat_output(tools=()), [MARKED])
     assert read.content == MARKED
     assert not read.calls

@@ -236,7 +236,7 @@ def test_a_name_shows_a_metric_of_ours(spec: VllmName) -> None:
 
 
 def test_the_page_lists_them() -> None:
-    """Who comes from vLLM reads which names there are."""
+    """The page for users of vLLM lists the names."""
     assert vllm_names_markdown() in PAGE.read_text("utf-8")
 
 

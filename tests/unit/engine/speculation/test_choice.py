@@ -1,4 +1,4 @@
-"""The settings' mode becomes a proposer, or nobody and a reason that an operator understands."""
+"""The settings' mode gives a proposer, or none with a reason for the operator."""
 
 from __future__ import annotations
 
