@@ -28,7 +28,7 @@ def read_gemma_calls(quote: str, text: str) -> list[tuple[str, Mapping[str, obje
 
     Args:
         quote: The marker on both sides of a string.
-        text: Between the markers of the section.
+        text: The text between the section's markers.
 
     Raises:
         OpenValueError: The text ends inside a string.
@@ -49,7 +49,7 @@ def read_gemma_calls(quote: str, text: str) -> list[tuple[str, Mapping[str, obje
 
 @dataclass
 class _Reader:
-    """Values of one text, from a position on."""
+    """Parser of the values of one text, from a position on."""
 
     text: str
     quote: str

@@ -19,9 +19,9 @@ class KeyedPrompt:
     """A rendered prompt.
 
     Attributes:
-        text: With placeholders.
-        keys: Token ids, and keys where images and videos lie.
-        spans: These, in order.
+        text: Text with placeholders.
+        keys: Token ids, with keys in the places of images and videos.
+        spans: Spans of images and videos, in order.
     """
 
     text: str
@@ -40,9 +40,9 @@ def keyed_prompt(
     """Render a conversation with images and videos, and put their keys in place of its placeholders.
 
     Args:
-        messages: As templates read them, with sources.
-        decoded: By the sources' identities.
-        processor: Knows the placeholders.
+        messages: Messages in the templates' shape, with sources.
+        decoded: Decoded images and videos by their sources' identities.
+        processor: Has the placeholders.
         render: Renders messages without sources.
         encode: Text to token ids.
 
@@ -51,7 +51,7 @@ def keyed_prompt(
     """
     media = [decoded[id(source)] for source in media_of(messages)]
     placeholders = _placeholders(media, processor)
-    # A text that a client typed stands for no image.
+    # A client's text that spells a placeholder is no image.
     escapes = {one: f"\ue000{secrets.token_hex(8)}\ue001" for one in dict.fromkeys(placeholders)}
     unwritten = iter(placeholders)
     text = render([_rendered_message(one, processor, escapes, unwritten) for one in messages])
@@ -94,12 +94,12 @@ def _rendered_message(
     escapes: dict[str, str],
     unwritten: Iterator[str],
 ) -> dict[str, object]:
-    """Return a message as the template is to see it: without sources, and placeholders in its text escaped.
+    """Return a message for the template, without sources and with escaped placeholders in its text.
 
     Args:
-        message: With sources.
-        processor: Knows whether the template writes placeholders.
-        escapes: By placeholder.
+        message: A message with sources.
+        processor: Tells whether the template writes placeholders.
+        escapes: Escaped text by placeholder.
         unwritten: Placeholders of this message's sources and all later ones.
     """
     content = message.get("content")

@@ -1,4 +1,4 @@
-"""Pieces of one answer, in the order in which they are read; calls get their numbers and ids here."""
+"""A queue of the pieces of one answer; it numbers calls and gives them ids."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from machd.reading.output import (
 
 
 class PieceQueue:
-    """Pieces that were read and not yet handed out. Takes calls as they are read."""
+    """Parsed pieces that were not taken yet; a sink of calls."""
 
     def __init__(self) -> None:
         self._pieces: list[OutputPiece] = []
@@ -27,12 +27,12 @@ class PieceQueue:
         return self._calls
 
     def take(self) -> list[OutputPiece]:
-        """All pieces since the last time."""
+        """Return all pieces since the last call."""
         pieces, self._pieces = self._pieces, []
         return pieces
 
     def content(self, text: str) -> None:
-        """Some of the answer's text."""
+        """Add text of the answer."""
         if not text:
             return
         last = self._pieces[-1] if self._pieces else None
@@ -42,20 +42,20 @@ class PieceQueue:
             self._pieces.append(Content(text))
 
     def reasoning(self, text: str) -> None:
-        """Some of the thoughts."""
+        """Add text of thoughts."""
         if text:
             self._pieces.append(Reasoning(text))
 
     def start(self, name: str) -> None:
-        """A call begins."""
+        """Begin a call."""
         call_id = f"call_{secrets.token_hex(12)}"
         self._pieces.append(ToolCallStart(self._calls, call_id, name))
         self._calls += 1
 
     def arguments(self, text: str) -> None:
-        """Some of its arguments."""
+        """Add text of the call's arguments."""
         self._pieces.append(ToolCallArguments(self._calls - 1, text))
 
     def end(self) -> None:
-        """The call is whole."""
+        """End the call."""
         self._pieces.append(ToolCallEnd(self._calls - 1))

@@ -1,4 +1,4 @@
-"""Calls that are written as JSON, read while they come.
+"""Incremental parser of calls in JSON.
 
 A client sees a call's name as soon as it is known and its arguments as they are written. That needs
 ``{"name": ..., "arguments": {...}}`` in this order; any other order or shape is read when its object
@@ -22,18 +22,18 @@ _KEYS = (*_OBJECTS, "name", "type", "id")
 
 
 class CallSink(Protocol):
-    """Takes calls while they are read."""
+    """A receiver of calls while they are parsed."""
 
     def start(self, name: str) -> None:
-        """A call to ``name`` begins."""
+        """Begin a call to ``name``."""
         ...
 
     def arguments(self, text: str) -> None:
-        """Some of its arguments' JSON text."""
+        """Add JSON text of the call's arguments."""
         ...
 
     def end(self) -> None:
-        """It is whole."""
+        """End the call."""
         ...
 
 
