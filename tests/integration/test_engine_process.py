@@ -144,7 +144,7 @@ def test_the_last_lines_of_a_process_that_crashes_are_logged() -> None:
 def test_a_request_that_ends_the_process_beside_others_goes_on_alone(
     daemon: SupervisedDaemon,
 ) -> None:
-    """Where none ends it alone, each is computed by itself, and every answer is whole."""
+    """If no sequence crashes the process alone, each is computed by itself, and every answer is whole."""
     questions = (*_QUESTIONS[:3], Asked(chat("clash, and say one more thing")))
     expected = [ask(daemon.url, one).said for one in questions]
     with ThreadPoolExecutor(len(questions)) as pool:

@@ -74,7 +74,7 @@ def _no_loose_ends(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 @dataclass
 class _Watch:
-    """What every snapshot of the engine loop said, and what the scheduler's books said with it."""
+    """All snapshots of the engine loop, each with the scheduler's counts."""
 
     snapshots: int = 0
     max_reserved_bytes: int = 0

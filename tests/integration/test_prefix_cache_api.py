@@ -427,7 +427,7 @@ def test_a_directory_that_is_not_used_is_not_cleared(
 
 
 def test_what_was_deleted_on_disk_is_counted(tmp_path: Path) -> None:
-    """What was kept in memory alone, then what is on disk, then nothing; read after the fact."""
+    """Clear memory alone, then the disk tier, then an empty cache; read the counts after each."""
     disk: FakeDisk = {}
     directory = str(tmp_path / "blocks")
     engine = lambda: FakeEngine(told, disk=disk)  # noqa: E731 - one line

@@ -398,7 +398,7 @@ def test_what_is_found_beside_the_daemon_is_switched_on() -> None:
 
 
 def test_a_prefix_cache_that_turns_out_wrong_keeps_nothing() -> None:
-    """What was kept is forgotten, prompts are computed anew, and answers go on."""
+    """Blocks are dropped, prompts are computed anew, and answers go on."""
     prompt = "a prompt that is long enough to be kept by the prefix cache of the daemon"
     wrong = replace(_REUSED, outcome=Outcome.FAILED)
     right = (*_PASSED, _REUSED, _CUT)

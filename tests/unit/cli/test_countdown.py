@@ -1,4 +1,4 @@
-"""What is shown while prompts are warmed: a bar on a terminal, and nothing elsewhere."""
+"""While prompts are warmed a terminal shows a progress bar, and other outputs nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``machd ctl`` shows of speculation: a line of the status, and lines of events."""
+"""``machd ctl`` shows speculation in a line of the status and in lines of events."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_while_the_model_loads_there_is_nothing_to_say(capsys: pytest.CaptureFix
 
 
 def test_an_older_daemon_can_be_asked() -> None:
-    """What it does not say is not there, instead of an answer that cannot be read."""
+    """Missing fields are left out instead of making the answer unreadable."""
     wire = msgspec.to_builtins(_status(None))
     del wire["speculation"]
     assert msgspec.convert(wire, AdminStatus).speculation is None

@@ -125,7 +125,7 @@ def _batched(
 
 
 def _results(thread: Thread) -> Results:
-    """What the loop knows of its model's probes."""
+    """Return the loop's probe results."""
     assert thread.loop.state is not None
     return thread.loop.state.results
 
@@ -256,7 +256,7 @@ def test_who_waits_too_long_for_a_switch_is_turned_away() -> None:
 
 
 def test_the_later_wish_wins_and_both_are_told() -> None:
-    """Of two that wait the first is never put in force; measuring is done if either wants it."""
+    """Of two pending changes the first is never applied; the model is measured if either asks for it."""
     gate, probe, asked = StepGate(at_decode), _ScriptedProbe(), list[str]()
 
     def first() -> SchedulerConfig:
@@ -299,7 +299,7 @@ def test_limits_hold_at_once_and_are_not_undone_by_a_switch_asked_for_before() -
 
 
 def test_limits_may_grow_while_requests_wait() -> None:
-    """What was refused before is taken in after."""
+    """A request that was refused before the change is accepted after it."""
     with running_thread() as thread:
         thread.set_queue_limits(replace(LIMITS, max_queue=0))
         thread.submit(request_of("a", group_id="g"), request_of("b", group_id="g"))
@@ -313,7 +313,7 @@ def test_limits_may_grow_while_requests_wait() -> None:
 
 
 def test_a_switch_asked_for_after_limits_brings_its_own() -> None:
-    """Of two settings the later one holds, whichever way it came."""
+    """The later of two limits applies, in whichever message it came."""
     gate = StepGate(at_decode)
     with running_thread(FakeEngine(before_step=gate), gate=gate) as thread:
         thread.submit(request_of("a"))

@@ -85,7 +85,7 @@ async def test_events_reach_their_readers_in_order() -> None:
 
 
 async def test_a_slow_reader_gets_everything_at_once() -> None:
-    """What came since the last look is handed over in one piece, and then nothing is left."""
+    """``take`` returns all events since the last one, and leaves none."""
     fanout = Fanout(asyncio.get_running_loop())
     stream = fanout.open(["a"])
     for number in range(5):

@@ -120,7 +120,7 @@ async def test_a_stop_string_ends_the_choice_and_aborts_its_sequence() -> None:
 
 
 async def test_a_stop_string_freezes_the_token_count() -> None:
-    """What the engine makes until the abort arrives is neither delivered nor counted."""
+    """Tokens generated until the abort arrives are neither delivered nor counted."""
     opened = OpenGeneration("a", stop=["."])
     opened.push(tokens("a", "yes.no"))
     (delta,) = await opened.read()
@@ -166,7 +166,7 @@ async def test_a_stop_string_completed_by_the_held_back_text_is_a_stop() -> None
 
 
 async def test_the_end_releases_held_back_text() -> None:
-    """What looked like the beginning of a stop string comes with the last delta."""
+    """Text held back for a stop string comes with the last delta."""
     opened = OpenGeneration("a", stop=["###"])
     opened.push(tokens("a", "a##"), finished("a", completion_tokens=4))
     assert [delta.text for delta in await opened.read()] == ["a##"]

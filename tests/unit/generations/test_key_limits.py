@@ -1,4 +1,4 @@
-"""What one client may have open, and use in a minute."""
+"""Limits of one client's open generations and of its tokens in a minute."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_the_mode_chooses_the_proposer(
 def test_the_engine_shows_its_proposer(
     served: LoadedModel, tiny: TinyLlama, tmp_path: Path
 ) -> None:
-    """What was chosen reaches the engine's description, with its size."""
+    """The engine's description has the chosen proposer, and the reason has its size."""
     chosen = _choose(served, tmp_path, "draft", tiny.source.path)
     engine = _engine(served, Settings(), None, chosen.proposer)
     assert engine.model.proposer is ProposerKind.DRAFT

@@ -77,7 +77,7 @@ def test_the_most_words_in_common_win() -> None:
 
 
 def test_of_equal_places_the_latest_wins() -> None:
-    """What was said last is likelier to be said again."""
+    """The latest of several equal matches is the likeliest to repeat."""
     assert row_of([3, 4, 10, 0, 3, 4, 20, 0], [3, 4]).propose(1) == (20,)
 
 
@@ -135,7 +135,7 @@ def test_quoting_takes_one_pass_for_eight_drafts_and_a_token() -> None:
 
 
 def test_free_text_has_no_drafts() -> None:
-    """Where nothing is said twice there is nothing to verify."""
+    """Without repeated tokens there are no drafts."""
     row = row_of(range(1000))
     for token in range(2000, 2200):
         assert row.propose(8) == ()
@@ -197,7 +197,7 @@ def test_what_it_holds_is_bounded_by_the_text() -> None:
 
 
 def test_a_frequent_pair_costs_no_more_looks_than_another() -> None:
-    """Of a hundred places of a pair only the latest are looked at, whatever stands at the first."""
+    """Of a hundred places of a pair only the latest are compared."""
     frequent = [token for i in range(100) for token in (3, 4, 1000 + i)]
     row = row_of([1, 2, 3, 4, 77, *frequent], [1, 2, 3, 4])
     assert row.propose(1) == (1099,)

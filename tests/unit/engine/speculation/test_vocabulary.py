@@ -48,7 +48,7 @@ def _refusal(served: Tokenizer, draft: Tokenizer) -> str:
 
 
 def test_a_vocabulary_is_its_own(tiny: TinyLlama, embedded_model: LoadedModel) -> None:
-    """Of the same files, and of any kind of tokenizer."""
+    """Vocabularies of the same files are equal, for any kind of tokenizer."""
     loaded = load_model(tiny.source)
     for tokenizer in (loaded.tokenizer, embedded_model.tokenizer, tiny_tokenizer()):
         check_vocabulary(tokenizer, tokenizer)

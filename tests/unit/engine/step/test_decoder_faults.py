@@ -1,4 +1,4 @@
-"""What goes wrong in one row stays there, and a step that fails leaves nothing in the engine."""
+"""A row's fault affects no other row, and a failed step leaves no rows in the engine."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_sampler_that_fails_ends_its_row_alone(
     looks_ahead: bool,  # noqa: FBT001
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Those whose draw fails keep what they had and fail; all others say what they say alone."""
+    """Rows whose draw fails keep their tokens and fail; all others generate what they do alone."""
     _draw_fails_at(monkeypatch, position)
     engine = make_engine(loaded(TinyKind.STANDARD), looks_ahead=looks_ahead)
     batch = _Batch(engine)

@@ -65,7 +65,7 @@ class _Chain:
     params: SamplingParams
 
     def probabilities(self) -> _FloatArray:
-        """Of every text of three tokens, after token 0."""
+        """Return the probability of every text of three tokens after token 0."""
         scaled = self.logits.astype(np.float64) / self.params.temperature
         weights = np.exp(scaled - scaled.max(axis=1, keepdims=True))
         each = weights / weights.sum(axis=1, keepdims=True)
@@ -223,7 +223,7 @@ def test_a_draft_has_one_state_more_than_tokens() -> None:
 
 
 def test_a_draft_ends_before_what_a_grammar_rules_out() -> None:
-    """What cannot come true is not computed; the row's matcher sees nothing of it."""
+    """Drafts that the grammar rules out are not computed, and do not advance the row's matcher."""
     row = _sampling(SamplingParams(grammar=_grammar("[ab]{5}")))
     draft = span_of(row, tuple(b"abcab"), 5)
     assert bytes(draft.ahead_ids) == b"ab"
@@ -308,8 +308,8 @@ def test_rows_of_a_pass_are_judged_by_their_own_positions() -> None:
     ("at", "said", "is_finite"),
     [(0, [None], True), (1, [4, None], True), (2, [4, 5], False), (3, [4, 5], False)],
 )
-def test_what_is_no_number_is_told(at: int, said: list[int | None], *, is_finite: bool) -> None:
-    """Where it would have been said, as a token that is missing; behind that, as a spot."""
+def test_nan_logits_are_reported(at: int, said: list[int | None], *, is_finite: bool) -> None:
+    """A NaN at an accepted position is a missing token; a NaN behind it clears ``is_finite``."""
     drafts = [span_of(_sampling(_GREEDY), (4, 9, 6), 9)]
     logits = _favouring(4, 5, 6, 7)
     logits[at] = mx.nan
