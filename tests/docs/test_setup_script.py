@@ -102,7 +102,7 @@ def test_uvs_own_settings_are_kept(checkout: Checkout, tmp_path: Path) -> None:
     ],
 )
 def test_no_network_is_one_line(checkout: Checkout, said: str) -> None:
-    """uv's own error is five lines without a remedy, so the script adds one."""
+    """The script replaces uv's five lines of error, which name no remedy, with one line."""
     result = checkout.setup(UV_FAILS=said)
 
     assert result.returncode == 1
