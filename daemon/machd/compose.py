@@ -159,7 +159,7 @@ class Parts:
         )
 
     def publish(self, events: list[Event]) -> None:
-        """Hand the events of a step to their readers."""
+        """Hand the events of a step to their streams."""
         self._fanout.publish(events)
 
     def block_changed(self, event: KvEvent) -> None:
@@ -207,7 +207,7 @@ class Parts:
             self.metrics.export_vllm_names(on=settings.metrics.vllm_names)
             if settings.logging != old.logging:
                 configure_logs(level=settings.logging.level, log_format=settings.logging.format)
-            if _arranged_by(settings) != _arranged_by(old):
+            if _read_by_config(settings) != _read_by_config(old):
                 self._change_config(settings)
             # Afterwards and at once: another config may have to wait for a step.
             if _read_by_engine(settings) != _read_by_engine(old):
@@ -248,7 +248,7 @@ class Parts:
         )
 
 
-def _arranged_by(settings: Settings) -> tuple[object, ...]:
+def _read_by_config(settings: Settings) -> tuple[object, ...]:
     """Return the settings whose change needs a new scheduler config."""
     return settings.continuous_batching, settings.speculation
 

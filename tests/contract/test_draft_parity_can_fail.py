@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from msgspec import structs
 from support.engines.constrained_rows import grammar_of
-from support.engines.guessed_rows import (
-    GUESSES,
-    GuessedScripts,
+from support.engines.drafted_scripts import (
+    DRAFT_TOKENS,
+    DraftedScripts,
     always,
     constrained_differences,
     if_alone,
@@ -92,7 +92,7 @@ def one_too_many_is_accepted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("machd.engine.step.decoder.verify", verify)
 
 
-def one_too_few_is_taken_back(patch: pytest.MonkeyPatch) -> None:
+def one_too_few_is_rolled_back(patch: pytest.MonkeyPatch) -> None:
     """A rejected draft stays in the caches, and the next token goes behind it."""
     for caches in (BatchLaneKv, SerialLaneKv):
         right = caches.roll_back
@@ -103,7 +103,7 @@ def one_too_few_is_taken_back(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(caches, "roll_back", roll_back)
 
 
-def nothing_is_taken_back(patch: pytest.MonkeyPatch) -> None:
+def nothing_is_rolled_back(patch: pytest.MonkeyPatch) -> None:
     """Rejected drafts stay."""
     for caches in (BatchLaneKv, SerialLaneKv):
         right = caches.roll_back
@@ -134,7 +134,7 @@ def draws_are_one_position_late(patch: pytest.MonkeyPatch) -> None:
     _change_ahead_states(patch, lambda _, ahead: {"position": ahead.position + 1})
 
 
-def guesses_do_not_count_for_penalties(patch: pytest.MonkeyPatch) -> None:
+def drafts_do_not_count_for_penalties(patch: pytest.MonkeyPatch) -> None:
     """The counts behind a guess are those before it."""
     _change_ahead_states(patch, lambda row, _: {"counts": row.counts})
 
@@ -154,7 +154,7 @@ def a_matcher_is_not_told(patch: pytest.MonkeyPatch) -> None:
     _keep_of_the_row(patch, "matcher")
 
 
-def a_mark_is_a_reference(patch: pytest.MonkeyPatch) -> None:
+def a_checkpoint_is_a_reference(patch: pytest.MonkeyPatch) -> None:
     """A checkpoint changes with the cache."""
     patch.setattr(cache_state, "_aliased", lambda state: state)
 
@@ -186,7 +186,7 @@ def the_next_token_is_the_first_rows(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_proposer_is_not_told(patch: pytest.MonkeyPatch) -> None:
-    """What was guessed is left out of what a proposer hears: a row's guesses fail."""
+    """A proposer gets no accepted drafts, only the sampled token: its next drafts are wrong."""
     right = RowProposals.extend
     patch.setattr(RowProposals, "extend", lambda this, ids: right(this, ids[-1:]))
 
@@ -201,21 +201,21 @@ _FAULTS: list[tuple[Plant, TinyKind, Script, DraftSchedule]] = [
     (one_too_many_is_accepted, TinyKind.STANDARD, SAMPLED, always),
     (one_too_many_is_accepted, TinyKind.HYBRID, SERIAL, always),
     (one_too_many_is_accepted, TinyKind.STANDARD, ALL, always),
-    (one_too_few_is_taken_back, TinyKind.STANDARD, SERIAL, always),
-    (one_too_few_is_taken_back, TinyKind.STANDARD, ALL, always),
-    (one_too_few_is_taken_back, TinyKind.ROTATING, SAMPLED, always),
-    (nothing_is_taken_back, TinyKind.STANDARD, TWO, if_alone),
-    (nothing_is_taken_back, TinyKind.HYBRID_GDN, TWO, if_alone),
-    (nothing_is_taken_back, TinyKind.NESTED, SERIAL, always),
+    (one_too_few_is_rolled_back, TinyKind.STANDARD, SERIAL, always),
+    (one_too_few_is_rolled_back, TinyKind.STANDARD, ALL, always),
+    (one_too_few_is_rolled_back, TinyKind.ROTATING, SAMPLED, always),
+    (nothing_is_rolled_back, TinyKind.STANDARD, TWO, if_alone),
+    (nothing_is_rolled_back, TinyKind.HYBRID_GDN, TWO, if_alone),
+    (nothing_is_rolled_back, TinyKind.NESTED, SERIAL, always),
     (all_rows_are_cut_alike, TinyKind.STANDARD, ALL, always),
     (draws_are_not_of_their_positions, TinyKind.STANDARD, SAMPLED, always),
     (draws_are_one_position_late, TinyKind.STANDARD, SAMPLED, always),
     (draws_are_one_position_late, TinyKind.STANDARD, ALL, always),
-    (guesses_do_not_count_for_penalties, TinyKind.STANDARD, PENALISED, always),
+    (drafts_do_not_count_for_penalties, TinyKind.STANDARD, PENALISED, always),
     (the_rows_own_counts_stay, TinyKind.STANDARD, PENALISED, always),
     (the_rows_own_counts_stay, TinyKind.STANDARD, ALL, always),
-    (a_mark_is_a_reference, TinyKind.HYBRID_GDN, SERIAL, always),
-    (a_mark_is_a_reference, TinyKind.HYBRID, TWO, if_alone),
+    (a_checkpoint_is_a_reference, TinyKind.HYBRID_GDN, SERIAL, always),
+    (a_checkpoint_is_a_reference, TinyKind.HYBRID, TWO, if_alone),
     (nothing_is_computed_again, TinyKind.HYBRID_GDN, SAMPLED, always),
     (nothing_is_computed_again, TinyKind.NESTED_ROTATING, SERIAL, always),
     (the_next_token_is_the_first_rows, TinyKind.STANDARD, ALL, always),
@@ -236,12 +236,12 @@ def test_a_planted_fault_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The comparison passes without the fault and reports differences with it."""
-    assert GuessedScripts(kind).differences(script, drafts) == []
+    assert DraftedScripts(kind).differences(script, drafts) == []
 
     plant(monkeypatch)
 
     try:
-        found = GuessedScripts(kind).differences(script, drafts)
+        found = DraftedScripts(kind).differences(script, drafts)
     except (AssertionError, ValueError) as error:
         found = [repr(error)]  # the caches' own, the oracle's or the player's
     assert found != []
@@ -265,15 +265,15 @@ def test_a_fault_in_a_constrained_row_is_noticed(
     grammar = grammar_of(plain, ConstraintKind.REGEX, pattern)
     rows = [Join(random_prompt(9, 1), 20, replace(GREEDY, grammar=grammar))]
     expected = say(plain, rows)
-    # Wrong guesses are letters that the pattern may allow.
+    # Wrong drafts are letters that the pattern may allow.
     answers = {(rows[0].prompt, rows[0].sampling): expected.token_ids[0]}
     engine = WatchedEngine(loaded(TinyKind.STANDARD), Oracle(answers, 8))
-    assert constrained_differences(expected, say(engine, rows, GUESSES), rows) == []
+    assert constrained_differences(expected, say(engine, rows, DRAFT_TOKENS), rows) == []
 
     plant(monkeypatch)
 
     try:
-        found = constrained_differences(expected, say(engine, rows, GUESSES), rows)
+        found = constrained_differences(expected, say(engine, rows, DRAFT_TOKENS), rows)
     except AssertionError as error:
         found = [repr(error)]
     assert found != []

@@ -1,4 +1,4 @@
-"""Faults in the midst of a batch, over HTTP: a row's ends one request, the engine's none but who causes it twice."""
+"""Faults inside a batch, over HTTP: a row's fault ends one request, an engine's fault only a request that causes it twice."""
 
 from __future__ import annotations
 
@@ -285,14 +285,14 @@ def _provoke(crowd: _Crowd, gate: StepGate, trap: _Trap, moment: _Moment, url: s
 
 
 @pytest.mark.parametrize(("fault", "looks_ahead"), _CASES, ids=str)
-def test_an_engine_fault_costs_nobody_an_answer(
+def test_an_engine_fault_costs_no_answer(
     fault: _Fault,
     looks_ahead: bool,  # noqa: FBT001
     alone: dict[str, str],
     arrivals: Arrivals,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Who ran is resumed, who waits is served: each is told what it is told alone, in one piece."""
+    """Running requests are resumed and waiting ones served: each answers as it does alone, without a gap."""
     trap = _Trap(monkeypatch, fault.owner, fault.method)
     gate = StepGate()
     is_left = fault.moment is _Moment.LEAVES
@@ -341,7 +341,7 @@ def test_a_request_that_makes_the_engine_fail_twice_is_ended_alone(
 def test_six_engine_faults_in_a_row_end_the_daemon(
     arrivals: Arrivals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With no whole answer between them, the last is told to those who wait too, and is the end."""
+    """After six faults without a whole answer between, waiting requests get the last one, and the daemon ends."""
     trap = _Trap(monkeypatch, Decoder, "settle")
     gate = StepGate()
     with (
@@ -550,7 +550,7 @@ def test_a_row_fault_ends_its_request_alone(
     arrivals: Arrivals,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whoever it hits is told; the others are told what they are told alone, and no slot is lost."""
+    """The failing request gets an error; the others answer as they do alone, and no slot is lost."""
     fault.plant(monkeypatch)
     gate = StepGate()
     bad = "bad whole" if role == "whole" else "bad"
@@ -611,7 +611,7 @@ def test_a_choice_that_fails_ends_its_request_with_all_its_choices(
 def test_who_reads_a_row_that_fails_is_told_each(
     alone: dict[str, str], arrivals: Arrivals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fault in a shared decode ends all its readers, and nobody who decodes beside it."""
+    """A fault of a shared sequence ends all its subscribers, and no other sequence."""
     _draw_fails_at(8)(monkeypatch)
     gate = StepGate()
     with (

@@ -1,4 +1,4 @@
-"""Every route and method of the public application, walked by those who may not use it."""
+"""Every route and method of the public application, called without permission."""
 
 from __future__ import annotations
 

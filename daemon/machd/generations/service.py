@@ -1,7 +1,7 @@
-"""The front of serving: prompts and options in, generations out.
+"""Preparation and start of generations: prompts and options to sequences of the engine.
 
-Everything here runs on the event loop, except tokenising and template rendering, which worker
-threads do so that a long prompt never stalls the streams.
+Everything runs on the event loop except tokenising and template rendering: worker threads do these, so
+that a long prompt never blocks the streams.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from machd.served.served_model import ServedModel
 _TOKENISER_THREADS = 2
 
 _PREPARATION_LIMIT_S = 60.0
-"""The longest that a request waits for a worker thread and its work. Most take milliseconds."""
+"""Longest wait for a worker thread and its result. Most take milliseconds."""
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -64,14 +64,14 @@ class GenerationLimits:
             together could never be admitted.
         max_requests_per_key: Generations that one client may have open; None for no limit.
         max_tokens_per_minute_per_key: Tokens that one client may use; None for no limit.
-        shares_prefixes: Whether clients find each other's prompts in the prefix cache.
+        shares_prefixes: Whether clients share one namespace of the prefix cache.
         clamps_max_tokens: Whether a request for more completion tokens than fit gets those that fit;
             otherwise it is refused.
-        refuses_ignored_keywords: Whether a schema with keywords that no grammar holds is refused.
+        refuses_ignored_keywords: Whether a schema with keywords that the grammar ignores is refused.
         max_images: Images and videos that one request may have together.
-        omits_tool_media: Whether a model of text gets a placeholder for an image in a result of a tool; otherwise
+        omits_tool_media: Whether a text-only model gets a placeholder for an image in a tool's result; otherwise
             the request is refused.
-        media: What they are held against one by one; needed for a model with vision.
+        media: Limits of each image and video; needed for a model with vision.
     """
 
     max_tokens_default: int
@@ -88,7 +88,7 @@ class GenerationLimits:
 
 
 class GenerationService:
-    """Opens generations and knows every open one."""
+    """Opens generations, and has the list of open ones."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class GenerationService:
         self._all_closed = asyncio.Event()
         self._all_closed.set()
         self._workers = Workers(_TOKENISER_THREADS, name="machd-tokeniser")
-        # Threads of their own: a plain prompt waits for no slow chat template and no large schema.
+        # Separate threads, so that a plain prompt never waits for a slow chat template or a large schema.
         self._renderers = Workers(_TOKENISER_THREADS, name="machd-chat")
         self._compilations = Compilations()
         self._decodings = Decodings()
@@ -132,7 +132,7 @@ class GenerationService:
         return tuple(self._open.values())
 
     def set_limits(self, limits: GenerationLimits) -> None:
-        """Hold requests that come from now on against other limits."""
+        """Apply other limits to later requests."""
         self._limits = limits
         self._key_limits.set(
             max_requests=limits.max_requests_per_key,
@@ -140,7 +140,7 @@ class GenerationService:
         )
 
     def check_client(self, client: str) -> None:
-        """Turn a client away before any work is done for it, if it could open nothing anyway.
+        """Reject a client that has reached its limits, before any work is done for its request.
 
         Raises:
             KeyLimitError: It has reached a limit of its own.
@@ -153,29 +153,29 @@ class GenerationService:
         """Run tokeniser work off the event loop.
 
         Raises:
-            OverloadedError: It is not done in time.
+            OverloadedError: The work is not done in time.
         """
         return await _within_limit(self._workers, lambda: function(*args, **kwargs))
 
     async def in_chat_worker(
         self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
     ) -> _T:
-        """Run work that renders a chat template where no plain prompt waits behind it.
+        """Render a chat template on threads that plain prompts do not use.
 
         Raises:
-            OverloadedError: It is not done in time.
+            OverloadedError: The work is not done in time.
         """
         return await _within_limit(self._renderers, lambda: function(*args, **kwargs))
 
     async def prepare(
         self, conversation: Conversation, *, client: str = "", salt: str | None = None
     ) -> PreparedConversation:
-        """Render and tokenise a conversation and compile what constrains its answer.
+        """Render and tokenise a conversation, and compile its constraint.
 
         Args:
-            conversation: To prepare.
+            conversation: The conversation to prepare.
             client: Name of the API key, or ``anonymous``; images are shared within its namespace.
-            salt: What the client keeps the request apart by; None for nothing.
+            salt: The client's salt, which separates cache namespaces; None without one.
 
         Raises:
             ChatTemplateMissingError: The model takes no conversations.
@@ -183,7 +183,7 @@ class GenerationService:
             InvalidRequestError: The template refuses the conversation, or it has images or videos
                 that the model does not take, or too many.
             KeyLimitError: The client has as many requests open as it may.
-            OverloadedError: It is not done in time.
+            OverloadedError: The work is not done in time.
         """
         omitted_media = 0
         if self.served.model.vision is None and self._limits.omits_tool_media:
@@ -228,15 +228,15 @@ class GenerationService:
         }
 
     async def compile(self, constraint: Constraint, *, client: str) -> Grammar:
-        """A grammar for the served model.
+        """Compile a grammar for the served model.
 
         Args:
-            constraint: Of the completion.
+            constraint: The constraint of the completion.
             client: Name of the API key, or ``anonymous``; clients compile in turns.
 
         Raises:
             GrammarError: It cannot be used.
-            OverloadedError: It is not done in time.
+            OverloadedError: The work is not done in time.
         """
         try:
             grammar = await self._compilations.compile(
@@ -263,10 +263,10 @@ class GenerationService:
 
         Args:
             prompts: Token ids.
-            options: What is asked.
-            identity: Of the client and the request.
+            options: The request's options.
+            identity: The client and the ids of the request.
             prompt_param: The request field that the prompts came from, for errors about them.
-            guidance: What shapes the completions, and how they are read.
+            guidance: Grammar and thinking of the completions, and how they are split.
             media: Images and videos of the one prompt that has any.
 
         Raises:
@@ -287,7 +287,7 @@ class GenerationService:
             self._check_prompt(prompt, prompt_param)
         max_tokens = [self._max_tokens(len(prompt), options, prompt_param) for prompt in prompts]
         requests = self._requests(prompts, max_tokens, options, identity, guidance, media)
-        # The texts come first: what fails before the stream is open leaves nothing behind.
+        # The texts are made first: a failure before the stream is open needs no clean-up.
         markers = guidance.output.markers
         texts = [
             (
@@ -321,7 +321,7 @@ class GenerationService:
         return generation
 
     async def drain(self, timeout_s: float) -> bool:
-        """Wait for the open generations; end those that outlast ``timeout_s``.
+        """Wait for the open generations; end those that take longer than ``timeout_s``.
 
         Returns:
             Whether all of them ended by themselves.
@@ -344,14 +344,14 @@ class GenerationService:
             generation.fail(error)
 
     def close(self) -> None:
-        """Let the worker threads go."""
+        """Shut the worker threads down."""
         for pool in (self._workers, self._renderers):
             pool.shutdown()
         self._decodings.close()
         self._compilations.close()
 
     def _check_media(self, conversation: Conversation) -> None:
-        """Refuse images and videos that the served model takes none of, or too many."""
+        """Refuse images and videos of a kind that the served model does not take, or too many."""
         media = media_of(conversation.messages)
         if not media:
             return
@@ -372,7 +372,7 @@ class GenerationService:
             )
 
     def _check_keywords(self, grammar: Grammar, *, param: str) -> None:
-        """Refuse a schema that the grammar does not hold whole, where that is wanted."""
+        """Refuse a schema with keywords that its grammar ignores, if the settings ask for that."""
         if grammar.ignored_keywords and self._limits.refuses_ignored_keywords:
             raise GrammarError(
                 f"{param}: no grammar can hold {', '.join(grammar.ignored_keywords)}; leave that out, or "
@@ -381,7 +381,7 @@ class GenerationService:
             )
 
     def _check_room(self, prompts: int, n: int, prompt_param: str) -> None:
-        """Refuse for good what could not be queued on an idle daemon either."""
+        """Refuse a request that could not be queued on an idle daemon either."""
         max_sequences = self._limits.max_queue + self.served.snapshot.slot_count
         if prompts * n > max_sequences:
             raise InvalidRequestError(
@@ -393,7 +393,7 @@ class GenerationService:
     def _check_prompt(self, prompt: tuple[int, ...], prompt_param: str) -> None:
         """Refuse a prompt that the engine cannot compute.
 
-        A tokenizer may know more tokens than the model: mlx reads memory at random for those.
+        A tokenizer may have more tokens than the model: mlx would read out of bounds for those.
         """
         if not prompt:
             raise InvalidRequestError(
@@ -445,11 +445,11 @@ class GenerationService:
         ]
 
     def _max_tokens(self, prompt_tokens: int, options: GenerationOptions, prompt_param: str) -> int:
-        """The tokens that a completion of a prompt may have.
+        """Return the most tokens that a completion of a prompt may have.
 
         Raises:
-            ContextLengthExceededError: The prompt leaves no room for any that are asked for, or not for
-                all of them, and that is not clamped.
+            ContextLengthExceededError: The context has no room for the requested tokens, or only for some and
+                the settings do not clamp.
         """
         context_tokens, asked = self.served.model.context_tokens, options.max_tokens
         room = context_tokens - prompt_tokens
@@ -469,9 +469,9 @@ class GenerationService:
         return min(asked, room, self._kv_room(prompt_tokens) if is_wish else asked)
 
     def _kv_room(self, prompt_tokens: int) -> int:
-        """Completion tokens that the KV budget can hold beside a prompt, on an idle daemon.
+        """Return the completion tokens that fit the KV budget with a prompt, on an idle daemon.
 
-        Where it cannot hold the prompt itself, that is admission's to refuse.
+        A prompt that does not fit by itself is refused by admission.
         """
         budget_bytes = self.served.snapshot.kv_budget_bytes
         cache = self.served.model.cache
@@ -500,10 +500,10 @@ class GenerationService:
 
 
 async def _within_limit(pool: Executor, function: Callable[[], _T]) -> _T:
-    """Run a function on a thread of the pool; a thread that is late is left to its work.
+    """Run a function on a thread of the pool; after a timeout the thread goes on in the background.
 
     Raises:
-        OverloadedError: It took too long, or the requests before it did.
+        OverloadedError: There was no result in time.
     """
     event_loop = asyncio.get_running_loop()
     try:
@@ -516,7 +516,7 @@ async def _within_limit(pool: Executor, function: Callable[[], _T]) -> _T:
 
 
 def _check_can_go_on(options: GenerationOptions, stop_token_ids: frozenset[int]) -> None:
-    """Refuse to keep a completion open that may only have tokens that end it."""
+    """Refuse ``min_tokens`` if every allowed token ends the completion."""
     allowed = options.sampling.allowed_token_ids
     if options.sampling.min_tokens and allowed and stop_token_ids.issuperset(allowed):
         raise InvalidRequestError(
@@ -527,9 +527,9 @@ def _check_can_go_on(options: GenerationOptions, stop_token_ids: frozenset[int])
 def _sampling_of_choices(
     options: GenerationOptions, guidance: Guidance, stop_token_ids: frozenset[int]
 ) -> list[SamplingParams]:
-    """Complete the parameters that a client asked for; choices differ in their seeds only.
+    """Complete the client's sampling parameters; choices differ in their seeds only.
 
-    Greedy choices draw nothing, and equal seeds let equal ones be coalesced.
+    Greedy choices get equal seeds, since they draw nothing and can then be coalesced.
     """
     sampling = replace(
         options.sampling,
@@ -545,20 +545,20 @@ def _sampling_of_choices(
 
 
 def decode_namespace(client: str, salt: str | None) -> str:
-    """Return the namespace in which requests may share a decode: one client's, and one salt's.
+    """Return the namespace in which requests may be coalesced: one client's, and one salt's.
 
-    The speed of an answer tells whether the same was asked before, which a salt hides.
+    The latency of an answer shows whether the same request ran before, which a salt hides.
     """
     return _joined("key", client, salt)
 
 
 def cache_namespace(client: str, salt: str | None, *, is_shared: bool) -> str:
-    """Return the namespace of the prefix cache in which a request finds prompts, and leaves its own.
+    """Return a request's namespace of the prefix cache.
 
     Args:
         client: Name of the API key, or ``anonymous``.
-        salt: What the client keeps the request apart by; None for nothing.
-        is_shared: Whether all clients share what they leave, as ``cache.namespace`` says.
+        salt: The client's salt, which separates cache namespaces; None without one.
+        is_shared: Whether all clients share one namespace: ``cache.namespace``.
     """
     return _joined("shared", salt) if is_shared else _joined("key", client, salt)
 

@@ -33,11 +33,11 @@ caches before it checks a key: at 60,000 characters they took 139 MB."""
 
 
 class OpenRequests:
-    """Requests that are being answered, whichever settings they came under.
+    """Requests that are being answered, under whatever settings they came.
 
     Attributes:
         count: Number of them.
-        bodies: What their large bodies take.
+        bodies: Bytes of their large bodies.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class OpenRequests:
 
 
 class Gate:
-    """Stamps requests and turns away those that a browser page of elsewhere has sent here."""
+    """Stamps requests, and refuses those of foreign browser pages."""
 
     def __init__(  # noqa: PLR0913 - a limit each
         self,
@@ -78,7 +78,7 @@ class Gate:
         self._on_refusal = on_refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request through, or answer it."""
+        """Pass a request on, or refuse it."""
         if scope["type"] != ScopeType.HTTP:
             await self._app(scope, receive, send)
             return
@@ -140,7 +140,7 @@ class Gate:
 
 
 def _host_refusal(header: bytes | None) -> MisdirectedRequestError:
-    """Name the line to write for a host; only a well-formed name is repeated."""
+    """Return the refusal of a host, with the line of configuration that allows it; only a well-formed name is quoted."""
     name = host_name(header)
     told = "HOST" if name is None else name
     return MisdirectedRequestError(
@@ -150,7 +150,7 @@ def _host_refusal(header: bytes | None) -> MisdirectedRequestError:
 
 
 def _origin_refusal(header: bytes) -> ForbiddenOriginError:
-    """Name the line to write for an origin; only a well-formed one is repeated."""
+    """Return the refusal of an origin, with the line of configuration that allows it; only a well-formed one is quoted."""
     if header == b"null":
         return ForbiddenOriginError(
             "a page without an origin, such as one opened from a file, may not call this server; "
@@ -166,7 +166,7 @@ def _origin_refusal(header: bytes) -> ForbiddenOriginError:
 def _how_to_allow(what: str, value: str) -> str:
     """The line of configuration, in a file and in the environment.
 
-    It holds no entry that is there already: a caller that is refused is told nothing of others.
+    It has no present entries: a refused caller learns nothing of others.
     """
     return (
         f'add "{value}" to http.allowed_{what}: [http] allowed_{what} = ["{value}"] in the '

@@ -1,6 +1,6 @@
 """The decode mode: the requested one, the one that the model allows, and the one in force.
 
-Pure, and asked again wherever the answer is shown, so that the scheduler, the log and
+A pure function, called wherever the mode is used or shown, so that the scheduler, the log and
 ``/v1/capabilities`` cannot disagree.
 """
 
@@ -17,8 +17,8 @@ class DecodeModeDecision(Struct, frozen=True):
 
     Attributes:
         requested: What the settings ask for.
-        active: What runs.
-        reason: Why that is what the settings come to with this model.
+        active: The mode in force.
+        reason: Why the settings lead to it with this model.
     """
 
     requested: DecodeMode

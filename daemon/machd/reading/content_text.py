@@ -1,4 +1,4 @@
-"""The plain text of an answer: what is left when thoughts and marked calls are taken out."""
+"""The plain text of an answer, without thoughts and marked calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class ContentText:
     """The answer's plain text: whitespace beside thoughts and calls left out, bare calls found.
 
     Attributes:
-        has_begun: Some of it was handed out.
+        has_begun: Text was emitted.
     """
 
     def __init__(self, pieces: PieceQueue, bare_calls: JsonCalls | None) -> None:
@@ -22,7 +22,7 @@ class ContentText:
         self._is_after_break = False
         self._has_said = False
         self.has_begun = False
-        # In pieces: a model may write nothing but spaces, one by one.
+        # A list of pieces: a model may write spaces one by one.
         self._gap: list[str] = []
 
     @property
@@ -31,7 +31,7 @@ class ContentText:
         return "".join(self._gap)
 
     def push(self, text: str) -> None:
-        """Some more of it."""
+        """Add text."""
         rest = text if self._bare_calls is None else self._scan(self._bare_calls, text)
         if rest:
             self._say(rest)
@@ -61,14 +61,14 @@ class ContentText:
             self.interrupt()
 
     def finish(self) -> None:
-        """The answer is over."""
+        """End the answer."""
         self.end_scan()
         if self._has_said or not self._is_after_break:
             self._pieces.content(self.gap)
         self._gap = []
 
     def _scan(self, bare_calls: JsonCalls, text: str) -> str:
-        """Return the text that is no call, of an answer that may begin with one."""
+        """Return the text outside of calls, for an answer that may begin with a call."""
         if not self._is_scanning:
             whole, text = text, text.lstrip(_WHITESPACE)
             if text and text[0] not in "{[":

@@ -45,7 +45,7 @@ def read_gemma_calls(quote: str, text: str) -> list[tuple[str, Mapping[str, obje
 
 @dataclass
 class _Reader:
-    """Values of one text, from a position on."""
+    """Parser of the values of one text, from a position on."""
 
     text: str
     quote: str

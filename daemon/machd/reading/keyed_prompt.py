@@ -19,9 +19,9 @@ class KeyedPrompt:
     """A rendered prompt.
 
     Attributes:
-        text: With placeholders.
-        keys: Token ids, and keys where images and videos lie.
-        spans: These, in order.
+        text: Text with placeholders.
+        keys: Token ids, with keys in the places of images and videos.
+        spans: Spans of images and videos, in order.
     """
 
     text: str
@@ -46,7 +46,7 @@ def keyed_prompt(
     """
     media = [decoded[id(source)] for source in media_of(messages)]
     placeholders = _placeholders(media, processor)
-    # A text that a client typed stands for no image.
+    # A client's text that spells a placeholder is no image.
     escapes = {one: f"\ue000{secrets.token_hex(8)}\ue001" for one in dict.fromkeys(placeholders)}
     unwritten = iter(placeholders)
     text = render([_rendered_message(one, processor, escapes, unwritten) for one in messages])
@@ -88,7 +88,7 @@ def _rendered_message(
     escapes: dict[str, str],
     unwritten: Iterator[str],
 ) -> dict[str, object]:
-    """Return a message as the template is to see it: without sources, and placeholders in its text escaped.
+    """Return a message for the template, without sources and with escaped placeholders in its text.
 
     ``escapes`` are by placeholder; ``unwritten`` yields placeholders of this message's and all later sources.
     """

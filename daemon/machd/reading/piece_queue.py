@@ -1,4 +1,4 @@
-"""Pieces of one answer, in the order in which they are read; calls get their numbers and ids here."""
+"""A queue of the pieces of one answer; it numbers calls and gives them ids."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from machd.reading import output
 
 
 class PieceQueue:
-    """Pieces that were read and not yet handed out. Takes calls as they are read."""
+    """Parsed pieces that were not taken yet; a sink of calls."""
 
     def __init__(self) -> None:
         self._pieces: list[output.OutputPiece] = []
@@ -25,7 +25,7 @@ class PieceQueue:
         return pieces
 
     def content(self, text: str) -> None:
-        """Some of the answer's text."""
+        """Add text of the answer."""
         if not text:
             return
         last = self._pieces[-1] if self._pieces else None
@@ -35,12 +35,12 @@ class PieceQueue:
             self._pieces.append(output.Content(text))
 
     def reasoning(self, text: str) -> None:
-        """Some of the thoughts."""
+        """Add text of thoughts."""
         if text:
             self._pieces.append(output.Reasoning(text))
 
     def start(self, name: str) -> None:
-        """A call begins."""
+        """Begin a call."""
         call_id = f"call_{secrets.token_hex(12)}"
         self._pieces.append(output.ToolCallStart(self._calls, call_id, name))
         self._calls += 1

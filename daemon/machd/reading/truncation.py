@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from machd.request.generation import WHOLE_ROOM
 
 _ANSWER_SHARE = 4
-"""One token in so many of the context is kept for the answer of a shortened prompt."""
+"""Inverse share of the context that is kept for the answer to a shortened prompt."""
 
 _SYSTEM = "system"
 _USER = "user"
@@ -23,7 +23,7 @@ def max_prompt_tokens(asked: int, context_tokens: int) -> int:
 def kept_messages(
     messages: Sequence[dict[str, object]], fits: Callable[[list[dict[str, object]]], bool]
 ) -> list[dict[str, object]]:
-    """The messages that are left when as few of the oldest turns as possible are dropped.
+    """Drop as few of the oldest turns as possible, and return the messages left.
 
     A turn begins with a message of the user, so that no result is kept without its call. The system
     messages at the beginning and the last turn stay, whether that fits or not.

@@ -20,7 +20,7 @@ class DraftReading:
         accepted_tokens: Draft tokens accepted.
         drafted_by_position: Verifications of a first, second, ... draft token.
         accepted_by_position: How many of them were accepted, with all before them.
-        fallbacks: Rows whose drafter failed, so that they went on without.
+        fallbacks: Rows that went on without drafts because their proposer failed.
         batched_gain: Tokens a second of steps with drafts for several rows over those without; None
             before one.
     """

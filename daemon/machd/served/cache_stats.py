@@ -20,7 +20,7 @@ class DiskStats(DiskReading, frozen=True, kw_only=True):
     """The disk tier with its budget.
 
     Attributes:
-        budget_bytes: What its files may take.
+        budget_bytes: Limit of its files.
     """
 
     budget_bytes: int

@@ -1,4 +1,4 @@
-"""Sequences that an engine process computes one at a time, to find the one that ends processes."""
+"""Sequences that an engine process computes one at a time, to find the one that crashes it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class IsolatedSequences:
         self._held.extend(requests)
 
     def clear(self) -> None:
-        """Forget all: the process to which they were to go has ended."""
+        """Drop all: their process has ended."""
         self._held.clear()
         self._sent_id = None
 

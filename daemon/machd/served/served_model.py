@@ -1,4 +1,4 @@
-"""The model that an engine process serves, as handlers, metrics and operators ask about it."""
+"""The model that an engine process serves, for handlers, metrics and operators."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from machd.settings.model import Settings
 
 
 class ServedModel:
-    """One model: what it is, what it can do, how it is decoded, and the link to what computes it.
+    """One model: its description, verdicts and decode mode, and the link to its engine.
 
-    What needs a loaded model raises NotReadyError, DrainingError or EngineFaultError while there is none.
+    Properties of a loaded model raise NotReadyError, DrainingError or EngineFaultError while none is loaded.
 
     Attributes:
-        link: To the engine.
+        link: The engine's port.
     """
 
     def __init__(
@@ -40,12 +40,12 @@ class ServedModel:
 
     @property
     def state(self) -> ServedState | None:
-        """What the engine process has published of the model; None until it is served."""
+        """The state that the engine process has published; None until the model is served."""
         return None if self.link.front is None else self.link.state
 
     @property
     def front(self) -> ModelFront:
-        """The model's description and texts."""
+        """The model's description, tokenizer and templates."""
         front = self.link.front
         if front is None:
             self._check_accepting()
@@ -89,11 +89,11 @@ class ServedModel:
 
     @property
     def decode_mode(self) -> DecodeModeDecision:
-        """How sequences are decoded, and why."""
+        """The decode mode, with its reason."""
         return self.decode_mode_under(self._settings())
 
     def decode_mode_under(self, settings: Settings) -> DecodeModeDecision:
-        """How sequences would be decoded under other settings, and why."""
+        """Return the decode mode under other settings, with its reason."""
         return decide_decode_mode(
             is_batching_asked=settings.continuous_batching.enabled,
             verdict=self.verdicts.continuous_batching,
@@ -107,7 +107,7 @@ class ServedModel:
 
     @property
     def kv(self) -> KvMemory:
-        """The KV cache now; nothing while no model is served."""
+        """KV memory now; all 0 while no model is served."""
         return KvMemory(0, 0, 0) if self.state is None else kv_memory(self.snapshot, self.model)
 
     @property
@@ -117,7 +117,7 @@ class ServedModel:
 
     @property
     def idle_snapshot(self) -> LoopSnapshot:
-        """The last moment at which nothing ran."""
+        """The engine's counts at the last idle moment."""
         return self.link.idle_snapshot
 
     @property

@@ -78,7 +78,7 @@ _DRAFTS: _Reads[DraftReading] = (
     ("machd_speculation_fallbacks_total", {}, lambda now: now.fallbacks),
 )
 
-_ARRANGEMENTS = (DecodeMode.SINGLE, DecodeMode.BATCHED)
+_REQUESTABLE_MODES = (DecodeMode.SINGLE, DecodeMode.BATCHED)
 """What the settings can ask for; either may be speculative at times."""
 
 
@@ -187,8 +187,8 @@ def _numbered(counts: Sequence[int], configuration: Configuration) -> dict[str, 
 def _watch_requests(metrics: Metrics, served: ServedModel, configuration: Configuration) -> None:
     for name, modes, read in (
         ("machd_decode_mode", tuple(DecodeMode), lambda: served.snapshot.step_mode),
-        ("machd_decode_mode_requested", _ARRANGEMENTS, lambda: _requested_mode(configuration)),
-        ("machd_decode_mode_active", _ARRANGEMENTS, lambda: served.snapshot.mode),
+        ("machd_decode_mode_requested", _REQUESTABLE_MODES, lambda: _requested_mode(configuration)),
+        ("machd_decode_mode_active", _REQUESTABLE_MODES, lambda: served.snapshot.mode),
     ):
         metrics.watch_one_of(name, "mode", modes, read)
     metrics.watch("machd_requests_running", lambda: served.snapshot.running_count)

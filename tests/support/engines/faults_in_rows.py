@@ -83,7 +83,7 @@ def a_slots_history_stays(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_chunk_loses_its_last_token(patch: pytest.MonkeyPatch) -> None:
-    """Of each chunk but the last one, the token at the border is not computed."""
+    """The last token of each chunk but the final one is not computed."""
     right = Prefill.append
 
     def append(self: Prefill) -> tuple[int, ...]:
@@ -142,7 +142,7 @@ def _of_row(cache: Cache, row: int, length: int) -> Cache:
 
 
 def a_finished_prompt_is_held(patch: pytest.MonkeyPatch) -> None:
-    """Somebody holds every prompt's caches for good."""
+    """A reference keeps every prompt's caches alive."""
     right, held = Prefill.finish, list[PrefilledRow]()
 
     def finish(self: Prefill) -> PrefilledRow:
@@ -153,7 +153,7 @@ def a_finished_prompt_is_held(patch: pytest.MonkeyPatch) -> None:
 
 
 def snapshots_share_their_arrays(patch: pytest.MonkeyPatch) -> None:
-    """What was taken out of a cache changes with it."""
+    """State copied out of a cache changes with the cache."""
     patch.setattr(passes, "_copied", lambda state: state)
 
 

@@ -1,4 +1,4 @@
-"""Sequences after a step that failed: all go on, one at a time at first, and who fails alone is to blame."""
+"""Sequences after a failed step: all are resumed, one at a time at first, and one that fails alone is to blame."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ def test_a_fault_costs_nobody_a_token(steps: int) -> None:
     assert max(loop.widths) == 3, "then all together"
 
 
-def test_who_fails_alone_as_well_is_ended_and_no_other() -> None:
-    """Two faults convict one: the others have every token, and nobody is asked to wait for it again."""
+def test_a_sequence_that_fails_alone_as_well_is_ended_and_no_other() -> None:
+    """After two faults one sequence is ended: the others have every token, and wait for it no longer."""
     loop = _Loop("a", "b", "c")
     loop.step()
     loop.poison = "b"

@@ -98,7 +98,7 @@ def test_yield_memory_suspends_the_youngest_sequence_when_all_have_tokens() -> N
 
 
 def test_a_suspended_sequence_with_tokens_waits_as_long_as_a_request_may() -> None:
-    """The queue timeout is for who has nothing yet; an abort ends it where it waits."""
+    """The queue timeout applies only before the first token; an abort ends a waiting sequence."""
     scheduler, engine = _running("a", "b", "c", prompt_tokens=4), FakeEngine()
     run_step(scheduler, engine, 0.0)
     scheduler.hold_admission()

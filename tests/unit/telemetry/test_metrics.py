@@ -390,7 +390,7 @@ def test_a_request_that_ended_is_counted() -> None:
 
 
 def test_a_request_that_shared_a_decode_is_counted() -> None:
-    """Who was answered from another's decode counts once, and has its tokens like everyone."""
+    """A coalesced request counts once, and has its tokens like any other."""
     metrics = Metrics()
     metrics.on_request(RECORD)
     metrics.on_request(replace(RECORD, coalesced_with="req-leader"))
@@ -448,7 +448,7 @@ def test_an_early_end_is_counted_with_its_code() -> None:
 
 
 def test_a_refusal_is_counted_with_its_code() -> None:
-    """Who is turned away at the door is counted by why."""
+    """A rejected request is counted with its error code."""
     metrics = Metrics()
     metrics.count_rejection("queue_full")
     metrics.count_rejection("draining")
@@ -503,7 +503,7 @@ def test_changes_of_the_decode_mode_are_counted_by_the_mode_that_began() -> None
     }
 
 
-def test_tokens_that_were_guessed_wrongly_were_computed_too() -> None:
+def test_rejected_drafts_count_as_computed_tokens() -> None:
     """A step's tokens are all that went through the model, whatever came of them."""
     metrics = Metrics()
     metrics.on_events([StepCompleted(2, 30, 0.1, forced_tokens=3, drafted_tokens=8)])

@@ -1,7 +1,6 @@
 """KV formats: how keys and values are stored, as arrays whose third axis is the position.
 
-Slabs, caches and blocks need not know what the arrays of a format mean: they copy them, and cut them
-between positions.
+Slabs, caches and blocks copy and cut a format's arrays by position, whatever they contain.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _SHARED = 2
 
 @dataclass(frozen=True, slots=True)
 class KvWidths:
-    """Shape and dtype of keys and values that their stored arrays do not tell.
+    """Widths and dtype of keys and values, which stored arrays do not show.
 
     Attributes:
         keys: Numbers in a key.
@@ -33,7 +32,7 @@ class KvWidths:
 
     @classmethod
     def of(cls, keys: mx.array, values: mx.array) -> KvWidths:
-        """Take those of keys and values [rows, heads, tokens, n]."""
+        """Read them from keys and values [rows, heads, tokens, n]."""
         return cls(keys.shape[-1], values.shape[-1], keys.dtype)
 
 
@@ -55,7 +54,7 @@ class FoldedVectors:
 
 @dataclass(frozen=True, slots=True)
 class FoldedKv:
-    """Keys and values for attention that does not decode them."""
+    """Keys and values for attention without decoding."""
 
     keys: FoldedVectors
     values: FoldedVectors
@@ -73,7 +72,7 @@ class KvFormat(Protocol):
     def encode(self, keys: mx.array, values: mx.array) -> tuple[mx.array, ...]:
         """Encode keys and values [rows, heads, tokens, head_dim] as arrays [rows, ., tokens, .].
 
-        A position's columns depend on nothing but its key and its value.
+        A position's columns depend only on its key and its value.
         """
         ...
 
@@ -85,8 +84,8 @@ class KvFormat(Protocol):
         """Fold for :mod:`machd.engine.kernels.cpu_attention`; None where that has to decode.
 
         Args:
-            arrays: As encoded, of ``width`` columns or more.
-            widths: Of the vectors.
+            arrays: Encoded arrays with at least ``width`` columns.
+            widths: Widths of keys and values.
             width: Columns to read.
         """
         del arrays, widths, width

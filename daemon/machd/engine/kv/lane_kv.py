@@ -1,8 +1,8 @@
-"""The protocol of a lane's KV: the only thing that a decoder knows of the caches of its rows.
+"""The protocol of a lane's KV: all that a decoder sees of its rows' caches.
 
 Two classes satisfy :class:`LaneKv`: :mod:`machd.engine.kv.batch_lane` for rows that share a forward pass,
-:mod:`machd.engine.kv.serial_lane` for a row that has its own. Where a row lies in the caches is for
-:meth:`LaneKv.locate` to say.
+:mod:`machd.engine.kv.serial_lane` for a row that has its own. :meth:`LaneKv.locate` gives
+a row's place in the caches.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class LaneKv(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, room to spare included."""
+        """Allocated bytes, spare columns included."""
         return held_bytes(self.layers)
 
     @property

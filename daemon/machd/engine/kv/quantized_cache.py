@@ -1,4 +1,4 @@
-"""Caches of keys and values in a KV format: the base of all, and one row's in place of mlx-lm's ``KVCache``.
+"""Caches of keys and values in a KV format: their base, and one row's replacement of mlx-lm's ``KVCache``.
 
 A prompt is computed in a quantized cache, and a row with a lane of its own stays in it. All keys and
 values are encoded when written and decoded when read, the newest too: a token sees the same past however
@@ -50,7 +50,7 @@ class FormatCache(ABC):
 
     @values.setter
     def values(self, array: mx.array) -> None:
-        # A model that never reads its values may put others in their place, to have no graph of them.
+        # A model that never reads its values may replace them, so that no graph of them is kept.
         # In a quantized format the last array is part of the keys as well.
         if self.kv_format is PLAIN:
             self.arrays[-1] = array
@@ -62,7 +62,7 @@ class FormatCache(ABC):
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, room to spare included."""
+        """Allocated bytes, spare columns included."""
         return sum(array.nbytes for array in self.state)
 
     def empty(self) -> bool:

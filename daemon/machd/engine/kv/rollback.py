@@ -1,8 +1,8 @@
 """Rollback of the last tokens of a pass, cache by cache.
 
-A standard cache has a column for each position, and the last ones are dropped. So are a window's after
-one pass of several tokens: mlx-lm then leaves its columns in order of position, and as many older ones
-as the first token sees. Recurrent state has no columns: it is restored whole, for all rows.
+A standard cache has a column for each position, and its last columns are dropped. A window's last columns
+are dropped too after one pass of several tokens: mlx-lm then keeps its columns in order of position, and as
+many older ones as the first token sees. Recurrent state has no columns: it is restored whole, for all rows.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class CacheCheckpoint:
 
     @classmethod
     def of(cls, caches: Iterable[Cache]) -> Self:
-        """Remember a row's innermost caches, each of a class that supports rollback."""
+        """Make a checkpoint of a row's innermost caches, each of a class that supports rollback."""
         return cls(kind_of(cache).checkpoint_of(cache) for cache in caches)
 
     def roll_back(self, counts: Sequence[int], added: Sequence[int]) -> bool:
-        """Remove the last positions of each row; the checkpoint is of no further use.
+        """Remove the last positions of each row, and use up the checkpoint.
 
         Args:
             counts: Positions to remove from each row; 0 or more.

@@ -34,7 +34,7 @@ class SerialLaneKv(LaneKv):
 
     @property
     def room_tokens(self) -> int:
-        """Positions that are left of the row's reservation."""
+        """Remaining positions of the row's reservation."""
         return self._room_tokens
 
     def join(self, row: PrefilledRow) -> None:

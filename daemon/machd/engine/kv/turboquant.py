@@ -176,7 +176,7 @@ def codebook(width: int, bits: int) -> _Floats:
     density = np.exp((max(width, 3) - 3) / 2 * np.log1p(-(grid**2)))
     mass = np.concatenate([[0.0], np.cumsum(density)])
     moment = np.concatenate([[0.0], np.cumsum(density * grid)])
-    # Begin with quantiles: every level is nearest to something.
+    # Begin with quantiles, so that every level has coordinates nearest to it.
     count = 1 << bits
     levels = np.interp((np.arange(count) + 0.5) / count, mass / mass[-1], edges)
     for _ in range(_ROUNDS):
@@ -187,6 +187,6 @@ def codebook(width: int, bits: int) -> _Floats:
         levels = better
         if is_settled:
             break
-    # The density is symmetric, so the levels are, up to the rounding that this removes.
+    # The density is symmetric, and so are the levels but for rounding, which this removes.
     settled: _Floats = (levels - levels[::-1]) / 2
     return settled

@@ -1,9 +1,8 @@
 """Facts of a model's caches, read from the live cache objects after a short prompt.
 
-A configuration can change the kind of cache that an architecture makes, so names in files tell
-nothing: the facts are those of the objects that ``make_prompt_cache`` gives, down into cache lists.
-The prompt can be traced instead of computed, for a model larger than the machine: costs need shapes
-only.
+A configuration can change the kind of cache that an architecture makes, so the facts are read from the
+objects that ``make_prompt_cache`` returns, cache lists included. For a model larger than the machine the
+prompt is traced instead of computed: costs need shapes only.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from machd.errors import ModelArchitectureError, ModelFormatError
 _PROMPT_TOKENS = 8
 
 _LARGEST_WINDOW_TOKENS = 1 << 53
-"""Integers beyond it are not exact in every reader of JSON."""
+"""Largest integer that every JSON parser reads exactly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +51,9 @@ class MeasuredModel:
 def measure_model(model: Module, kv_format: KvFormat = PLAIN) -> MeasuredModel:
     """Run eight tokens through a model, and eight more, and read the sizes of its caches.
 
-    A cache of keys and values tells its cost by their shapes. For a cache of another class the bytes
-    that the second eight tokens added are the cost of positions; the rest of the first eight's is the
-    cost of a sequence of any length. A rotating cache is counted as if it never rotated: an upper
+    For a cache of keys and values the cost follows from their shapes. For a cache of another class the bytes
+    added by the second eight tokens are the cost of positions; the rest of the first eight tokens' bytes is
+    the cost of a sequence of any length. A rotating cache is counted as if it never rotated: an upper
     bound for sequences longer than its window.
 
     The run also compiles mlx's kernels, for which the first request would wait.
@@ -65,7 +64,7 @@ def measure_model(model: Module, kv_format: KvFormat = PLAIN) -> MeasuredModel:
 
     Raises:
         ModelArchitectureError: The forward pass fails here.
-        ModelFormatError: It makes no number of any token.
+        ModelFormatError: All logits are NaN.
     """
     layers = layer_facts(model)
     caches = make_row_caches(model, kv_format)
@@ -91,9 +90,9 @@ def measure_model(model: Module, kv_format: KvFormat = PLAIN) -> MeasuredModel:
 def trace_model(model: LanguageModel) -> MeasuredModel:
     """Find the facts of :func:`measure_model` without computing a weight.
 
-    The forward pass runs as mlx traces a function to compile it: every array stays a shape, and a
-    model that reads one gets an exception from mlx instead of 100 GB of weights. Then the layers
-    before it show the costs of the others of their class.
+    The forward pass runs under mlx's tracing for compilation: every array stays a shape, and a model that
+    reads an array's values gets an exception from mlx instead of 100 GB of weights. The layers before that
+    one then give the costs of the other layers of their class.
 
     Compilation must not be switched off in this process (``mx.disable_compile``): mlx would not trace.
 
@@ -163,7 +162,7 @@ def layer_facts(model: Module) -> tuple[LayerCacheFacts, ...]:
     """Read the facts of empty caches, and no weight; a filled window would not be trimmable.
 
     Raises:
-        ModelFormatError: A window is absurd.
+        ModelFormatError: A window's size is out of bounds.
     """
     caches = make_row_caches(model)
     owners = _owners(model, caches)

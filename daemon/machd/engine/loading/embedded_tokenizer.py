@@ -1,4 +1,4 @@
-"""The embedded model's tokenizer and chat template, for models that are made."""
+"""The embedded model's tokenizer and chat template, for generated models."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def write_embedded_tokenizer(
     """Write the embedded model's tokenizer and chat template beside some weights.
 
     Args:
-        directory: Of the weights.
+        directory: Directory of the weights.
         cache_directory: The user's, where the embedded model is kept.
-        added_tokens: Recognised as a whole and, like Qwen2.5-Coder's, not marked as special.
+        added_tokens: Tokens that are never split, and like Qwen2.5-Coder's not special.
 
     Returns:
-        The tokens that end its texts.
+        The end-of-text tokens.
     """
     import_mlx_lm()
     path = embedded.locate(cache_directory) or embedded.pull(cache_directory)

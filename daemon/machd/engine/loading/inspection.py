@@ -49,15 +49,15 @@ _BUILD_MEMORY_BYTES = 1 << 30
 _MAX_NOTE_CHARS = 300
 
 _WORKING_TOKENS = 512
-"""Positions of a prompt that are computed at once, for the estimate of working memory."""
+"""Prompt tokens of one chunk, for the estimate of working memory."""
 
 _WORKING_ARRAYS = 8
-"""Arrays as wide as a layer's widest that are alive together."""
+"""Number of arrays of a layer's largest width that are alive at once."""
 
 _NO_LIMIT_BYTES = 1 << 62
 
 _LARGEST_FIGURE = 1 << 53
-"""Integers beyond it are not exact in every reader of JSON, and no model has such figures."""
+"""Largest integer that every JSON parser reads exactly; no real model exceeds it."""
 
 _MODES = (
     Quantization("affine", 4, 64),
@@ -205,7 +205,7 @@ class _Weights:
     """Placement of the weights in memory.
 
     Attributes:
-        settings: What the settings say of it.
+        settings: Settings of the placement.
         bank: Sizes with the experts on disk; None for a model without experts.
         available_bytes: Memory that they may take.
     """
@@ -237,7 +237,7 @@ def _bank(model: Module, residency: Residency, dtype: str, available_bytes: int)
 
 
 def _conversion(opened: Opened, built: BuiltModel, weights: _Weights) -> Conversion:
-    """Choose what would become of the weights, as it is chosen when the model is served."""
+    """Choose the conversion of the weights as serve would."""
     settings, bank = weights.settings, weights.used_bank
     if bank is not None:
         refuse_quantising(settings.quantize)
@@ -331,7 +331,7 @@ def _working_bytes(model: Module) -> int:
 
 
 def _refuse_absurd(source: ModelSource, figures: Mapping[str, int]) -> None:
-    """Check the figures of a report, which follow from the numbers of a stranger's file."""
+    """Refuse a report whose figures are out of bounds: they follow from untrusted files."""
     for name, value in figures.items():
         if value > _LARGEST_FIGURE:
             raise ModelFormatError(
@@ -359,5 +359,5 @@ def _tracing(source: ModelSource) -> Iterator[None]:
 
 
 def native_modes() -> dict[str, bool]:
-    """Tell for each mode whether this backend computes with it; takes a few milliseconds."""
+    """Return for each quantisation mode whether this backend computes with it; takes a few milliseconds."""
     return {one.mode: multiplies(one) for one in _MODES}

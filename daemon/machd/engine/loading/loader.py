@@ -33,8 +33,8 @@ MEDIA_BYTES = 256_000_000
 """Memory for processed images and videos, and as much for their embeddings, unless given."""
 
 _MEDIA_SHARE = 1 / 16
-"""Of the memory that is left once the model is loaded, for either of them at most: under a tight limit one large image
-that is kept would leave no room for the next small one."""
+"""Most of the memory that is left after loading, for processed media and for embeddings each: under a tight limit one
+large image in the cache would leave no room for the next small one."""
 
 _NO_EXPERTS = (
     "experts.resident_gb has no effect: the model has no experts that machd can leave on disk"
@@ -104,7 +104,7 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
             not fit the model.
     """
     progress = progress or SilentProgress()
-    # Refusals come before the weights, which take the time.
+    # Refused before the weights are read, which takes most of the time.
     progress.stage("reading the tokenizer", None)
     opened = open_model(source, own_code=OwnCode.of(is_trusted=trust_remote_code))
     checkpoint = opened.checkpoint

@@ -17,7 +17,7 @@ from machd.settings.problems import shortened
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
 _HUB_FILES = (
-    "model*.safetensors",  # what mlx-lm reads, and what it fetches itself
+    "model*.safetensors",  # the files that mlx-lm fetches and reads
     "*.json",
     "*.jinja",
     "tokenizer.model",

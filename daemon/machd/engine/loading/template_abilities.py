@@ -1,8 +1,8 @@
 """Abilities of a model's chat template: tools, reasoning, a system message.
 
-A few words are rendered with it in transformers' sandbox and within bounds; mlx-lm knows how models
-write tool calls and thoughts. For that a ``tokenizer.json`` is parsed by the library that will read
-it, which takes some 0.4 s for 128,000 tokens. transformers' classes are not used.
+A few messages are rendered with it in transformers' sandbox, with limits; mlx-lm infers the format of tool
+calls and thoughts. For that ``tokenizer.json`` is parsed by the tokenizers library, which takes some 0.4 s
+for 128,000 tokens. transformers' classes are not used.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _RENDER_LIMIT_S = 5.0
 _RENDER_MEMORY_BYTES = 256 << 20
 _BUILD_LIMIT_S = 15.0
 _BUILD_MEMORY_BYTES = 2 << 30
-"""More than any vocabulary takes: the library ends the process where its own code lacks memory."""
+"""More than any real vocabulary has: the library aborts the process when it runs out of memory."""
 
 _MODULE_NAME = re.compile(r"[a-z0-9_]{1,64}")
 
@@ -107,7 +107,7 @@ class _TokenizerFacts:
         return self.vocabulary
 
     def encode(self, _text: str, *, add_special_tokens: bool) -> list[int]:
-        """Return no ids: mlx-lm encodes the tags it found, and here their names are enough."""
+        """Return no ids: mlx-lm encodes the tags that it found, and only their names are used here."""
         assert not add_special_tokens
         return []
 
@@ -290,7 +290,9 @@ def _fast_tokenizer(path: Path) -> Backend | None:
         return Tokenizer.from_buffer(content)
     except ENDINGS:
         raise
-    except BaseException as error:  # the library raises a bare Exception; its panics are none
+    except (
+        BaseException
+    ) as error:  # the library raises a bare Exception; its panics are BaseExceptions
         raise ModelFormatError(f"{path.name} makes no tokenizer: {printable(error)}") from error
 
 

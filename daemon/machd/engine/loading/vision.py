@@ -1,6 +1,6 @@
 """Load a model with a vision tower: mlx-vlm's model, and the checkpoint's processor in a process of its own.
 
-What builds the model imports mlx; the processor is opened without it.
+Building the model imports mlx; opening the processor does not.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from machd.engine.vision.vision_model import VisionLanguageModel  # imports mlx
 
 EXAMPLE_PIXELS = 448
-"""Side of the image whose tokens are told."""
+"""Side in pixels of the test image, whose number of tokens is reported."""
 
 _EXAMPLE_LIMIT_S = 60.0
 _EXAMPLE_MEMORY_BYTES = 1 << 30
@@ -119,7 +119,7 @@ def open_processor(
 
 
 def describe_vision(files: ProcessorFiles, processor: CheckpointProcessor) -> VisionDescription:
-    """Try an image on a processor, and describe what it takes.
+    """Process a test image, and describe the media that the processor takes.
 
     Raises:
         ModelFormatError: It processes no image.

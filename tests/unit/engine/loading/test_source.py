@@ -91,7 +91,7 @@ def test_a_missing_relative_path_is_said_to_be_one(
     "name", ["adapter_config.json", "adapters.safetensors", "adapter_model.safetensors"]
 )
 def test_a_directory_of_an_adapter_is_said_to_be_one(tmp_path: Path, name: str) -> None:
-    """Whoever has just trained one is told what to do with it."""
+    """The error for an adapter's directory says how to use the adapter."""
     (tmp_path / name).write_bytes(b"{}")
     with pytest.raises(ModelNotFoundError, match=r"holds an adapter.*fuse it"):
         read_directory(tmp_path, OwnCode.REFUSED)

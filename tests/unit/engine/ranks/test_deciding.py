@@ -81,8 +81,8 @@ def messages(monkeypatch: pytest.MonkeyPatch) -> deque[bytes]:
     right = oracle._Row.propose
 
     def propose(this: oracle._Row, max_tokens: int) -> tuple[int, ...]:
-        guess = right(this, max_tokens)
-        return (poison,) * len(guess) if len(this._said) < 3 else guess
+        proposed = right(this, max_tokens)
+        return (poison,) * len(proposed) if len(this._said) < 3 else proposed
 
     monkeypatch.setattr(oracle._Row, "propose", propose)
     model = tiny_model(TinyKind.STANDARD)

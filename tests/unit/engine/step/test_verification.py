@@ -1,6 +1,6 @@
-"""Guesses are accepted exactly as far as they are what would have been sampled, in every distribution.
+"""Drafts are accepted exactly as far as they equal the row's own draws, in every distribution.
 
-The distribution of what is said is held against the model's own by chi-square, and verifiers that are
+The distribution of the tokens is compared with the model's own by chi-square, and verifiers that are
 wrong on purpose fail that.
 """
 
@@ -83,7 +83,7 @@ class _Chain:
     params: SamplingParams
 
     def probabilities(self) -> _FloatArray:
-        """Of every text of three tokens, after token 0."""
+        """Return the probability of every text of three tokens after token 0."""
         scaled = self.logits.astype(np.float64) / self.params.temperature
         weights = np.exp(scaled - scaled.max(axis=1, keepdims=True))
         each = weights / weights.sum(axis=1, keepdims=True)
@@ -109,13 +109,13 @@ class _Chain:
                 text.append(token_id)
         return texts
 
-    def said_with(self, seeds: Sequence[int], guesses: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Return what rows say if somebody guesses so for them, in as many passes as that takes."""
+    def said_with(self, seeds: Sequence[int], proposed: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Return what rows say if somebody proposes so for them, in as many passes as that takes."""
         rows = [SamplingState(replace(self.params, seed=seed)) for seed in seeds]
         texts: list[list[int]] = [[] for _ in seeds]
         while waiting := [row for row, text in enumerate(texts) if len(text) < _SAID]:
             drafts = [
-                span_of(rows[row], guesses[row][len(texts[row]) :], _SAID - 1 - len(texts[row]))
+                span_of(rows[row], proposed[row][len(texts[row]) :], _SAID - 1 - len(texts[row]))
                 for row in waiting
             ]
             read = [
@@ -156,21 +156,18 @@ _TEMPERATURES = pytest.mark.parametrize("temperature", [1.0, 0.8])
 
 
 @_TEMPERATURES
-@pytest.mark.parametrize("guesser", ["another seed", "the same seed", "always 1"])
-def test_what_is_said_has_the_models_distribution(temperature: float, guesser: str) -> None:
-    """With guesses of another draw, of the same draw and with bad ones: as without any.
-
-    And for each seed it is the very same text.
-    """
+@pytest.mark.parametrize("proposer", ["another seed", "the same seed", "always 1"])
+def test_what_is_said_has_the_models_distribution(temperature: float, proposer: str) -> None:
+    """Drafts of another seed, of the same seed and bad ones change neither distribution nor text."""
     chain = _chain(temperature)
     plain = chain.said(_SEEDS)
-    guesses = {
+    proposed = {
         "another seed": chain.said([_ROWS + seed for seed in _SEEDS]),
         "the same seed": plain,
         "always 1": [[1] * _SAID for _ in _SEEDS],
-    }[guesser]
+    }[proposer]
 
-    texts = chain.said_with(_SEEDS, guesses)
+    texts = chain.said_with(_SEEDS, proposed)
 
     assert _chi_square(texts, chain.probabilities()) < 1
     assert texts == plain
@@ -180,14 +177,14 @@ _WrongVerify = Callable[[Span, Sequence[SampledToken | None]], Verdict]
 
 
 def _accepting(is_right: Callable[[int, int, int], bool]) -> _WrongVerify:
-    """A verifier that also accepts other guesses; told the row's slot, a place and the guess."""
+    """Make a verifier that also accepts drafts for which ``is_right(slot, place, draft)`` is true."""
 
     def wrong(draft: Span, chosen: Sequence[SampledToken | None]) -> Verdict:
         taken = list(chosen)
-        for place, guess in enumerate(draft.ahead_ids):
+        for place, proposed in enumerate(draft.ahead_ids):
             token = taken[place]
-            if token is not None and is_right(token.slot_index, place, guess):
-                taken[place] = structs.replace(token, token_id=guess)
+            if token is not None and is_right(token.slot_index, place, proposed):
+                taken[place] = structs.replace(token, token_id=proposed)
         return _RIGHT_VERIFY(draft, taken)
 
     return wrong
@@ -196,23 +193,23 @@ def _accepting(is_right: Callable[[int, int, int], bool]) -> _WrongVerify:
 @pytest.mark.parametrize(
     "wrong",
     [
-        _accepting(lambda _slot, _place, _guess: True),
-        _accepting(lambda _slot, place, guess: place == 0 and guess == _LIKELY),
-        _accepting(lambda slot, _place, _guess: slot % 4 == 0),
+        _accepting(lambda _slot, _place, _proposed: True),
+        _accepting(lambda _slot, place, proposed: place == 0 and proposed == _LIKELY),
+        _accepting(lambda slot, _place, _proposed: slot % 4 == 0),
     ],
     ids=["accepts all", "accepts the most likely", "accepts one in four too many"],
 )
 def test_a_wrong_verifier_has_another_distribution(
     wrong: _WrongVerify, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The check notices a verifier that takes guesses that were not drawn, or some of them."""
+    """The check notices a verifier that accepts all or some drafts that were not drawn."""
     chain = _chain(1.0)
     assert int(np.argmax(chain.logits[0])) == _LIKELY
     monkeypatch.setattr(verification, "verify", wrong)
 
-    # Guesses that the model draws have its distribution, so it takes a guesser that has not.
-    guesses = [[_LIKELY] * _SAID for _ in _SEEDS]
-    assert _chi_square(chain.said_with(_SEEDS, guesses), chain.probabilities()) > 1
+    # Drafts that the model samples have its distribution, so these are of another one.
+    proposed = [[_LIKELY] * _SAID for _ in _SEEDS]
+    assert _chi_square(chain.said_with(_SEEDS, proposed), chain.probabilities()) > 1
 
 
 # --- drafts -----------------------------------------------------------------------------------
@@ -245,7 +242,7 @@ def test_a_draft_has_a_state_behind_each_token() -> None:
 
 
 def test_a_draft_ends_before_what_a_grammar_rules_out() -> None:
-    """What cannot come true is not computed; the row's matcher sees nothing of it."""
+    """Drafts that the grammar rules out are not computed, and do not advance the row's matcher."""
     row = _sampling(SamplingParams(grammar=_grammar("[ab]{5}")))
     draft = span_of(row, tuple(b"abcab"), 5)
     assert bytes(draft.ahead_ids) == b"ab"
@@ -280,7 +277,7 @@ _GREEDY = SamplingParams(temperature=0.0)
 
 
 @pytest.mark.parametrize(
-    ("guess", "said"),
+    ("proposed", "said"),
     [
         ((4, 5, 6), [4, 5, 6, 7]),
         ((4, 5, 9), [4, 5, 6]),
@@ -304,10 +301,12 @@ def test_guesses_count_up_to_the_first_wrong_one(guess: tuple[int, ...], said: l
 
 
 def test_rows_of_a_pass_are_judged_by_their_own_positions() -> None:
-    """Ragged guesses beside one another; log-probabilities come with every token that is said."""
+    """Rows of one pass have different numbers of drafts; log-probabilities come with every token."""
     asked = replace(_GREEDY, top_logprobs=1)
     rows = [_sampling(_GREEDY), _sampling(asked), _sampling(SamplingParams(seed=3))]
-    drafts = [span_of(row, guess, 4) for row, guess in zip(rows, ((4,), (5, 6), ()), strict=True)]
+    drafts = [
+        span_of(row, proposed, 4) for row, proposed in zip(rows, ((4,), (5, 6), ()), strict=True)
+    ]
 
     verdicts = _verdicts(drafts, rows, [7, 8, 9], _favouring(4, 1, 5, 2, 3, 6))
 

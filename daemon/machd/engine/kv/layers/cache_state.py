@@ -1,4 +1,4 @@
-"""What a cache without columns holds, as mlx-lm's ``state`` of it: copied, compared, and restored."""
+"""mlx-lm's ``state`` of a cache without columns: copied, compared, and restored."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def move_rows(arrays: Sequence[mx.array], order: Sequence[int]) -> None:
     """Write the rows of ``order`` to the first places of arrays [rows, ...]; only rows that change their place."""
     moving = [(place, row) for place, row in enumerate(order) if place != row]
     copies = [[mx.contiguous(array[row : row + 1]) for _, row in moving] for array in arrays]
-    # Or each array would be copied when it is written, to keep what they read.
+    # Evaluated first: mlx would otherwise copy each array at its write, for the pending reads.
     mx.eval(copies)
     for array, rows in zip(arrays, copies, strict=True):
         for (place, _), one in zip(moving, rows, strict=True):
@@ -66,7 +66,7 @@ def shape_of(state: CacheState) -> CacheState:
 def is_like(state: CacheState, shape: CacheState) -> bool:
     """Return True if a state can be one of the caches that once had a state of this shape.
 
-    Numbers may differ, and so may how full a window or a history is, and arrays that are not there yet.
+    Numbers may differ, a window or a history may be less full, and arrays may still be missing.
     """
     if isinstance(shape, ArrayShape):
         return isinstance(state, mx.array) and _is_array_like(state, shape)
@@ -99,7 +99,7 @@ class StateCheckpoint:
     """
 
     def __init__(self, cache: Cache) -> None:
-        """Remember a cache of one row or of a batch."""
+        """Take the state of a cache of one row or of a batch."""
         self._cache = cache
         self._state = _aliased(cache.state)
 

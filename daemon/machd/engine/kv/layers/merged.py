@@ -12,7 +12,7 @@ from machd.engine.kv.row_positions import RowPositions
 
 
 class MergedKv(LayerKv):
-    """One layer's cache of mlx-lm's, told of padding; nothing is known about a way back."""
+    """One layer's cache of mlx-lm's, which gets the rows' lengths; it has no rollback."""
 
     def __init__(self) -> None:
         """Begin without rows."""
@@ -26,7 +26,7 @@ class MergedKv(LayerKv):
 
     @staticmethod
     def can_batch(cache: Cache) -> bool:
-        """Return True if mlx-lm can merge it, which says nothing of the answers."""
+        """Return True if mlx-lm can merge the cache; whether answers are right is for a probe."""
         return hasattr(cache, "merge")
 
     @property
@@ -36,7 +36,7 @@ class MergedKv(LayerKv):
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Allocated bytes."""
         return int(self._merged.nbytes)
 
     def join(self, cache: Cache, index: int) -> None:
@@ -53,7 +53,7 @@ class MergedKv(LayerKv):
         self._merged.filter(list(order))
 
     def set_lengths(self, lengths: Sequence[int]) -> None:
-        """Learn each row's tokens in a pass that pads some of them."""
+        """Set each row's number of tokens for a padded pass."""
         self._merged.prepare(lengths=list(lengths))
 
     def drop_lengths(self) -> None:

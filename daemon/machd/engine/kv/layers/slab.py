@@ -31,7 +31,7 @@ from machd.engine.kv.slab_layout import Layout, Slab
 from machd.engine.protocol.slab_size import COLUMN_STEP
 
 _SLICED_COST = 3
-"""Time that the CPU takes to make floats of a column in a slice, over that of one in the whole array."""
+"""Cost on the CPU of converting a column of a slice to floats, over that of a column of the whole array."""
 
 _Arriving = Mapping[int, Sequence[mx.array]]
 """Arrays [1, heads, length, n] of rows that join, by key."""
@@ -76,7 +76,7 @@ class SlabCache(FormatCache, LayerKv):
 
     @staticmethod
     def make_room(cache: Cache, tokens: int) -> None:
-        """Have a row's cache grow for so many tokens when it grows next; a quantized one grows by what it needs."""
+        """Have the cache's next growth make room for ``tokens`` tokens; a quantized cache grows as needed anyway."""
         if not isinstance(cache, FormatCache):
             cache.step = -(-tokens // COLUMN_STEP) * COLUMN_STEP
 
@@ -99,7 +99,7 @@ class SlabCache(FormatCache, LayerKv):
 
     @staticmethod
     def checkpoint_of(cache: Cache) -> Checkpoint:
-        """Remember the length of a row's cache."""
+        """Make a checkpoint of a row's cache: its length."""
         return ColumnCheckpoint(cache)
 
     @property
@@ -286,7 +286,7 @@ class SlabCache(FormatCache, LayerKv):
     def wipe(self, row: int, begin: int = 0) -> None:
         """Zero a row's own columns from a position on: a NaN reaches later tokens, as 0 x NaN is NaN.
 
-        A shared prefix stays: it has no NaN, and is others' as well.
+        A shared prefix stays: it has no NaN, and other rows read it.
         """
         arrays, place = self._place_of(row)
         begin = max(0, begin - self._positions.base(row))
@@ -319,7 +319,7 @@ class SlabCache(FormatCache, LayerKv):
         return array
 
     def _follow(self, arriving: _Arriving) -> None:
-        """Lay the arrays out as the batch's positions say."""
+        """Lay the arrays out in the batch's current layout."""
         before, after = self._layout, self._positions.layout
         self._layout = after
         if before is after or not (self._slabs or arriving):
@@ -350,7 +350,7 @@ class SlabCache(FormatCache, LayerKv):
             for key, (arrays, place) in places.items()
             if key not in stays and any(key in slab.rows for slab in after)
         }
-        # Or all of a slab would be copied when it is written, to keep what they read.
+        # Evaluated first: mlx would otherwise copy the whole slab at its write, for the pending reads.
         mx.eval(copies)
         return copies
 
@@ -361,7 +361,7 @@ class SlabCache(FormatCache, LayerKv):
         copies: _Arriving,
         like: Sequence[mx.array],
     ) -> list[mx.array]:
-        """Make a slab's arrays of those that were there and of the rows that have moved."""
+        """Make a slab's arrays from the old arrays and the rows that have moved."""
         origin = _origin(slab, [one for one, _ in held.values()], self._layout)
         arrays = [] if origin is None else held[origin.number][1]
         blank_from = slab.places  # what rows have left behind is still there
@@ -382,7 +382,7 @@ class ColumnCheckpoint:
     """A row's cache with a column for each position, before a pass."""
 
     def __init__(self, cache: Cache) -> None:
-        """Remember where it ends."""
+        """Save the cache's end."""
         self._cache = cache
         # Not the row's length: a layer without attention never writes into its cache.
         self._offset = cache.offset
@@ -398,9 +398,9 @@ class ColumnCheckpoint:
 
 
 def _origin(slab: Slab, before: Sequence[Slab], after: Sequence[Slab]) -> Slab | None:
-    """Return the slab that this one was, or a slab without a future whose rows it begins with, if there is one.
+    """Return the old slab whose arrays this one can take over, if any: itself, or a dropped slab that has its first rows.
 
-    Rows that leave a slab which goes on are copied: others may take their places in the same step.
+    Rows that leave a slab which stays are copied: other rows may take their places in the same step.
     """
     numbers = {one.number: one for one in before}
     if slab.number in numbers:

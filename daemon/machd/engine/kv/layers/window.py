@@ -25,10 +25,10 @@ from machd.engine.kv.row_positions import RowPositions
 from machd.engine.protocol.slab_size import COLUMN_STEP
 
 _MAX_SPARE = 2
-"""When rows leave, the arrays are laid out anew if they are more than so many times what the rest may need."""
+"""Arrays are laid out anew when rows leave and the arrays exceed the other rows' needs by this factor."""
 
 _SPAN_STEP = 32
-"""The period becomes longer for passes of several tokens by multiples of so many columns."""
+"""Columns by whose multiples the period grows for passes of several tokens."""
 
 _AHEAD_TOKENS = 128
 """Positions before the last column at which arrays grow: passes enough for all layers of a model."""
@@ -51,7 +51,7 @@ class WindowSlab(LayerKv):
 
     follows_positions: ClassVar[bool] = True
     grows_ahead: ClassVar[bool] = True
-    # Rings could do it for several. The rules promise less than that, and no probe has measured it.
+    # Rings could roll back several rows. The rules promise one, and no probe has measured more.
     max_rolled_back_rows: ClassVar[float] = 1
 
     def __init__(self, positions: RowPositions, window_tokens: int, max_rows: int) -> None:
@@ -86,7 +86,7 @@ class WindowSlab(LayerKv):
 
     @staticmethod
     def checkpoint_of(cache: Cache) -> Checkpoint:
-        """Remember a row's cache."""
+        """Make a checkpoint of a row's cache."""
         return WindowCheckpoint(cache)
 
     @property
@@ -185,7 +185,7 @@ class WindowSlab(LayerKv):
         if self.keys is None and arrays:
             self.keys, self.values = (self._blank(one) for one in arrays)
         for array, one in zip(self.state, arrays or (None,) * len(self.state), strict=True):
-            # All of the place, as the row that was there may have left a NaN, and 0 x NaN is NaN.
+            # The whole place is written: its last row may have left a NaN, and 0 x NaN is NaN.
             array[row : row + 1] = 0 if one is None else self._ring(one, lengths[row])
 
     def keep(self, order: Sequence[int]) -> None:
@@ -239,7 +239,7 @@ class WindowSlab(LayerKv):
         return keys, values, length, 0, self.max_size, kept
 
     def added_bytes(self, joining: Sequence[JoiningRow], tokens: int) -> int:
-        """Return the bytes that new arrays have more than those of now."""
+        """Return the bytes by which new arrays exceed the present ones."""
         return max(0, self.growth_bytes(joining, tokens) - self.nbytes)
 
     def growth_bytes(self, joining: Sequence[JoiningRow], tokens: int) -> int:
@@ -291,7 +291,7 @@ class WindowSlab(LayerKv):
         return max(self._period, self.max_size + span)
 
     def _lengthen_period(self, period: int, ends: mx.array, longest: int) -> None:
-        """Turn the rings of rows that have gone round; of all layers in the same pass, as they share masks."""
+        """Re-lay the rings of rows that have wrapped, in all layers in the same pass, as layers share masks."""
         if period <= self._period:
             return
         held, self._period = self._period, period
@@ -307,7 +307,7 @@ class WindowSlab(LayerKv):
         return min(self._period, max(*positions.lengths, *positions.limits))
 
     def _roomy(self, rows: int) -> int:
-        """Return the places for so many rows and some more."""
+        """Return the number of places for these rows, spare ones included."""
         return max(rows, min(rows + max(1, rows // 4), self._max_rows))
 
     def _grown(self, needed: int, limit: int | None = None, period: int | None = None) -> int:
@@ -327,10 +327,10 @@ class WindowSlab(LayerKv):
         return min(columns, max(needed, limit), period)
 
     def _lay_out(self, places: int, columns: int, ends: mx.array, longest: int) -> None:
-        """Make arrays of another shape, unless it is theirs.
+        """Make arrays of the given shape, unless they have it.
 
         Args:
-            places: Rows that there is room for.
+            places: Number of rows that fit.
             columns: Columns of each; fewer than the period only if no row has more positions.
             ends: int32 [rows], positions of the rows that are there.
             longest: The greatest of them; 0 without rows.

@@ -31,11 +31,11 @@ _MAX_NAME_CHARS = 80
 _INDEX = "model.safetensors.index.json"
 
 UNBOUNDED_CONTEXT_TOKENS = 32_768
-"""Positions of a model that names no limit, such as a recurrent one, unless
+"""Context length of a model without a limit, such as a recurrent one, unless
 ``model.max_context_tokens`` is set."""
 
 _LARGEST_CONTEXT_TOKENS = 1 << 53
-"""Integers beyond it are not exact in every reader of JSON."""
+"""Largest integer that every JSON parser reads exactly."""
 
 _CONTEXT_KEYS = (
     "max_position_embeddings",
@@ -253,7 +253,7 @@ def context_tokens(config: Mapping[str, object], max_context_tokens: int | None)
 
     Raises:
         SettingsError: The user's limit is above the model's.
-        ModelFormatError: The model's is absurd.
+        ModelFormatError: The model's limit is out of bounds.
     """
     text_config = config.get("text_config")
     places = (config, text_config) if isinstance(text_config, dict) else (config,)

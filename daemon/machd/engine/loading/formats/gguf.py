@@ -1,4 +1,4 @@
-"""A GGUF file, opened: its model is built of zeros that are never computed, and each layer's tensor is read in their place.
+"""A GGUF file, opened: its model is built with lazy zeros, which are replaced by each layer's tensors when those are read.
 
 :mod:`machd.engine.loading.formats.gguf_llama` reads the file and has what is llama's own.
 """
@@ -29,7 +29,7 @@ from machd.engine.loading.formats.opened import BuiltModel, Opened, ReadLeaf
 from machd.errors import ModelFormatError
 
 _GROUP_SIZE = 32
-"""Weights that share a scale in every type that is kept quantised."""
+"""Group size of every type that stays quantised."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class OpenedGguf(Opened):
 
     @contextmanager
     def reading(self) -> Iterator[ReadLeaf]:
-        """Open the file; numbers are read in mlx-lm's order of rows."""
+        """Open the file; tensors are read with rows in mlx-lm's order."""
         with self._file() as file:
 
             def read(path: str, leaf: Module) -> int:

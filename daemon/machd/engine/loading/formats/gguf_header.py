@@ -43,7 +43,7 @@ and merges has a third of them."""
 _MAX_HEADER_BYTES = 128 << 20
 _DEFAULT_ALIGNMENT_BYTES = 32
 _ALIGNMENT_UNIT_BYTES = 8
-"""The format wants a multiple of it."""
+"""``general.alignment`` has to be a multiple of it."""
 
 _MAX_DIMENSIONS = 4
 """ggml's limit."""
@@ -90,9 +90,9 @@ class GgufTensor:
     Attributes:
         shape: Row-major, outermost first, as numpy and mlx count.
         type_name: ggml's name, such as ``Q4_1``.
-        offset: Of its first byte, from the beginning of the file.
+        offset: Position of its first byte in the file.
         size_bytes: Size in the file.
-        elements: Count of numbers.
+        elements: Number of elements.
     """
 
     name: str
@@ -265,7 +265,7 @@ class _Reader:
         length = self._unpack("Q")
         start = self.position
         if start + length > min(len(self._data), _MAX_HEADER_BYTES):
-            # The caller has one message for all data that ends too early.
+            # The caller turns this into its message for truncated files.
             raise struct.error
         self.position = start + length
         return self._data[start : self.position].decode("utf-8")

@@ -32,7 +32,7 @@ ARCHITECTURE = "llama"
 """The one architecture of GGUF files that machd reads."""
 
 ROPE_FACTORS = "rope_freqs.weight"
-"""The tensor of one divisor a rotary frequency."""
+"""Name of the tensor with one divisor for each rotary frequency."""
 
 _GLOBAL_NAMES: Mapping[str, str] = {
     "token_embd": "model.embed_tokens",

@@ -1,7 +1,7 @@
-"""The numbers of a GGUF file's tensors, in the arrays that mlx computes with.
+"""Tensors of a GGUF file as arrays that mlx computes with.
 
-mlx reads GGUF files too, but rounds Q6_K to float16, and its reader divides by numbers of the header and so can end the
-process. Block formats are those of ggml-common.h; ggml-quants.c has the formulas.
+mlx reads GGUF files too, but rounds Q6_K to float16, and its reader divides by numbers of the header, which can kill
+the process. Block formats are those of ggml-common.h; ggml-quants.c has the formulas.
 """
 
 from __future__ import annotations

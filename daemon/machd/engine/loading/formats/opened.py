@@ -1,7 +1,7 @@
 """A checkpoint, opened: lazy models can be built from it, and no weight is read.
 
-Serving and checking a model both begin here. What differs between them is given: whether the checkpoint's own code may
-run, and the bounds of what trusts a stranger's numbers.
+Serving and checking a model both begin here. They differ in whether the checkpoint's own code may run, and in the time
+and memory limits of building the model.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from machd.engine.loading.formats.checkpoint import Checkpoint
 from machd.engine.vision.media_processor import ProcessorFiles
 
 Bounds: TypeAlias = Callable[[str], AbstractContextManager[None]]
-"""Limits time and memory of a block, which is named, such as ``building the model``."""
+"""Limits time and memory of a block of code; takes its name, such as ``building the model``."""
 
 ReadLeaf: TypeAlias = Callable[[str, Module], int]
-"""Puts the stored arrays in the place of a leaf's lazy ones, by its path; returns their bytes as stored."""
+"""Replaces a leaf's lazy arrays with the stored ones, by its path; returns the stored bytes."""
 
 _LANGUAGE_PATH = "language_model."
 """Path of the language model inside one that takes images."""
@@ -40,7 +40,7 @@ def weights_bytes(module: Module) -> int:
 
 
 def leave_to_mlx(_path: str, leaf: Module) -> int:
-    """Leave a leaf's arrays to mlx, which reads one when it is computed; returns their bytes as stored."""
+    """Leave a leaf's arrays to mlx, which reads them when they are computed; returns the stored bytes."""
     return weights_bytes(leaf)
 
 
@@ -61,7 +61,7 @@ class BuiltModel:
     def native_path(self) -> str:
         """Path of the part that machd's own kernels may compute; empty for the whole.
 
-        What an encoder takes is read from its graph, in which mlx describes its own operations only.
+        An encoder's memory is estimated from its graph, which describes only mlx's own operations.
         """
         return "" if self.processor is None else _LANGUAGE_PATH
 
@@ -86,7 +86,7 @@ class Opened(ABC):
         """Build the model with lazy arrays, none of which is read.
 
         Args:
-            recorder: Records which tensors the arrays are. Code of the checkpoint's own cannot be recorded, and does not run.
+            recorder: Records the stored tensor of each array. The checkpoint's own code cannot be recorded, and does not run.
 
         Raises:
             ModelError: One of its kinds: configuration and tensors do not fit together.
@@ -97,7 +97,7 @@ class Opened(ABC):
         """Open the weights for reading.
 
         Raises:
-            ModelFormatError: At the end of the block: they could not be read in it.
+            ModelFormatError: The weights could not be read; raised at the end of the block.
         """
 
     def own_files(self) -> tuple[Path, ...]:

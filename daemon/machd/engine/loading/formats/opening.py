@@ -45,8 +45,8 @@ def open_model(
 
     Args:
         source: The model's files.
-        own_code: What becomes of Python code that a checkpoint brings.
-        bounds: Limits of what trusts numbers of the files; none unless given.
+        own_code: Whether a checkpoint's own Python code runs.
+        bounds: Limits of code that trusts numbers of the files; none unless given.
         import_for_text: Imports mlx-lm where the model takes text only.
 
     Raises:

@@ -25,7 +25,7 @@ from machd.errors import SettingsError
 
 @dataclass(frozen=True, slots=True)
 class PlacedModel:
-    """A model in memory, or as much of it as this process computes.
+    """A model, or this rank's shard of it, in memory.
 
     Attributes:
         built: The model, with its weights read.
@@ -37,11 +37,11 @@ class PlacedModel:
 
 
 def place(opened: Opened, settings: PlacingSettings, progress: LoadProgress) -> PlacedModel:
-    """Build a model and read its weights; refusals come before these, which take the time.
+    """Build a model and read its weights; refuse before reading, which takes most of the time.
 
     Args:
         opened: The model's files.
-        settings: How they are to be in memory.
+        settings: Dtype, quantisation, experts and ranks.
         progress: Told about stages and bytes.
 
     Raises:

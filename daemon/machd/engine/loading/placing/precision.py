@@ -1,4 +1,4 @@
-"""The dtype of a model's weights in memory, and what they take in it."""
+"""The dtype of a model's weights in memory, and their size in it."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def choose_dtype(
         requested: The setting ``model.dtype``.
         backend: ``cpu``, ``metal`` or ``cuda``.
         parameters: Number of weights.
-        available_bytes: Memory that they may take.
-        float32_bytes: What they take if ``auto`` computes in float32; all of them expanded unless given.
+        available_bytes: Memory that the weights may take.
+        float32_bytes: Their bytes if ``auto`` computes in float32; all of them expanded unless given.
 
     Raises:
         ModelMemoryError: The dtype was named and does not fit.
@@ -105,7 +105,7 @@ def native_layers(requested: str, within: str = "") -> NativeLayers | None:
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What becomes of a model's weights as they are read.
+    """Conversion of a model's weights as they are read.
 
     Attributes:
         dtype: Dtype of all floating-point weights; None changes nothing.
@@ -121,7 +121,7 @@ class Conversion:
 def choose_conversion(
     opened: Opened, built: BuiltModel, settings: PlacingSettings, available_bytes: int
 ) -> Conversion:
-    """Choose what becomes of the weights of a model that is in memory as a whole, or cut.
+    """Choose the conversion of a model without experts on disk, whole or sharded.
 
     Raises:
         ModelMemoryError: The dtype was named and does not fit.
@@ -208,7 +208,7 @@ def model_dtype(
 def refuse_if_too_big(
     needed_bytes: int, available_bytes: int, *, what: str = "the weights"
 ) -> None:
-    """Compare two sizes before memory is taken.
+    """Refuse to take more memory than is available.
 
     Raises:
         ModelMemoryError: More is needed than available.
@@ -237,11 +237,11 @@ def computed_dtype(model: Module) -> str:
 
 
 def held_bytes(model: Module, dtype: mx.Dtype, native: NativeLayers | None) -> int:
-    """Return what a model's weights take in a dtype, before they are converted.
+    """Return the bytes of a model's weights in a dtype, before they are converted.
 
     Args:
         model: Lazily built.
-        dtype: Of all weights, but in float32 those that may stay as they are stored.
+        dtype: Dtype of all weights; under float32 some may stay as stored.
         native: As of :class:`Conversion`.
     """
     from mlx_lm.utils import get_total_parameters  # noqa: PLC0415 - after import_mlx_lm()

@@ -29,7 +29,7 @@ from machd.engine.loading.formats.opened import ReadLeaf
 from machd.errors import ModelFormatError
 
 _MIN_PIECE_BYTES = 4096
-"""Smaller pieces are read together with what lies between them: a disk reads whole pages anyway."""
+"""Smaller pieces are read together with the bytes between them: a disk reads whole pages anyway."""
 
 _SPAN_BYTES = 8 << 20
 """Rows that are read at once where the pieces of a row are small."""
@@ -66,7 +66,7 @@ class StoredSlice:
 
 @dataclass(frozen=True, slots=True)
 class _CutArray:
-    """An array that ``_shard`` made, which is kept so that its id stays its own, and its place in a file."""
+    """An array that ``_shard`` made, with its place in a file; kept so that its ``id`` is not reused."""
 
     array: mx.array
     slice: StoredSlice
@@ -136,7 +136,7 @@ class ShardReader(TensorOrigins):
                     continue
                 axis, segments = chosen if isinstance(chosen, tuple) else (chosen, 1)
                 axis %= weight.ndim
-                # mlx itself cuts the indices, so that no arithmetic of its segments is repeated here.
+                # mlx itself cuts the indices, so that its arithmetic of segments is not repeated here.
                 indices = shard(
                     {"indices": mx.arange(weight.shape[axis])}, lambda *_, s=segments: (0, s), group
                 )["indices"]
@@ -151,10 +151,10 @@ class ShardReader(TensorOrigins):
             distributed._shard = shard  # noqa: SLF001
 
     def reading(self, model: Module) -> ReadLeaf:
-        """Return what reads a cut model's leaves: by offset where possible, and through mlx otherwise.
+        """Return a reader of a cut model's leaves: by offset where possible, and through mlx otherwise.
 
         Raises:
-            ModelFormatError: By what is returned: a file is shorter than it was.
+            ModelFormatError: Raised by the reader: a file is shorter than it was.
         """
         self._sources.clear()
         used = {id(array) for _, array in _arrays(model)}

@@ -1,4 +1,4 @@
-"""Formats of quantised weights: what a model has, and what ``model.quantize`` makes of a plain one."""
+"""Formats of quantised weights: a model's own, and those of ``model.quantize`` for plain ones."""
 
 from __future__ import annotations
 

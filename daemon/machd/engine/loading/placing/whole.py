@@ -27,7 +27,7 @@ from machd.engine.loading.placing.weight_formats import can_quantise
 from machd.engine.protocol.progress import LoadProgress
 
 _MAX_CACHED_BYTES = 64 << 20
-"""Freed memory that mlx may keep for reuse while weights are loaded; stored weights would add up in it."""
+"""Bytes of freed memory that mlx may keep while weights are loaded: each module's stored weights would add to it."""
 
 
 def place_whole(
@@ -66,7 +66,7 @@ def materialise(
     """Load the weights of a lazily built model module by module, converting them on the way.
 
     A module's stored weights are dropped before the next module's are read, so that memory holds
-    the converted model and one module more.
+    the converted model and one stored module.
 
     Args:
         model: Its parameters are replaced in place.
@@ -105,7 +105,7 @@ def _converted(
     leaves = flat[::-1]
     del flat
     while leaves:
-        # Removed from the list, so that nothing holds the stored weights when they are replaced.
+        # Removed from the list, so that the stored weights are freed when they are replaced.
         path, module = leaves.pop()
         stored_bytes = read(path, module)
         is_quantised = quantise_to is not None and can_quantise(model, path, module, quantise_to)
@@ -126,7 +126,7 @@ def _converted(
 
 
 def _in_dtype(model: Layer, path: str, module: Layer, dtype: mx.Dtype, *, stays: bool) -> Layer:
-    """Give a leaf's parameters the dtype, unpacked; of one whose weights stay as they are stored, the bias alone."""
+    """Unpack a leaf's parameters and cast them; cast only the bias where the weights stay as stored."""
     make = _plain_makers().get(type(module))
     if stays:
         if "bias" in module:
@@ -185,7 +185,7 @@ def _cast(
     model: Module,
     kept_paths: Collection[str] = (),
 ) -> None:
-    """Give a module's floating-point parameters the dtype, except those that the model wants kept, and those of some layers."""
+    """Cast a module's floating-point parameters, except those that the model excludes and those of given layers."""
     may_cast = getattr(model, "cast_predicate", None)
     prefix = f"{path}." if path else ""
 
