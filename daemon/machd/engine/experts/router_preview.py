@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Protocol
 
 import mlx.core as mx
 
@@ -45,16 +44,6 @@ class BlockInput:
         self.hidden: mx.array | None = None
 
 
-class Previewable(Protocol):
-    """A switch layer that can end a preview.
-
-    Attributes:
-        is_previewed: True while a preview runs: a call of the layer raises :class:`RoutedError`.
-    """
-
-    is_previewed: bool
-
-
 class RouterPreview:
     """Computes a layer's router for other hidden states.
 
@@ -62,13 +51,13 @@ class RouterPreview:
     then besides the router (shared experts, in some models) is lazy and never evaluated.
     """
 
-    def __init__(self, layer: int, block: Layer, experts: Previewable) -> None:
+    def __init__(self, layer: int, block: Layer, experts: Layer) -> None:
         """Prepare.
 
         Args:
             layer: Number of the layer among those with experts.
             block: The module around the switch layer, which is called with hidden states alone.
-            experts: The switch layer.
+            experts: The switch layer, whose call raises :class:`RoutedError` while it ``is_previewed``.
         """
         self.layer = layer
         self._block = block

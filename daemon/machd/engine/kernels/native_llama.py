@@ -233,13 +233,13 @@ def _turned(pairs: Sequence[Sequence[mx.array]]) -> tuple[list[mx.array], list[m
 
 def _takes_columns(cache: Cache) -> bool:
     if isinstance(cache, SlabCache):
-        return cache.takes_columns(None)
+        return cache.takes_columns()
     if not isinstance(cache, PackedCache):
         return False
     from mlx_lm.models.cache import KVCache  # noqa: PLC0415 - after import_mlx_lm()
 
     are_plain = all(type(one.cache) is KVCache for one in cache.prompts)
-    return are_plain and (cache.rows is None or cache.rows.takes_columns(None))
+    return are_plain and (cache.rows is None or cache.rows.takes_columns())
 
 
 class _InOne:

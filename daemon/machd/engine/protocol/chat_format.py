@@ -100,7 +100,6 @@ class ChatFormat:
             none.
         shows_tools: Whether the chat template shows tools to the model.
         reasoning_markers: Texts before and behind thoughts; None for a model without thoughts.
-        has_reasoning_switch: Whether the template lets thinking be switched on and off.
         system_messages: Where the template takes system messages.
         takes_user_after_tool: Whether the template takes a user's turn behind the result of a call.
         structural_markers: Texts that frame plain text and are no part of it.
@@ -113,7 +112,6 @@ class ChatFormat:
     tool_markers: tuple[str, str] | None = None
     shows_tools: bool = False
     reasoning_markers: tuple[str, str] | None = None
-    has_reasoning_switch: bool = False
     system_messages: SystemMessages = SystemMessages.ANYWHERE
     takes_user_after_tool: bool = True
     structural_markers: tuple[str, ...] = ()

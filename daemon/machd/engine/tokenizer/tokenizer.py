@@ -159,13 +159,8 @@ class MlxTokenizer:
     def chat_format(self) -> ChatFormat:
         """The format of a conversation; found by rendering a few words the first time."""
         shown = self._rendered_quietly(tools=[TOOL])
-        thinking = self._rendered_quietly(variables={"enable_thinking": True})
         rendered = ChatFormat(
             shows_tools=shown is not None and MARK in shown,
-            has_reasoning_switch=(
-                thinking is not None
-                and thinking != self._rendered_quietly(variables={"enable_thinking": False})
-            ),
             system_messages=find_system_messages(self._rendered_quietly),
             takes_user_after_tool=takes_user_after_tool(self._rendered_quietly),
         )
@@ -175,12 +170,11 @@ class MlxTokenizer:
         self,
         messages: ChatMessages = (USER,),
         tools: Sequence[Mapping[str, object]] = (),
-        variables: Mapping[str, object] = MappingProxyType({}),
     ) -> str | None:
         if self._template_problem is not None:
             return None  # a second attempt would take as long
         try:
-            return self.render_chat(messages, tools=tools, variables=variables)
+            return self.render_chat(messages, tools=tools)
         except TemplateLimitError as error:
             self._template_problem = error.message
         except MachdError:

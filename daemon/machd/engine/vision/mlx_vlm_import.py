@@ -19,7 +19,6 @@ from machd.errors import ModelArchitectureError
 if TYPE_CHECKING:
     from mlx.nn.layers.base import Module
 
-PACKAGE = "mlx_vlm.models."
 _VISION_KEYS = ("vision_config", "img_processor", "mm_vision_tower", "vision_tower")
 """Keys of ``config.json`` that say a checkpoint has a vision tower."""
 

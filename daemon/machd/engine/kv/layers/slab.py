@@ -199,9 +199,9 @@ class SlabCache(FormatCache, LayerKv):
         self._widths = KvWidths.of(keys, values)
         self._written_step = self._positions.step
 
-    def takes_columns(self, mask: mx.array | str | None) -> bool:
-        """Return True if :meth:`slabs_to_write` has keys and values as they are, of rows that see all their positions so far."""
-        return self.is_plain and bool(self._slabs) and self.sees_all(mask)
+    def takes_columns(self) -> bool:
+        """Return True if :meth:`slabs_to_write` has keys and values as they are."""
+        return self.is_plain and bool(self._slabs)
 
     def slabs_to_write(self) -> list[tuple[SlabRows, list[mx.array]]]:
         """Return the rows of each slab and its arrays, which the caller replaces by those with the pass's tokens."""
