@@ -183,7 +183,11 @@ def test_state_has_memory_of_its_own() -> None:
 def _leaves(state: object) -> list[mx.array]:
     if isinstance(state, mx.array):
         return [state]
-    return [one for inner in state for one in _leaves(inner)] if isinstance(state, list) else []
+    return (
+        [one for inner in state for one in _leaves(inner)]
+        if isinstance(state, list | tuple)
+        else []
+    )
 
 
 def test_writing_into_a_cache_does_not_change_its_copy() -> None:
