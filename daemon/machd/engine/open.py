@@ -50,11 +50,6 @@ def choose_checked_blas(
     A library's products are checked first; one that multiplies wrongly is not loaded. Checks are kept, so that
     later starts take some milliseconds.
 
-    Args:
-        choice: ``engine.blas``.
-        cache_directory: The user's cache directory.
-        environ: The environment of this process, where libraries read their variables.
-
     Raises:
         StartupError: The library asked for cannot be loaded, or multiplies wrongly.
     """
@@ -84,16 +79,8 @@ def engine_loader(
 ) -> Callable[[], Engine]:
     """Prepare the process for mlx, then give the function that loads the model.
 
-    Chooses the BLAS and the private scratch directory now, because both must be settled before
-    anything imports mlx; the function imports it, on the thread that calls it.
-
-    Args:
-        settings: Validated settings.
-        cache_directory: The user's cache directory.
-        environ: The environment of this process.
-        progress: Told about loading.
-        blas: The library that this process has loaded already; chosen without a check unless given.
-        place: This process's place among ranks, of which it leads; None where it computes alone.
+    Chooses the private scratch directory now, and the BLAS, unchecked, unless it is given: both must be
+    settled before anything imports mlx; the function imports it, on the thread that calls it.
 
     Raises:
         StartupError: The BLAS asked for cannot be loaded, or the scratch directory is not private.
@@ -153,14 +140,6 @@ def follower(
     """Prepare the process for mlx, then give the function that loads a shard and follows rank 0 to its end.
 
     It takes what is to be called at each order of rank 0; see :func:`machd.engine.ranks.following.follow`.
-
-    Args:
-        settings: Validated settings.
-        cache_directory: The user's cache directory.
-        environ: The environment of this process.
-        progress: Told about loading.
-        place: This process's place among the ranks.
-        blas: As of :func:`engine_loader`.
 
     Raises:
         StartupError: The BLAS asked for cannot be loaded, or the scratch directory is not private.
@@ -373,7 +352,6 @@ def residency(settings: Settings) -> Residency | None:
 
 
 def _block_directory(settings: Settings) -> Path | None:
-    """Location of the disk tier of the prefix cache; None without one."""
     cache = settings.cache
     if not cache.prefix or not cache.disk_dir:
         return None

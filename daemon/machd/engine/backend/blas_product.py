@@ -143,7 +143,6 @@ def _multiply(
 
 
 def _sgemm(library: str) -> Callable[..., None]:
-    """Return ``cblas_sgemm`` of a library, with the types of its arguments."""
     multiply = ctypes.CDLL(library).cblas_sgemm
     multiply.restype = None
     multiply.argtypes = [

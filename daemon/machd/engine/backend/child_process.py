@@ -58,13 +58,7 @@ class ChildEndedError(ChildStoppedError):
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """Limits of one answer.
-
-    Attributes:
-        deadline_s: When it has to be there, on the monotonic clock.
-        max_memory_bytes: Memory that the process may hold meanwhile.
-        is_wanted: False once nothing waits for the answer.
-    """
+    """Limits of one answer; ``deadline_s`` is on the monotonic clock."""
 
     deadline_s: float
     max_memory_bytes: float = inf
@@ -201,13 +195,6 @@ class SharedChild:
     """A process that is started again after it was stopped. Threads may share it, and wait for each other."""
 
     def __init__(self, purpose: str, module: str, *arguments: str) -> None:
-        """Start nothing yet.
-
-        Args:
-            purpose: Such as ``images``, for the message that there is no room for the process.
-            module: That the process runs.
-            arguments: Of the module.
-        """
         self._purpose = purpose
         self._command = (module, *arguments)
         self._lock = threading.Lock()
@@ -355,11 +342,7 @@ def requests_of(channel: socket.socket) -> Iterator[bytes]:
 
 
 def allow_processor_s(limit_s: float) -> None:
-    """Let the kernel end the process after far more processor time than the parent waits.
-
-    Args:
-        limit_s: Time that the request may take; all processors may work for it.
-    """
+    """Let the kernel end the process after far more processor time than the parent waits."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     wanted_s = limit_s * (os.cpu_count() or 1)

@@ -39,11 +39,7 @@ _BITS = {
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor in a file.
-
-    Attributes:
-        offset: Of its first byte, from the beginning of the file.
-    """
+    """A tensor in a file, by its first byte from the beginning of the file."""
 
     offset: int
     size_bytes: int

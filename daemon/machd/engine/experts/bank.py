@@ -206,21 +206,11 @@ class ExpertBank:
             self._pools[read.layer].is_pinned[read.slot] = True
 
     def count_uses(self, layer: int, experts: Indices, tokens: Indices) -> None:
-        """Count a pass's uses of a layer's experts, for eviction.
-
-        Args:
-            layer: Number of the layer.
-            experts: Each once.
-            tokens: int64 [n], how many tokens of the pass use each.
-        """
+        """Count how many tokens of a pass use each of a layer's experts, int64 [n], for eviction."""
         self._uses.add(layer, experts, tokens)
 
     def request(self, layer: int, experts: Indices) -> bool:
-        """Pin experts of a layer, and start reading those not in memory.
-
-        Args:
-            layer: Number of the layer.
-            experts: At most :meth:`max_experts`, each once.
+        """Pin experts of a layer, each once and :meth:`max_experts` at most, and start reading those not in memory.
 
         Returns:
             True if every expert has a slot; False if some wait until a read-ahead ends.
@@ -250,11 +240,7 @@ class ExpertBank:
         self._start_reads(layer, absent[:max_reads], self._readahead_readers)
 
     def wait(self, layer: int, experts: Indices) -> list[int]:
-        """Wait until the experts of :meth:`request` are in memory, pinned.
-
-        Returns:
-            Experts that could not be read.
-        """
+        """Wait until the experts of :meth:`request` are in memory, pinned; returns those that could not be read."""
         absent = [one for one in experts.tolist() if self._slots[layer][one] < 0]
         reads = {one: self._pending.get((layer, one)) for one in absent}
         self._wait_for([read for read in reads.values() if read is not None])
@@ -269,10 +255,7 @@ class ExpertBank:
         return failed
 
     def fill(self, on_read: Callable[[int], None]) -> None:
-        """Read experts until every slot has one, as many of each layer.
-
-        Args:
-            on_read: Called with the bytes of each expert that was read.
+        """Read experts until every slot has one, as many of each layer; ``on_read`` gets the bytes of each.
 
         Raises:
             ExpertReadError: An expert cannot be read.

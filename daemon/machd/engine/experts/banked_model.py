@@ -76,13 +76,7 @@ def open_bank(
     capacity_bytes: int,
     progress: LoadProgress,
 ) -> BankedModel:
-    """Replace a model's switch layers by those of a bank, and fill the bank.
-
-    Args:
-        model: Changed in place; its experts' own arrays are dropped.
-        layers: The model's experts in its files.
-        capacity_bytes: Bytes of the bank.
-        progress: Advanced by the bytes that are read.
+    """Replace a model's switch layers, in place, by those of a bank, and fill the bank.
 
     Raises:
         ModelError: The memory is too small, or an expert cannot be read.

@@ -89,15 +89,9 @@ class ExpertFiles:
         self._files.clear()
 
     def read(self, location: Location, parameter: ExpertParameter, into: Bytes) -> int:
-        """Read one parameter of one expert and convert it to its dtype in memory.
+        """Read one parameter of one expert, convert it to its dtype in memory, and return the bytes read.
 
-        Args:
-            location: Where it begins.
-            parameter: Its size and dtypes.
-            into: uint8 [parameter.nbytes], overwritten; undefined after an error.
-
-        Returns:
-            Bytes read.
+        ``into`` is uint8 [parameter.nbytes], undefined after an error.
 
         Raises:
             ExpertReadError: The file cannot be read, is shorter than it was, or was modified.

@@ -25,7 +25,6 @@ class RoutedError(Exception):
     """
 
     def __init__(self, indices: mx.array) -> None:
-        """Keep the choice."""
         super().__init__()
         self.indices = indices
 
@@ -40,7 +39,6 @@ class BlockInput:
     """
 
     def __init__(self) -> None:
-        """Begin with no hidden states."""
         self.hidden: mx.array | None = None
 
 
@@ -52,24 +50,14 @@ class RouterPreview:
     """
 
     def __init__(self, layer: int, block: Layer, experts: Layer) -> None:
-        """Prepare.
-
-        Args:
-            layer: Number of the layer among those with experts.
-            block: The module around the switch layer, which is called with hidden states alone.
-            experts: The switch layer, whose call raises :class:`RoutedError` while it ``is_previewed``.
-        """
+        """Preview the router of ``block``, which takes hidden states alone and holds the switch layer ``experts``."""
         self.layer = layer
         self._block = block
         self._experts = experts
         self._compute: Compute = type(block).__call__
 
     def choice(self, hidden: mx.array) -> mx.array | None:
-        """Return uint32 [..., k], lazy; None if the block chose no experts.
-
-        Args:
-            hidden: [..., dim].
-        """
+        """Return uint32 [..., k], lazy, of hidden states [..., dim]; None if the block chose no experts."""
         self._experts.is_previewed = True
         try:
             self._compute(self._block, hidden)

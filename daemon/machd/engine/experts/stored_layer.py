@@ -15,7 +15,6 @@ class Location:
     """The first byte of one expert's parameter.
 
     Attributes:
-        file: The safetensors file.
         offset: Bytes from the beginning of the file.
     """
 
@@ -30,7 +29,6 @@ class ExpertParameter:
     Attributes:
         projection: Name of the projection within its layer, such as ``gate_proj``.
         name: ``weight``, ``scales``, ``biases``, ``bias`` or ``global_scale``.
-        shape: The shape for one expert.
         stored_dtype: The dtype in the file.
         dtype: The dtype in memory; reading converts to it.
     """

@@ -129,7 +129,6 @@ class _Forks:
         self._vocabulary: tuple[LLTokenizer, Vocabulary] | None = None
 
     def answer(self, request: Fork | End | Learn, descriptors: list[int]) -> bytes:
-        """Do what the parent asks, and return the content of the answer."""
         self._reap()
         match request:
             case Learn(vocabulary):
@@ -143,7 +142,6 @@ class _Forks:
         return b""
 
     def kill_all(self) -> None:
-        """End every fork."""
         self._reap()
         for pid in self._pids:
             os.kill(pid, signal.SIGKILL)

@@ -83,7 +83,6 @@ class GrammarProcesses:
         encode: Callable[[str], list[int]],
         bounds: GrammarBounds,
     ) -> None:
-        """Start nothing yet; ``encode`` tokenises text that a grammar forces."""
         self._vocabulary = vocabulary
         self._encode = encode
         self._bounds = bounds
@@ -101,10 +100,6 @@ class GrammarProcesses:
         self, source: str, is_wanted: Callable[[], bool]
     ) -> tuple[SeparateMatcher, list[str]]:
         """Compile a grammar in a process of its own.
-
-        Args:
-            source: In llguidance's notation.
-            is_wanted: Asked now and then; False ends the work.
 
         Returns:
             The matcher at the beginning of a text, and llguidance's warnings.
@@ -212,7 +207,6 @@ class GrammarProcess:
         encode: Callable[[str], list[int]],
         bounds: GrammarBounds,
     ) -> None:
-        """Take over a process that waits for its grammar."""
         self._processes = processes
         self._channel = channel
         self.pid = pid
@@ -344,7 +338,6 @@ class SeparateMatcher:
     """
 
     def __init__(self, process: GrammarProcess, number: int) -> None:
-        """Refer to a matcher of a process."""
         self._process = process
         self._number = number
         self._has_error = False

@@ -24,7 +24,6 @@ class TokenMasks:
     """Masks for logits of one width. Lives on the engine thread."""
 
     def __init__(self, vocabulary_tokens: int, clock: Clock) -> None:
-        """Begin without a mask; ``vocabulary_tokens`` is the width of the logits."""
         self._clock = clock
         self._times_each_row = False
         self._vocabulary_tokens = vocabulary_tokens

@@ -100,16 +100,7 @@ class PackedCache:
     ) -> mx.array:
         """Write the pass's keys and values, and attend each token to its own row.
 
-        Args:
-            queries: [rows + tokens, heads, 1, head_dim], rotated.
-            keys: [rows + tokens, kv_heads, 1, head_dim], rotated.
-            values: The same, with a head_dim of its own.
-            scale: Of the scores.
-            attend: Computes attention of a prompt's tokens.
-            attend_rows: Computes attention of decoding rows.
-
-        Returns:
-            [rows + tokens, heads, 1, head_dim of the values].
+        Queries, and what is returned, are [rows + tokens, heads, 1, n]; keys and values have kv_heads.
         """
         parts, begin = [], 0
         if self.rows is not None:
@@ -129,12 +120,7 @@ class PackedCache:
 def packed_caches(
     rows: Sequence[SlabCache], prompts: Sequence[tuple[Sequence[Cache], int]]
 ) -> list[PackedCache]:
-    """Make one cache a layer for a pass of all rows and of so many tokens of each prompt.
-
-    Args:
-        rows: One cache a layer; none where no row decodes.
-        prompts: A prompt's caches, one a layer, and its tokens in this pass.
-    """
+    """Make one cache a layer for a pass of all rows, perhaps none, and of so many tokens of each prompt."""
     starts = [mx.array([caches[0].offset], dtype=mx.int32) for caches, _ in prompts]
     chunks = [
         start + mx.arange(tokens, dtype=mx.int32)

@@ -19,13 +19,7 @@ _SHARED = 2
 
 @dataclass(frozen=True, slots=True)
 class KvWidths:
-    """Shape and dtype of keys and values that their stored arrays do not tell.
-
-    Attributes:
-        keys: Numbers in a key.
-        values: Numbers in a value; 0 where a layer keeps none.
-        dtype: The dtype of both.
-    """
+    """Numbers in a key and in a value (0 where a layer keeps none), and their dtype, which stored arrays do not tell."""
 
     keys: int
     values: int
@@ -82,13 +76,7 @@ class KvFormat(Protocol):
         ...
 
     def fold(self, arrays: Sequence[mx.array], widths: KvWidths, width: int) -> FoldedKv | None:
-        """Fold for :mod:`machd.engine.kernels.cpu_attention`; None where that has to decode.
-
-        Args:
-            arrays: As encoded, of ``width`` columns or more.
-            widths: Of the vectors.
-            width: Columns to read.
-        """
+        """Fold the first ``width`` columns for :mod:`machd.engine.kernels.cpu_attention`; None where that has to decode."""
         del arrays, widths, width
         return None
 

@@ -34,11 +34,7 @@ _LARGEST_WINDOW_TOKENS = 1 << 53
 
 @dataclass(frozen=True, slots=True)
 class MeasuredModel:
-    """The caches of a model that has run, and the width of its logits.
-
-    Attributes:
-        head_dims: Widths of its keys and values.
-    """
+    """The caches of a model that has run, and the width of its logits."""
 
     cache: CacheFacts
     logits_tokens: int
@@ -86,11 +82,7 @@ def measure_model(model: Module, kv_format: KvFormat = PLAIN) -> MeasuredModel:
 
 @dataclass(frozen=True, slots=True)
 class TracedModel:
-    """The caches of a model that was traced; the note tells what was inferred, empty for nothing.
-
-    Attributes:
-        head_dims: Widths of its keys and values.
-    """
+    """The caches of a model that was traced; the note tells what was inferred, empty for nothing."""
 
     cache: CacheFacts
     head_dims: frozenset[int]

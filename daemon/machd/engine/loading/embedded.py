@@ -44,9 +44,6 @@ def locate(cache_directory: Path) -> Path | None:
 
     A stamp beside the file (size, modification time) stands for the hash that was checked when
     the file was written; without a matching stamp the file is hashed again.
-
-    Args:
-        cache_directory: As of :func:`machd.user_directories.user_cache_directory`.
     """
     path = _model_path(cache_directory)
     try:

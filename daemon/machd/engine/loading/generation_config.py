@@ -28,10 +28,6 @@ def read_default_sampling(
 
     A value that no request may have is left out, not refused: the model can be served without it.
     ``do_sample`` is not read: temperature 0 alone is greedy.
-
-    Args:
-        source: A GGUF file has no such file beside it.
-        setting: ``model.generation_config``.
     """
     if setting != "auto" or source.kind is SourceKind.GGUF:
         return NO_DEFAULT_SAMPLING, ()

@@ -103,7 +103,6 @@ class ModelInspection:
         stored_bytes: Size of the tensors on disk.
         weights_bytes: Their size in memory, in ``dtype``.
         working_bytes: An estimate of the memory that a step takes beside weights and KV cache.
-        dtype: Dtype of the computation, such as ``float32``.
         quantization: As stored; None when the weights are plain.
         quantised_to: The format that ``model.quantize`` names; None without it.
         keeps_quantized: Whether the weights would stay quantised in memory.
@@ -111,13 +110,11 @@ class ModelInspection:
         code: The code that would compute the model.
         is_native: machd's own kernels would compute every layer of a kind that they know; False without them.
         device_memory_bytes: Memory of the device in all.
-        device_name: What a GPU calls itself; None on the CPU.
         available_bytes: The part of it that could be taken now.
         experts: The model's experts; None for a model without.
         vision: The model's vision; None for a checkpoint without a vision tower.
         rank_plans: The model cut for several ranks, each number and each way; none for one with vision.
         default_sampling: What holds where a request says nothing.
-        notes: Warnings for the report.
     """
 
     model_id: str
@@ -211,7 +208,6 @@ class _Weights:
         settings: What the settings say of it.
         bank: Sizes with the experts on disk; None for a model without experts.
         available_bytes: Memory that they may take.
-        device_bytes: Memory of the device in all.
     """
 
     settings: PlacingSettings

@@ -56,13 +56,9 @@ def resolve_model(
     cache_directory: Path,
     progress: LoadProgress | None = None,
 ) -> ModelSource:
-    """Find the files of a model, fetching them only when ``offline`` is false.
+    """Find the files of a directory, a GGUF file, a hub id (``org/name``) or, for None, the embedded default.
 
-    Args:
-        model: A directory, a GGUF file, a hub id (``org/name``), or None for the embedded default.
-        offline: Whether to look on this machine only.
-        cache_directory: The user's cache directory, where the embedded default is kept.
-        progress: Told about fetching.
+    They are fetched only when ``offline`` is false.
 
     Raises:
         ModelNotFoundError: There is no such model here; the message says how to get it.

@@ -72,7 +72,6 @@ class TemplateAbilities:
         reasoning_tags: Markers before and behind thoughts; None for a model without thoughts.
         reasoning_switch: Whether ``enable_thinking`` changes the prompt.
         problem: The reason why the abilities are not known, or why serve refuses; empty otherwise.
-        notes: Warnings about the tokenizer.
     """
 
     present: bool = False
@@ -116,7 +115,6 @@ class _Vocabulary(Mapping[str, int]):
     """Tokens to ids, added ones included; it asks the tokenizer for each, since a dict takes 0.1 s."""
 
     def __init__(self, tokenizer: Backend | None, config: Mapping[str, object]) -> None:
-        """Add the tokens of ``tokenizer_config.json`` to those of a tokenizer."""
         self._tokenizer = tokenizer
         decoder = config.get("added_tokens_decoder")
         added = decoder.values() if isinstance(decoder, dict) else ()

@@ -76,13 +76,7 @@ def _has_vision_weights(checkpoint: Checkpoint) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LoadedVision:
-    """A model with vision before its weights are read.
-
-    Attributes:
-        family: mlx-vlm's name of the model family.
-        model: Lazily loaded.
-        files: The processor's process.
-    """
+    """A model with vision before its weights are read."""
 
     family: str
     model: VisionLanguageModel
@@ -110,11 +104,6 @@ def build_vision_model(
     bounds: Callable[[str], AbstractContextManager[None]],
 ) -> LoadedVision:
     """Build the model with lazy weights, and start the process that loads the processor.
-
-    Args:
-        checkpoint: One that :func:`loads_vision`.
-        trust_remote_code: Whether the checkpoint's own Python code may run.
-        bounds: Limits of building the model, by its name.
 
     Raises:
         ModelArchitectureError: mlx-vlm has no such family.
@@ -146,11 +135,6 @@ def open_processor(
     files: ProcessorFiles, tokenizer: Tokenizer, *, max_bytes: int
 ) -> CheckpointProcessor:
     """Wait for the processor, and find how prompts spell images and videos.
-
-    Args:
-        files: The processor's process, which is taken over.
-        tokenizer: Renders conversations.
-        max_bytes: Memory for processed files.
 
     Raises:
         ModelFormatError: The processor cannot be loaded.

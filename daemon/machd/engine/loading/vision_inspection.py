@@ -33,15 +33,10 @@ class VisionInspection:
 def inspect_vision(
     opened: Opened, processor: ProcessorFiles | None, chat_template: str | None
 ) -> VisionInspection | None:
-    """Try an image on the processor of a checkpoint with a vision tower, in the words of the chat template.
-
-    Args:
-        opened: The checkpoint's files.
-        processor: Its process, which is ended; None if the checkpoint is served without its tower.
-        chat_template: The setting ``model.chat_template``.
+    """Try an image on the processor of a checkpoint, which is ended, in the words of the chat template.
 
     Returns:
-        None for a model without a tower.
+        None for a model without a vision tower.
 
     Raises:
         ModelError: One of its kinds: the error that serving the model would raise.

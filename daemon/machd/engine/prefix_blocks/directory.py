@@ -54,12 +54,7 @@ class KeyDirectory:
     """
 
     def __init__(self, fd: int, reopen: Callable[[], int] | None = None) -> None:
-        """Take over a directory's file descriptor.
-
-        Args:
-            fd: The directory.
-            reopen: Makes a directory that was removed again and opens it.
-        """
+        """Take over a directory's file descriptor."""
         self._fd = fd
         self._reopen = reopen
         self._spare_fd: int | None = None
@@ -262,7 +257,6 @@ def check_block_directory(path: Path) -> None:
 
 
 def _open_locked(path: Path) -> tuple[int, int]:
-    """Open the directory and its lock."""
     try:
         for missing in [one for one in (path, *path.parents) if not os.path.lexists(one)][::-1]:
             missing.mkdir(mode=0o700, exist_ok=True)

@@ -158,7 +158,6 @@ def _found(directory: KeyDirectory, key: bytes, others: OtherKeys) -> FoundBlock
 
 
 def _report_damage(count: int) -> None:
-    """Log how many damaged files were deleted since the start."""
     structlog.get_logger("machd.engine").warning(
         "blocks.damaged",
         count=count,

@@ -72,13 +72,7 @@ class MemoryTier:
         form: BlockForm | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Begin without blocks.
-
-        Args:
-            disk_tier: Closed by this class; blocks are in memory alone unless given.
-            form: The form that loaded blocks must have; without it none can be loaded.
-            clock: Reads time; the machine's unless given.
-        """
+        """Begin without blocks. The disk tier is closed by this class; without a form no block can be loaded from it."""
         self._disk_tier = disk_tier
         self._form = form
         self._failed_count = 0

@@ -105,13 +105,7 @@ class OtherKeys:
     """
 
     def __init__(self, root: BlockDirectory, key: bytes, budget_bytes: int | None) -> None:
-        """Count the bytes of other keys' files; directories without files are removed.
-
-        Args:
-            root: The directory of all keys.
-            key: The key whose files are not counted, and never deleted.
-            budget_bytes: Bytes that the files of all keys may take; None leaves the others alone.
-        """
+        """Count the bytes of files of keys but this one; directories without files are removed. No budget leaves all alone."""
         self._root = root
         self._budget_bytes = budget_bytes
         self._keys = [] if budget_bytes is None else root.other_keys(key)

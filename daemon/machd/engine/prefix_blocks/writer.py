@@ -69,14 +69,8 @@ class BlockWriter:
     ) -> None:
         """Start the thread.
 
-        Args:
-            directory: The directory to write to.
-            key: The key that the blocks are made under.
-            files: The files that are there, by digest.
-            clock: Reads time.
-            on_end: Called when the last block is written, which may be after :meth:`close`.
-            make_room: Called on the thread before a file is written, with the bytes that all files
-                will take.
+        ``on_end`` is called when the last block is written, which may be after :meth:`close`; ``make_room`` on the
+        thread before a file is written, with the bytes that all files will take.
         """
         self._directory = directory
         self._key = key

@@ -64,7 +64,6 @@ class SavedBlock:
         digest: The name that it is saved by: a digest of the model, the KV format, the namespace
             and all tokens up to its end.
         parent: The digest up to its start; at position 0 that of no tokens at all.
-        start: First position.
         token_ids: Its tokens, which are compared besides the digest.
         has_state: Whether it has the state at its end.
         nbytes: Bytes that it takes in memory.

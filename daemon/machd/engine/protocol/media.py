@@ -31,7 +31,6 @@ class PlainArray:
     content: memoryview
 
     def __init__(self, shape: tuple[int, ...], dtype: str, content: memoryview) -> None:
-        """Describe ``content``, which stays where it is."""
         self.shape = shape
         self.dtype = dtype
         self.content = content

@@ -29,7 +29,6 @@ class RankPlace:
     """A process's place among ranks, before they are connected.
 
     Attributes:
-        rank: Its number.
         backend: The backend of mlx.distributed.
     """
 

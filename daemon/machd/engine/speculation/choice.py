@@ -54,13 +54,6 @@ def choose_proposer(
 
     No draft model is loaded for a served model whose caches cannot roll back.
 
-    Args:
-        settings: Validated settings.
-        loaded: The served model.
-        open_draws: Begins a row's draws, for proposers that draw from a model's logits.
-        cache_directory: The user's cache directory.
-        progress: Shows loading.
-
     Raises:
         SettingsError: The draft model does not fit the served one.
         ModelError: The draft model cannot be loaded.

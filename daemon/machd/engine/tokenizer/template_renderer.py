@@ -76,7 +76,6 @@ class TemplateRenderer:
     """
 
     def __init__(self, bounds: RenderBounds | None = None) -> None:
-        """Start nothing yet."""
         self._bounds = bounds or RenderBounds()
         self._child = SharedChild("the chat template", _CHILD_MODULE)
 

@@ -43,7 +43,6 @@ class MlxTokenizer:
     """
 
     def __init__(self, wrapped: WrappedTokenizer, *, chat: bool = True) -> None:
-        """Wrap a tokenizer; ``chat`` tells whether its chat templates are served."""
         self.wrapped = wrapped
         self._has_chat = chat and bool(wrapped.has_chat_template)
         self._renderer = TemplateRenderer()

@@ -42,10 +42,6 @@ def encoder_need(stages: Sequence[mx.array], results: Sequence[mx.array]) -> Enc
     mlx describes neither operations that it has compiled from several nor a GPU's own kernels. The CPU computes with neither, as
     ``engine.open`` has switched compilation off there. Of any other graph nothing is known, and no need is told: on a GPU an allocation
     that fails raises an error.
-
-    Args:
-        stages: Lazy arrays, in the order in which they are evaluated.
-        results: Lazy arrays that are evaluated behind them.
     """
     events: list[dict[str, Any]] = []
     try:

@@ -113,7 +113,6 @@ class EncodeOutcome:
     Attributes:
         encoded: Digests of what is ready.
         faults: Rows whose image or video cannot be encoded.
-        duration_s: Time that it took.
     """
 
     encoded: tuple[bytes, ...]
@@ -136,15 +135,7 @@ class MediaEncoder:
         max_bytes: int,
         read_left_bytes: Callable[[], int],
     ) -> None:
-        """Begin with nothing encoded.
-
-        Args:
-            model: The served model.
-            processor: Makes what is encoded; closed with the encoder.
-            clock: Measures encoding.
-            max_bytes: Memory for what was encoded; the least recently used goes first.
-            read_left_bytes: Memory that a step may take at that moment.
-        """
+        """Begin with nothing encoded."""
         self.processor = processor
         self._read_left_bytes = read_left_bytes
         self._idle_bytes = read_left_bytes()
@@ -217,11 +208,6 @@ class MediaEncoder:
         self, keys: Sequence[int], start: int, spans: Sequence[MediaSpan]
     ) -> tuple[mx.array, dict[str, mx.array]]:
         """Return what the model takes of a stretch of a prompt.
-
-        Args:
-            keys: The stretch.
-            start: Its place in the prompt.
-            spans: All of the prompt's, in order.
 
         Returns:
             Token ids int32 [1, n], and features by name.

@@ -61,10 +61,6 @@ class ProcessorFiles:
     def __init__(self, directory: Path, *, trust_remote_code: bool = False) -> None:
         """Start the process; it loads the processor while the daemon goes on.
 
-        Args:
-            directory: The checkpoint.
-            trust_remote_code: Whether its own Python code may run.
-
         Raises:
             OverloadedError: The system has no room for it.
         """
@@ -115,11 +111,7 @@ class ProcessorFiles:
 
 
 class CheckpointProcessor:
-    """A checkpoint's processor; satisfies :class:`machd.engine.protocol.media.MediaProcessor`.
-
-    Attributes:
-        max_bytes: Memory for what was processed.
-    """
+    """A checkpoint's processor; satisfies :class:`machd.engine.protocol.media.MediaProcessor`."""
 
     def __init__(
         self,
@@ -128,13 +120,7 @@ class CheckpointProcessor:
         *,
         max_bytes: int,
     ) -> None:
-        """Take the process over.
-
-        Args:
-            files: Decodes and processes.
-            placeholders: Of each kind that the model takes.
-            max_bytes: Memory for what was processed; the least recently used goes first.
-        """
+        """Take the process over."""
         self._files = files
         self._placeholders = placeholders
         self.max_bytes = max_bytes

@@ -61,7 +61,6 @@ class ProcessRequest(msgspec.Struct, frozen=True):
     """One file to decode and process.
 
     Attributes:
-        content: The file's bytes.
         placeholder: Text that stands for one image or video in a rendered prompt.
         fps: Frames to take of each second of a video; None leaves it to the processor.
         max_frames: Most frames to take of a video.
@@ -140,10 +139,6 @@ def main() -> None:
 
 def _load_processor(directory: str, *, trust_remote_code: bool) -> tuple[str, Any]:
     """Load a checkpoint's processor; mlx-vlm's and transformers' have no common class.
-
-    Args:
-        directory: The checkpoint.
-        trust_remote_code: Whether its own Python code may run.
 
     Returns:
         The name of its family, and the processor.

@@ -52,13 +52,7 @@ class LayerKv(ABC):
     @classmethod
     @abstractmethod
     def of(cls, cache: Cache, positions: RowPositions, max_rows: int) -> Self:
-        """Begin a batch of caches like this one, without rows.
-
-        Args:
-            cache: One row's.
-            positions: The batch's, shared by its layers.
-            max_rows: Most rows that there will ever be.
-        """
+        """Begin a batch of caches like this one of a row, without rows."""
 
     @staticmethod
     def can_batch(cache: Cache) -> bool:

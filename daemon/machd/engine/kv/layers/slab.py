@@ -50,12 +50,6 @@ class SlabCache(FormatCache, LayerKv):
     max_rolled_back_rows: ClassVar[float] = inf
 
     def __init__(self, positions: RowPositions, kv_format: KvFormat = PLAIN) -> None:
-        """Begin without rows.
-
-        Args:
-            positions: The batch's, shared by its layers.
-            kv_format: Storage of keys and values.
-        """
         super().__init__(kv_format)
         self._positions = positions
         self._layout: Layout = ()
@@ -174,14 +168,9 @@ class SlabCache(FormatCache, LayerKv):
         return self._positions.start
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Write the pass's tokens and read all columns that any row may see, of rows in one slab.
+        """Write the pass's tokens [rows, heads, tokens, n] and read [rows, heads, width, n], all columns that any row may see.
 
-        Args:
-            keys: [rows, heads, tokens, head_dim].
-            values: The same, with a head_dim of its own.
-
-        Returns:
-            Keys and values [rows, heads, width, head_dim].
+        The rows lie in one slab.
         """
         self.write(keys, values)
         return self.keys_and_values()
@@ -265,12 +254,7 @@ class SlabCache(FormatCache, LayerKv):
         self.place(row, [array[:, :, : length - base] for array in held])
 
     def place(self, row: int, arrays: Sequence[mx.array]) -> None:
-        """Copy a row in.
-
-        Args:
-            row: Its number, after all others.
-            arrays: Its own columns [1, heads, length, n] each, of this cache's format; none without any.
-        """
+        """Copy a row in, after all others: its own columns [1, heads, length, n] each; none without any."""
         self._follow({self._positions.keys[row]: arrays} if arrays else _NONE)
 
     def keep(self, order: Sequence[int]) -> None:

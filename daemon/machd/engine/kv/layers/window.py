@@ -54,13 +54,6 @@ class WindowSlab(LayerKv):
     max_rolled_back_rows: ClassVar[float] = 1
 
     def __init__(self, positions: RowPositions, window_tokens: int, max_rows: int) -> None:
-        """Begin without rows.
-
-        Args:
-            positions: The batch's, shared by its layers.
-            window_tokens: Positions that a token sees, itself included.
-            max_rows: Most rows that there will ever be.
-        """
         self.max_size = window_tokens
         self.keys: mx.array | None = None
         self.values: mx.array | None = None
@@ -137,15 +130,7 @@ class WindowSlab(LayerKv):
         return (held >= oldest) & (held <= own)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Write the pass's tokens and read all columns that any row may see.
-
-        Args:
-            keys: [rows, kv_heads, tokens, head_dim].
-            values: The same, with a head_dim of its own.
-
-        Returns:
-            Keys and values [rows, kv_heads, width, head_dim], columns in any order.
-        """
+        """Write the pass's tokens [rows, kv_heads, tokens, n] and read all columns that any row may see, in any order."""
         self._make_room()
         if self.keys is None:
             self.keys, self.values = self._blank(keys), self._blank(values)
@@ -167,12 +152,10 @@ class WindowSlab(LayerKv):
         self.place(len(self._positions.lengths) - 1, _in_order(cache))
 
     def place(self, row: int, arrays: Sequence[mx.array]) -> None:
-        """Copy a row in; the others are copied only where there is no place for it.
+        """Copy a row in, after all others, which are copied only where there is no place for it.
 
-        Args:
-            row: Its number, after all others.
-            arrays: Keys and values [1, kv_heads, columns, n] of its last positions, in their order, no more
-                than the window has; none without positions.
+        Its keys and values [1, kv_heads, columns, n] are of its last positions, in their order, no more than
+        the window has; none without positions.
         """
         lengths = self._positions.lengths
         self._lay_out(
@@ -242,12 +225,7 @@ class WindowSlab(LayerKv):
         return max(0, self.growth_bytes(joining, tokens) - self.nbytes)
 
     def growth_bytes(self, joining: Sequence[JoiningRow], tokens: int) -> int:
-        """Return the bytes of new arrays, which a pass of so many tokens needs after rows have joined; 0 for none.
-
-        Args:
-            joining: Rows that join.
-            tokens: Tokens that the pass takes of each row.
-        """
+        """Return the bytes of the new arrays that a pass of so many tokens needs after rows have joined; 0 for none."""
         if self.keys is None:
             return 0
         lengths = [*self._positions.lengths, *(row.length for row in joining)]
@@ -266,12 +244,7 @@ class WindowSlab(LayerKv):
         return min(self._positions.width, self._columns)
 
     def _held(self, ends: mx.array, width: int) -> mx.array:
-        """Return the position that each column holds, int32 [rows, width]; negative for a column without one.
-
-        Args:
-            ends: int32 [rows], the position behind the last one that was written.
-            width: Columns, from the first one on.
-        """
+        """Return the position in each of the first columns of rows that end at ``ends``: int32 [rows, width], negative for none."""
         last = ends[:, None] - 1
         return last - (last - mx.arange(width, dtype=mx.int32)) % self._period
 
@@ -310,13 +283,7 @@ class WindowSlab(LayerKv):
         return max(rows, min(rows + max(1, rows // 4), self._max_rows))
 
     def _grown(self, needed: int, limit: int | None = None, period: int | None = None) -> int:
-        """Return the columns for rows of up to ``needed`` positions.
-
-        Args:
-            needed: Positions of the longest row.
-            limit: Positions that a row may come to have; of the rows that are there unless given.
-            period: The one from the next pass on; the present one unless given.
-        """
+        """Return the columns for rows of up to ``needed`` positions; limit and period are the present ones unless given."""
         limit = max(self._positions.limits, default=0) if limit is None else limit
         period = self._period if period is None else period
         if needed <= self._columns or self._columns == period:
@@ -326,14 +293,7 @@ class WindowSlab(LayerKv):
         return min(columns, max(needed, limit), period)
 
     def _lay_out(self, places: int, columns: int, ends: mx.array, longest: int) -> None:
-        """Make arrays of another shape, unless it is theirs.
-
-        Args:
-            places: Rows that there is room for.
-            columns: Columns of each; fewer than the period only if no row has more positions.
-            ends: int32 [rows], positions of the rows that are there.
-            longest: The greatest of them; 0 without rows.
-        """
+        """Make arrays of another shape, unless it is theirs, of rows that end at ``ends`` (int32 [rows]), the longest at ``longest``."""
         if (places, columns) == (self._places, self._columns):
             return
         assert columns == self._period or longest <= columns, (

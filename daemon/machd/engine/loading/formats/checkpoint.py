@@ -47,9 +47,7 @@ class Checkpoint:
     """A directory whose files agree with each other.
 
     Attributes:
-        config: ``config.json``.
         weight_files: The safetensors files that mlx-lm will read, sorted.
-        stored_bytes: Size of all tensors as stored.
         tensors: All tensors by name, each with its file.
         code_files: Files that name Python code of the checkpoint's own; empty for most.
         has_runnable_code: Code that they name is there, or may be.
@@ -187,10 +185,6 @@ def _own_model(config: Mapping[str, object]) -> Iterator[str]:
 
 def context_tokens(config: Mapping[str, object], max_context_tokens: int | None) -> int:
     """Find the positions that a prompt and its completion share.
-
-    Args:
-        config: ``config.json``; models with several parts have theirs under ``text_config``.
-        max_context_tokens: The user's limit; None for the model's own.
 
     Raises:
         SettingsError: The user's limit is above the model's.

@@ -85,7 +85,6 @@ class GgufTensor:
         shape: Row-major, outermost first, as numpy and mlx count.
         type_name: ggml's name, such as ``Q4_1``.
         offset: Of its first byte, from the beginning of the file.
-        size_bytes: Size in the file.
     """
 
     name: str

@@ -87,10 +87,7 @@ class Opened(ABC):
     """A model's files, from which lazy models can be built.
 
     Attributes:
-        files: Configuration and headers, for the tokenizer beside them.
         config: What mlx-lm builds the model of, as ``config.json`` has it.
-        stored_bytes: Size of all tensors as stored.
-        weight_files: Files of the weights.
         tensors: Each tensor's place in a file, by name; None for a format whose tensors mlx cannot take as they lie.
         is_repacked: Packed weights that ``model.dtype`` unpacks may be quantised anew.
         takes_images: The model is built with its vision tower.

@@ -21,12 +21,6 @@ def open_model(
 ) -> Opened:
     """Read and check what lies around the weights, which are not read.
 
-    Args:
-        source: The model's files.
-        own_code: What becomes of Python code that a checkpoint brings.
-        bounds: Limits of what trusts numbers of the files; none unless given.
-        import_for_text: Imports mlx-lm where the model takes text only.
-
     Raises:
         ModelError: One of its kinds, about the files.
     """

@@ -25,12 +25,7 @@ from machd.errors import SettingsError
 
 @dataclass(frozen=True, slots=True)
 class PlacedModel:
-    """A model in memory, or as much of it as this process computes.
-
-    Attributes:
-        built: The model, with its weights read.
-        experts: Its experts on disk; None if all are in memory.
-    """
+    """A model in memory, or as much of it as this process computes."""
 
     built: BuiltModel
     experts: BankedModel | None = None
@@ -38,11 +33,6 @@ class PlacedModel:
 
 def place(opened: Opened, settings: PlacingSettings, progress: LoadProgress) -> PlacedModel:
     """Build a model and read its weights; refusals come before these, which take the time.
-
-    Args:
-        opened: The model's files.
-        settings: How they are to be in memory.
-        progress: Told about stages and bytes.
 
     Raises:
         ModelError: One of its kinds: it cannot be built, cut or read, or the memory is too small.

@@ -92,11 +92,9 @@ class NativeLayers:
 
 
 def native_layers(requested: str, within: str = "") -> NativeLayers | None:
-    """Return which layers machd's own kernels compute; None for no layer.
+    """Return which layers machd's own kernels compute, under the path ``within``; None for no layer.
 
-    Args:
-        requested: The setting ``model.dtype``: ``auto`` leaves their weights as they are stored, float32 unpacks them.
-        within: The part of the model that may be computed so, by its path; the whole of it unless given.
+    ``auto`` leaves their weights as they are stored, float32 unpacks them.
     """
     if requested not in ("auto", "float32") or native_kernels() is None:
         return None
@@ -167,14 +165,6 @@ def model_dtype(
     mlx's ``gather_mm``, which multiplies tokens with plain experts, computes float32 only on the CPU. Experts that
     machd multiplies itself compute in float32, too, and keep their weights as they are stored.
 
-    Args:
-        model: Lazily built.
-        requested: The setting ``model.dtype``.
-        quantise_to: Format that plain layers are quantised to.
-        backend: ``cpu``, ``metal`` or ``cuda``.
-        available_bytes: Memory that the weights may take.
-        native: As of :class:`Conversion`.
-
     Raises:
         ModelMemoryError: The dtype was named and does not fit.
         SettingsError: The experts cannot be computed in the dtype that was named.
@@ -237,13 +227,7 @@ def computed_dtype(model: Module) -> str:
 
 
 def held_bytes(model: Module, dtype: mx.Dtype, native: NativeLayers | None) -> int:
-    """Return what a model's weights take in a dtype, before they are converted.
-
-    Args:
-        model: Lazily built.
-        dtype: Of all weights, but in float32 those that may stay as they are stored.
-        native: As of :class:`Conversion`.
-    """
+    """Return what a model's weights take in a dtype, before they are converted; in float32 some may stay as stored."""
     from mlx_lm.utils import get_total_parameters  # noqa: PLC0415 - after import_mlx_lm()
 
     expanded_bytes = int(get_total_parameters(model)) * dtype.size

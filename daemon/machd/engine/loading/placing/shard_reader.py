@@ -80,7 +80,6 @@ class ShardReader(TensorOrigins):
     """
 
     def __init__(self, tensors: Mapping[str, tuple[Path, StoredTensor]], stored_bytes: int) -> None:
-        """Begin with the tensors of all weight files, by name, and the size of all of them."""
         # With a name in two files it is mlx-lm that chooses one, so nothing is read by offset.
         if sum(tensor.size_bytes for _, tensor in tensors.values()) != stored_bytes:
             tensors = {}

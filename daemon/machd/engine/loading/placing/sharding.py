@@ -29,12 +29,7 @@ class ShardMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """The ranks that a model is cut for.
-
-    Attributes:
-        group: The ranks.
-        mode: ``distributed.mode``.
-    """
+    """The ranks that a model is cut for."""
 
     group: mx.distributed.Group
     mode: str
@@ -100,12 +95,7 @@ def cut(build: Callable[[], Module], sharding: Sharding) -> Module:
 
 
 def shard(model: LanguageModel, group: mx.distributed.Group, mode: ShardMode) -> None:
-    """Cut a model with lazy weights to this rank's shard, in place.
-
-    Args:
-        model: mlx-lm's; of no use if this raises.
-        group: The ranks.
-        mode: One of its :func:`shard_modes`.
+    """Cut a model with lazy weights to this rank's shard, in place; it is of no use if this raises.
 
     Raises:
         ModelShardingError: It cannot be cut evenly.

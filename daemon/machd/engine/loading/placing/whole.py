@@ -63,16 +63,10 @@ def materialise(
     progress: LoadProgress,
     read: ReadLeaf = leave_to_mlx,
 ) -> None:
-    """Load the weights of a lazily built model module by module, converting them on the way.
+    """Load the weights of a lazily built model module by module, converting them in place on the way.
 
     A module's stored weights are dropped before the next module's are read, so that memory holds
-    the converted model and one module more.
-
-    Args:
-        model: Its parameters are replaced in place.
-        conversion: A model with a quantised layer of a kind unknown to machd keeps its dtypes.
-        progress: Advanced by the bytes of each module as stored.
-        read: Reads a module's stored weights.
+    the converted model and one module more. A model with a quantised layer of a kind unknown to machd keeps its dtypes.
     """
     for stored_bytes, module in _converted(model, conversion, read):
         mx.eval(module.parameters())
