@@ -143,3 +143,26 @@ class LayerKv(ABC):
         """Return the bytes by which a pass of so many tokens grows it after rows have joined; columns not counted."""
         del joining, tokens
         return 0
+
+
+class PositionedKv(LayerKv):
+    """A cache whose rows end where the batch's positions say, with the attributes that mlx-lm's models ask for."""
+
+    follows_positions: ClassVar[bool] = True
+    _positions: RowPositions
+    _written_step = 0
+
+    @property
+    def offset(self) -> mx.array:
+        """Positions of each row, int32 [rows]; this layer's new tokens count once written."""
+        positions = self._positions
+        return positions.end if self._written_step == positions.step else positions.start
+
+    @property
+    def width(self) -> int:
+        """Positions of the longest row, those of the running pass included."""
+        return self._positions.width
+
+    def is_trimmable(self) -> bool:
+        """Return False: rows end at different positions, so the whole cannot be cut."""
+        return False

@@ -24,7 +24,7 @@ import mlx.core as mx
 from machd.engine.backend.native_kernels import native_kernels
 from machd.engine.backend.untyped import Cache
 from machd.engine.kv.kv_format import PLAIN, FoldedKv, KvFormat, KvWidths
-from machd.engine.kv.layers.layer_kv import Checkpoint, LayerKv
+from machd.engine.kv.layers.layer_kv import Checkpoint, PositionedKv
 from machd.engine.kv.quantized_cache import FormatCache, QuantizedCache, format_of
 from machd.engine.kv.row_positions import RowPositions, SlabRows
 from machd.engine.kv.slab_layout import Layout, Slab
@@ -39,14 +39,13 @@ _Arriving = Mapping[int, Sequence[mx.array]]
 _NONE: _Arriving = MappingProxyType({})
 
 
-class SlabCache(FormatCache, LayerKv):
+class SlabCache(FormatCache, PositionedKv):
     """One layer's keys and values, with the methods that mlx-lm's models expect of a cache.
 
     A row comes from mlx-lm's ``KVCache``, or in a quantized format from a :class:`QuantizedCache`.
     """
 
     has_columns: ClassVar[bool] = True
-    follows_positions: ClassVar[bool] = True
     max_rolled_back_rows: ClassVar[float] = inf
 
     def __init__(self, positions: RowPositions, kv_format: KvFormat = PLAIN) -> None:
@@ -55,7 +54,6 @@ class SlabCache(FormatCache, LayerKv):
         self._layout: Layout = ()
         self._slabs: list[list[mx.array]] = []
         self._prefixes: dict[int, Sequence[mx.array]] = {}
-        self._written_step = 0
 
     @classmethod
     def of(cls, cache: Cache, positions: RowPositions, max_rows: int) -> Self:
@@ -109,20 +107,9 @@ class SlabCache(FormatCache, LayerKv):
         return tuple(array for arrays in held for array in arrays)
 
     @property
-    def offset(self) -> mx.array:
-        """Positions of each row, int32 [rows]; this layer's new tokens count once written."""
-        positions = self._positions
-        return positions.end if self._written_step == positions.step else positions.start
-
-    @property
     def rows(self) -> int:
         """Rows of the batch."""
         return len(self._positions.lengths)
-
-    @property
-    def width(self) -> int:
-        """Positions of the longest row, those of the running pass included."""
-        return self._positions.width
 
     @property
     def is_plain(self) -> bool:
@@ -136,10 +123,6 @@ class SlabCache(FormatCache, LayerKv):
     def size(self) -> int:
         """Return the positions of the longest row."""
         return max(self._positions.lengths, default=0)
-
-    def is_trimmable(self) -> bool:
-        """Return False: rows end at different positions, so the whole cannot be cut."""
-        return False
 
     def make_mask(
         self,

@@ -19,7 +19,7 @@ import mlx.core as mx
 
 from machd.engine.backend.untyped import Cache
 from machd.engine.kv.layers.cache_state import CacheState, StateCheckpoint, copied, move_rows
-from machd.engine.kv.layers.layer_kv import Checkpoint, LayerKv
+from machd.engine.kv.layers.layer_kv import Checkpoint, PositionedKv
 from machd.engine.kv.row_positions import JoiningRow, RowPositions
 from machd.engine.protocol.slab_size import COLUMN_STEP
 
@@ -37,7 +37,7 @@ RowWindow: TypeAlias = "tuple[mx.array | None, mx.array | None, int, int, int, i
 """``state`` of mlx-lm's window of one row: keys, values, positions, sinks, size and the next column."""
 
 
-class WindowSlab(LayerKv):
+class WindowSlab(PositionedKv):
     """One layer's windows, with the methods that mlx-lm's models expect of a cache.
 
     A row comes from mlx-lm's ``RotatingKVCache`` without sinks.
@@ -48,7 +48,6 @@ class WindowSlab(LayerKv):
         values: The same, with a head_dim of its own.
     """
 
-    follows_positions: ClassVar[bool] = True
     grows_ahead: ClassVar[bool] = True
     # Rings could do it for several. The rules promise less than that, and no probe has measured it.
     max_rolled_back_rows: ClassVar[float] = 1
@@ -61,7 +60,6 @@ class WindowSlab(LayerKv):
         self._max_rows = max_rows
         self._places = self._columns = 0
         self._period = window_tokens
-        self._written_step = 0
 
     @classmethod
     def of(cls, cache: Cache, positions: RowPositions, max_rows: int) -> Self:
@@ -91,28 +89,13 @@ class WindowSlab(LayerKv):
         """Bytes held, room to spare included."""
         return sum(array.nbytes for array in self.state)
 
-    @property
-    def offset(self) -> mx.array:
-        """Positions of each row, int32 [rows]; this layer's new tokens count once written."""
-        positions = self._positions
-        return positions.end if self._written_step == positions.step else positions.start
-
     def empty(self) -> bool:
         """Return True before the first write."""
         return self.keys is None
 
-    @property
-    def width(self) -> int:
-        """Positions of the longest row, those of the running pass included."""
-        return self._positions.width
-
     def size(self) -> int:
         """Return the positions that the longest row keeps."""
         return min(max(self._positions.lengths, default=0), self.max_size)
-
-    def is_trimmable(self) -> bool:
-        """Return False: rows end at different positions, so the whole cannot be cut."""
-        return False
 
     def make_mask(
         self,
