@@ -15,7 +15,7 @@ from machd.engine.backend.native_kernels import native_kernels
 from machd.engine.backend.untyped import Cache, LanguageModel, Layer
 from machd.engine.kernels.native_attention import HEAD_NUMBERS, attend, attend_rows
 from machd.engine.kernels.native_layers import is_native_norm, layer_weights
-from machd.engine.kernels.packed import PackedCache, PackedPrompt
+from machd.engine.kernels.packed import PackedCache, PackedPrompt, attend_cached
 from machd.engine.kernels.started_layers import class_of
 from machd.engine.kv.layers.slab import SlabCache
 from machd.engine.kv.row_positions import SlabRows
@@ -90,19 +90,17 @@ class NativeAttention(Module):
         rotated = self.heads + self.kv_heads
         heads = self.qkv_proj(x).reshape(rows, tokens, rotated + self.kv_heads, -1)
         heads = self._rotate(heads, rotated, cache)
-        parts = mx.split(heads, [self.heads, rotated], axis=2)
-        queries, keys, values = (part.swapaxes(1, 2) for part in parts)
-        scale = self.scale
-        if isinstance(cache, PackedCache):
-            mixed = cache.attend(
-                queries, keys, values, scale=scale, attend=attend, attend_rows=attend_rows
-            )
-        elif isinstance(cache, SlabCache):
-            mixed = attend_rows(queries, keys, values, cache, scale=scale, mask=mask)
-        else:
-            if cache is not None:
-                keys, values = cache.update_and_fetch(keys, values)
-            mixed = attend(queries, keys, values, scale=scale, mask=mask)
+        queries, keys, values = (
+            part.swapaxes(1, 2) for part in mx.split(heads, [self.heads, rotated], axis=2)
+        )
+        mixed = attend_cached(
+            (queries, keys, values),
+            cache,
+            mask,
+            scale=self.scale,
+            attend=attend,
+            attend_rows=attend_rows,
+        )
         projected: mx.array = self.o_proj(mixed.swapaxes(1, 2).reshape(rows, tokens, -1))
         return projected
 

@@ -7,41 +7,16 @@ computed behind one another, without padding, whatever their lengths.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
 
 import mlx.core as mx
 
 from machd.engine.backend.untyped import Cache
 from machd.engine.kv.layers.slab import SlabCache
 
-
-class Attend(Protocol):
-    """Attention as :func:`machd.engine.kernels.cpu_attention.attend`."""
-
-    def __call__(  # noqa: D102 - said above
-        self,
-        queries: mx.array,
-        keys: mx.array,
-        values: mx.array,
-        *,
-        scale: float,
-        mask: mx.array | str | None,
-    ) -> mx.array: ...
-
-
-class AttendRows(Protocol):
-    """Attention as :func:`machd.engine.kernels.cpu_attention.attend_rows`."""
-
-    def __call__(  # noqa: D102 - said above
-        self,
-        queries: mx.array,
-        keys: mx.array,
-        values: mx.array,
-        cache: SlabCache,
-        *,
-        scale: float,
-    ) -> mx.array: ...
+Attend: TypeAlias = Callable[..., mx.array]
+"""Attention as :func:`machd.engine.kernels.cpu_attention.attend`, or as ``attend_rows`` there."""
 
 
 class PackedPrompt(NamedTuple):
@@ -96,7 +71,7 @@ class PackedCache:
         *,
         scale: float,
         attend: Attend,
-        attend_rows: AttendRows,
+        attend_rows: Attend,
     ) -> mx.array:
         """Write the pass's keys and values, and attend each token to its own row.
 
@@ -115,6 +90,28 @@ class PackedCache:
             parts.append(_as_tokens(filled))
             begin += prompt.tokens
         return mx.concatenate(parts)
+
+
+def attend_cached(
+    heads: tuple[mx.array, mx.array, mx.array],
+    cache: Cache,
+    mask: mx.array | str | None,
+    *,
+    scale: float,
+    attend: Attend,
+    attend_rows: Attend,
+) -> mx.array:
+    """Attend with a pass's queries, keys and values, and the cache that the layer was called with, if any."""
+    queries, keys, values = heads
+    if isinstance(cache, PackedCache):
+        return cache.attend(
+            queries, keys, values, scale=scale, attend=attend, attend_rows=attend_rows
+        )
+    if isinstance(cache, SlabCache):
+        return attend_rows(queries, keys, values, cache, scale=scale, mask=mask)
+    if cache is not None:
+        keys, values = cache.update_and_fetch(keys, values)
+    return attend(queries, keys, values, scale=scale, mask=mask)
 
 
 def packed_caches(
