@@ -1,17 +1,9 @@
-"""Load a model with a vision tower: mlx-vlm's model, and the checkpoint's processor in a process of its own.
-
-What builds the model imports mlx; the processor is opened without it.
-"""
+"""A checkpoint with a vision tower: whether it is served with it, and its processor in a process of its own. Imports no mlx."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from machd.engine.backend.inspection_bounds import printable
 from machd.engine.loading.formats.checkpoint import Checkpoint
 from machd.engine.protocol.engine import VisionDescription
 from machd.engine.protocol.tokenizer import Tokenizer
@@ -21,14 +13,11 @@ from machd.engine.vision.media_processor import (
     ProcessorFiles,
     find_placeholder,
 )
-from machd.engine.vision.mlx_vlm_import import has_vision, import_family, is_installed
+from machd.engine.vision.mlx_vlm_import import has_vision, is_installed
 from machd.engine.vision.processor_child import ProcessRequest
-from machd.errors import ModelCodeError, ModelError, ModelFormatError
+from machd.errors import ModelCodeError, ModelFormatError
 from machd.installed import how_to_install
 from machd.request.media import MediaKind
-
-if TYPE_CHECKING:
-    from machd.engine.vision.vision_model import VisionLanguageModel  # imports mlx
 
 EXAMPLE_PIXELS = 448
 """Side of the image whose tokens are told."""
@@ -74,15 +63,6 @@ def _has_vision_weights(checkpoint: Checkpoint) -> bool:
     return any("vision" in name or "visual" in name for name in checkpoint.tensors)
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedVision:
-    """A model with vision before its weights are read."""
-
-    family: str
-    model: VisionLanguageModel
-    files: ProcessorFiles
-
-
 def refuse_own_code(checkpoint: Checkpoint, *, trust_remote_code: bool) -> None:
     """Refuse a checkpoint that would be served with vision and brings Python code, before mlx-vlm and transformers see it.
 
@@ -95,40 +75,6 @@ def refuse_own_code(checkpoint: Checkpoint, *, trust_remote_code: bool) -> None:
             f"{checkpoint.code_files[0]}: read it, and serve the model with `--model-trust-remote-code` if "
             "you trust it, or try it without its .py files, which few families need"
         )
-
-
-def build_vision_model(
-    checkpoint: Checkpoint,
-    *,
-    trust_remote_code: bool,
-    bounds: Callable[[str], AbstractContextManager[None]],
-) -> LoadedVision:
-    """Build the model with lazy weights, and start the process that loads the processor.
-
-    Raises:
-        ModelArchitectureError: mlx-vlm has no such family.
-        ModelFormatError: The files do not fit it.
-        OverloadedError: The system has no room for a process.
-    """
-    from machd.engine.vision.vision_model import VisionLanguageModel  # noqa: PLC0415 - imports mlx
-
-    # Started first: it imports as much as this process, and both can do so at once.
-    files = ProcessorFiles(checkpoint.path, trust_remote_code=trust_remote_code)
-    try:
-        family = import_family(checkpoint.path)
-        try:
-            with bounds("building the model"):
-                model = VisionLanguageModel(family.load_model())
-        except ModelError:
-            raise
-        except Exception as error:  # mlx-vlm's, about files that do not fit its classes
-            raise ModelFormatError(
-                f"mlx-vlm's {family.name} cannot be built from {checkpoint.path.name}: {printable(error)}"
-            ) from error
-    except BaseException:
-        files.close()
-        raise
-    return LoadedVision(family.name, model, files)
 
 
 def open_processor(

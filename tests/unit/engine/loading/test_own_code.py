@@ -19,7 +19,7 @@ from unit.engine.tiny_llama import TinyLlama
 
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.backend.own_code import auto_map_files, closed_to_own_code, is_runnable
-from machd.engine.loading import vision
+from machd.engine.loading.formats import directory
 from machd.engine.loading.formats.checkpoint import read_checkpoint
 from machd.engine.loading.inspection import inspect_model
 from machd.engine.loading.loader import load_model
@@ -91,8 +91,8 @@ def test_vision_model_that_names_its_own_code_is_refused_unseen(
     def seen(*_: object, **__: object) -> None:
         pytest.fail("a library has seen the checkpoint")
 
-    monkeypatch.setattr(vision, "import_family", seen)
-    monkeypatch.setattr(vision, "ProcessorFiles", seen)
+    monkeypatch.setattr(directory, "import_family", seen)
+    monkeypatch.setattr(directory, "ProcessorFiles", seen)
     monkeypatch.setattr("mlx_lm.tokenizer_utils.load", seen)
     path = shutil.copytree(vision_checkpoint, tmp_path / "model")
     plant(path, witness, NAMED_PLACES[place])
