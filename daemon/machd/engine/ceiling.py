@@ -28,7 +28,6 @@ class CeilingReading:
     """One run of the bare loop.
 
     Attributes:
-        prompt_tokens: Tokens of each row's prompt.
         prefill_s: Time to every row's first token.
         step_s: Time of each following step, which gives every row one token.
     """

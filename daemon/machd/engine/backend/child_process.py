@@ -127,20 +127,12 @@ class ChildProcess:
         descriptors: Sequence[int] = (),
         is_wanted: IsWanted | None = None,
     ) -> tuple[bytes, bytearray]:
-        """Send a request and wait for the answer; after an error the process has to be ended.
+        """Send a request, with copies of files, and wait for kind and content of the answer.
 
-        Args:
-            request: Content of the message.
-            limit_s: Time that the answer may take; the process may report that itself within a second more.
-            max_gained_bytes: Memory that the process may gain.
-            descriptors: Files that the process gets copies of, with the header.
-            is_wanted: False once nothing waits for the answer.
-
-        Returns:
-            Kind and content of the answer.
+        The process may report within a second more that its time is up. After an error it has to be ended.
 
         Raises:
-            ChildStoppedError: There is no answer.
+            ChildStoppedError: There is no answer, it takes more memory, or nothing waits for it any more.
         """
         try:
             self._channel.settimeout(limit_s + _GRACE_S)
@@ -230,13 +222,7 @@ class SharedChild:
         """Send a request, and return the kind and content of the answer.
 
         A process that ends while it works on the request is started again, once: the system or an operator may have
-        ended it for reasons of their own.
-
-        Args:
-            request: Content of the message.
-            limit_s: Time that the answer may take.
-            memory_bytes: Memory that the process keeps to; it is stopped at twice as much.
-            is_wanted: False once nothing waits for the answer; then the process is stopped.
+        ended it for reasons of their own. One that takes twice the memory that it is to keep to is stopped.
 
         Raises:
             ChildStoppedError: There is no answer.

@@ -102,13 +102,7 @@ class ExpertBank:
     def __init__(
         self, layers: Sequence[StoredLayer], files: ExpertFiles, *, capacity_bytes: int
     ) -> None:
-        """Allocate the memory.
-
-        Args:
-            layers: All layers with experts, in their order.
-            files: The files that hold them; the bank closes them.
-            capacity_bytes: Memory for experts; layers of different shapes share it in proportion to
-                their size.
+        """Allocate the memory, which layers of different shapes share in proportion to their size; the bank closes ``files``.
 
         Raises:
             ModelMemoryError: There is not room for one expert of each shape.

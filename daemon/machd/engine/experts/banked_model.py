@@ -28,12 +28,7 @@ _MAX_BLOCK_DEPTH = 2
 
 @dataclass(frozen=True, slots=True)
 class BankedModel:
-    """The part of a model whose experts lie in a bank; satisfies the step's port ``Experts``.
-
-    Attributes:
-        layers: The layers that stand in for the model's switch layers.
-        parameters: Number of weights of all experts.
-    """
+    """The part of a model whose experts lie in a bank; satisfies the step's port ``Experts``."""
 
     bank: ExpertBank
     layers: Sequence[BankedExperts]

@@ -19,12 +19,7 @@ _MAX_KV_SHARE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """The memory that experts may take.
-
-    Attributes:
-        bytes: Bytes of the bank, or ``auto`` for what the rest leaves.
-        kv_budget_bytes: The KV budget, which ``auto`` leaves free.
-    """
+    """The bytes that experts may take, ``auto`` for what the rest leaves, and the KV budget, which ``auto`` leaves free."""
 
     bytes: int | Literal["auto"]
     kv_budget_bytes: int

@@ -18,11 +18,7 @@ Compute = Callable[[Layer, mx.array], mx.array]
 
 
 class RoutedError(Exception):
-    """Ends a preview: the router has chosen.
-
-    Attributes:
-        indices: uint32 [..., k], the chosen experts.
-    """
+    """Ends a preview: the router has chosen experts, uint32 [..., k]."""
 
     def __init__(self, indices: mx.array) -> None:
         super().__init__()
@@ -30,12 +26,9 @@ class RoutedError(Exception):
 
 
 class BlockInput:
-    """The hidden states that a mixture-of-experts block was called with.
+    """The hidden states [..., dim] that a mixture-of-experts block was called with; None before.
 
     A holder of its own, because an array that is an attribute of a module counts as a weight.
-
-    Attributes:
-        hidden: [..., dim]; None before the block is called.
     """
 
     def __init__(self) -> None:

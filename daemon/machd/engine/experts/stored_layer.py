@@ -12,11 +12,7 @@ import mlx.core as mx
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """The first byte of one expert's parameter.
-
-    Attributes:
-        offset: Bytes from the beginning of the file.
-    """
+    """The first byte of one expert's parameter, counted from the beginning of its file."""
 
     file: Path
     offset: int

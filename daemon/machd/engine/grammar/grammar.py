@@ -69,8 +69,6 @@ class CompiledGrammar:
     Attributes:
         llmatcher: llguidance's state at the beginning of a text, here or in a process of its own;
             copy it, do not advance it.
-        eos_token_ids: Tokens that end a text once the grammar allows its end.
-        vocabulary_tokens: Width of the logits.
     """
 
     llmatcher: LLMatcher | SeparateMatcher

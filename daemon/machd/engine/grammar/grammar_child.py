@@ -51,11 +51,7 @@ class Learn(msgspec.Struct, frozen=True, tag="learn"):
 
 
 class Compile(msgspec.Struct, frozen=True, tag="compile"):
-    """The first request to a fork.
-
-    Attributes:
-        memory_bytes: Memory that the fork may gain, where the system can limit it.
-    """
+    """The first request to a fork, and the memory that it may gain where the system can limit it."""
 
     source: str
     memory_bytes: int

@@ -55,14 +55,7 @@ _LOOK_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class GrammarBounds:
-    """Bounds of a grammar kept apart.
-
-    Attributes:
-        compile_s: Wall time of compiling it.
-        step_s: Wall time of one call while it is followed: the whole batch waits.
-        memory_bytes: Memory that its process may gain.
-        max_processes: Processes at once.
-    """
+    """Bounds of a grammar kept apart, in wall time: of compiling it, and of one call while the whole batch waits for it."""
 
     compile_s: float = 5.0
     step_s: float = 0.5
@@ -99,10 +92,7 @@ class GrammarProcesses:
     def compile(
         self, source: str, is_wanted: Callable[[], bool]
     ) -> tuple[SeparateMatcher, list[str]]:
-        """Compile a grammar in a process of its own.
-
-        Returns:
-            The matcher at the beginning of a text, and llguidance's warnings.
+        """Compile a grammar in a process of its own; returns its matcher, and llguidance's warnings.
 
         Raises:
             CompilationError: It cannot be compiled, or not within the bounds.

@@ -27,11 +27,7 @@ Positions = int | mx.array
 
 
 def make_batchable(model: LanguageModel) -> int:
-    """Mend a model's layers in place, which few models need.
-
-    Returns:
-        Number of layers mended.
-    """
+    """Mend a model's layers in place, which few models need; returns how many."""
     count = 0
     for module in model.modules():
         name = (type(module).__module__.rpartition(".")[2], type(module).__name__)

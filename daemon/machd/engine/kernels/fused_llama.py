@@ -31,11 +31,7 @@ _ROTATION_TOLERANCE = 1e-5
 
 
 def fuse_layers(model: LanguageModel) -> int:
-    """Replace the layers that can be; their weights are merged in place, not doubled.
-
-    Returns:
-        Number of attention layers replaced.
-    """
+    """Replace the layers that can be, their weights merged in place, not doubled; returns the number of attention layers."""
     from mlx_lm.models import llama  # noqa: PLC0415 - after import_mlx_lm()
 
     blocks = getattr(getattr(model, "model", None), "layers", None) or []

@@ -20,13 +20,7 @@ Attend: TypeAlias = Callable[..., mx.array]
 
 
 class PackedPrompt(NamedTuple):
-    """One layer's cache of a prompt in the pass.
-
-    Attributes:
-        cache: Holds the prompt so far, mlx-lm's standard cache or one in the rows' format.
-        tokens: So many more the pass computes.
-        start: int32 [1], tokens that it holds before.
-    """
+    """One layer's cache of a prompt in the pass, which computes ``tokens`` more behind its ``start``, int32 [1]."""
 
     cache: Cache
     tokens: int
@@ -43,13 +37,7 @@ class PackedCache:
     def __init__(
         self, rows: SlabCache | None, prompts: Sequence[PackedPrompt], positions: mx.array
     ) -> None:
-        """Borrow all.
-
-        Args:
-            rows: Holds the decoding rows, opened for a step of one token; None where none decodes.
-            prompts: Behind them.
-            positions: int32 [rows + tokens], the position of each of the pass's tokens in its row.
-        """
+        """Borrow the decoding rows, if any, the prompts behind them, and the position of each of the pass's tokens in its row."""
         self.rows = rows
         self.prompts = prompts
         self.offset = positions

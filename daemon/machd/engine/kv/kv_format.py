@@ -56,11 +56,7 @@ class FoldedKv:
 
 
 class KvFormat(Protocol):
-    """Encodes keys and values as arrays, and decodes them.
-
-    Attributes:
-        name: The format's value of ``cache.kv_quantization``.
-    """
+    """Encodes keys and values as arrays, and decodes them; named as ``cache.kv_quantization`` has it."""
 
     name: str
 

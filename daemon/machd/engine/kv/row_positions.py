@@ -17,12 +17,7 @@ from machd.engine.protocol.step import SharedPrefix
 
 @dataclass(frozen=True, slots=True)
 class JoiningRow:
-    """A row that is about to join a batch.
-
-    Attributes:
-        limit: Positions that it may ever have.
-        shared: Prefix that it shares with other rows, if any.
-    """
+    """A row that is about to join a batch, and the positions that it may ever have."""
 
     length: int
     limit: int

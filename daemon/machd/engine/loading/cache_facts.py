@@ -51,10 +51,6 @@ def measure_model(model: Module, kv_format: KvFormat = PLAIN) -> MeasuredModel:
 
     The run also compiles mlx's kernels, for which the first request would wait.
 
-    Args:
-        model: A model of mlx-lm's.
-        kv_format: KV format of the costs; the classes are the model's own.
-
     Raises:
         ModelArchitectureError: The forward pass fails here.
         ModelFormatError: It makes no number of any token.

@@ -17,15 +17,9 @@ EMBEDDED_VOCABULARY_TOKENS = 49_152
 def write_embedded_tokenizer(
     directory: Path, cache_directory: Path, added_tokens: Sequence[str] = ()
 ) -> frozenset[int]:
-    """Write the embedded model's tokenizer and chat template beside some weights.
+    """Write the embedded model's tokenizer and chat template beside some weights; returns the tokens that end its texts.
 
-    Args:
-        directory: Of the weights.
-        cache_directory: The user's, where the embedded model is kept.
-        added_tokens: Recognised as a whole and, like Qwen2.5-Coder's, not marked as special.
-
-    Returns:
-        The tokens that end its texts.
+    ``added_tokens`` are recognised as a whole and, like Qwen2.5-Coder's, not marked as special.
     """
     import_mlx_lm()
     path = embedded.locate(cache_directory) or embedded.pull(cache_directory)

@@ -83,7 +83,6 @@ class ExpertsInspection:
 
     Attributes:
         count: Experts of all layers together.
-        resident_bytes: Bytes of all experts, with the whole model in memory.
         bank: Sizes with the experts on disk.
         is_banked: Experts are on disk, so that ``weights_bytes`` and ``dtype`` are those of ``bank``.
     """
@@ -99,8 +98,6 @@ class ModelInspection:
     """A model as its files describe it, and as it would be on this machine.
 
     Attributes:
-        context_tokens: Positions that prompt and completion share.
-        stored_bytes: Size of the tensors on disk.
         weights_bytes: Their size in memory, in ``dtype``.
         working_bytes: An estimate of the memory that a step takes beside weights and KV cache.
         quantization: As stored; None when the weights are plain.
@@ -109,12 +106,8 @@ class ModelInspection:
         native_modes: Quantisation mode to whether this backend multiplies with packed weights.
         code: The code that would compute the model.
         is_native: machd's own kernels would compute every layer of a kind that they know; False without them.
-        device_memory_bytes: Memory of the device in all.
         available_bytes: The part of it that could be taken now.
-        experts: The model's experts; None for a model without.
-        vision: The model's vision; None for a checkpoint without a vision tower.
         rank_plans: The model cut for several ranks, each number and each way; none for one with vision.
-        default_sampling: What holds where a request says nothing.
     """
 
     model_id: str
@@ -207,7 +200,6 @@ class _Weights:
     Attributes:
         settings: What the settings say of it.
         bank: Sizes with the experts on disk; None for a model without experts.
-        available_bytes: Memory that they may take.
     """
 
     settings: PlacingSettings

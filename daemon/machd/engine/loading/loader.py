@@ -63,7 +63,6 @@ class LoadedModel:
         experts: The experts that are read from disk when they are needed; None if the whole model is in
             memory.
         vision: Decoder and processor of images and videos; None for a model that takes text only.
-        media_bytes: Memory for their embeddings.
     """
 
     model: Module

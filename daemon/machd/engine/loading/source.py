@@ -37,12 +37,7 @@ class SourceKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model's files.
-
-    Attributes:
-        path: A directory in mlx-lm layout, or one GGUF file.
-        model_id: The name that requests will use.
-    """
+    """A model's files, in a directory in mlx-lm layout or one GGUF file, and the name that requests use."""
 
     kind: SourceKind
     path: Path

@@ -66,9 +66,6 @@ class TemplateAbilities:
 
     Attributes:
         present: Whether there is a template at all; without one the model takes prompts only.
-        system_messages: Where a system message reaches the prompt.
-        tools: Whether the template shows tools to the model.
-        tool_format: mlx-lm's name of the format of calls; None where it knows none.
         reasoning_tags: Markers before and behind thoughts; None for a model without thoughts.
         reasoning_switch: Whether ``enable_thinking`` changes the prompt.
         problem: The reason why the abilities are not known, or why serve refuses; empty otherwise.

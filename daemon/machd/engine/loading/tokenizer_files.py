@@ -38,11 +38,7 @@ def open_tokenizer(
 ) -> tuple[MlxTokenizer, tuple[str, ...]]:
     """Open the tokenizer of a model that is served; returns warnings as well.
 
-    Args:
-        files: The model's.
-        chat_template: A file that replaces the model's template, ``none`` to serve without chat,
-            or None for the model's own.
-        trust_remote_code: Whether the checkpoint's own Python code may run.
+    ``chat_template`` is a file that replaces the model's, ``none`` to serve without chat, or None for the model's own.
 
     Raises:
         ModelError: One of its kinds: see :func:`directory_tokenizer` and :func:`gguf_tokenizer`.

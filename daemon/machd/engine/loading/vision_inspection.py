@@ -19,12 +19,7 @@ from machd.errors import ChatTemplateMissingError
 
 @dataclass(frozen=True, slots=True)
 class VisionInspection:
-    """The vision of a checkpoint with a vision tower.
-
-    Attributes:
-        reason: Why the checkpoint is served without its tower; empty if it is served with it.
-        takes: Images and videos that it takes; None if it is served without its tower.
-    """
+    """The vision of a checkpoint with a vision tower: why it is served without it, or what it takes with it."""
 
     reason: str
     takes: VisionDescription | None = None
@@ -34,9 +29,6 @@ def inspect_vision(
     opened: Opened, processor: ProcessorFiles | None, chat_template: str | None
 ) -> VisionInspection | None:
     """Try an image on the processor of a checkpoint, which is ended, in the words of the chat template.
-
-    Returns:
-        None for a model without a vision tower.
 
     Raises:
         ModelError: One of its kinds: the error that serving the model would raise.

@@ -97,12 +97,7 @@ class KeyDirectory:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def write(self, digest: bytes, pieces: Iterable[memoryview], used_unix_s: float) -> int:
-        """Write a block's file, in the place of one that is there; returns its length.
-
-        Args:
-            digest: The block's name.
-            pieces: The file's bytes.
-            used_unix_s: The time at which the block was last of use; 0 for now.
+        """Write a block's file, in the place of one that is there, as used now for the time 0; returns its length.
 
         Raises:
             OSError: It cannot be written, and nothing is left of it.

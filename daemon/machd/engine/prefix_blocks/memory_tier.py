@@ -51,12 +51,7 @@ _Source = CachedRow | BlockArrays | None
 
 @dataclass(slots=True)
 class _Done:
-    """The effect of the changes so far.
-
-    Attributes:
-        made: Numbers of blocks that were to be made, and whether they were.
-        unsaved: Digests of blocks that were to be saved and were not; values mean nothing.
-    """
+    """The effect of the changes so far: blocks that were to be made, and digests that were not saved, as keys."""
 
     made: dict[int, bool] = field(default_factory=dict)
     unsaved: dict[bytes, None] = field(default_factory=dict)

@@ -51,11 +51,7 @@ class FoundBlocks:
 
 @dataclass(slots=True)
 class _Seen:
-    """A file whose head can be right.
-
-    Attributes:
-        used_unix_s: When its block, or one that follows it, was last of use.
-    """
+    """A file whose head can be right, and when its block, or one that follows it, was last of use."""
 
     file: BlockFile
     head: BlockHead
@@ -69,7 +65,6 @@ class _Scan:
     Attributes:
         rooted: Files whose blocks follow one another from position 0, parents first.
         orphans: Files whose block follows one that was not seen.
-        damaged: Files whose head cannot be right.
         is_complete: Whether all heads could be read.
     """
 

@@ -54,8 +54,6 @@ class BlockWriter:
 
     Attributes:
         file_bytes: Bytes of the files, without those that are about to be deleted.
-        written: Blocks that were written since the start.
-        dropped: Blocks that could not be written since the start.
     """
 
     def __init__(

@@ -22,8 +22,6 @@ class StoreBlock:
 
     Attributes:
         block_id: A number that no block has.
-        start: First position.
-        stop: Position after the last one.
         has_state: Whether the state is copied, too; the row is then computed up to ``stop``.
     """
 
@@ -107,12 +105,7 @@ BlockChange = StoreBlock | SplitBlock | DropBlocks | SaveBlock | LoadBlock | For
 
 @dataclass(frozen=True, slots=True)
 class HeldBlock:
-    """A block that is in memory since this step, or has another size since.
-
-    Attributes:
-        nbytes: Bytes that it takes in memory.
-        has_state: Whether it has the state at its end.
-    """
+    """A block that is in memory since this step, or has another size since."""
 
     block_id: int
     nbytes: int

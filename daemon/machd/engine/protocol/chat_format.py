@@ -125,11 +125,7 @@ class ChatFormat:
         return TextState.named(self.first_state or TextState.NORMAL)
 
     def edges(self, *, tools: bool) -> dict[str, list[tuple[str, str]]]:
-        """Return the markers that end each state, with the next state, as mlx-lm's server joins them.
-
-        Args:
-            tools: Whether calls are looked for; without, their markers are text.
-        """
+        """Return the markers that end each state, with the next state, as mlx-lm's server joins them; of calls if ``tools``."""
         edges = [*self._thought_edges(), *(self._call_edges() if tools else ())]
         edges += [(TextState.NORMAL, one, TextState.NORMAL) for one in self.structural_markers]
         edges += [
@@ -173,11 +169,7 @@ class ChatFormat:
     def parse_tool_calls(
         self, text: str, tools: Sequence[Mapping[str, object]]
     ) -> list[ParsedToolCall]:
-        """Parse the text between the markers of calls.
-
-        Args:
-            text: Without the markers.
-            tools: As the template was given them, for formats that write values without types.
+        """Parse the text between the markers of calls; some formats write values without types, which ``tools`` have.
 
         Raises:
             ValueError: It is no call.

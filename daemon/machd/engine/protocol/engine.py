@@ -109,8 +109,6 @@ class RankReading:
     """The memory of one rank at one moment.
 
     Attributes:
-        active_bytes: Held by the array library, weights included.
-        available_bytes: What the process can still take.
         heard_unix_s: When the rank last took part in a step or said this.
     """
 
@@ -245,11 +243,7 @@ class GrammarCompiler(Protocol):
         ...
 
     def compile(self, constraint: Constraint, *, is_wanted: Callable[[], bool] = ...) -> Grammar:
-        """A grammar for the model's vocabulary; cached.
-
-        Args:
-            constraint: To compile.
-            is_wanted: Asked now and then where compiling may take seconds; False ends it.
+        """A grammar for the model's vocabulary; cached. ``is_wanted`` is asked now and then, and False ends the work.
 
         Raises:
             GrammarError: It cannot be compiled or is beyond the limits; the message says why.
@@ -310,11 +304,7 @@ class Engine(ModelFront, Protocol):
         ...
 
     def reset(self, *, max_rows: int | None = None) -> None:
-        """Remove every row, as after an engine fault. Blocks stay.
-
-        Args:
-            max_rows: Rows that the batch lane can have from now on; None for as many as before.
-        """
+        """Remove every row, as after an engine fault, and change the rows of the batch lane if given. Blocks stay."""
         ...
 
     def close(self) -> None:

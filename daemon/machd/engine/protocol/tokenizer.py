@@ -118,8 +118,4 @@ class Tokenizer(Protocol):
         """Return the bytes of a token, which need not be whole characters."""
 
     def detokenizer(self, *, keeps: Sequence[str] = ()) -> Detokenizer:
-        """Make the detokenizer of one completion.
-
-        Args:
-            keeps: Texts that are decoded even where special tokens stand for them, or for parts.
-        """
+        """Make the detokenizer of one completion; ``keeps`` are decoded even where special tokens stand for them."""

@@ -31,12 +31,7 @@ _EMPTY_TEMPLATE = "none"
 
 @dataclass(frozen=True, slots=True)
 class ProposerChoice:
-    """A proposer, or none, and why.
-
-    Attributes:
-        proposer: None for no drafts.
-        reason: Why it is this one or none, for the operator.
-    """
+    """A proposer, or None for no drafts, and why, for the operator."""
 
     proposer: Proposer | None
     reason: str

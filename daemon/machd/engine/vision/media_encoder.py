@@ -108,12 +108,7 @@ class _Encoding:
 
 @dataclass(frozen=True, slots=True)
 class EncodeOutcome:
-    """Result of a step's encoding; satisfies the step's port of the same name.
-
-    Attributes:
-        encoded: Digests of what is ready.
-        faults: Rows whose image or video cannot be encoded.
-    """
+    """Result of a step's encoding, with the digests of what is ready; satisfies the step's port of the same name."""
 
     encoded: tuple[bytes, ...]
     faults: tuple[RowFault, ...]
@@ -207,10 +202,7 @@ class MediaEncoder:
     def inputs(
         self, keys: Sequence[int], start: int, spans: Sequence[MediaSpan]
     ) -> tuple[mx.array, dict[str, mx.array]]:
-        """Return what the model takes of a stretch of a prompt.
-
-        Returns:
-            Token ids int32 [1, n], and features by name.
+        """Return what the model takes of a stretch of a prompt: token ids int32 [1, n], and features by name.
 
         Raises:
             MediaEncodingError: The encoder failed on what had been dropped, or was never asked for.

@@ -243,11 +243,7 @@ _MARK = "zq7marker"
 def find_placeholder(render: RenderParts, kind: MediaKind, texts: Sequence[str]) -> Placeholder:
     """Find the text that stands for an image or a video in a rendered prompt.
 
-    Args:
-        render: Renders a user's message of parts.
-        kind: Of the part.
-        texts: The processor's own, the likeliest first. Where the template writes nothing for a part, the first
-            of them is to be written into the message.
+    Where the template writes nothing for a part, the first of the processor's texts is to be written into the message.
     """
     text: dict[str, object] = {"type": "text", "text": _MARK}
     part: dict[str, object] = {"type": str(kind)}

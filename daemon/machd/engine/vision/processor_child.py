@@ -63,10 +63,6 @@ class ProcessRequest(msgspec.Struct, frozen=True):
     Attributes:
         placeholder: Text that stands for one image or video in a rendered prompt.
         fps: Frames to take of each second of a video; None leaves it to the processor.
-        max_frames: Most frames to take of a video.
-        max_pixels: Most pixels of an image, or of one frame.
-        limit_s: Time that decoding and processing may take.
-        memory_bytes: Memory that they may take.
     """
 
     kind: MediaKind
@@ -106,7 +102,6 @@ class Ready(msgspec.Struct, frozen=True):
     """Description of the checkpoint's processor, sent once it is loaded.
 
     Attributes:
-        name: Class of the processor.
         image_texts: Texts that may stand for an image in a prompt, the likeliest first.
         has_video: It takes videos, and those of its family are served.
     """
@@ -138,11 +133,7 @@ def main() -> None:
 
 
 def _load_processor(directory: str, *, trust_remote_code: bool) -> tuple[str, Any]:
-    """Load a checkpoint's processor; mlx-vlm's and transformers' have no common class.
-
-    Returns:
-        The name of its family, and the processor.
-    """
+    """Load a checkpoint's processor, and the name of its family; mlx-vlm's and transformers' have no common class."""
     import mlx.core as mx  # noqa: PLC0415 - the first import of this process
 
     # The daemon has the device; what is small is computed here.

@@ -22,11 +22,7 @@ _CLASSES = ("KVCache", "RotatingKVCache", "ArraysCache", "CacheList", "ChunkedKV
 
 
 class VisionLanguageModel(Module):
-    """A model of mlx-vlm's.
-
-    Attributes:
-        has_positions: The language model takes positions of rows (``position_ids``), which an image moves.
-    """
+    """A model of mlx-vlm's, whose language model may take positions of rows, which an image moves."""
 
     def __init__(self, model: Layer) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -98,11 +98,7 @@ def check_gguf(header: GgufHeader) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedGguf(Opened):
-    """A GGUF file of the llama family.
-
-    Attributes:
-        modules: The tensor of each module, by mlx-lm's path of the module.
-    """
+    """A GGUF file of the llama family, with the tensor of each module by mlx-lm's path of it."""
 
     files: GgufHeader
     modules: Mapping[str, GgufTensor] = field(default_factory=dict)

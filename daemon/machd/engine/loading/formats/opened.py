@@ -62,12 +62,7 @@ class OwnCode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BuiltModel:
-    """A model whose arrays are not read yet.
-
-    Attributes:
-        architecture: The library's name of it.
-        processor: The process that loads its processor of images; None for a model that takes text only.
-    """
+    """A model whose arrays are not read yet, and the process of its images; None for a model that takes text only."""
 
     model: Module
     architecture: str
@@ -94,8 +89,6 @@ class Opened(ABC):
         vision_reason: Why a checkpoint with a vision tower is served without it; empty for all others.
         code_files: Files that name Python code of the checkpoint's own.
         has_own_model: Such code builds the model.
-        own_code: What becomes of such code.
-        bounds: Of building the model.
     """
 
     source: ModelSource

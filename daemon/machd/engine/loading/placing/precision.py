@@ -76,12 +76,7 @@ def choose_dtype(
 
 @dataclass(frozen=True, slots=True)
 class NativeLayers:
-    """The layers that machd's own kernels compute, in float32.
-
-    Attributes:
-        within: The part of the model where they are, by its path; empty for the whole.
-        as_stored: Their weights stay as they are stored.
-    """
+    """The layers under a path that machd's own kernels compute in float32, perhaps with their weights as stored."""
 
     within: str = ""
     as_stored: bool = True

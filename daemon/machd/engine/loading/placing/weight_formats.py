@@ -21,7 +21,6 @@ class Quantization:
 
     Attributes:
         mode: ``affine``, ``mxfp4``, ``nvfp4`` or ``mxfp8``.
-        group_size: Weights that share a scale.
     """
 
     mode: str
