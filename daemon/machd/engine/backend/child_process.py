@@ -57,7 +57,7 @@ class ChildEndedError(ChildStoppedError):
 
 
 @dataclass(frozen=True, slots=True)
-class _Bounds:
+class AnswerBounds:
     """Limits of one answer; ``deadline_s`` is on the monotonic clock."""
 
     deadline_s: float
@@ -65,7 +65,60 @@ class _Bounds:
     is_wanted: IsWanted | None = None
 
 
-class ChildProcess:
+class ChildChannel:
+    """The parent's end of the socket to a process, on which answers are read within bounds. Not for several threads."""
+
+    def __init__(self, channel: socket.socket, pid: int) -> None:
+        self._channel = channel
+        self.pid = pid
+        self._clock = SystemClock()
+
+    def receive(self, bounds: AnswerBounds) -> tuple[bytes, bytearray]:
+        """Wait for a message, and return its kind and content.
+
+        Raises:
+            ChildStoppedError: It is too large, it is no longer waited for, or the process takes too much memory.
+            OSError: It is late (TimeoutError), or the process has ended.
+        """
+        kind, size = HEADER.unpack(self._read(HEADER.size, bounds))
+        if size > bounds.max_memory_bytes:
+            raise ChildStoppedError("has too large an answer")
+        return kind, self._read(size, bounds)
+
+    def _read(self, size: int, bounds: AnswerBounds) -> bytearray:
+        """Return so many bytes, written once to where they stay: an image's may be hundreds of megabytes."""
+        content = bytearray(size)
+        left = memoryview(content)
+        self._channel.settimeout(_LOOK_S)
+        while left:
+            try:
+                got = self._channel.recv_into(left)
+            except TimeoutError:
+                self._check(bounds)
+                continue
+            if not got:
+                raise ConnectionError
+            left = left[got:]
+        return content
+
+    def _check(self, bounds: AnswerBounds) -> None:
+        if self._clock.monotonic_s() > bounds.deadline_s:
+            raise TimeoutError
+        if bounds.is_wanted is not None and not bounds.is_wanted():
+            raise ChildStoppedError("is no longer waited for")
+        # Where the system limits memory (Linux), the process says so before this is ever true.
+        if self.memory_bytes() > bounds.max_memory_bytes:
+            raise ChildStoppedError("takes too much memory")
+
+    def memory_bytes(self) -> int:
+        """Return the memory that the process holds; 0 once it has ended."""
+        try:
+            return int(psutil.Process(self.pid).memory_info().rss)
+        except psutil.Error:
+            return 0  # it has just ended, which the socket reports
+
+
+class ChildProcess(ChildChannel):
     """One process and the socket to it. Not for several threads."""
 
     def __init__(self, module: str, *arguments: str) -> None:
@@ -75,7 +128,7 @@ class ChildProcess:
             OSError: The system has no room for it.
         """
         self._module = module
-        self._channel, other = socket.socketpair()
+        channel, other = socket.socketpair()
         with other:
             try:
                 self._process = subprocess.Popen(  # noqa: S603 - our own module and what it is given
@@ -86,18 +139,18 @@ class ChildProcess:
                     stderr=subprocess.DEVNULL,
                 )
             except OSError:
-                self._channel.close()
+                channel.close()
                 raise
-        self._clock = SystemClock()
+        super().__init__(channel, self._process.pid)
         self._said: bytearray | None = None
         self._ready_bytes = 0
-        self.end = weakref.finalize(self, _end, self._process, self._channel)
+        self.end = weakref.finalize(self, _end, self._process, channel)
 
     def is_usable(self, max_gained_bytes: float) -> bool:
         """Tell whether the process runs, and has given back the memory of earlier requests."""
         return (
             self._process.poll() is None
-            and self._memory_bytes() <= self._ready_bytes + max_gained_bytes
+            and self.memory_bytes() <= self._ready_bytes + max_gained_bytes
         )
 
     def wait_ready(self) -> bytearray:
@@ -109,13 +162,13 @@ class ChildProcess:
         if self._said is not None:
             return self._said
         try:
-            kind, said = self._receive(_Bounds(self._clock.monotonic_s() + _START_LIMIT_S))
-        except (EOFError, ConnectionError, TimeoutError) as error:
+            kind, said = self.receive(AnswerBounds(self._clock.monotonic_s() + _START_LIMIT_S))
+        except OSError as error:
             raise RuntimeError(f"{self._module} does not start") from error
         if kind != READY:
             raise RuntimeError(f"{self._module} cannot start: {as_text(said)}")
         self._said = said
-        self._ready_bytes = self._memory_bytes()
+        self._ready_bytes = self.memory_bytes()
         return said
 
     def ask(
@@ -138,49 +191,12 @@ class ChildProcess:
             self._channel.settimeout(limit_s + _GRACE_S)
             send_frame(self._channel, REQUEST, request, descriptors)
             deadline_s = self._clock.monotonic_s() + limit_s + _GRACE_S
-            bounds = _Bounds(deadline_s, self._ready_bytes + max_gained_bytes, is_wanted)
-            return self._receive(bounds)
+            bounds = AnswerBounds(deadline_s, self._ready_bytes + max_gained_bytes, is_wanted)
+            return self.receive(bounds)
         except TimeoutError:
             raise ChildStoppedError(f"takes longer than {limit_s:g} s") from None
-        except (EOFError, ConnectionError) as error:
+        except ConnectionError as error:
             raise ChildEndedError("ends the process that works on it") from error
-
-    def _receive(self, bounds: _Bounds) -> tuple[bytes, bytearray]:
-        kind, size = HEADER.unpack(self._read(HEADER.size, bounds))
-        if size > bounds.max_memory_bytes:
-            raise ChildStoppedError("has too large an answer")
-        return kind, self._read(size, bounds)
-
-    def _read(self, size: int, bounds: _Bounds) -> bytearray:
-        """Return so many bytes, written once to where they stay: an image's may be hundreds of megabytes."""
-        content = bytearray(size)
-        left = memoryview(content)
-        self._channel.settimeout(_LOOK_S)
-        while left:
-            try:
-                got = self._channel.recv_into(left)
-            except TimeoutError:
-                self._check(bounds)
-                continue
-            if not got:
-                raise EOFError
-            left = left[got:]
-        return content
-
-    def _check(self, bounds: _Bounds) -> None:
-        if self._clock.monotonic_s() > bounds.deadline_s:
-            raise TimeoutError
-        if bounds.is_wanted is not None and not bounds.is_wanted():
-            raise ChildStoppedError("is no longer waited for")
-        # Where the system limits memory (Linux), the process says so before this is ever true.
-        if self._memory_bytes() > bounds.max_memory_bytes:
-            raise ChildStoppedError("takes too much memory")
-
-    def _memory_bytes(self) -> int:
-        try:
-            return int(psutil.Process(self._process.pid).memory_info().rss)
-        except psutil.Error:
-            return 0  # it has just ended, which the socket reports
 
 
 class SharedChild:
