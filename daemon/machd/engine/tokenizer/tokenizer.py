@@ -7,13 +7,13 @@ import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from types import MappingProxyType
 
 from machd.engine.backend.untyped import Backend, WrappedTokenizer
 from machd.engine.protocol.chat_format import ChatFormat
 from machd.engine.protocol.fill_format import FillFormat, find_fill_tokens
 from machd.engine.protocol.tokenizer import ChatMessages, Detokenizer, TokenizerInfo
-from machd.engine.tokenizer.chat_format import read_chat_format
 from machd.engine.tokenizer.detokenizer import ByteDetokenizer, WindowDetokenizer, decode_bytes
 from machd.engine.tokenizer.plain_text import PlainTextEncoder
 from machd.engine.tokenizer.system_probe import find_system_messages, takes_user_after_tool
@@ -163,7 +163,7 @@ class MlxTokenizer:
             system_messages=find_system_messages(self._rendered_quietly),
             takes_user_after_tool=takes_user_after_tool(self._rendered_quietly),
         )
-        return read_chat_format(self.wrapped, rendered)
+        return _with_markers(rendered, self.wrapped)
 
     def _rendered_quietly(
         self,
@@ -285,6 +285,30 @@ class MlxTokenizer:
             return str(self._backend.decode(ids, skip_special_tokens=not kept))
         with self._lock:
             return str(self.wrapped.decode(ids, skip_special_tokens=not kept))
+
+
+def _with_markers(rendered: ChatFormat, wrapped: WrappedTokenizer) -> ChatFormat:
+    """Add what mlx-lm has inferred of a tokenizer to what was found by rendering."""
+    known = replace(
+        rendered,
+        reasoning_markers=(
+            (wrapped.think_start, wrapped.think_end) if wrapped.has_thinking else None
+        ),
+        structural_markers=tuple(wrapped.structural_markers),
+        transitions=dict(wrapped.response_transitions),
+        first_state=wrapped.response_initial_state,
+    )
+    parser = wrapped.tool_parser if wrapped.has_tool_calling else None
+    if parser is None:
+        return known
+    # mlx-lm's loader notes the format; of another loader's tokenizer the parser's module tells it.
+    named = getattr(wrapped, "init_kwargs", {}).get("tool_parser_type")
+    return replace(
+        known,
+        tool_format=str(named or parser.__module__.rpartition(".")[2]),
+        tool_markers=(wrapped.tool_call_start, wrapped.tool_call_end or ""),
+        parse=parser,
+    )
 
 
 def _has_own_renderer(wrapped: WrappedTokenizer) -> bool:
