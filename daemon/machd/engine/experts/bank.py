@@ -40,8 +40,6 @@ _MAX_READAHEAD_SHARE = 1 / 4
 
 @dataclass(slots=True)
 class _Read:
-    """An expert that is being read into a slot."""
-
     layer: int
     expert: int
     slot: int

@@ -165,7 +165,6 @@ class _Forks:
 
 
 def _received(channel: socket.socket) -> tuple[Fork | End | Learn, list[int]]:
-    """Read one request of the parent's and the descriptors that came with it."""
     header, descriptors, _, _ = socket.recv_fds(channel, HEADER.size, 1)
     header += _read(channel, HEADER.size - len(header))
     _, size = HEADER.unpack(header)

@@ -123,7 +123,6 @@ class _Rotation:
         return table if table.is_exact else None
 
     def is_of(self, rope: Layer) -> bool:
-        """Return True if another layer's rotation is this one."""
         if type(rope) is not type(self._rope):
             return False
         # A module keeps its settings as attributes and its arrays as items.
@@ -238,7 +237,6 @@ _PACKING = ("mode", "group_size", "bits")
 
 
 def _merged(layers: Sequence[Layer]) -> Layer:
-    """Join the rows of layers' arrays in the first of them."""
     merged = layers[0]
     for name in [name for name, value in merged.items() if isinstance(value, mx.array)]:
         merged[name] = mx.concatenate([layer[name] for layer in layers])

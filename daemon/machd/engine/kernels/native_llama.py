@@ -34,7 +34,6 @@ class RotationTable:
     """
 
     def __init__(self, rope: Layer, head_dim: int) -> None:
-        """Begin without positions; ``rope`` is mlx-lm's, of heads of ``head_dim`` numbers."""
         self.rope = rope
         self._half = head_dim // 2
         self._cosines = self._sines = mx.zeros((0, self._half))
@@ -72,7 +71,6 @@ class NativeAttention(Module):
     """mlx-lm's llama attention with one projection for queries, keys and values."""
 
     def __init__(self, attention: Layer, qkv_proj: Layer, table: RotationTable) -> None:
-        """Take a layer's parts; ``qkv_proj`` is the layer's three projections joined."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.qkv_proj = qkv_proj
         self.o_proj = attention.o_proj
@@ -122,7 +120,6 @@ class NativeFeedForward(Module):
     """mlx-lm's llama feed-forward part with one projection for gate and up."""
 
     def __init__(self, gate_up_proj: Layer, down_proj: Layer) -> None:
-        """Take a layer's parts; ``gate_up_proj`` is two projections joined."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.gate_up_proj = gate_up_proj
         self.down_proj = down_proj
@@ -137,7 +134,6 @@ class NativeLayers:
     """All layers of a llama in one operation, for decoding rows and for prompts beside them."""
 
     def __init__(self, blocks: Sequence[object], attention: NativeAttention) -> None:
-        """Take the kernels' blocks, and the attention of one of the layers."""
         native = native_kernels()
         self._in_one = native.LlamaLayers(blocks)
         self._columns = native.LlamaLayers.Columns

@@ -289,11 +289,7 @@ def _open_private(path: Path, parent_fd: int | None = None) -> int:
 
 
 def _lock(path: Path, directory_fd: int) -> int:
-    """Lock a directory for as long as the file descriptor is open.
-
-    Raises:
-        SettingsError: Another process has done so, or it cannot be done there.
-    """
+    """Lock a directory for as long as the file descriptor is open, unless another process has done so."""
     import fcntl  # noqa: PLC0415 - other platforms have none, and this module is imported on all
 
     try:

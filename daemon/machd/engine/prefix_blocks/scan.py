@@ -162,11 +162,7 @@ def _scanned(directory: KeyDirectory, key: bytes) -> _Scan:
 
 
 def _read(directory: KeyDirectory, file: BlockFile, key: bytes) -> BlockHead | None:
-    """Read a file's head; None if it cannot be right.
-
-    Raises:
-        OSError: It cannot be read just now.
-    """
+    """Read a file's head; None if it cannot be right, and an OSError if it cannot be read just now."""
     if file.size_bytes > MAX_BLOCK_BYTES:
         return None
     try:

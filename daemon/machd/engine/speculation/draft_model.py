@@ -201,11 +201,9 @@ class _DraftCaches:
         return held + sum(int(cache.nbytes) for cache in uncut)
 
     def wait(self) -> None:
-        """Until what was begun is in the caches."""
         mx.eval([cache.state for cache in self.layers])
 
     def checkpoint(self) -> None:
-        """Checkpoint the caches: tokens from now on are drafts."""
         inner = innermost(self.layers)
         self._checkpoint = CacheCheckpoint.of(inner) if all(map(supports_rollback, inner)) else None
 

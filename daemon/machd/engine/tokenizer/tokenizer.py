@@ -122,7 +122,6 @@ class MlxTokenizer:
         return FillFormat(tokens, encode, around[:1] if around[:1] == [bos] else ())
 
     def _added_tokens(self) -> dict[str, int]:
-        """List the tokens that are recognised as a whole in a text, with their ids."""
         if self._backend is not None:
             decoder = self._backend.get_added_tokens_decoder()
         else:

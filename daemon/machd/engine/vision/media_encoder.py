@@ -81,7 +81,6 @@ class _Encoded:
         return sum(int(one.nbytes) for one in self.arrays)
 
     def between(self, start: int, stop: int) -> _Encoded:
-        """Cut to some of the tokens."""
         seen = int(self.is_visual[:start].sum())
         end = seen + int(self.is_visual[start:stop].sum())
         return _Encoded(
@@ -292,11 +291,7 @@ class MediaEncoder:
         return _Encoded(by_token, np.zeros(token_ids.shape[1], dtype=np.bool_), ())
 
     def _encoded_now(self, media: Media) -> _Encoded:
-        """Return the features of an image or video, whose encoding begins or ends here if it has to.
-
-        Raises:
-            MediaEncodingError: The encoder failed.
-        """
+        """Return the features of an image or video, whose encoding begins or ends here if it has to."""
         if media.digest not in self._encoded:
             try:
                 self._advance(media, math.inf)
@@ -306,11 +301,7 @@ class MediaEncoder:
         return self._encoded[media.digest]
 
     def _advance(self, media: Media, until_s: float) -> bool:
-        """Encode stages of an image or video, at least one; returns True once it is encoded.
-
-        Raises:
-            MediaEncodingError: The encoder failed.
-        """
+        """Encode stages of an image or video, at least one; returns True once it is encoded."""
         if media.digest in self._encoded:
             self._encoded.move_to_end(media.digest)
             self._hits += 1
@@ -372,7 +363,6 @@ class MediaEncoder:
             raise StepMemoryError(needed_bytes=needed_bytes, left_bytes=left_bytes)
 
     def _graph(self, media: Media) -> tuple[list[mx.array], _Encoded]:
-        """Return the lazy outputs of the encoder's modules, and its lazy features."""
         with recording() as stages:
             result = self._compute(media)
         return list(stages), result
@@ -411,7 +401,6 @@ class MediaEncoder:
             self._bytes -= self._encoded.pop(digest).nbytes
 
     def _needed_digests(self) -> set[bytes]:
-        """Return the digests of what rows in prefill have."""
         return set().union(*self._digests.values())
 
     def _layout(self, media: Media) -> MediaLayout:

@@ -199,11 +199,7 @@ def _processed(processor: Any, request: ProcessRequest) -> Processed:  # noqa: A
 
 
 def _inputs(processor: Any, placeholder: str, **given: Any) -> Processed:  # noqa: ANN401 - the same
-    """Process one image or video as mlx-vlm's own generation does.
-
-    Raises:
-        _RefusedError: The processor, or the codec of a video, raised.
-    """
+    """Process one image or video as mlx-vlm's own generation does."""
     try:
         inputs = _called(processor, placeholder, given)
     except MemoryError:
@@ -278,11 +274,7 @@ def _arrays(inputs: Mapping[str, Any]) -> dict[str, ProcessedArray]:
 
 
 def _decoded_image(request: ProcessRequest) -> Image:
-    """Decode an image to RGB, turned as its EXIF data say.
-
-    Raises:
-        _RefusedError: It is none of the known formats, too large, or damaged.
-    """
+    """Decode an image of a known format to RGB, turned as its EXIF data say."""
     from PIL import Image, ImageOps, UnidentifiedImageError  # noqa: PLC0415 - a part of the extra
 
     Image.MAX_IMAGE_PIXELS = None  # ours is a limit, Pillow's a warning
@@ -342,11 +334,7 @@ def _is_video(content: bytes) -> bool:
 
 
 def _check_video(path: str, max_pixels: int) -> None:
-    """Read a video's header.
-
-    Raises:
-        _RefusedError: OpenCV cannot read it, it has no known number of frames, or they are too large.
-    """
+    """Refuse a video that OpenCV cannot read, without a known number of frames, or with too large ones."""
     import cv2  # noqa: PLC0415 - a dependency of mlx-vlm
 
     capture = cv2.VideoCapture(path)

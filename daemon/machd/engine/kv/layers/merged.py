@@ -14,7 +14,6 @@ class MergedKv(LayerKv):
     """One layer's cache of mlx-lm's, told of padding; nothing is known about a way back."""
 
     def __init__(self) -> None:
-        """Begin without rows."""
         self._merged: Cache = None
 
     @classmethod
@@ -65,5 +64,4 @@ class MergedKv(LayerKv):
         return self.nbytes if joining else 0
 
     def _extend(self, row: Cache) -> None:
-        """Add a row's merged cache after the others."""
         self._merged.extend(row)

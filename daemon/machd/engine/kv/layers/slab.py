@@ -349,7 +349,6 @@ class ColumnCheckpoint:
     """A row's cache with a column for each position, before a pass."""
 
     def __init__(self, cache: Cache) -> None:
-        """Remember where it ends."""
         self._cache = cache
         # Not the row's length: a layer without attention never writes into its cache.
         self._offset = cache.offset

@@ -232,7 +232,6 @@ class WindowSlab(PositionedKv):
         return last - (last - mx.arange(width, dtype=mx.int32)) % self._period
 
     def _make_room(self) -> None:
-        """Grow for the running pass."""
         positions = self._positions
         start, longest = positions.start, positions.width - positions.tokens
         self._lengthen_period(self._period_of(positions.tokens), start, longest)

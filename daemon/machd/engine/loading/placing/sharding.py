@@ -114,11 +114,7 @@ def shard(model: LanguageModel, group: mx.distributed.Group, mode: ShardMode) ->
 
 
 def _check_even(before: dict[str, int], after: dict[str, int], group: mx.distributed.Group) -> None:
-    """Refuse a number of heads that was divided with a remainder: each rank's slices are not its heads then.
-
-    Raises:
-        ModelShardingError: One was.
-    """
+    """Refuse a number of heads that was divided with a remainder: each rank's slices are not its heads then."""
     for name, count in before.items():
         if after.get(name, count) not in (count, count / group.size()):
             raise ModelShardingError(
