@@ -35,9 +35,7 @@ from machd.settings.model import Settings
 if TYPE_CHECKING:
     from machd.engine.experts.residency import Residency  # imports mlx
     from machd.engine.loading.loader import LoadedModel  # imports mlx
-    from machd.engine.loading.placing.sharding import Sharding  # imports mlx
     from machd.engine.ranks.rank_group import RankGroup  # imports mlx
-    from machd.engine.ranks.shared_loading import SharedLoading  # imports mlx
     from machd.engine.step.mlx_engine import MlxEngine  # imports mlx
     from machd.engine.step.ports import Proposer
 
@@ -187,6 +185,8 @@ def _prepared(
         from machd.engine.backend.device import has_process_limit  # noqa: PLC0415 - imports mlx
         from machd.engine.kv.formats import kv_format_named  # noqa: PLC0415 - imports mlx
         from machd.engine.loading.loader import load_model  # noqa: PLC0415 - imports mlx
+        from machd.engine.loading.placing.sharding import Sharding  # noqa: PLC0415 - imports mlx
+        from machd.engine.ranks.shared_loading import SharedLoading  # noqa: PLC0415 - imports mlx
 
         log = structlog.get_logger("machd.engine")
         report = _logged_blas(choice)
@@ -197,7 +197,7 @@ def _prepared(
             # they would need a C++ compiler while the daemon runs.
             mx.disable_compile()
         group = None if place is None else _joined(place, settings, source, progress)
-        shared = None if group is None else _shared(group, progress)
+        shared = None if group is None else SharedLoading(group, progress)
         load_shard = functools.partial(
             load_model,
             source,
@@ -211,7 +211,7 @@ def _prepared(
             residency=residency(settings),
             quantize=model.quantize,
             media_bytes=settings.vision.cache_mb * 1_000_000 // 2,
-            sharding=None if group is None else _sharding(group, settings),
+            sharding=None if group is None else Sharding(group.group, settings.distributed.mode),
         )
         loaded = load_shard() if shared is None else shared.load(load_shard)
         refused = tuple(map(str, choice.refused))
@@ -269,18 +269,6 @@ def _joined(
             "ranks.joined", rank=group.rank, ranks=group.size, backend=place.backend
         )
     return group
-
-
-def _shared(group: RankGroup, progress: LoadProgress) -> SharedLoading:
-    from machd.engine.ranks.shared_loading import SharedLoading  # noqa: PLC0415 - imports mlx
-
-    return SharedLoading(group, progress)
-
-
-def _sharding(group: RankGroup, settings: Settings) -> Sharding:
-    from machd.engine.loading.placing.sharding import Sharding  # noqa: PLC0415 - imports mlx
-
-    return Sharding(group.group, settings.distributed.mode)
 
 
 def _shard_engine(

@@ -126,13 +126,7 @@ class LlguidanceCompiler:
     def compile(
         self, constraint: Constraint, *, is_wanted: Callable[[], bool] = lambda: True
     ) -> Grammar:
-        """Compile a constraint for the vocabulary, or return the grammar that is kept of it.
-
-        Raises:
-            GrammarError: It cannot be compiled, nothing satisfies it, it is beyond the limits, or
-                the model's tokens have no bytes of their own.
-            OverloadedError: It needs a process, and there are too many.
-        """
+        """Compile a constraint for the vocabulary, or return the grammar that is kept of it."""
         kept = self._find(constraint)
         if kept is not None:
             return kept

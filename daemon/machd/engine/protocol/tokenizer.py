@@ -106,6 +106,7 @@ class Tokenizer(Protocol):
             ChatTemplateMissingError: The model has no template.
             InvalidRequestError: The template refuses the conversation, or takes too much time,
                 memory or text to render it.
+            OverloadedError: The system has no room for the process that renders.
         """
 
     def template_notes(self) -> tuple[str, ...]:

@@ -80,11 +80,7 @@ class TemplateRenderer:
         self._child = SharedChild("the chat template", _CHILD_MODULE)
 
     def start(self) -> None:
-        """Let the process begin its imports; returns at once.
-
-        Raises:
-            OverloadedError: The system has no room for a process.
-        """
+        """Let the process begin its imports; returns at once."""
         self._child.start()
 
     def render(

@@ -208,14 +208,7 @@ class MlxTokenizer:
         tools: Sequence[Mapping[str, object]] = (),
         variables: Mapping[str, object] = MappingProxyType({}),
     ) -> str:
-        """Render a conversation in transformers' sandbox and within bounds.
-
-        Raises:
-            ChatTemplateMissingError: There is no template, or chat is switched off.
-            InvalidRequestError: The template refuses the conversation; its own words are given. Or
-                it was stopped, because it took too much time, memory or text.
-            OverloadedError: The system has no room for the process that renders.
-        """
+        """Render a conversation in transformers' sandbox and within bounds."""
         if not self._has_chat:
             raise ChatTemplateMissingError(
                 "this model has no chat template, so it takes prompts and no messages"

@@ -333,7 +333,8 @@ class MediaEncoder:
         self._misses += 1
         self._check_room(media.nbytes)
         with _encoder_errors(media):
-            stages, result = self._graph(media)
+            with recording() as stages:
+                result = self._compute(media)
             need = encoder_need(stages, result.arrays)
         self._check_room(need.peak_bytes)
         *stage_bytes, result_bytes = need.stage_bytes
@@ -361,11 +362,6 @@ class MediaEncoder:
             )
         if needed_bytes > left_bytes:
             raise StepMemoryError(needed_bytes=needed_bytes, left_bytes=left_bytes)
-
-    def _graph(self, media: Media) -> tuple[list[mx.array], _Encoded]:
-        with recording() as stages:
-            result = self._compute(media)
-        return list(stages), result
 
     def _compute(self, media: Media) -> _Encoded:
         token_ids = mx.array([media.token_ids], dtype=mx.int32)

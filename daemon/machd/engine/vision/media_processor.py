@@ -139,11 +139,7 @@ class CheckpointProcessor:
         return self._placeholders[MediaKind.IMAGE].is_part
 
     def placeholder(self, kind: MediaKind, number: int) -> str:
-        """Return the text that stands for a rendered prompt's ``number``-th one, from 1.
-
-        Raises:
-            InvalidRequestError: The model takes none of this kind.
-        """
+        """Return the text that stands for a rendered prompt's ``number``-th one, from 1."""
         if kind not in self._placeholders:
             raise InvalidRequestError(f"the served model takes no {kind}", param="messages")
         return self._placeholders[kind].of(number)
@@ -155,12 +151,7 @@ class CheckpointProcessor:
         namespace: str,
         is_wanted: Callable[[], bool] | None = None,
     ) -> Media:
-        """Decode and process one file, or take what is known of it.
-
-        Raises:
-            InvalidRequestError: The file cannot be used; the message says why.
-            OverloadedError: The system has no room for the process that decodes, or other requests hold too much.
-        """
+        """Decode and process one file, or take what is known of it."""
         assert source.content is not None, "URLs are fetched before"
         max_frames = min(source.max_frames or bounds.max_frames, bounds.max_frames)
         digest = _digest(source, max_frames, namespace)
