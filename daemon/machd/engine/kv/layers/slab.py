@@ -74,7 +74,7 @@ class SlabCache(FormatCache, PositionedKv):
 
     @staticmethod
     def columns_of(cache: Cache, row: int, begin: int) -> tuple[mx.array, ...]:
-        """Return a row's arrays; see :class:`LayerKv`."""
+        """Return a row's arrays; see :class:`PositionedKv`."""
         if isinstance(cache, FormatCache):
             return cache.row_arrays(row, begin)
         held = () if cache.keys is None else (cache.keys, cache.values)
@@ -82,7 +82,7 @@ class SlabCache(FormatCache, PositionedKv):
 
     @staticmethod
     def fill_columns(cache: Cache, arrays: Sequence[mx.array], length: int) -> None:
-        """Put positions into an empty cache of one row; see :class:`LayerKv`."""
+        """Put positions into an empty cache of one row; see :class:`PositionedKv`."""
         if isinstance(cache, QuantizedCache):
             cache.arrays = list(arrays)
         elif arrays:
@@ -229,7 +229,7 @@ class SlabCache(FormatCache, PositionedKv):
         self._prefixes[number] = arrays
 
     def join(self, cache: Cache, index: int) -> None:
-        """Copy in the batch's last row; see :class:`LayerKv`."""
+        """Copy in the batch's last row; see :class:`PositionedKv`."""
         row = self.rows - 1
         base, length = self._positions.base(row), self._positions.lengths[row]
         # Without positions there need not be arrays yet, and a layer may never have any.

@@ -130,7 +130,7 @@ class WindowSlab(PositionedKv):
         return keys, values
 
     def join(self, cache: Cache, index: int) -> None:
-        """Copy in the batch's last row; see :class:`LayerKv`."""
+        """Copy in the batch's last row; see :class:`PositionedKv`."""
         del index  # it is alone
         self.place(len(self._positions.lengths) - 1, _in_order(cache))
 
