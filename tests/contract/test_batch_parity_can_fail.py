@@ -13,6 +13,7 @@ from support.engines.tiny_models import TinyKind
 
 from machd.engine.assembly import make_engine
 from machd.engine.kernels import packed
+from machd.engine.kv.layers.layer_kv import PositionedKv
 from machd.engine.kv.layers.slab import SlabCache
 from machd.engine.kv.layers.state import StateKv
 from machd.engine.kv.layers.window import WindowSlab
@@ -61,7 +62,7 @@ def _decoding_rows_see(patch: pytest.MonkeyPatch, wrong: Callable[[mx.array], mx
 
 def positions_are_the_longest_rows(patch: pytest.MonkeyPatch) -> None:
     """Every row is rotated as if it were as long as the longest."""
-    own: property = vars(SlabCache)["offset"]
+    own: property = vars(PositionedKv)["offset"]
 
     def offset(cache: SlabCache) -> mx.array:
         offsets: mx.array = own.__get__(cache)

@@ -23,7 +23,7 @@ from support.engines.tiny_models import TinyKind
 
 from machd.engine.assembly import make_engine
 from machd.engine.kv.batch_lane import BatchLaneKv
-from machd.engine.kv.layers import cache_state
+from machd.engine.kv.layers.cache_state import StateCheckpoint
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.kv.serial_lane import SerialLaneKv
 from machd.engine.protocol.step import Lane, SampledToken
@@ -156,7 +156,11 @@ def a_matcher_is_not_told(patch: pytest.MonkeyPatch) -> None:
 
 def a_checkpoint_is_a_reference(patch: pytest.MonkeyPatch) -> None:
     """A checkpoint changes with the cache."""
-    patch.setattr(cache_state, "_aliased", lambda state: state)
+
+    def remember(this: StateCheckpoint, cache: Any) -> None:
+        this._cache, this._state = cache, cache.state
+
+    patch.setattr(StateCheckpoint, "__init__", remember)
 
 
 def nothing_is_computed_again(patch: pytest.MonkeyPatch) -> None:

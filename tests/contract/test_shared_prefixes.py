@@ -25,6 +25,7 @@ from support.engines.tiny_models import TinyKind
 from machd.engine.assembly import make_engine
 from machd.engine.kv import batch_lane
 from machd.engine.kv.lane_kv import PrefilledRow
+from machd.engine.kv.layers.layer_kv import PositionedKv
 from machd.engine.kv.layers.slab import SlabCache
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.protocol.step import DecodeRow, Lane, SampledToken, SharedPrefix, StepPlan
@@ -306,7 +307,7 @@ def the_prefix_goes_with_its_first_row(patch: pytest.MonkeyPatch) -> None:
 
 def positions_begin_behind_the_prefix(patch: pytest.MonkeyPatch) -> None:
     """Rows are rotated by their columns."""
-    own: property = vars(SlabCache)["offset"]
+    own: property = vars(PositionedKv)["offset"]
 
     def offset(cache: SlabCache) -> mx.array:
         offsets: mx.array = own.__get__(cache)

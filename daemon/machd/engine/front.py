@@ -43,11 +43,6 @@ class Texts:
     ) -> None:
         """Open the tokenizer, and start the processor's process where the checkpoint is served with its vision tower.
 
-        Args:
-            source: The files that the engine loads.
-            chat_template: The setting ``model.chat_template``, as the engine has it.
-            trust_remote_code: Whether the checkpoint's own Python code may run.
-
         Raises:
             ModelError: One of its kinds: the files are not those of a model.
             OverloadedError: The system has no room for a process.
@@ -66,10 +61,6 @@ class Texts:
 
     def front(self, description: ModelDescription, grammars: GrammarCompiler) -> OpenedFront:
         """Wait for the processor of images, if the loaded model takes any, and hand everything over.
-
-        Args:
-            description: The engine's.
-            grammars: Compiler for the model's vocabulary.
 
         Raises:
             ModelError: One of its kinds: the files are no longer those that the engine has loaded.

@@ -35,9 +35,7 @@ from machd.settings.model import Settings
 if TYPE_CHECKING:
     from machd.engine.experts.residency import Residency  # imports mlx
     from machd.engine.loading.loader import LoadedModel  # imports mlx
-    from machd.engine.loading.placing.sharding import Sharding  # imports mlx
     from machd.engine.ranks.rank_group import RankGroup  # imports mlx
-    from machd.engine.ranks.shared_loading import SharedLoading  # imports mlx
     from machd.engine.step.mlx_engine import MlxEngine  # imports mlx
     from machd.engine.step.ports import Proposer
 
@@ -49,11 +47,6 @@ def choose_checked_blas(
 
     A library's products are checked first; one that multiplies wrongly is not loaded. Checks are kept, so that
     later starts take some milliseconds.
-
-    Args:
-        choice: ``engine.blas``.
-        cache_directory: The user's cache directory.
-        environ: The environment of this process, where libraries read their variables.
 
     Raises:
         StartupError: The library asked for cannot be loaded, or multiplies wrongly.
@@ -84,16 +77,8 @@ def engine_loader(
 ) -> Callable[[ModelSource], Engine]:
     """Prepare the process for mlx, then give the function that loads the model of these files.
 
-    Chooses the BLAS and the private scratch directory now, because both must be settled before
-    anything imports mlx; the function imports it, on the thread that calls it.
-
-    Args:
-        settings: Validated settings.
-        cache_directory: The user's cache directory.
-        environ: The environment of this process.
-        progress: Told about loading.
-        blas: The library that this process has loaded already; chosen without a check unless given.
-        place: This process's place among ranks, of which it leads; None where it computes alone.
+    Chooses the private scratch directory now, and the BLAS, unchecked, unless it is given: both must be
+    settled before anything imports mlx; the function imports it, on the thread that calls it.
 
     Raises:
         StartupError: The BLAS asked for cannot be loaded, or the scratch directory is not private.
@@ -154,14 +139,6 @@ def follower(
 
     It takes the model's files, and what is to be called at each order of rank 0; see :func:`machd.engine.ranks.following.follow`.
 
-    Args:
-        settings: Validated settings.
-        cache_directory: The user's cache directory.
-        environ: The environment of this process.
-        progress: Told about loading.
-        place: This process's place among the ranks.
-        blas: As of :func:`engine_loader`.
-
     Raises:
         StartupError: The BLAS asked for cannot be loaded, or the scratch directory is not private.
         SettingsError: Ranks cannot do what is asked.
@@ -205,6 +182,8 @@ def _prepared(
         from machd.engine.backend.device import has_process_limit  # noqa: PLC0415 - imports mlx
         from machd.engine.kv.formats import kv_format_named  # noqa: PLC0415 - imports mlx
         from machd.engine.loading.loader import load_model  # noqa: PLC0415 - imports mlx
+        from machd.engine.loading.placing.sharding import Sharding  # noqa: PLC0415 - imports mlx
+        from machd.engine.ranks.shared_loading import SharedLoading  # noqa: PLC0415 - imports mlx
 
         log = structlog.get_logger("machd.engine")
         report = _logged_blas(choice)
@@ -215,7 +194,7 @@ def _prepared(
             # they would need a C++ compiler while the daemon runs.
             mx.disable_compile()
         group = None if place is None else _joined(place, settings, source, progress)
-        shared = None if group is None else _shared(group, progress)
+        shared = None if group is None else SharedLoading(group, progress)
         load_shard = functools.partial(
             load_model,
             source,
@@ -229,7 +208,7 @@ def _prepared(
             residency=residency(settings),
             quantize=model.quantize,
             media_bytes=settings.vision.cache_mb * 1_000_000 // 2,
-            sharding=None if group is None else _sharding(group, settings),
+            sharding=None if group is None else Sharding(group.group, settings.distributed.mode),
         )
         loaded = load_shard() if shared is None else shared.load(load_shard)
         refused = tuple(map(str, choice.refused))
@@ -287,18 +266,6 @@ def _joined(
             "ranks.joined", rank=group.rank, ranks=group.size, backend=place.backend
         )
     return group
-
-
-def _shared(group: RankGroup, progress: LoadProgress) -> SharedLoading:
-    from machd.engine.ranks.shared_loading import SharedLoading  # noqa: PLC0415 - imports mlx
-
-    return SharedLoading(group, progress)
-
-
-def _sharding(group: RankGroup, settings: Settings) -> Sharding:
-    from machd.engine.loading.placing.sharding import Sharding  # noqa: PLC0415 - imports mlx
-
-    return Sharding(group.group, settings.distributed.mode)
 
 
 def _shard_engine(
@@ -370,7 +337,6 @@ def residency(settings: Settings) -> Residency | None:
 
 
 def _block_directory(settings: Settings) -> Path | None:
-    """Location of the disk tier of the prefix cache; None without one."""
     cache = settings.cache
     if not cache.prefix or not cache.disk_dir:
         return None

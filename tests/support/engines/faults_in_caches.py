@@ -14,6 +14,7 @@ from machd.engine.kv import model_kv, row_caches
 from machd.engine.kv.batch_lane import BatchLaneKv
 from machd.engine.kv.kv_format import PLAIN, KvFormat
 from machd.engine.kv.layers import slab
+from machd.engine.kv.layers.layer_kv import PositionedKv
 from machd.engine.kv.layers.slab import SlabCache
 from machd.engine.kv.layers.state import StateKv
 from machd.engine.kv.layers.window import WindowSlab
@@ -107,7 +108,7 @@ def _rows_are_told(patch: pytest.MonkeyPatch, wrong: Callable[[mx.array], mx.arr
         return property(lambda cache: wrong(own.__get__(cache)))
 
     for kind in (SlabCache, WindowSlab):
-        patch.setattr(kind, "offset", told(vars(kind)["offset"]))
+        patch.setattr(kind, "offset", told(vars(PositionedKv)["offset"]))
 
 
 def late_rows_are_a_position_ahead(patch: pytest.MonkeyPatch) -> None:
@@ -139,7 +140,7 @@ def late_rows_are_a_position_ahead(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RowPositions, "append", late_append)
     patch.setattr(RowPositions, "keep", late_keep)
     for kind in (SlabCache, WindowSlab):
-        patch.setattr(kind, "offset", told(vars(kind)["offset"]))
+        patch.setattr(kind, "offset", told(vars(PositionedKv)["offset"]))
 
 
 def a_neighbours_place_is_written(patch: pytest.MonkeyPatch) -> None:

@@ -17,10 +17,6 @@ def set_mlx_environment(environ: MutableMapping[str, str], cache_directory: Path
 
     To use TF32, set mlx's variable; a variable that is set stays.
 
-    Args:
-        environ: The environment of this process.
-        cache_directory: The user's cache directory.
-
     Raises:
         StartupError: The directory is not private, or cannot be made.
     """

@@ -93,11 +93,7 @@ def is_runnable(path: Path, classes: Iterable[str]) -> bool:
 
 @contextmanager
 def closed_to_own_code(*, is_trusted: bool = False) -> Iterator[None]:
-    """Let transformers import no code of a checkpoint in this block, whatever a library asks it for.
-
-    Args:
-        is_trusted: The code may run; the block changes nothing.
-    """
+    """Let transformers import no code of a checkpoint in this block, whatever a library asks it for."""
     if is_trusted:
         yield
         return

@@ -30,12 +30,7 @@ class BatchLaneKv(LaneKv):
     """A lane of any number of rows that are computed together."""
 
     def __init__(self, max_rows: int, *, has_length_classes: bool = False) -> None:
-        """Begin without rows.
-
-        Args:
-            max_rows: Most rows that there will ever be.
-            has_length_classes: The model's attention reads slab by slab, so rows may lie in several.
-        """
+        """Begin without rows; with length classes the model's attention reads slab by slab, so rows may lie in several."""
         self._rule: LayoutRule = LengthClasses() if has_length_classes else OneSlab(max_rows)
         self._max_rows = max_rows
         self._checkpoint: CacheCheckpoint | None = None
@@ -165,11 +160,7 @@ class BatchLaneKv(LaneKv):
 
 
 def _copies_without_nan(row: PrefilledRow, tokens: int) -> list[tuple[mx.array, ...]] | None:
-    """Copy a row's first positions, and wait for it.
-
-    Returns:
-        For each cache its arrays [1, heads, tokens, n]; None if there is a NaN in one.
-    """
+    """Copy a row's first positions, [1, heads, tokens, n] of each cache's arrays, and wait for it; None if there is a NaN."""
     copies = [
         tuple(mx.contiguous(array[:, :, :tokens]) for array in kv_arrays(cache, row.index) or ())
         for cache in innermost(row.layers)
@@ -182,18 +173,10 @@ def _copies_without_nan(row: PrefilledRow, tokens: int) -> list[tuple[mx.array, 
 def padded_caches(
     prompts: Sequence[Sequence[int]], layer_count: int, kv_format: KvFormat = PLAIN
 ) -> tuple[list[Cache], mx.array]:
-    """Make caches and padded tokens to compute whole prompts of a standard model in one call.
+    """Make caches, and padded tokens int32 [rows, longest], to compute whole prompts of a standard model in one call.
 
     Rows start at position 0 and are padded at their ends, where causal attention cannot see it; the
     padding's columns lie after the row's end.
-
-    Args:
-        prompts: Token ids of each row, at least one.
-        layer_count: Caches that the model takes.
-        kv_format: Storage of keys and values.
-
-    Returns:
-        One cache a layer, opened for the pass, and token ids int32 [rows, longest].
     """
     positions = RowPositions(OneSlab(len(prompts)))
     lengths = [len(prompt) for prompt in prompts]

@@ -33,7 +33,6 @@ class AffineFormat(VectorFormat):
     parameter_count = 2
 
     def __init__(self, bits: int) -> None:
-        """Take the bits of a number: 8 or 4."""
         assert bits in {_BYTE_BITS, _NIBBLE_BITS}
         self.name = f"affine{bits}"
         self._bits = bits

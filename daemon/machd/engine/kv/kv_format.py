@@ -18,13 +18,7 @@ _SHARED = 2
 
 @dataclass(frozen=True, slots=True)
 class KvWidths:
-    """Widths and dtype of keys and values, which stored arrays do not show.
-
-    Attributes:
-        keys: Numbers in a key.
-        values: Numbers in a value; 0 where a layer keeps none.
-        dtype: The dtype of both.
-    """
+    """Numbers in a key and in a value (0 where a layer keeps none), and their dtype, which stored arrays do not tell."""
 
     keys: int
     values: int
@@ -61,11 +55,7 @@ class FoldedKv:
 
 
 class KvFormat(Protocol):
-    """Encodes keys and values as arrays, and decodes them.
-
-    Attributes:
-        name: The format's value of ``cache.kv_quantization``.
-    """
+    """Encodes keys and values as arrays, and decodes them; named as ``cache.kv_quantization`` has it."""
 
     name: str
 
@@ -81,13 +71,7 @@ class KvFormat(Protocol):
         ...
 
     def fold(self, arrays: Sequence[mx.array], widths: KvWidths, width: int) -> FoldedKv | None:
-        """Fold for :mod:`machd.engine.kernels.cpu_attention`; None where that has to decode.
-
-        Args:
-            arrays: Encoded arrays with at least ``width`` columns.
-            widths: Widths of keys and values.
-            width: Columns to read.
-        """
+        """Fold the first ``width`` columns for :mod:`machd.engine.kernels.cpu_attention`; None where that has to decode."""
         del arrays, widths, width
         return None
 

@@ -104,12 +104,7 @@ class LaneKv(Protocol):
         ...
 
     def locate(self, row: int, length: int) -> CachedRow:
-        """Find a row's caches.
-
-        Args:
-            row: Its place in the lane.
-            length: Positions that it has.
-        """
+        """Find a row's caches."""
         return CachedRow(self.layers, row, length)
 
     def join(self, row: PrefilledRow) -> None:
@@ -125,11 +120,7 @@ class LaneKv(Protocol):
         ...
 
     def open_pass(self, lengths: Sequence[int] | None = None) -> None:
-        """Begin a forward pass, whose layers then write and read.
-
-        Args:
-            lengths: Tokens of each row's span, shorter spans padded at the end; one each unless given.
-        """
+        """Begin a forward pass of ``lengths`` tokens of each row, shorter spans padded at the end; of one each unless given."""
         ...
 
     def close_pass(self) -> None:
@@ -156,22 +147,11 @@ class LaneKv(Protocol):
         ...
 
     def wipe(self, row: int, begin: int = 0) -> None:
-        """Keep a NaN of a row from reaching later tokens.
-
-        Args:
-            row: Its place in the lane.
-            begin: Wipe from this position on. The row ends there or is about to leave.
-        """
+        """Keep a NaN of a row, which ends at ``begin`` or is about to leave, from reaching later tokens."""
         del row, begin
 
     def growth_bytes(self, joining: Sequence[JoiningRow], tokens: int, bytes_per_token: int) -> int:
-        """Upper bound of the bytes that the next pass allocates for caches.
-
-        Args:
-            joining: Rows that join before it.
-            tokens: Tokens that the pass takes of each row.
-            bytes_per_token: Bytes of one position of one row, over all layers.
-        """
+        """Upper bound of the bytes that a pass of so many tokens of each row allocates for caches, after rows have joined."""
         ...
 
 

@@ -24,7 +24,6 @@ class CacheCheckpoint:
     """The state of a set of caches before a pass."""
 
     def __init__(self, parts: Iterable[Checkpoint]) -> None:
-        """Take the checkpoint of each cache."""
         self._parts = list(parts)
 
     @classmethod
@@ -33,11 +32,7 @@ class CacheCheckpoint:
         return cls(kind_of(cache).checkpoint_of(cache) for cache in caches)
 
     def roll_back(self, counts: Sequence[int], added: Sequence[int]) -> bool:
-        """Remove the last positions of each row, and use up the checkpoint.
-
-        Args:
-            counts: Positions to remove from each row; 0 or more.
-            added: Positions that each row has got since, in one pass.
+        """Remove ``counts`` of the last positions of each row, of those ``added`` in one pass; the checkpoint is then of no use.
 
         Returns:
             True if done. Otherwise all caches are as they were at the checkpoint.

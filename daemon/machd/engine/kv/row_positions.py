@@ -64,7 +64,6 @@ class RowPositions:
     """
 
     def __init__(self, rule: LayoutRule) -> None:
-        """Begin without rows, which ``rule`` lays out."""
         self._rule = rule
         self._next_key = 0
         self.lengths: list[int] = []
@@ -111,12 +110,7 @@ class RowPositions:
         self.end = _int32(self.lengths)
 
     def open_pass(self, lengths: Sequence[int] | None = None) -> None:
-        """Begin a forward pass, with room for it.
-
-        Args:
-            lengths: Tokens of each row's span, shorter ones padded to the longest; one each unless
-                given.
-        """
+        """Begin a forward pass, with room for it."""
         self.step += 1
         self.tokens = 1 if lengths is None else max(lengths)
         needed = [one + self.tokens for one in self._own(self.lengths)]
@@ -179,11 +173,7 @@ class RowPositions:
         return self._rule.lay_out(self.layout, rows) if rows else ()
 
     def mask(self, window_tokens: int | None) -> mx.array:
-        """Make the mask of the running pass, or take the one made before.
-
-        Returns:
-            bool [rows, 1, tokens, width], the columns that each token sees.
-        """
+        """Make the mask of the running pass, or take the one made before: bool [rows, 1, tokens, width], what each token sees."""
         key = (self.tokens, window_tokens)
         if key not in self._masks:
             self._masks[key] = _mask(self.start, self.tokens, self.width, window_tokens)

@@ -15,7 +15,6 @@ class SerialLaneKv(LaneKv):
     """A lane of one row. It needs no wiping, as its caches give no column after the row's end."""
 
     def __init__(self) -> None:
-        """Begin without the row."""
         self.layers: list[Cache] = []
         self._can_roll_back = False
         self._room_tokens = 0

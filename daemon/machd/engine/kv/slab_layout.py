@@ -55,9 +55,8 @@ class Slab:
     """An array a layer.
 
     Attributes:
-        number: Identifies the slab as long as it exists.
-        columns: Columns of each row.
-        places: Number of rows that fit.
+        number: Its name as long as it exists.
+        places: Rows that there is room for.
         rows: Keys of the rows, from place 0 on.
         prefix: Number of the shared prefix that all its rows' columns follow, if any.
     """
@@ -81,12 +80,7 @@ class LayoutRule(Protocol):
     """Plans layouts."""
 
     def lay_out(self, before: Layout, rows: Sequence[RowExtent]) -> Layout:
-        """Find a place for each row, moving as few as possible.
-
-        Args:
-            before: The layout so far; rows that are no longer among ``rows`` have left.
-            rows: In the batch's order, at least one.
-        """
+        """Find a place for each row, moving as few as possible; rows of ``before`` that are not among them have left."""
         ...
 
 
@@ -94,7 +88,6 @@ class OneSlab:
     """All rows in one slab, in the batch's order, as long as the longest."""
 
     def __init__(self, max_rows: int) -> None:
-        """Plan for at most ``max_rows`` rows."""
         self._max_rows = max_rows
         self._numbers = count()
 
@@ -122,7 +115,6 @@ class LengthClasses:
     """Rows of about one length in slabs of their own; a row that outgrows its class moves alone."""
 
     def __init__(self) -> None:
-        """Begin without slabs."""
         self._numbers = count()
 
     def lay_out(self, before: Layout, rows: Sequence[RowExtent]) -> Layout:
@@ -177,7 +169,6 @@ class _Filling:
 
     @property
     def columns(self) -> int:
-        """Columns of each row."""
         return self.kind[0]
 
     @property
@@ -188,7 +179,6 @@ class _Filling:
 
     @property
     def has_room(self) -> bool:
-        """True if a row more fits."""
         return None in self.rows or len(self.rows) < self.places
 
     def take(self, key: int) -> bool:

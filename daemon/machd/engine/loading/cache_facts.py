@@ -58,10 +58,6 @@ def measure_model(model: Module, kv_format: KvFormat = PLAIN) -> MeasuredModel:
 
     The run also compiles mlx's kernels, for which the first request would wait.
 
-    Args:
-        model: A model of mlx-lm's.
-        kv_format: KV format of the costs; the classes are the model's own.
-
     Raises:
         ModelArchitectureError: The forward pass fails here.
         ModelFormatError: All logits are NaN.
@@ -140,11 +136,7 @@ def _is_traced(tokens: mx.array) -> bool:
 
 
 def _costs_of_their_class(caches: Sequence[Cache], failure: Exception) -> tuple[list[_Cost], int]:
-    """Infer the costs of caches of which only the first were filled; returns their number, too.
-
-    Raises:
-        ModelArchitectureError: No cache of a class was filled with keys and values.
-    """
+    """Infer the costs of caches of which only the first were filled; returns their number, too."""
     filled = [cache for cache in caches if isinstance(getattr(cache, "keys", None), mx.array)]
     by_class = {type(cache): _cost(cache, 0) for cache in filled}
     if any(type(cache) not in by_class for cache in caches):

@@ -17,7 +17,7 @@ EMBEDDED_VOCABULARY_TOKENS = 49_152
 def write_embedded_tokenizer(
     directory: Path, cache_directory: Path, added_tokens: Sequence[str] = ()
 ) -> frozenset[int]:
-    """Write the embedded model's tokenizer and chat template beside some weights.
+    """Write the embedded model's tokenizer and chat template beside some weights; returns the tokens that end its texts.
 
     Args:
         directory: Directory of the weights.

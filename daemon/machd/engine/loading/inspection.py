@@ -74,7 +74,6 @@ class ExpertsInspection:
 
     Attributes:
         count: Experts of all layers together.
-        resident_bytes: Bytes of all experts, with the whole model in memory.
         bank: Sizes with the experts on disk.
         is_banked: Experts are on disk, so that ``weights_bytes`` and ``dtype`` are those of ``bank``.
     """

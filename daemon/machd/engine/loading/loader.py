@@ -46,13 +46,11 @@ class LoadedModel:
     """A model ready to run.
 
     Attributes:
-        notes: Warnings for the start-up log.
         weight_files: Files of the weights; none for a model that was made in memory.
         kv_format: Format of keys and values; the description's cache facts are of this.
         experts: The experts that are read from disk when they are needed; None if the whole model is in
             memory.
         vision: Decoder and processor of images and videos; None for a model that takes text only.
-        media_bytes: Memory for their embeddings.
     """
 
     model: Module
@@ -83,20 +81,8 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
 ) -> LoadedModel:
     """Check, load and measure a model.
 
-    Args:
-        source: The model's files.
-        dtype: ``auto``, ``float32``, ``float16`` or ``bfloat16``; see ``precision.choose_dtype``.
-        max_context_tokens: Fewer positions than the model has; None for all of them.
-        trust_remote_code: Whether the checkpoint's own Python code may run.
-        chat_template: A file that replaces the model's template, ``none`` to serve without chat,
-            or None for the model's own.
-        progress: Told about stages and bytes, on this thread.
-        blas: Name of the CPU's BLAS, for the description.
-        kv_format: Format of keys and values in the caches.
-        residency: Memory for the experts; None to keep the whole model in memory.
-        quantize: The setting ``model.quantize``.
-        media_bytes: Memory for processed images and videos.
-        sharding: The ranks that compute the model, of which this one loads its shard; every rank calls this.
+    ``chat_template`` is a file that replaces the model's template, ``none`` to serve without chat, or None for the
+    model's own; ``residency`` None keeps the whole model in memory. With ``sharding`` every rank calls this.
 
     Raises:
         ModelError: One of its kinds; nothing is left in memory.

@@ -66,13 +66,9 @@ class TemplateAbilities:
 
     Attributes:
         present: Whether there is a template at all; without one the model takes prompts only.
-        system_messages: Where a system message reaches the prompt.
-        tools: Whether the template shows tools to the model.
-        tool_format: mlx-lm's name of the format of calls; None where it knows none.
         reasoning_tags: Markers before and behind thoughts; None for a model without thoughts.
         reasoning_switch: Whether ``enable_thinking`` changes the prompt.
         problem: The reason why the abilities are not known, or why serve refuses; empty otherwise.
-        notes: Warnings about the tokenizer.
     """
 
     present: bool = False
@@ -116,7 +112,6 @@ class _Vocabulary(Mapping[str, int]):
     """Tokens to ids, added ones included; it asks the tokenizer for each, since a dict takes 0.1 s."""
 
     def __init__(self, tokenizer: Backend | None, config: Mapping[str, object]) -> None:
-        """Add the tokens of ``tokenizer_config.json`` to those of a tokenizer."""
         self._tokenizer = tokenizer
         decoder = config.get("added_tokens_decoder")
         added = decoder.values() if isinstance(decoder, dict) else ()

@@ -133,11 +133,7 @@ class GrammarCompiler(Protocol):
         ...
 
     def compile(self, constraint: Constraint, *, is_wanted: Callable[[], bool] = ...) -> Grammar:
-        """A grammar for the model's vocabulary; cached.
-
-        Args:
-            constraint: To compile.
-            is_wanted: Asked now and then where compiling may take seconds; False ends it.
+        """A grammar for the model's vocabulary; cached. ``is_wanted`` is asked now and then, and False ends the work.
 
         Raises:
             GrammarError: It cannot be compiled or is beyond the limits; the message says why.
@@ -198,11 +194,7 @@ class Engine(ModelFront, Protocol):
         ...
 
     def reset(self, *, max_rows: int | None = None) -> None:
-        """Remove every row, as after an engine fault. Blocks stay.
-
-        Args:
-            max_rows: Rows that the batch lane can have from now on; None for as many as before.
-        """
+        """Remove every row, as after an engine fault, and change the rows of the batch lane if given. Blocks stay."""
         ...
 
     def close(self) -> None:

@@ -14,7 +14,6 @@ class ForwardingEngine:
     """An engine that hands every call to another one."""
 
     def __init__(self, engine: Engine) -> None:
-        """Take the engine to forward to."""
         self._engine = engine
 
     @property

@@ -31,7 +31,6 @@ _SETTLED: msgspec.msgpack.Decoder[list[SettledRow] | None] = msgspec.msgpack.Dec
 
 class _RankDecider(Decider):
     def __init__(self, group: RankGroup) -> None:
-        """Decide with the ranks of ``group``."""
         self._group = group
         self._steps = 0
 

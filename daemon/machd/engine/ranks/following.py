@@ -13,12 +13,7 @@ from machd.errors import EngineFaultError
 
 
 def follow(engine: MlxEngine, group: RankGroup, on_order: Callable[[], None]) -> None:
-    """Run orders until the group is closed.
-
-    Args:
-        engine: Computes this rank's shard.
-        group: The ranks.
-        on_order: Called at each order, which is a heartbeat: rank 0 sends one a second when nothing runs.
+    """Run orders until the group is closed; ``on_order`` is called at each, and so once a second when nothing runs.
 
     Raises:
         EngineFaultError: This rank does not have the rows that rank 0 has, or has missed an order.

@@ -26,13 +26,7 @@ class LeadingEngine(ForwardingEngine):
     """An engine whose steps all ranks run. Lives on the engine thread."""
 
     def __init__(self, engine: MlxEngine, group: RankGroup, unix_s: Callable[[], float]) -> None:
-        """Lead the ranks of ``group``.
-
-        Args:
-            engine: Computes this rank's shard.
-            group: The ranks; those that follow wait for orders.
-            unix_s: Reads the time.
-        """
+        """Lead the ranks of ``group``."""
         super().__init__(engine)
         self._shard = engine
         self._group = group

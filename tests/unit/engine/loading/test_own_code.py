@@ -24,7 +24,7 @@ from machd.engine.backend.own_code import (
     closed_to_own_code,
     is_runnable,
 )
-from machd.engine.loading import vision
+from machd.engine.loading.formats import directory
 from machd.engine.loading.formats.checkpoint import read_directory
 from machd.engine.loading.inspection import inspect_model
 from machd.engine.loading.loader import load_model
@@ -41,8 +41,8 @@ import_mlx_lm()
 
 @pytest.fixture(name="vision_checkpoint", scope="module")
 def _vision_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("vision") / "qwen2_vl"
-    return write_family("qwen2_vl", directory, user_cache_directory(os.environ))
+    path = tmp_path_factory.mktemp("vision") / "qwen2_vl"
+    return write_family("qwen2_vl", path, user_cache_directory(os.environ))
 
 
 @pytest.fixture(name="witness")
@@ -95,8 +95,8 @@ def test_vision_model_that_names_its_own_code_is_refused_unseen(
     def seen(*_: object, **__: object) -> None:
         pytest.fail("a library has seen the checkpoint")
 
-    monkeypatch.setattr(vision, "import_family", seen)
-    monkeypatch.setattr(vision, "ProcessorFiles", seen)
+    monkeypatch.setattr(directory, "import_family", seen)
+    monkeypatch.setattr(directory, "ProcessorFiles", seen)
     monkeypatch.setattr("mlx_lm.tokenizer_utils.load", seen)
     path = shutil.copytree(vision_checkpoint, tmp_path / "model")
     plant(path, witness, NAMED_PLACES[place])

@@ -53,13 +53,7 @@ class LayerKv(ABC):
     @classmethod
     @abstractmethod
     def of(cls, cache: Cache, positions: RowPositions, max_rows: int) -> Self:
-        """Begin a batch of caches like this one, without rows.
-
-        Args:
-            cache: One row's.
-            positions: The batch's, shared by its layers.
-            max_rows: Most rows that there will ever be.
-        """
+        """Begin a batch of caches like this one of a row, without rows."""
 
     @staticmethod
     def can_batch(cache: Cache) -> bool:
@@ -91,7 +85,7 @@ class LayerKv(ABC):
     @staticmethod
     def fill_columns(cache: Cache, arrays: Sequence[mx.array], length: int) -> None:
         """Put the first ``length`` positions into an empty cache; see :meth:`columns_of`."""
-        raise NotImplementedError
+        assert not arrays, f"{type(cache).__name__} has no columns for {length} positions"
 
     @staticmethod
     def state_of(cache: Cache, row: int) -> CacheState:
@@ -150,3 +144,26 @@ class LayerKv(ABC):
         """Return the bytes by which a pass of so many tokens grows it after rows have joined; columns not counted."""
         del joining, tokens
         return 0
+
+
+class PositionedKv(LayerKv):
+    """A cache whose rows end where the batch's positions say, with the attributes that mlx-lm's models ask for."""
+
+    follows_positions: ClassVar[bool] = True
+    _positions: RowPositions
+    _written_step = 0
+
+    @property
+    def offset(self) -> mx.array:
+        """Positions of each row, int32 [rows]; this layer's new tokens count once written."""
+        positions = self._positions
+        return positions.end if self._written_step == positions.step else positions.start
+
+    @property
+    def width(self) -> int:
+        """Positions of the longest row, those of the running pass included."""
+        return self._positions.width
+
+    def is_trimmable(self) -> bool:
+        """Return False: rows end at different positions, so the whole cannot be cut."""
+        return False

@@ -15,7 +15,6 @@ class MergedKv(LayerKv):
     """One layer's cache of mlx-lm's, which gets the rows' lengths; it has no rollback."""
 
     def __init__(self) -> None:
-        """Begin without rows."""
         self._merged: Cache = None
 
     @classmethod
@@ -66,5 +65,4 @@ class MergedKv(LayerKv):
         return self.nbytes if joining else 0
 
     def _extend(self, row: Cache) -> None:
-        """Add a row's merged cache after the others."""
         self._merged.extend(row)

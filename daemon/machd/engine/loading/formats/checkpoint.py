@@ -247,10 +247,6 @@ def _own_model(config: Mapping[str, object]) -> Iterator[str]:
 def context_tokens(config: Mapping[str, object], max_context_tokens: int | None) -> int:
     """Find the positions that a prompt and its completion share.
 
-    Args:
-        config: ``config.json``; models with several parts have theirs under ``text_config``.
-        max_context_tokens: The user's limit; None for the model's own.
-
     Raises:
         SettingsError: The user's limit is above the model's.
         ModelFormatError: The model's limit is out of bounds.

@@ -13,7 +13,9 @@ from machd.engine.backend.own_code import OwnCode
 from machd.engine.experts.tensor_origins import TensorOrigins
 from machd.engine.loading.architecture import architecture_name
 from machd.engine.loading.formats.opened import BuiltModel, Opened, ReadLeaf, leave_to_mlx
-from machd.engine.loading.vision import build_vision_model
+from machd.engine.vision.media_processor import ProcessorFiles
+from machd.engine.vision.mlx_vlm_import import import_family
+from machd.engine.vision.vision_model import VisionLanguageModel
 from machd.errors import ModelError, ModelFormatError
 
 
@@ -24,9 +26,7 @@ class OpenedDirectory(Opened):
     def build(self, recorder: TensorOrigins | None = None) -> BuiltModel:
         """Build the model; see :meth:`Opened.build`."""
         if self.checkpoint.takes_images:
-            trusts = self.own_code is OwnCode.TRUSTED
-            seen = build_vision_model(self.checkpoint, trust_remote_code=trusts, bounds=self.bounds)
-            return BuiltModel(seen.model, seen.family, seen.files)
+            return self._built_with_images()
         try:
             with self.bounds("building the model"):
                 model = self._built(recorder)
@@ -51,6 +51,33 @@ class OpenedDirectory(Opened):
             recorder.restore_class(model)
         built: Module = model
         return built
+
+    def _built_with_images(self) -> BuiltModel:
+        """Build mlx-vlm's model, and start the process that loads the processor.
+
+        Raises:
+            ModelArchitectureError: mlx-vlm has no such family.
+            ModelFormatError: The files do not fit it.
+            OverloadedError: The system has no room for a process.
+        """
+        path = self.checkpoint.path
+        # Started first: it imports as much as this process, and both can do so at once.
+        processor = ProcessorFiles(path, trust_remote_code=self.own_code is OwnCode.TRUSTED)
+        try:
+            family = import_family(path)
+            try:
+                with self.bounds("building the model"):
+                    model = VisionLanguageModel(family.load_model())
+            except ModelError:
+                raise
+            except Exception as error:  # mlx-vlm's, about files that do not fit its classes
+                raise ModelFormatError(
+                    f"mlx-vlm's {family.name} cannot be built from {path.name}: {printable(error)}"
+                ) from error
+        except BaseException:
+            processor.close()
+            raise
+        return BuiltModel(model, family.name, processor)
 
     @contextmanager
     def reading(self) -> Iterator[ReadLeaf]:

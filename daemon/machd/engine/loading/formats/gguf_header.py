@@ -100,7 +100,6 @@ class GgufTensor:
     type_name: str
     offset: int
     size_bytes: int
-    elements: int
 
 
 class GgufHeader:
@@ -313,7 +312,7 @@ class _Reader:
         size_bytes = elements // block_elements * block_bytes
         # GGUF counts dimensions innermost first.
         shape = tuple(reversed(dimensions))
-        return GgufTensor(name, shape, type_name, offset, size_bytes, elements)
+        return GgufTensor(name, shape, type_name, offset, size_bytes)
 
     def _corrupt(self, problem: str) -> ModelFormatError:
         return ModelFormatError(f"{self._path.name} is corrupt: {problem}; fetch the file again")

@@ -87,14 +87,7 @@ def _halves(columns: _Bytes) -> NDArray[np.float16]:
 
 
 def _neighbours_packed(quants: NDArray[np.uint16]) -> _Bytes:
-    """Pack neighbours into a byte, as mlx does; ggml packs weight i with weight i + 16.
-
-    Args:
-        quants: Two of ggml's bytes each, [blocks, 8].
-
-    Returns:
-        [blocks, 2, 8].
-    """
+    """Pack neighbours of [blocks, 8] into [blocks, 2, 8], as mlx does; ggml packs weight i with weight i + 16."""
     packed = np.empty((len(quants), 2, 8), np.uint8)
     for half in range(2):
         pairs = (quants >> np.uint16(4 * half)) & np.uint16(0x0F0F)  # two weights, in a byte each

@@ -63,8 +63,6 @@ class GgufVocabulary:
 
     Attributes:
         special_tokens: ``bos_token``, ``eos_token``, ``unk_token`` and ``pad_token``, where set.
-        eos_token_ids: Tokens that end a completion.
-        chat_template: Jinja source; None where the file has none.
         notes: Warnings, such as a pre-tokenizer that machd does not know.
     """
 

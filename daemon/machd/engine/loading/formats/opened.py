@@ -46,12 +46,7 @@ def leave_to_mlx(_path: str, leaf: Module) -> int:
 
 @dataclass(frozen=True, slots=True)
 class BuiltModel:
-    """A model whose arrays are not read yet.
-
-    Attributes:
-        architecture: The library's name of it.
-        processor: The process that loads its processor of images; None for a model that takes text only.
-    """
+    """A model whose arrays are not read yet, and the process of its images; None for a model that takes text only."""
 
     model: Module
     architecture: str

@@ -76,12 +76,7 @@ def choose_dtype(
 
 @dataclass(frozen=True, slots=True)
 class NativeLayers:
-    """The layers that machd's own kernels compute, in float32.
-
-    Attributes:
-        within: The part of the model where they are, by its path; empty for the whole.
-        as_stored: Their weights stay as they are stored.
-    """
+    """The layers under a path that machd's own kernels compute in float32, perhaps with their weights as stored."""
 
     within: str = ""
     as_stored: bool = True
@@ -92,11 +87,9 @@ class NativeLayers:
 
 
 def native_layers(requested: str, within: str = "") -> NativeLayers | None:
-    """Return which layers machd's own kernels compute; None for no layer.
+    """Return which layers machd's own kernels compute, under the path ``within``; None for no layer.
 
-    Args:
-        requested: The setting ``model.dtype``: ``auto`` leaves their weights as they are stored, float32 unpacks them.
-        within: The part of the model that may be computed so, by its path; the whole of it unless given.
+    ``auto`` leaves their weights as they are stored, float32 unpacks them.
     """
     if requested not in ("auto", "float32") or native_kernels() is None:
         return None
@@ -166,14 +159,6 @@ def model_dtype(
 
     mlx's ``gather_mm``, which multiplies tokens with plain experts, computes float32 only on the CPU. Experts that
     machd multiplies itself compute in float32, too, and keep their weights as they are stored.
-
-    Args:
-        model: Lazily built.
-        requested: The setting ``model.dtype``.
-        quantise_to: Format that plain layers are quantised to.
-        backend: ``cpu``, ``metal`` or ``cuda``.
-        available_bytes: Memory that the weights may take.
-        native: As of :class:`Conversion`.
 
     Raises:
         ModelMemoryError: The dtype was named and does not fit.

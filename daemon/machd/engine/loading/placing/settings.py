@@ -15,8 +15,6 @@ class PlacingSettings:
 
     Attributes:
         dtype: ``model.dtype``: ``auto``, ``float32``, ``float16`` or ``bfloat16``; see ``precision.choose_dtype``.
-        quantize: ``model.quantize``.
-        kv_format: Format of keys and values in the caches.
         residency: Memory for the experts; None to keep the whole model in memory.
         sharding: The ranks that compute the model, of which this one places its shard; None for one process.
     """

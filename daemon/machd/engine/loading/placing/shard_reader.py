@@ -52,12 +52,7 @@ class StoredArray:
 
 @dataclass(frozen=True, slots=True)
 class StoredSlice:
-    """The part of a stored tensor that a rank keeps.
-
-    Attributes:
-        axis: The axis that is cut.
-        runs: Ranges of indices along the axis, in the order in which they are kept.
-    """
+    """The part of a stored tensor that a rank keeps: ranges along the axis that is cut, in their order."""
 
     stored: StoredArray
     axis: int
@@ -73,14 +68,9 @@ class _CutArray:
 
 
 class ShardReader(TensorOrigins):
-    """Records how a model is cut, and reads this rank's shard.
-
-    Attributes:
-        read_bytes: Bytes that were read by offset.
-    """
+    """Records how a model is cut, and reads this rank's shard."""
 
     def __init__(self, tensors: Mapping[str, tuple[Path, StoredTensor]], stored_bytes: int) -> None:
-        """Begin with the tensors of all weight files, by name, and the size of all of them."""
         # With a name in two files it is mlx-lm that chooses one, so nothing is read by offset.
         if sum(tensor.size_bytes for _, tensor in tensors.values()) != stored_bytes:
             tensors = {}

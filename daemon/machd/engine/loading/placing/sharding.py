@@ -29,12 +29,7 @@ class ShardMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """The ranks that a model is cut for.
-
-    Attributes:
-        group: The ranks.
-        mode: ``distributed.mode``.
-    """
+    """The ranks that a model is cut for."""
 
     group: mx.distributed.Group
     mode: str

@@ -27,7 +27,6 @@ class RankPlan:
     """A model cut for a number of ranks in one way.
 
     Attributes:
-        ranks: Number of ranks.
         weights_bytes: Weights of the rank that has most of them; 0 if it cannot be cut so.
         working_bytes: The most memory of a rank's step beside weights and KV cache; 0 if it cannot be cut so.
         reason: Why it cannot be cut so; empty if it can.
@@ -43,13 +42,9 @@ class RankPlan:
 def plan_ranks(
     model: LanguageModel, working_bytes: Callable[[Module], int]
 ) -> tuple[RankPlan, ...]:
-    """Cut a model for each number of ranks, in each way that its code knows.
+    """Cut a model with lazy weights for each number of ranks, in each way that its code knows.
 
     Takes a few milliseconds for each. The model itself stays whole, and no array of it is read.
-
-    Args:
-        model: mlx-lm's, with lazy weights.
-        working_bytes: Estimates the memory of a step of a shard, besides weights and KV cache.
     """
     return tuple(
         _plan(model, mode, ranks, working_bytes)
@@ -90,11 +85,9 @@ class _PlannedGroup:
     ranks: int
 
     def rank(self) -> int:
-        """Return the number of this rank."""
         return self.number
 
     def size(self) -> int:
-        """Return the number of ranks."""
         return self.ranks
 
 

@@ -63,7 +63,7 @@ def materialise(
     progress: LoadProgress,
     read: ReadLeaf = leave_to_mlx,
 ) -> None:
-    """Load the weights of a lazily built model module by module, converting them on the way.
+    """Load the weights of a lazily built model module by module, converting them in place on the way.
 
     A module's stored weights are dropped before the next module's are read, so that memory holds
     the converted model and one stored module.
