@@ -13,6 +13,7 @@ from machd.engine.protocol.step import (
     SampledToken,
     SharedPrefix,
 )
+from machd.scheduler.draft_balance import Acceptance
 from machd.scheduler.events import (
     DecodeMode,
     FinishReason,
@@ -21,7 +22,6 @@ from machd.scheduler.events import (
     SequenceResumed,
     SuspendReason,
 )
-from machd.scheduler.pacing import Acceptance
 from machd.scheduler.subscriber import Priority, SequenceRequest, Subscriber, SubscriberState
 
 PRIORITY_DELAY_S = {Priority.INTERACTIVE: 0.0, Priority.NORMAL: 15.0, Priority.BATCH: 60.0}

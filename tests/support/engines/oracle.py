@@ -56,7 +56,7 @@ def draft_eagerly(patch: pytest.MonkeyPatch) -> None:
 
     def draft_tokens(pace: StepPace, lane: Lane, rows: int, max_tokens: int) -> int:
         cost = pace._costs.get((lane, rows))
-        return 0 if cost is not None and not cost.is_measured() else max_tokens
+        return 0 if cost is not None and not cost.is_measured else max_tokens
 
     patch.setattr(StepPace, "draft_tokens", draft_tokens)
     patch.setattr(StepPace, "span_cost", lambda _pace, _lane, _rows: SpanCost())
