@@ -286,11 +286,13 @@ _GREEDY = SamplingParams(temperature=0.0)
         ((), [4]),
     ],
 )
-def test_guesses_count_up_to_the_first_wrong_one(guess: tuple[int, ...], said: list[int]) -> None:
+def test_drafts_are_accepted_up_to_the_first_wrong_one(
+    proposed: tuple[int, ...], said: list[int]
+) -> None:
     """Then comes the token that was sampled in its place, and the state behind that."""
     row = _sampling(_GREEDY)
-    draft = span_of(row, guess, 9)
-    logits = _favouring(*(4, 5, 6, 7)[: len(guess) + 1])
+    draft = span_of(row, proposed, 9)
+    logits = _favouring(*(4, 5, 6, 7)[: len(proposed) + 1])
 
     (verdict,) = _verdicts([draft], [row], [3], logits)
 
