@@ -13,7 +13,7 @@ from support.engines.tiny_models import TinyKind
 
 from machd.engine.assembly import make_engine
 from machd.engine.kernels import packed
-from machd.engine.kv.layers.layer_kv import PositionedKv
+from machd.engine.kv.layers.batched_cache import PositionedKv
 from machd.engine.kv.layers.slab import SlabCache
 from machd.engine.kv.layers.state import StateKv
 from machd.engine.kv.layers.window import WindowSlab

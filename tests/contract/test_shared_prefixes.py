@@ -25,7 +25,7 @@ from support.engines.tiny_models import TinyKind
 from machd.engine.assembly import make_engine
 from machd.engine.kv import batch_lane
 from machd.engine.kv.lane_kv import PrefilledRow
-from machd.engine.kv.layers.layer_kv import PositionedKv
+from machd.engine.kv.layers.batched_cache import PositionedKv
 from machd.engine.kv.layers.slab import SlabCache
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.protocol.step import DecodeRow, Lane, SampledToken, SharedPrefix, StepPlan

@@ -14,7 +14,7 @@ from machd.engine.kv import model_kv, row_caches
 from machd.engine.kv.batch_lane import BatchLaneKv
 from machd.engine.kv.kv_format import PLAIN, KvFormat
 from machd.engine.kv.layers import slab
-from machd.engine.kv.layers.layer_kv import PositionedKv
+from machd.engine.kv.layers.batched_cache import PositionedKv
 from machd.engine.kv.layers.slab import SlabCache
 from machd.engine.kv.layers.state import StateKv
 from machd.engine.kv.layers.window import WindowSlab

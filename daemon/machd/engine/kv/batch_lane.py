@@ -17,8 +17,8 @@ import mlx.core as mx
 from machd.engine.backend.untyped import Cache
 from machd.engine.kv.kv_format import PLAIN, KvFormat
 from machd.engine.kv.lane_kv import JoiningRow, LaneKv, PrefilledRow, held_bytes
+from machd.engine.kv.layers.batched_cache import LayerKv
 from machd.engine.kv.layers.kinds import kind_of
-from machd.engine.kv.layers.layer_kv import LayerKv
 from machd.engine.kv.layers.slab import SlabCache
 from machd.engine.kv.rollback import CacheCheckpoint
 from machd.engine.kv.row_caches import innermost, kv_arrays, replaced

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from typing import Self
 
 from machd.engine.backend.untyped import Cache
+from machd.engine.kv.layers.batched_cache import Checkpoint
 from machd.engine.kv.layers.kinds import kind_of
-from machd.engine.kv.layers.layer_kv import Checkpoint
 
 
 def supports_rollback(cache: Cache) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import cache as once
 
 from machd.engine.backend.untyped import Cache
-from machd.engine.kv.layers.layer_kv import LayerKv
+from machd.engine.kv.layers.batched_cache import LayerKv
 from machd.engine.kv.layers.merged import MergedKv
 from machd.engine.kv.layers.slab import SlabCache
 from machd.engine.kv.layers.state import StateKv

@@ -7,7 +7,7 @@ from typing import Self
 
 from machd.engine.backend.untyped import Cache
 from machd.engine.kv.lane_kv import JoiningRow
-from machd.engine.kv.layers.layer_kv import LayerKv
+from machd.engine.kv.layers.batched_cache import LayerKv
 from machd.engine.kv.row_positions import RowPositions
 
 

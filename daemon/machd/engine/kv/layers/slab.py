@@ -24,7 +24,7 @@ import mlx.core as mx
 from machd.engine.backend.native_kernels import native_kernels
 from machd.engine.backend.untyped import Cache
 from machd.engine.kv.kv_format import PLAIN, FoldedKv, KvFormat, KvWidths
-from machd.engine.kv.layers.layer_kv import Checkpoint, PositionedKv
+from machd.engine.kv.layers.batched_cache import Checkpoint, PositionedKv
 from machd.engine.kv.quantized_cache import FormatCache, QuantizedCache, format_of
 from machd.engine.kv.row_positions import RowPositions, SlabRows
 from machd.engine.kv.slab_layout import Layout, Slab

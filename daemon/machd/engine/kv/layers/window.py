@@ -19,8 +19,8 @@ import mlx.core as mx
 
 from machd.engine.backend.untyped import Cache
 from machd.engine.kv.lane_kv import JoiningRow
+from machd.engine.kv.layers.batched_cache import Checkpoint, PositionedKv
 from machd.engine.kv.layers.cache_state import CacheState, StateCheckpoint, copied, move_rows
-from machd.engine.kv.layers.layer_kv import Checkpoint, PositionedKv
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.protocol.slab_size import COLUMN_STEP
 
