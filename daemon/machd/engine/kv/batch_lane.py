@@ -96,7 +96,7 @@ class BatchLaneKv(LaneKv):
         self._refresh_layer_groups()
 
     def begin_pass(self, lengths: Sequence[int] | None = None) -> None:
-        """Begin a forward pass; kinds without positions get each row's length without padding."""
+        """Begin a forward pass; if it is padded, layers that count for themselves get each row's number of tokens."""
         self._positions.begin_pass(lengths)
         for layer in self._growing:
             if layer.grow_early():
@@ -107,12 +107,12 @@ class BatchLaneKv(LaneKv):
             layer.set_lengths(lengths or ())
 
     def end_pass(self) -> None:
-        """Drop the pass's padding from caches without positions."""
+        """Drop the pass's padding from the layers that count for themselves."""
         for layer in self._told_lengths:
             layer.drop_lengths()
 
     def checkpoint(self) -> None:
-        """Save each row's length, and the state of layers without positions."""
+        """Save each row's length, and the state of layers that count for themselves."""
         assert self.can_roll_back, "there is a way back"
         self._checkpoint_lengths = list(self._positions.lengths)
         self._checkpoint = CacheCheckpoint(layer.checkpoint() for layer in self._self_positioned)

@@ -75,7 +75,7 @@ class Packing:
 
         Args:
             row_caches: The decoding rows' caches; none where no row decodes.
-            chunks: At least one.
+            chunks: At least one; one of each prompt at the most, since its caches' offset is where its tokens begin.
         """
         token_ids = [token_id for chunk in chunks for token_id in chunk.token_ids]
         caches = self.pack(row_caches, [(chunk.caches, len(chunk.token_ids)) for chunk in chunks])

@@ -195,7 +195,7 @@ class BlockTier(Protocol):
 class Decider:
     """Decides what a step does. This one is of a process that computes the model alone: it returns what it is given.
 
-    With ranks (``ranks/deciding.py``) each method is a collective, called by all at the same place of a step, in this order:
+    With ranks (``ranks/deciding.py``) each method is a collective, called by all in this order, the last two for each lane:
 
     - agree_on_memory: every rank sends its need and its free bytes; all take the tightest;
     - agree_on_joining: rank 0 sends the slots of the rows that can begin to decode;

@@ -263,10 +263,10 @@ class SlabKv(FormatCache, PositionedKv):
 
     def _place_of(self, row: int) -> tuple[Sequence[mx.array], int]:
         """Return the arrays of a row's slab, none before the first write, and its place there."""
-        key = self._positions.row_ids[row]
+        row_id = self._positions.row_ids[row]
         for slab, arrays in zip(self._layout, self._slabs, strict=bool(self._slabs)):
-            if key in slab.rows:
-                return arrays, slab.rows.index(key)
+            if row_id in slab.rows:
+                return arrays, slab.rows.index(row_id)
         return (), 0
 
     def _write_rows(self, array: mx.array, new: mx.array, rows: SlabRows) -> mx.array:
@@ -307,19 +307,21 @@ class SlabKv(FormatCache, PositionedKv):
         """Copy the rows that leave their place, before anything is written there."""
         if not self._slabs:
             return {}
-        stays = {key for slab in after for key in _staying(_origin(slab, before, after), slab)}
+        stays = {
+            row_id for slab in after for row_id in _staying(_origin(slab, before, after), slab)
+        }
         places = {
-            key: (arrays, place)
+            row_id: (arrays, place)
             for slab, arrays in zip(before, self._slabs, strict=True)
-            for place, key in enumerate(slab.rows)
+            for place, row_id in enumerate(slab.rows)
         }
         copies = {
-            key: [
-                mx.contiguous(array[place : place + 1, :, : self._positions.filled(key)])
+            row_id: [
+                mx.contiguous(array[place : place + 1, :, : self._positions.filled(row_id)])
                 for array in arrays
             ]
-            for key, (arrays, place) in places.items()
-            if key not in stays and any(key in slab.rows for slab in after)
+            for row_id, (arrays, place) in places.items()
+            if row_id not in stays and any(row_id in slab.rows for slab in after)
         }
         # Evaluated first: mlx would otherwise copy the whole slab at its write, for the pending reads.
         mx.eval(copies)
@@ -335,9 +337,8 @@ class SlabKv(FormatCache, PositionedKv):
         """Make a slab's arrays from the old arrays and the rows that have moved."""
         origin = _origin(slab, [one for one, _ in held.values()], self._layout)
         arrays = [] if origin is None else held[origin.number][1]
-        blank_from = (
-            slab.places
-        )  # first place of zeros: old arrays have none, as rows leave their numbers behind
+        # The first place of zeros: none in old arrays, where the numbers of former rows are still there.
+        blank_from = slab.places
         if origin is None or origin.shape != slab.shape:
             old, arrays = arrays, _blank(slab, like)
             blank_from = 0 if origin is None else min(len(origin.rows), slab.places)
@@ -345,9 +346,9 @@ class SlabKv(FormatCache, PositionedKv):
                 columns = min(array.shape[2], one.shape[2])
                 array[:blank_from, :, :columns] = one[:blank_from, :, :columns]
         stays = _staying(origin, slab)
-        for place, key in enumerate(slab.rows):
-            if key not in stays:
-                _take(arrays, place, copies.get(key, ()), is_blank=place >= blank_from)
+        for place, row_id in enumerate(slab.rows):
+            if row_id not in stays:
+                _take(arrays, place, copies.get(row_id, ()), is_blank=place >= blank_from)
         return arrays
 
 
