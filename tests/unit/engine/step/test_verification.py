@@ -95,7 +95,7 @@ class _Chain:
         return mx.array(self.logits[np.array(tokens, dtype=np.int64)])
 
     def said(self, seeds: Sequence[int]) -> list[list[int]]:
-        """Return what rows say without guesses."""
+        """Return what rows say without drafts."""
         states = [SamplingState(replace(self.params, seed=seed)) for seed in seeds]
         sampler = _sampler(states, _SYMBOLS)
         last = [0] * len(seeds)
@@ -286,7 +286,7 @@ _GREEDY = SamplingParams(temperature=0.0)
         ((), [4]),
     ],
 )
-def test_drafts_are_accepted_up_to_the_first_wrong_one(
+def test_draft_tokens_count_up_to_the_first_wrong_one(
     proposed: tuple[int, ...], said: list[int]
 ) -> None:
     """Then comes the token that was sampled in its place, and the state behind that."""
