@@ -146,7 +146,7 @@ class Passes:
         spans: Sequence[Span] = (),
         chunks: Sequence[Chunk] = (),
     ) -> DecodePass:
-        """Dispatch the pass over every row's span; raises the rows' lengths.
+        """Dispatch the pass over every row's span, and add each span to its row's length.
 
         Args:
             rows: All rows of the lane, at least one.
