@@ -50,6 +50,7 @@ What an instance holds is annotated in its class, so that it can be sent to anot
       - TooManyInFlightError          503
       - QueueTimeoutError             503
       - NotReadyError                 503
+      - ModelNotLoadedError           503, one of several models
       - DrainingError                 503
       - OverloadedError               503, memory, threads or descriptors ran out
     + AbortError                      a generation ended early
@@ -392,6 +393,12 @@ class NotReadyError(UnavailableError):
     """The daemon is still loading its model."""
 
     code = "not_ready"
+
+
+class ModelNotLoadedError(UnavailableError):
+    """The model is one of several, and is not loaded: nobody may load it, it cannot be loaded, or has no room."""
+
+    code = "model_not_loaded"
 
 
 class DrainingError(UnavailableError):

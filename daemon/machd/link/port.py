@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from enum import StrEnum
 from typing import Protocol, TypeAlias
 
+from machd.capabilities.fit import MemoryNeeds
 from machd.engine.protocol.engine import ModelFront
 from machd.errors import MachdError
 from machd.link.block_events import KvEvent
@@ -110,6 +111,31 @@ class EnginePort(Protocol):
         """
         ...
 
+    def place(self, settings: Settings) -> None:
+        """Let a model that has said what it needs be put into memory.
+
+        Args:
+            settings: In force from now on, with the KV budget that there is room for.
+        """
+        ...
+
+    def suspend(self) -> Future[None] | None:
+        """End the engine process, and keep every open sequence for the next one; no sequence ends, and none gets a token.
+
+        Returns:
+            A future that resolves once the process has ended, so that its memory is free; None where the engine has
+            no process of its own. Again is no mistake.
+        """
+        ...
+
+    def resume(self) -> Future[None]:
+        """Load a suspended model again, and go on with its sequences.
+
+        Returns:
+            A future that resolves once it is served, or to why it cannot be: the engine has then finished.
+        """
+        ...
+
     def kill(self) -> bool:
         """End a stalled engine so that another one takes its place; False where it cannot be ended."""
         ...
@@ -125,6 +151,10 @@ class EnginePort(Protocol):
 
 class EngineListener(Protocol):
     """What a front does with what its engine says. Called on a thread of the engine's; never waits."""
+
+    def model_sized(self, needs: MemoryNeeds) -> None:
+        """Note what the model needs, which is put into memory once it is told to :meth:`EnginePort.place` it."""
+        ...
 
     def publish(self, events: list[Event]) -> None:
         """Take the events of a step."""

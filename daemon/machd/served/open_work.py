@@ -203,12 +203,33 @@ class OpenWork:
         with self._lock:
             self._serving = None
 
-    def follow(self, events: Sequence[Event]) -> bool:
-        """Note what has come of sequences; returns whether one has a whole answer."""
+    def suspend(self, error: MachdError) -> bool:
+        """Have the process end, and keep everything for the next one; nothing that it says later is followed.
+
+        Args:
+            error: What the process ends its own sequences with; nobody reads it.
+
+        Returns:
+            Whether a process serves, which is told.
+        """
         with self._lock:
+            serving, self._serving = self._serving, None
+            self._sequences.pause()
+            if serving is not None:
+                serving.send(Stop(error))
+        return serving is not None
+
+    def follow(self, events: Sequence[Event]) -> bool | None:
+        """Note what has come of sequences.
+
+        Returns:
+            Whether one has a whole answer; None where no process serves, so that nothing comes of the events.
+        """
+        with self._lock:
+            if self._serving is None:
+                return None
             has_answered = self._sequences.follow(events)
-            if self._serving is not None:
-                self._send_next(self._serving)
+            self._send_next(self._serving)
         return has_answered
 
     def answer(self, answer: Answered | GrammarCompiled) -> None:

@@ -13,10 +13,11 @@ from dataclasses import replace
 
 import structlog
 
+from machd.capabilities.fit import MemoryNeeds
 from machd.clock import Clock
 from machd.engine.protocol.engine import GrammarCompiler, ModelDescription, ModelFront
 from machd.engine.protocol.progress import LoadProgress
-from machd.errors import EngineFaultError, MachdError
+from machd.errors import DrainDeadlineError, EngineFaultError, MachdError
 from machd.link.messages import (
     Answered,
     Beat,
@@ -25,9 +26,11 @@ from machd.link.messages import (
     GrammarCompiled,
     LoadFailed,
     Located,
+    Place,
     Progress,
     Report,
     Served,
+    Sized,
     ToFront,
 )
 from machd.link.port import EngineListener, RestartReason
@@ -44,6 +47,38 @@ from machd.settings.model import Settings
 
 _EXIT_S = 15.0
 """How long a process that has closed its end of the link may take to end."""
+
+
+class Suspension:
+    """A time without a process, from the order to end it to the order to start another one."""
+
+    def __init__(self) -> None:
+        """Begin to wait for the end of the process."""
+        self.begun: Future[None] = Future()
+        self._ended = threading.Event()
+        self._timer: threading.Timer | None = None
+
+    def kill_after(self, kill: Callable[[], None], limit_s: float) -> None:
+        """Kill the process if it has not ended by itself within the limit."""
+        self._timer = threading.Timer(limit_s, kill)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def begin(self) -> None:
+        """Note that the process has ended: its memory is the system's again."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self.begun.done():
+            self.begun.set_result(None)
+
+    def end(self) -> None:
+        """Have another process started."""
+        self._ended.set()
+
+    def wait(self) -> None:
+        """Wait until another process is to be started, or none ever."""
+        self._ended.wait()
+
 
 OpenFront = Callable[[ModelDescription, GrammarCompiler], ModelFront]
 """Opens the front of the model that an engine process serves; may take a second."""
@@ -96,6 +131,8 @@ class SupervisedEngine:
         self._fault: MachdError | None = None
         self._beat_s = clock.monotonic_s()
         self._allowed_s = 0.0
+        self._loading = self.loaded
+        self._suspension: Suspension | None = None
         self._restarts = restarts
         self._work = OpenWork(settings, clock)
         self._thread = threading.Thread(target=self._main, name="machd-link", daemon=True)
@@ -128,6 +165,11 @@ class SupervisedEngine:
 
     def change_config(self, settings: Settings, *, measure: bool = False) -> Future[None]:
         """Schedule by other settings after the step that runs; see :meth:`machd.link.port.EnginePort.change_config`."""
+        if self._suspension is not None and not measure:
+            self._work.set_limits(settings)  # the next process begins with them
+            done: Future[None] = Future()
+            done.set_result(None)
+            return done
         return self._work.change_config(settings, measure=measure)
 
     def set_limits(self, settings: Settings) -> None:
@@ -149,12 +191,47 @@ class SupervisedEngine:
             process.kill()
         return True
 
+    def place(self, settings: Settings) -> None:
+        """Let the model be put into memory; see :meth:`machd.link.port.EnginePort.place`."""
+        self._work.set_limits(settings)
+        with self._lock:
+            process = self._process
+        if process is not None:
+            process.send(Place(settings))
+
+    def suspend(self) -> Future[None]:
+        """End the process and keep what is open for the next one; see :meth:`machd.link.port.EnginePort.suspend`."""
+        with self._lock:
+            if self._suspension is None:
+                self._suspension = Suspension()
+            suspension, process = self._suspension, self._process
+        is_told = self._work.suspend(DrainDeadlineError("the model is suspended"))
+        if process is not None and is_told:
+            suspension.kill_after(process.kill, _EXIT_S)
+        elif process is not None:
+            process.kill()
+        return suspension.begun
+
+    def resume(self) -> Future[None]:
+        """Load the model again; see :meth:`machd.link.port.EnginePort.resume`."""
+        with self._lock:
+            suspension, self._suspension = self._suspension, None
+            assert suspension is not None, "who is resumed is suspended"
+            assert suspension.begun.done(), "the former process has ended"
+            if self._loading.done():
+                self._loading = Future()
+            loading = self._loading
+        suspension.end()
+        return loading
+
     def stop(self, error: MachdError) -> None:
         """Ask the process to end all sequences with ``error``, and itself; one that loads is ended at once."""
         if self._work.stop(error):
             return
         with self._lock:
-            process = self._process
+            process, suspension = self._process, self._suspension
+        if suspension is not None:
+            suspension.end()
         if process is not None:
             process.kill()
 
@@ -176,8 +253,9 @@ class SupervisedEngine:
             self._end(None)
 
     def _end(self, error: BaseException | None) -> None:
+        if error is not None and not self._loading.done():
+            self._loading.set_exception(error)
         if self.front is None and error is not None:
-            self.loaded.set_exception(error)
             self.finished.set_result(None)
         elif self.finished.done():
             pass
@@ -197,9 +275,15 @@ class SupervisedEngine:
             end = self._follow_one()
             if self.finished.done() or (self._work.stopping.is_set() and self.front is None):
                 return
+            with self._lock:
+                suspension = self._suspension
+            if suspension is not None:
+                if not self._wait_resumed(suspension):
+                    return
+                continue
             if self._work.stopping.is_set():
                 raise EngineFaultError(f"the engine ended before it was done: {end.status}")
-            if self.front is None and self._fault is not None:
+            if not self._loading.done() and self._fault is not None:
                 raise self._fault
             if self.front is None:
                 raise EngineFaultError(
@@ -208,6 +292,17 @@ class SupervisedEngine:
             self._note_death(end)
             if self._work.stopping.wait(self._restarts.backoff_s):
                 return
+
+    def _wait_resumed(self, suspension: Suspension) -> bool:
+        """Say that the process has ended, and wait; returns whether there is to be another one."""
+        self.snapshot = self.idle_snapshot = LoopSnapshot(
+            mode=self.snapshot.mode,
+            slot_count=self.snapshot.slot_count,
+            waiting_count=self._work.sequence_count,
+        )
+        suspension.begin()
+        suspension.wait()
+        return not self._work.stopping.is_set()
 
     def _follow_one(self) -> ProcessEnd:
         """Start a process and read what it says to its end; returns how it ended.
@@ -226,7 +321,7 @@ class SupervisedEngine:
             return ProcessEnd(f"not started: {error.strerror}")
         with self._lock:
             self._process = process
-            if self._work.stopping.is_set():
+            if self._work.stopping.is_set() or self._suspension is not None:
                 process.kill()
         try:
             while (message := process.receive()) is not None:
@@ -249,6 +344,8 @@ class SupervisedEngine:
                 self._report(events, snapshot)
             case Beat(allowed_s):
                 self._allowed_s = allowed_s
+            case Sized(needs):
+                self._sized(process, needs)
             case Served(state, changed):
                 self._served(process, state, changed)
             case Answered() | GrammarCompiled():
@@ -259,6 +356,13 @@ class SupervisedEngine:
                 self._show(message)
             case LoadFailed(error) | Ended(error):
                 self._note_end(error)
+
+    def _sized(self, process: EngineProcess, needs: MemoryNeeds) -> None:
+        """Ask for memory; a process that takes another one's place has its memory."""
+        if self._loading.done():
+            process.send(Place(self._work.settings))
+        else:
+            self._listener.model_sized(needs)
 
     def _note_end(self, fault: MachdError | None) -> None:
         """Note how the engine ends. Told to, it has ended here already: its process may have blocks to write still."""
@@ -271,13 +375,16 @@ class SupervisedEngine:
             self.finished.set_result(None)
 
     def _report(self, events: Sequence[Event], snapshot: LoopSnapshot | None) -> None:
+        has_answered = self._work.follow(events)
+        if has_answered is None:
+            return  # of a process that is suspended
         if snapshot is not None:
             self.snapshot = snapshot
             if not snapshot.running_count + snapshot.waiting_count:
                 self.idle_snapshot = snapshot
+        if has_answered:
+            self._restarts.forget()
         if events:
-            if self._work.follow(events):
-                self._restarts.forget()
             self._listener.publish(list(events))
 
     def _served(self, process: EngineProcess, state: ServedState, changed: frozenset[str]) -> None:
@@ -285,12 +392,15 @@ class SupervisedEngine:
         if self._work.is_served:
             self._listener.verdicts_changed(changed)
             return
-        is_first = self.front is None
-        if is_first:
+        if self.front is None:
             self.front = self._open_front(state.model, EngineGrammars(self._work))
-        self._work.begin(process, is_isolating=self._restarts.is_isolating)
-        if is_first:
-            self.loaded.set_result(None)
+        with self._lock:
+            if self._suspension is not None:
+                return  # this process is about to end
+            self._work.begin(process, is_isolating=self._restarts.is_isolating)
+            loading = self._loading
+        if not loading.done():
+            loading.set_result(None)
         else:
             self._listener.engine_served()
             self._log.info("engine.restarted", sequences=self._work.sequence_count, pid=process.pid)

@@ -13,7 +13,7 @@ from machd.clock import SystemClock
 from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.engine.protocol.engine import GrammarCompiler, ModelDescription
 from machd.engine.protocol.progress import SilentProgress
-from machd.link.port import OpenEngine
+from machd.link.port import EngineListener, OpenEngine
 from machd.served.restarts import Restarts
 from machd.served.started_engine import StartedEngine
 from machd.served.supervised_engine import SupervisedEngine
@@ -42,7 +42,10 @@ class SupervisedDaemon(RunningDaemon):
     Attributes:
         processes: Engine processes that were started, in order.
         refused_starts: How often the system has no room for the next ones.
+        engine: The front's end of it.
     """
+
+    engine: SupervisedEngine
 
     def __init__(self, flags: Mapping[str, object] | None = None) -> None:
         """Prepare it; ``flags`` are settings by dotted key."""
@@ -51,7 +54,7 @@ class SupervisedDaemon(RunningDaemon):
         self.refused_starts = 0
 
     def _open_engine(self) -> OpenEngine:
-        return partial(
+        make_engine = partial(
             SupervisedEngine,
             start_process=self._start_process,
             prepare_front=lambda _located: _open_front,
@@ -59,6 +62,12 @@ class SupervisedDaemon(RunningDaemon):
             restarts=Restarts(SystemClock()),
             clock=SystemClock(),
         )
+
+        def open_engine(settings: Settings, listener: EngineListener) -> SupervisedEngine:
+            self.engine = make_engine(settings, listener)
+            return self.engine
+
+        return open_engine
 
     def _start_process(self, settings: Settings) -> StartedEngine:
         if self.refused_starts:

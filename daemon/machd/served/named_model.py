@@ -1,0 +1,330 @@
+"""One model by its name: what it does, who holds it, and the engine that computes it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+
+import structlog
+
+from machd.capabilities.fit import MemoryNeeds
+from machd.clock import Clock
+from machd.errors import EngineFaultError, MachdError, ModelNotLoadedError
+from machd.link.port import EnginePort
+from machd.served.turns import Claim, ModelState
+from machd.settings.model import Settings
+
+_GB = 1_000_000_000
+
+_MAX_LOADS = 3
+"""Engine processes that may die while they load, before the model counts as one that cannot be loaded."""
+
+_REST_S = 10.0
+"""How long a model that could not be loaded is not tried again for a request; an operator may at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Residence:
+    """How a model lives beside others.
+
+    Attributes:
+        is_pinned: It gives way to no other model.
+        ttl_s: Idle seconds after which it is unloaded; None for never.
+    """
+
+    is_pinned: bool = False
+    ttl_s: float | None = None
+
+
+class Lease:
+    """A request's hold on a model, from before its load to the end of the answer."""
+
+    def __init__(self, model: NamedModel) -> None:
+        """Count as one of the model's leases."""
+        self.model = model
+        self._is_open = True
+
+    def close(self) -> None:
+        """Give it back; again is no mistake."""
+        if self._is_open:
+            self._is_open = False
+            self.model.release()
+
+
+class NamedModel:
+    """One model. Lives on the event loop.
+
+    Attributes:
+        name: As requests and operators name it.
+        settings: Its own, without a KV budget that others leave no room for.
+        link: To its engine; None before it is loaded for the first time, and after a failure.
+        state: What it does.
+        reason: Why it failed; None unless it did.
+        needs: As its engine process has found; None before.
+    """
+
+    def __init__(  # noqa: PLR0913 - one argument for each thing that it calls
+        self,
+        name: str,
+        settings: Settings,
+        open_engine: Callable[[Settings], EnginePort],
+        *,
+        residence: Residence,
+        on_change: Callable[[], None],
+        clock: Clock,
+    ) -> None:
+        """Begin unloaded.
+
+        Args:
+            name: As requests and operators name it.
+            settings: Its own.
+            open_engine: Prepares its engine, which tells the model what it needs.
+            residence: How it lives beside others.
+            on_change: Called when something has changed on which turns depend.
+            clock: Reads time.
+        """
+        self.name = name
+        self.settings = settings
+        self.link: EnginePort | None = None
+        self.state = ModelState.UNLOADED
+        self.reason: MachdError | None = None
+        self.needs: MemoryNeeds | None = None
+        self._open_engine = open_engine
+        self._residence = residence
+        self._on_change = on_change
+        self._clock = clock
+        self._event_loop = asyncio.get_running_loop()
+        self._leases = 0
+        self._waiters: list[asyncio.Future[None]] = []
+        self._waiting_since_s: float | None = None
+        self._ready_since_s = self._idle_since_s = clock.monotonic_s()
+        self._is_granted = self._is_unwanted = False
+        self._failed_s = 0.0
+        self._loads = 0
+        self._log = structlog.get_logger("machd.models")
+
+    @property
+    def leases(self) -> int:
+        """Requests that hold it."""
+        return self._leases
+
+    @property
+    def residence(self) -> Residence:
+        """How it lives beside others."""
+        return self._residence
+
+    @property
+    def idle_s(self) -> float | None:
+        """How long no request has held it; None while one does, and while it is not loaded."""
+        if self._leases or self.state is not ModelState.READY:
+            return None
+        return self._clock.monotonic_s() - self._idle_since_s
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Memory that is reserved for it now."""
+        return self.claim.reserved_bytes
+
+    @property
+    def claim(self) -> Claim:
+        """What turns are decided by."""
+        return Claim(
+            self.name,
+            self.state,
+            needed_bytes=None if self.needs is None else _needed_bytes(self.needs),
+            is_granted=self._is_granted,
+            is_pinned=self._residence.is_pinned,
+            leases=self._leases,
+            waiting_since_s=self._waiting_since_s,
+            ready_since_s=self._ready_since_s,
+            idle_since_s=self._idle_since_s,
+            ttl_s=None if self._residence.is_pinned else self._residence.ttl_s,
+            is_unwanted=self._is_unwanted,
+        )
+
+    def live(self, residence: Residence) -> None:
+        """Live beside others in another way from now on."""
+        self._residence = residence
+        self._on_change()
+
+    def hold(self) -> Lease:
+        """Count a request that needs the model, now or once it is loaded."""
+        self._leases += 1
+        self._is_unwanted = False
+        return Lease(self)
+
+    def release(self) -> None:
+        """Count one less; the idle time begins with the last."""
+        self._leases -= 1
+        if not self._leases:
+            self._idle_since_s = self._clock.monotonic_s()
+            if self.state is ModelState.UNLOADED and not self._waiters:
+                self._waiting_since_s = None  # everybody who waited has left
+        self._on_change()
+
+    def want(self) -> asyncio.Future[None]:
+        """Have it loaded; the future resolves once it is ready, or to why it cannot be.
+
+        Raises:
+            ModelNotLoadedError: It has failed just now.
+        """
+        ready: asyncio.Future[None] = self._event_loop.create_future()
+        if self.state is ModelState.READY:
+            ready.set_result(None)
+            return ready
+        if self.state is ModelState.FAILED:
+            self._forgive()
+        if self._waiting_since_s is None:
+            self._waiting_since_s = self._clock.monotonic_s()
+        self._waiters.append(ready)
+        self._on_change()
+        return ready
+
+    def unload(self) -> None:
+        """Have it unloaded once no request holds it, unless one comes before."""
+        self._is_unwanted = True
+        self._on_change()
+
+    def retry(self) -> None:
+        """Forget a failure, so that the next request has it loaded."""
+        self._failed_s = self._clock.monotonic_s() - _REST_S
+
+    def start(self) -> None:
+        """Start its engine process, which opens the files and says what they need."""
+        self.state, self._is_granted = ModelState.LOADING, False
+        self._loads += 1
+        self._log.info("model.loading", model=self.name)
+        if self.link is None:
+            self.link = self._open_engine(self.settings)
+            self.link.start()
+            loading = self.link.loaded
+        else:
+            loading = self.link.resume()
+        loading.add_done_callback(lambda done: self._soon(self._loaded, done))
+
+    def sized(self, needs: MemoryNeeds) -> None:
+        """Note what it needs; its engine process waits for the grant."""
+        self.needs = needs
+        self._on_change()
+
+    def grant(self) -> None:
+        """Let it read its weights."""
+        assert self.link is not None, "it loads"
+        assert self.needs is not None, "it has been asked for so much"
+        self._is_granted = True
+        budget_gb = kv_bytes(self.needs) / _GB
+        batching = self.settings.continuous_batching
+        batching = batching.model_copy(update={"kv_budget_gb": budget_gb})
+        self.link.place(self.settings.model_copy(update={"continuous_batching": batching}))
+
+    def refuse(self, error: MachdError) -> None:
+        """Give up its load."""
+        assert self.link is not None, "it loads"
+        link, self.link = self.link, None
+        link.stop(error)
+        self._fail(error)
+
+    def give_way(self) -> None:
+        """End its engine process; what is open goes on when it is loaded again."""
+        assert self.link is not None, "it is ready"
+        self.state = ModelState.SUSPENDING
+        self._log.info("model.suspending", model=self.name, leases=self._leases)
+        begun = self.link.suspend()
+        assert begun is not None, "models that share memory have processes of their own"
+        begun.add_done_callback(lambda _: self._soon(self._suspended))
+
+    def _suspended(self) -> None:
+        """Go on waiting for a turn, if requests hold it."""
+        if self.state is not ModelState.SUSPENDING:
+            return
+        self.state, self._is_granted = ModelState.UNLOADED, False
+        if self._leases and self._waiting_since_s is None:
+            self._waiting_since_s = self._clock.monotonic_s()
+        self._on_change()
+
+    def _loaded(self, done: Future[None]) -> None:
+        if self.state is not ModelState.LOADING:
+            return  # it was refused meanwhile
+        error = done.exception()
+        if error is not None:
+            self._not_loaded(error)
+            return
+        assert self.link is not None, "it has just been loaded"
+        now_s = self._clock.monotonic_s()
+        self.state, self.reason = ModelState.READY, None
+        self._waiting_since_s = None
+        self._ready_since_s = self._idle_since_s = now_s
+        self._loads = 0
+        self.link.finished.add_done_callback(lambda ended: self._soon(self._finished, ended))
+        self._log.info("model.ready", model=self.name)
+        self._resolve(None)
+        self._on_change()
+
+    def _not_loaded(self, error: BaseException) -> None:
+        self.link = None
+        has_died = isinstance(error, EngineFaultError)
+        if has_died and self._loads < _MAX_LOADS and (self._leases or self._waiters):
+            self.state = ModelState.UNLOADED  # the next turn tries again
+            self._on_change()
+            return
+        self._log.error("model.failed", model=self.name, error=str(error))
+        self._fail(
+            ModelNotLoadedError(
+                f"the model {self.name!r} could not be loaded; its operator finds the reason in the log"
+            ),
+            cause=error,
+        )
+
+    def _finished(self, ended: Future[None]) -> None:
+        """Note that its engine has failed for good: every answer has ended with that."""
+        if self.link is None or self.link.finished is not ended or ended.exception() is None:
+            return
+        self.link = None
+        self._fail(EngineFaultError(f"the engine of the model {self.name!r} has failed"))
+
+    def _fail(self, error: MachdError, cause: BaseException | None = None) -> None:
+        self.state, self._is_granted = ModelState.FAILED, False
+        self.reason = cause if isinstance(cause, MachdError) else error
+        self._waiting_since_s = None
+        self._failed_s = self._clock.monotonic_s()
+        self._loads = 0
+        self._resolve(error)
+        self._on_change()
+
+    def _forgive(self) -> None:
+        """Try a model that has failed again, unless that was just now."""
+        rest_s = self._failed_s + _REST_S - self._clock.monotonic_s()
+        if rest_s > 0:
+            raise ModelNotLoadedError(
+                f"the model {self.name!r} could not be loaded; it is tried again in {rest_s:.0f} s",
+                retry_after_s=max(1, round(rest_s)),
+            )
+        self.state = ModelState.UNLOADED
+
+    def _resolve(self, error: MachdError | None) -> None:
+        waiters, self._waiters = self._waiters, []
+        for one in waiters:
+            if one.done():
+                continue
+            if error is None:
+                one.set_result(None)
+            else:
+                one.set_exception(error)
+
+    def _soon(self, call: Callable[..., None], *arguments: object) -> None:
+        try:
+            self._event_loop.call_soon_threadsafe(call, *arguments)
+        except RuntimeError:
+            return  # the event loop has closed
+
+
+def kv_bytes(needs: MemoryNeeds) -> int:
+    """Return the KV budget of a model beside others: as it is set, but no more than one whole context."""
+    context_bytes = needs.bytes_per_sequence + needs.bytes_per_token * needs.context_tokens
+    return min(needs.kv_budget_bytes, context_bytes)
+
+
+def _needed_bytes(needs: MemoryNeeds) -> int:
+    return replace(needs, kv_budget_bytes=kv_bytes(needs)).total_bytes

@@ -1,0 +1,163 @@
+"""All models of a daemon by their names, and the memory that they share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from machd.clock import Clock
+from machd.errors import ModelNotLoadedError, NotReadyError
+from machd.served.named_model import Lease, NamedModel
+from machd.served.turns import ModelState, Rules, Turn, next_turn
+
+_GB = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """How requests wait for a model.
+
+    Attributes:
+        loads: A request for a model that is not loaded has it loaded.
+        max_wait_s: How long one may wait.
+    """
+
+    loads: bool
+    max_wait_s: float
+
+
+class ServedModels:
+    """Every model; gives leases, and loads, unloads and suspends by turns. Lives on the event loop."""
+
+    def __init__(self, rules: Rules, waiting: Waiting, clock: Clock) -> None:
+        """Begin without models.
+
+        Args:
+            rules: Of the memory.
+            waiting: Of the requests.
+            clock: Reads time.
+        """
+        self._rules = rules
+        self._waiting = waiting
+        self._clock = clock
+        self._models: dict[str, NamedModel] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_acting = self._has_changed = False
+        self._is_stopped = False
+
+    def __iter__(self) -> Iterator[NamedModel]:
+        """Go through the models, the default one first."""
+        return iter(self._models.values())
+
+    def __getitem__(self, name: str) -> NamedModel:
+        """Return the model of a name."""
+        return self._models[name]
+
+    @property
+    def rules(self) -> Rules:
+        """Of the memory."""
+        return self._rules
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Memory that is reserved for models."""
+        return sum(one.reserved_bytes for one in self)
+
+    def add(self, models: Iterable[NamedModel]) -> None:
+        """Serve more models."""
+        self._models |= {one.name: one for one in models}
+
+    def set_rules(self, rules: Rules, waiting: Waiting) -> None:
+        """Share the memory by other rules from now on."""
+        self._rules, self._waiting = rules, waiting
+        self.act()
+
+    async def lease(self, model: NamedModel) -> Lease:
+        """Hold a model for a request, and wait until it is ready.
+
+        Raises:
+            ModelNotLoadedError: It is not loaded and requests load none, it cannot be loaded, or has not been in time.
+        """
+        lease = model.hold()
+        try:
+            if model.state is not ModelState.READY:
+                await self._ready(model)
+        except BaseException:
+            lease.close()
+            raise
+        return lease
+
+    async def _ready(self, model: NamedModel) -> None:
+        is_coming = model.state in {ModelState.LOADING, ModelState.SUSPENDING}
+        if not self._waiting.loads and not is_coming:
+            raise ModelNotLoadedError(
+                f"the model {model.name!r} is not loaded, and models.autoload is off: an operator has to load it"
+            )
+        try:
+            async with asyncio.timeout(self._waiting.max_wait_s):
+                await model.want()
+        except TimeoutError:
+            raise NotReadyError(
+                f"the model {model.name!r} was not loaded within limits.queue_timeout_s "
+                f"({self._waiting.max_wait_s:g} s)",
+                retry_after_s=max(1, round(self._rules.max_turn_s)),
+            ) from None
+
+    def act(self) -> None:
+        """Do what is to be done now; called whenever something has changed."""
+        self._has_changed = True
+        if self._is_acting or self._is_stopped:
+            return
+        self._is_acting = True
+        try:
+            while self._has_changed:
+                self._has_changed = False
+                turn = next_turn(
+                    [one.claim for one in self], self._rules, self._clock.monotonic_s()
+                )
+                self._take(turn)
+        finally:
+            self._is_acting = False
+        self._wake_at(turn.wake_s)
+
+    def stop(self) -> None:
+        """Do nothing any more."""
+        self._is_stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _take(self, turn: Turn) -> None:
+        for name in turn.give_way:
+            self._models[name].give_way()
+        if turn.start is not None:
+            self._models[turn.start].start()
+        if turn.grant is not None:
+            self._models[turn.grant].grant()
+        if turn.refuse is not None:
+            self._refuse(self._models[turn.refuse])
+        self._has_changed |= bool(turn.start or turn.grant or turn.refuse or turn.give_way)
+
+    def _refuse(self, model: NamedModel) -> None:
+        pinned = [one for one in self if one.residence.is_pinned and one is not model]
+        pinned_bytes = sum(one.reserved_bytes for one in pinned)
+        needed_bytes = model.claim.needed_bytes or 0
+        beside = f", of which pinned models have {pinned_bytes / _GB:.2f}" if pinned_bytes else ""
+        model.refuse(
+            ModelNotLoadedError(
+                f"the model {model.name!r} needs {needed_bytes / _GB:.2f} GB, and models.memory_gb is "
+                f"{self._rules.budget_bytes / _GB:.2f}{beside}"
+            )
+        )
+
+    def _wake_at(self, wake_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        delay_s = wake_s - self._clock.monotonic_s()
+        if delay_s < _LONGEST_S:
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, delay_s), self.act)
+
+
+_LONGEST_S = 1e6
+"""Beyond it nothing is waited for."""
