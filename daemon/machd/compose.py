@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import TypeVarTuple, Unpack
 
 from litestar.types import ASGIApp
 
@@ -17,38 +14,37 @@ from machd.admin.event_feed import EventFeed
 from machd.admin.token import AdminToken
 from machd.capabilities.versions import Versions
 from machd.clock import Clock
+from machd.compose_model import ModelParts, Shared
 from machd.dialects.app import AppSwitch, create_app
 from machd.engine.protocol.media import MediaBounds
 from machd.generations.decodings import MediaRules
-from machd.generations.fanout import Fanout
 from machd.generations.media_fetch import FetchRules
+from machd.generations.open_generations import GenerationLimits, OpenGenerations
 from machd.generations.response_store import ResponseStore
-from machd.generations.service import GenerationLimits, GenerationService
+from machd.generations.service import GenerationService
 from machd.http.authentication import ApiKeys
 from machd.http.context import ServerContext
 from machd.http.file_limit import fit_connections
 from machd.http.gate import OpenRequests
 from machd.http.model_names import ModelNames
 from machd.installed import installed_version
+from machd.kv_events.publisher import KvEventPublisher
 from machd.kv_events.publishing import open_files, open_kv_events
-from machd.link.block_events import KvEvent
-from machd.link.port import OpenEngine, RestartReason
+from machd.link.port import OpenEngine
 from machd.process.configuration import Configuration
 from machd.process.lifecycle import Lifecycle
-from machd.scheduler.events import Event
-from machd.served.served_model import ServedModel
+from machd.served.lodgers import Lodger, lodgers
+from machd.served.served_models import ServedModels, Waiting
 from machd.served.throughput import Throughput
+from machd.served.turns import Rules
 from machd.settings.model import Settings
 from machd.settings.models import ModelsSettings
 from machd.settings.sources import LoadedSettings, SettingsSources
-from machd.telemetry.announcements import Announcements
 from machd.telemetry.gauges import watch_gauges
 from machd.telemetry.lag import EventLoopLag
-from machd.telemetry.logs import RequestLog, SchedulerLog, configure_logs
+from machd.telemetry.logs import RequestLog, configure_logs
 from machd.telemetry.metrics import Metrics
 from machd.telemetry.tracing import tracers
-
-_Arguments = TypeVarTuple("_Arguments")
 
 Access = Callable[[Settings], ApiKeys]
 """Reads who may ask under some settings; refuses those under which nobody may be let in."""
@@ -105,24 +101,26 @@ class Parts:
         self.throughput = Throughput(clock)
         self.feed = EventFeed(clock)
         self.tracers = tracers(settings.tracing.otlp_endpoint, clock)
-        self._fanout = Fanout(
-            self._event_loop, [self.metrics, SchedulerLog(), self.throughput, self.feed]
-        )
-        self.engine = open_engine(settings, self)
-        self.served = ServedModel(
-            self.engine, lambda: self.configuration.settings, self.lifecycle.check_accepting
-        )
-        self.announcements = Announcements(
-            self.served, self.configuration, self.metrics, self.feed.on_verdict
-        )
-        self.service = GenerationService(
-            served=self.served,
-            fanout=self._fanout,
+        self.open_generations = OpenGenerations(
             lifecycle=self.lifecycle,
             limits=_generation_limits(settings),
             clock=clock,
             observers=[self.metrics, RequestLog(), *self.tracers],
         )
+        self._shared = Shared(
+            open_generations=self.open_generations,
+            configuration=self.configuration,
+            metrics=self.metrics,
+            lifecycle=self.lifecycle,
+            throughput=self.throughput,
+            feed=self.feed,
+            clock=clock,
+            kv_events=lambda: self.kv_events,
+        )
+        self.models = ServedModels(_rules(settings), _waiting(settings), clock)
+        self._open_engine = open_engine
+        self.parts_of = {one.name: self._model_parts(one) for one in lodgers(settings)}
+        self.models.add(one.model for one in self.parts_of.values())
         self._responses = ResponseStore(
             max_responses=settings.limits.max_stored_responses,
             max_bytes=settings.limits.max_stored_response_bytes,
@@ -132,16 +130,18 @@ class Parts:
         self.app = AppSwitch(self._make_app(settings, api_keys, self.max_connections))
         self.metrics.export_vllm_names(on=settings.metrics.vllm_names)
         # Last: it binds sockets and has to be closed.
-        self.kv_events = open_kv_events(settings.kv_events, settings.cache, clock)
+        self.kv_events: KvEventPublisher | None = open_kv_events(
+            settings.kv_events, settings.cache, clock
+        )
         watch_gauges(
             self.metrics,
-            served=self.served,
+            served=self.default.served,
             lifecycle=self.lifecycle,
             lag=self.lag,
             configuration=self.configuration,
             responses=self._responses,
             in_flight=lambda: self._open_requests.count,
-            open_generations=lambda: self.service.open_count,
+            open_generations=lambda: len(self.open_generations),
             versions=_version_labels(installed_versions()),
         )
 
@@ -149,8 +149,11 @@ class Parts:
         """The application for operators."""
         return create_admin_app(
             AdminContext(
-                served=self.served,
-                service=self.service,
+                served=self.default.served,
+                service=self.default.service,
+                open_generations=self.open_generations,
+                models=self.models,
+                services=self._services,
                 lifecycle=self.lifecycle,
                 metrics=self.metrics,
                 clock=self._clock,
@@ -162,38 +165,30 @@ class Parts:
                 versions=installed_versions(),
                 started_unix_s=self._clock.unix_s(),
                 client_names=lambda: self._client_names,
-                probe=lambda: self._change_config(measure=True),
+                probe=lambda: self.default.change_config(self.default.model.settings, measure=True),
             ),
             token,
         )
 
-    def publish(self, events: list[Event]) -> None:
-        """Hand the events of a step to their readers."""
-        self._fanout.publish(events)
+    @property
+    def default(self) -> ModelParts:
+        """The default model's."""
+        return self.parts_of[self.models.default.name]
 
-    def block_changed(self, event: KvEvent) -> None:
-        """Publish a change of the blocks in memory."""
-        if self.kv_events is not None:
-            self.kv_events.put(event)
+    @property
+    def _services(self) -> dict[str, GenerationService]:
+        return {name: one.service for name, one in self.parts_of.items()}
 
-    def engine_ended(self, reason: RestartReason) -> None:
-        """Count it, and tell routers until another process serves."""
-        self._on_event_loop(self.lifecycle.restart)
-        self._on_event_loop(self.metrics.count_restart, reason)
-
-    def engine_served(self) -> None:
-        """Tell routers that requests are computed again."""
-        self._on_event_loop(self.lifecycle.restarted)
-
-    def verdicts_changed(self, changed: frozenset[str]) -> None:
-        """Announce what else the model can do now."""
-        self._on_event_loop(self.announcements.announce_changes, changed)
-
-    def _on_event_loop(
-        self, call: Callable[[Unpack[_Arguments]], object], *arguments: *_Arguments
-    ) -> None:
-        with contextlib.suppress(RuntimeError):  # the event loop has closed
-            self._event_loop.call_soon_threadsafe(call, *arguments)
+    def _model_parts(self, lodger: Lodger) -> ModelParts:
+        return ModelParts(
+            lodger.name,
+            lodger.settings,
+            self._shared,
+            self._open_engine,
+            residence=lodger.residence,
+            is_one=lodger.is_one,
+            on_change=self.models.act,
+        )
 
     def _prepare(self, settings: Settings) -> Callable[[], None]:
         """Get ready what other settings need; see :data:`machd.process.configuration.Prepare`."""
@@ -208,7 +203,7 @@ class Parts:
             old, self._in_force = self._in_force, settings
             self.app.app, self._client_names = app, api_keys.names
             self.max_connections = max_connections
-            self.service.set_limits(_generation_limits(settings))
+            self.open_generations.set_limits(_generation_limits(settings))
             self._responses.set_bounds(
                 max_responses=settings.limits.max_stored_responses,
                 max_bytes=settings.limits.max_stored_response_bytes,
@@ -216,36 +211,22 @@ class Parts:
             self.metrics.export_vllm_names(on=settings.metrics.vllm_names)
             if settings.logging != old.logging:
                 configure_logs(level=settings.logging.level, log_format=settings.logging.format)
-            if _arranged_by(settings) != _arranged_by(old):
-                self._change_config(settings)
-            # Afterwards and at once: another config may have to wait for a step.
-            if _read_by_engine(settings) != _read_by_engine(old):
-                self.engine.set_limits(settings)
+            for lodger in lodgers(settings):
+                _take_on(self.parts_of[lodger.name], lodger)
+            self.models.set_rules(_rules(settings), _waiting(settings))
 
         return take_on
 
-    def _change_config(
-        self, settings: Settings | None = None, *, measure: bool = False
-    ) -> Future[None]:
-        """Schedule as the settings say, and then say what came of it. On the event loop."""
-        settings = settings or self.configuration.settings
-        done = self.engine.change_config(settings, measure=measure)
-
-        def announce(done: Future[None]) -> None:
-            if done.exception() is None:  # what it was is in the log already
-                self._on_event_loop(self.announcements.announce)
-
-        done.add_done_callback(announce)
-        return done
-
     def _make_app(self, settings: Settings, api_keys: ApiKeys, max_connections: int) -> ASGIApp:
         context = ServerContext(
-            served=self.served,
-            service=self.service,
+            served=self.default.served,
+            service=self.default.service,
             clock=self._clock,
             settings=settings,
             versions=installed_versions(),
             responses=self._responses,
+            models=self.models,
+            services=self._services,
             names=_model_names(settings.models, is_exposed=self._is_exposed),
         )
         return create_app(
@@ -255,6 +236,28 @@ class Parts:
             open_requests=self._open_requests,
             max_connections=max_connections,
         )
+
+
+def _take_on(parts: ModelParts, lodger: Lodger) -> None:
+    """Have a model live by other settings of its own."""
+    settings, old = lodger.settings, parts.model.settings
+    parts.model.settings = settings
+    if _arranged_by(settings) != _arranged_by(old):
+        parts.change_config(settings)
+    # Afterwards and at once: another config may have to wait for a step.
+    if _read_by_engine(settings) != _read_by_engine(old):
+        parts.served.link.set_limits(settings)
+    parts.model.live(lodger.residence)
+
+
+def _rules(_settings: Settings) -> Rules:
+    """The memory that models share."""
+    return Rules(budget_bytes=1 << 62, max_turn_s=60.0)
+
+
+def _waiting(settings: Settings) -> Waiting:
+    """How requests wait for a model."""
+    return Waiting(loads=True, max_wait_s=settings.limits.queue_timeout_s)
 
 
 def _arranged_by(settings: Settings) -> tuple[object, ...]:

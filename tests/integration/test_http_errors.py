@@ -550,6 +550,8 @@ def _registered_routes() -> set[tuple[str, str]]:
         settings=Settings(),
         versions=installed_versions(),
         responses=ResponseStore(max_responses=0, max_bytes=0),
+        models=cast("Any", None),
+        services={},
     )
     gate = create_app(
         context,

@@ -115,6 +115,8 @@ def _routes() -> list[tuple[str, set[str]]]:
         settings=Settings(),
         versions=installed_versions(),
         responses=ResponseStore(max_responses=0, max_bytes=0),
+        models=cast("Any", None),
+        services={},
     )
     gate = create_app(
         context,

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 
 from machd.admin.event_feed import EventFeed
 from machd.capabilities.versions import Versions
 from machd.clock import Clock
+from machd.generations.open_generations import OpenGenerations
 from machd.generations.response_store import ResponseStore
 from machd.generations.service import GenerationService
 from machd.http.context import ServerContext
 from machd.process.configuration import Configuration
 from machd.process.lifecycle import Lifecycle
 from machd.served.served_model import ServedModel
+from machd.served.served_models import ServedModels
 from machd.served.throughput import Throughput
 from machd.telemetry.lag import EventLoopLag
 from machd.telemetry.metrics import Metrics
@@ -31,6 +33,9 @@ class AdminContext:
 
     served: ServedModel
     service: GenerationService
+    open_generations: OpenGenerations
+    models: ServedModels
+    services: Mapping[str, GenerationService]
     lifecycle: Lifecycle
     metrics: Metrics
     clock: Clock
@@ -53,4 +58,6 @@ class AdminContext:
             settings=self.configuration.settings,
             versions=self.versions,
             responses=self.responses,
+            models=self.models,
+            services=self.services,
         )

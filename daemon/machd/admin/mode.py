@@ -32,7 +32,9 @@ from machd.settings.model import Settings
 async def drain(admin: NamedDependency[AdminContext]) -> AdminState:
     """Take nothing new and finish what there is; the process stays."""
     admin.lifecycle.hold()
-    structlog.get_logger("machd.admin").info("daemon.held", open_requests=admin.service.open_count)
+    structlog.get_logger("machd.admin").info(
+        "daemon.held", open_requests=len(admin.open_generations)
+    )
     return admin_state(admin)
 
 

@@ -73,9 +73,7 @@ async def list_requests(admin: NamedDependency[AdminContext]) -> OpenRequestList
     now_s = admin.clock.monotonic_s()
     prefilled_tokens = admin.served.snapshot.prefilled_tokens
     return OpenRequestList(
-        requests=[
-            _open_request(one, now_s, prefilled_tokens) for one in admin.service.open_generations
-        ]
+        requests=[_open_request(one, now_s, prefilled_tokens) for one in admin.open_generations.all]
     )
 
 
@@ -90,7 +88,7 @@ async def abort_requests(
     """
     found = [
         one
-        for one in admin.service.open_generations
+        for one in admin.open_generations.all
         if request_id in {one.identity.generation_id, one.identity.request_id}
         and not one.is_finished
     ]

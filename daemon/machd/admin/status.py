@@ -190,7 +190,7 @@ class ProbeReport(Struct, frozen=True, kw_only=True):
 async def get_status(admin: NamedDependency[AdminContext]) -> AdminStatus:
     """State, decode mode, load, memory, the last change of the settings."""
     state = admin_state(admin)
-    running = sum(1 for one in admin.service.open_generations if one.admission is not None)
+    running = sum(1 for one in admin.open_generations.all if one.admission is not None)
     snapshot, known = admin.served.snapshot, admin.served.state
     return AdminStatus(
         state=state.state,
@@ -247,7 +247,7 @@ def admin_state(admin: AdminContext) -> AdminState:
         state=lifecycle.state,
         is_held=lifecycle.is_held,
         reason=reason,
-        open_requests=admin.service.open_count,
+        open_requests=len(admin.open_generations),
     )
 
 

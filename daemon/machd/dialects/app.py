@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from litestar import Litestar
+from litestar import Litestar, Request
 from litestar.config.cors import CORSConfig
 from litestar.datastructures import State
 from litestar.di import Provide
@@ -41,7 +42,7 @@ def create_app(
     app = Litestar(
         handlers,
         dependencies={
-            "context": Provide(lambda: context, sync_to_thread=False),
+            "context": Provide(_context_of(context), sync_to_thread=False),
             "metrics": Provide(lambda: metrics, sync_to_thread=False),
         },
         exception_handlers=failures.handlers,
@@ -63,6 +64,16 @@ def create_app(
         open_requests=open_requests,
         on_refusal=metrics.count_rejection,
     )
+
+
+def _context_of(default: ServerContext) -> Callable[[Request[Any, Any, Any]], ServerContext]:
+    """Return what finds the context of the model that the query names; the default one where it names none."""
+
+    def find(request: Request[Any, Any, Any]) -> ServerContext:
+        asked = request.query_params.get("model")
+        return default if asked is None else default.of(default.find(asked))
+
+    return find
 
 
 def _cors(allowed_origins: Sequence[str]) -> CORSConfig | None:

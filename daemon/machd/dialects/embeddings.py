@@ -51,7 +51,7 @@ async def create_embeddings(
     """
     body = await read_public_body(request, context, EmbeddingsRequest)
     context.service.lifecycle.check_accepting()
-    context.check_model(body.model)
+    context.find(body.model)
     _refuse()
 
 

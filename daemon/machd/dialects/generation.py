@@ -33,8 +33,8 @@ _T = TypeVar("_T")
 
 async def read_generation(
     request: Request[Any, Any, Any], context: ServerContext, type_: type[_R]
-) -> _R:
-    """Read a request for a generation and hold it against the daemon and its model.
+) -> tuple[_R, ServerContext]:
+    """Read a request for a generation and hold it against the daemon and its model, whose context comes with it.
 
     Raises:
         RequestError: It is wrong, by itself or for this model.
@@ -48,14 +48,15 @@ async def read_conversation(
     context: ServerContext,
     type_: type[_R],
     conversation_of: Callable[[_R], Conversation],
-) -> tuple[_R, Conversation]:
+) -> tuple[_R, Conversation, ServerContext]:
     """Read a request that holds its whole conversation, as :func:`read_generation`."""
 
     def check(body: _R, vocabulary_tokens: int) -> tuple[_R, Conversation]:
         checked = _checked(body, vocabulary_tokens)
         return checked, conversation_of(checked)
 
-    return await _read(request, context, type_, check)
+    (body, conversation), context = await _read(request, context, type_, check)
+    return body, conversation, context
 
 
 def identify(
@@ -222,8 +223,10 @@ async def _read(
     context: ServerContext,
     type_: type[_R],
     check: Callable[[_R, int], _T],
-) -> _T:
+) -> tuple[_T, ServerContext]:
     """Read a body and check it off the event loop; a draining daemon or another model come first.
+
+    The model that it asks for is loaded if it has to be, and held until the answer has ended.
 
     Args:
         request: To read from.
@@ -234,11 +237,37 @@ async def _read(
     body = await read_public_body(request, context, type_, takes_media=type_.takes_media)
     service = context.service
     service.lifecycle.check_accepting()
-    context.check_model(body.model)
+    context.find(body.model)
     if type_.uses_tokens:
         # Before any work is done for it; counting uses no tokens.
         service.check_client(client_name(request.scope))
-    return await service.in_worker(check, body, context.served.model.vocabulary_tokens)
+    context = await leased(request, context, body.model)
+    checked = await service.in_worker(check, body, context.served.model.vocabulary_tokens)
+    return checked, context
+
+
+async def known(
+    request: Request[Any, Any, Any], context: ServerContext, asked: str | None
+) -> ServerContext:
+    """Return the context of a model for what needs its texts alone; one that was never loaded is loaded for them."""
+    model = context.find(asked)
+    if context.models.is_one or model.served.state is not None:
+        return context.of(model)
+    return await leased(request, context, asked)
+
+
+async def leased(
+    request: Request[Any, Any, Any], context: ServerContext, asked: str | None
+) -> ServerContext:
+    """Hold the model that a request asks for until its answer has ended; a client that leaves waits no longer.
+
+    Raises:
+        ClientDisconnectedError: The client left.
+        MachdError: As of :meth:`machd.http.context.ServerContext.leased`.
+    """
+    if context.find(asked).is_ready:
+        return await context.leased(request.scope, asked)
+    return await while_connected(request.receive, context.leased(request.scope, asked))
 
 
 def _checked(body: _R, vocabulary_tokens: int) -> _R:

@@ -128,7 +128,7 @@ async def create_infill(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> ASGIApp:
     """Write what stands between a prefix and a suffix, in llama.cpp's words."""
-    body = await read_generation(request, context, InfillRequest)
+    body, context = await read_generation(request, context, InfillRequest)
     service = context.service
     form = await service.in_worker(fill_format, context.served.front, param="input_suffix")
     prompt = await service.in_worker(_prompt, form, body)

@@ -103,8 +103,8 @@ async def get_model(
 
     Ids of hub models hold a slash.
     """
+    context = context.of(context.find(model_id.removeprefix("/")))
     model = context.served.model
-    context.check_model(model_id.removeprefix("/"))
     name = model.model_id
     return _anthropic_model(model, name) if speaks_anthropic(request.scope) else _model(model, name)
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import structlog
 
+from machd.capabilities.fit import MemoryNeeds
 from machd.engine.protocol.engine import GrammarCompiler, ModelFront
 from machd.engine_process.grammar_requests import GrammarRequests
 from machd.engine_process.loop import EngineLoop
@@ -31,10 +32,12 @@ from machd.link.messages import (
     Ended,
     LoadFailed,
     Located,
+    Place,
     Progress,
     Report,
     Served,
     SetLimits,
+    Sized,
     Stop,
     Submit,
     ToEngine,
@@ -68,6 +71,8 @@ class FrontLink:
         self._untold: LoopSnapshot | None = None
         self._allowed_s = 0.0
         self._loop: EngineLoop | None = None
+        self._placed = threading.Event()
+        self._place: Settings | None = None
         self._grammars = GrammarRequests(self._send)
 
     def stage(self, name: str, total_bytes: int | None) -> None:
@@ -115,6 +120,17 @@ class FrontLink:
             self._send(Beat(allowed_s))
         if self._untold is not None:
             self.publish([])
+
+    def model_sized(self, needs: MemoryNeeds) -> None:
+        """Tell what the model needs; :meth:`wait_placed` waits for the answer."""
+        self._placed.clear()
+        self._send(Sized(needs))
+
+    def wait_placed(self) -> Settings:
+        """Wait until the model may be put into memory; returns the settings of its place."""
+        self._placed.wait()
+        assert self._place is not None, "it is set before"
+        return self._place
 
     def refuse(self, error: MachdError) -> None:
         """Tell that the model cannot be loaded."""
@@ -173,6 +189,10 @@ class FrontLink:
                 self._grammars.compile(_grammars(loop), message)
             case DropGrammar(number):
                 self._grammars.drop(number)
+            case Place(settings):
+                loop.place(settings)
+                self._place = settings
+                self._placed.set()
             case Stop(error):
                 loop.stop(error)
 

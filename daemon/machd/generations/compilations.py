@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from functools import partial
+from typing import TypeAlias
 
 from machd.engine.protocol.engine import GrammarCompiler
 from machd.generations.turns import Turns
@@ -19,6 +20,9 @@ from machd.request.generation import Grammar
 
 _SEPARATE_THREADS = 4
 """Compilations at once that may take long; each has a process."""
+
+_Key: TypeAlias = tuple[GrammarCompiler, str, Constraint]
+"""A model's compiler, a client, and what it wants compiled."""
 
 
 class Compilations:
@@ -33,7 +37,7 @@ class Compilations:
         self._workers = Workers(1, name="machd-grammar")
         self._separate_workers = Workers(_SEPARATE_THREADS, name="machd-patterns")
         self._turns = Turns(_SEPARATE_THREADS)
-        self._running: dict[tuple[str, Constraint], _Compilation] = {}
+        self._running: dict[_Key, _Compilation] = {}
 
     async def compile(
         self, grammars: GrammarCompiler, constraint: Constraint, *, client: str, wait_s: float
@@ -51,10 +55,10 @@ class Compilations:
             OverloadedError: There is no room for its process.
             TimeoutError: It took too long, or those before it did.
         """
-        key = (client, constraint)
+        key = (grammars, client, constraint)
         running = self._running.get(key)
         if running is None:
-            running = _Compilation(self._compiled(grammars, key, wait_s))
+            running = _Compilation(self._compiled(key, wait_s))
             self._running[key] = running
         running.waiting += 1
         try:
@@ -72,11 +76,9 @@ class Compilations:
         self._workers.shutdown()
         self._separate_workers.shutdown()
 
-    async def _compiled(
-        self, grammars: GrammarCompiler, key: tuple[str, Constraint], wait_s: float
-    ) -> Grammar:
+    async def _compiled(self, key: _Key, wait_s: float) -> Grammar:
         event_loop = asyncio.get_running_loop()
-        running, (client, constraint) = self._running[key], key
+        running, (grammars, client, constraint) = self._running[key], key
         is_separate = await event_loop.run_in_executor(
             self._workers, grammars.is_separate, constraint
         )

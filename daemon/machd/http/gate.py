@@ -24,6 +24,7 @@ from machd.http.envelope import Envelope
 from machd.http.failures import always_answered, error_response
 from machd.http.hosts import host_name, needs_no_name_server, web_origin
 from machd.http.large_bodies import HeldBodies, lend
+from machd.http.leases import end_leases
 from machd.http.stamps import stamp
 
 _HEALTH_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
@@ -132,6 +133,7 @@ class Gate:
             await self._answer(scope, receive, send)
         finally:
             self._open_requests.count -= 1
+            end_leases(scope)
 
     def _refusal(self, path: str, headers: dict[bytes, bytes]) -> MachdError | None:
         if len(path) > _MAX_PATH_CHARACTERS:

@@ -1,12 +1,13 @@
-"""The names under which requests may ask for the served model."""
+"""The names under which requests may ask for models."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 from machd.errors import InvalidRequestError, ModelNotServedError
+from machd.served.served_models import DEFAULT_NAME
 
-_DEFAULT_NAME = "default"
 _OLLAMA_TAG = ":latest"
 
 _MAX_CHARACTERS = 256
@@ -19,47 +20,83 @@ _MAX_SLASHES = 2
 
 
 class ModelNames:
-    """Says whether a request asks for the served model.
+    """Says which model a request asks for.
 
     Attributes:
-        aliases: Its other names, as the settings have them.
+        aliases: Other names of the default model, as the settings have them.
+        others: Names and aliases of the other models, each with the model's name.
     """
 
-    def __init__(self, aliases: Iterable[str] = (), *, accepts_any: bool = False) -> None:
+    def __init__(
+        self,
+        aliases: Iterable[str] = (),
+        *,
+        accepts_any: bool = False,
+        others: Mapping[str, str] | None = None,
+    ) -> None:
         """Take over the settings.
 
         Args:
             aliases: ``models.aliases``.
-            accepts_any: Whether every name that looks like one means the served model.
+            accepts_any: Whether every name that looks like one means the default model.
+            others: Names and aliases of the other models, each with the model's name.
         """
         self.aliases = tuple(dict.fromkeys(aliases))
-        self._aliases = frozenset(_essence(one) for one in (*aliases, _DEFAULT_NAME))
+        self.others = dict(others or {})
+        self._aliases = frozenset(_essence(one) for one in (*aliases, DEFAULT_NAME))
+        counts = Counter(_essence(one) for one in self.others)
+        self._essences = {
+            essence: name
+            for alias, name in self.others.items()
+            if counts[essence := _essence(alias)] == 1
+        }
         self._accepts_any = accepts_any
 
-    def check(self, asked: str | None, served: str) -> None:
-        """Refuse a request for another model.
+    def find(self, asked: str | None, default: str) -> str:
+        """Return the name of the model that a request asks for; ``default`` stands for the default model.
 
-        Case, an organisation before a slash and Ollama's ``:latest`` do not matter.
+        Case, an organisation before a slash and Ollama's ``:latest`` do not matter where they tell no models apart.
 
         Args:
             asked: The name in the request; None or empty where it names none.
-            served: Id of the served model.
+            default: Id of the default model.
 
         Raises:
-            ModelNotServedError: It names another model; the message names the served one.
+            ModelNotServedError: It names another model; the message names those that are served.
             InvalidRequestError: It names none, and this server does not take any name.
         """
         if not asked:
             if not self._accepts_any:
                 raise InvalidRequestError("model: required, but missing", param="model")
-            return
-        is_known = asked == served or _essence(asked) in {_essence(served), *self._aliases}
-        if not _is_name(asked) or not (is_known or self._accepts_any):
-            raise ModelNotServedError(
-                f"this server serves {served!r} and no other model; ask for that one, or add the name "
-                "to models.aliases",
-                param="model",
-            )
+            return DEFAULT_NAME
+        essence = _essence(asked)
+        if asked == default:
+            return DEFAULT_NAME
+        if (name := self.others.get(asked)) is not None:
+            return name
+        if essence in {_essence(default), *self._aliases}:
+            return DEFAULT_NAME
+        if (name := self._essences.get(essence)) is not None:
+            return name
+        if _is_name(asked) and self._accepts_any:
+            return DEFAULT_NAME
+        raise ModelNotServedError(_refusal(default, set(self.others.values())), param="model")
+
+
+_MAX_NAMES = 8
+"""Of models in a refusal."""
+
+
+def _refusal(default: str, others: Iterable[str]) -> str:
+    if not others:
+        return (
+            f"this server serves {default!r} and no other model; ask for that one, or add the name "
+            "to models.aliases"
+        )
+    names = sorted({default, *others})
+    shown = ", ".join(map(repr, names[:_MAX_NAMES]))
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return f"this server serves {shown}{more}; /v1/models lists them. Ask for one of them"
 
 
 def _is_name(text: str) -> bool:

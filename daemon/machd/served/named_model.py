@@ -13,6 +13,7 @@ from machd.capabilities.fit import MemoryNeeds
 from machd.clock import Clock
 from machd.errors import EngineFaultError, MachdError, ModelNotLoadedError
 from machd.link.port import EnginePort
+from machd.served.served_model import ServedModel
 from machd.served.turns import Claim, ModelState
 from machd.settings.model import Settings
 
@@ -59,9 +60,9 @@ class NamedModel:
     Attributes:
         name: As requests and operators name it.
         settings: Its own, without a KV budget that others leave no room for.
-        link: To its engine; None before it is loaded for the first time, and after a failure.
+        served: What handlers ask about it, with the link to its engine.
         state: What it does.
-        reason: Why it failed; None unless it did.
+        cause: What it failed of; None unless it did.
         needs: As its engine process has found; None before.
     """
 
@@ -69,27 +70,31 @@ class NamedModel:
         self,
         name: str,
         settings: Settings,
-        open_engine: Callable[[Settings], EnginePort],
+        served: ServedModel,
+        open_engine: Callable[[], EnginePort],
         *,
         residence: Residence,
         on_change: Callable[[], None],
         clock: Clock,
+        is_one: bool = False,
     ) -> None:
         """Begin unloaded.
 
         Args:
             name: As requests and operators name it.
             settings: Its own.
-            open_engine: Prepares its engine, which tells the model what it needs.
+            served: With the link to an engine that is not started yet.
+            open_engine: Prepares another engine, after one has failed for good.
             residence: How it lives beside others.
             on_change: Called when something has changed on which turns depend.
             clock: Reads time.
+            is_one: There is no other: the daemon says what becomes of it, and leaves when it cannot be loaded.
         """
         self.name = name
         self.settings = settings
-        self.link: EnginePort | None = None
+        self.served = served
         self.state = ModelState.UNLOADED
-        self.reason: MachdError | None = None
+        self.cause: BaseException | None = None
         self.needs: MemoryNeeds | None = None
         self._open_engine = open_engine
         self._residence = residence
@@ -103,7 +108,21 @@ class NamedModel:
         self._is_granted = self._is_unwanted = False
         self._failed_s = 0.0
         self._loads = 0
+        self._max_loads = 1 if is_one else _MAX_LOADS
         self._log = structlog.get_logger("machd.models")
+        self._say = _say_nothing if is_one else self._log.info
+        self._is_spent = self._is_started = False
+
+    @property
+    def shown_name(self) -> str:
+        """Name that answers have: the model's id once it is known."""
+        front = self.served.link.front
+        return self.name if front is None else front.model.model_id
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests are computed."""
+        return self.state is ModelState.READY
 
     @property
     def leases(self) -> int:
@@ -182,6 +201,17 @@ class NamedModel:
         self._on_change()
         return ready
 
+    def check_loaded(self) -> None:
+        """Raise why nothing is known of the model.
+
+        Raises:
+            ModelNotLoadedError: It was never loaded.
+        """
+        if self.served.state is None:
+            raise ModelNotLoadedError(
+                f"the model {self.name!r} is not loaded; a request for an answer loads it"
+            )
+
     def unload(self) -> None:
         """Have it unloaded once no request holds it, unless one comes before."""
         self._is_unwanted = True
@@ -195,43 +225,47 @@ class NamedModel:
         """Start its engine process, which opens the files and says what they need."""
         self.state, self._is_granted = ModelState.LOADING, False
         self._loads += 1
-        self._log.info("model.loading", model=self.name)
-        if self.link is None:
-            self.link = self._open_engine(self.settings)
-            self.link.start()
-            loading = self.link.loaded
+        self._say("model.loading", model=self.name)
+        if self._is_spent:
+            self.served.link = self._open_engine()
+            self._is_spent = self._is_started = False
+        link = self.served.link
+        if self._is_started:
+            loading = link.resume()
         else:
-            loading = self.link.resume()
+            link.start()
+            loading = link.loaded
+        self._is_started = True
         loading.add_done_callback(lambda done: self._soon(self._loaded, done))
 
     def sized(self, needs: MemoryNeeds) -> None:
-        """Note what it needs; its engine process waits for the grant."""
+        """Note what it needs; its engine process waits for the grant. One that follows one that died has it already."""
         self.needs = needs
-        self._on_change()
+        if self._is_granted:
+            self.grant()
+        else:
+            self._on_change()
 
     def grant(self) -> None:
         """Let it read its weights."""
-        assert self.link is not None, "it loads"
         assert self.needs is not None, "it has been asked for so much"
         self._is_granted = True
         budget_gb = kv_bytes(self.needs) / _GB
         batching = self.settings.continuous_batching
         batching = batching.model_copy(update={"kv_budget_gb": budget_gb})
-        self.link.place(self.settings.model_copy(update={"continuous_batching": batching}))
+        self.served.link.place(self.settings.model_copy(update={"continuous_batching": batching}))
 
     def refuse(self, error: MachdError) -> None:
         """Give up its load."""
-        assert self.link is not None, "it loads"
-        link, self.link = self.link, None
-        link.stop(error)
+        self._is_spent = True
+        self.served.link.stop(error)
         self._fail(error)
 
     def give_way(self) -> None:
         """End its engine process; what is open goes on when it is loaded again."""
-        assert self.link is not None, "it is ready"
         self.state = ModelState.SUSPENDING
-        self._log.info("model.suspending", model=self.name, leases=self._leases)
-        begun = self.link.suspend()
+        self._say("model.suspending", model=self.name, leases=self._leases)
+        begun = self.served.link.suspend()
         assert begun is not None, "models that share memory have processes of their own"
         begun.add_done_callback(lambda _: self._soon(self._suspended))
 
@@ -251,25 +285,25 @@ class NamedModel:
         if error is not None:
             self._not_loaded(error)
             return
-        assert self.link is not None, "it has just been loaded"
         now_s = self._clock.monotonic_s()
-        self.state, self.reason = ModelState.READY, None
+        self.state, self.cause = ModelState.READY, None
         self._waiting_since_s = None
         self._ready_since_s = self._idle_since_s = now_s
         self._loads = 0
-        self.link.finished.add_done_callback(lambda ended: self._soon(self._finished, ended))
-        self._log.info("model.ready", model=self.name)
+        self.served.link.finished.add_done_callback(lambda ended: self._soon(self._finished, ended))
+        self._say("model.ready", model=self.name)
         self._resolve(None)
         self._on_change()
 
     def _not_loaded(self, error: BaseException) -> None:
-        self.link = None
+        self._is_spent = True
         has_died = isinstance(error, EngineFaultError)
-        if has_died and self._loads < _MAX_LOADS and (self._leases or self._waiters):
+        if has_died and self._loads < self._max_loads and (self._leases or self._waiters):
             self.state = ModelState.UNLOADED  # the next turn tries again
             self._on_change()
             return
-        self._log.error("model.failed", model=self.name, error=str(error))
+        if self._max_loads > 1:
+            self._log.error("model.failed", model=self.name, error=str(error))
         self._fail(
             ModelNotLoadedError(
                 f"the model {self.name!r} could not be loaded; its operator finds the reason in the log"
@@ -279,14 +313,15 @@ class NamedModel:
 
     def _finished(self, ended: Future[None]) -> None:
         """Note that its engine has failed for good: every answer has ended with that."""
-        if self.link is None or self.link.finished is not ended or ended.exception() is None:
+        is_current = self.served.link.finished is ended and not self._is_spent
+        if not is_current or ended.exception() is None:
             return
-        self.link = None
+        self._is_spent = True
         self._fail(EngineFaultError(f"the engine of the model {self.name!r} has failed"))
 
     def _fail(self, error: MachdError, cause: BaseException | None = None) -> None:
         self.state, self._is_granted = ModelState.FAILED, False
-        self.reason = cause if isinstance(cause, MachdError) else error
+        self.cause = cause or error
         self._waiting_since_s = None
         self._failed_s = self._clock.monotonic_s()
         self._loads = 0
@@ -318,6 +353,10 @@ class NamedModel:
             self._event_loop.call_soon_threadsafe(call, *arguments)
         except RuntimeError:
             return  # the event loop has closed
+
+
+def _say_nothing(_event: str, **_facts: object) -> None:
+    """Log nothing."""
 
 
 def kv_bytes(needs: MemoryNeeds) -> int:

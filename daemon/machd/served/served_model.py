@@ -24,7 +24,7 @@ class ServedModel:
     What needs a loaded model raises NotReadyError, DrainingError or EngineFaultError while there is none.
 
     Attributes:
-        link: To the engine.
+        link: To the engine; another one after an engine has failed for good.
     """
 
     def __init__(

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from math import inf
 
 from machd.clock import Clock
-from machd.errors import ModelNotLoadedError, NotReadyError
+from machd.errors import MachdError, ModelNotLoadedError, NotReadyError
 from machd.served.named_model import Lease, NamedModel
 from machd.served.turns import ModelState, Rules, Turn, next_turn
 
 _GB = 1_000_000_000
+
+DEFAULT_NAME = "default"
+"""Always a name of the default model, and its own where it has no other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +55,38 @@ class ServedModels:
         return iter(self._models.values())
 
     def __getitem__(self, name: str) -> NamedModel:
-        """Return the model of a name."""
-        return self._models[name]
+        """Return the model of a name, or the default one by :data:`DEFAULT_NAME`."""
+        return self.default if name == DEFAULT_NAME else self._models[name]
+
+    @property
+    def default(self) -> NamedModel:
+        """The first of them, which requests get that name none."""
+        return next(iter(self))
+
+    @property
+    def is_one(self) -> bool:
+        """Whether there is the default model alone, which lives as long as the daemon."""
+        return len(self._models) == 1
+
+    @property
+    def running_count(self) -> int:
+        """Sequences that run, of all models."""
+        return sum(one.served.snapshot.running_count for one in self)
+
+    @property
+    def waiting_count(self) -> int:
+        """Sequences that wait, of all models."""
+        return sum(one.served.snapshot.waiting_count for one in self)
+
+    @property
+    def slot_count(self) -> int:
+        """Slots of the models that are loaded."""
+        return sum(one.served.snapshot.slot_count for one in self)
+
+    @property
+    def heartbeat_age_s(self) -> float:
+        """The longest time for which an engine that serves has given no sign of life."""
+        return max(one.served.heartbeat_age_s for one in self)
 
     @property
     def rules(self) -> Rules:
@@ -111,19 +145,22 @@ class ServedModels:
             return
         self._is_acting = True
         try:
+            wake_s = inf
             while self._has_changed:
                 self._has_changed = False
-                turn = next_turn(
-                    [one.claim for one in self], self._rules, self._clock.monotonic_s()
-                )
+                claims = [one.claim for one in self]
+                turn = next_turn(claims, self._rules, self._clock.monotonic_s())
                 self._take(turn)
+                wake_s = turn.wake_s
         finally:
             self._is_acting = False
-        self._wake_at(turn.wake_s)
+        self._wake_at(wake_s)
 
-    def stop(self) -> None:
-        """Do nothing any more."""
+    def stop(self, error: MachdError) -> None:
+        """End every model's sequences with ``error``, and its engine process."""
         self._is_stopped = True
+        for one in self:
+            one.served.link.stop(error)
         if self._timer is not None:
             self._timer.cancel()
 

@@ -281,14 +281,6 @@ class SupervisedEngine:
                 if not self._wait_resumed(suspension):
                     return
                 continue
-            if self._work.stopping.is_set():
-                raise EngineFaultError(f"the engine ended before it was done: {end.status}")
-            if not self._loading.done() and self._fault is not None:
-                raise self._fault
-            if self.front is None:
-                raise EngineFaultError(
-                    f"the engine process ended while it loaded the model: {end.status}"
-                )
             self._note_death(end)
             if self._work.stopping.wait(self._restarts.backoff_s):
                 return
@@ -344,10 +336,8 @@ class SupervisedEngine:
                 self._report(events, snapshot)
             case Beat(allowed_s):
                 self._allowed_s = allowed_s
-            case Sized(needs):
-                self._sized(process, needs)
-            case Served(state, changed):
-                self._served(process, state, changed)
+            case Sized() | Served():
+                self._prepare(process, message)
             case Answered() | GrammarCompiled():
                 self._work.answer(message)
             case BlocksChanged(event):
@@ -356,6 +346,13 @@ class SupervisedEngine:
                 self._show(message)
             case LoadFailed(error) | Ended(error):
                 self._note_end(error)
+
+    def _prepare(self, process: EngineProcess, message: Sized | Served) -> None:
+        match message:
+            case Sized(needs):
+                self._sized(process, needs)
+            case Served(state, changed):
+                self._served(process, state, changed)
 
     def _sized(self, process: EngineProcess, needs: MemoryNeeds) -> None:
         """Ask for memory; a process that takes another one's place has its memory."""
@@ -419,8 +416,17 @@ class SupervisedEngine:
         """Say that a process has ended, and end the sequence that two of them could not stand.
 
         Raises:
-            EngineFaultError: Too many have ended without a whole answer between them.
+            MachdError: The model cannot be loaded, the engine was told to stop, or too many processes have ended without
+                a whole answer between them.
         """
+        if self._work.stopping.is_set():
+            raise EngineFaultError(f"the engine ended before it was done: {end.status}")
+        if not self._loading.done() and self._fault is not None:
+            raise self._fault
+        if self.front is None:
+            raise EngineFaultError(
+                f"the engine process ended while it loaded the model: {end.status}"
+            )
         reason = RestartReason.FAULT if self._fault is not None else self._reason
         events = self._work.survive(
             EngineFaultError("the engine failed while computing this request")

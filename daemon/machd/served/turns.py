@@ -119,7 +119,7 @@ def next_turn(claims: Sequence[Claim], rules: Rules, now_s: float) -> Turn:
         asked = [one for one in claims if one.state is ModelState.UNLOADED]
         waiting = [one for one in asked if one.waiting_since_s is not None]
         first = min(waiting, key=_waiting_since_s, default=None)
-        return Turn(start=first and first.name, give_way=outlived, wake_s=wake_s)
+        return Turn(start=None if first is None else first.name, give_way=outlived, wake_s=wake_s)
     if loading.is_granted or loading.needed_bytes is None:
         return Turn(give_way=outlived, wake_s=wake_s)
     others = [one for one in claims if one is not loading]

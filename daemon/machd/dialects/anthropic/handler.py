@@ -30,7 +30,7 @@ async def create_message(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> ASGIApp:
     """Continue a conversation, in Anthropic's words."""
-    body, conversation = await read_conversation(
+    body, conversation, context = await read_conversation(
         request, context, MessagesRequest, MessagesRequest.conversation
     )
     identity = identify(request, context, endpoint="messages", prefix="msg_")
@@ -54,7 +54,7 @@ async def count_message_tokens(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> TokenCount:
     """Tokens of the prompt that a conversation would have."""
-    _, conversation = await read_conversation(
+    _, conversation, context = await read_conversation(
         request, context, CountTokensRequest, CountTokensRequest.conversation
     )
     service = context.service

@@ -50,7 +50,7 @@ async def create_chat_completion(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> ASGIApp:
     """Continue a conversation."""
-    body, conversation = await read_conversation(
+    body, conversation, context = await read_conversation(
         request, context, ChatCompletionRequest, ChatCompletionRequest.conversation
     )
     options = body.options()

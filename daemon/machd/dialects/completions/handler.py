@@ -46,7 +46,7 @@ async def create_completion(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> ASGIApp:
     """Continue a text."""
-    body = await read_generation(request, context, CompletionRequest)
+    body, context = await read_generation(request, context, CompletionRequest)
     service = context.service
     options = body.options()
     form = None

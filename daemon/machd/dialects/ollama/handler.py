@@ -62,7 +62,7 @@ async def create_ollama_chat(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> ASGIApp:
     """Continue a conversation, in Ollama's words."""
-    body = await read_generation(request, context, OllamaChatRequest)
+    body, context = await read_generation(request, context, OllamaChatRequest)
     service = context.service
     identity = identify(request, context, endpoint="ollama_chat", prefix="ollama-")
     dialect = _dialect(OllamaChatDialect, context, identity, body)
@@ -85,7 +85,7 @@ async def create_ollama_generate(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> ASGIApp:
     """Answer or continue a text, in Ollama's words."""
-    body = await read_generation(request, context, OllamaGenerateRequest)
+    body, context = await read_generation(request, context, OllamaGenerateRequest)
     identity = identify(request, context, endpoint="ollama_generate", prefix="ollama-")
     dialect = _dialect(OllamaGenerateDialect, context, identity, body)
     if not body.prompt and not body.images:
@@ -107,8 +107,8 @@ async def show_ollama_model(
 ) -> OllamaModelFacts:
     """Describe the served model, in Ollama's words."""
     body = await read_public_body(request, context, OllamaShowRequest)
+    context = context.of(context.find(body.model or body.name))
     model = context.served.model
-    context.check_model(body.model or body.name)
     return OllamaModelFacts(
         details=_details(model),
         model_info={

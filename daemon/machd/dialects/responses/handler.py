@@ -38,7 +38,7 @@ async def create_response(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> ASGIApp:
     """Answer, perhaps after an earlier response."""
-    body = await read_generation(request, context, ResponsesRequest)
+    body, context = await read_generation(request, context, ResponsesRequest)
     service = context.service
     client = client_name(request.scope)
     previous, referenced = _stored_items(context.responses, client, body)

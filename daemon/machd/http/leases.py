@@ -1,0 +1,20 @@
+"""A request's leases on models, which end with its answer."""
+
+from __future__ import annotations
+
+from litestar.types import Scope
+
+from machd.served.named_model import Lease
+
+_LEASES_KEY = "machd_model_leases"
+
+
+def keep(scope: Scope, lease: Lease) -> None:
+    """Have a lease end when the request's answer has."""
+    scope["state"].setdefault(_LEASES_KEY, []).append(lease)
+
+
+def end_leases(scope: Scope) -> None:
+    """Give back what the request has held."""
+    for lease in scope["state"].pop(_LEASES_KEY, ()):
+        lease.close()
