@@ -73,6 +73,7 @@ class ModelParts:
             on_change: Called when something has changed on which turns depend.
         """
         self._shared = shared
+        self.model_name = "" if is_one else name
         self._is_one = is_one
         self._event_loop = asyncio.get_running_loop()
         self._fanout = Fanout(

@@ -46,19 +46,21 @@ def main() -> None:
         return
     # As Python opens standard error, and like that never closed: threads may log to the end.
     log = os.fdopen(log_number, "w", 1, encoding=sys.stderr.encoding, errors="backslashreplace")
-    _serve(frames, Settings.model_validate_json(first[0]), log)
+    settings, name = first
+    _serve(frames, Settings.model_validate_json(settings), bytes(name).decode(), log)
     # Threads may be inside native code: unwinding Python under them would abort the process with a core dump.
     for stream in (log, sys.stderr):
         stream.flush()
     os._exit(0)
 
 
-def _serve(frames: Frames, settings: Settings, log: TextIO) -> None:
+def _serve(frames: Frames, settings: Settings, name: str, log: TextIO) -> None:
     """Compute for the front.
 
     Args:
         frames: The link's end.
         settings: In force until others come.
+        name: The model's among others; empty for the only one.
         log: The front's standard error. This process's own is a pipe for what is no log.
     """
 
@@ -69,7 +71,7 @@ def _serve(frames: Frames, settings: Settings, log: TextIO) -> None:
     configure(settings)
     environ = os.environ  # noqa: TID251 - libraries read theirs by themselves
     cache_directory = user_cache_directory(environ)
-    link = FrontLink(frames, on_settings=configure)
+    link = FrontLink(frames, on_settings=configure, model_name=name)
     try:
         blas = choose_checked_blas(
             settings.engine.blas, cache_directory=cache_directory, environ=environ
@@ -93,8 +95,9 @@ def _serve(frames: Frames, settings: Settings, log: TextIO) -> None:
             cache_directory=cache_directory,
             progress=link,
         )
-        log_model(source.model_id, loggers=_ALL_LOGGERS)
-        link.located(source.kind.value, str(source.path), source.model_id)
+        model_id = name or source.model_id
+        log_model(model_id, loggers=_ALL_LOGGERS)
+        link.located(source.kind.value, str(source.path), model_id)
         return load()
 
     loop = engine_loop(

@@ -47,9 +47,11 @@ def run_front(
     configure_logs(level=settings.logging.level, log_format=settings.logging.format)
     started = [first]
 
-    def start_process(settings: Settings) -> StartedEngine:
+    def start_process(settings: Settings, name: str) -> StartedEngine:
         return (
-            started.pop() if started else StartedEngine(ENGINE_COMMAND, settings.model_dump_json())
+            started.pop()
+            if started
+            else StartedEngine(ENGINE_COMMAND, settings.model_dump_json(), name)
         )
 
     with ProgressBar(has_lines=False) as progress:
@@ -72,7 +74,7 @@ def run_front(
             functools.partial(
                 SupervisedEngine,
                 start_process=start_process,
-                prepare_front=functools.partial(_prepare_front, settings),
+                prepare_front=_prepare_front,
                 progress=progress,
                 # The other ranks end with rank 0's, and whoever has launched them launches all anew.
                 restarts=Restarts(SystemClock(), MAX_RESTARTS if is_alone else 0),
@@ -84,7 +86,7 @@ def run_front(
         asyncio.run(daemon.run())
 
 
-def _prepare_front(settings: Settings, located: Located) -> OpenFront:
+def _prepare_front(located: Located, settings: Settings) -> OpenFront:
     """Begin to open the model's texts, while the engine process loads it from the same files."""
     model = settings.model
     threads = ThreadPoolExecutor(1, "machd-texts")

@@ -57,13 +57,17 @@ _CLOSE_S = 15.0
 class FrontLink:
     """A :class:`machd.link.port.EngineListener` that tells the front, and a reader of what the front asks."""
 
-    def __init__(self, frames: Frames, on_settings: Callable[[Settings], None]) -> None:
+    def __init__(
+        self, frames: Frames, on_settings: Callable[[Settings], None], *, model_name: str = ""
+    ) -> None:
         """Take over an end of the link.
 
         Args:
             frames: To the front.
             on_settings: Told of other settings that are in force from now on.
+            model_name: The model's among others; empty for the only one.
         """
+        self.model_name = model_name
         self._frames = frames
         self._on_settings = on_settings
         self._sending = threading.Lock()

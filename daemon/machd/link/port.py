@@ -150,7 +150,13 @@ class EnginePort(Protocol):
 
 
 class EngineListener(Protocol):
-    """What a front does with what its engine says. Called on a thread of the engine's; never waits."""
+    """What a front does with what its engine says. Called on a thread of the engine's; never waits.
+
+    Attributes:
+        model_name: The model's among others, which share the memory with it; empty for the only one.
+    """
+
+    model_name: str
 
     def model_sized(self, needs: MemoryNeeds) -> None:
         """Note what the model needs, which is put into memory once it is told to :meth:`EnginePort.place` it."""

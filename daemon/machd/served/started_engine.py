@@ -26,13 +26,14 @@ class StartedEngine:
         error_output: What the process writes to standard error, but its log.
     """
 
-    def __init__(self, command: Sequence[str], settings_json: str) -> None:
+    def __init__(self, command: Sequence[str], settings_json: str, name: str = "") -> None:
         """Start it.
 
         Args:
             command: Of the program, which gets two numbers of descriptors as its last arguments: its end of the link,
                 and this process's standard error, for its log.
             settings_json: The settings in force, with which the link begins.
+            name: The model's among others; empty for the only one.
 
         Raises:
             OSError: The system has no room for it.
@@ -61,7 +62,7 @@ class StartedEngine:
         with suppress(
             OSError
         ):  # a process that has ended already: the reader of the link sees that
-            self.frames.send([settings_json.encode()])
+            self.frames.send([settings_json.encode(), name.encode()])
 
     def _kill(self) -> None:
         self.process.kill()

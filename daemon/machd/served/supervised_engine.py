@@ -96,8 +96,8 @@ class SupervisedEngine:
         settings: Settings,
         listener: EngineListener,
         *,
-        start_process: Callable[[Settings], StartedEngine],
-        prepare_front: Callable[[Located], OpenFront],
+        start_process: Callable[[Settings, str], StartedEngine],
+        prepare_front: Callable[[Located, Settings], OpenFront],
         progress: LoadProgress,
         restarts: Restarts,
         clock: Clock,
@@ -107,7 +107,7 @@ class SupervisedEngine:
         Args:
             settings: In force until others come.
             listener: Told what happens.
-            start_process: Starts an engine process with these settings, or with older ones.
+            start_process: Starts an engine process with these settings, or with older ones, under a name or none.
             prepare_front: Begins to open the texts of the model whose files an engine process has found.
             progress: Told how far the first loading is.
             restarts: How often a process may be replaced.
@@ -306,7 +306,9 @@ class SupervisedEngine:
         with self._lock:
             self._reason, self._fault, self._allowed_s = RestartReason.EXIT, None, 0.0
         try:
-            process = EngineProcess(self._start_process(self._work.settings))
+            process = EngineProcess(
+                self._start_process(self._work.settings, self._listener.model_name)
+            )
         except OSError as error:
             if self.front is None:
                 raise cannot_start(error) from error
@@ -406,7 +408,7 @@ class SupervisedEngine:
         if self.front is not None:
             return  # it is there, and no progress of a restart is shown
         if isinstance(message, Located):
-            self._open_front = self._prepare_front(message)
+            self._open_front = self._prepare_front(message, self._work.settings)
         elif message.stage is None:
             self._progress.advance(message.done_bytes)
         else:

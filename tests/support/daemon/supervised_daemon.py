@@ -57,7 +57,7 @@ class SupervisedDaemon(RunningDaemon):
         make_engine = partial(
             SupervisedEngine,
             start_process=self._start_process,
-            prepare_front=lambda _located: _open_front,
+            prepare_front=lambda _located, _settings: _open_front,
             progress=SilentProgress(),
             restarts=Restarts(SystemClock()),
             clock=SystemClock(),
@@ -69,11 +69,11 @@ class SupervisedDaemon(RunningDaemon):
 
         return open_engine
 
-    def _start_process(self, settings: Settings) -> StartedEngine:
+    def _start_process(self, settings: Settings, name: str) -> StartedEngine:
         if self.refused_starts:
             self.refused_starts -= 1
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
         command = module_command("support.daemon.engine_child")
-        started = StartedEngine(command, settings.model_dump_json())
+        started = StartedEngine(command, settings.model_dump_json(), name)
         self.processes.append(started.process)
         return started
