@@ -5,17 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from machd.errors import InvalidRequestError, ModelNotServedError
-
-_DEFAULT_NAME = "default"
-_OLLAMA_TAG = ":latest"
-
-_MAX_CHARACTERS = 256
-"""Of a name in a path; one in a body is held to it before."""
-
-_PATH_OPENINGS = ("/", "~", ".", " ")
-_PATH_PARTS = ("://", "..", "//", "\\")
-_MAX_SLASHES = 2
-"""Hub ids have one slash, and routers put the provider's name and another one before them."""
+from machd.settings.models import DEFAULT_NAME, name_essence
+from machd.settings.texts import MAX_MODEL_NAME_CHARS, looks_like_path
 
 
 class ModelNames:
@@ -33,7 +24,7 @@ class ModelNames:
             accepts_any: Whether every name that looks like one means the served model.
         """
         self.aliases = tuple(dict.fromkeys(aliases))
-        self._aliases = frozenset(_essence(one) for one in (*aliases, _DEFAULT_NAME))
+        self._aliases = frozenset(name_essence(one) for one in (*aliases, DEFAULT_NAME))
         self._accepts_any = accepts_any
 
     def check(self, asked: str | None, served: str) -> None:
@@ -53,7 +44,7 @@ class ModelNames:
             if not self._accepts_any:
                 raise InvalidRequestError("model: required, but missing", param="model")
             return
-        is_known = asked == served or _essence(asked) in {_essence(served), *self._aliases}
+        is_known = asked == served or name_essence(asked) in {name_essence(served), *self._aliases}
         if not _is_name(asked) or not (is_known or self._accepts_any):
             raise ModelNotServedError(
                 f"this server serves {served!r} and no other model; ask for that one, or add the name "
@@ -65,14 +56,8 @@ class ModelNames:
 def _is_name(text: str) -> bool:
     """Return True if a text could be a model's name: a path, a URL or control characters are a mistake."""
     return (
-        len(text) <= _MAX_CHARACTERS
+        len(text) <= MAX_MODEL_NAME_CHARS
         and text.isprintable()
-        and not text.startswith(_PATH_OPENINGS)
-        and not any(part in text for part in _PATH_PARTS)
-        and text.count("/") <= _MAX_SLASHES
+        and not text.startswith(" ")
+        and not looks_like_path(text)
     )
-
-
-def _essence(name: str) -> str:
-    """A name without its case, its organisation and Ollama's tag."""
-    return name.rpartition("/")[2].casefold().removesuffix(_OLLAMA_TAG)
