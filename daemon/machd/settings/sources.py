@@ -264,16 +264,30 @@ def name_problems(changes: Mapping[str, Mapping[str, object]], settings: Setting
         changes: Tables like a file's; None for what is taken away, a model's table among it.
         settings: Those with the tables that can be taken away.
     """
-    known = settings.models.tables
-    named = {
-        section: {
-            name: {} if value is None and section == MODELS_SECTION and name in known else value
-            for name, value in values.items()
-        }
-        for section, values in changes.items()
-    }
-    given = _by_operator(named, type(settings))
-    return [printable(one) for one in given if isinstance(one, str)]
+    model, tables = type(settings), settings.models.tables
+    named = {section: dict(values) for section, values in changes.items()}
+    models = named.get(MODELS_SECTION, {})
+    own = {key.name for key in setting_keys(model) if key.section == MODELS_SECTION}
+    problems: list[str] = []
+    for name, value in list(models.items()):
+        if name in own or not _only_takes_away(value):
+            continue
+        if name not in tables:
+            near = nearest(dotted_table(name), map(dotted_table, tables or own))
+            problems.append(
+                f"{shortened(dotted_table(name))}: no such setting; did you mean {near}?"
+            )
+        if name not in tables or value is None:
+            del models[name]
+    problems += [one for one in _by_operator(named, model) if isinstance(one, str)]
+    return [printable(problem) for problem in problems]
+
+
+def _only_takes_away(value: object) -> bool:
+    """Return True for a change of a model's table that gives it nothing."""
+    if isinstance(value, Mapping):
+        return bool(value) and all(_only_takes_away(one) for one in value.values())
+    return value is None
 
 
 def process_environ() -> dict[str, str]:
