@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from litestar.types import ASGIApp
 
@@ -33,12 +33,12 @@ from machd.kv_events.publishing import open_files, open_kv_events
 from machd.link.port import OpenEngine
 from machd.process.configuration import Configuration
 from machd.process.lifecycle import Lifecycle
-from machd.served.lodgers import Lodger, lodgers
+from machd.served.model_set import ModelToServe, find_models, models_to_serve
 from machd.served.served_models import ServedModels, Waiting
 from machd.served.throughput import Throughput
 from machd.served.turns import Rules
 from machd.settings.model import Settings
-from machd.settings.models import ModelsSettings
+from machd.settings.models import DEFAULT_NAME, ModelsSettings
 from machd.settings.sources import LoadedSettings, SettingsSources
 from machd.telemetry.gauges import watch_gauges
 from machd.telemetry.lag import EventLoopLag
@@ -119,7 +119,9 @@ class Parts:
         )
         self.models = ServedModels(_rules(settings), _waiting(settings), clock)
         self._open_engine = open_engine
-        self.parts_of = {one.name: self._model_parts(one) for one in lodgers(settings)}
+        self._found = find_models(settings)
+        to_serve = models_to_serve(settings, self._found)
+        self.parts_of = {one.name: self._model_parts(one) for one in to_serve}
         self.models.add(one.model for one in self.parts_of.values())
         self._responses = ResponseStore(
             max_responses=settings.limits.max_stored_responses,
@@ -179,15 +181,15 @@ class Parts:
     def _services(self) -> dict[str, GenerationService]:
         return {name: one.service for name, one in self.parts_of.items()}
 
-    def _model_parts(self, lodger: Lodger) -> ModelParts:
+    def _model_parts(self, model: ModelToServe) -> ModelParts:
         return ModelParts(
-            lodger.name,
-            lodger.settings,
+            model.name,
+            model.settings,
             self._shared,
             self._open_engine,
-            residence=lodger.residence,
-            is_one=lodger.is_one,
-            on_change=self.models.act,
+            residence=model.residence,
+            is_one=model.is_one,
+            models=self.models,
         )
 
     def _prepare(self, settings: Settings) -> Callable[[], None]:
@@ -211,8 +213,8 @@ class Parts:
             self.metrics.export_vllm_names(on=settings.metrics.vllm_names)
             if settings.logging != old.logging:
                 configure_logs(level=settings.logging.level, log_format=settings.logging.format)
-            for lodger in lodgers(settings):
-                _take_on(self.parts_of[lodger.name], lodger)
+            for model in models_to_serve(settings, self._found):
+                _take_on(self.parts_of[model.name], model)
             self.models.set_rules(_rules(settings), _waiting(settings))
 
         return take_on
@@ -227,7 +229,11 @@ class Parts:
             responses=self._responses,
             models=self.models,
             services=self._services,
-            names=_model_names(settings.models, is_exposed=self._is_exposed),
+            names=_model_names(
+                settings.models,
+                models_to_serve(settings, self._found),
+                is_exposed=self._is_exposed,
+            ),
         )
         return create_app(
             context,
@@ -238,26 +244,28 @@ class Parts:
         )
 
 
-def _take_on(parts: ModelParts, lodger: Lodger) -> None:
+def _take_on(parts: ModelParts, model: ModelToServe) -> None:
     """Have a model live by other settings of its own."""
-    settings, old = lodger.settings, parts.model.settings
+    settings, old = model.settings, parts.model.settings
     parts.model.settings = settings
     if _arranged_by(settings) != _arranged_by(old):
         parts.change_config(settings)
     # Afterwards and at once: another config may have to wait for a step.
     if _read_by_engine(settings) != _read_by_engine(old):
         parts.served.link.set_limits(settings)
-    parts.model.live(lodger.residence)
+    parts.model.live(model.residence)
 
 
-def _rules(_settings: Settings) -> Rules:
+def _rules(settings: Settings) -> Rules:
     """The memory that models share."""
-    return Rules(budget_bytes=1 << 62, max_turn_s=60.0)
+    section = settings.models
+    budget_bytes = None if section.memory_gb == "auto" else int(section.memory_gb * 1e9)
+    return Rules(budget_bytes, section.max_turn_s)
 
 
 def _waiting(settings: Settings) -> Waiting:
     """How requests wait for a model."""
-    return Waiting(loads=True, max_wait_s=settings.limits.queue_timeout_s)
+    return Waiting(loads=settings.models.autoload, max_wait_s=settings.limits.queue_timeout_s)
 
 
 def _arranged_by(settings: Settings) -> tuple[object, ...]:
@@ -302,6 +310,17 @@ def _generation_limits(settings: Settings) -> GenerationLimits:
     )
 
 
-def _model_names(section: ModelsSettings, *, is_exposed: bool) -> ModelNames:
-    accepts_any = not is_exposed if section.accept_any is None else section.accept_any
-    return ModelNames(section.aliases, accepts_any=accepts_any)
+def _model_names(
+    section: ModelsSettings, models: Sequence[ModelToServe], *, is_exposed: bool
+) -> ModelNames:
+    default, *others = models
+    # With several models an unknown name is more likely a mistake than a wish for the default one.
+    accepts_any = not is_exposed and default.is_one
+    if section.accept_any is not None:
+        accepts_any = section.accept_any
+    own = () if default.name == DEFAULT_NAME else (default.name,)
+    return ModelNames(
+        (*own, *section.aliases, *default.aliases),
+        accepts_any=accepts_any,
+        others={name: one.name for one in others for name in (one.name, *one.aliases)},
+    )

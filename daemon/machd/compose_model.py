@@ -24,6 +24,7 @@ from machd.scheduler.events import Event
 from machd.served.engine_watch import EngineWatch
 from machd.served.named_model import NamedModel, Residence
 from machd.served.served_model import ServedModel
+from machd.served.served_models import ServedModels
 from machd.served.throughput import Throughput
 from machd.settings.model import Settings
 from machd.telemetry.announcements import Announcements
@@ -59,7 +60,7 @@ class ModelParts:
         *,
         residence: Residence,
         is_one: bool,
-        on_change: Callable[[], None],
+        models: ServedModels,
     ) -> None:
         """Wire them; nothing runs yet.
 
@@ -70,11 +71,13 @@ class ModelParts:
             open_engine: Makes its engine, which is told of these parts.
             residence: How it lives beside others.
             is_one: There is no other, so that the daemon lives as the model does.
-            on_change: Called when something has changed on which turns depend.
+            models: Of which it is to be one.
         """
         self._shared = shared
         self.model_name = "" if is_one else name
         self._is_one = is_one
+        self._models = models
+        self._watching: asyncio.Task[None] | None = None
         self._event_loop = asyncio.get_running_loop()
         self._fanout = Fanout(
             self._event_loop, [shared.metrics, SchedulerLog(), shared.throughput, shared.feed]
@@ -88,7 +91,8 @@ class ModelParts:
             self.served,
             lambda: open_engine(self.model.settings, self),
             residence=residence,
-            on_change=on_change,
+            on_change=models.act,
+            on_ready=self._ready,
             clock=shared.clock,
             is_one=is_one,
         )
@@ -109,8 +113,9 @@ class ModelParts:
         if kv_events is not None:
             kv_events.put(event)
 
-    def model_sized(self, needs: MemoryNeeds) -> None:
+    def model_sized(self, needs: MemoryNeeds, device_memory_bytes: int) -> None:
         """Have the model wait for the memory that it needs."""
+        self._on_event_loop(self._models.note_device, device_memory_bytes)
         self._on_event_loop(self.model.sized, needs)
 
     def engine_ended(self, reason: RestartReason) -> None:
@@ -146,6 +151,14 @@ class ModelParts:
             lambda: self._shared.configuration.settings.engine.stall_timeout_s,
             lambda: self._shared.metrics.count_fault("engine"),
         )
+
+    def _ready(self) -> None:
+        """Say what holds for it; look after its engine, which is the daemon's to do where there is one model."""
+        if self._is_one:
+            return
+        self.announcements.announce()
+        if self._watching is None or self._watching.done():
+            self._watching = asyncio.create_task(self.watch().failed())
 
     def _check_loaded(self) -> None:
         """Raise why there is nothing to say of the model."""

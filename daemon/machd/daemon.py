@@ -32,7 +32,6 @@ from machd.process.idle_heap import IdleHeap
 from machd.process.lifecycle import State
 from machd.process.notify import ServiceNotifier
 from machd.process.service_report import ServiceReport
-from machd.served.engine_watch import EngineWatch
 from machd.settings.sources import LoadedSettings, SettingsSources
 
 _ENGINE_JOIN_S = 5.0
@@ -70,7 +69,7 @@ class Daemon:
         open_engine: OpenEngine,
         *,
         clock: Clock | None = None,
-        on_ready: Callable[[str, ModelFront], None] = lambda _url, _front: None,
+        on_ready: Callable[[str, ModelFront | None], None] = lambda _url, _front: None,
     ) -> None:
         """Read the keys and bind the addresses, so that mistakes show before the model loads.
 
@@ -80,7 +79,7 @@ class Daemon:
             loaded: What was read from there.
             open_engine: Makes the engine that the settings ask for.
             clock: Reads time; the machine's clocks unless given.
-            on_ready: Told the URL and the model once requests are taken.
+            on_ready: Told the URL once requests are taken, and the model where there is but one.
 
         Raises:
             ListenError: An address is taken, or is public while no API key is required.
@@ -224,20 +223,23 @@ class Daemon:
             MachdError: It could not be loaded.
         """
         default = parts.models.default
-        loading = default.want()
+        loading = asyncio.gather(
+            *(one.want() for one in parts.models.to_load_first()), return_exceptions=True
+        )
         stop = asyncio.create_task(self._stop.wait())
         await _first_of(loading, stop)
         stop.cancel()
         if not loading.done():
             return
-        if (error := loading.exception()) is not None:
-            self._raise_load_failure(parts, default.cause or error)
-        self._decode_mode = parts.default.announcements.announce()
+        if parts.models.is_one:
+            for error in filter(None, loading.result()):
+                self._raise_load_failure(parts, default.cause or error)
+            self._decode_mode = parts.default.announcements.announce()
         parts.lifecycle.become(State.READY)
         await servers.start_all()
         report.ready()
         self._log.info("daemon.ready", url=self.url, model=default.shown_name)
-        self._on_ready(self.url, default.served.front)
+        self._on_ready(self.url, default.served.front if parts.models.is_one else None)
 
     def _raise_load_failure(self, parts: Parts, cause: BaseException) -> Never:
         if isinstance(cause, MachdError):
@@ -259,7 +261,7 @@ class Daemon:
             FaultError: One did.
         """
         stop = asyncio.create_task(stop_event.wait())
-        failed = asyncio.create_task(_engine_watch(parts).failed())
+        failed = asyncio.create_task(_engine_failed(parts))
         ended = asyncio.create_task(servers.wait_ended())
         await _first_of(stop, ended, failed, timeout_s=timeout_s)
         for task in (stop, failed, ended):
@@ -317,7 +319,7 @@ class Daemon:
         at_once = asyncio.create_task(self._stop_now.wait())
         # A model that still loads makes no steps, so there is nothing that could hang.
         is_loaded = parts.default.served.state is not None
-        failed = asyncio.create_task(_engine_watch(parts).failed()) if is_loaded else None
+        failed = asyncio.create_task(_engine_failed(parts)) if is_loaded else None
         await _first_of(drained, at_once, *([failed] if failed else []))
         at_once.cancel()
         if failed is not None and not failed.done():
@@ -373,8 +375,12 @@ async def _join(loop: EnginePort, stall_timeout_s: float) -> None:
         loop.kill()
 
 
-def _engine_watch(parts: Parts) -> EngineWatch:
-    return parts.default.watch()
+async def _engine_failed(parts: Parts) -> None:
+    """Return once the only model's engine can answer no request any more; of several, one that fails leaves the others."""
+    if parts.models.is_one:
+        await parts.default.watch().failed()
+    else:
+        await asyncio.Event().wait()
 
 
 async def _first_of(*futures: asyncio.Future[Any], timeout_s: float | None = None) -> None:

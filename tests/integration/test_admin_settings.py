@@ -148,6 +148,7 @@ def test_every_problem_of_a_patch_is_told(daemon: AdminDaemon) -> None:
         b"{",
         b'{"limits": 3}',
         b'{"limits": {"max_n": {}}}',
+        b'{"limits": {"max_n": {"a": 1}}}',
         b'{"limits": null}',
         b"\xff",
     ],
@@ -158,6 +159,27 @@ def test_a_patch_of_another_shape_is_refused(daemon: AdminDaemon, body: bytes) -
         "/admin/config", content=body, headers={"Content-Type": "application/json"}
     )
     _error(answer, 400, "invalid_request")
+
+
+def test_a_models_table_is_patched_and_taken_away(daemon: AdminDaemon) -> None:
+    """It is shown as a file has it, with origins of what was given; null takes all of it away."""
+    table = {"path": "/m/Coder", "cache": {"prefix": False}}
+    answer = daemon.admin.patch("/admin/config", json={"models": {"coder": table}})
+    assert answer.json()["changed"] == ["models.coder"]
+    config = daemon.admin.get("/admin/config")
+    assert config.headers["etag"] == answer.headers["etag"]
+    shown = config.json()["settings"]["models"]["coder"]
+    assert shown == {"aliases": [], "pin": False, "ttl_s": None, **table}
+    origins = config.json()["origins"]
+    assert [one for one in origins if one.startswith("models.coder")] == [
+        "models.coder.path",
+        "models.coder.cache.prefix",
+    ]
+    assert daemon.status["config"]["overrides"] == list(origins)[-2:]
+    refused = daemon.admin.patch("/admin/config", json={"models": {"coder": {"pin": 1}}})
+    _error(refused, 400, "invalid_settings")
+    daemon.admin.patch("/admin/config", json={"models": {"coder": None}})
+    assert "coder" not in daemon.admin.get("/admin/config").json()["settings"]["models"]
 
 
 def test_a_broken_file_changes_nothing(daemon: AdminDaemon, config_path: Path) -> None:

@@ -30,14 +30,14 @@ from machd.telemetry.logs import configure_logs
 
 
 def run_front(
-    loaded: LoadedSettings, sources: SettingsSources, first: StartedEngine, *, is_alone: bool
+    loaded: LoadedSettings, sources: SettingsSources, first: StartedEngine | None, *, is_alone: bool
 ) -> None:
     """Serve until told to stop.
 
     Args:
         loaded: The settings.
         sources: Where a reload reads them.
-        first: The engine process.
+        first: The engine process of the only model; None where there are several.
         is_alone: No other ranks compute the model with it.
 
     Raises:
@@ -45,7 +45,7 @@ def run_front(
     """
     settings = loaded.settings
     configure_logs(level=settings.logging.level, log_format=settings.logging.format)
-    started = [first]
+    started = [] if first is None else [first]
 
     def start_process(settings: Settings, name: str) -> StartedEngine:
         return (
@@ -56,7 +56,7 @@ def run_front(
 
     with ProgressBar(has_lines=False) as progress:
 
-        def announce(url: str, front: ModelFront) -> None:
+        def announce(url: str, front: ModelFront | None) -> None:
             progress.stop()
             # What is there now stays. Looked through again and again it would stop all streams for
             # a tenth of a second each time.

@@ -125,10 +125,10 @@ class FrontLink:
         if self._untold is not None:
             self.publish([])
 
-    def model_sized(self, needs: MemoryNeeds) -> None:
+    def model_sized(self, needs: MemoryNeeds, device_memory_bytes: int) -> None:
         """Tell what the model needs; :meth:`wait_placed` waits for the answer."""
         self._placed.clear()
-        self._send(Sized(needs))
+        self._send(Sized(needs, device_memory_bytes))
 
     def wait_placed(self) -> Settings:
         """Wait until the model may be put into memory; returns the settings of its place."""

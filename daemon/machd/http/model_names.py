@@ -6,17 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from machd.errors import InvalidRequestError, ModelNotServedError
-from machd.served.served_models import DEFAULT_NAME
-
-_OLLAMA_TAG = ":latest"
-
-_MAX_CHARACTERS = 256
-"""Of a name in a path; one in a body is held to it before."""
-
-_PATH_OPENINGS = ("/", "~", ".", " ")
-_PATH_PARTS = ("://", "..", "//", "\\")
-_MAX_SLASHES = 2
-"""Hub ids have one slash, and routers put the provider's name and another one before them."""
+from machd.settings.models import DEFAULT_NAME, name_essence
+from machd.settings.texts import MAX_MODEL_NAME_CHARS, looks_like_path
 
 
 class ModelNames:
@@ -43,12 +34,12 @@ class ModelNames:
         """
         self.aliases = tuple(dict.fromkeys(aliases))
         self.others = dict(others or {})
-        self._aliases = frozenset(_essence(one) for one in (*aliases, DEFAULT_NAME))
-        counts = Counter(_essence(one) for one in self.others)
+        self._aliases = frozenset(name_essence(one) for one in (*aliases, DEFAULT_NAME))
+        counts = Counter(name_essence(one) for one in self.others)
         self._essences = {
             essence: name
             for alias, name in self.others.items()
-            if counts[essence := _essence(alias)] == 1
+            if counts[essence := name_essence(alias)] == 1
         }
         self._accepts_any = accepts_any
 
@@ -69,12 +60,12 @@ class ModelNames:
             if not self._accepts_any:
                 raise InvalidRequestError("model: required, but missing", param="model")
             return DEFAULT_NAME
-        essence = _essence(asked)
+        essence = name_essence(asked)
         if asked == default:
             return DEFAULT_NAME
         if (name := self.others.get(asked)) is not None:
             return name
-        if essence in {_essence(default), *self._aliases}:
+        if essence in {name_essence(default), *self._aliases}:
             return DEFAULT_NAME
         if (name := self._essences.get(essence)) is not None:
             return name
@@ -102,14 +93,8 @@ def _refusal(default: str, others: Iterable[str]) -> str:
 def _is_name(text: str) -> bool:
     """Return True if a text could be a model's name: a path, a URL or control characters are a mistake."""
     return (
-        len(text) <= _MAX_CHARACTERS
+        len(text) <= MAX_MODEL_NAME_CHARS
         and text.isprintable()
-        and not text.startswith(_PATH_OPENINGS)
-        and not any(part in text for part in _PATH_PARTS)
-        and text.count("/") <= _MAX_SLASHES
+        and not text.startswith(" ")
+        and not looks_like_path(text)
     )
-
-
-def _essence(name: str) -> str:
-    """A name without its case, its organisation and Ollama's tag."""
-    return name.rpartition("/")[2].casefold().removesuffix(_OLLAMA_TAG)

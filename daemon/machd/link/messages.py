@@ -131,9 +131,14 @@ class Located(Message, frozen=True):
 
 
 class Sized(Message, frozen=True):
-    """The model's files are open, and it needs so much memory; the process waits for :class:`Place`."""
+    """The model's files are open, and it needs so much memory; the process waits for :class:`Place`.
+
+    Attributes:
+        device_memory_bytes: What the device can hold in all.
+    """
 
     needs: MemoryNeeds
+    device_memory_bytes: int
 
 
 class Served(Message, frozen=True):

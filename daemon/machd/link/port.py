@@ -158,8 +158,13 @@ class EngineListener(Protocol):
 
     model_name: str
 
-    def model_sized(self, needs: MemoryNeeds) -> None:
-        """Note what the model needs, which is put into memory once it is told to :meth:`EnginePort.place` it."""
+    def model_sized(self, needs: MemoryNeeds, device_memory_bytes: int) -> None:
+        """Note what the model needs, which is put into memory once the engine is told to :meth:`EnginePort.place` it.
+
+        Args:
+            needs: Of the model.
+            device_memory_bytes: What the device can hold in all.
+        """
         ...
 
     def publish(self, events: list[Event]) -> None:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import structlog
 
@@ -25,7 +26,7 @@ from machd.errors import (
     SettingsError,
 )
 from machd.settings.explain import settings_toml
-from machd.settings.keys import changed_keys
+from machd.settings.keys import changed_keys, changed_names, toml_key
 from machd.settings.model import Settings
 from machd.settings.problems import printable
 from machd.settings.sources import LoadedSettings, SettingsSources, name_problems, overlaid
@@ -82,7 +83,7 @@ class Configuration:
         self._read = self._loaded = loaded
         self._prepare = prepare
         self._clock = clock
-        self._overrides: dict[str, dict[str, object]] = {}
+        self._overrides: dict[str, Any] = {}
         self._revision = 1
         self._last_change = LastChange(ChangeKind.START, clock.unix_s())
         self._last_reload = self._last_change
@@ -110,9 +111,7 @@ class Configuration:
     @property
     def overrides(self) -> tuple[str, ...]:
         """The keys that an operator has changed since the last reload, dotted."""
-        return tuple(
-            f"{section}.{name}" for section, values in self._overrides.items() for name in values
-        )
+        return tuple(_dotted(self._overrides))
 
     @property
     def last_change(self) -> LastChange:
@@ -147,10 +146,10 @@ class Configuration:
     async def patch(
         self, changes: Mapping[str, Mapping[str, object]], *, if_match: str | None = None
     ) -> LastChange:
-        """Lay values above what was read last; None takes one away again.
+        """Lay values above what was read last; None takes one away again, or all of a model's table.
 
         Args:
-            changes: Values by key by section, as JSON has them.
+            changes: Values by key by section, as JSON has them; a model's table is a value of ``models``.
             if_match: The :attr:`etag` that the change was made for; None for whatever it is now.
 
         Raises:
@@ -174,10 +173,10 @@ class Configuration:
     def _overlaid(
         self,
         changes: Mapping[str, Mapping[str, object]],
-        overrides: Mapping[str, Mapping[str, object]],
+        overrides: Mapping[str, object],
     ) -> LoadedSettings:
         """Return the values that were read, with the overrides above them; also a removed key has to exist."""
-        problems = name_problems(changes, type(self.settings))
+        problems = name_problems(changes, self.settings)
         try:
             loaded = overlaid(self._read, overrides)
         except SettingsError as error:
@@ -189,7 +188,7 @@ class Configuration:
     async def _change(
         self,
         kind: ChangeKind,
-        overrides: dict[str, dict[str, object]],
+        overrides: dict[str, Any],
         load: Callable[[], LoadedSettings],
     ) -> LastChange:
         try:
@@ -206,7 +205,7 @@ class Configuration:
             fault = FaultError("the settings could not be changed; the log says why")
             self._refuse(kind, fault)
             raise fault from error
-        changed = tuple(key.dotted for key in changed_keys(self.settings, loaded.settings))
+        changed = changed_names(self.settings, loaded.settings)
         self._loaded, self._overrides = loaded, overrides
         if kind is ChangeKind.RELOAD:
             self._read = loaded
@@ -253,15 +252,27 @@ class Configuration:
             watcher(change)
 
 
-def _merged(
-    overrides: Mapping[str, Mapping[str, object]], changes: Mapping[str, Mapping[str, object]]
-) -> dict[str, dict[str, object]]:
-    """The overrides with the changes in them; None takes a value out."""
-    merged = {section: dict(values) for section, values in overrides.items()}
-    for section, values in changes.items():
-        merged.setdefault(section, {}).update(values)
-    kept = {
-        section: {name: value for name, value in values.items() if value is not None}
-        for section, values in merged.items()
-    }
-    return {section: values for section, values in kept.items() if values}
+def _merged(overrides: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The overrides with the changes in them; None takes out a value, or a table with all that is in it."""
+    merged = dict(overrides)
+    for name, change in changes.items():
+        kept = change
+        if isinstance(change, Mapping):
+            below = merged.get(name)
+            kept = _merged(below if isinstance(below, Mapping) else {}, change)
+            # An empty table is one that was given so, not what is left of another.
+            kept = kept if kept or not change else None
+        if kept is None:
+            merged.pop(name, None)
+        else:
+            merged[name] = kept
+    return merged
+
+
+def _dotted(overrides: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    for name, value in overrides.items():
+        dotted = f"{above}{toml_key(name)}"
+        if isinstance(value, Mapping) and value:
+            yield from _dotted(value, f"{dotted}.")
+        else:
+            yield dotted

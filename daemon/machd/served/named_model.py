@@ -19,6 +19,9 @@ from machd.settings.model import Settings
 
 _GB = 1_000_000_000
 
+_LEAST_KV_BYTES = 100_000
+"""The least that ``continuous_batching.kv_budget_gb`` may be."""
+
 _MAX_LOADS = 3
 """Engine processes that may die while they load, before the model counts as one that cannot be loaded."""
 
@@ -75,6 +78,7 @@ class NamedModel:
         *,
         residence: Residence,
         on_change: Callable[[], None],
+        on_ready: Callable[[], None],
         clock: Clock,
         is_one: bool = False,
     ) -> None:
@@ -87,6 +91,7 @@ class NamedModel:
             open_engine: Prepares another engine, after one has failed for good.
             residence: How it lives beside others.
             on_change: Called when something has changed on which turns depend.
+            on_ready: Called when it has been loaded.
             clock: Reads time.
             is_one: There is no other: the daemon says what becomes of it, and leaves when it cannot be loaded.
         """
@@ -99,6 +104,7 @@ class NamedModel:
         self._open_engine = open_engine
         self._residence = residence
         self._on_change = on_change
+        self._on_ready = on_ready
         self._clock = clock
         self._event_loop = asyncio.get_running_loop()
         self._leases = 0
@@ -292,6 +298,7 @@ class NamedModel:
         self._loads = 0
         self.served.link.finished.add_done_callback(lambda ended: self._soon(self._finished, ended))
         self._say("model.ready", model=self.name)
+        self._on_ready()
         self._resolve(None)
         self._on_change()
 
@@ -362,7 +369,7 @@ def _say_nothing(_event: str, **_facts: object) -> None:
 def kv_bytes(needs: MemoryNeeds) -> int:
     """Return the KV budget of a model beside others: as it is set, but no more than one whole context."""
     context_bytes = needs.bytes_per_sequence + needs.bytes_per_token * needs.context_tokens
-    return min(needs.kv_budget_bytes, context_bytes)
+    return max(_LEAST_KV_BYTES, min(needs.kv_budget_bytes, context_bytes))
 
 
 def _needed_bytes(needs: MemoryNeeds) -> int:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from machd.clock import Clock
 from machd.errors import MachdError, ModelNotLoadedError, NotReadyError
 from machd.served.named_model import Lease, NamedModel
 from machd.served.turns import ModelState, Rules, Turn, next_turn
+from machd.settings.models import DEFAULT_NAME
 
 _GB = 1_000_000_000
-
-DEFAULT_NAME = "default"
-"""Always a name of the default model, and its own where it has no other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +44,7 @@ class ServedModels:
         self._waiting = waiting
         self._clock = clock
         self._models: dict[str, NamedModel] = {}
+        self._device_bytes: int | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_acting = self._has_changed = False
         self._is_stopped = False
@@ -89,9 +88,10 @@ class ServedModels:
         return max(one.served.heartbeat_age_s for one in self)
 
     @property
-    def rules(self) -> Rules:
-        """Of the memory."""
-        return self._rules
+    def budget_bytes(self) -> int | None:
+        """Memory of all models: what is set, or what the device can hold; None while that is not known."""
+        set_bytes = self._rules.budget_bytes
+        return self._device_bytes if set_bytes is None else set_bytes
 
     @property
     def reserved_bytes(self) -> int:
@@ -101,6 +101,17 @@ class ServedModels:
     def add(self, models: Iterable[NamedModel]) -> None:
         """Serve more models."""
         self._models |= {one.name: one for one in models}
+
+    def to_load_first(self) -> list[NamedModel]:
+        """Models that are loaded before the daemon is ready: pinned ones, and the default one unless requests load any."""
+        pinned = [one for one in self if one.residence.is_pinned]
+        if self._waiting.loads and not pinned:
+            return []
+        return list({one.name: one for one in (self.default, *pinned)}.values())
+
+    def note_device(self, memory_bytes: int) -> None:
+        """Note what the device can hold, which is the budget unless one is set."""
+        self._device_bytes = memory_bytes
 
     def set_rules(self, rules: Rules, waiting: Waiting) -> None:
         """Share the memory by other rules from now on."""
@@ -144,12 +155,13 @@ class ServedModels:
         if self._is_acting or self._is_stopped:
             return
         self._is_acting = True
+        rules = replace(self._rules, budget_bytes=self.budget_bytes)
         try:
             wake_s = inf
             while self._has_changed:
                 self._has_changed = False
                 claims = [one.claim for one in self]
-                turn = next_turn(claims, self._rules, self._clock.monotonic_s())
+                turn = next_turn(claims, rules, self._clock.monotonic_s())
                 self._take(turn)
                 wake_s = turn.wake_s
         finally:
@@ -183,7 +195,7 @@ class ServedModels:
         model.refuse(
             ModelNotLoadedError(
                 f"the model {model.name!r} needs {needed_bytes / _GB:.2f} GB, and models.memory_gb is "
-                f"{self._rules.budget_bytes / _GB:.2f}{beside}"
+                f"{(self.budget_bytes or 0) / _GB:.2f}{beside}"
             )
         )
 

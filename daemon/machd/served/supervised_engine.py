@@ -351,17 +351,17 @@ class SupervisedEngine:
 
     def _prepare(self, process: EngineProcess, message: Sized | Served) -> None:
         match message:
-            case Sized(needs):
-                self._sized(process, needs)
+            case Sized(needs, device_memory_bytes):
+                self._sized(process, needs, device_memory_bytes)
             case Served(state, changed):
                 self._served(process, state, changed)
 
-    def _sized(self, process: EngineProcess, needs: MemoryNeeds) -> None:
+    def _sized(self, process: EngineProcess, needs: MemoryNeeds, device_memory_bytes: int) -> None:
         """Ask for memory; a process that takes another one's place has its memory."""
         if self._loading.done():
             process.send(Place(self._work.settings))
         else:
-            self._listener.model_sized(needs)
+            self._listener.model_sized(needs, device_memory_bytes)
 
     def _note_end(self, fault: MachdError | None) -> None:
         """Note how the engine ends. Told to, it has ended here already: its process may have blocks to write still."""

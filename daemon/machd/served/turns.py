@@ -78,11 +78,11 @@ class Rules:
     """What the models share.
 
     Attributes:
-        budget_bytes: Memory of all of them.
+        budget_bytes: Memory of all of them; None while it is not known.
         max_turn_s: How long a busy model may be served while another one waits.
     """
 
-    budget_bytes: int
+    budget_bytes: int | None
     max_turn_s: float
 
 
@@ -120,7 +120,7 @@ def next_turn(claims: Sequence[Claim], rules: Rules, now_s: float) -> Turn:
         waiting = [one for one in asked if one.waiting_since_s is not None]
         first = min(waiting, key=_waiting_since_s, default=None)
         return Turn(start=None if first is None else first.name, give_way=outlived, wake_s=wake_s)
-    if loading.is_granted or loading.needed_bytes is None:
+    if loading.is_granted or loading.needed_bytes is None or rules.budget_bytes is None:
         return Turn(give_way=outlived, wake_s=wake_s)
     others = [one for one in claims if one is not loading]
     pinned_bytes = sum(one.reserved_bytes for one in others if one.is_pinned)

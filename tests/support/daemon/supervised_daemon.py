@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from machd.clock import SystemClock
 from machd.engine.fake.tokenizer import FakeTokenizer
@@ -47,9 +48,11 @@ class SupervisedDaemon(RunningDaemon):
 
     engine: SupervisedEngine
 
-    def __init__(self, flags: Mapping[str, object] | None = None) -> None:
-        """Prepare it; ``flags`` are settings by dotted key."""
-        super().__init__(flags=flags)
+    def __init__(
+        self, flags: Mapping[str, object] | None = None, *, config_path: Path | None = None
+    ) -> None:
+        """Prepare it; ``flags`` are settings by dotted key, beside those of a file."""
+        super().__init__(flags=flags, config_path=config_path)
         self.processes: list[subprocess.Popen[bytes]] = []
         self.refused_starts = 0
 

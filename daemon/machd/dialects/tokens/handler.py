@@ -25,7 +25,7 @@ from machd.http.context import ServerContext
 from machd.http.stream import while_connected
 from machd.reading.system_messages import merge_opening, place_system_messages
 from machd.request.conversation import Conversation, template_tool
-from machd.served.served_models import DEFAULT_NAME
+from machd.settings.models import DEFAULT_NAME
 
 
 @endpoint("POST /tokenize", TokenizeResponse, takes=TokenizeRequest)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,8 +12,7 @@ from machd.engine.loading import embedded
 from machd.engine.protocol.progress import LoadProgress, SilentProgress
 from machd.errors import ModelDownloadError, ModelNotFoundError
 from machd.settings.problems import shortened
-
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+from machd.settings.texts import HUB_ID
 
 _HUB_FILES = (
     "model*.safetensors",  # what mlx-lm reads, and what it fetches itself
@@ -88,7 +86,7 @@ def resolve_model(
             f"{shortened(model)} is neither a directory nor a .gguf file; give the directory that holds "
             "config.json and the .safetensors files"
         )
-    if _HUB_ID.fullmatch(model) and path.suffix.lower() != ".gguf":
+    if HUB_ID.fullmatch(model) and path.suffix.lower() != ".gguf":
         return ModelSource(SourceKind.DIRECTORY, _hub_snapshot(model, offline=offline), model)
     raise ModelNotFoundError(
         f"{shortened(model)} does not exist: give a directory in mlx-lm layout, a .gguf file, a hub id "
