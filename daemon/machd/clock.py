@@ -53,5 +53,5 @@ class Throttle:
 
 
 def thread_cpu_s() -> float:
-    """Seconds of processor time that the calling thread has had; others' load does not count."""
+    """CPU seconds of the calling thread."""
     return time.thread_time()

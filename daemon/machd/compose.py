@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 
 from litestar.types import ASGIApp
 
-from machd import __version__
 from machd.admin.app import create_admin_app
 from machd.admin.context import AdminContext
 from machd.admin.event_feed import EventFeed
 from machd.admin.token import AdminToken
-from machd.capabilities.versions import Versions
+from machd.capabilities.versions import Versions, installed_versions
 from machd.clock import Clock
 from machd.compose_model import ModelParts, Shared
 from machd.dialects.app import AppSwitch, create_app
@@ -27,7 +26,6 @@ from machd.http.context import ServerContext
 from machd.http.file_limit import fit_connections
 from machd.http.gate import OpenRequests
 from machd.http.model_names import ModelNames
-from machd.installed import installed_version
 from machd.kv_events.publisher import KvEventPublisher
 from machd.kv_events.publishing import open_files, open_kv_events
 from machd.link.port import OpenEngine
@@ -48,13 +46,6 @@ from machd.telemetry.tracing import tracers
 
 Access = Callable[[Settings], ApiKeys]
 """Reads who may ask under some settings; refuses those under which nobody may be let in."""
-
-
-def installed_versions() -> Versions:
-    """Return the installed versions of machd and of the packages that it was measured with."""
-    return Versions(
-        machd=__version__, mlx=installed_version("mlx"), mlx_lm=installed_version("mlx-lm")
-    )
 
 
 class Parts:
@@ -248,7 +239,7 @@ def _take_on(parts: ModelParts, model: ModelToServe) -> None:
     """Have a model live by other settings of its own."""
     settings, old = model.settings, parts.model.settings
     parts.model.settings = settings
-    if _arranged_by(settings) != _arranged_by(old):
+    if _read_by_config(settings) != _read_by_config(old):
         parts.change_config(settings)
     # Afterwards and at once: another config may have to wait for a step.
     if _read_by_engine(settings) != _read_by_engine(old):
@@ -268,7 +259,7 @@ def _waiting(settings: Settings) -> Waiting:
     return Waiting(loads=settings.models.autoload, max_wait_s=settings.limits.queue_timeout_s)
 
 
-def _arranged_by(settings: Settings) -> tuple[object, ...]:
+def _read_by_config(settings: Settings) -> tuple[object, ...]:
     """Return the settings whose change needs a new scheduler config."""
     return settings.continuous_batching, settings.speculation
 

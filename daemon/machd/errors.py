@@ -67,7 +67,7 @@ What an instance holds is annotated in its class, so that it can be sent to anot
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 class MachdError(Exception):
@@ -187,6 +187,11 @@ class InvalidRequestError(RequestError):
     """A field is malformed or out of range."""
 
     code = "invalid_request"
+
+    @classmethod
+    def at(cls, param: str, problem: str) -> Self:
+        """Make the error of one field, whose name begins the message."""
+        return cls(f"{param}: {problem}", param=param)
 
 
 class UnsupportedParameterError(InvalidRequestError):

@@ -226,7 +226,7 @@ class ModelProbe:
             if source is None:
                 return None
             if source.kind is SourceKind.GGUF:
-                return {"model_type": "llama", **llama_config(read_gguf_header(source.path))}
+                return llama_config(read_gguf_header(source.path))
             return read_object(source.path / "config.json")
         except MachdError:
             return None

@@ -21,7 +21,8 @@ from machd.engine.assembly import make_engine
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.engine.loading.architecture import import_architecture
-from machd.engine.loading.loader import LoadedModel, describe_model
+from machd.engine.loading.description import describe_model
+from machd.engine.loading.loader import LoadedModel
 from machd.engine.loading.placing.precision import Conversion, native_layers
 from machd.engine.loading.placing.whole import materialise
 from machd.engine.protocol.engine import Engine

@@ -44,7 +44,8 @@ _NOT_MEASURED = (
     *("engine/loading/placing/place", "engine/loading/placing/settings"),
     # Ranks: one process computes without them.
     *("engine/ranks/", "engine/loading/placing/shard"),
-    *("engine/loading/inspection", "engine/loading/loader", "engine/loading/model_code"),
+    *("engine/loading/description", "engine/loading/inspection", "engine/loading/loader"),
+    "engine/loading/model_code",
     *("engine/backend/safetensors_header", "engine/loading/source"),
     *("engine/loading/template_abilities", "engine/loading/tokenizer_files"),
     *("engine/prefix_blocks/directory", "engine/prefix_blocks/disk_tier"),

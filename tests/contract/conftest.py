@@ -24,7 +24,7 @@ def _short_model(embedded_model: LoadedModel) -> LoadedModel:
     It costs a fifth of the whole model. Its answers mean nothing, and serve where a test needs a real
     tokenizer and no sense.
     """
-    from machd.engine.loading.loader import describe_model  # noqa: PLC0415 - imports mlx
+    from machd.engine.loading.description import describe_model  # noqa: PLC0415 - imports mlx
 
     whole = embedded_model.description
     model = copy(embedded_model.model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import mlx.core as mx
 import pytest
@@ -12,12 +13,16 @@ from support.engines.tiny_models import TinyKind
 
 from machd.engine.assembly import make_engine
 from machd.engine.kernels import packed
+from machd.engine.kv.layers.layer_kv import PositionedKv
 from machd.engine.kv.layers.slab import SlabCache
 from machd.engine.kv.layers.state import StateKv
 from machd.engine.kv.layers.window import WindowSlab
 from machd.engine.kv.row_positions import RowPositions
-from machd.engine.step import gumbel_noise, sampling
-from machd.engine.step.filters import filters_of
+from machd.engine.sampling import gumbel_noise, sampler
+from machd.engine.sampling.filters import filters_of
+from machd.engine.step.decoder import Decoder, Sampled
+from machd.engine.step.row import Decoded
+from machd.request.generation import SamplingParams
 from machd_probes.scripts import LENGTHS, MIXED, random_prompt, scripts
 
 from mlx_lm.models.cache import ArraysCache  # isort: skip - after the engine
@@ -57,7 +62,7 @@ def _decoding_rows_see(patch: pytest.MonkeyPatch, wrong: Callable[[mx.array], mx
 
 def positions_are_the_longest_rows(patch: pytest.MonkeyPatch) -> None:
     """Every row is rotated as if it were as long as the longest."""
-    own: property = vars(SlabCache)["offset"]
+    own: property = vars(PositionedKv)["offset"]
 
     def offset(cache: SlabCache) -> mx.array:
         offsets: mx.array = own.__get__(cache)
@@ -100,18 +105,18 @@ def newcomers_go_first(patch: pytest.MonkeyPatch) -> None:
 def a_neighbours_temperature(patch: pytest.MonkeyPatch) -> None:
     """Temperatures and filters are those of the row in the first place."""
     right = filters_of
-    patch.setattr(sampling, "filters_of", lambda params: right([params[0]] * len(params)))
+    patch.setattr(sampler, "filters_of", lambda params: right([params[0]] * len(params)))
 
 
 def a_neighbours_bias(patch: pytest.MonkeyPatch) -> None:
     """Biases go to the row behind the one that asked."""
-    right = sampling._bias_matrix
+    right = sampler._bias_matrix
 
-    def rolled(rows: Sequence[sampling.RowSampling], vocabulary_tokens: int) -> mx.array | None:
+    def rolled(rows: Sequence[SamplingParams], vocabulary_tokens: int) -> mx.array | None:
         matrix = right(rows, vocabulary_tokens)
         return None if matrix is None else matrix[mx.array([-1, *range(len(rows) - 1)])]
 
-    patch.setattr(sampling, "_bias_matrix", rolled)
+    patch.setattr(sampler, "_bias_matrix", rolled)
 
 
 def the_batchs_step_for_a_position(patch: pytest.MonkeyPatch) -> None:
@@ -128,12 +133,18 @@ def the_batchs_step_for_a_position(patch: pytest.MonkeyPatch) -> None:
 
 def penalties_count_the_neighbours_tokens(patch: pytest.MonkeyPatch) -> None:
     """Each row is counted with the token of the first row."""
-    right = sampling.Sampler._advance
-    patch.setattr(
-        sampling.Sampler,
-        "_advance",
-        lambda self, ids: right(self, mx.broadcast_to(ids[:1], ids.shape)),
-    )
+    right = Decoder.settle
+
+    def settle(this: Decoder, sampled: Sampled) -> Decoded | None:
+        before = {row: row.sampling.counts for row in sampled.rows}
+        decoded = right(this, sampled)
+        first = sampled.parts[0][1].token_ids[:1]
+        for row, counts in before.items():
+            if counts is not None:
+                row.sampling = replace(row.sampling, counts=counts.at[first].add(1.0))
+        return decoded
+
+    patch.setattr(Decoder, "settle", settle)
 
 
 def a_chunk_beside_rows_is_seen_by_none(patch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import mlx.core as mx
 import pytest
 from support.engines.block_drafts import HearingDraft
-from support.engines.guessed_rows import GuessedScripts, always, say
+from support.engines.drafted_scripts import DraftedScripts, always, say
 from support.engines.oracle import WatchedEngine, open_draws
 from support.engines.tiny_models import TinyKind
 
@@ -38,7 +38,7 @@ def test_stateful_rows_verify_drafts_together(
     looks_ahead: bool,  # noqa: FBT001
 ) -> None:
     """After each row accepts its own number of drafts, its state is that of its accepted tokens."""
-    stage = GuessedScripts(kind, looks_ahead=looks_ahead)
+    stage = DraftedScripts(kind, looks_ahead=looks_ahead)
 
     assert stage.differences(SCRIPTS[name], always) == []
     accepted = [[one.accepted_tokens for one in result.drafts] for result in stage.engine.results]
@@ -73,7 +73,7 @@ def test_a_fault_shows(
     owner: type, method: str, fault: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The comparison detects state that includes padding or rejected drafts."""
-    stage = GuessedScripts(TinyKind.HYBRID_GDN)
+    stage = DraftedScripts(TinyKind.HYBRID_GDN)
     stage.differences(
         SCRIPTS["early leaves"], lambda _step, _rows: 0
     )  # what is said alone is known

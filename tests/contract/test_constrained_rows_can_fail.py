@@ -126,7 +126,7 @@ def test_forced_tokens_that_go_wrong_are_noticed(
     monkeypatch: pytest.MonkeyPatch,
     plant: Callable[[pytest.MonkeyPatch], None],
 ) -> None:
-    """What several tokens in one pass could break changes what rows say, which parity shows."""
+    """Planted faults of passes over several tokens change rows' tokens, which the comparison shows."""
     prompts = [
         tuple(short_engine.tokenizer.encode(text, add_special_tokens=False))
         for text in ("Fill in the form about a trip to the sea:", "The capital of France is")

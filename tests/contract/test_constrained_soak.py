@@ -73,7 +73,7 @@ def test_constrained_rows_that_come_and_go_say_what_they_say_alone(
     kind: TinyKind,
     looks_ahead: bool,  # noqa: FBT001
 ) -> None:
-    """Whoever joins, ends or is aborted beside a row, each of its tokens is the one it has alone."""
+    """A row's tokens are those it has alone, whatever rows join, end or are aborted beside it."""
     random_ = random.Random(f"{kind}")
     engine = make_engine(loaded(kind), looks_ahead=looks_ahead)
     reference = make_engine(loaded(kind), looks_ahead=False)

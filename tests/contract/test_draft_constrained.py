@@ -1,7 +1,7 @@
-"""Grammars, thoughts and tokens that are decided beforehand hold whatever is guessed.
+"""Grammars, thinking budgets and forced tokens hold whatever is drafted.
 
-Rows follow grammars with right guesses, with guesses that the model would not say and with guesses
-that the grammar rules out, and say what they say without guesses.
+Rows follow grammars with right drafts, with drafts that the model would not sample and with drafts
+that the grammar rules out, and generate what they generate without drafts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 from jsonschema import validate
 from support.engines.constrained_rows import grammar_of, schema_grammar
-from support.engines.guessed_rows import GUESSES, constrained_differences, say
+from support.engines.drafted_scripts import DRAFT_TOKENS, constrained_differences, say
 from support.engines.oracle import Oracle, WatchedEngine
 from support.engines.tiny_engines import loaded
 from support.engines.tiny_models import TinyKind, each_kind_and_look_ahead
@@ -57,7 +57,7 @@ def _schema_with_logprobs(engine: Engine) -> SamplingParams:
 
 
 def _pattern(engine: Engine) -> SamplingParams:
-    """With penalties, so that the counts of each guessed position matter."""
+    """With penalties, so that the token counts of each drafted position matter."""
     grammar = grammar_of(engine, ConstraintKind.REGEX, "([a-z]{2}[0-9]){40}")
     return replace(MIXED[4], grammar=grammar)
 
@@ -102,8 +102,8 @@ def _rows(engine: Engine, lane: Lane = Lane.BATCH) -> list[Join]:
 
 
 @each_kind_and_look_ahead()
-def test_a_lonely_constrained_row_says_the_same(kind: TinyKind, looks_ahead: bool) -> None:  # noqa: FBT001
-    """Each way of being bound, with guesses that are right, right now and then, and never."""
+def test_a_constrained_row_alone_generates_the_same(kind: TinyKind, looks_ahead: bool) -> None:  # noqa: FBT001
+    """Each kind of constraint, with drafts that are always, sometimes and never right."""
     plain = make_engine(loaded(kind), looks_ahead=looks_ahead)
     oracle = Oracle({})
     engine = WatchedEngine(loaded(kind), oracle, looks_ahead=looks_ahead)
@@ -113,7 +113,7 @@ def test_a_lonely_constrained_row_says_the_same(kind: TinyKind, looks_ahead: boo
         for right_of_ten in (10, (0, 7)[number % 2]):
             oracle.right_of_ten = right_of_ten
             engine.forget()
-            said = say(engine, [row], GUESSES)
+            said = say(engine, [row], DRAFT_TOKENS)
             assert constrained_differences(expected, said, [row]) == [], list(WAYS)[number]
             assert said.draft_faults == []
             assert engine.memory().kv_used_bytes == oracle.open_rows == 0
@@ -122,8 +122,8 @@ def test_a_lonely_constrained_row_says_the_same(kind: TinyKind, looks_ahead: boo
                 assert len(said.results) < len(expected.results)
 
 
-def test_rows_that_are_bound_by_other_grammars_are_guessed_for_together() -> None:
-    """Beside one another and beside a free row, each follows its own."""
+def test_rows_with_different_grammars_verify_drafts_together() -> None:
+    """In one batch with an unconstrained row, each row follows its own grammar."""
     plain = make_engine(loaded(TinyKind.STANDARD))
     oracle = Oracle({})
     engine = WatchedEngine(loaded(TinyKind.STANDARD), oracle)
@@ -135,7 +135,7 @@ def test_rows_that_are_bound_by_other_grammars_are_guessed_for_together() -> Non
     steps = []
     for right_of_ten in (0, 7, 10):
         oracle.right_of_ten = right_of_ten
-        said = say(engine, rows, GUESSES)
+        said = say(engine, rows, DRAFT_TOKENS)
         steps.append(len(said.results))
         assert constrained_differences(expected, said, rows) == []
         assert said.draft_faults == []
@@ -146,7 +146,7 @@ def test_rows_that_are_bound_by_other_grammars_are_guessed_for_together() -> Non
 
 
 def test_what_a_grammar_rules_out_is_not_verified() -> None:
-    """A guess ends before the first token that cannot come, and costs no pass of its own."""
+    """A draft is cut before the first token that the grammar rules out, and costs no pass."""
     plain = make_engine(loaded(TinyKind.STANDARD))
     grammar = grammar_of(plain, ConstraintKind.REGEX, "[ab]{40}")
     row = Join(random_prompt(9, 1), 20, replace(GREEDY, grammar=grammar))
@@ -160,15 +160,15 @@ def test_what_a_grammar_rules_out_is_not_verified() -> None:
         patch.setattr(
             "support.engines.oracle._Row.propose", lambda _self, count: tuple(letters * count)
         )
-        said = say(engine, [row], GUESSES)
+        said = say(engine, [row], DRAFT_TOKENS)
 
     assert constrained_differences(expected, said, [row]) == []
     assert said.accepted_tokens == engine.drafted_tokens == 0
 
 
-@pytest.mark.parametrize("guesses", [1, 3, 8])
-def test_the_end_of_the_text_may_be_guessed(guesses: int) -> None:
-    """A row that ends inside a guess has said no more than without; its neighbour goes on."""
+@pytest.mark.parametrize("draft_tokens", [1, 3, 8])
+def test_the_end_of_text_may_be_drafted(draft_tokens: int) -> None:
+    """A row that ends inside a draft has no more tokens than without drafts; its neighbour goes on."""
     plain = make_engine(loaded(TinyKind.STANDARD))
     rows = [
         Join(random_prompt(7, 2), TOKENS, replace(GREEDY, grammar=schema_grammar(plain, PERSON))),
@@ -182,7 +182,7 @@ def test_the_end_of_the_text_may_be_guessed(guesses: int) -> None:
         for row, said in zip(rows, expected.token_ids, strict=True)
     }
 
-    said = say(engine, rows, guesses)
+    said = say(engine, rows, draft_tokens)
 
     assert said.token_ids[0][-1] in plain.model.eos_token_ids
     assert constrained_differences(expected, said, rows) == []
@@ -190,8 +190,8 @@ def test_the_end_of_the_text_may_be_guessed(guesses: int) -> None:
 
 
 @pytest.mark.parametrize("lane", list(Lane))
-def test_a_stop_token_inside_a_guess_ends_the_row_there(lane: Lane) -> None:
-    """What came with it behind it is nobody's, and who sits in the slot next says what it says alone."""
+def test_a_stop_token_inside_a_draft_ends_the_row_there(lane: Lane) -> None:
+    """Accepted tokens behind it are dropped, and the slot's next row generates what it does alone."""
     plain = make_engine(loaded(TinyKind.STANDARD))
     row = Join(random_prompt(7, 2), 30, MIXED[4], lane=lane)
     other = Join(random_prompt(12, 3), 20, MIXED[6], lane=lane)

@@ -1,7 +1,7 @@
 """A fault of drafts ends them for one row, which goes on without; other rows keep theirs.
 
-Proposers fail at every call that they get; positions behind guesses are no numbers; samplers fail
-while guesses are verified.
+Proposers fail at each of their calls; logits of drafted positions are NaN; samplers fail while drafts
+are verified.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from support.engines.constrained_rows import grammar_of
-from support.engines.guessed_rows import GUESSES, Said, constrained_differences, say
+from support.engines.drafted_scripts import DRAFT_TOKENS, Said, constrained_differences, say
 from support.engines.oracle import Oracle, WatchedEngine, fail_verification
 from support.engines.tiny_engines import alone, loaded
 from support.engines.tiny_models import (
@@ -26,7 +26,7 @@ from support.engines.tiny_models import (
 )
 
 from machd.engine.protocol.step import Lane, ProposerKind
-from machd.engine.step import gumbel_noise
+from machd.engine.sampling import gumbel_noise
 from machd.engine.step.decode_pass import DecodePass
 from machd.engine.step.decoder import Decoder
 from machd.engine.step.ports import RowProposer
@@ -41,7 +41,7 @@ _BAD = SamplingParams(temperature=1.0, seed=_BAD_SEED)
 
 _AHEAD = pytest.mark.parametrize("looks_ahead", [False, True], ids=["in step", "looking ahead"])
 
-# Not HYBRID, whose head is its embedding: a token that is no number would be one for everybody.
+# Not HYBRID, whose output head is its embedding: a NaN token would make every row's logits NaN.
 _POISONABLE = (TinyKind.STANDARD, TinyKind.NESTED, TinyKind.HYBRID_GDN, TinyKind.ROTATING)
 
 
@@ -57,7 +57,7 @@ def _rows() -> list[Join]:
 
 
 def _plain(kind: TinyKind, rows: Sequence[Join]) -> Said:
-    """Return what rows say alone."""
+    """Return the tokens of rows that run alone."""
     return Said([alone(kind).tokens(row) for row in rows])
 
 
@@ -68,7 +68,7 @@ def _oracle(kind: TinyKind, rows: Sequence[Join], right_of_ten: int = 8) -> Orac
 
 
 class _BadRow:
-    """A row's proposer that does harm."""
+    """A row's proposer with a planted fault."""
 
     def __init__(self, right: RowProposer, harm: str, calls: int) -> None:
         self._right = right
@@ -87,16 +87,16 @@ class _BadRow:
 
     def propose(self, max_tokens: int) -> tuple[int, ...]:
         self._fail("propose")
-        guess = self._right.propose(max_tokens)
+        proposed = self._right.propose(max_tokens)
         if self._is_due("too large"):
-            return (*guess[:1], VOCABULARY_TOKENS)
+            return (*proposed[:1], VOCABULARY_TOKENS)
         if self._is_due("far too large"):
-            return (*guess[:1], 1 << 70)
+            return (*proposed[:1], 1 << 70)
         if self._is_due("negative"):
-            return (*guess[:1], -1)
+            return (*proposed[:1], -1)
         if self._is_due("nothing at all"):
             return None  # type: ignore[return-value]
-        return guess
+        return proposed
 
     def close(self) -> None:
         self.is_closed = True
@@ -116,7 +116,7 @@ class _BadRow:
 
 @dataclass
 class _BadProposer:
-    """An oracle that does harm to the bad row.
+    """An oracle whose proposer for the bad row has a planted fault.
 
     Attributes:
         harm: Which call fails, or what is wrong with a proposal.
@@ -164,23 +164,23 @@ _HARMS = [
 @_AHEAD
 @pytest.mark.parametrize("lane", list(Lane))
 @pytest.mark.parametrize(("harm", "calls"), _HARMS)
-def test_a_proposer_that_fails_ends_the_guessing_for_its_row(
+def test_a_proposer_that_fails_ends_the_drafts_of_its_row(
     harm: str,
     calls: int,
     lane: Lane,
     looks_ahead: bool,  # noqa: FBT001
 ) -> None:
-    """The row says what it says alone, which is told once; all others go on guessing."""
+    """The row generates what it generates alone, the fault is reported once, and other rows keep drafting."""
     rows = [Join(row.prompt, row.tokens, row.sampling, lane=lane) for row in _rows()]
     proposer = _BadProposer(_oracle(TinyKind.STANDARD, rows), harm, calls)
     engine = WatchedEngine(loaded(TinyKind.STANDARD), proposer, looks_ahead=looks_ahead)
 
-    said = say(engine, rows, GUESSES)
+    said = say(engine, rows, DRAFT_TOKENS)
 
     assert constrained_differences(_plain(TinyKind.STANDARD, rows), said, rows) == []
     assert said.draft_faults == [1], "told once"
-    guessed = {one.slot_index for result in said.results for one in result.drafts}
-    assert guessed >= {0, 2, 3}
+    drafted = {one.slot_index for result in said.results for one in result.drafts}
+    assert drafted >= {0, 2, 3}
     assert all(row.is_closed for row in proposer.rows), "and it is let go"
     assert proposer.oracle.open_rows == 0
     assert engine.memory().kv_used_bytes == 0
@@ -188,7 +188,7 @@ def test_a_proposer_that_fails_ends_the_guessing_for_its_row(
 
 @each_kind_and_look_ahead()
 @pytest.mark.parametrize(("harm", "calls"), [("open", 0), ("extend", 1), ("propose", 2)])
-def test_a_lonely_row_goes_on_plainly(
+def test_a_row_alone_goes_on_without_drafts(
     kind: TinyKind,
     harm: str,
     calls: int,
@@ -199,11 +199,11 @@ def test_a_lonely_row_goes_on_plainly(
     proposer = _BadProposer(_oracle(kind, [bad, good], 10), harm, calls)
     engine = WatchedEngine(loaded(kind), proposer, looks_ahead=looks_ahead)
 
-    said = say(engine, [bad], GUESSES)
+    said = say(engine, [bad], DRAFT_TOKENS)
     assert constrained_differences(_plain(kind, [bad]), said, [bad]) == []
     assert said.draft_faults == [0]
 
-    said = say(engine, [good], GUESSES)
+    said = say(engine, [good], DRAFT_TOKENS)
     assert constrained_differences(_plain(kind, [good]), said, [good]) == []
     assert said.draft_faults == []
     assert said.accepted_tokens > TOKENS / 2
@@ -219,10 +219,12 @@ def test_a_proposer_that_proposes_too_many_is_cut_short() -> None:
         patch.setattr(
             "support.engines.oracle._Row.propose", lambda this, count: right(this, count + 50)
         )
-        said = say(engine, [row], GUESSES)
+        said = say(engine, [row], DRAFT_TOKENS)
 
     assert constrained_differences(_plain(TinyKind.STANDARD, [row]), said, [row]) == []
-    assert all(one.drafted_tokens <= GUESSES for result in said.results for one in result.drafts)
+    assert all(
+        one.drafted_tokens <= DRAFT_TOKENS for result in said.results for one in result.drafts
+    )
     assert engine.said_tokens == TOKENS
 
 
@@ -241,7 +243,7 @@ def test_a_proposer_that_cannot_say_what_it_holds_is_let_go() -> None:
             return result
 
         patch.setattr(WatchedEngine, "run", run)
-        said = say(engine, [row], GUESSES)
+        said = say(engine, [row], DRAFT_TOKENS)
 
     assert constrained_differences(_plain(TinyKind.STANDARD, [row]), said, [row]) == []
     assert said.draft_faults == [0]
@@ -256,7 +258,7 @@ def test_a_row_that_left_holds_no_proposer(harm: str, looks_ahead: bool) -> None
     proposer = _BadProposer(_oracle(TinyKind.STANDARD, rows), harm)
     engine = WatchedEngine(loaded(TinyKind.STANDARD), proposer, looks_ahead=looks_ahead)
 
-    said = say(engine, rows, GUESSES)
+    said = say(engine, rows, DRAFT_TOKENS)
 
     assert constrained_differences(_plain(TinyKind.STANDARD, rows), said, rows) == []
     assert said.draft_faults == []
@@ -266,11 +268,11 @@ def test_a_row_that_left_holds_no_proposer(harm: str, looks_ahead: bool) -> None
     assert engine.memory().kv_used_bytes == 0
 
 
-# --- what is no number ------------------------------------------------------------------------
+# --- logits that are NaN ----------------------------------------------------------------------
 
 
 def _poisoned(kind: TinyKind, token_id: int, proposer: Oracle, *, looks_ahead: bool) -> Any:
-    """An engine of which one token makes keys, values and logits that are not numbers."""
+    """An engine in which one token id makes keys, values and logits NaN."""
     model = tiny_model(kind)
     embedding: mx.array = model.model.model.embed_tokens.weight
     embedding[token_id] = mx.nan
@@ -278,7 +280,7 @@ def _poisoned(kind: TinyKind, token_id: int, proposer: Oracle, *, looks_ahead: b
 
 
 def _unsaid(kind: TinyKind, rows: Sequence[Join]) -> int:
-    """A token that no row says or reads."""
+    """A token id that is in no row's prompt or answer."""
     known = {token for said in _plain(kind, rows).token_ids for token in said}
     known |= {token for row in rows for token in row.prompt}
     return next(one for one in range(1, VOCABULARY_TOKENS) if one not in known)
@@ -287,13 +289,13 @@ def _unsaid(kind: TinyKind, rows: Sequence[Join]) -> int:
 @_AHEAD
 @pytest.mark.parametrize("together", [False, True], ids=["alone", "together"])
 @pytest.mark.parametrize("kind", _POISONABLE)
-def test_a_wrong_guess_that_makes_no_numbers_leaves_nothing(
+def test_a_wrong_draft_that_computes_nan_leaves_nothing(
     kind: TinyKind,
     together: bool,  # noqa: FBT001
     looks_ahead: bool,  # noqa: FBT001
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Logits, keys and values of the wrong part may be anything; the row goes on as without."""
+    """Logits, keys and values of rejected drafts may be NaN; the row goes on as without drafts."""
     rows = _rows()[: 4 if together else 1]
     poison = _unsaid(kind, rows)
     oracle = _oracle(kind, rows, 10)
@@ -301,14 +303,14 @@ def test_a_wrong_guess_that_makes_no_numbers_leaves_nothing(
     oracle.open_rows = 0
 
     def propose(this: Any, count: int) -> tuple[int, ...]:
-        guess = list(right(this, count))
-        guess[len(this._said) % count :] = [poison] * (count - len(this._said) % count)
-        return tuple(guess)
+        proposed = list(right(this, count))
+        proposed[len(this._said) % count :] = [poison] * (count - len(this._said) % count)
+        return tuple(proposed)
 
     monkeypatch.setattr("support.engines.oracle._Row.propose", propose)
     engine = _poisoned(kind, poison, oracle, looks_ahead=looks_ahead)
 
-    said = say(engine, rows, GUESSES)
+    said = say(engine, rows, DRAFT_TOKENS)
 
     assert constrained_differences(_plain(kind, rows), said, rows) == []
     if kind is TinyKind.STANDARD or not together:
@@ -318,7 +320,7 @@ def test_a_wrong_guess_that_makes_no_numbers_leaves_nothing(
 
 @_AHEAD
 @pytest.mark.parametrize("kind", _POISONABLE)
-def test_a_right_guess_that_makes_no_numbers_ends_its_row_alone(
+def test_a_right_draft_that_computes_nan_ends_its_row_alone(
     kind: TinyKind,
     looks_ahead: bool,  # noqa: FBT001
 ) -> None:
@@ -334,7 +336,7 @@ def test_a_right_guess_that_makes_no_numbers_ends_its_row_alone(
     oracle.answers = {**oracle.answers, (bad.prompt, bad.sampling): forced}
     engine = _poisoned(kind, poison, oracle, looks_ahead=looks_ahead)
 
-    said = say(engine, rows, GUESSES)
+    said = say(engine, rows, DRAFT_TOKENS)
 
     assert list(said.faults) == [1]
     assert isinstance(said.faults[1], FloatingPointError)
@@ -346,10 +348,10 @@ def test_a_right_guess_that_makes_no_numbers_ends_its_row_alone(
     assert engine.memory().kv_used_bytes == oracle.open_rows == 0
 
 
-def test_forced_tokens_survive_a_guess_that_makes_no_numbers(
+def test_forced_tokens_survive_a_draft_that_computes_nan(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A pass that has to be computed again takes what its rows' grammars had decided by then."""
+    """A recomputed pass keeps the tokens that its rows' grammars had forced."""
     plain = WatchedEngine(loaded(TinyKind.STANDARD), None)
     grammar = grammar_of(plain, ConstraintKind.REGEX, "([ab]{2}<-then->){9}")
     rows = [
@@ -374,7 +376,7 @@ def test_forced_tokens_survive_a_guess_that_makes_no_numbers(
     )
     engine = _poisoned(TinyKind.STANDARD, poison, oracle, looks_ahead=False)
 
-    said = say(engine, rows, GUESSES)
+    said = say(engine, rows, DRAFT_TOKENS)
 
     assert constrained_differences(expected, said, rows) == []
     assert any(forced[0] for forced in again), "there were forced tokens"
@@ -385,7 +387,7 @@ def test_forced_tokens_survive_a_guess_that_makes_no_numbers(
 
 @_AHEAD
 @pytest.mark.parametrize("position", [0, 1, 6, TOKENS - 1])
-def test_a_sampler_that_fails_among_guesses_ends_its_row_where_it_would_without(
+def test_a_sampler_that_fails_among_drafts_ends_its_row_where_it_would_without(
     position: int,
     looks_ahead: bool,  # noqa: FBT001
     monkeypatch: pytest.MonkeyPatch,
@@ -404,7 +406,7 @@ def test_a_sampler_that_fails_among_guesses_ends_its_row_where_it_would_without(
     engine = WatchedEngine(loaded(TinyKind.STANDARD), oracle, looks_ahead=looks_ahead)
     monkeypatch.setattr(gumbel_noise, "draw_key", draw)
 
-    said = say(engine, rows, GUESSES)
+    said = say(engine, rows, DRAFT_TOKENS)
 
     assert {slot: type(cause) for slot, cause in said.faults.items()} == {1: _PlantedError}
     assert said.token_ids[1] == expected.token_ids[1][:position]
@@ -418,7 +420,7 @@ def test_a_sampler_that_fails_among_guesses_ends_its_row_where_it_would_without(
     assert engine.memory().kv_used_bytes == oracle.open_rows == 0
 
 
-def test_a_sampler_that_fails_for_guesses_alone_costs_no_row_anything(
+def test_a_sampler_that_fails_for_drafts_alone_costs_no_row_a_token(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A fault in verification alone leaves every row its next token, as without drafts."""
@@ -427,7 +429,7 @@ def test_a_sampler_that_fails_for_guesses_alone_costs_no_row_anything(
     engine = WatchedEngine(loaded(TinyKind.STANDARD), oracle)
 
     fail_verification(monkeypatch)
-    said = say(engine, rows, GUESSES)
+    said = say(engine, rows, DRAFT_TOKENS)
 
     assert constrained_differences(_plain(TinyKind.STANDARD, rows), said, rows) == []
     assert said.accepted_tokens == 0 < engine.drafted_tokens

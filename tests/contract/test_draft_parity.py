@@ -1,8 +1,8 @@
-"""A row alone says the same with drafts, right or wrong, in any cache and lane.
+"""A row alone generates the same with drafts, right or wrong, in any cache and lane.
 
-An oracle that knows the answers and is wrong at planted places guesses for rows with every way of
-choosing tokens. The answers without guesses are what they are compared with. Rows in company are in
-``test_draft_company.py``, those with grammars in ``test_draft_constrained.py``, and
+An oracle that knows the answers and is wrong at planted places drafts for rows with every way of
+choosing tokens. Their answers are compared with those without drafts. Rows of a batch are in
+``test_draft_batches.py``, those with grammars in ``test_draft_constrained.py``, and
 ``test_draft_parity_can_fail.py`` proves that the comparison notices faults.
 """
 
@@ -21,7 +21,7 @@ from machd_probes.play import Join, play
 from machd_probes.scripts import LENGTHS, MIXED, Script, random_prompt
 
 TOKENS = 24
-GUESSES = 4
+DRAFT_TOKENS = 4
 PROMPTS = [random_prompt(length, number) for number, length in enumerate(LENGTHS)]
 ROWS = [Join(prompt, TOKENS, sampling) for prompt, sampling in zip(PROMPTS, MIXED, strict=True)]
 RIGHT = (0, 5, 10)
@@ -30,7 +30,7 @@ _ENGINES = list(product(TinyKind, Lane, (False, True)))
 
 
 def answers_of(kind: TinyKind, rows: list[Join]) -> Answers:
-    """Return what these rows say alone."""
+    """Return the answers of these rows when each runs alone."""
     return {
         (row.prompt, row.sampling): [one.token_id for one in alone(kind).tokens(row)]
         for row in rows
@@ -38,10 +38,10 @@ def answers_of(kind: TinyKind, rows: list[Join]) -> Answers:
 
 
 def _passes(*, looks_ahead: bool) -> int:
-    """Drafts that repeat a row's own tokens."""
+    """Return the number of passes when every draft is accepted."""
     # The first token comes with the prompt. Looking ahead, the next is under way by then.
     plain = 2 if looks_ahead else 1
-    return plain + -(-(TOKENS - plain) // (GUESSES + 1))
+    return plain + -(-(TOKENS - plain) // (DRAFT_TOKENS + 1))
 
 
 @pytest.mark.parametrize(
@@ -49,16 +49,16 @@ def _passes(*, looks_ahead: bool) -> int:
     [(number, *one) for number, one in enumerate(_ENGINES)],
     ids=[f"{kind}-{lane}{'-ahead' * ahead}" for kind, lane, ahead in _ENGINES],
 )
-def test_a_lonely_row_says_the_same(
+def test_a_row_alone_generates_the_same(
     number: int,
     kind: TinyKind,
     lane: Lane,
     looks_ahead: bool,  # noqa: FBT001
 ) -> None:
-    """Tokens and log-probabilities are those without guesses, however many of these are right.
+    """Tokens and log-probabilities are those without drafts, however many drafts are right.
 
-    Each engine takes a third of the pairs of row and share of right guesses; those of three engines
-    that follow one another take all.
+    Each engine takes a third of the pairs of row and share of right drafts; three consecutive engines
+    take all.
     """
     oracle = Oracle(answers_of(kind, ROWS))
     engine = WatchedEngine(loaded(kind), oracle, looks_ahead=looks_ahead)
@@ -66,12 +66,12 @@ def test_a_lonely_row_says_the_same(
         engine.forget()
         oracle.right_of_ten = RIGHT[(place + number) % len(RIGHT)]
         joins = (replace(row, lane=lane),)
-        said = play(engine, joins, drafts=lambda _step, _rows: GUESSES)
+        said = play(engine, joins, drafts=lambda _step, _rows: DRAFT_TOKENS)
 
         assert alone(kind).differences(Script(joins), said) == []
         assert engine.said_tokens == TOKENS, "none after the last one"
         assert engine.draft_faults == []
-        assert engine.drafted_tokens >= TOKENS / 2, "guesses were verified"
+        assert engine.drafted_tokens >= TOKENS / 2, "drafts were verified"
         assert engine.passes == TOKENS - engine.accepted_tokens
         if oracle.right_of_ten == 10:
             assert engine.passes == _passes(looks_ahead=looks_ahead)
@@ -84,8 +84,8 @@ def test_a_lonely_row_says_the_same(
 
 
 @each_kind()
-@pytest.mark.parametrize("guesses", [1, 12])
-def test_any_number_of_guesses_gives_the_same(kind: TinyKind, guesses: int) -> None:
+@pytest.mark.parametrize("draft_tokens", [1, 12])
+def test_any_number_of_drafts_gives_the_same(kind: TinyKind, draft_tokens: int) -> None:
     """One, or more than a window has positions; the last pass stops at the row's last token."""
     row = ROWS[4]
     oracle = Oracle(answers_of(kind, [row]), 8)
@@ -94,13 +94,13 @@ def test_any_number_of_guesses_gives_the_same(kind: TinyKind, guesses: int) -> N
     for tokens in (1, 2, 3, 8, 13):
         engine.forget()
         joins = (replace(row, tokens=tokens),)
-        said = play(engine, joins, drafts=lambda _step, _rows: guesses)
+        said = play(engine, joins, drafts=lambda _step, _rows: draft_tokens)
         assert alone(kind).differences(Script(joins), said) == []
         assert engine.said_tokens == tokens
 
 
-def test_nobody_is_asked_where_nobody_may_guess() -> None:
-    """Without leave in the plan a proposer is told what is said, and not asked."""
+def test_a_proposer_is_not_asked_where_the_plan_allows_no_drafts() -> None:
+    """A proposer gets every generated token, and is asked only when the plan allows drafts."""
     oracle = Oracle(answers_of(TinyKind.STANDARD, ROWS[:1]))
     engine = WatchedEngine(loaded(TinyKind.STANDARD), oracle)
 

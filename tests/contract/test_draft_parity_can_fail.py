@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from msgspec import structs
 from support.engines.constrained_rows import grammar_of
-from support.engines.guessed_rows import (
-    GUESSES,
-    GuessedScripts,
+from support.engines.drafted_scripts import (
+    DRAFT_TOKENS,
+    DraftedScripts,
     always,
     constrained_differences,
     if_alone,
@@ -23,16 +23,15 @@ from support.engines.tiny_models import TinyKind
 
 from machd.engine.assembly import make_engine
 from machd.engine.kv.batch_lane import BatchLaneKv
-from machd.engine.kv.layers import cache_state
+from machd.engine.kv.layers.cache_state import StateCheckpoint
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.kv.serial_lane import SerialLaneKv
 from machd.engine.protocol.step import Lane, SampledToken
-from machd.engine.step import verification
+from machd.engine.sampling.sampling_state import SamplingState
+from machd.engine.step import decoder, verification
 from machd.engine.step.decode_pass import DecodePass
 from machd.engine.step.decoder import Decoder
-from machd.engine.step.decoder_row import Decoded
-from machd.engine.step.proposals import RowProposals
-from machd.engine.step.sampling import RowSampling
+from machd.engine.step.row import Decoded, DecoderRow, RowProposals
 from machd.engine.step.verification import Span, Verdict
 from machd.request.constraint import ConstraintKind
 from machd_probes.play import GREEDY, DraftSchedule, Join
@@ -48,6 +47,34 @@ ROWS = [
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
+def _change_ahead_states(
+    patch: pytest.MonkeyPatch, change: Callable[[SamplingState, SamplingState], dict[str, Any]]
+) -> None:
+    """Change the states behind tokens ahead; ``change`` gets the row's own and the one to change."""
+    right = verification.span_of
+
+    def span_of(row: SamplingState, *rest: Any) -> Span:
+        draft = right(row, *rest)
+        states = [replace(one, **change(row, one)) for one in draft.ahead_states]
+        return replace(draft, ahead_states=tuple(states))
+
+    patch.setattr("machd.engine.step.span_choice.span_of", span_of)
+
+
+def _keep_of_the_row(patch: pytest.MonkeyPatch, name: str) -> None:
+    """After accepted tokens ahead a row keeps this part of the state that it had before them."""
+    right = decoder._move_on
+
+    def move_on(row: DecoderRow, draft: Span, verdict: Verdict) -> BaseException | None:
+        before = getattr(row.sampling, name)
+        cause = right(row, draft, verdict)
+        if verdict.accepted_tokens:
+            row.sampling = replace(row.sampling, **{name: before})
+        return cause
+
+    patch.setattr(decoder, "_move_on", move_on)
+
+
 def one_too_many_is_accepted(patch: pytest.MonkeyPatch) -> None:
     """The first rejected draft is emitted, and the token behind it that was sampled."""
     right = verification.verify
@@ -60,12 +87,12 @@ def one_too_many_is_accepted(patch: pytest.MonkeyPatch) -> None:
             return found
         wrong = structs.replace(token, token_id=draft.ahead_ids[place])
         said = (*found.tokens[:-1], wrong, token)
-        return Verdict(said, draft.samplings[following], found.is_finite)
+        return Verdict(said, found.is_finite)
 
     patch.setattr("machd.engine.step.decoder.verify", verify)
 
 
-def one_too_few_is_taken_back(patch: pytest.MonkeyPatch) -> None:
+def one_too_few_is_rolled_back(patch: pytest.MonkeyPatch) -> None:
     """A rejected draft stays in the caches, and the next token goes behind it."""
     for caches in (BatchLaneKv, SerialLaneKv):
         right = caches.roll_back
@@ -76,7 +103,7 @@ def one_too_few_is_taken_back(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(caches, "roll_back", roll_back)
 
 
-def nothing_is_taken_back(patch: pytest.MonkeyPatch) -> None:
+def nothing_is_rolled_back(patch: pytest.MonkeyPatch) -> None:
     """Rejected drafts stay."""
     for caches in (BatchLaneKv, SerialLaneKv):
         right = caches.roll_back
@@ -99,69 +126,41 @@ def all_rows_are_cut_alike(patch: pytest.MonkeyPatch) -> None:
 
 def draws_are_not_of_their_positions(patch: pytest.MonkeyPatch) -> None:
     """Every position of a guess has the draw of the first."""
-    right = RowSampling.after
-
-    def after(this: RowSampling, token_id: int) -> RowSampling | None:
-        following = right(this, token_id)
-        if following is not None:
-            following.position = this.position
-        return following
-
-    patch.setattr(RowSampling, "after", after)
+    _change_ahead_states(patch, lambda row, _: {"position": row.position})
 
 
 def draws_are_one_position_late(patch: pytest.MonkeyPatch) -> None:
     """Positions are one too high."""
-    right = verification.span_of
-
-    def span_of(sampling: RowSampling, *rest: Any) -> Span:
-        draft = right(sampling, *rest)
-        for one in draft.samplings[1:]:
-            one.position += 1
-        return draft
-
-    patch.setattr("machd.engine.step.span_choice.span_of", span_of)
+    _change_ahead_states(patch, lambda _, ahead: {"position": ahead.position + 1})
 
 
-def guesses_do_not_count_for_penalties(patch: pytest.MonkeyPatch) -> None:
+def drafts_do_not_count_for_penalties(patch: pytest.MonkeyPatch) -> None:
     """The counts behind a guess are those before it."""
-    right = RowSampling.after
-
-    def after(this: RowSampling, token_id: int) -> RowSampling | None:
-        following = right(this, token_id)
-        if following is not None:
-            following.counts = this.counts
-        return following
-
-    patch.setattr(RowSampling, "after", after)
+    _change_ahead_states(patch, lambda row, _: {"counts": row.counts})
 
 
 def the_rows_own_counts_stay(patch: pytest.MonkeyPatch) -> None:
     """After a guess the row's counts are those before it."""
-
-    def take(this: RowSampling, other: RowSampling) -> None:
-        this.position, this.matcher = other.position, other.matcher
-
-    patch.setattr(RowSampling, "take", take)
+    _keep_of_the_row(patch, "counts")
 
 
 def a_matcher_is_shared(patch: pytest.MonkeyPatch) -> None:
     """The row's own matcher sees the guesses."""
-    patch.setattr(RowSampling, "fork", replace)
+    patch.setattr(SamplingState, "fork", lambda this: this)
 
 
 def a_matcher_is_not_told(patch: pytest.MonkeyPatch) -> None:
     """The row's matcher stays before its guesses, which it has said."""
-
-    def take(this: RowSampling, other: RowSampling) -> None:
-        this.position, this.counts = other.position, other.counts
-
-    patch.setattr(RowSampling, "take", take)
+    _keep_of_the_row(patch, "matcher")
 
 
-def a_mark_is_a_reference(patch: pytest.MonkeyPatch) -> None:
+def a_checkpoint_is_a_reference(patch: pytest.MonkeyPatch) -> None:
     """A checkpoint changes with the cache."""
-    patch.setattr(cache_state, "_aliased", lambda state: state)
+
+    def remember(this: StateCheckpoint, cache: Any) -> None:
+        this._cache, this._state = cache, cache.state
+
+    patch.setattr(StateCheckpoint, "__init__", remember)
 
 
 def nothing_is_computed_again(patch: pytest.MonkeyPatch) -> None:
@@ -191,7 +190,7 @@ def the_next_token_is_the_first_rows(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_proposer_is_not_told(patch: pytest.MonkeyPatch) -> None:
-    """What was guessed is left out of what a proposer hears: a row's guesses fail."""
+    """A proposer gets no accepted drafts, only the sampled token: its next drafts are wrong."""
     right = RowProposals.extend
     patch.setattr(RowProposals, "extend", lambda this, ids: right(this, ids[-1:]))
 
@@ -206,21 +205,21 @@ _FAULTS: list[tuple[Plant, TinyKind, Script, DraftSchedule]] = [
     (one_too_many_is_accepted, TinyKind.STANDARD, SAMPLED, always),
     (one_too_many_is_accepted, TinyKind.HYBRID, SERIAL, always),
     (one_too_many_is_accepted, TinyKind.STANDARD, ALL, always),
-    (one_too_few_is_taken_back, TinyKind.STANDARD, SERIAL, always),
-    (one_too_few_is_taken_back, TinyKind.STANDARD, ALL, always),
-    (one_too_few_is_taken_back, TinyKind.ROTATING, SAMPLED, always),
-    (nothing_is_taken_back, TinyKind.STANDARD, TWO, if_alone),
-    (nothing_is_taken_back, TinyKind.HYBRID_GDN, TWO, if_alone),
-    (nothing_is_taken_back, TinyKind.NESTED, SERIAL, always),
+    (one_too_few_is_rolled_back, TinyKind.STANDARD, SERIAL, always),
+    (one_too_few_is_rolled_back, TinyKind.STANDARD, ALL, always),
+    (one_too_few_is_rolled_back, TinyKind.ROTATING, SAMPLED, always),
+    (nothing_is_rolled_back, TinyKind.STANDARD, TWO, if_alone),
+    (nothing_is_rolled_back, TinyKind.HYBRID_GDN, TWO, if_alone),
+    (nothing_is_rolled_back, TinyKind.NESTED, SERIAL, always),
     (all_rows_are_cut_alike, TinyKind.STANDARD, ALL, always),
     (draws_are_not_of_their_positions, TinyKind.STANDARD, SAMPLED, always),
     (draws_are_one_position_late, TinyKind.STANDARD, SAMPLED, always),
     (draws_are_one_position_late, TinyKind.STANDARD, ALL, always),
-    (guesses_do_not_count_for_penalties, TinyKind.STANDARD, PENALISED, always),
+    (drafts_do_not_count_for_penalties, TinyKind.STANDARD, PENALISED, always),
     (the_rows_own_counts_stay, TinyKind.STANDARD, PENALISED, always),
     (the_rows_own_counts_stay, TinyKind.STANDARD, ALL, always),
-    (a_mark_is_a_reference, TinyKind.HYBRID_GDN, SERIAL, always),
-    (a_mark_is_a_reference, TinyKind.HYBRID, TWO, if_alone),
+    (a_checkpoint_is_a_reference, TinyKind.HYBRID_GDN, SERIAL, always),
+    (a_checkpoint_is_a_reference, TinyKind.HYBRID, TWO, if_alone),
     (nothing_is_computed_again, TinyKind.HYBRID_GDN, SAMPLED, always),
     (nothing_is_computed_again, TinyKind.NESTED_ROTATING, SERIAL, always),
     (the_next_token_is_the_first_rows, TinyKind.STANDARD, ALL, always),
@@ -241,12 +240,12 @@ def test_a_planted_fault_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The comparison passes without the fault and reports differences with it."""
-    assert GuessedScripts(kind).differences(script, drafts) == []
+    assert DraftedScripts(kind).differences(script, drafts) == []
 
     plant(monkeypatch)
 
     try:
-        found = GuessedScripts(kind).differences(script, drafts)
+        found = DraftedScripts(kind).differences(script, drafts)
     except (AssertionError, ValueError) as error:
         found = [repr(error)]  # the caches' own, the oracle's or the player's
     assert found != []
@@ -270,15 +269,15 @@ def test_a_fault_in_a_constrained_row_is_noticed(
     grammar = grammar_of(plain, ConstraintKind.REGEX, pattern)
     rows = [Join(random_prompt(9, 1), 20, replace(GREEDY, grammar=grammar))]
     expected = say(plain, rows)
-    # Wrong guesses are letters that the pattern may allow.
+    # Wrong drafts are letters that the pattern may allow.
     answers = {(rows[0].prompt, rows[0].sampling): expected.token_ids[0]}
     engine = WatchedEngine(loaded(TinyKind.STANDARD), Oracle(answers, 8))
-    assert constrained_differences(expected, say(engine, rows, GUESSES), rows) == []
+    assert constrained_differences(expected, say(engine, rows, DRAFT_TOKENS), rows) == []
 
     plant(monkeypatch)
 
     try:
-        found = constrained_differences(expected, say(engine, rows, GUESSES), rows)
+        found = constrained_differences(expected, say(engine, rows, DRAFT_TOKENS), rows)
     except AssertionError as error:
         found = [repr(error)]
     assert found != []

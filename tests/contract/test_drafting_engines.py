@@ -1,4 +1,4 @@
-"""Properties of every engine that drafts: the scripted one cannot lie about them, either."""
+"""Properties of every engine that drafts, the scripted one included."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ROWS = [Join(random_prompt(5 + 4 * at, at), TOKENS, MIXED[at]) for at in range(4
     name="engine", params=["fake", "fake, all right", "fake, all wrong", "mlx", "ahead"]
 )
 def _engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    """Each engine with no rows and somebody who guesses, and no row left behind."""
+    """Each engine with a proposer and no rows; no row is left behind."""
     engine: Engine
     if request.param.startswith("fake"):
         engine = FakeEngine()
@@ -70,9 +70,9 @@ def whole(row: Join, slot_index: int = 0) -> PrefillChunk:
 
 
 def run(
-    engine: Engine, rows: dict[int, Join], guesses: int
+    engine: Engine, rows: dict[int, Join], draft_tokens: int
 ) -> tuple[dict[int, list[SampledToken]], list[StepResult]]:
-    """Rows that begin together, by slot, up to their last tokens; and the steps that decoded."""
+    """Run rows that begin together to their ends; return their tokens by slot and the decode steps."""
     said: dict[int, list[SampledToken]] = {slot_index: [] for slot_index in rows}
     chunks = tuple(whole(row, slot_index) for slot_index, row in rows.items())
     results = [engine.run(StepPlan(prefill=chunks))]
@@ -84,31 +84,31 @@ def run(
         release = tuple(set(rows) - running)
         if not running:
             break
-        decode = tuple(DecodeRow(slot_index, guesses) for slot_index in sorted(running))
+        decode = tuple(DecodeRow(slot_index, draft_tokens) for slot_index in sorted(running))
         results.append(engine.run(StepPlan(release, (), decode)))
     engine.run(StepPlan(release=release))
     return said, results[1:]
 
 
 @pytest.mark.parametrize("lane", list(Lane))
-@pytest.mark.parametrize("guesses", [1, 4])
-def test_guesses_change_when_tokens_come_and_not_which(
-    engine: Engine, guesses: int, lane: Lane
+@pytest.mark.parametrize("draft_tokens", [1, 4])
+def test_drafts_change_when_tokens_come_and_not_which(
+    engine: Engine, draft_tokens: int, lane: Lane
 ) -> None:
-    """Alone and together, rows say what they say where nobody may guess, and not one token more."""
+    """Alone and together, rows generate the tokens that they generate without drafts, and no more."""
     rows = {slot_index: replace(row, lane=lane) for slot_index, row in enumerate(ROWS)}
     plain, steps = run(engine, rows, 0)
-    assert not any(step.drafts for step in steps), "nobody guesses without leave"
+    assert not any(step.drafts for step in steps), "no drafts unless the plan allows them"
 
-    together, fewer = run(engine, rows, guesses)
+    together, fewer = run(engine, rows, draft_tokens)
     assert {at: _ids(tokens) for at, tokens in together.items()} == {
         at: _ids(tokens) for at, tokens in plain.items()
     }
     assert all(len(tokens) == TOKENS for tokens in together.values())
     assert len(fewer) <= len(steps)
     for slot_index, row in rows.items():
-        lonely, _ = run(engine, {0: row}, guesses)
-        assert _ids(lonely[0]) == _ids(plain[slot_index])
+        single, _ = run(engine, {0: row}, draft_tokens)
+        assert _ids(single[0]) == _ids(plain[slot_index])
 
 
 def _ids(tokens: list[SampledToken]) -> list[int]:
@@ -116,7 +116,7 @@ def _ids(tokens: list[SampledToken]) -> list[int]:
 
 
 def test_outcomes_add_up(engine: Engine) -> None:
-    """A row gets one token more than were guessed rightly; at most one outcome a row and step."""
+    """A row gets its accepted drafts and one token more; a step has at most one outcome a row."""
     rows = dict(enumerate(ROWS))
     _, steps = run(engine, rows, 4)
 
@@ -137,8 +137,8 @@ def test_outcomes_add_up(engine: Engine) -> None:
     assert engine.model.proposer is ProposerKind.NGRAM
 
 
-def test_what_was_guessed_rightly_is_computed(engine: Engine) -> None:
-    """A block may hold all that a row had said before the last step, and what was guessed in it."""
+def test_accepted_drafts_are_computed(engine: Engine) -> None:
+    """A block may hold all of a row's tokens up to the last step's accepted drafts."""
     row = replace(ROWS[2], lane=Lane.SERIAL)
     said = len(engine.run(StepPlan(prefill=(whole(row),))).tokens)
     stored = 0
@@ -157,21 +157,21 @@ def test_what_was_guessed_rightly_is_computed(engine: Engine) -> None:
 
 
 def test_a_constrained_row_says_the_same(engine: Engine) -> None:
-    """Its grammar holds among guesses, and what is forced still comes in fewer steps."""
+    """Its grammar holds among drafts, and forced tokens still come in fewer steps."""
     schema = {"enum": ["a long answer that is certain", "another one"]}
     params = SamplingParams(temperature=0.0, grammar=schema_grammar(engine, schema))
     row = Join((5, 6, 7), 12, params)
     plain, _ = run(engine, {0: row}, 0)
-    with_guesses, steps = run(engine, {0: row}, 3)
-    assert _ids(with_guesses[0])[:12] == _ids(plain[0])[:12]
+    drafted, steps = run(engine, {0: row}, 3)
+    assert _ids(drafted[0])[:12] == _ids(plain[0])[:12]
     assert len(steps) < 11
 
 
 # --- the scripted engine alone ----------------------------------------------------------------
 
 
-def test_scripted_guessing_fails_where_it_is_to() -> None:
-    """From there on the row decodes plainly, which is told once; the next row is guessed for again."""
+def test_scripted_drafting_fails_where_it_is_to() -> None:
+    """From there on the row decodes without drafts, reported once; the slot's next row has drafts again."""
     faults = FakeFaults(draft_errors={(1, 5): ValueError("planted")})
     engine = FakeEngine(faults=faults)
     rows = dict(enumerate(ROWS[:2]))
@@ -183,16 +183,16 @@ def test_scripted_guessing_fails_where_it_is_to() -> None:
     assert said == plain
     told = [one.slot_index for step in steps for one in step.draft_faults]
     assert told == [1]
-    guessed = [{one.slot_index for one in step.drafts} for step in steps]
-    assert {0, 1} in guessed
-    assert {0} in guessed
+    drafted = [{one.slot_index for one in step.drafts} for step in steps]
+    assert {0, 1} in drafted
+    assert {0} in drafted
     faults.draft_errors.clear()
     _, steps = run(engine, {1: ROWS[1]}, 2)
     assert steps[0].drafts
 
 
-def test_a_scripted_row_that_fails_among_guesses_has_what_comes_before() -> None:
-    """A guess ends before the position that fails, whose fault the next step tells."""
+def test_a_scripted_row_that_fails_among_drafts_has_the_tokens_before() -> None:
+    """A draft ends before the position that fails, whose fault the next step reports."""
     faults = FakeFaults(row_errors={(0, 4): ValueError("planted")})
     engine = FakeEngine(faults=faults)
     engine.draft_script = drafts_by(1)

@@ -1,7 +1,7 @@
 """Properties of every engine, whether it computes or recites: the fake cannot lie.
 
 The scheduler and all its tests trust the rules in ``engine/protocol/engine.py``; here they are proven on
-the scripted engine and on layers of the embedded model alike. Those about guesses are in
+the scripted engine and on layers of the embedded model alike. Those about drafts are in
 ``test_drafting_engines.py``.
 """
 

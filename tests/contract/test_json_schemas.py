@@ -219,5 +219,5 @@ def test_a_schema_that_cannot_be_followed_is_refused(embedded_engine: Engine, na
 @pytest.mark.parametrize("case", LOOSE_CASES, ids=lambda case: case.name)
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="llguidance allows more")
 def test_known_looseness_is_still_there(embedded_engine: Engine, case: SchemaCase) -> None:
-    """What the documentation says about these is true for as long as this fails."""
+    """The documented limits hold as long as these schemas fail."""
     test_invalid_instances_are_not(embedded_engine, case)

@@ -346,7 +346,7 @@ def _assert_noticed(result: ProbeResult, raises: str) -> None:
     ],
 )
 def test_without_a_fault_the_same_checks_pass(variant: str) -> None:
-    """What notices the faults above has nothing to say of the model as it is."""
+    """The checks that notice the faults above find none in the unchanged model."""
     checks = {check for fault in _FAULTS if variant in fault.variants for check in fault.checks}
 
     found = probed(variant, sorted(checks))

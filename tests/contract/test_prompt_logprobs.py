@@ -264,12 +264,12 @@ def test_row_that_fails_behind_its_prompt_has_no_output(
     mlx_engine: MlxEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row that fails once its prompt is scored is a fault alone."""
-    from machd.engine.step.sampling import RowSampling  # noqa: PLC0415 - imports mlx
+    from machd.engine.sampling.sampling_state import SamplingState  # noqa: PLC0415 - imports mlx
 
     def failing(*_args: object) -> None:
         raise ValueError("planted")
 
-    monkeypatch.setattr(RowSampling, "for_prompt", failing)
+    monkeypatch.setattr(SamplingState, "for_prompt", failing)
     (chunk,) = chunks_of(prompt_of(mlx_engine)[:30], SCORED, 4096)
     result = mlx_engine.run(StepPlan(prefill=(chunk,)))
     assert [fault.slot_index for fault in result.faults] == [0]

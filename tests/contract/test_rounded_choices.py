@@ -15,7 +15,8 @@ from machd.clock import SystemClock
 from machd.engine.assembly import make_engine
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.fake.tokenizer import FakeTokenizer
-from machd.engine.loading.loader import LoadedModel, describe_model
+from machd.engine.loading.description import describe_model
+from machd.engine.loading.loader import LoadedModel
 from machd_probes.prober import loaded_subject, run_check
 from machd_probes.subject import Subject
 

@@ -13,13 +13,13 @@ from machd.engine.backend.native_kernels import native_kernels
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import SampledToken
-from machd.engine.step.gumbel_noise import gumbel_noise
+from machd.engine.sampling.gumbel_noise import gumbel_noise
 from machd.request.generation import SamplingParams
 from machd_probes.play import GREEDY, Join, play
 
 _ANSWERS = 2000
 _PARTS = 50
-"""So many tests share the answers, so that none outlasts the suite's limit on a busy machine."""
+"""Number of tests that share the answers, so that none exceeds the suite's time limit."""
 
 _MAX_WIDTH = 16
 _DRAFT_TOKENS = 3
@@ -39,11 +39,11 @@ _COMPANY = (
 
 @dataclass(frozen=True)
 class _Parted:
-    """An answer that came out otherwise.
+    """An answer that differs beside other rows.
 
     Attributes:
-        position: Of the first other token.
-        gap: By how much the token won alone against the one that won beside others: logit and noise, in nats.
+        position: Position of the first different token.
+        gap: Difference in logit plus noise of the two tokens in the row alone, in nats.
     """
 
     seed: int
@@ -53,11 +53,11 @@ class _Parted:
 
 @dataclass
 class _Comparison:
-    """What came of all answers.
+    """The results of all answers.
 
     Attributes:
         rounding: The largest difference of a token's log-probability alone and beside others.
-        accepted_tokens: Drafts that were right.
+        accepted_tokens: Number of accepted drafts.
     """
 
     answers: int
@@ -82,7 +82,7 @@ class _Drafting:
 
 @pytest.fixture(name="drafting")
 def _drafting(embedded_model: LoadedModel) -> Iterator[_Drafting]:
-    """That engine with the embedded model."""
+    """Make the engine with the embedded model."""
     drafting = _Drafting(embedded_model)
     yield drafting
     drafting.engine.close()
@@ -96,9 +96,9 @@ def test_seeded_answers_repeat_beside_others(drafting: _Drafting) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("part", range(_PARTS))
 def test_2000_seeded_answers_repeat_beside_others(drafting: _Drafting, part: int) -> None:
-    """Of 2,000 answers none parts, to the last bit of a log-probability, where machd's own kernels compute.
+    """None of 2,000 answers differs, to the last bit of a log-probability, where machd's own kernels compute.
 
-    Elsewhere those that part, if any, part where rounding decides between two tokens.
+    Elsewhere answers may differ only where rounding decides between two tokens.
     """
     # Each part begins with another width; together they have all.
     widths = [1 + (7 * part + number) % _MAX_WIDTH for number in range(_ANSWERS // _PARTS)]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from support.engines.block_rows import ASKED, BlockRows
 from support.engines.constrained_rows import schema_grammar
 from support.engines.cpu_layers import for_cpu_layers
-from support.engines.guessed_rows import GuessedScripts, always, say
+from support.engines.drafted_scripts import DraftedScripts, always, say
 from support.engines.parity import differences
 from support.engines.small_classes import small_classes
 from support.engines.tiny_engines import alone, loaded
@@ -25,6 +25,7 @@ from support.engines.tiny_models import TinyKind
 from machd.engine.assembly import make_engine
 from machd.engine.kv import batch_lane
 from machd.engine.kv.lane_kv import PrefilledRow
+from machd.engine.kv.layers.layer_kv import PositionedKv
 from machd.engine.kv.layers.slab import SlabCache
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.protocol.step import DecodeRow, Lane, SampledToken, SharedPrefix, StepPlan
@@ -101,7 +102,7 @@ def test_rows_that_share_outgrow_their_classes(name: str, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("name", ["seven", "early leaves", "slots taken again", "mixed parameters"])
 def test_drafts_of_rows_that_share_are_rolled_back(name: str, looks_ahead: bool) -> None:  # noqa: FBT001
     """Rejected drafts leave a row's own columns, and the prefix is as it was."""
-    stage = GuessedScripts(TinyKind.STANDARD, looks_ahead=looks_ahead)
+    stage = DraftedScripts(TinyKind.STANDARD, looks_ahead=looks_ahead)
 
     assert stage.differences(_sharing(SCRIPTS[name]), always) == []
     assert stage.differences(_mixed(), always) == []
@@ -245,7 +246,7 @@ def _faulty_row_differences(patch: pytest.MonkeyPatch, position: int) -> list[st
     _spoil(patch, PROMPTS[0], position)
     engine = make_engine(loaded(TinyKind.STANDARD))
     joins = [_shares(Join(prompt, TOKENS, ASKED), WHOLE) for prompt in PROMPTS[:4]]
-    said = say(engine, joins, guesses=0)
+    said = say(engine, joins, draft_tokens=0)
     assert 0 in said.faults
     found = [f"row {one} failed" for one in said.faults if one]
     for join, tokens in zip(joins[1:], said.tokens[1:], strict=True):
@@ -306,7 +307,7 @@ def the_prefix_goes_with_its_first_row(patch: pytest.MonkeyPatch) -> None:
 
 def positions_begin_behind_the_prefix(patch: pytest.MonkeyPatch) -> None:
     """Rows are rotated by their columns."""
-    own: property = vars(SlabCache)["offset"]
+    own: property = vars(PositionedKv)["offset"]
 
     def offset(cache: SlabCache) -> mx.array:
         offsets: mx.array = own.__get__(cache)

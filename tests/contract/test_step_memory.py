@@ -13,7 +13,8 @@ from support.engines.tiny_models import TinyKind, each_kind
 
 from machd.engine.assembly import make_engine
 from machd.engine.protocol.engine import Engine
-from machd.engine.protocol.step import DecodeRow, Lane, PrefillChunk, StepMemoryError, StepPlan
+from machd.engine.protocol.memory import StepMemoryError
+from machd.engine.protocol.step import DecodeRow, Lane, PrefillChunk, StepPlan
 from machd.engine.step.memory import StepMemory, StepNeed
 from machd.request.generation import SamplingParams
 

@@ -175,6 +175,6 @@ def _behind(variant: str, prompt: tuple[int, ...]) -> Logprobs:
 @pytest.mark.skipif(mx.metal.is_available(), reason="they can be built here")
 @pytest.mark.parametrize("variant", NEED_METAL)
 def test_the_exceptions_need_metal(variant: str) -> None:
-    """What has no tiny model here has none for one reason, which its error names."""
+    """An architecture without a tiny model has one reason for that, which its error names."""
     with pytest.raises(ModelArchitectureError, match="No Metal back-end"):
         tiny_loaded(variant)

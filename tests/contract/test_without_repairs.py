@@ -62,7 +62,7 @@ def test_it_is_found_out_at_the_start(variant: str, tmp_path: Path) -> None:
     assert probe.recall(engine) == ()
     verdicts = judge(engine.model.cache, probe.measure(engine))
 
-    if variant == "olmo_hybrid":  # its repair is for guesses in a batch
+    if variant == "olmo_hybrid":  # its repair is for drafts in a batch
         while (results := probe.measure_next(engine)) is not None:
             verdicts = judge(engine.model.cache, results)
         assert verdicts.batched_specdec.support is Support.BLOCKED

@@ -46,7 +46,7 @@ def test_runbooks_lead_to_the_headings() -> None:
 
 
 def test_an_alerts_section_is_more_than_its_name() -> None:
-    """Whoever is paged is told what to do: at least thirty words for each alert."""
+    """Each alert's section says what to do, in at least thirty words."""
     text = PAGE.read_text("utf-8")
     sections = {
         part.splitlines()[0]: len(part.split())

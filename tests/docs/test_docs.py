@@ -196,7 +196,7 @@ def test_every_public_endpoint_is_in_the_reference(reference: dict[str, str]) ->
 
 
 def test_the_readme_is_short() -> None:
-    """A reader who has never seen machd meets a command within the first screen, and one page in all."""
+    """The README has a command within the first screen, and fits one page."""
     lines = (ROOT / "README.md").read_text("utf-8").splitlines()
     assert len(lines) <= 90
     assert lines.index("$ make serve") < 10

@@ -57,9 +57,10 @@ def test_page_shows_what_the_engine_computes(engine: MlxEngine) -> None:
 
 
 def test_page_names_functions_that_exist() -> None:
-    """Each `file.py:name` on the page is a function or method of engine/step/."""
+    """Each `file.py:name` on the page is a function or method of engine/step/, or of engine/sampling/."""
     named = re.findall(r"`([\w/]+)\.py:([\w.]+)`", _PAGE.read_text(encoding="utf-8"))
     assert len(named) > 20, "the page links its lines to functions"
     for module, path in named:
-        found = importlib.import_module(f"machd.engine.step.{module.replace('/', '.')}")
+        room = "sampling" if module == "sampler" else "step"
+        found = importlib.import_module(f"machd.engine.{room}.{module.replace('/', '.')}")
         assert callable(reduce(getattr, path.split("."), found)), f"{module}.py:{path}"

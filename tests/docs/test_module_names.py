@@ -1,4 +1,4 @@
-"""What docstrings and pages say of the code is there: modules, classes, attributes, files."""
+"""Modules, classes, attributes and files that docstrings and pages name exist."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _docstrings(module: str) -> Iterator[tuple[str | None, str]]:
 
 @cache
 def _imported_names(module: str) -> dict[str, str]:
-    """Where the names that a module imports are from, those for the type checker included."""
+    """Return the origins of a module's imported names, those for the type checker included."""
     tree = ast.parse(inspect.getsource(import_module(module)))
     return {
         alias.asname or alias.name: f"{node.module}.{alias.name}"
@@ -71,7 +71,7 @@ def _imported_names(module: str) -> dict[str, str]:
 
 
 def _has(value: object, names: Sequence[str]) -> bool:
-    """Whether an object has an attribute of an attribute; those that only an ``__init__`` sets count."""
+    """Return whether an object has an attribute of an attribute; attributes set in ``__init__`` count."""
     for name in names:
         if not hasattr(value, name):
             if not inspect.isclass(value):
@@ -83,7 +83,7 @@ def _has(value: object, names: Sequence[str]) -> bool:
 
 
 def _is_there(name: str, module: str, owner: str | None) -> bool:
-    """Whether a name means something: in full, or as the module and the class see it that it is named in."""
+    """Return whether a name resolves, in full or within its module and class."""
     first, _, rest = name.removesuffix("()").partition(".")
     if first not in _PACKAGES:
         seen = import_module(module)

@@ -1,4 +1,4 @@
-"""What the source distribution and the wheel hold, and what they make others install."""
+"""Contents and dependencies of the source distribution and the wheel."""
 
 from __future__ import annotations
 

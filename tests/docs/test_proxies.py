@@ -59,7 +59,7 @@ def substituted(text: str, *pairs: tuple[str, str]) -> str:
 
 
 def free_port() -> int:
-    """A port that nobody had a moment ago."""
+    """Return a port that was free a moment ago."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
         return port
@@ -82,7 +82,7 @@ def running(command: Sequence[str], port: int) -> Iterator[None]:
 
 
 def takes_connections(port: int) -> bool:
-    """Return whether somebody listens and has a certificate for the name."""
+    """Return whether a server listens with a certificate for the name."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:

@@ -102,7 +102,7 @@ def test_uvs_own_settings_are_kept(checkout: Checkout, tmp_path: Path) -> None:
     ],
 )
 def test_no_network_is_one_line(checkout: Checkout, said: str) -> None:
-    """What uv writes of it is five lines, none of which says what to do."""
+    """The script replaces uv's five lines of error, which name no remedy, with one line."""
     result = checkout.setup(UV_FAILS=said)
 
     assert result.returncode == 1

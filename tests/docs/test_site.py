@@ -1,4 +1,4 @@
-"""The documentation builds as a site that needs nobody else."""
+"""The documentation builds as a self-contained site."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def test_unknown_paths_and_methods(daemon: AdminDaemon) -> None:
 
 
 def test_the_table_is_what_is_served(daemon: AdminDaemon) -> None:
-    """Every route of the table is there: none answers with 404 or 405 to who has the token."""
+    """Every route of the table exists: with the token none answers 404 or 405."""
     quick = [one for one in _GUARDED if one.name not in {"watch_events", "abort_requests"}]
     for endpoint in quick:
         answer = daemon.admin.request(endpoint.method, _path(endpoint))
@@ -319,7 +319,7 @@ def test_addresses_with_the_same_port_have_tokens_of_their_own(tmp_path: Path) -
 
 
 def test_the_token_goes_before_the_address_does(tmp_path: Path) -> None:
-    """Who takes the address over can leave one of that name, however long the daemon still needs."""
+    """The token file is deleted before the address is free: its next owner may write one of that name."""
     plans: list[StepPlan] = []
 
     def dawdle(plan: StepPlan) -> None:
@@ -368,7 +368,7 @@ def test_an_operators_token_is_used(tmp_path: Path, source: str) -> None:
 
 
 def test_a_unix_socket_needs_no_token(tmp_path: Path) -> None:
-    """Who may open it is let in, whatever Host says; a page still is not."""
+    """Any client that can open the socket has access, whatever its Host header; a web page has not."""
     path = tmp_path / "admin.sock"
     flags = {"admin.listen": f"unix:{path}"}
     with RunningDaemon(flags=flags, environ={"XDG_RUNTIME_DIR": str(tmp_path)}) as daemon:

@@ -203,7 +203,7 @@ def test_one_that_waits_is_aborted_by_its_answers_id(tmp_path: Path) -> None:
 
 
 def test_requests_that_share_an_id_are_aborted_together(tmp_path: Path) -> None:
-    """A client may give several requests one id; whoever ends it ends them all."""
+    """A client may give several requests one id; aborting the id aborts them all."""
     gate = StepGate()
     with (
         _gated(tmp_path, gate) as daemon,

@@ -1,4 +1,4 @@
-"""The stream of events for operators: what is in it, and what it never costs anybody."""
+"""The stream of events for operators: its contents, and that it never delays requests."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def test_every_problem_of_a_patch_is_told(daemon: AdminDaemon) -> None:
     ],
 )
 def test_a_patch_of_another_shape_is_refused(daemon: AdminDaemon, body: bytes) -> None:
-    """400 before anybody looks at settings."""
+    """A patch of another shape gets 400 before settings are checked."""
     answer = daemon.admin.patch(
         "/admin/config", content=body, headers={"Content-Type": "application/json"}
     )

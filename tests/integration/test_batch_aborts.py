@@ -1,4 +1,4 @@
-"""Clients that leave a batch, at every point of a request's life, and who goes on beside them."""
+"""Clients that leave a batch at every point of a request's life, and the requests beside them."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _mail(monkeypatch: pytest.MonkeyPatch) -> Arrivals:
 
 @dataclass(frozen=True)
 class _Books:
-    """The daemon's own counts: readers, slots and promises."""
+    """The daemon's own counts: subscribers, slots and reservations."""
 
     running: int
     waiting: int
@@ -165,7 +165,7 @@ class _Scene:
         return client
 
     def begin(self) -> list[RawClient]:
-        """Those who stay: the step is held in which both decode for the first time."""
+        """Begin the requests that stay; hold the step in which both decode for the first time."""
         one = self.ask(_STAYING["one"])
         self.gate.wait_until_held()
         other = self.ask(_STAYING["other"])
@@ -236,7 +236,7 @@ class _Phase:
 
     Attributes:
         asks: Which request it is.
-        slots: There are; those who stay take two.
+        slots: Number of slots, two of them for the requests that stay.
         steps: Computed since it came.
         twin: Whether an identical request has come before it or comes after it.
         max_tokens: That it asks for.
@@ -270,12 +270,12 @@ _PHASES = [
 
 
 @dataclass(frozen=True)
-class _Arrangement:
+class _Started:
     """The clients that stay and the one that leaves.
 
     Attributes:
-        base: The books when only two ran.
-        after: What they have to say when who is to leave has left.
+        base: The books while two requests ran.
+        after: The expected books after the leaving client has left.
     """
 
     staying: list[RawClient]
@@ -284,7 +284,7 @@ class _Arrangement:
     after: _Books
 
 
-def _arrange(scene: _Scene, phase: _Phase, *, is_stream: bool = True) -> _Arrangement:
+def _start(scene: _Scene, phase: _Phase, *, is_stream: bool = True) -> _Started:
     """Bring a request to its phase, beside two that stay and perhaps a twin."""
     staying = scene.begin()
     body = {**_LEAVING[phase.asks], "max_tokens": phase.max_tokens}
@@ -301,21 +301,21 @@ def _arrange(scene: _Scene, phase: _Phase, *, is_stream: bool = True) -> _Arrang
     else:
         assert full != before
     if phase.twin != "after":
-        return _Arrangement(staying, leaving, base, before)
+        return _Started(staying, leaving, base, before)
     staying.append(scene.ask(body))
     scene.step(1)
     _check_shares(scene.books(), full)
-    return _Arrangement(staying, leaving, base, full)
+    return _Started(staying, leaving, base, full)
 
 
 def _check_shares(books: _Books, before: _Books) -> None:
-    """There is one more reader, and neither a slot nor bytes for it."""
+    """There is one more subscriber, without a slot or bytes of its own."""
     assert books.running + books.waiting == before.running + before.waiting + 1
     assert replace(books, running=before.running, waiting=before.waiting) == before
 
 
 def _check_released(scene: _Scene, after: _Books) -> StepPlan:
-    """By the step after the one that was held, whoever has left takes no place any more."""
+    """By the step after the held one, a request whose client has left has no slot any more."""
     plan = scene.step()
     books = scene.books()
     assert books == after, f"not given back: the books say {books} and should say {after}"
@@ -338,7 +338,7 @@ _WAYS = pytest.mark.parametrize(
 
 @_WAYS
 @pytest.mark.parametrize("phase", [*_PHASES, _LAST_TOKEN], ids=str)
-def test_who_leaves_gives_its_place_back_by_the_next_step(
+def test_a_leaving_client_frees_its_slot_by_the_next_step(
     phase: _Phase,
     kind: _Kind,
     how: Callable[[RawClient], None],
@@ -346,15 +346,15 @@ def test_who_leaves_gives_its_place_back_by_the_next_step(
     alone: dict[str, dict[str, str]],
     mail: Arrivals,
 ) -> None:
-    """Slot, promise and place in the queue are free, and those who stay say what they say alone."""
+    """Slot, reservation and place in the queue are free, and the other requests answer as they do alone."""
     with _Scene(kind, mail, slots=phase.slots) as scene:
-        arranged = _arrange(scene, phase, is_stream=is_stream)
-        scene.leave(arranged.leaving, how)
-        plan = _check_released(scene, arranged.after)
+        started = _start(scene, phase, is_stream=is_stream)
+        scene.leave(started.leaving, how)
+        plan = _check_released(scene, started.after)
         # The engine is told to free the slot, unless nobody had it or somebody still reads along.
-        has_slot = arranged.after == arranged.base and phase.slots > 2
+        has_slot = started.after == started.base and phase.slots > 2
         assert plan.release == ((2,) if has_slot else ())
-        scene.check_end(_texts(arranged.staying, phase, alone[kind.model_id]))
+        scene.check_end(_texts(started.staying, phase, alone[kind.model_id]))
 
 
 @pytest.mark.parametrize("phase", [one for one in _PHASES if one.twin], ids=str)
@@ -363,28 +363,28 @@ def test_when_the_last_reader_leaves_the_shared_decode_ends(
 ) -> None:
     """Leader and follower leave one after the other: the second departure gives the place back."""
     with _Scene(_TINY, mail, slots=phase.slots) as scene:
-        arranged = _arrange(scene, phase)
-        *staying, twin = arranged.staying
-        scene.leave(arranged.leaving, RawClient.reset)
-        _check_released(scene, arranged.after)
+        started = _start(scene, phase)
+        *staying, twin = started.staying
+        scene.leave(started.leaving, RawClient.reset)
+        _check_released(scene, started.after)
         scene.leave(twin, RawClient.reset)
-        _check_released(scene, arranged.base)
+        _check_released(scene, started.base)
         scene.check_end(_texts(staying, phase, alone[_TINY.model_id]))
 
 
-def test_who_comes_when_the_leader_has_left_reads_along(
+def test_a_request_that_comes_after_the_first_subscriber_left_is_coalesced(
     alone: dict[str, dict[str, str]], mail: Arrivals
 ) -> None:
-    """The decode belongs to whoever reads it: it takes newcomers in after its leader's departure."""
+    """A sequence belongs to all its subscribers: it takes new ones after its first one has left."""
     phase = next(one for one in _PHASES if one.name == "leader")
     with _Scene(_TINY, mail, slots=phase.slots) as scene:
-        arranged = _arrange(scene, phase)
-        scene.leave(arranged.leaving, RawClient.reset)
-        _check_released(scene, arranged.after)
+        started = _start(scene, phase)
+        scene.leave(started.leaving, RawClient.reset)
+        _check_released(scene, started.after)
         newcomer = scene.ask(_LEAVING[phase.asks])
         scene.step()
-        _check_shares(scene.books(), arranged.after)
-        texts = _texts(arranged.staying, phase, alone[_TINY.model_id])
+        _check_shares(scene.books(), started.after)
+        texts = _texts(started.staying, phase, alone[_TINY.model_id])
         scene.check_end({**texts, newcomer: alone[_TINY.model_id][phase.asks]})
 
 
@@ -425,10 +425,10 @@ def test_in_every_phase_a_lost_abort_is_noticed(
     """The check of these tests fails when the one abort never arrives, so it proves something."""
     _lose_in_the_inbox(monkeypatch)
     with _Scene(_FAKE, mail, slots=phase.slots) as scene:
-        arranged = _arrange(scene, phase)
-        scene.leave(arranged.leaving, RawClient.reset)
+        started = _start(scene, phase)
+        scene.leave(started.leaving, RawClient.reset)
         with pytest.raises(AssertionError, match="not given back"):
-            _check_released(scene, arranged.after)
+            _check_released(scene, started.after)
 
 
 @pytest.mark.parametrize("lost", [None, 0, 1, 2, 3, 4, 5])

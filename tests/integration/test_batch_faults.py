@@ -1,8 +1,8 @@
-"""Faults in the midst of a batch, over HTTP: a row's ends one request, the engine's none but who causes it twice."""
+"""Faults inside a batch, over HTTP: a row's fault ends one request, an engine's fault only a request that causes it twice."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Self
@@ -25,10 +25,11 @@ from machd.engine.kv.layers.slab import SlabCache
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import StepPlan
 from machd.engine.protocol.tokenizer import Detokenizer
-from machd.engine.step import gumbel_noise
+from machd.engine.sampling import gumbel_noise
+from machd.engine.sampling.sampler import Sampler, Selection
+from machd.engine.sampling.sampling_state import SamplingState
 from machd.engine.step.decoder import Decoder
 from machd.engine.step.mlx_engine import MlxEngine
-from machd.engine.step.sampling import RowSampling, Sampler
 from machd.errors import EngineFaultError
 from machd.http.stream import GenerationResponse
 from machd.reading.text import CompletionText
@@ -284,14 +285,14 @@ def _provoke(crowd: _Crowd, gate: StepGate, trap: _Trap, moment: _Moment, url: s
 
 
 @pytest.mark.parametrize(("fault", "looks_ahead"), _CASES, ids=str)
-def test_an_engine_fault_costs_nobody_an_answer(
+def test_an_engine_fault_costs_no_answer(
     fault: _Fault,
     looks_ahead: bool,  # noqa: FBT001
     alone: dict[str, str],
     arrivals: Arrivals,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Who ran is resumed, who waits is served: each is told what it is told alone, in one piece."""
+    """Running requests are resumed and waiting ones served: each answers as it does alone, without a gap."""
     trap = _Trap(monkeypatch, fault.owner, fault.method)
     gate = StepGate()
     is_left = fault.moment is _Moment.LEAVES
@@ -340,7 +341,7 @@ def test_a_request_that_makes_the_engine_fail_twice_is_ended_alone(
 def test_six_engine_faults_in_a_row_end_the_daemon(
     arrivals: Arrivals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With no whole answer between them, the last is told to those who wait too, and is the end."""
+    """After six faults without a whole answer between, waiting requests get the last one, and the daemon ends."""
     trap = _Trap(monkeypatch, Decoder, "settle")
     gate = StepGate()
     with (
@@ -423,29 +424,30 @@ def _logprobs_fail_at(position: int) -> _Plant:
     """After the tokens of all rows are chosen."""
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        right = Sampler._add_logprobs
+        right = Sampler.sample
 
-        def add_logprobs(this: Sampler, *args: Any) -> None:
-            for row in this._rows:
-                if row.params.seed == _BAD_SEED and row.position == position:
+        def sample(this: Sampler, states: Sequence[SamplingState], *args: Any) -> Selection:
+            selection = right(this, states, *args)
+            for state in states:
+                if state.params.seed == _BAD_SEED and state.position == position:
                     raise _PlantedError
-            right(this, *args)
+            return selection
 
-        patch.setattr(Sampler, "_add_logprobs", add_logprobs)
+        patch.setattr(Sampler, "sample", sample)
 
     return plant
 
 
 def _state_fails(patch: pytest.MonkeyPatch) -> None:
-    right = RowSampling.for_prompt.__func__  # type: ignore[attr-defined]
+    right = SamplingState.for_prompt.__func__  # type: ignore[attr-defined]
 
-    def for_prompt(cls: type[RowSampling], params: SamplingParams, *rest: Any) -> RowSampling:
+    def for_prompt(cls: type[SamplingState], params: SamplingParams, *rest: Any) -> SamplingState:
         if params.seed == _BAD_SEED:
             raise _PlantedError
-        state: RowSampling = right(cls, params, *rest)
+        state: SamplingState = right(cls, params, *rest)
         return state
 
-    patch.setattr(RowSampling, "for_prompt", classmethod(for_prompt))
+    patch.setattr(SamplingState, "for_prompt", classmethod(for_prompt))
 
 
 class _BadDetokenizer:
@@ -548,7 +550,7 @@ def test_a_row_fault_ends_its_request_alone(
     arrivals: Arrivals,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whoever it hits is told; the others are told what they are told alone, and no slot is lost."""
+    """The failing request gets an error; the others answer as they do alone, and no slot is lost."""
     fault.plant(monkeypatch)
     gate = StepGate()
     bad = "bad whole" if role == "whole" else "bad"
@@ -609,7 +611,7 @@ def test_a_choice_that_fails_ends_its_request_with_all_its_choices(
 def test_who_reads_a_row_that_fails_is_told_each(
     alone: dict[str, str], arrivals: Arrivals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fault in a shared decode ends all its readers, and nobody who decodes beside it."""
+    """A fault of a shared sequence ends all its subscribers, and no other sequence."""
     _draw_fails_at(8)(monkeypatch)
     gate = StepGate()
     with (

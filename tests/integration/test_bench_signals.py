@@ -62,7 +62,7 @@ def _has_server(process: psutil.Popen) -> bool:
 
 
 def _wait_for_ends(processes: list[psutil.Process]) -> None:
-    """Wait until none runs; one that nobody has waited for yet does not."""
+    """Wait until no process runs; a zombie does not count."""
 
     def has_ended(process: psutil.Process) -> bool:
         try:

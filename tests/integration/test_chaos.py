@@ -1,4 +1,4 @@
-"""Clients by the hundred, two in five of whom leave, against a daemon that batches."""
+"""Hundreds of clients, two in five of which disconnect, against a daemon that batches."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def _everyone_stays(requests: list[tuple[str, dict[str, object]]]) -> list[list[
 
 
 def _answers_alone(requests: list[tuple[str, dict[str, object]]]) -> list[Answer]:
-    """Return what a daemon says that decodes one request at a time, with nobody else about."""
+    """Return the answers of a daemon that decodes one request at a time."""
     with RunningDaemon(_engine, _LIMITS) as daemon:
         return _answers(daemon.url, _everyone_stays(requests), 1)
 

@@ -596,7 +596,9 @@ def test_what_is_measured_is_judged_with_the_loaded_models_caches(
 ) -> None:
     """The row of --measure tells of the model that was loaded, and says what serving it decides."""
     passed = (ProbeResult("batch_parity", Outcome.PASSED),)
-    monkeypatch.setattr("machd.engine.open.engine_loader", lambda *_, **__: _Loaded)
+    monkeypatch.setattr(
+        "machd.engine.open.engine_loader", lambda *_, **__: lambda _source: _Loaded()
+    )
     monkeypatch.setattr(
         "machd_probes.model_probe.ModelProbe.measure_weights", lambda *_, **__: passed
     )

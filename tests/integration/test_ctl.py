@@ -486,7 +486,7 @@ def test_the_token_does_not_leave_the_machine(address: str) -> None:
 
 
 def test_broken_settings_are_told_with_a_way_around(tmp_path: Path) -> None:
-    """Whoever mends a broken file still reaches the daemon by its address."""
+    """With a broken settings file the daemon can still be reached by its address."""
     broken = tmp_path / "broken.toml"
     broken.write_text("[limits\n")
     done = run_machd(["ctl", "status", "--config", str(broken)])

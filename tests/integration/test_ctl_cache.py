@@ -71,7 +71,7 @@ def test_prompts_of_a_file_are_warmed(daemon: AdminDaemon, tmp_path: Path) -> No
 
 
 def test_a_program_reads_what_came_of_them(daemon: AdminDaemon, tmp_path: Path) -> None:
-    """The daemon's answers as one, and for whom they are warmed reaches it."""
+    """The answers for all prompts are one document; client and salt reach the daemon."""
     file = _lines(tmp_path / "prompts.jsonl", LONG, "other")
     options = ("--client", "anonymous", "--cache-salt", "s", "--json")
     warmed = json.loads(_ctl(daemon, "warm", file, *options).stdout)
@@ -137,7 +137,7 @@ def test_a_client_that_is_not_known(daemon: AdminDaemon, tmp_path: Path) -> None
 
 
 def test_a_refusal_names_the_command_s_options(tmp_path: Path) -> None:
-    """Not the fields of a request that nobody has typed; a salt is not shown."""
+    """The error names the command's options, not the request's fields; a salt is not shown."""
     keys = tmp_path / "api-keys"
     keys.write_text("alice:k-alice-0123456789abcdef\n")
     keys.chmod(0o600)

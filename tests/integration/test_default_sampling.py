@@ -1,4 +1,4 @@
-"""What a checkpoint says of sampling holds where the client says nothing, in every dialect."""
+"""A checkpoint's sampling defaults apply to fields that the client leaves out, in every dialect."""
 
 from __future__ import annotations
 

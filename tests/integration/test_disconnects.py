@@ -120,7 +120,7 @@ def test_a_client_that_leaves_the_queue_is_never_prefilled(
     stream: bool,  # noqa: FBT001
     leave: Callable[[RawClient], None],
 ) -> None:
-    """Whoever leaves while waiting is gone from the queue; who waits behind is served in turn."""
+    """A client that leaves while waiting is removed from the queue; the next one is served in turn."""
     gate = StepGate()
     with (
         _start(gate) as daemon,
@@ -195,7 +195,7 @@ def test_a_pipelining_client_that_leaves_is_noticed_at_the_next_write() -> None:
 def test_a_client_that_leaves_while_sending_is_forgotten(
     sent: float, leave: Callable[[RawClient], None]
 ) -> None:
-    """A body that never ends opens no generation, and is nobody's failure."""
+    """An unfinished body opens no generation, and counts as no failure."""
     with RunningDaemon() as daemon:
         for _ in range(5):
             with RawClient(daemon.url) as client:
@@ -269,7 +269,7 @@ def _leave_somehow(url: str, number: int) -> None:
 
 
 def test_a_client_that_reads_nothing_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stalled reader loses its stream and its connection; another stream is whole."""
+    """A stalled client loses its stream and its connection; another stream is whole."""
     ages = ConnectionAges(monkeypatch)
     stall_s = 30.0  # the default of limits.stall_timeout_s
     process = psutil.Process()

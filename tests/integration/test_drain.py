@@ -247,7 +247,7 @@ def test_a_second_stop_ends_at_once() -> None:
 
 
 def test_a_second_stop_does_not_wait_for_a_client_that_reads_nothing() -> None:
-    """A stalled reader cannot hold up the daemon once it was told to stop at once."""
+    """A stalled client cannot delay a daemon that was told to stop at once."""
     gate = StepGate()
     gate.open()
     with _start(gate) as daemon, RawClient(daemon.url, receive_buffer_bytes=4096) as slow:
@@ -409,7 +409,7 @@ def test_beyond_loopback_keys_are_required(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "machd.invalid"])
 def test_an_address_that_is_not_ours_is_an_error(host: str) -> None:
-    """An address of another machine, or a name that nobody knows, is an error of listening."""
+    """An address of another machine, or an unknown host name, is an error of listening."""
     with pytest.raises(ListenError), RunningDaemon(flags={"server.host": host}):
         pass
 

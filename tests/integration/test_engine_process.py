@@ -144,7 +144,7 @@ def test_the_last_lines_of_a_process_that_crashes_are_logged() -> None:
 def test_a_request_that_ends_the_process_beside_others_goes_on_alone(
     daemon: SupervisedDaemon,
 ) -> None:
-    """Where none ends it alone, each is computed by itself, and every answer is whole."""
+    """If no sequence crashes the process alone, each is computed by itself, and every answer is whole."""
     questions = (*_QUESTIONS[:3], Asked(chat("clash, and say one more thing")))
     expected = [ask(daemon.url, one).said for one in questions]
     with ThreadPoolExecutor(len(questions)) as pool:
@@ -234,7 +234,7 @@ def test_the_first_engine_process_has_to_start() -> None:
 def test_an_engine_process_that_dies_while_it_is_told_to_stop_is_no_end_in_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What it had to do still is not done, and who has launched it has to learn of that."""
+    """Its remaining work is lost, and the daemon's exit code shows that."""
     tell = SupervisedEngine.stop
 
     with capture_logs(), SupervisedDaemon(_FLAGS) as daemon:

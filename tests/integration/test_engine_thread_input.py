@@ -1,4 +1,4 @@
-"""What a client can send reaches the engine thread only if the engine can compute it.
+"""Clients' input reaches the engine thread only if the engine can compute it.
 
 An assertion or a lost exception there ends the daemon for all clients. So each test here asks the same
 daemon afterwards, and looks for failures of the engine in its log.

@@ -1,7 +1,7 @@
-"""A request that is guessed for, is joined by others and is alone again says what it says alone.
+"""A drafting request that is joined by others and is alone again answers as it does alone.
 
-A daemon decodes on a tiny model whose answers are guessed ahead, rightly at seven places of ten. A gate
-holds each step, so that who comes when is the same every time.
+A daemon decodes on a tiny model whose answers are drafted, rightly at seven places of ten. A gate
+holds each step, so that requests join at the same steps every time.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from machd.request.generation import SamplingParams
 
 _COMPLETIONS = "/v1/completions"
 _CHAT = "/v1/chat/completions"
-_GUESSES = 2
+_DRAFT_TOKENS = 2
 _SETTINGS: dict[str, object] = {
     "continuous_batching.enabled": True,
     "continuous_batching.max_b": 4,
     "continuous_batching.window_ms": 0,
-    "speculation.max_draft_tokens": _GUESSES,
+    "speculation.max_draft_tokens": _DRAFT_TOKENS,
 }
 _SCHEMA = {
     "type": "object",
@@ -85,7 +85,7 @@ def _path(body: dict[str, object]) -> str:
 
 
 class _Heard:
-    """A row that nobody guesses for, noted down."""
+    """A row's proposer that drafts nothing and records the row's tokens."""
 
     def __init__(self, said: list[int]) -> None:
         self._said = said
@@ -107,7 +107,7 @@ class _Heard:
 
 @dataclass
 class _Listener:
-    """Guesses nothing and learns what an oracle has to know."""
+    """Drafts nothing and records the answers that an oracle needs."""
 
     answers: dict[tuple[tuple[int, ...], SamplingParams], list[int]] = field(default_factory=dict)
 
@@ -124,7 +124,7 @@ class _Listener:
 
 
 class _Engine(MlxEngine):
-    """The standard tiny model, guessed for, with something to be done before each step."""
+    """The standard tiny model with an oracle's drafts and a callback before each step."""
 
     def __init__(
         self,
@@ -195,7 +195,7 @@ def _text(answer: RawAnswer) -> str:
 
 @pytest.fixture(autouse=True)
 def _eager() -> Iterator[None]:
-    """Guesses are verified whether that pays or not."""
+    """Drafts are verified whether that pays or not."""
     with pytest.MonkeyPatch.context() as patch:
         draft_eagerly(patch)
         yield
@@ -251,7 +251,7 @@ def test_a_request_that_is_joined_and_left_again_is_answered_as_alone(
             gate.let()
             gate.wait_until_held()
         _shows(daemon.url, "speculative")
-        gate.step_until(lambda: _accepted(daemon.url) > 0, "guesses are right")
+        gate.step_until(lambda: _accepted(daemon.url) > 0, "drafts are accepted")
         before = _accepted(daemon.url)
 
         for client, other in zip((second, third, fourth), _OTHERS.values(), strict=True):

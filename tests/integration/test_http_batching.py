@@ -267,7 +267,7 @@ def test_what_differs_or_must_not_share_decodes_for_itself(
 
 
 def test_clients_with_different_keys_share_nothing(tmp_path: Path) -> None:
-    """One key's decode never serves another's request, so timing tells nobody what others ask."""
+    """Requests of different keys are never coalesced, so latency does not reveal other keys' requests."""
     keys = {"alice": "a" * 16, "bob": "b" * 16}
     file = tmp_path / "keys"
     file.write_text("".join(f"{name}:{key}\n" for name, key in keys.items()), encoding="utf-8")

@@ -41,7 +41,7 @@ def test_a_body_that_does_not_say_what_it_is_is_read_as_json(
 
 
 def test_a_form_is_no_json(http: httpx.Client) -> None:
-    """What a form would send is 400."""
+    """A form's body is a 400."""
     answer = http.post(_PATH, data={"prompt": "hi"})
     assert answer.status_code == 400
     assert "not valid JSON" in answer.json()["error"]["message"]

@@ -23,8 +23,8 @@ from support.engines.dialogue import chat, completion, sse_data, sse_text, told
 from support.engines.fake_engine import FakeEngine, FakeFaults
 from support.engines.step_gate import StepGate, at_decode, at_prefill
 
+from machd.capabilities.versions import installed_versions
 from machd.clock import SystemClock
-from machd.compose import installed_versions
 from machd.dialects.app import create_app
 from machd.dialects.endpoints import PUBLIC_ENDPOINTS, PUBLIC_ROUTES
 from machd.errors import EngineFaultError, MachdError, ModelFormatError, SettingsError
@@ -189,7 +189,7 @@ def test_bodies_that_are_no_object_are_refused(http: httpx.Client, path: str, bo
 @pytest.mark.parametrize("path", _UNKNOWN_PATHS)
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
 def test_unknown_paths(http: httpx.Client, method: str, path: str) -> None:
-    """A path that nobody serves is a 404 in the envelope, for every method."""
+    """An unknown path is a 404 in the envelope, for every method."""
     _check(http.request(method, path), 404, "not_found")
 
 
@@ -579,7 +579,7 @@ def test_every_registered_route_is_in_the_table() -> None:
 
 
 def test_without_a_key_only_health_answers(locked: httpx.Client) -> None:
-    """On every registered route and method, and on the methods it lacks, nobody gets in keyless."""
+    """Without a key every registered route refuses, for its own methods and all others."""
     open_paths = {"/", "/health", "/health/live", "/health/ready"}
     routes = _registered_routes()
     for method, path in sorted(routes):

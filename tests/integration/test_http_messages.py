@@ -378,7 +378,7 @@ def test_another_model_is_not_found(http: httpx.Client, client: Anthropic, path:
 
 @pytest.mark.parametrize("path", [f"{_MESSAGES}/x", f"{_MESSAGES}/batches", f"{_COUNT}/x"])
 def test_unknown_paths_below(http: httpx.Client, path: str) -> None:
-    """Whoever asks below the endpoint speaks Anthropic's dialect."""
+    """Paths below the endpoint get errors in Anthropic's envelope."""
     _check(http.post(path, json={}), 404, "not_found_error")
 
 

@@ -161,7 +161,7 @@ def test_a_late_subscriber_learns_all_by_replay(tmp_path: Path, caches: list[Pre
 
 
 def test_a_stalled_subscriber_stalls_no_request(tmp_path: Path) -> None:
-    """Requests are answered and all events are published while nobody reads a subscription."""
+    """Requests are answered and all events published while a subscription is not read."""
     with (
         _subscriber(tmp_path) as stalled,
         AdminDaemon(tmp_path, lambda: FakeEngine(told), _flags(tmp_path)) as daemon,
@@ -200,7 +200,7 @@ def test_salts_and_keys_are_in_no_event(tmp_path: Path, caches: list[PrefixCache
 
 
 def test_an_open_endpoint_is_logged_as_a_warning(tmp_path: Path) -> None:
-    """Whoever reaches it reads prompts."""
+    """Any client that reaches the endpoint can read prompts."""
     flags = {"kv_events.endpoint": "tcp://0.0.0.0:0"}
     with capture_logs() as lines, RunningDaemon(flags=flags):
         pass

@@ -1,4 +1,4 @@
-"""Many clients and a KV budget for a few: who waits, who is turned away, and what is promised."""
+"""Many clients and a KV budget for a few: requests that wait, requests that are rejected, and reservations."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _no_loose_ends(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 @dataclass
 class _Watch:
-    """What every snapshot of the engine loop said, and what the scheduler's books said with it."""
+    """All snapshots of the engine loop, each with the scheduler's counts."""
 
     snapshots: int = 0
     max_reserved_bytes: int = 0
@@ -191,7 +191,7 @@ def _everyone() -> list[list[Errand]]:
 def _at_once(
     daemon: RunningDaemon, gate: StepGate, watch: _Watch
 ) -> list[tuple[Errand, RawAnswer]]:
-    """All errands, of which the engine learns between two steps: nobody is done before all came.
+    """Submit all errands between two steps, so that none is done before all have come.
 
     The first step, of a request that needs little, is held until the others are in the inbox.
     """

@@ -1,4 +1,4 @@
-"""Switching how requests are decoded while they run and wait, over HTTP: nobody gets an error."""
+"""Changes of the decode mode while requests run and wait, over HTTP: no request gets an error."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _body(prompt: str, **fields: object) -> dict[str, object]:
 
 
 def _alone(prompt: str, tokens: int = _TOKENS) -> str:
-    """Return what the scripted engine says to a prompt, whoever runs beside it."""
+    """Return the scripted engine's answer to a prompt, which does not depend on other rows."""
     sampling = SamplingParams(temperature=0.0)
     return "".join(chr(lettered(tuple(prompt.encode()), sampling, at)) for at in range(tokens))
 
@@ -132,7 +132,7 @@ def _clients(url: str, count: int) -> Iterator[list[RawClient]]:
 def test_streams_end_as_they_began_and_those_that_wait_go_on_in_the_new_mode(
     tmp_path: Path,
 ) -> None:
-    """Single to batched and back: all texts are whole, and who was admitted after it says so."""
+    """Single to batched and back: all texts are whole, and requests admitted afterwards show the new mode."""
     gate = StepGate(at_decode)
     with (
         _live(tmp_path, lambda: FakeEngine(before_step=gate)) as live,

@@ -1,4 +1,4 @@
-"""A load that exceeds a limit on the process's memory costs nobody an answer."""
+"""A load that exceeds a limit on the process's memory costs no answer."""
 
 from __future__ import annotations
 

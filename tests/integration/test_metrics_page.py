@@ -100,7 +100,7 @@ def test_stored_responses_are_counted(daemon: AdminDaemon) -> None:
 
 
 def test_open_requests_are_counted(daemon: AdminDaemon) -> None:
-    """A scrape over the public port sees itself, and a stream that nobody has read to its end."""
+    """A scrape over the public port counts itself, and a stream that is not read to its end."""
     assert _value(daemon, "machd_http_requests_in_flight") == 1
     body = chat("hi", stream=True, max_tokens=3000)
     with daemon.http.stream("POST", "/v1/chat/completions", json=body):

@@ -28,7 +28,7 @@ from machd.http.stream import GenerationResponse
 
 
 class _Panic(BaseException):
-    """As pyo3 raises for a panic of Rust's: no Exception."""
+    """A BaseException like pyo3's for a panic in Rust."""
 
 
 class _PanickingDetokenizer:

@@ -56,7 +56,7 @@ def daemon(tmp_path: Path) -> Iterator[AdminDaemon]:
 def _running(
     directory: Path, engine: Callable[[], Engine] = lambda: FakeEngine(told), **flags: object
 ) -> AdminDaemon:
-    """A daemon with room for prompts; nobody knows what the fake engine's machine has left."""
+    """Run a daemon with a memory limit for prompts, since the fake engine's free memory is unknown."""
     named = {name.replace("__", "."): value for name, value in flags.items()}
     return AdminDaemon(directory, engine, {"cache.memory_mb": 100, **named})
 
@@ -314,7 +314,7 @@ def test_a_cleared_cache_finds_nothing(daemon: AdminDaemon) -> None:
 def test_an_engine_that_is_busy_clears_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who waited is told so, and that it waits no longer does the engine no harm."""
+    """The caller gets 503 after its time limit, and the engine clears later without harm."""
     monkeypatch.setattr("machd.admin.cache._CLEAR_TIMEOUT_S", 0.2)
     gate = StepGate()
     with _running(tmp_path, lambda: FakeEngine(told, before_step=gate)) as daemon, gate:
@@ -427,7 +427,7 @@ def test_a_directory_that_is_not_used_is_not_cleared(
 
 
 def test_what_was_deleted_on_disk_is_counted(tmp_path: Path) -> None:
-    """What was kept in memory alone, then what is on disk, then nothing; read after the fact."""
+    """Clear memory alone, then the disk tier, then an empty cache; read the counts after each."""
     disk: FakeDisk = {}
     directory = str(tmp_path / "blocks")
     engine = lambda: FakeEngine(told, disk=disk)  # noqa: E731 - one line

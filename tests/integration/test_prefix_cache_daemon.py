@@ -399,7 +399,7 @@ def test_tiny_memory_limit_is_kept(parent: DaemonParent, tmp_path: Path, prompts
 
 
 def test_a_fault_forgets_and_goes_on(tmp_path: Path) -> None:
-    """A failing step costs what memory held: nobody knows what it left. Who is resumed computes all of it, and it is kept again."""
+    """A failed step drops all blocks in memory. A resumed request computes its prompt anew, which is kept again."""
     fails = threading.Event()
     behind_fault: list[StepPlan] = []
 

@@ -85,7 +85,7 @@ def test_no_alert_divides_by_nothing() -> None:
 
 
 def test_a_full_queue_says_what_it_counts() -> None:
-    """Readers are not what limits.max_queue bounds: the text and the metric both say so."""
+    """limits.max_queue bounds sequences, not subscribers: the alert's text and the metric both say so."""
     assert "share a decode" in RULES["MachdQueueSaturated"]
     (limit,) = (spec for spec in METRICS if spec.name == "machd_requests_waiting_limit")
     assert limit.help.startswith("Decodes")
@@ -122,7 +122,7 @@ def test_an_alert_says_what_to_do(name: str) -> None:
 
 @each_alert
 def test_an_alert_is_on_the_page(name: str) -> None:
-    """Whoever loads the alerts reads beforehand when each fires, and how loud."""
+    """The page of alerts has each alert's condition and severity."""
     severity = re.search(r"severity: (\w+)", RULES[name])
     assert severity is not None
     page = (ROOT / "docs" / "operating" / "monitor.md").read_text("utf-8")

@@ -1,4 +1,4 @@
-"""A slot that is answered for nobody: the engine's count cannot show it, the service's can."""
+"""A slot without a client: the engine's count does not show it, the service's does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HANGS_S = 30.0
 
 
 def test_a_slot_without_a_reader_shows() -> None:
-    """Its reader has left and the engine has not heard of it: that is what MachdSlotLeak looks for."""
+    """MachdSlotLeak fires when a request's client has left and the engine still computes it."""
     steps_left, may_go_on = itertools.count(_STEPS, -1), threading.Event()
 
     def before_step(_plan: object) -> None:

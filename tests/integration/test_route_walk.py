@@ -1,4 +1,4 @@
-"""Every route and method of the public application, walked by those who may not use it."""
+"""Every route and method of the public application, called without permission."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from support.daemon.running_daemon import RunningDaemon
 from support.engines.dialogue import chat, completion, told
 from support.engines.fake_engine import FakeEngine
 
+from machd.capabilities.versions import installed_versions
 from machd.clock import SystemClock
-from machd.compose import installed_versions
 from machd.dialects.app import create_app
 from machd.generations.response_store import ResponseStore
 from machd.http.authentication import ApiKeys

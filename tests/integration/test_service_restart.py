@@ -1,4 +1,4 @@
-"""Restarts on an inherited socket: whoever connects waits for the next daemon, nobody is refused."""
+"""Restarts on an inherited socket: connections wait for the next daemon, and none is refused."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def _asked(model: str, text: str = _TEXT) -> Asked:
 
 
 def _three(load_s: float = 0.0) -> dict[str, str]:
-    return {name: f"size=35000000&load_s={load_s}" for name in ("alpha", "beta", "gamma")}
+    return dict.fromkeys(("alpha", "beta", "gamma"), f"size=35000000&load_s={load_s}")
 
 
 def test_each_model_answers_under_its_name(make: Make) -> None:

@@ -80,7 +80,7 @@ class _Soak:
 
     @property
     def progress(self) -> str:
-        """A line for whoever watches."""
+        """Print a line of progress."""
         last = self.samples[-1]
         return (
             f"soak {last.at_s / 60:5.1f} min: RSS {last.rss_bytes / 1e6:.0f} MB, "

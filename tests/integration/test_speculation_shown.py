@@ -67,8 +67,8 @@ def _shows(daemon: AdminDaemon, mode: str) -> None:
     wait_until(lambda: _mode(daemon, mode) == 1, f"it decodes {mode}")
 
 
-def test_before_any_guess_there_is_no_acceptance(daemon: AdminDaemon) -> None:
-    """Who would guess, how far and why, and the verdicts as ever."""
+def test_before_any_draft_there_is_no_acceptance(daemon: AdminDaemon) -> None:
+    """Capabilities show the proposer, its maximum and the reason, with the usual verdicts."""
     shown = _capability(daemon)
     assert (shown["requested"], shown["mode"], shown["max_draft_tokens"]) == ("auto", "ngram", 8)
     assert shown["mode_reason"] == "there is a script of drafts"
@@ -81,11 +81,11 @@ def test_before_any_guess_there_is_no_acceptance(daemon: AdminDaemon) -> None:
 
 
 def test_every_view_has_the_same_counts(daemon: AdminDaemon) -> None:
-    """Capabilities, status and metrics; half of the guesses are right, those of position 1."""
+    """Capabilities, status and metrics; half of the drafts are accepted, those of position 1."""
     answer = _answer(daemon)
     assert answer.headers["x-decode-mode"] == "speculative"
     assert answer.json()["choices"][0]["message"]["content"] == "abcdefghij"
-    wait_until(lambda: _counted(daemon, "cycles_total") >= 4, "guesses are counted")
+    wait_until(lambda: _counted(daemon, "cycles_total") >= 4, "drafts are counted")
     shown, status = _capability(daemon), daemon.status["speculation"]
     cycles = status["cycles"]
     assert shown["acceptance"] == status["acceptance"] == 0.5
@@ -110,15 +110,15 @@ def test_another_limit_shows(daemon: AdminDaemon) -> None:
     assert _capability(daemon)["mode"] == "ngram"
 
 
-def test_steps_tell_their_guesses(daemon: AdminDaemon) -> None:
-    """Whoever watches sees what each step verified, and what of it was right."""
+def test_steps_report_their_drafts(daemon: AdminDaemon) -> None:
+    """Events of steps have the numbers of verified and of accepted drafts."""
     with daemon.admin.stream("GET", "/admin/events") as stream:
         events = sse_events(stream)
         next(events)
         _answer(daemon)
         seen = [one for name, one in takewhile(_is_under_way, events) if name == "step"]
     verified = {(one["drafted_tokens"], one["accepted_tokens"]) for one in seen}
-    assert verified == {(0, 0), (2, 1)}, "the first token is nobody's guess"
+    assert verified == {(0, 0), (2, 1)}, "the first token is never a draft"
     assert {one["forced_tokens"] for one in seen} == {0}
 
 
@@ -157,7 +157,7 @@ def test_a_hand_over_shows(tmp_path: Path) -> None:
 
 
 def test_failures_are_counted_and_logged(tmp_path: Path) -> None:
-    """Its answer is the same without guesses; who operates is told, once a sequence."""
+    """Its answer is the same without drafts; the log has the fault once a sequence."""
     with (
         capture_logs() as lines,
         AdminDaemon(tmp_path, partial(drafting_engine, told, fails=True)) as daemon,
@@ -172,7 +172,7 @@ def test_failures_are_counted_and_logged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "guesses", "level", "active"),
+    ("mode", "is_drafting", "level", "active"),
     [
         ("auto", True, "info", "ngram"),
         ("auto", False, "info", "off"),
@@ -181,13 +181,13 @@ def test_failures_are_counted_and_logged(tmp_path: Path) -> None:
         ("dflash", True, "warning", "ngram"),
     ],
 )
-def test_the_start_says_who_guesses(mode: str, guesses: bool, level: str, active: str) -> None:  # noqa: FBT001
-    """A warning where somebody was asked for by name and it is another, or nobody."""
-    engine = drafting_engine if guesses else FakeEngine
+def test_the_start_logs_the_proposer(mode: str, is_drafting: bool, level: str, active: str) -> None:  # noqa: FBT001
+    """The line is a warning if another proposer than the named one is in force, or none."""
+    engine = drafting_engine if is_drafting else FakeEngine
     with capture_logs() as lines, RunningDaemon(engine, {"speculation.mode": mode}):
         pass
     (line,) = [one for one in lines if one["event"] == "speculation.decided"]
     assert (line["requested"], line["active"]) == (mode, active)
     assert line["log_level"] == level
     assert line["reason"]
-    assert line["max_draft_tokens"] == (8 if guesses else 0)
+    assert line["max_draft_tokens"] == (8 if is_drafting else 0)

@@ -267,7 +267,7 @@ def test_code_of_a_model_that_exits_does_not_end_the_daemon() -> None:
 
 
 def test_an_engine_that_cannot_forget_the_probe_does_not_serve() -> None:
-    """Rows that nobody owns would stay for good: that is an engine fault, not a verdict."""
+    """Rows without an owner would never be freed: that is an engine fault, not a verdict."""
     faults = FakeFaults(reset_error=RuntimeError("no reset"))
     daemon = _GuardedDaemon(lambda: _Model(*_UNKNOWN, faults=faults), nothing_known)
 
@@ -398,7 +398,7 @@ def test_what_is_found_beside_the_daemon_is_switched_on() -> None:
 
 
 def test_a_prefix_cache_that_turns_out_wrong_keeps_nothing() -> None:
-    """What was kept is forgotten, prompts are computed anew, and answers go on."""
+    """Blocks are dropped, prompts are computed anew, and answers go on."""
     prompt = "a prompt that is long enough to be kept by the prefix cache of the daemon"
     wrong = replace(_REUSED, outcome=Outcome.FAILED)
     right = (*_PASSED, _REUSED, _CUT)
@@ -483,7 +483,7 @@ _MEASURING = (
 
 @pytest.mark.parametrize("on_start", ["off", "facts"])
 def test_nothing_is_measured_beside_a_daemon_that_is_not_to_measure(on_start: str) -> None:
-    """An operator who wants no measurement gets none later either."""
+    """If measuring is switched off, nothing is measured later either."""
     daemon = _LaterDaemon((*_PASSED, _REUSED), on_start=on_start)
     with daemon:
         assert _ask(daemon).headers["x-decode-mode"] == "single"

@@ -13,15 +13,17 @@ from pathlib import Path
 import os
 from machd.engine.protocol.progress import SilentProgress
 from machd.user_directories import user_cache_directory
+from machd.engine.loading.source import resolve_model
 from machd.engine.open import engine_loader
 from machd.settings.model import Settings
+cache_directory = user_cache_directory(os.environ)
 load = engine_loader(
     Settings(),
-    cache_directory=user_cache_directory(os.environ),
+    cache_directory=cache_directory,
     environ={},
     progress=SilentProgress(),
 )
-engine = load()
+engine = load(resolve_model(None, offline=True, cache_directory=cache_directory))
 assert engine.media is None
 engine.close()
 print(sorted({"mlx_vlm", "cv2"} & set(sys.modules)))

@@ -217,7 +217,7 @@ ALONE = Batching(
 DRAFTS = st.sampled_from(
     [NO_DRAFTS, DraftPolicy(4), DraftPolicy(4), DraftPolicy(2), DraftPolicy(3, is_batched=True)]
 )
-GUESSES = st.sampled_from([1, 2, 3, 3, 4])
+DRAFT_NUMBERS = st.sampled_from([1, 2, 3, 3, 4])
 
 
 def config_of(batching: Batching, limits: QueueLimits, drafts: DraftPolicy) -> SchedulerConfig:
@@ -254,21 +254,21 @@ class ContinuousMachine(RuleBasedStateMachine):
     @initialize(
         batching=BATCHINGS,
         drafts=DRAFTS,
-        guesses=GUESSES,
+        draft_number=DRAFT_NUMBERS,
         is_late=st.booleans(),
     )
     def configure(
-        self, batching: Batching, drafts: DraftPolicy, guesses: int, *, is_late: bool
+        self, batching: Batching, drafts: DraftPolicy, draft_number: int, *, is_late: bool
     ) -> None:
         """Any configuration, and an engine that is early or late with first tokens."""
         self.batching, self.drafts = batching, drafts
-        self.engine_class, self.guesses = self.engine_classes[is_late], guesses
+        self.engine_class, self.draft_number = self.engine_classes[is_late], draft_number
         self._start_engine()
         self._start()
 
     def _start_engine(self) -> None:
         self.engine = self.engine_class(faults=self.faults, before_step=self._before_step)
-        self.engine.draft_script = drafts_by(self.guesses)
+        self.engine.draft_script = drafts_by(self.draft_number)
 
     def _start(self) -> None:
         """Start a new scheduler, without draft counts."""
@@ -401,7 +401,7 @@ class ContinuousMachine(RuleBasedStateMachine):
 
     @rule(slot_index=st.integers(0, 3))
     def step_with_draft_fault(self, slot_index: int) -> None:
-        """Guessing fails for a row, which goes on without."""
+        """A row's proposer fails; the row goes on without drafts."""
         self.faults.draft_errors = {
             (slot_index, position): ValueError("planted") for position in range(20)
         }
@@ -422,7 +422,7 @@ class ContinuousMachine(RuleBasedStateMachine):
 
     @rule()
     def survive_engine_fault(self) -> None:
-        """Let the run raise: who ran goes on, one at a time at first; who was to and fails again ends."""
+        """Let the run raise: running sequences are resumed, one at a time at first; one that fails alone again ends."""
         self._note(self.scheduler.admit(self.clock.monotonic_s()))
         self.step_error, self.is_surviving = RuntimeError("planted"), True
         running = {one.request.sequence_id: one for one in self._running()}
@@ -501,7 +501,7 @@ class ContinuousMachine(RuleBasedStateMachine):
         self._note_suspended()
 
     def _note_suspended(self) -> None:
-        """Who ran and waits now goes on behind its tokens; without any it is told of everything anew."""
+        """A suspended sequence continues after its tokens; one without tokens gets all its events again."""
         for record in self._running():
             sequence = self.scheduler._open.get(record.request.sequence_id)
             if sequence is None or sequence.is_running:

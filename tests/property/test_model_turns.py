@@ -97,6 +97,7 @@ class _World:
                 assert self.now_s >= claim.ready_since_s + _TURN_S, "it has had its turn"
             self.set(name, state=ModelState.SUSPENDING)
             self.done_s[name] = self.now_s + _STEP_S
+        assert self.rules.budget_bytes is not None
         assert sum(one.reserved_bytes for one in self.claims.values()) <= self.rules.budget_bytes
         return bool(turn.start or turn.grant or turn.refuse or turn.give_way)
 
@@ -117,7 +118,7 @@ def _world(sizes: list[int], budget: int, *, pinned: int | None = None) -> _Worl
 )
 @settings(max_examples=150, deadline=None)
 def test_every_request_is_answered_within_the_budget(
-    sizes: list[int], budget: int, seed: int, has_pinned: bool
+    sizes: list[int], budget: int, seed: int, *, has_pinned: bool
 ) -> None:
     """Whatever comes when: reserved memory never passes the budget, busy models get their turn, and all end."""
     world = _world(sizes, budget, pinned=0 if has_pinned else None)

@@ -46,7 +46,7 @@ from machd.engine.protocol.blocks import (
     SplitBlock,
     StoreBlock,
 )
-from machd.engine.protocol.engine import MemoryReading
+from machd.engine.protocol.memory import MemoryReading
 from machd.engine.protocol.step import SampledToken, ScoredPrompt, StepPlan, StepResult
 from machd.engine_process.block_ledger import BlockLedger
 from machd.errors import EngineFaultError
@@ -145,7 +145,7 @@ class PrefixMachine(RuleBasedStateMachine):
         least=st.sampled_from([(0, 0), (0, 0), (0, 7), (25, 0), (35, 7)]),
         moved=st.sampled_from([1, 2, 32]),
         drafts=st.sampled_from([DraftPolicy(3, is_batched=True), DraftPolicy(4), NO_DRAFTS]),
-        guesses=st.sampled_from([1, 2, 3, 4]),
+        draft_number=st.sampled_from([1, 2, 3, 4]),
         stop_tokens=st.sampled_from([(1,), (), ()]),
     )
     def configure(
@@ -164,12 +164,12 @@ class PrefixMachine(RuleBasedStateMachine):
         least: tuple[int, int],
         moved: int,
         drafts: DraftPolicy,
-        guesses: int,
+        draft_number: int,
         stop_tokens: Text,
     ) -> None:
         """Any configuration."""
         self.stop_tokens = frozenset(stop_tokens)
-        self.moved, self.drafts, self.guesses = moved, drafts, drafts_by(guesses)
+        self.moved, self.drafts, self.draft_script = moved, drafts, drafts_by(draft_number)
         self.alphabet, self.limits, self.coalesce = alphabet, limits, coalesce
         state_bytes = expected_state_bytes if self.is_stateful else 0
         costs = BlockCosts(TOKEN_BYTES, state_bytes, *least)
@@ -192,7 +192,7 @@ class PrefixMachine(RuleBasedStateMachine):
         self.engine = ChainedEngine(
             is_stateful=self.is_stateful, alphabet=self.alphabet, **self.engine_parts
         )
-        self.engine.disk, self.engine.draft_script = disk, self.guesses
+        self.engine.disk, self.engine.draft_script = disk, self.draft_script
         saved = sorted((one for one, _ in disk.values()), key=lambda one: one.start)
         self.seen = WorkerBlocks()
         ledger = self.ledger_class(self.seen.apply, PUBLISHED_TOKENS, b"secret")

@@ -286,7 +286,9 @@ class SingleFlightMachine(RuleBasedStateMachine):
                 case SequenceFinished(sequence_id):
                     self._note_finished(self.records[sequence_id], event)
                 case _:
-                    raise AssertionError("others say that, or one that guesses or keeps prompts")
+                    raise AssertionError(
+                        "events of other engines, or of one that drafts or keeps prompts"
+                    )
 
     def _note_queued(self, record: Record, position: int) -> None:
         assert not record.is_queued

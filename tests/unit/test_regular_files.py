@@ -26,7 +26,7 @@ def test_reader_returns_content_and_mode(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "device", "link to a pipe"])
 def test_reader_refuses_what_is_not_a_regular_file(kind: str, tmp_path: Path) -> None:
-    """A pipe that nobody writes to, a folder and an endless device are refused at once."""
+    """A pipe without a writer, a folder and an endless device are refused at once."""
     path = tmp_path / "named"
     if kind == "device":
         path = Path("/dev/zero")

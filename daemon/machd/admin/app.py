@@ -53,11 +53,7 @@ def _too_long(path: str) -> str:
 async def require_admin_token(  # async so that the framework calls it here and not on a thread
     connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler
 ) -> None:
-    """Guard of every route but health.
-
-    Raises:
-        AuthenticationError: There is no token, or another one.
-    """
+    """Guard of every route but health: AuthenticationError without the token."""
     if handler.opt.get(PUBLIC):
         return
     token: AdminToken = connection.app.state.admin_token

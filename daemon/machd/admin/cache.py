@@ -15,7 +15,7 @@ from msgspec import Struct
 from machd.admin.context import AdminContext
 from machd.admin.endpoint import endpoint
 from machd.admin.status import StoredResponses, stored_responses
-from machd.engine.protocol.engine import MemoryReading
+from machd.engine.protocol.memory import MemoryReading
 from machd.errors import ConflictError, InvalidRequestError, UnavailableError
 
 
@@ -55,7 +55,7 @@ async def clear_cache(
     """Forget the stored responses and the prefix cache, with disk=true also on disk."""
     is_disk_included = _FLAGS.get(request.query_params.get("disk", "false"))
     if is_disk_included is None:
-        raise InvalidRequestError("disk: send true or false, or leave it out", param="disk")
+        raise InvalidRequestError.at("disk", "send true or false, or leave it out")
     if is_disk_included:
         _check_disk(admin)
     responses = stored_responses(admin)
@@ -129,12 +129,7 @@ async def _read_again(admin: AdminContext, reading: MemoryReading) -> None:
 
 
 def _check_disk(admin: AdminContext) -> None:
-    """Refuse where there is a directory that this daemon does not use.
-
-    Raises:
-        NotReadyError, EngineFaultError: There is no model to speak of.
-        ConflictError: There is; the message says what to do.
-    """
+    """Raise ConflictError where there is a directory that this daemon does not use."""
     section = admin.configuration.settings.cache
     if not section.disk_dir or admin.served.snapshot.memory.disk is not None:
         return

@@ -25,13 +25,7 @@ def endpoint(
 ) -> Callable[[Callable[..., Any]], HTTPRouteHandler]:
     """Describe and serve an endpoint; see :func:`machd.http.endpoint.served`.
 
-    Args:
-        route: Method and path.
-        gives: The body of a success, or a whole answer.
-        takes: The body of a request.
-        also: Statuses of errors beside those of every endpoint.
-        id_as: The function's parameter that gets ``{id}``.
-        options: Options of the framework's handler.
+    ``also`` are statuses of errors beside those of every endpoint.
     """
     answer = gives if isinstance(gives, Answer) else Answer(200, gives)
     statuses = sorted({*_EVERY, *also, *(() if takes is None else _READING_A_BODY)})

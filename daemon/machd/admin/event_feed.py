@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from machd.capabilities.verdict import Support, Verdict
 from machd.clock import Clock
@@ -21,13 +22,10 @@ from machd.scheduler.events import (
     Event,
     FinishReason,
     InvariantBroken,
-    OutputGenerated,
-    PromptReused,
     SequenceAdmitted,
     SequenceFinished,
     SequenceQueued,
     SequenceResumed,
-    SequenceStarted,
     StepCompleted,
     SuspendReason,
 )
@@ -171,7 +169,6 @@ class Watcher:
     """One watcher's unread events. Lives on the event loop."""
 
     def __init__(self, clock: Clock) -> None:
-        """Start empty."""
         self._clock = clock
         self._unread: deque[AdminEvent] = deque()
         self._dropped = 0
@@ -210,16 +207,11 @@ class EventFeed:
     """Observes every event of the engine and every change of the daemon. Lives on the event loop."""
 
     def __init__(self, clock: Clock) -> None:
-        """Begin without watchers."""
         self._clock = clock
         self._watchers: set[Watcher] = set()
 
     def open(self) -> Watcher:
-        """Watch from now on; each watcher opened is to be closed with :meth:`close`.
-
-        Raises:
-            TooManyInFlightError: There are ``MAX_WATCHERS`` already.
-        """
+        """Watch from now on, until :meth:`close`; TooManyInFlightError beyond ``MAX_WATCHERS``."""
         if len(self._watchers) >= MAX_WATCHERS:
             raise TooManyInFlightError(
                 f"{MAX_WATCHERS} others watch the events already; there is room for no more"
@@ -277,64 +269,31 @@ class EventFeed:
             watcher.push(event)
 
 
+_KINDS: Mapping[type[Event], type[AdminEvent]] = MappingProxyType(
+    {
+        SequenceQueued: RequestQueued,
+        SequenceAdmitted: RequestAdmitted,
+        SequenceResumed: RequestResumed,
+        SequenceFinished: RequestFinished,
+        StepCompleted: StepComputed,
+        DecodeModeChanged: ModeChanged,
+    }
+)
+"""Events as operators see them. They see no tokens, and what was reused with the end of a sequence."""
+
+_RENAMED = {"slot_index": "slot", "batch_width": "width"}
+
+
 def _shown(event: Event, at: float) -> AdminEvent | None:
-    """An event as operators see it; tokens they do not see, and what was reused at the end."""
-    match event:
-        case OutputGenerated() | PromptReused() | SequenceStarted():
-            return None
-        case SequenceQueued() | SequenceAdmitted() | SequenceResumed() | SequenceFinished():
-            return _shown_sequence(event, at)
-        case StepCompleted():
-            return StepComputed(
-                at=at,
-                width=event.batch_width,
-                prefill_tokens=event.prefill_tokens,
-                forced_tokens=event.forced_tokens,
-                drafted_tokens=event.drafted_tokens,
-                accepted_tokens=event.accepted_tokens,
-                duration_s=event.duration_s,
-            )
-        case DecodeModeChanged(previous, mode):
-            return ModeChanged(at=at, previous=previous, mode=mode)
-        case EngineFaulted() | InvariantBroken():
-            is_engine = isinstance(event, EngineFaulted)
-            return FaultHappened(at=at, scope="engine" if is_engine else "invariant")
-
-
-def _shown_sequence(
-    event: SequenceQueued | SequenceAdmitted | SequenceResumed | SequenceFinished, at: float
-) -> AdminEvent:
-    match event:
-        case SequenceQueued(sequence_id, position):
-            return RequestQueued(at=at, sequence_id=sequence_id, position=position)
-        case SequenceAdmitted():
-            return RequestAdmitted(
-                at=at,
-                sequence_id=event.sequence_id,
-                slot=event.slot_index,
-                decode_mode=event.decode_mode,
-                active_loops=event.active_loops,
-                coalesced_with=event.coalesced_with,
-            )
-        case SequenceResumed():
-            return RequestResumed(
-                at=at,
-                sequence_id=event.sequence_id,
-                slot=event.slot_index,
-                reason=event.reason,
-                completion_tokens=event.completion_tokens,
-            )
-        case SequenceFinished():
-            return _finished(event, at)
-
-
-def _finished(event: SequenceFinished, at: float) -> RequestFinished:
-    return RequestFinished(
-        at=at,
-        sequence_id=event.sequence_id,
-        reason=event.reason,
-        error=None if event.error is None else event.error.code,
-        prompt_tokens=event.prompt_tokens,
-        cached_tokens=event.cached_tokens,
-        completion_tokens=event.completion_tokens,
-    )
+    """An event as operators see it; None for one that they do not see."""
+    if isinstance(event, EngineFaulted | InvariantBroken):
+        is_engine = isinstance(event, EngineFaulted)
+        return FaultHappened(at=at, scope="engine" if is_engine else "invariant")
+    kind = _KINDS.get(type(event))
+    if kind is None:
+        return None
+    facts: dict[str, Any] = {"at": at}
+    facts |= {_RENAMED.get(name, name): value for name, value in structs.asdict(event).items()}
+    if isinstance(event, SequenceFinished) and event.error is not None:
+        facts["error"] = event.error.code
+    return kind(**{name: facts[name] for name in kind.__struct_fields__})

@@ -13,6 +13,7 @@ from machd.admin.errors import AdminErrorBody
 from machd.admin.event_feed import AdminEvent, EventFeed, StateChanged, Watcher
 from machd.http.endpoint import EVENTS, Answer, served
 from machd.http.sse import COMMENT_KEEP_ALIVE, event_frame
+from machd.http.stream import departed
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -48,7 +49,7 @@ class _EventStream:
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         writer = asyncio.create_task(self._write(send))
-        leaver = asyncio.create_task(_disconnected(receive))
+        leaver = asyncio.create_task(departed(receive))
         try:
             await asyncio.wait({writer, leaver}, return_when=asyncio.FIRST_COMPLETED)
             if writer.done():
@@ -79,9 +80,3 @@ class _EventStream:
 
 def _frame(event: AdminEvent) -> bytes:
     return event_frame(str(event.__struct_config__.tag), msgspec.json.encode(event))
-
-
-async def _disconnected(receive: Receive) -> None:
-    """Return when the client has left."""
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -30,7 +30,6 @@ class AdminGate:
     """Stamps requests and turns away what no operator sends."""
 
     def __init__(self, app: ASGIApp, *, clock: Clock) -> None:
-        """Guard ``app``."""
         self._app = app
         self._answer = always_answered(app)
         self._clock = clock

@@ -189,16 +189,13 @@ class ProbeReport(Struct, frozen=True, kw_only=True):
 @endpoint("GET /admin/status", AdminStatus)
 async def get_status(admin: NamedDependency[AdminContext]) -> AdminStatus:
     """State, decode mode, load, memory, the last change of the settings."""
-    state = admin_state(admin)
+    state = asdict(admin_state(admin))
     running = sum(1 for one in admin.open_generations.all if one.admission is not None)
     snapshot, known = admin.served.snapshot, admin.served.state
     return AdminStatus(
-        state=state.state,
-        is_held=state.is_held,
-        reason=state.reason,
-        open_requests=state.open_requests,
+        **state,
         running_requests=running,
-        waiting_requests=state.open_requests - running,
+        waiting_requests=state["open_requests"] - running,
         version=admin.versions.machd,
         uptime_s=round(admin.clock.unix_s() - admin.started_unix_s, 3),
         model=None if known is None else known.model.model_id,

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from machd.errors import AuthenticationError, SettingsError
-from machd.http.secret_files import is_there, read_secret
+from machd.http.secret_files import credential_path, read_secret
 from machd.http.sockets import Listener
 from machd.own_files import OwnFile
 from machd.regular_files import RegularFile
@@ -57,25 +57,13 @@ def read_hidden_token(path: Path) -> str:
     return _token(file, path, _SETTING)
 
 
-def credential_path(environ: Mapping[str, str]) -> Path | None:
-    """Return the service manager's credential; None where there is none.
-
-    Raises:
-        SettingsError: It cannot be told.
-    """
-    directory = environ.get("CREDENTIALS_DIRECTORY")
-    path = Path(directory, _CREDENTIAL) if directory else None
-    return path if path is not None and is_there(path, key=_SETTING) else None
+def token_credential(environ: Mapping[str, str]) -> Path | None:
+    """Return the service manager's credential; None where there is none."""
+    return credential_path(environ, _CREDENTIAL, key=_SETTING)
 
 
 def token_paths(environ: Mapping[str, str], host: str, port: int) -> Iterator[Path]:
-    """List places at which a daemon at that address may have left its own token, the likeliest first.
-
-    Args:
-        environ: The process's variables.
-        host: A loopback address, or ``localhost``.
-        port: Where it answers.
-    """
+    """List places at which a daemon at that address may have left its own token, the likeliest first."""
     places = [_own_directory(environ), _user_directory(environ), _SERVICE_DIRECTORY]
     for directory in dict.fromkeys(places):
         for address in _addresses(host, port):
@@ -83,12 +71,7 @@ def token_paths(environ: Mapping[str, str], host: str, port: int) -> Iterator[Pa
 
 
 def write_new_token(environ: Mapping[str, str], host: str, port: int) -> tuple[str, Path]:
-    """Make a token and leave it where only the daemon's user can read it.
-
-    Args:
-        environ: The process's variables.
-        host: The address that the daemon has, which is where others look for the token.
-        port: And its port.
+    """Make a token for the address that the daemon has; only its user can read the file.
 
     Raises:
         SettingsError: The directory is another user's, or others can write to it.
@@ -110,11 +93,7 @@ def write_new_token(environ: Mapping[str, str], host: str, port: int) -> tuple[s
 
 
 def _check_owner(directory: Path) -> None:
-    """Refuse a directory in which other users could put a token of theirs.
-
-    Raises:
-        SettingsError: It belongs to another user, is a link, or others can write to it.
-    """
+    """Raise SettingsError for a link, a directory of another user, or one that others can write to."""
     facts = directory.lstat()
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
         problem = "is no directory of the user that runs machd"
@@ -192,7 +171,7 @@ class AdminToken:
         """
         if settings.auth.admin_token_file is not None:
             return cls(_digest(read_hidden_token(Path(settings.auth.admin_token_file))))
-        credential = credential_path(environ)
+        credential = token_credential(environ)
         if credential is not None:
             # Its readers are the service manager's choice.
             return cls(_digest(read_token(credential)))
@@ -210,11 +189,7 @@ class AdminToken:
         return None if self._own_file is None else self._own_file.path
 
     def check(self, authorization: str | None) -> None:
-        """Let a request in, or say why not.
-
-        Raises:
-            AuthenticationError: There is no token, or another one.
-        """
+        """Let a request in; AuthenticationError without a token, or with another one."""
         if self._digest is None:
             return
         scheme, _, given = (authorization or "").partition(" ")

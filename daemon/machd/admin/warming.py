@@ -66,14 +66,7 @@ class WarmPrompt(Struct, frozen=True, kw_only=True):
     chat_template_kwargs: TemplateVariables | None = None
 
     def check(self, where: str = "") -> None:
-        """Refuse what is neither a text nor a conversation, or both.
-
-        Args:
-            where: Path of the prompt in the request, such as ``prompts[2]``.
-
-        Raises:
-            InvalidRequestError: It is.
-        """
+        """Raise InvalidRequestError for what is neither a text nor a conversation, or both, at ``where``."""
         param = where or None
         place = f"{where}: " if where else ""
         if (self.prompt is None) is (self.messages is None):
@@ -110,8 +103,6 @@ WARM_PROMPT_FIELDS = "prompt, or messages with tools, reasoning_effort and chat_
 
 
 class _Prompts(Struct, frozen=True):
-    """The prompts of a request as they were sent."""
-
     prompts: list[Raw]
 
 
@@ -209,16 +200,9 @@ class Warmer:
         request_id: str,
         limit_bytes: Callable[[], int | None],
     ) -> None:
-        """Warm for one client.
+        """Warm for one client, whose own limits are not touched.
 
-        Args:
-            service: Opens generations.
-            clock: Reads time.
-            client: Whose requests are to find the prompts; its limits are not touched.
-            salt: What those requests send.
-            request_id: Of the request that asked for it, for the log.
-            limit_bytes: Reads what the prefix cache may take now; None where only the number of
-                texts is limited.
+        ``limit_bytes`` reads what the prefix cache may take now; None where only the number of texts is limited.
         """
         self._service = service
         self._clock = clock
@@ -261,12 +245,9 @@ class Warmer:
         return tuple(token_ids)
 
     def _check_room(self, tokens: int) -> None:
-        """Refuse a prompt that would not be kept whole, however much made room for it.
+        """Raise ConflictError for a prompt that would not be kept whole, however much made room for it.
 
         Where a model keeps more than positions, what a prompt takes is only known once it is kept.
-
-        Raises:
-            ConflictError: It is.
         """
         facts, limit_bytes = self._service.served.model.cache, self._limit_bytes()
         # The last token is computed again whenever the prompt comes.
@@ -337,12 +318,7 @@ async def warm_cache(
 
 
 def _check_cache(admin: AdminContext) -> None:
-    """Refuse where nothing would be kept.
-
-    Raises:
-        NotReadyError, EngineFaultError: There is no model to speak of.
-        ConflictError: There is no prefix cache, or no room in it; the message says why.
-    """
+    """Raise ConflictError where nothing would be kept; the message says why."""
     verdicts = admin.served.verdicts
     if not admin.configuration.settings.cache.prefix:
         raise ConflictError(

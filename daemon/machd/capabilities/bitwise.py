@@ -56,9 +56,7 @@ class BitwiseVerdict(Struct, frozen=True, kw_only=True):
 def judge_bitwise(results: Sequence[ProbeResult] | None, computing: Computing) -> BitwiseVerdict:
     """Judge a model from the results of its probes; without measurements the answer is no.
 
-    Args:
-        results: Of any probes, one for each; None where nothing was looked up.
-        computing: What computes the model here.
+    ``results`` are of any probes, one for each; None where nothing was looked up.
     """
     compared = {one.probe: one for one in results or () if one.probe in BITWISE_CHECKS}
     found = tuple(compared.values())

@@ -56,10 +56,7 @@ COMPARED_ARCHITECTURES = {
 def distributed(architecture: str, modes: Sequence[str], *, has_vision: bool = False) -> Verdict:
     """Judge whether several ranks can share a model.
 
-    Args:
-        architecture: mlx-lm's name of it.
-        modes: The ways in which the model's code can cut it, the better one first.
-        has_vision: The model takes images.
+    ``modes`` are the ways in which the model's code can cut it, the better one first.
     """
     if has_vision:
         return Verdict(Support.BLOCKED, "a model with vision is served by one rank")

@@ -82,13 +82,7 @@ class FitVerdict:
 
 
 def judge_fit(needs: MemoryNeeds, *, device_memory_bytes: int, available_bytes: int) -> FitVerdict:
-    """Compare what a model needs with a device.
-
-    Args:
-        needs: Of the model.
-        device_memory_bytes: What the device can hold in all.
-        available_bytes: What of it could be taken now.
-    """
+    """Compare what a model needs with a device."""
     budget_tokens = needs.tokens_in(needs.kv_budget_bytes)
     left_bytes = max(device_memory_bytes - needs.base_bytes, 0)
     fitting_tokens = needs.tokens_in(min(needs.kv_budget_bytes, left_bytes))

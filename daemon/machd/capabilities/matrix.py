@@ -67,9 +67,7 @@ class ArchitectureReport:
         Where one configuration runs all of this code, its figures count, unless another one failed. Where a part
         of the code was measured with other switches alone, the worse of the results counts.
 
-        Args:
-            code: Of the model in question.
-            shared: Layers that were measured in other architectures, such as rotations.
+        ``shared`` are layers that were measured in other architectures, such as rotations.
         """
         if self.code is None:
             return ()

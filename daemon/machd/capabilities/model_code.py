@@ -34,9 +34,7 @@ class ModelCode:
     def covers(self, other: ModelCode, shared: frozenset[str] = frozenset()) -> bool:
         """Return whether evidence measured on a model with this code holds for ``other``.
 
-        Args:
-            other: Code of the model in question.
-            shared: Layers that were measured in other architectures, such as rotations.
+        ``shared`` are layers that were measured in other architectures, such as rotations.
         """
         return (
             self.digest == other.digest

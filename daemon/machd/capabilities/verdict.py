@@ -54,15 +54,12 @@ AnyVerdict = TypeVar("AnyVerdict", bound=Verdict)
 def measured(
     rule: AnyVerdict, results: Sequence[ProbeResult], *, consequence: str = ""
 ) -> AnyVerdict:
-    """Combine a rule's verdict with the results of probes of the feature.
+    """Combine a rule's verdict with the results of the probes that the feature depends on.
 
     One that failed blocks. Without any, those that passed support, unless one ended in an error:
     what crashed may have been the case that matters. All else says nothing.
 
-    Args:
-        rule: A rule's verdict.
-        results: Of the probes that the feature depends on, of no others.
-        consequence: What happens where the feature is blocked; it ends the reason.
+    ``consequence`` is what happens where the feature is blocked; it ends the reason.
     """
     assert rule.source is Source.RULE, "evidence is weighed against the rule, all of it at once"
     if rule.support is Support.BLOCKED:

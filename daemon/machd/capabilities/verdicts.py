@@ -55,10 +55,8 @@ class ModelVerdicts:
 def judge(facts: CacheFacts, results: Sequence[ProbeResult] | None = None) -> ModelVerdicts:
     """Ask every rule, and weigh what was measured against each.
 
-    Args:
-        facts: Of the model's caches.
-        results: Of any probes; those that no feature depends on change nothing. None lets the rules
-            decide alone; otherwise a rule's word is not enough to batch a model.
+    Results that no feature depends on change nothing. None lets the rules decide alone; otherwise a rule's
+    word is not enough to batch a model.
     """
     is_rule_enough = results is None
     results = results or ()

@@ -366,11 +366,7 @@ def _tell_goals(report: Report) -> None:
 
 
 def _refuse(*problems: tuple[bool, str]) -> None:
-    """Raise the first problem that holds.
-
-    Raises:
-        click.UsageError: One does.
-    """
+    """Raise click.UsageError with the first problem that holds."""
     for holds, message in problems:
         if holds:
             raise click.UsageError(message)

@@ -85,11 +85,7 @@ def each_parsed_by(
 
 
 def levels(text: str) -> tuple[int, ...]:
-    """Parse positive whole numbers, each of them once.
-
-    Raises:
-        ValueError: Something else is in the list.
-    """
+    """Parse positive whole numbers, each of them once; ValueError for anything else."""
     counts = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
     if min(counts) < 1:
         raise ValueError(f"{text!r} is not a list of positive numbers such as 1,2,4")
@@ -97,11 +93,7 @@ def levels(text: str) -> tuple[int, ...]:
 
 
 def shares(text: str) -> tuple[float, ...]:
-    """Parse numbers above 0 and up to 1, each of them once.
-
-    Raises:
-        ValueError: Something else is in the list.
-    """
+    """Parse numbers above 0 and up to 1, each of them once; ValueError for anything else."""
     try:
         found = [float(part) for part in text.split(",")]
     except ValueError:
@@ -114,13 +106,7 @@ def shares(text: str) -> tuple[float, ...]:
 def names_of(
     kind: str, known: Iterable[str], aliases: Mapping[str, str] = MappingProxyType({})
 ) -> Callable[[str], tuple[str, ...]]:
-    """Make a parser of lists of known names; an unknown one is a ValueError that lists them.
-
-    Args:
-        kind: What they are names of.
-        known: The names.
-        aliases: Further spellings, and the name of each.
-    """
+    """Make a parser of lists of known names; an unknown one is a ValueError that lists them."""
 
     def parse(text: str) -> tuple[str, ...]:
         words = (part.strip() for part in text.split(","))
@@ -156,21 +142,13 @@ def output_directory(
 
 
 def server_url(text: str) -> str:
-    """Return the text as it is.
-
-    Raises:
-        ValueError: It is no http or https URL.
-    """
+    """Return the text as it is; ValueError if it is no http or https URL."""
     Address.of(text)
     return text
 
 
 def json_fields(text: str) -> dict[str, object]:
-    """Parse a JSON object.
-
-    Raises:
-        ValueError: It is none.
-    """
+    """Parse a JSON object; ValueError for anything else."""
     try:
         return msgspec.json.decode(text, type=dict[str, object])
     except msgspec.DecodeError as error:

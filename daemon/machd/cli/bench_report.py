@@ -39,11 +39,7 @@ _OWN = frozenset({"report_directory", "is_quick"})
 
 
 def refuse_other_options(ctx: click.Context) -> None:
-    """A report's loads are fixed, so that those of different machines can be compared.
-
-    Raises:
-        click.UsageError: An option of the bench's other than those of reports was given.
-    """
+    """Raise click.UsageError for other options: a report's loads are fixed, so that machines can be compared."""
     for name in ctx.params.keys() - _OWN:
         if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             (spelling,) = [one.opts[0] for one in ctx.command.params if one.name == name]

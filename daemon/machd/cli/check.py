@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import click
 import msgspec
 
-from machd.capabilities.evidence import ProbeResult
+from machd.capabilities.evidence import Results
 from machd.capabilities.facts import CacheFacts
 from machd.capabilities.verdict import Support
 from machd.cli.check_document import ModelCheck, QualityReport
@@ -18,7 +18,7 @@ from machd.cli.options import SettingsCommand, model_argument, settings_options
 from machd.cli.progress import ProgressBar
 from machd.engine.backend.blas import BlasChoice, measure_blas
 from machd.engine.backend.mlx_environment import set_mlx_environment
-from machd.engine.loading.source import resolve_model
+from machd.engine.loading.source import ModelSource, resolve_model
 from machd.engine.protocol.engine import Engine
 from machd.settings.model import Settings
 from machd.settings.sources import LoadedSettings, OriginKind, process_environ
@@ -105,7 +105,6 @@ def check(
 
 
 def _architecture_check(*, has_images: bool) -> Callable[..., int]:
-    """Import what measures architectures, or families with images."""
     if has_images:
         from machd_probes.vision_matrix.command import check_families  # noqa: PLC0415 - only here
 
@@ -116,15 +115,7 @@ def _architecture_check(*, has_images: bool) -> Callable[..., int]:
 
 
 def _refuse_conflicts(given: dict[str, bool], *, with_archs: dict[str, bool]) -> None:
-    """MODEL and --measure are about one model, the others about architectures.
-
-    Args:
-        given: Which of these were given.
-        with_archs: The same of options that architectures alone have.
-
-    Raises:
-        UsageError: Two were given that do not go together.
-    """
+    """Raise UsageError where options about one model and about architectures are mixed."""
     of_model = [name for name in ("MODEL", "--measure") if given[name]]
     of_archs = [name for name in ("--all-archs", "--arch") if given[name]]
     if of_archs and (of_model or len(of_archs) > 1):
@@ -181,29 +172,29 @@ def _checked(loaded: LoadedSettings, *, measure: bool) -> ModelCheck:
             kv_budget_bytes=int(settings.continuous_batching.kv_budget_gb * 1e9),
             has_tokenizers=measure,
         )
-        basis = probe_basis(
-            backend=found.backend,
-            blas=measure_blas(blas).name if found.backend == "cpu" else None,
-            dtype=found.dtype,
+        model = replace(
+            found.description,
+            blas=measure_blas(blas).name if found.description.backend == "cpu" else None,
+            blas_refused=tuple(map(str, blas.refused)),
+            kv_format=settings.cache.kv_quantization,
         )
-        results: Sequence[ProbeResult] = EvidenceStore(cache_directory, basis).find(
-            found.architecture, found.code, weights_key(source)
+        assert model.code is not None, "a model that was built has code"
+        basis = probe_basis(backend=model.backend, blas=model.blas, dtype=model.dtype)
+        results: Results = EvidenceStore(cache_directory, basis).find(
+            model.architecture, model.code, weights_key(source)
         )
         quality: QualityReport | None = None
         if measure:
-            measured = _measured(loaded, progress, blas)
+            measured = _measured(loaded, source, progress, blas)
             # What was measured is judged with the caches that it was measured on.
-            found, results = replace(found, cache=measured.cache), measured.results
+            model, results = replace(model, cache=measured.cache), measured.results
             if measured.perplexity is not None:
-                quality = _quality(loaded, measured.perplexity, progress, blas)
+                quality = _quality(loaded, source, measured.perplexity, progress, blas)
     return model_check(
-        found,
+        replace(found, description=model),
         results,
         kv_budget_gb=settings.continuous_batching.kv_budget_gb,
-        kv_format=settings.cache.kv_quantization,
         quality=quality,
-        blas=measure_blas(blas).name,
-        blas_refused=tuple(map(str, blas.refused)),
     )
 
 
@@ -217,16 +208,18 @@ class _Measured:
     """
 
     cache: CacheFacts
-    results: Sequence[ProbeResult]
+    results: Results
     perplexity: float | None
 
 
-def _measured(loaded: LoadedSettings, progress: ProgressBar, blas: BlasChoice) -> _Measured:
+def _measured(
+    loaded: LoadedSettings, source: ModelSource, progress: ProgressBar, blas: BlasChoice
+) -> _Measured:
     """Load the model as serve does, and run every check on it; the results are kept for a daemon."""
     # Imported here, because without --measure they would be a tenth of the time.
     from machd_probes.model_probe import ModelProbe  # noqa: PLC0415
 
-    with _loaded_engine(loaded.settings, progress, blas) as engine:
+    with _loaded_engine(loaded.settings, source, progress, blas) as engine:
         progress.stage("measuring", None)
         cache_directory = user_cache_directory(process_environ())
         probe = ModelProbe(
@@ -241,12 +234,16 @@ def _measured(loaded: LoadedSettings, progress: ProgressBar, blas: BlasChoice) -
 
 
 def _quality(
-    loaded: LoadedSettings, perplexity: float, progress: ProgressBar, blas: BlasChoice
+    loaded: LoadedSettings,
+    source: ModelSource,
+    perplexity: float,
+    progress: ProgressBar,
+    blas: BlasChoice,
 ) -> QualityReport:
     """Compare a quantised model's perplexity with that of the model without ``model.quantize``."""
     plain = loaded.settings.model.model_copy(update={"quantize": None})
     settings = loaded.settings.model_copy(update={"model": plain})
-    with _loaded_engine(settings, progress, blas) as engine:
+    with _loaded_engine(settings, source, progress, blas) as engine:
         progress.stage("measuring", None)
         unquantised = _perplexity(engine)
     return QualityReport(perplexity=perplexity, unquantised_perplexity=unquantised)
@@ -262,7 +259,9 @@ def _perplexity(engine: Engine) -> float:
 
 
 @contextmanager
-def _loaded_engine(settings: Settings, progress: ProgressBar, blas: BlasChoice) -> Iterator[Engine]:
+def _loaded_engine(
+    settings: Settings, source: ModelSource, progress: ProgressBar, blas: BlasChoice
+) -> Iterator[Engine]:
     """Load a model as serve does, without a disk tier, which is a daemon's alone."""
     from machd.engine.open import engine_loader  # noqa: PLC0415
     from machd.telemetry.logs import configure_logs  # noqa: PLC0415
@@ -277,7 +276,7 @@ def _loaded_engine(settings: Settings, progress: ProgressBar, blas: BlasChoice) 
         progress=progress,
         blas=blas,
     )
-    engine = load()
+    engine = load(source)
     try:
         yield engine
     finally:

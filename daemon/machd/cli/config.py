@@ -96,11 +96,7 @@ def schema() -> None:
 
 
 def _check_files(settings: Settings, environ: Mapping[str, str]) -> None:
-    """Read the files of keys and tokens as the daemon would.
-
-    Raises:
-        SettingsError: The daemon would refuse one of them.
-    """
+    """Read the files of keys and tokens; SettingsError if the daemon would refuse one of them."""
     from machd.admin.token import read_hidden_token  # noqa: PLC0415 - brings the framework
     from machd.http.authentication import ApiKeys  # noqa: PLC0415 - the same
 

@@ -194,11 +194,7 @@ def _say_mode(mode: ModeStatus) -> None:
 
 
 def _mode_now(client: AdminClient) -> ModeStatus:
-    """Return how sequences are decoded.
-
-    Raises:
-        UnavailableError: That is not decided before the model is loaded.
-    """
+    """Return how sequences are decoded; UnavailableError before the model is loaded."""
     mode = client.ask("GET", "/admin/status", AdminStatus).decode_mode
     if mode is None:
         raise UnavailableError("the model is loading, and the mode is not decided yet")

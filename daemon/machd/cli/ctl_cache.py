@@ -125,11 +125,7 @@ def _say_cleared(cleared: CacheCleared, *, with_disk: bool) -> None:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """The file, or standard input for ``-``.
-
-    Raises:
-        SettingsError: It cannot be read.
-    """
+    """Open the file, or standard input for ``-``; SettingsError if it cannot be read."""
     if path == Path("-"):
         yield sys.stdin.buffer
         return
@@ -142,11 +138,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """The file's lines.
-
-    Raises:
-        SettingsError: A line, or all of them, are longer than the daemon could take.
-    """
+    """The file's lines; SettingsError where one, or all of them, are longer than the daemon could take."""
     left_bytes = _MAX_FILE_BYTES
     while line := file.readline(MAX_WARM_BODY_BYTES + 1):
         left_bytes -= len(line)

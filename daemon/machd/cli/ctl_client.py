@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import ipaddress
 import os
 import re
 import socket
@@ -16,7 +15,7 @@ from msgspec import Struct
 
 from machd.admin.errors import AdminErrorBody, AdminErrorDetail
 from machd.errors import FaultError, MachdError, NoDaemonError, RequestError, UnavailableError
-from machd.settings.texts import MAX_SOCKET_PATH_BYTES
+from machd.settings.texts import MAX_SOCKET_PATH_BYTES, is_loopback
 
 _S = TypeVar("_S", bound=Struct)
 
@@ -55,7 +54,7 @@ class AdminAddress:
         host = host.removeprefix("[").removesuffix("]")
         if not host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65_535:
             raise ValueError("is not HOST:PORT and not unix:PATH")
-        if not _is_loopback(host):
+        if not is_loopback(host):
             raise ValueError("is no loopback address, and the admin API has no other")
         return cls(host, int(port))
 
@@ -72,13 +71,7 @@ class AdminClient:
     def __init__(
         self, address: AdminAddress, token: str | None, *, timeout_s: float = _TIMEOUT_S
     ) -> None:
-        """Prepare; nothing is connected yet.
-
-        Args:
-            address: Where it answers.
-            token: What it wants to see; None where the socket's permissions decide.
-            timeout_s: That the daemon may take for an answer.
-        """
+        """Prepare; ``token`` is None where the socket's permissions decide."""
         self.address = address
         self._timeout_s = timeout_s
         self._headers = {"Accept": "application/json"}
@@ -86,11 +79,7 @@ class AdminClient:
             self._headers["Authorization"] = f"Bearer {token}"
 
     def knock(self) -> None:
-        """Connect, and ask nothing.
-
-        Raises:
-            NoDaemonError: Nothing answers at the address.
-        """
+        """Connect and ask nothing; NoDaemonError if nothing answers at the address."""
         self._connected(self._timeout_s).close()
 
     def ask(
@@ -105,13 +94,7 @@ class AdminClient:
     ) -> _S:
         """Send a request and read its answer.
 
-        Args:
-            method: In capitals.
-            path: With its query.
-            type_: Of the answer.
-            body: To be sent as JSON; None for none.
-            headers: Besides those of every request.
-            timeout_s: That the daemon may take for this answer; None for the client's own.
+        ``path`` includes its query, and ``body`` is sent as JSON. Without ``timeout_s`` the client's own holds.
 
         Raises:
             NoDaemonError: Nothing answers, it is no machd, or the token is not the right one.
@@ -135,11 +118,7 @@ class AdminClient:
         return self._decoded(content, type_, answer.status)
 
     def events(self) -> Iterator[bytes]:
-        """The JSON of every event, as it comes, until the daemon stops.
-
-        Raises:
-            MachdError: As for :meth:`ask`.
-        """
+        """The JSON of every event, as it comes, until the daemon stops; errors are those of :meth:`ask`."""
         connection = self._connected(_EVENTS_TIMEOUT_S)
         try:
             connection.request("GET", "/admin/events", headers=self._headers)
@@ -205,8 +184,6 @@ class AdminClient:
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    """HTTP over a Unix socket."""
-
     def __init__(self, path: str, timeout_s: float) -> None:
         super().__init__("localhost", timeout=timeout_s)
         self._path = path
@@ -236,12 +213,3 @@ def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return type(error).__name__
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

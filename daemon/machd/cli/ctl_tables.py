@@ -16,7 +16,7 @@ from machd.admin.status import AdminStatus, KvStatus, ModeStatus, SpeculationSta
 from machd.admin.warming import WarmedPrompt
 from machd.cli.ctl_text import counted, plain, print_lines, say, table_lines
 from machd.clock import SystemClock
-from machd.engine.protocol.engine import MediaReading
+from machd.engine.protocol.memory import MediaReading
 from machd.link.kv_memory import KvMemory
 from machd.scheduler.prefix_limits import PrefixReading
 from machd.served.cache_stats import CacheStats, DiskStats, ExpertBankStats
@@ -46,9 +46,7 @@ def print_cache(stats: CacheStats) -> None:
 
 def print_warmed(warmed: Sequence[tuple[str, WarmedPrompt]]) -> None:
     """Write a line for each prompt under its name, and one for all of them together."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("PROMPT", "TOKENS", "CACHED", "TIME"):
-        table.add_column(name, no_wrap=True, justify="left" if name in _WORDS else "right")
+    table = _table("PROMPT", "TOKENS", "CACHED", "TIME")
     table.add_column(overflow="fold")
     for name, one in warmed:
         failure = plain("" if one.error is None else one.error.message, "red")
@@ -62,9 +60,7 @@ def print_requests(requests: Sequence[OpenRequest]) -> None:
     if not requests:
         say("no open requests")
         return
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("STATE", "MODE", "AGE", "TTFT", "PROMPT", "DONE"):
-        table.add_column(name, no_wrap=True, justify="left" if name in _WORDS else "right")
+    table = _table("STATE", "MODE", "AGE", "TTFT", "PROMPT", "DONE")
     for one in requests:
         table.add_row(
             plain(one.state),
@@ -83,6 +79,13 @@ def print_requests(requests: Sequence[OpenRequest]) -> None:
         say(f"  {one.endpoint}, {one.client}, {one.request_id}")
     running = sum(one.state == "running" for one in requests)
     say(_counts(running, len(requests) - running))
+
+
+def _table(*names: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in names:
+        table.add_column(name, no_wrap=True, justify="left" if name in _WORDS else "right")
+    return table
 
 
 def _counts(running: int, waiting: int) -> str:

@@ -9,12 +9,13 @@ The options may stand behind ``ctl`` or behind the subcommand.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 import click
 
-from machd.admin.token import credential_path, read_token, token_paths
+from machd.admin.token import read_token, token_credential, token_paths
 from machd.cli.ctl_client import AdminAddress, AdminClient
 from machd.errors import NoDaemonError, SettingsError
 from machd.settings.sources import LoadedSettings, OriginKind, SettingsSources, process_environ
@@ -29,33 +30,23 @@ Result = TypeVar("Result")
 
 def target_options(command: Callable[Args, Result]) -> Callable[Args, Result]:
     """Add the options that say which daemon is meant."""
-    for option in reversed(
-        (
-            click.option(
-                "--address",
-                metavar="HOST:PORT|unix:PATH",
-                callback=_keep,
-                expose_value=False,
-                help="Where the daemon answers operators; by default what admin.listen says, else the "
-                "socket of the user's or the machine's service.",
-            ),
-            click.option(
-                "--token-file",
-                type=click.Path(path_type=Path),
-                callback=_keep,
-                expose_value=False,
-                help="File with the admin token; by default where the daemon has it.",
-            ),
-            click.option(
-                "--config",
-                type=click.Path(path_type=Path),
-                callback=_keep,
-                expose_value=False,
-                help="Settings file, as for serve.",
-            ),
-        )
+    option = partial(click.option, callback=_keep, expose_value=False)
+    path = click.Path(path_type=Path)
+    for add in (
+        option("--config", type=path, help="Settings file, as for serve."),
+        option(
+            "--token-file",
+            type=path,
+            help="File with the admin token; by default where the daemon has it.",
+        ),
+        option(
+            "--address",
+            metavar="HOST:PORT|unix:PATH",
+            help="Where the daemon answers operators; by default what admin.listen says, else the "
+            "socket of the user's or the machine's service.",
+        ),
     ):
-        command = option(command)
+        command = add(command)
     return command
 
 
@@ -155,7 +146,7 @@ def _token(address: AdminAddress, given: Path | None, loaded: LoadedSettings | N
             return read_token(given, key="--token-file")
         if loaded is not None and loaded.settings.auth.admin_token_file is not None:
             return read_token(Path(loaded.settings.auth.admin_token_file))
-        credential = credential_path(environ)
+        credential = token_credential(environ)
         if credential is not None:
             return read_token(credential)
         if address.path is not None:

@@ -29,10 +29,7 @@ def wait_until(
     On a terminal a line shows what is waited for; elsewhere one is written every other second that
     it takes, when it says something new.
 
-    Args:
-        client: Of the daemon.
-        is_done: Whether the wait is over; may raise what ends it otherwise.
-        what: Is still waited for, for a person.
+    ``is_done`` may raise what ends the wait otherwise; ``what`` says what is still waited for.
 
     Raises:
         NoDaemonError: The daemon has gone away meanwhile.

@@ -98,7 +98,7 @@ def _serve(frames: Frames, settings: Settings, name: str, log: TextIO) -> None:
         model_id = name or source.model_id
         log_model(model_id, loggers=_ALL_LOGGERS)
         link.located(source.kind.value, str(source.path), model_id)
-        return load()
+        return load(source)
 
     loop = engine_loop(
         settings,

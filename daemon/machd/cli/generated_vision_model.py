@@ -18,11 +18,7 @@ from machd.user_directories import user_cache_directory
 
 @contextmanager
 def generated_vision_model(progress: CountingBar) -> Iterator[str]:
-    """Yield the path of a vision model that is removed afterwards.
-
-    Raises:
-        StartupError: The extra vision is not installed.
-    """
+    """Yield the path of a vision model that is removed afterwards; StartupError without the extra vision."""
     from machd_probes.vision_families.checkpoint import (  # noqa: PLC0415 - imports mlx
         write_family,
     )

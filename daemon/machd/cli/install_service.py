@@ -78,9 +78,7 @@ def install_service(
 def running_command(argument: str, interpreter: str) -> tuple[str, ...]:
     """Return the command of the machd that runs now: its script, or its interpreter with ``-m machd``.
 
-    Args:
-        argument: ``sys.argv[0]``.
-        interpreter: ``sys.executable``.
+    ``argument`` is ``sys.argv[0]``, ``interpreter`` is ``sys.executable``.
     """
     # Not resolved: the link in a virtual environment is what makes it one.
     for script in (Path(argument).absolute(), Path(interpreter).absolute().with_name("machd")):

@@ -96,7 +96,6 @@ def generate(
 def _generate_text(
     kind: Literal["dense", "moe"], directory: Path, gb: float, bar: ProgressBar
 ) -> str:
-    """Write a text model, and describe it."""
     from machd_bench.generated_checkpoint import (  # noqa: PLC0415 - imports mlx
         DenseShape,
         MoeShape,

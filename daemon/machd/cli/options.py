@@ -65,13 +65,7 @@ Result = TypeVar("Result")
 
 
 class SettingOption(click.Option):
-    """An option that gives one setting.
-
-    Args:
-        param_decls: The spellings, as ``click.Option`` takes them.
-        setting: The key that the option gives.
-        attrs: What else ``click.Option`` takes.
-    """
+    """An option that gives one setting."""
 
     def __init__(self, param_decls: list[str], *, setting: SettingKey, **attrs: object) -> None:
         super().__init__(param_decls, **attrs)  # type: ignore[arg-type]
@@ -81,10 +75,7 @@ class SettingOption(click.Option):
 class SettingsCommand(click.Command):
     """A command whose ``--help`` fits a screen, and whose ``--help-all`` has every setting.
 
-    Args:
-        name: Of the command.
-        main_options: Names of the own options that ``--help`` shows; all of them unless given.
-        attrs: What else ``click.Command`` takes.
+    ``main_options`` names the own options that ``--help`` shows; all of them unless given.
     """
 
     def __init__(

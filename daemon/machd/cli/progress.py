@@ -32,9 +32,7 @@ class TerminalBar:
     def __init__(self, *columns: ProgressColumn, has_lines: bool = True) -> None:
         """Prepare a bar of these columns and the time; entering the context starts drawing.
 
-        Args:
-            columns: What the bar shows.
-            has_lines: Whether lines stand in for the bar where there is no terminal.
+        With ``has_lines`` lines stand in for the bar where there is no terminal.
         """
         console = Console(stderr=True)
         self._lines = ProgressLines(console, self._line) if has_lines else None
@@ -121,7 +119,6 @@ class EstimatingBar(CountingBar):
     """One bar that counts things, with the time that the rest will take at the speed so far."""
 
     def __init__(self, *, total: int) -> None:
-        """Count to ``total``."""
         super().__init__(total=total, columns=[TextColumn("left:"), TimeRemainingColumn()])
 
 
@@ -136,11 +133,7 @@ class ProgressBar(TerminalBar):
     """A bar for each stage."""
 
     def __init__(self, *, has_lines: bool = True) -> None:
-        """Prepare; entering the context starts drawing.
-
-        Args:
-            has_lines: Whether lines stand in for the bar where there is no terminal; a daemon has its log there.
-        """
+        """Prepare; without ``has_lines`` no lines stand in for the bar where a daemon has its log."""
         super().__init__(
             SpinnerColumn(),
             TextColumn("{task.description}"),

@@ -43,7 +43,7 @@ def follow(settings: Settings, sources: SettingsSources, place: RankPlace) -> No
             settings.model.path, offline=settings.model.offline, cache_directory=cache_directory
         )
         log_model(source.model_id)
-        run(on_order)
+        run(source, on_order)
 
     stall_timeout_s = settings.engine.stall_timeout_s
     Follower(run_located, stall_timeout_s=stall_timeout_s, clock=SystemClock()).run()

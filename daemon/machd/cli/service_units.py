@@ -6,9 +6,10 @@ The shipped files under ``systemd/`` are these texts for an installation in ``/u
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
+
+from machd.settings.texts import ip_address, is_loopback
 
 CONFIG_PATH = Path("/etc/machd/machd.toml")
 
@@ -40,24 +41,16 @@ class Installation:
     @property
     def address(self) -> str | None:
         """Return what a socket unit can listen on: an IP address with its port; None for another host."""
+        address = ip_address(self.host)
+        if address is None or not self.port:
+            return None
         host = "127.0.0.1" if self.host == "localhost" else self.host.strip("[]")
-        try:
-            address = ipaddress.ip_address(host)
-        except ValueError:
-            return None
-        if not self.port:
-            return None
         return f"[{host}]:{self.port}" if address.version == 6 else f"{host}:{self.port}"
 
     @property
     def is_loopback(self) -> bool:
         """Return whether only this machine is served, as far as that shows without a name server."""
-        if self.host.startswith("unix:") or self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
-        except ValueError:
-            return False
+        return self.host.startswith("unix:") or is_loopback(self.host)
 
 
 @dataclass(frozen=True, slots=True)

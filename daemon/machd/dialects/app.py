@@ -14,6 +14,7 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 from machd.dialects.endpoints import PUBLIC_HANDLERS, PUBLIC_ROUTES
 from machd.dialects.envelopes import envelope_of
 from machd.dialects.inspection import get_metrics
+from machd.dialects.openapi import HEADERS
 from machd.http.authentication import ApiKeys, require_api_key
 from machd.http.context import ServerContext
 from machd.http.failures import Failures
@@ -85,18 +86,7 @@ def _cors(allowed_origins: Sequence[str]) -> CORSConfig | None:
         allow_methods=["DELETE", "GET", "POST"],
         # Clients in a browser send headers of their own; the origins are what is restricted.
         allow_headers=["*"],
-        expose_headers=[
-            "X-Request-Id",
-            "Request-Id",
-            "X-Decode-Mode",
-            "X-Active-Loops",
-            "X-Coalesced",
-            "X-Dropped-Messages",
-            "X-Dropped-Tools",
-            "X-Omitted-Images",
-            "X-Ignored-Schema-Keywords",
-            "Retry-After",
-        ],
+        expose_headers=[*HEADERS, "Request-Id"],
         max_age=_CORS_MAX_AGE_S,
     )
 
@@ -105,7 +95,6 @@ class AppSwitch:
     """Hands each request to the application of the moment."""
 
     def __init__(self, app: ASGIApp) -> None:
-        """Begin with ``app``."""
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

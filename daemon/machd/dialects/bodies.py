@@ -27,11 +27,7 @@ async def read_public_body(
 ) -> _S:
     """Read and decode the body of a request to the public API; names of unknown fields go to the debug log.
 
-    Args:
-        request: To read from.
-        context: What is served, and its limits.
-        type_: Of the body.
-        takes_media: The body may hold images and videos, where the served model takes them.
+    With ``takes_media`` it may hold images and videos, where the served model takes them.
 
     Raises:
         InvalidRequestError: It is not what ``type_`` takes.

@@ -6,7 +6,7 @@ all the same, so that a client learns what is wrong with its request and not onl
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NoReturn, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from litestar import Request
 from litestar.di import NamedDependency
@@ -14,31 +14,25 @@ from msgspec import Meta, Struct
 
 from machd.dialects.bodies import read_public_body
 from machd.dialects.endpoint import endpoint
-from machd.dialects.wire.bounds import (
-    ContentText,
-    Dimensions,
-    ModelName,
-    TokenId,
-    TokenIds,
-    UnusedLabel,
-)
+from machd.dialects.wire import bounds
 from machd.errors import UnsupportedParameterError
 from machd.http.context import ServerContext
 
 # One list type for OpenAI's three, as in machd.dialects.completions.request.
 _InputList: TypeAlias = Annotated[
-    list[ContentText | TokenId | TokenIds], Meta(min_length=1, max_length=2**20)
+    list[bounds.ContentText | bounds.TokenId | bounds.TokenIds],
+    Meta(min_length=1, max_length=2**20),
 ]
 
 
 class EmbeddingsRequest(Struct, frozen=True, kw_only=True):
     """Texts, or the ids of their tokens, to be turned into vectors."""
 
-    model: ModelName | None = None
-    input: ContentText | _InputList
+    model: bounds.ModelName | None = None
+    input: bounds.ContentText | _InputList
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: Dimensions | None = None
-    user: UnusedLabel | None = None
+    dimensions: bounds.Dimensions | None = None
+    user: bounds.UnusedLabel | None = None
 
 
 @endpoint("POST /v1/embeddings", takes=EmbeddingsRequest)
@@ -52,10 +46,6 @@ async def create_embeddings(
     body = await read_public_body(request, context, EmbeddingsRequest)
     context.service.lifecycle.check_accepting()
     context.find(body.model)
-    _refuse()
-
-
-def _refuse() -> NoReturn:
     raise UnsupportedParameterError(
         "the served model offers no embeddings; ask a server whose model is made for them",
         param="model",

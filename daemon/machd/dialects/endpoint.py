@@ -30,16 +30,8 @@ def endpoint(  # noqa: PLR0913 - a property of the endpoint each
 ) -> Callable[[Callable[..., Any]], HTTPRouteHandler]:
     """Describe and serve an endpoint; see :func:`machd.http.endpoint.served`.
 
-    Args:
-        route: Method and path.
-        gives: Bodies of a success, or whole answers.
-        takes: The body of a request.
-        streams: What each event or line of a stream holds; only of endpoints that generate.
-        stream_type: Media type of the stream.
-        also: Statuses of errors beside those of every endpoint of its kind.
-        errors: The body of an error in each dialect that it speaks.
-        public: True if it needs no key.
-        id_as: The function's parameter that gets ``{id}``.
+    ``gives`` are bodies of a success, or whole answers, and ``errors`` those of an error in each dialect. ``streams`` is
+    what each event or line of a stream holds. ``also`` are statuses of errors beside those of every endpoint of its kind.
     """
     answers = [one if isinstance(one, Answer) else Answer(200, one) for one in gives]
     statuses: tuple[int, ...] = _OPEN if public else _READING if takes is None else _POSTING

@@ -7,32 +7,17 @@ from dataclasses import replace
 import msgspec
 from litestar import Response
 from litestar.di import NamedDependency
+from litestar.handlers import HTTPRouteHandler
 
-from machd.dialects.anthropic.handler import count_message_tokens, create_message
-from machd.dialects.chat.handler import (
-    create_chat_completion,
-    delete_chat_completion,
-    get_chat_completion,
-)
-from machd.dialects.completions.handler import create_completion
-from machd.dialects.embeddings import create_embeddings
+from machd.dialects import embeddings, health, infill, inspection, models, server_info
+from machd.dialects.anthropic import handler as anthropic
+from machd.dialects.chat import handler as chat
+from machd.dialects.completions import handler as completions
 from machd.dialects.endpoint import endpoint
-from machd.dialects.health import get_health, get_health_live, get_health_ready
-from machd.dialects.infill import create_infill
-from machd.dialects.inspection import get_cache_stats, get_capabilities, get_metrics
-from machd.dialects.models import get_model, list_models
-from machd.dialects.ollama.handler import (
-    create_ollama_chat,
-    create_ollama_generate,
-    get_ollama_version,
-    list_ollama_models,
-    list_running_ollama_models,
-    show_ollama_model,
-)
+from machd.dialects.ollama import handler as ollama
 from machd.dialects.openapi import openapi_document
-from machd.dialects.responses.handler import create_response, delete_response, get_response
-from machd.dialects.server_info import get_properties, get_root, get_slots, get_version
-from machd.dialects.tokens.handler import detokenize, get_tokenizer_info, tokenize
+from machd.dialects.responses import handler as responses
+from machd.dialects.tokens import handler as tokens
 from machd.http.context import ServerContext
 from machd.http.endpoint import Endpoint, endpoint_of
 
@@ -44,39 +29,19 @@ async def get_openapi(context: NamedDependency[ServerContext]) -> Response[bytes
     return Response(msgspec.json.encode(document), media_type="application/json")
 
 
+_MODULES = (
+    *(chat, completions, infill, responses, anthropic, ollama, embeddings, models, tokens),
+    *(inspection, server_info, health),
+)
+"""Modules in the order of the documentation, as the handlers in each of them are."""
+
 PUBLIC_HANDLERS = (
-    create_chat_completion,
-    get_chat_completion,
-    delete_chat_completion,
-    create_completion,
-    create_infill,
-    create_response,
-    get_response,
-    delete_response,
-    create_message,
-    count_message_tokens,
-    create_ollama_chat,
-    create_ollama_generate,
-    show_ollama_model,
-    list_ollama_models,
-    list_running_ollama_models,
-    get_ollama_version,
-    create_embeddings,
-    list_models,
-    get_model,
-    tokenize,
-    detokenize,
-    get_tokenizer_info,
-    get_capabilities,
-    get_cache_stats,
-    get_root,
-    get_version,
-    get_properties,
-    get_slots,
-    get_health,
-    get_health_live,
-    get_health_ready,
-    get_metrics,
+    *(
+        one
+        for module in _MODULES
+        for one in vars(module).values()
+        if isinstance(one, HTTPRouteHandler)
+    ),
     get_openapi,
 )
 

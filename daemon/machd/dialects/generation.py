@@ -14,7 +14,6 @@ from machd.dialects.bodies import read_public_body
 from machd.dialects.wire.bounds import MAX_PROMPT_LOGPROBS
 from machd.dialects.wire.generation_request import GenerationRequest
 from machd.engine.protocol.engine import ModelDescription
-from machd.engine.protocol.media import MediaSpan
 from machd.errors import InvalidRequestError
 from machd.generations.generation import GenerationIdentity
 from machd.generations.trace_context import new_trace
@@ -24,6 +23,7 @@ from machd.http.stamps import arrived_s, request_id, trace_context
 from machd.http.stream import Dialect, GenerationResponse, StreamPolicy, while_connected
 from machd.reading.conversation import PreparedConversation
 from machd.reading.guidance import NO_GUIDANCE, Guidance
+from machd.request.constraint import Constraint
 from machd.request.conversation import Conversation
 from machd.request.generation import GenerationOptions
 
@@ -91,15 +91,7 @@ async def converse(  # noqa: PLR0913 - one argument for each part of an answer
 ) -> GenerationResponse:
     """Answer a conversation once it is prepared; a client that leaves before ends that.
 
-    Args:
-        request: Whose client may leave.
-        context: What is served.
-        identity: Whose generation it is.
-        preparing: Makes a prompt of the conversation.
-        options: How to generate.
-        dialect: Writes the answer.
-        prompt_param: The request field that the prompt came from, for errors about it.
-        dropped_tools: Types of tools that the model is not shown, for the header that says so.
+    ``preparing`` makes a prompt of the conversation; the rest is as of :func:`respond`.
 
     Raises:
         ClientDisconnectedError: The client left.
@@ -109,53 +101,36 @@ async def converse(  # noqa: PLR0913 - one argument for each part of an answer
     return respond(
         context,
         identity,
-        [prepared.prompt],
+        [prepared],
         options,
         dialect,
         prompt_param=prompt_param,
-        guidance=prepared.guidance,
-        dropped_messages=prepared.dropped_messages,
         dropped_tools=dropped_tools,
-        omitted_media=prepared.omitted_media,
-        media=prepared.media,
     )
 
 
 def respond(  # noqa: PLR0913 - one argument for each part of an answer
     context: ServerContext,
     identity: GenerationIdentity,
-    prompts: Sequence[tuple[int, ...]],
+    prepared: Sequence[PreparedConversation],
     options: GenerationOptions,
     dialect: Dialect,
     *,
     prompt_param: str,
-    guidance: Guidance = NO_GUIDANCE,
-    dropped_messages: int = 0,
     dropped_tools: Sequence[str] = (),
-    omitted_media: int = 0,
-    media: tuple[MediaSpan, ...] = (),
 ) -> GenerationResponse:
     """Open the generation and hand it to the response that will own it.
 
     Nothing is awaited in between, so a client that leaves cannot leave a generation behind.
 
-    Args:
-        context: What is served.
-        identity: Whose generation it is.
-        prompts: Token ids.
-        options: How to generate.
-        dialect: Writes the answer.
-        prompt_param: The request field that the prompts came from, for errors about them.
-        guidance: What shapes the completions, and how they are read.
-        dropped_messages: Messages that were left out of the prompt, for the header that says so.
-        dropped_tools: Types of tools that the model is not shown, for another header.
-        omitted_media: Images and videos that it is not shown, for a third.
-        media: Images and videos of the one prompt that has any.
+    There are several prompts of a text completion alone, which have the same guidance and no media.
+    Headers name what is dropped and count what is omitted; ``prompt_param`` is named in errors about prompts.
 
     Raises:
         InvalidRequestError: The request asks for more than limits, context or bounds allow.
         UnavailableError: No new work is taken.
     """
+    first, prompts = prepared[0], [one.prompt for one in prepared]
     _check_prompt_logprobs(prompts, options)
     options = with_model_defaults(context, options)
     settings = context.settings
@@ -165,8 +140,8 @@ def respond(  # noqa: PLR0913 - one argument for each part of an answer
             options,
             identity,
             prompt_param=prompt_param,
-            guidance=guidance,
-            media=media,
+            guidance=first.guidance,
+            media=first.media,
         ),
         dialect,
         StreamPolicy(
@@ -174,8 +149,23 @@ def respond(  # noqa: PLR0913 - one argument for each part of an answer
             keepalive_s=settings.streaming.keepalive_s,
         ),
         is_stream=options.stream,
-        notes=_notes(guidance, dropped_messages, dropped_tools, omitted_media),
+        notes=_notes(first, dropped_tools),
     )
+
+
+async def compiled(
+    request: Request[Any, Any, Any], context: ServerContext, constraint: Constraint | None
+) -> Guidance:
+    """Compile the constraint of a text's completion, if it has one.
+
+    Raises:
+        ClientDisconnectedError: The client left.
+        MachdError: As of :meth:`machd.generations.service.GenerationService.compile`.
+    """
+    if constraint is None:
+        return NO_GUIDANCE
+    compiling = context.service.compile(constraint, client=client_name(request.scope))
+    return Guidance(grammar=await while_connected(request.receive, compiling))
 
 
 def with_model_defaults(context: ServerContext, options: GenerationOptions) -> GenerationOptions:
@@ -184,28 +174,24 @@ def with_model_defaults(context: ServerContext, options: GenerationOptions) -> G
 
 
 def _notes(
-    guidance: Guidance, dropped_messages: int, dropped_tools: Sequence[str], omitted_media: int
+    prepared: PreparedConversation, dropped_tools: Sequence[str]
 ) -> list[tuple[bytes, bytes]]:
     """Headers that say what of the request was left out."""
     notes = []
     if dropped_tools:
         notes.append((b"x-dropped-tools", ", ".join(dropped_tools).encode()))
-    if omitted_media:
-        notes.append((b"x-omitted-images", str(omitted_media).encode()))
-    if guidance.grammar is not None and guidance.grammar.ignored_keywords:
-        keywords = ", ".join(guidance.grammar.ignored_keywords)
-        notes.append((b"x-ignored-schema-keywords", keywords.encode()))
-    if dropped_messages:
-        notes.append((b"x-dropped-messages", str(dropped_messages).encode()))
+    if prepared.omitted_media:
+        notes.append((b"x-omitted-images", str(prepared.omitted_media).encode()))
+    grammar = prepared.guidance.grammar
+    if grammar is not None and grammar.ignored_keywords:
+        notes.append((b"x-ignored-schema-keywords", ", ".join(grammar.ignored_keywords).encode()))
+    if prepared.dropped_messages:
+        notes.append((b"x-dropped-messages", str(prepared.dropped_messages).encode()))
     return notes
 
 
 def _check_prompt_logprobs(prompts: Sequence[tuple[int, ...]], options: GenerationOptions) -> None:
-    """Bound what the answer says of prompts, which the body's length bounds too loosely.
-
-    Raises:
-        InvalidRequestError: It would be more than ``MAX_PROMPT_LOGPROBS``.
-    """
+    """Raise InvalidRequestError where the answer would say more of prompts than ``MAX_PROMPT_LOGPROBS``."""
     if options.sampling.prompt_logprobs is None:
         return
     tokens = sum(len(prompt) for prompt in prompts) * options.n

@@ -12,21 +12,19 @@ from litestar.types import ASGIApp
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from machd.dialects.endpoint import endpoint
-from machd.dialects.generation import identify, read_generation, respond
+from machd.dialects.generation import compiled, identify, read_generation, respond
 from machd.dialects.wire.bounds import ContentText
 from machd.dialects.wire.errors import error_json
 from machd.dialects.wire.generation_request import agreed_tokens
-from machd.dialects.wire.refusal import Ignored, neutral_values, refuse_unsupported
+from machd.dialects.wire.refusal import Ignored, refuse_unsupported
 from machd.dialects.wire.sampling import SamplingRequest
 from machd.engine.protocol.engine import ModelFront
 from machd.engine.protocol.fill_format import ContextFile, FillFormat
 from machd.errors import InvalidRequestError, MachdError, UnsupportedParameterError
 from machd.generations.generation import ChoiceDelta, GenerationUsage
-from machd.http.authentication import client_name
 from machd.http.context import ServerContext
 from machd.http.sse import COMMENT_KEEP_ALIVE, EVENT_STREAM, data_frame
-from machd.http.stream import while_connected
-from machd.reading.guidance import NO_GUIDANCE, Guidance
+from machd.reading.conversation import PreparedConversation
 from machd.request.generation import GenerationOptions
 
 _MAX_FILES = 1024
@@ -62,13 +60,8 @@ class InfillRequest(SamplingRequest, frozen=True, kw_only=True):
     response_fields: Ignored = UNSET
 
     def checked(self) -> Self:
-        """The request, once what no single field's bounds can say holds too.
-
-        Raises:
-            InvalidRequestError: Fields contradict each other.
-            UnsupportedParameterError: A field asks for what machd does not do.
-        """
-        refuse_unsupported(self, _NEUTRAL)
+        """Check as the base class does."""
+        refuse_unsupported(self)
         self.constraint()
         self.check_sampling()
         if self.n not in (None, 1):
@@ -120,9 +113,6 @@ class InfillAnswer(Struct, frozen=True, kw_only=True):
     stopping_word: str | UnsetType = UNSET
 
 
-_NEUTRAL = neutral_values(InfillRequest)
-
-
 @endpoint("POST /infill", InfillAnswer, takes=InfillRequest, streams=InfillAnswer)
 async def create_infill(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
@@ -132,21 +122,14 @@ async def create_infill(
     service = context.service
     form = await service.in_worker(fill_format, context.served.front, param="input_suffix")
     prompt = await service.in_worker(_prompt, form, body)
-    guidance = NO_GUIDANCE
-    if (constraint := body.constraint()) is not None:
-        guidance = Guidance(
-            grammar=await while_connected(
-                request.receive, service.compile(constraint, client=client_name(request.scope))
-            )
-        )
+    guidance = await compiled(request, context, body.constraint())
     return respond(
         context,
         identify(request, context, endpoint="infill", prefix="infill-"),
-        [prompt],
+        [PreparedConversation(prompt, guidance)],
         with_fill_ends(body.options(), form),
         _InfillDialect(context.served.model.model_id),
         prompt_param="input_prefix",
-        guidance=guidance,
     )
 
 
@@ -158,10 +141,10 @@ def fill_format(front: ModelFront, *, param: str) -> FillFormat:
     """
     form = front.tokenizer.fill_format
     if form is None or not form.fits(front.model.vocabulary_tokens):
-        raise InvalidRequestError(
-            f"{param}: the model has no fill-in-the-middle tokens, so it can only continue a text; "
+        raise InvalidRequestError.at(
+            param,
+            "the model has no fill-in-the-middle tokens, so it can only continue a text; "
             "ask a model that was trained to fill",
-            param=param,
         )
     return form
 

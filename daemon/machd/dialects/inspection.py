@@ -10,29 +10,16 @@ from machd.capabilities.distributed import distributed
 from machd.capabilities.verdict import Support
 from machd.dialects.endpoint import endpoint
 from machd.engine.protocol.engine import ModelDescription
-from machd.engine.protocol.step import LEAST_BATCHED_GAIN, ProposerKind
+from machd.engine.protocol.step import ProposerKind
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.http.context import ServerContext
 from machd.http.endpoint import METRICS_TEXT, Answer
 from machd.link.snapshot import LoopSnapshot
 from machd.link.speculation_mode import SpeculationDecision
 from machd.request.media import MediaKind
-from machd.scheduler.draft_reading import DraftReading
+from machd.scheduler.draft_reading import LEAST_BATCHED_GAIN, DraftReading
+from machd.served import capabilities
 from machd.served.cache_stats import CacheStats, cache_stats
-from machd.served.capabilities import (
-    Capabilities,
-    Device,
-    DistributedReport,
-    ExpertStreamingReport,
-    Features,
-    KvQuantizationReport,
-    ModelCapabilities,
-    ModelSummary,
-    PrefixCacheReport,
-    SpeculationInForce,
-    SpeculationReport,
-    wire_capabilities,
-)
 from machd.telemetry.metrics import CONTENT_TYPE, Metrics
 
 _NO_LOOK_AHEAD = (
@@ -41,18 +28,14 @@ _NO_LOOK_AHEAD = (
 )
 
 
-@endpoint("GET /v1/capabilities", Capabilities)
-async def get_capabilities(context: NamedDependency[ServerContext]) -> Capabilities:
+@endpoint("GET /v1/capabilities", capabilities.Capabilities)
+async def get_capabilities(context: NamedDependency[ServerContext]) -> capabilities.Capabilities:
     """Return the capabilities of the loaded model on this machine, with reasons."""
     model = context.served.model
-    verdicts = context.served.verdicts
     decision, speculation = context.served.decode_mode, context.served.speculation
-    versions = msgspec.structs.replace(context.versions, backend=model.backend, dtype=model.dtype)
-    row = wire_capabilities(
-        model.architecture, model.cache, verdicts, versions, bitwise=context.served.bitwise
-    )
+    row = capabilities.model_capabilities(context.served.known, context.versions)
     row = _with_gain(row, speculation, context.served.snapshot.drafts)
-    return Capabilities(
+    return capabilities.Capabilities(
         **msgspec.structs.asdict(row)
         | {
             "speculation": _speculation(row, speculation, context.served.snapshot.drafts),
@@ -63,7 +46,7 @@ async def get_capabilities(context: NamedDependency[ServerContext]) -> Capabilit
         distributed=_distributed(model, ranks=len(context.served.snapshot.memory.ranks) or 1),
         decode_mode=msgspec.structs.replace(decision, active=context.served.snapshot.mode),
         max_b=context.served.snapshot.slot_count,
-        model=ModelSummary(
+        model=capabilities.ModelSummary(
             id=model.model_id,
             context_tokens=model.context_tokens,
             vocabulary_tokens=model.vocabulary_tokens,
@@ -73,13 +56,7 @@ async def get_capabilities(context: NamedDependency[ServerContext]) -> Capabilit
             quantization=model.quantization,
         ),
         features=_features(context.served.tokenizer, model),
-        device=Device(
-            backend=model.backend,
-            name=model.device_name,
-            memory_bytes=model.device_memory_bytes or None,
-            blas=model.blas,
-            blas_refused=model.blas_refused,
-        ),
+        device=capabilities.device_of(model),
     )
 
 
@@ -98,11 +75,11 @@ async def get_metrics(metrics: NamedDependency[Metrics]) -> Response[bytes]:
     return Response(metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
 
-def _features(tokenizer: Tokenizer, model: ModelDescription) -> Features:
+def _features(tokenizer: Tokenizer, model: ModelDescription) -> capabilities.Features:
     """Return the features of the tokenizer's chat format, and what the model sees."""
     chat_format = tokenizer.chat_format
     kinds = () if model.vision is None else model.vision.kinds
-    return Features(
+    return capabilities.Features(
         chat=tokenizer.has_chat_template,
         logprobs=True,
         tools=tokenizer.has_chat_template,
@@ -115,39 +92,45 @@ def _features(tokenizer: Tokenizer, model: ModelDescription) -> Features:
     )
 
 
-def _kv_quantization(row: ModelCapabilities, context: ServerContext) -> KvQuantizationReport:
+def _kv_quantization(
+    row: capabilities.ModelCapabilities, context: ServerContext
+) -> capabilities.KvQuantizationReport:
     """The verdict, and the format in force: settings that a model does not allow end the start."""
     verdict = row.kv_quantization
     assert verdict is not None, "every model is judged"
     active = context.settings.cache.kv_quantization
-    return KvQuantizationReport(**msgspec.structs.asdict(verdict), active=active)
+    return capabilities.KvQuantizationReport(**msgspec.structs.asdict(verdict), active=active)
 
 
-def _expert_streaming(row: ModelCapabilities, model: ModelDescription) -> ExpertStreamingReport:
+def _expert_streaming(
+    row: capabilities.ModelCapabilities, model: ModelDescription
+) -> capabilities.ExpertStreamingReport:
     """Return the verdict, whether experts lie on disk, and what that excludes."""
     verdict = row.expert_streaming
     assert verdict is not None, "every model is judged"
     fields = msgspec.structs.asdict(verdict)
     if model.experts_on_disk:
         fields["reason"] += f"; {_NO_LOOK_AHEAD}"
-    return ExpertStreamingReport(**fields, active=model.experts_on_disk)
+    return capabilities.ExpertStreamingReport(**fields, active=model.experts_on_disk)
 
 
-def _distributed(model: ModelDescription, *, ranks: int) -> DistributedReport | None:
+def _distributed(model: ModelDescription, *, ranks: int) -> capabilities.DistributedReport | None:
     """Return the verdict on several ranks, and how many there are; None for a model without code."""
     if model.code is None:
         return None
     modes = model.code.shard_modes
     verdict = distributed(model.architecture, modes, has_vision=model.vision is not None)
     fields = msgspec.structs.asdict(verdict)
-    return DistributedReport(**fields, modes=list(modes), ranks=ranks)
+    return capabilities.DistributedReport(**fields, modes=list(modes), ranks=ranks)
 
 
-def _prefix_cache(row: ModelCapabilities, snapshot: LoopSnapshot) -> PrefixCacheReport:
+def _prefix_cache(
+    row: capabilities.ModelCapabilities, snapshot: LoopSnapshot
+) -> capabilities.PrefixCacheReport:
     """The verdict, and whether prompts are kept, in memory and on disk."""
     verdict = row.prefix_cache
     assert verdict is not None, "every model is judged"
-    return PrefixCacheReport(
+    return capabilities.PrefixCacheReport(
         **msgspec.structs.asdict(verdict),
         active=snapshot.prefix is not None and snapshot.prefix.limit_bytes != 0,
         disk=snapshot.memory.disk is not None,
@@ -155,8 +138,8 @@ def _prefix_cache(row: ModelCapabilities, snapshot: LoopSnapshot) -> PrefixCache
 
 
 def _with_gain(
-    row: ModelCapabilities, decision: SpeculationDecision, drafts: DraftReading
-) -> ModelCapabilities:
+    row: capabilities.ModelCapabilities, decision: SpeculationDecision, drafts: DraftReading
+) -> capabilities.ModelCapabilities:
     """Return the verdict on drafts in a batch, with their present gain where that is known."""
     verdict, gain = row.batched_specdec, drafts.batched_gain
     assert verdict is not None, "every model is judged"
@@ -170,7 +153,7 @@ def _with_gain(
         f"many tokens a second as without, and {LEAST_BATCHED_GAIN:g} is asked for",
     )
     speculation = row.speculation
-    assert isinstance(speculation, SpeculationReport), "every model is judged"
+    assert isinstance(speculation, capabilities.SpeculationReport), "every model is judged"
     return msgspec.structs.replace(
         row,
         batched_specdec=told,
@@ -179,10 +162,9 @@ def _with_gain(
 
 
 def _speculation(
-    row: ModelCapabilities, decision: SpeculationDecision, drafts: DraftReading
-) -> SpeculationInForce:
-    """The verdicts, what the daemon does, and what came of it."""
-    assert isinstance(row.speculation, SpeculationReport), "every model is judged"
+    row: capabilities.ModelCapabilities, decision: SpeculationDecision, drafts: DraftReading
+) -> capabilities.SpeculationInForce:
+    assert isinstance(row.speculation, capabilities.SpeculationReport), "every model is judged"
     in_force = {
         "requested": decision.requested,
         "mode": decision.active,
@@ -192,4 +174,4 @@ def _speculation(
         "accepted_tokens": drafts.accepted_tokens,
         "acceptance": drafts.acceptance,
     }
-    return SpeculationInForce(**msgspec.structs.asdict(row.speculation) | in_force)
+    return capabilities.SpeculationInForce(**msgspec.structs.asdict(row.speculation) | in_force)

@@ -168,15 +168,7 @@ def prompt_columns(
     text: str,
     top_logprobs: int,
 ) -> CompletionChoiceLogprobs:
-    """Columns of an echoed prompt, the first row without a log-probability.
-
-    Args:
-        prompt: Its tokens.
-        logprobs: Of all but the first.
-        tokenizer: Of the model.
-        text: What is echoed.
-        top_logprobs: Alternatives at each position; 0 for none.
-    """
+    """Columns of an echoed prompt; ``logprobs`` and ``top_logprobs`` are of all tokens but the first."""
     tops = [
         _top(one.top_logprobs[:top_logprobs], TokenLogprob(one.token_id, one.logprob), tokenizer)
         for one in logprobs

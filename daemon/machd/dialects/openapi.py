@@ -20,55 +20,42 @@ _Type: TypeAlias = object
 _REF = "#/components/schemas/{name}"
 _PARAMETER = re.compile(r"\{(\w+)\}")
 
-_HEADERS: dict[str, Json] = {
-    "X-Request-Id": {
-        "description": "The request's id, as the log has it.",
-        "schema": {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,64}$"},
-    },
-    "X-Decode-Mode": {
-        "description": "How the answer's first token was made.",
-        "schema": {"type": "string", "enum": list(DecodeMode)},
-    },
-    "X-Active-Loops": {
-        "description": "Generation loops active in the scheduler.",
-        "schema": {"type": "integer", "minimum": 0},
-    },
-    "X-Coalesced": {
-        "description": "Id of the request whose decode was shared; only where one was.",
-        "schema": {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,64}$"},
-    },
-    "X-Dropped-Messages": {
-        "description": "Oldest messages that were left out to make the rest fit; only where some were.",
-        "schema": {"type": "integer", "minimum": 1},
-    },
-    "X-Dropped-Tools": {
-        "description": "Types of tools that the model was not shown; only where there are some.",
-        "schema": {"type": "string"},
-    },
-    "X-Omitted-Images": {
-        "description": "Images and videos in results of tools that a model of text was not shown.",
-        "schema": {"type": "integer", "minimum": 1},
-    },
-    "X-Ignored-Schema-Keywords": {
-        "description": "Keywords of the schema that no grammar holds; only where there are some.",
-        "schema": {"type": "string"},
-    },
-    "Retry-After": {
-        "description": "Whole seconds after which to try again.",
-        "schema": {"type": "integer", "minimum": 0},
-    },
+_ID: Json = {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,64}$"}
+_COUNT: Json = {"type": "integer", "minimum": 0}
+_SOME: Json = {"type": "integer", "minimum": 1}
+_TEXT: Json = {"type": "string"}
+
+_DESCRIBED: dict[str, tuple[str, Json]] = {
+    "X-Request-Id": ("The request's id, as the log has it.", _ID),
+    "X-Decode-Mode": (
+        "How the answer's first token was made.",
+        {"type": "string", "enum": list(DecodeMode)},
+    ),
+    "X-Active-Loops": ("Generation loops active in the scheduler.", _COUNT),
+    "X-Coalesced": ("Id of the request whose decode was shared; only where one was.", _ID),
+    "X-Dropped-Messages": (
+        "Oldest messages that were left out to make the rest fit; only where some were.",
+        _SOME,
+    ),
+    "X-Dropped-Tools": (
+        "Types of tools that the model was not shown; only where there are some.",
+        _TEXT,
+    ),
+    "X-Omitted-Images": (
+        "Images and videos in results of tools that a model of text was not shown.",
+        _SOME,
+    ),
+    "X-Ignored-Schema-Keywords": (
+        "Keywords of the schema that no grammar holds; only where there are some.",
+        _TEXT,
+    ),
+    "Retry-After": ("Whole seconds after which to try again.", _COUNT),
+}
+HEADERS: dict[str, Json] = {
+    name: {"description": text, "schema": schema} for name, (text, schema) in _DESCRIBED.items()
 }
 _EVERY_ANSWER = ("X-Request-Id",)
-_GENERATED_ANSWER = (
-    "X-Request-Id",
-    "X-Decode-Mode",
-    "X-Active-Loops",
-    "X-Coalesced",
-    "X-Dropped-Messages",
-    "X-Dropped-Tools",
-    "X-Omitted-Images",
-    "X-Ignored-Schema-Keywords",
-)
+_GENERATED_ANSWER = tuple(name for name in HEADERS if name != "Retry-After")
 _LATER = ("X-Request-Id", "Retry-After")
 
 
@@ -97,7 +84,7 @@ def openapi_document(endpoints: Sequence[Endpoint], *, version: str) -> dict[str
         "paths": paths,
         "components": {
             "schemas": components,
-            "headers": _HEADERS,
+            "headers": HEADERS,
             "securitySchemes": {
                 "api_key": {"type": "http", "scheme": "bearer"},
                 "x_api_key": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},

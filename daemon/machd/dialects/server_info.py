@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import msgspec
 from litestar import Request, Response
 from litestar.di import NamedDependency
 from msgspec import UNSET, Struct, UnsetType
@@ -128,7 +127,7 @@ async def get_properties(context: NamedDependency[ServerContext]) -> ServerPrope
     """The daemon and its model, in llama.cpp's shape."""
     model = context.served.model
     template = context.served.tokenizer.chat_template
-    properties = ServerProperties(
+    return ServerProperties(
         default_generation_settings=GenerationDefaults(
             n_ctx=model.context_tokens,
             speculative=_is_speculative(context),
@@ -137,12 +136,10 @@ async def get_properties(context: NamedDependency[ServerContext]) -> ServerPrope
         total_slots=context.served.snapshot.slot_count,
         model_alias=model.model_id,
         model_path=model.model_id,
+        chat_template=UNSET if template is None else template,
         modalities=Modalities(vision=model.vision is not None),
         build_info=f"machd {context.versions.machd}",
     )
-    if template is None:
-        return properties
-    return msgspec.structs.replace(properties, chat_template=template)
 
 
 @endpoint("GET /slots", list[Slot])

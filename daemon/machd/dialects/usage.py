@@ -61,10 +61,6 @@ class Usage(Struct, frozen=True, kw_only=True):
 
 def wire_finish_reason(reason: str | None) -> FinishReason | None:
     """Return the finish reason of a choice that ended well; None while it goes on."""
-    match reason:
-        case None:
-            return None
-        case "length":
-            return "length"
-        case _:
-            return "stop"
+    if reason is None:
+        return None
+    return "length" if reason == "length" else "stop"

@@ -24,18 +24,18 @@ from machd.engine.kernels.native_layers import lay_in_large_pages
 from machd.engine.kernels.packed import packed_caches
 from machd.engine.kernels.started_layers import start_layers
 from machd.engine.kv.kv_format import PLAIN
+from machd.engine.kv.lane_kv import CachedRow
+from machd.engine.kv.model_kv import ModelKv
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.prefix_blocks.conversion import BlockForm
 from machd.engine.prefix_blocks.disk_tier import DiskTier
 from machd.engine.prefix_blocks.key import block_key
 from machd.engine.prefix_blocks.memory_tier import MemoryTier
 from machd.engine.protocol.step import ProposerKind
-from machd.engine.step.absent_parts import NoExperts, NoMedia
-from machd.engine.step.decider import Decider
 from machd.engine.step.decode_pass import NO_PACKING, Packing
 from machd.engine.step.memory import StepMemory
 from machd.engine.step.mlx_engine import EngineParts, MlxEngine
-from machd.engine.step.ports import PromptMedia, Proposer
+from machd.engine.step.ports import Decider, NoExperts, NoMedia, PromptMedia, Proposer
 from machd.engine.vision.media_encoder import MediaEncoder
 from machd.engine.vision.vision_model import VisionLanguageModel
 
@@ -100,9 +100,11 @@ def engine_parts(
     is_standard = description.cache.kind is KvCacheKind.STANDARD
     # Under look-ahead a pass is dispatched before the chunk that could share it is known.
     is_packable = not looks_ahead and is_standard and takes_packed_caches(model)
+    has_length_classes = reads_by_slab(model)
     has_blocks = prefix_cache(description.cache).extent is not PrefixExtent.NONE
     vocabulary_tokens = description.vocabulary_tokens
     form = BlockForm.of_model(model, loaded.kv_format) if disk_tier is not None else None
+    blocks = MemoryTier(disk_tier, form)
     decider = decider or Decider()
     memory = StepMemory(computing_memory_bytes, SystemClock(), decider)
     media: PromptMedia = NoMedia()
@@ -120,17 +122,23 @@ def engine_parts(
         description=replace(
             description,
             block_key=block_key(loaded),
-            has_length_classes=reads_by_slab(model),
+            has_length_classes=has_length_classes,
             shares_prefixes=is_standard and loaded.kv_format is PLAIN and shares_prefixes(model),
             proposer=ProposerKind.OFF if proposer is None else proposer.kind,
         ),
         tokenizer=loaded.tokenizer,
-        kv_format=loaded.kv_format,
+        kv=ModelKv(
+            model,
+            loaded.kv_format,
+            len(description.cache.layers),
+            can_pad=is_standard,
+            has_length_classes=has_length_classes,
+        ),
         grammars=LlguidanceCompiler(loaded.tokenizer, vocabulary_tokens, description.eos_token_ids),
         open_matcher=matcher_for,
         masks=TokenMasks(vocabulary_tokens, SystemClock()),
-        blocks=MemoryTier(disk_tier, form),
-        keeps_finished_rows=leaves_blocks and has_blocks,
+        blocks=blocks,
+        keep_finished=blocks.keep_row if leaves_blocks and has_blocks else _keep_nothing,
         memory=memory,
         proposer=proposer,
         looks_ahead=looks_ahead,
@@ -139,3 +147,8 @@ def engine_parts(
         experts=NoExperts() if experts is None else experts,
         media=media,
     )
+
+
+def _keep_nothing(slot_index: int, row: CachedRow) -> None:
+    """Let a row leave without a copy."""
+    del slot_index, row

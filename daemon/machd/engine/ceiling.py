@@ -28,7 +28,6 @@ class CeilingReading:
     """One run of the bare loop.
 
     Attributes:
-        prompt_tokens: Tokens of each row's prompt.
         prefill_s: Time to every row's first token.
         step_s: Time of each following step, which gives every row one token.
     """
@@ -48,19 +47,13 @@ class BareLoop:
     """A model and nothing around it. Used on one thread, the one that loaded the model."""
 
     def __init__(self, model: Module, *, clock: Clock | None = None) -> None:
-        """Borrow a model of mlx-lm's."""
         self._model = model
         self._forward = partial(_computed, model)
         self._clock = clock or SystemClock()
         self._warm_widths: set[int] = set()
 
     def measure(self, prompts: Sequence[Sequence[int]], *, steps: int) -> CeilingReading:
-        """Prefill and decode once, after a discarded short run the first time at a width.
-
-        Args:
-            prompts: Token ids of each row, one row at least, all of one length.
-            steps: Steps after the first token.
-        """
+        """Prefill rows of one length and decode so many steps, after a discarded short run the first time at a width."""
         assert prompts, "a batch has a row"
         assert prompts[0], "a prompt has a token"
         width = len(prompts)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from machd.engine.loading.formats.checkpoint import Checkpoint, read_checkpoint
-from machd.engine.loading.formats.gguf_header import GgufHeader, read_gguf_header
-from machd.engine.loading.source import ModelSource, SourceKind
+from machd.engine.backend.own_code import OwnCode
+from machd.engine.loading.formats.opening import read_checkpoint
+from machd.engine.loading.source import ModelSource
 from machd.engine.loading.tokenizer_files import open_tokenizer
-from machd.engine.loading.vision import loads_vision, open_processor, refuse_own_code
+from machd.engine.loading.vision import open_processor
 from machd.engine.protocol.engine import GrammarCompiler, ModelDescription
 from machd.engine.protocol.media import MediaProcessor
 from machd.engine.protocol.tokenizer import Tokenizer
@@ -43,27 +43,17 @@ class Texts:
     ) -> None:
         """Open the tokenizer, and start the processor's process where the checkpoint is served with its vision tower.
 
-        Args:
-            source: The files that the engine loads.
-            chat_template: The setting ``model.chat_template``, as the engine has it.
-            trust_remote_code: Whether the checkpoint's own Python code may run.
-
         Raises:
             ModelError: One of its kinds: the files are not those of a model.
             OverloadedError: The system has no room for a process.
         """
         self._files: ProcessorFiles | None = None
-        read: Checkpoint | GgufHeader
-        if source.kind is SourceKind.GGUF:
-            read = read_gguf_header(source.path)
-        else:
-            read = read_checkpoint(source.path, trust_remote_code=trust_remote_code)
-            refuse_own_code(read, trust_remote_code=trust_remote_code)
-            if loads_vision(read):
-                self._files = ProcessorFiles(source.path, trust_remote_code=trust_remote_code)
+        checkpoint = read_checkpoint(source, OwnCode.of(is_trusted=trust_remote_code))
+        if checkpoint.takes_images:
+            self._files = ProcessorFiles(source.path, trust_remote_code=trust_remote_code)
         try:
             self._tokenizer, _ = open_tokenizer(
-                read, chat_template, trust_remote_code=trust_remote_code
+                checkpoint, chat_template, trust_remote_code=trust_remote_code
             )
         except BaseException:
             self._close_files()
@@ -71,10 +61,6 @@ class Texts:
 
     def front(self, description: ModelDescription, grammars: GrammarCompiler) -> OpenedFront:
         """Wait for the processor of images, if the loaded model takes any, and hand everything over.
-
-        Args:
-            description: The engine's.
-            grammars: Compiler for the model's vocabulary.
 
         Raises:
             ModelError: One of its kinds: the files are no longer those that the engine has loaded.

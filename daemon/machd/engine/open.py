@@ -23,7 +23,7 @@ from machd.engine.backend.cpu_threads import thread_variables
 from machd.engine.backend.mlx_environment import set_mlx_environment
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.loading.generation_config import read_default_sampling
-from machd.engine.loading.source import ModelSource, resolve_model
+from machd.engine.loading.source import ModelSource
 from machd.engine.prefix_blocks.directory import check_block_directory
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.progress import LoadProgress
@@ -35,9 +35,7 @@ from machd.settings.model import Settings
 if TYPE_CHECKING:
     from machd.engine.experts.residency import Residency  # imports mlx
     from machd.engine.loading.loader import LoadedModel  # imports mlx
-    from machd.engine.loading.placing.sharding import Sharding  # imports mlx
     from machd.engine.ranks.rank_group import RankGroup  # imports mlx
-    from machd.engine.ranks.shared_loading import SharedLoading  # imports mlx
     from machd.engine.step.mlx_engine import MlxEngine  # imports mlx
     from machd.engine.step.ports import Proposer
 
@@ -49,11 +47,6 @@ def choose_checked_blas(
 
     A library's products are checked first; one that multiplies wrongly is not loaded. Checks are kept, so that
     later starts take some milliseconds.
-
-    Args:
-        choice: ``engine.blas``.
-        cache_directory: The user's cache directory.
-        environ: The environment of this process, where libraries read their variables.
 
     Raises:
         StartupError: The library asked for cannot be loaded, or multiplies wrongly.
@@ -81,19 +74,11 @@ def engine_loader(
     progress: LoadProgress,
     blas: BlasChoice | None = None,
     place: RankPlace | None = None,
-) -> Callable[[], Engine]:
-    """Prepare the process for mlx, then give the function that loads the model.
+) -> Callable[[ModelSource], Engine]:
+    """Prepare the process for mlx, then give the function that loads the model of these files.
 
-    Chooses the BLAS and the private scratch directory now, because both must be settled before
-    anything imports mlx; the function imports it, on the thread that calls it.
-
-    Args:
-        settings: Validated settings.
-        cache_directory: The user's cache directory.
-        environ: The environment of this process.
-        progress: Told about loading.
-        blas: The library that this process has loaded already; chosen without a check unless given.
-        place: This process's place among ranks, of which it leads; None where it computes alone.
+    Chooses the private scratch directory now, and the BLAS, unchecked, unless it is given: both must be
+    settled before anything imports mlx; the function imports it, on the thread that calls it.
 
     Raises:
         StartupError: The BLAS asked for cannot be loaded, or the scratch directory is not private.
@@ -116,10 +101,10 @@ def engine_loader(
         place,
     )
 
-    def load() -> Engine:
-        group, loaded = prepared()
+    def load(source: ModelSource) -> Engine:
+        group, loaded = prepared(source)
+        from machd.engine.sampling.draft_sampling import RowDraws  # noqa: PLC0415 - imports mlx
         from machd.engine.speculation.choice import choose_proposer  # noqa: PLC0415 - imports mlx
-        from machd.engine.step.draft_sampling import RowDraws  # noqa: PLC0415 - imports mlx
 
         vocabulary_tokens = loaded.description.vocabulary_tokens
         proposing = choose_proposer(
@@ -149,18 +134,10 @@ def follower(
     progress: LoadProgress,
     place: RankPlace,
     blas: BlasChoice | None = None,
-) -> Callable[[Callable[[], None]], None]:
+) -> Callable[[ModelSource, Callable[[], None]], None]:
     """Prepare the process for mlx, then give the function that loads a shard and follows rank 0 to its end.
 
-    It takes what is to be called at each order of rank 0; see :func:`machd.engine.ranks.following.follow`.
-
-    Args:
-        settings: Validated settings.
-        cache_directory: The user's cache directory.
-        environ: The environment of this process.
-        progress: Told about loading.
-        place: This process's place among the ranks.
-        blas: As of :func:`engine_loader`.
+    It takes the model's files, and what is to be called at each order of rank 0; see :func:`machd.engine.ranks.following.follow`.
 
     Raises:
         StartupError: The BLAS asked for cannot be loaded, or the scratch directory is not private.
@@ -169,8 +146,8 @@ def follower(
     blas = blas or choose_blas(settings.engine.blas)
     prepared = _prepared(settings, cache_directory, environ, progress, blas, place)
 
-    def run(on_order: Callable[[], None]) -> None:
-        group, loaded = prepared()
+    def run(source: ModelSource, on_order: Callable[[], None]) -> None:
+        group, loaded = prepared(source)
         assert group is not None, "a rank that follows is not alone"
         from machd.engine.ranks.following import follow  # noqa: PLC0415 - imports mlx
 
@@ -190,17 +167,14 @@ def _prepared(
     progress: LoadProgress,
     choice: BlasChoice,
     place: RankPlace | None,
-) -> Callable[[], tuple[RankGroup | None, LoadedModel]]:
+) -> Callable[[ModelSource], tuple[RankGroup | None, LoadedModel]]:
     """Prepare the process for mlx; gives what joins the other ranks, if there are any, and loads the model."""
     if place is not None:
         refuse_with_ranks(settings)
     set_mlx_environment(environ, cache_directory)
 
-    def load() -> tuple[RankGroup | None, LoadedModel]:
+    def load(source: ModelSource) -> tuple[RankGroup | None, LoadedModel]:
         model = settings.model
-        source = resolve_model(
-            model.path, offline=model.offline, cache_directory=cache_directory, progress=progress
-        )
         progress.stage("importing mlx-lm", None)
         import_mlx_lm()
         import mlx.core as mx  # noqa: PLC0415 - after the BLAS is chosen
@@ -208,6 +182,8 @@ def _prepared(
         from machd.engine.backend.device import has_process_limit  # noqa: PLC0415 - imports mlx
         from machd.engine.kv.formats import kv_format_named  # noqa: PLC0415 - imports mlx
         from machd.engine.loading.loader import load_model  # noqa: PLC0415 - imports mlx
+        from machd.engine.loading.placing.sharding import Sharding  # noqa: PLC0415 - imports mlx
+        from machd.engine.ranks.shared_loading import SharedLoading  # noqa: PLC0415 - imports mlx
 
         log = structlog.get_logger("machd.engine")
         report = _logged_blas(choice)
@@ -218,7 +194,7 @@ def _prepared(
             # they would need a C++ compiler while the daemon runs.
             mx.disable_compile()
         group = None if place is None else _joined(place, settings, source, progress)
-        shared = None if group is None else _shared(group, progress)
+        shared = None if group is None else SharedLoading(group, progress)
         load_shard = functools.partial(
             load_model,
             source,
@@ -232,7 +208,7 @@ def _prepared(
             residency=residency(settings),
             quantize=model.quantize,
             media_bytes=settings.vision.cache_mb * 1_000_000 // 2,
-            sharding=None if group is None else _sharding(group, settings),
+            sharding=None if group is None else Sharding(group.group, settings.distributed.mode),
         )
         loaded = load_shard() if shared is None else shared.load(load_shard)
         refused = tuple(map(str, choice.refused))
@@ -290,18 +266,6 @@ def _joined(
             "ranks.joined", rank=group.rank, ranks=group.size, backend=place.backend
         )
     return group
-
-
-def _shared(group: RankGroup, progress: LoadProgress) -> SharedLoading:
-    from machd.engine.ranks.shared_loading import SharedLoading  # noqa: PLC0415 - imports mlx
-
-    return SharedLoading(group, progress)
-
-
-def _sharding(group: RankGroup, settings: Settings) -> Sharding:
-    from machd.engine.loading.placing.sharding import Sharding  # noqa: PLC0415 - imports mlx
-
-    return Sharding(group.group, settings.distributed.mode)
 
 
 def _shard_engine(
@@ -373,7 +337,6 @@ def residency(settings: Settings) -> Residency | None:
 
 
 def _block_directory(settings: Settings) -> Path | None:
-    """Location of the disk tier of the prefix cache; None without one."""
     cache = settings.cache
     if not cache.prefix or not cache.disk_dir:
         return None

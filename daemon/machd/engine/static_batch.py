@@ -29,17 +29,11 @@ class StaticBatch:
     """A model and its tokenizer, borrowed. Used on the thread that loaded the model."""
 
     def __init__(self, model: Module, tokenizer: Tokenizer) -> None:
-        """Borrow a loaded model."""
         self._model = model
         self._tokenizer = tokenizer
 
     def run(self, prompts: Sequence[str], *, max_tokens: int) -> StaticReading:
-        """Tokenise, generate greedily, and detokenise the answers, as a server would.
-
-        Args:
-            prompts: One at least.
-            max_tokens: Tokens of every answer; an end of text does not end it.
-        """
+        """Tokenise, generate ``max_tokens`` greedily, whatever ends the text, and detokenise, as a server would."""
         rows = [self._tokenizer.encode(prompt, add_special_tokens=True) for prompt in prompts]
         answer = batch_generate(
             self._model,

@@ -32,14 +32,13 @@ def engine_loop(  # noqa: PLR0913 - one argument for each thing that it calls
     """Make the loop of the model that the settings name; nothing runs yet.
 
     Args:
-        settings: In force until others come.
-        listener: Told what happens, on the engine thread.
+        settings: Settings in force until they are changed.
+        listener: Called with events and changes, on the engine thread.
         load: Makes the engine; called on the engine thread.
         clock: Reads time.
-        measures: Find out what the loaded model can do; called on the engine thread. What they raise is
-            logged.
-        on_note: As of :class:`EngineLoop`.
-        on_beat: The same.
+        measures: Measure the loaded model; called on the engine thread. Their errors are logged.
+        on_note: See :class:`EngineLoop`.
+        on_beat: See :class:`EngineLoop`.
     """
     secret = secrets.token_bytes(_SECRET_BYTES)
     ledger = partial(BlockLedger, listener.block_changed, settings.cache.block_tokens, secret)

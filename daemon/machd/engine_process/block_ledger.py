@@ -1,12 +1,12 @@
 """The blocks of fixed size that are published for the tree's blocks in memory.
 
-The tree cuts texts where they part, a router into blocks of one size from the text's beginning. A
+The tree cuts texts at branch points, a router into blocks of one size from the text's beginning. A
 published block lies within one or several blocks of the tree, and belongs to the one that has its last
 token: parents are in memory as long as their children, so all of it is.
 
 A hash is keyed by a secret of the process. It stands for the model, the namespace and all tokens up to
-the block's end, so equal texts of two namespaces have unrelated hashes, and no guess at an API key's
-name or at a cache salt can be tested against them.
+the block's end, so equal texts of two namespaces have unrelated hashes, and candidates for an API key's
+name or a cache salt cannot be tested against them.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class BlockLedger:
             self._publish(BlockRemoved(hashes[::-1]))  # children first
 
     def was_split(self, head: Block, tail: Block) -> None:
-        """Divide the published blocks between two halves; nothing changes for a subscriber."""
+        """Divide the published blocks between the two halves of a split; publish nothing."""
         if tail not in self._hashes:
             return
         hashes = self._hashes[tail]
@@ -67,7 +67,7 @@ class BlockLedger:
         self._hashes[tail] = None if hashes is None else hashes[count:]
 
     def cleared(self) -> None:
-        """Publish that nothing is left."""
+        """Publish that no block is in memory."""
         self._publish(AllBlocksCleared())
 
     def _stored(self, block: Block) -> tuple[int, ...] | None:

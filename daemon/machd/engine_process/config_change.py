@@ -2,7 +2,7 @@
 
 A row keeps the config that it was admitted under, so running sequences are suspended for a change and resumed
 under it. A failed change leaves the old config in force with admission
-open, and costs no request its answer. Nor does one that is withdrawn: a change equal to the config in
+open, and costs no request its answer. Neither does a withdrawn change: a change equal to the config in
 force completes at once, and the change before it is dropped.
 """
 
@@ -42,13 +42,13 @@ class ConfigChange:
         measure: Callable[[Engine, Scheduler], None],
         clock: Clock,
     ) -> None:
-        """Begin with nothing asked for.
+        """Begin without a request.
 
         Args:
-            scheduling: Says how a model is scheduled under some settings.
-            state: Reads what is known of the loaded model.
-            measure: Finds out anew what the model can do; the engine has no rows then. Meanwhile
-                it may take in more messages.
+            scheduling: Makes a model's scheduler config from settings.
+            state: Returns the state of the loaded model.
+            measure: Measures the model anew, while the engine has no rows; it may take in more messages
+                meanwhile.
             clock: Reads time.
         """
         self._scheduling = scheduling
@@ -68,10 +68,10 @@ class ConfigChange:
         return bool(self._asked) or self._is_measuring
 
     def take(self, messages: Sequence[Message], scheduler: Scheduler) -> bool:
-        """Take the messages that are about the scheduler config; leave the others.
+        """Take messages about the scheduler config, and ignore the others.
 
         A later request replaces an earlier one, whose futures wait on for the later one.
-        Limits hold at once, and also for what was asked for before them, which does not know them.
+        Limits apply at once, also to a config that was requested before them.
 
         Returns:
             Whether the last request equals the config in force: then nothing is left to be done, and
@@ -80,7 +80,7 @@ class ConfigChange:
         for message in messages:
             self._take(message, scheduler)
         is_asked = any(isinstance(message, ChangeConfig) for message in messages)
-        return is_asked and self._is_taken_back(scheduler)
+        return is_asked and self._is_withdrawn(scheduler)
 
     def _take(self, message: Message, scheduler: Scheduler) -> None:
         match message:
@@ -94,7 +94,7 @@ class ConfigChange:
             case Submit() | Abort() | ClearPrefixes() | Stop():
                 pass
 
-    def _is_taken_back(self, scheduler: Scheduler) -> bool:
+    def _is_withdrawn(self, scheduler: Scheduler) -> bool:
         """Open admission again if the config in force is the requested one."""
         if self._is_measuring or any(one.is_measured for one in self._asked):
             return False  # what a measurement finds may change what is wanted
@@ -110,7 +110,7 @@ class ConfigChange:
         return True
 
     def wanted(self) -> SchedulerConfig | None:
-        """Return the requested config; None where it cannot be told before the model is measured."""
+        """Return the requested config; None if it depends on a measurement to come."""
         if not self._asked or any(one.is_measured for one in self._asked):
             return None
         try:
@@ -125,29 +125,29 @@ class ConfigChange:
         return config
 
     def make(self, engine: Engine, scheduler: Scheduler) -> list[Event]:
-        """Do what was asked for; the scheduler is at rest. :meth:`answer` says how it went.
+        """Apply the requested config to a scheduler at rest; :meth:`answer` resolves the futures.
 
         Raises:
-            Interruption: The measurement is not to go on.
-            Exception: The engine cannot be put back to where it has no rows.
+            Interruption: The measurement was stopped.
+            Exception: The engine's rows cannot be freed.
         """
         self._made, self._asked = self._asked, []
         is_measured = any(one.is_measured for one in self._made)
         try:
             if is_measured:
                 self._measure_for_them(engine, scheduler)
-                # What was asked for meanwhile is newer, and a wish to measure is fulfilled.
+                # A config that was requested meanwhile is newer, and needs no further measurement.
                 self._made, self._asked = self._made + self._asked, []
             config = self._wanted(self._made[-1])
-            # What the engine lays out for its rows has to be what the scheduler reserves for them.
+            # The engine's layout of rows has to agree with the scheduler's reservations.
             engine.reset(max_rows=config.slot_count)
             events = scheduler.apply_config(config, self._clock.monotonic_s())
         except Exception as error:  # noqa: BLE001 - whatever it is, it must not cost anybody an answer
             self._log.exception("scheduler.config_not_changed")
             self._error = error
             if is_measured:
-                # Rows of a measurement that broke off are nobody's. An engine that cannot forget
-                # them is given up, as after a step that failed.
+                # Rows of an interrupted measurement have no owner. An engine that cannot free them
+                # is given up, as after a failed step.
                 engine.reset()
             if not self._asked:  # while it was measured; their turn is next
                 scheduler.resume_admission()

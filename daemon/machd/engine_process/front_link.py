@@ -1,6 +1,6 @@
-"""The engine process's end of the link: what the front asks goes to the loop, and what the loop says to the front.
+"""The engine process's end of the link: the front's messages go to the loop, and the loop's events to the front.
 
-The link's end is the process's: a front that is gone, however it ended, needs no engine.
+When the link ends, the process exits: without its front an engine has no use.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ from machd.scheduler.subscriber import SequenceRequest
 from machd.settings.model import Settings
 
 _CLOSE_S = 15.0
-"""What the engine may take to give back what it has: the disk tier of blocks writes what is queued."""
+"""Time for the engine to close: the disk tier writes its queued blocks."""
 
 
 class FrontLink:
-    """A :class:`machd.link.port.EngineListener` that tells the front, and a reader of what the front asks."""
+    """A :class:`machd.link.port.EngineListener` that reports to the front and reads its messages."""
 
     def __init__(
         self, frames: Frames, on_settings: Callable[[Settings], None], *, model_name: str = ""
@@ -80,31 +80,31 @@ class FrontLink:
         self._grammars = GrammarRequests(self._send)
 
     def stage(self, name: str, total_bytes: int | None) -> None:
-        """Tell of a stage of loading; see :class:`machd.engine.protocol.progress.LoadProgress`."""
+        """Report a stage of loading; see :class:`machd.engine.protocol.progress.LoadProgress`."""
         self._send(Progress(name, total_bytes, 0))
 
     def advance(self, done_bytes: int) -> None:
-        """Tell of bytes of the stage."""
+        """Report more bytes of the stage."""
         self._send(Progress(None, None, done_bytes))
 
     def located(self, kind: str, path: str, model_id: str) -> None:
-        """Tell where the model's files are."""
+        """Report the place of the model's files."""
         self._send(Located(kind, path, model_id))
 
     def publish(self, events: list[Event]) -> None:
-        """Tell of the events of a step, with the newest counts."""
+        """Report the events of a step, with the newest counts."""
         snapshot, self._untold = self._untold, None
         if not self._has_ended:
             self._send(Report(tuple(events), snapshot))
 
     def verdicts_changed(self, changed: frozenset[str]) -> None:
-        """Tell that something else is known of the model."""
+        """Report changed verdicts."""
         assert self._loop is not None
         assert self._loop.state is not None, "verdicts are of a loaded model"
         self._send(Served(self._loop.state, changed))
 
     def block_changed(self, event: KvEvent) -> None:
-        """Tell of a change of the blocks in memory."""
+        """Report a change of the blocks in memory."""
         self._send(BlocksChanged(event))
 
     def engine_ended(self, reason: RestartReason) -> None:
@@ -114,11 +114,11 @@ class FrontLink:
         """Do nothing: the front sees it."""
 
     def note(self, snapshot: LoopSnapshot) -> None:
-        """Tell of new counts, with the events that follow from the same step, or at the next heartbeat."""
+        """Keep new counts, to be reported with the events of the same step or with the next heartbeat."""
         self._untold = snapshot
 
     def beat(self, allowed_s: float) -> None:
-        """Tell that the engine thread moves, and how much longer than a step it may take until it does again."""
+        """Report a heartbeat, with the extra time until the next one."""
         if allowed_s != self._allowed_s:
             self._allowed_s = allowed_s
             self._send(Beat(allowed_s))
@@ -137,14 +137,14 @@ class FrontLink:
         return self._place
 
     def refuse(self, error: MachdError) -> None:
-        """Tell that the model cannot be loaded."""
+        """Report that the model cannot be loaded."""
         self._send(LoadFailed(error))
         self._frames.end()
 
     def serve(self, loop: EngineLoop) -> None:
         """Run the loop for the front until it has ended.
 
-        A front that goes before the loop has ended takes the process with it.
+        If the front ends first, the process exits at once.
         """
         self._loop = loop
         loop.loaded.add_done_callback(self._loaded)
@@ -157,7 +157,7 @@ class FrontLink:
         loop.join(_CLOSE_S)
 
     def _loaded(self, loaded: Future[None]) -> None:
-        """On the engine thread."""
+        """Report that the model is served, or why it could not be loaded; called on the engine thread."""
         assert self._loop is not None
         error = loaded.exception()
         if error is None:
@@ -172,7 +172,7 @@ class FrontLink:
         self.refuse(error)
 
     def _finished(self, finished: Future[None]) -> None:
-        """On the engine thread. What an engine that has failed says of its sequences is for the next process to say."""
+        """Report the end; called on the engine thread. Sequences of a failed engine are resumed by the next process."""
         error = finished.exception()
         if error is not None:
             self._has_ended = True
@@ -188,7 +188,7 @@ class FrontLink:
             case Abort(sequence_ids, error):
                 loop.abort(sequence_ids, error)
             case ChangeConfig() | SetLimits() | ClearPrefixes():
-                self._arrange(loop, message)
+                self._reconfigure(loop, message)
             case CompileGrammar():
                 self._grammars.compile(_grammars(loop), message)
             case DropGrammar(number):
@@ -201,13 +201,15 @@ class FrontLink:
                 loop.stop(error)
 
     def _submit(self, loop: EngineLoop, requests: tuple[SequenceRequest, ...]) -> None:
-        """Start sequences whose grammars are compiled, or end them with what keeps one from that."""
+        """Submit sequences with their compiled grammars, or end all of them with the error of one."""
         try:
             loop.submit(tuple(_bound(_grammars(loop), one) for one in requests))
         except MachdError as error:
             self._send(Report(tuple(_unsubmitted(one, error) for one in requests), None))
 
-    def _arrange(self, loop: EngineLoop, message: ChangeConfig | SetLimits | ClearPrefixes) -> None:
+    def _reconfigure(
+        self, loop: EngineLoop, message: ChangeConfig | SetLimits | ClearPrefixes
+    ) -> None:
         match message:
             case ChangeConfig(number, settings, is_measured):
                 self._on_settings(settings)
@@ -233,11 +235,11 @@ class FrontLink:
             with self._sending:
                 self._frames.send(parts)
         except OSError:
-            return  # the reader of the link sees its end
+            return  # the thread that reads the link sees its end
 
 
 def _close_texts(front: ModelFront) -> None:
-    """End the processes that rendered and decoded what describes the model; the front process has its own."""
+    """End the processes of template and media that loading needed; the front process has its own."""
     front.tokenizer.close()
     if front.media is not None:
         front.media.close()

@@ -1,4 +1,4 @@
-"""Constraints that the front wants compiled, beside the engine thread."""
+"""Compilations of constraints for the front, on threads beside the engine thread."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from machd.errors import EngineFaultError, MachdError
 from machd.link.messages import Answered, CompileGrammar, GrammarCompiled
 
 _THREADS = 5
-"""The front asks for so many at once: one that is quick, and four that may take long."""
+"""Most compilations at once: one quick one, and four that may take long."""
 
 
 class GrammarRequests:
-    """Compilations that run or wait, by the number of what was asked."""
+    """Running and waiting compilations, by the question's number."""
 
     def __init__(self, answer: Callable[[Answered | GrammarCompiled], None]) -> None:
         """Begin with none; ``answer`` is called on threads of their own."""
@@ -31,7 +31,7 @@ class GrammarRequests:
         self._threads.submit(self._compile, grammars, asked)
 
     def drop(self, number: int) -> None:
-        """End a compilation that no request waits for; one that is done is none any more."""
+        """Cancel a compilation that no request waits for; no effect once it is done."""
         if (dropped := self._dropped.get(number)) is not None:
             dropped.set()
 

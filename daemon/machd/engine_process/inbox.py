@@ -1,4 +1,4 @@
-"""Messages to the engine thread, drained once a step, and the changes among them that are unanswered."""
+"""Messages to the engine thread, drained once a step, and config changes without an answer yet."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """End sequences; ``error`` is None when their client simply has enough."""
+    """Abort sequences; ``error`` is None if their client needs no more tokens."""
 
     sequence_ids: tuple[str, ...]
     error: MachdError | None
@@ -30,12 +30,12 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class ChangeConfig:
-    """Schedule in another way; what runs is suspended for it.
+    """Change the scheduler config; running sequences are suspended for it.
 
     Attributes:
-        settings: Say how.
-        is_measured: Whether the model is measured before that.
-        done: Resolves when it is done, or could not be.
+        settings: The settings of the new config.
+        is_measured: Whether the model is measured before.
+        done: Resolves when the change is applied or has failed.
     """
 
     settings: Settings
@@ -57,18 +57,18 @@ class ChangeConfig:
 
 @dataclass(frozen=True, slots=True)
 class SetLimits:
-    """Hold requests that come, wait or run, and what is kept of prompts and answers, against other limits."""
+    """Apply other limits to new, waiting and running requests, to the prefix cache and to stored answers."""
 
     settings: Settings
 
 
 @dataclass(frozen=True, slots=True)
 class ClearPrefixes:
-    """Forget the unused blocks of the prefix cache.
+    """Drop the unused blocks of the prefix cache.
 
     Attributes:
         is_disk_included: Whether the disk tier is emptied, too.
-        done: Resolves to the blocks that were forgotten.
+        done: Resolves to the number of dropped blocks.
     """
 
     is_disk_included: bool
@@ -102,11 +102,11 @@ class Inbox:
         self._queue: queue.SimpleQueue[Message] = queue.SimpleQueue()
 
     def put(self, message: Message) -> None:
-        """Leave a message; never blocks."""
+        """Add a message; never blocks."""
         self._queue.put(message)
 
     def drain(self, *, wait_s: float) -> list[Message]:
-        """Everything that lies there; if nothing does, wait up to ``wait_s`` seconds for one."""
+        """Return all messages; if there is none, wait up to ``wait_s`` seconds for one."""
         messages: list[Message] = []
         try:
             messages.append(self._queue.get(timeout=wait_s) if wait_s else self._queue.get_nowait())
@@ -131,12 +131,12 @@ class OpenChanges:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether no future waits."""
+        """Return whether every change is answered."""
         with self._lock:
             return all(one.done.done() for one in self._changes)
 
     def add(self, change: ChangeConfig) -> None:
-        """Keep one until it is answered, which is at once after :meth:`refuse`."""
+        """Add a change until it is answered; after :meth:`refuse` it fails at once."""
         with self._lock:
             self._changes = [one for one in self._changes if not one.done.done()]
             self._changes.append(change)
@@ -145,11 +145,11 @@ class OpenChanges:
             change.answer(error)
 
     def refuse(self, error: MachdError) -> None:
-        """Fail all futures, and those that come later; the first call counts."""
+        """Fail all changes, and later ones; the first call counts."""
         with self._lock:
             if self._end_error is None:
                 self._end_error = error
             error, changes = self._end_error, self._changes
             self._changes = []
-        for one in changes:  # not under the lock: whoever is told may ask for another
+        for one in changes:  # not under the lock: a callback may request another change
             one.answer(error)

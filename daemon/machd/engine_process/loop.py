@@ -1,7 +1,7 @@
-"""The one engine thread: it loads the model, runs every step, and says what happened.
+"""The engine thread: it loads the model, runs every step, and publishes the events.
 
-Nothing else calls the engine, so no lock guards it. Outside threads leave messages in the inbox and
-read frozen snapshots; the thread's pulse is its heartbeat, which liveness is judged by.
+Only this thread calls the engine, so no lock guards it. Other threads put messages into the inbox and read
+frozen snapshots; liveness is judged by the thread's heartbeat.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from machd.capabilities.evidence import Results
 from machd.capabilities.verdict import Support
 from machd.clock import Clock
 from machd.engine.protocol.engine import Engine, ModelFront
-from machd.engine.protocol.step import RowFault, StepMemoryError, StepPlan
-from machd.engine_process.attended_engine import AttendedEngine, Interruption
+from machd.engine.protocol.memory import StepMemoryError
+from machd.engine.protocol.step import RowFault, StepPlan
 from machd.engine_process.config_change import ConfigChange
 from machd.engine_process.inbox import (
     Abort,
@@ -31,6 +31,7 @@ from machd.engine_process.inbox import (
     Submit,
 )
 from machd.engine_process.loop_snapshot import Pulse, Snapshots
+from machd.engine_process.measured_engine import Interruption, MeasuredEngine
 from machd.engine_process.scheduling import Scheduling
 from machd.engine_process.startup_guard import NothingToMeasure, Probe, ProbeNews
 from machd.errors import EngineFaultError, MachdError, OverloadedError, RequestError
@@ -51,14 +52,14 @@ _IDLE_WAIT_S = 0.5
 """How long an idle thread sleeps between heartbeats."""
 
 _MAX_CONSECUTIVE_FAULTS = 6
-"""Failed steps, with no whole answer between them, after which the engine is given up. A request to which the
-engine is not equal takes two."""
+"""Failed steps without a whole answer between them after which the engine is given up. A request that crashes every
+step takes two."""
 
 _CHECK_INTERVAL_S = 1.0
-"""How often the scheduler's books are looked through; also whenever it becomes idle."""
+"""Interval of checks of the scheduler's invariants; they are also checked whenever it becomes idle."""
 
-_PUT_AWAY_S = 2.0
-"""For what is kept of the rows that end with the daemon; what is to be written is written after that."""
+_STORE_ROWS_S = 2.0
+"""Time to store blocks of rows that end with the daemon; queued blocks are written to disk after that."""
 
 Publish = Callable[[list[Event]], None]
 
@@ -67,10 +68,10 @@ class EngineLoop:
     """Owner of the engine, the scheduler and the thread they live on.
 
     Attributes:
-        loaded: Resolves once the model is served, or to why it could not be loaded.
-        state: What is known of the loaded model; there before its scheduler is made.
-        front: The model's texts and description; there once it is served.
-        finished: Resolves when the thread has ended: to None after a stop, else to the fault.
+        loaded: Resolves once the model is served, or with the error of loading.
+        state: State of the loaded model; set before its scheduler is made.
+        front: The model's description and tokenizer; set once it is served.
+        finished: Resolves when the thread has ended: to None after a stop, else with the fault.
     """
 
     def __init__(  # noqa: PLR0913 - one argument for each thing that it calls
@@ -91,18 +92,17 @@ class EngineLoop:
 
         Args:
             load: Makes the engine; called on the engine thread.
-            scheduling: Says how the loaded model is scheduled.
-            settings: Under which it is scheduled until others come.
-            publish: Takes the events of a step; called on the engine thread.
+            scheduling: Makes the scheduler and its configs.
+            settings: Settings in force until they are changed.
+            publish: Called with the events of a step, on the engine thread.
             clock: Reads time.
             probe: Measures the loaded engine before a scheduler is made for it, and later when
                 the admin API asks for it; None to measure nothing.
-            on_verdicts: Told on the engine thread when something else is known of the model: the features that
-                can do something else now.
-            on_note: Told on the engine thread of new counts. What follows from a step is published after them.
-            on_beat: Told on the engine thread at each heartbeat how much longer than a step may take until the next.
-            strict_invariants: Whether books that do not add up end the thread, as tests want it,
-                or are logged and counted while requests go on being answered.
+            on_verdicts: Called on the engine thread with the features whose verdicts have changed.
+            on_note: Called on the engine thread with new counts, before the events of the same step are published.
+            on_beat: Called on the engine thread at each heartbeat with the extra time until the next one.
+            strict_invariants: Whether a broken invariant ends the thread, as in tests, or is logged and counted
+                while requests go on.
         """
         self.loaded: Future[None] = Future()
         self.state: ServedState | None = None
@@ -152,7 +152,7 @@ class EngineLoop:
 
     @property
     def kv_budget_bytes(self) -> int | None:
-        """Bytes of keys and values that may be promised to sequences; None for no cap."""
+        """KV budget in bytes; None for no limit."""
         return self.snapshot.kv_budget_bytes
 
     def submit(self, requests: tuple[SequenceRequest, ...]) -> None:
@@ -160,19 +160,19 @@ class EngineLoop:
         self.inbox.put(Submit(requests))
 
     def abort(self, sequence_ids: tuple[str, ...], error: MachdError | None) -> None:
-        """End sequences; ``error`` is None if their client simply has enough."""
+        """Abort sequences; ``error`` is None if their client needs no more tokens."""
         self.inbox.put(Abort(sequence_ids, error))
 
     @property
     def idle_snapshot(self) -> LoopSnapshot:
-        """The last moment at which nothing ran."""
+        """The counts at the last idle moment."""
         return self._snapshots.idle
 
     @property
     def heartbeat_age_s(self) -> float:
-        """Seconds since the thread last began a step or found itself idle.
+        """Seconds since the thread last began a step or was idle.
 
-        While the model is measured anew they only count from when that should long be over.
+        While the model is measured anew, they count from the measurement's time limit.
         """
         return self._pulse.age_s
 
@@ -186,7 +186,7 @@ class EngineLoop:
         self._thread.start()
 
     def change_config(self, settings: Settings, *, measure: bool = False) -> Future[None]:
-        """Schedule by other settings after the step that runs; see :meth:`machd.link.port.EnginePort.change_config`."""
+        """Change the scheduler config after the running step; see :meth:`machd.link.port.EnginePort.change_config`."""
         request = ChangeConfig(settings, is_measured=measure)
         self._changes.add(request)
         self.inbox.put(request)
@@ -198,13 +198,13 @@ class EngineLoop:
         return not self._changes.is_empty
 
     def set_limits(self, settings: Settings) -> None:
-        """Hold requests that come, wait or run, and what is kept, against other limits from the next step on."""
+        """Apply other limits to new, waiting and running requests and to caches, from the next step on."""
         self.inbox.put(SetLimits(settings))
 
     def clear_prefixes(self, *, is_disk_included: bool) -> Future[int]:
-        """Forget the unused blocks of the prefix cache; resolves to their number.
+        """Drop the unused blocks of the prefix cache; resolves to their number.
 
-        Never resolves when the thread ends before.
+        Never resolves if the thread ends before.
         """
         request = ClearPrefixes(is_disk_included)
         self.inbox.put(request)
@@ -226,7 +226,7 @@ class EngineLoop:
         return False
 
     def stop(self, error: MachdError) -> None:
-        """Ask the thread to end all sequences with ``error`` and leave.
+        """Tell the thread to end all sequences with ``error`` and then itself.
 
         A pending change of the scheduler config fails at once: the thread may be measuring, or
         hang.
@@ -235,7 +235,7 @@ class EngineLoop:
         self.inbox.put(Stop(error))
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the thread; returns whether it has ended."""
+        """Wait for the thread; return whether it has ended."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -284,8 +284,8 @@ class EngineLoop:
                 self._publish(
                     events + scheduler.end_all(self._stop.error, self._clock.monotonic_s())
                 )
-                self._put_away(engine, scheduler)
-                # A last look: an engine that lost one of its ranks has failed, however idle it was.
+                self._store_rows(engine, scheduler)
+                # A last check: an engine that lost one of its ranks has failed, even if it was idle.
                 self._note(engine, scheduler, idle=True)
                 return
             events += scheduler.admit(self._clock.monotonic_s())
@@ -307,19 +307,19 @@ class EngineLoop:
             wait_s = self._rest_s(scheduler) if plan.is_empty else 0.0
 
     def _finish_blocks(self, engine: Engine, scheduler: Scheduler) -> None:
-        """Hand over what the last answer left, or the disk tier would not get it any more."""
+        """Store the last answer's blocks, so that the disk tier gets them."""
         while not scheduler.active_loops and not (plan := scheduler.plan()).is_empty:
             self._publish(self._step(engine, scheduler, plan))
 
-    def _put_away(self, engine: Engine, scheduler: Scheduler) -> None:
-        """Keep what is worth keeping of the rows that ran to the end."""
-        until_s = self._clock.monotonic_s() + _PUT_AWAY_S
+    def _store_rows(self, engine: Engine, scheduler: Scheduler) -> None:
+        """Store the blocks of rows that ran until the end."""
+        until_s = self._clock.monotonic_s() + _STORE_ROWS_S
         while not (plan := scheduler.plan()).is_empty and self._clock.monotonic_s() < until_s:
             self._pulse.beat()
             self._publish(self._step(engine, scheduler, plan))
 
     def _make_way(self, engine: Engine, scheduler: Scheduler, events: list[Event]) -> list[Event]:
-        """Suspend what runs for another config, and apply that once the rows are gone; returns the events left."""
+        """Suspend running sequences for another config, and apply it once they have no rows; return the remaining events."""
         scheduler.suspend(self._config_change.wanted())
         if not scheduler.is_at_rest:
             return events
@@ -345,23 +345,22 @@ class EngineLoop:
         self._config_change.answer()
 
     def _measure_again(self, engine: Engine, scheduler: Scheduler) -> None:
-        attended = AttendedEngine(engine, lambda: self._attend(engine, scheduler))
+        measured = MeasuredEngine(engine, lambda: self._between_steps(engine, scheduler))
         with self._pulse.measurement():
-            results, self._unadopted = self._probe.remeasure(attended), None
+            results, self._unadopted = self._probe.remeasure(measured), None
         self.state = ServedState.of(engine.model, results)
 
-    def _attend(self, engine: Engine, scheduler: Scheduler) -> None:
-        """Attend to waiting requests, between two steps of a measurement.
+    def _between_steps(self, engine: Engine, scheduler: Scheduler) -> None:
+        """Handle messages between two steps of a measurement.
 
-        For them it is as if another request's long answer ran: they queue, may leave, and are rejected
-        when their time is over. So the daemon need not refuse work for as long as it measures,
-        as one that read no messages would have to.
+        Waiting requests see what they would see beside another request's long answer: they queue, may
+        be aborted, and are rejected when they time out. So the daemon accepts work while it measures.
 
         Raises:
             Interruption: The thread is to end.
         """
         events = self._take_messages(engine, scheduler, wait_s=0.0)
-        # Nobody is admitted: that is held until the change is made.
+        # No sequence is admitted: admission is held until the change is made.
         events += scheduler.admit(self._clock.monotonic_s())
         self._note(engine, scheduler, idle=False)
         if events:
@@ -370,11 +369,11 @@ class EngineLoop:
             raise Interruption
 
     def _take_news(self, engine: Engine, scheduler: Scheduler) -> None:
-        """Schedule by what was measured beside the daemon, if it changes a verdict.
+        """Apply results that were measured beside the daemon, if they change a verdict.
 
-        Rows keep the config that they were admitted under, so news wait until none runs. Where they
-        decide on batching, or a feature turned out wrong, those that run are suspended; other news
-        must not make a sequence wait.
+        Rows keep the config that they were admitted under, so results are applied when none runs. Running
+        sequences are suspended for a verdict on batching or on a feature that failed; other results must
+        not delay a sequence.
         """
         before = self._known
         results = self._probe_news.poll(engine)
@@ -401,15 +400,15 @@ class EngineLoop:
     def _rest_s(self, scheduler: Scheduler) -> float:
         """Return how long to sleep when no step can run; a message wakes the thread sooner."""
         if self._config_change.is_pending:
-            return 0.0  # nothing runs: its turn has come
+            return 0.0  # nothing runs, so the change can be applied
         due_s = scheduler.wait_s(self._clock.monotonic_s())
         return _IDLE_WAIT_S if due_s is None else min(due_s, _IDLE_WAIT_S)
 
     def _check_books(self, scheduler: Scheduler, *, idle: bool) -> None:
-        """The scheduler's books add up; at an idle moment nothing is left in the engine either.
+        """Check the scheduler's invariants, and at an idle moment that the engine holds no KV.
 
         Raises:
-            AssertionError: Something is, and invariants are strict.
+            AssertionError: An invariant is broken, and invariants are strict.
         """
         self._checked_s = self._clock.monotonic_s()
         try:
@@ -446,7 +445,7 @@ class EngineLoop:
         return events
 
     def _step(self, engine: Engine, scheduler: Scheduler, plan: StepPlan) -> list[Event]:
-        """Compute a step, and return what comes of it."""
+        """Compute a step, and return its events."""
         start_s = self._clock.monotonic_s()
         try:
             result = engine.run(plan)
@@ -470,7 +469,7 @@ class EngineLoop:
         events = scheduler.commit(plan, result, now_s, duration_s=duration_s)
         self._note_answers(events)
         if plan.prefill or plan.decode:
-            # Counted by what came of it: a new row may decode in the step of its prompt's end.
+            # Counted from the result: a new row may decode in the step of its prompt's end.
             rows = {token.slot_index for token in result.tokens}
             rows |= {fault.slot_index for fault in result.faults}
             width = max(len(plan.decode), len(rows))
@@ -493,7 +492,7 @@ class EngineLoop:
     ) -> list[Event]:
         """Make room for a step that the engine has refused; it is planned again after that.
 
-        What the plan frees by itself comes first: rows that ended, blocks that are dropped.
+        The rows and blocks that the plan itself frees are freed first.
         """
         freeing = replace(plan, prefill=(), decode=(), encode=())
         if not freeing.is_empty:
@@ -512,10 +511,10 @@ class EngineLoop:
         """Log a row's fault, and make room for an image that does not fit, which is then planned again.
 
         Returns:
-            False if the row ends of its fault.
+            False if the fault ends the row.
         """
         if isinstance(fault.cause, RequestError):
-            return False  # a client's own mistake is in its request's line
+            return False  # the client's error is in its request's log line
         if not isinstance(fault.cause, StepMemoryError):
             self._log.error("row.failed", slot_index=fault.slot_index, exc_info=fault.cause)
             return False
@@ -533,7 +532,7 @@ class EngineLoop:
     def _note_answers(self, events: list[Event]) -> None:
         """A whole answer shows that the engine works: prefill may succeed where decode fails.
 
-        One that its reader ended, at a stop text or because it left, is whole, too.
+        An answer that its client ended, by a stop string or by disconnecting, counts as whole.
         """
         for event in events:
             if isinstance(event, SequenceFinished) and not event.error and event.completion_tokens:
@@ -542,8 +541,8 @@ class EngineLoop:
     def _recover(self, engine: Engine, scheduler: Scheduler, error: Exception) -> list[Event]:
         """Suspend every running request, and start the engine's rows afresh.
 
-        They go on one at a time at first; one that fails alone as well ends. An allocation that failed
-        inside a step is no fault of the engine's: the next batch is half as large.
+        They are resumed one at a time at first; one that fails alone as well is ended. After an allocation
+        that failed inside a step the next batch is half as large.
 
         Raises:
             EngineFaultError: Too many steps in a row have failed, or the reset itself did.

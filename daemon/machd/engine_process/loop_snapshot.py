@@ -9,12 +9,13 @@ from dataclasses import replace
 import structlog
 
 from machd.clock import Clock
-from machd.engine.protocol.engine import Engine, MemoryReading
+from machd.engine.protocol.engine import Engine
+from machd.engine.protocol.memory import MemoryReading
 from machd.link.snapshot import LoopSnapshot
 from machd.scheduler.scheduler import Scheduler
 
 _MAX_MEASUREMENT_S = 120.0
-"""What a measurement of the model may take, which bounds its own time, before it counts as hung."""
+"""Longest time of a measurement, which has its own limit, before it counts as hung."""
 
 
 class Pulse:
@@ -23,11 +24,11 @@ class Pulse:
     def __init__(
         self, clock: Clock, on_beat: Callable[[float], None] = lambda _allowed_s: None
     ) -> None:
-        """Begin with a beat that is not told.
+        """Begin with a beat that is not reported.
 
         Args:
             clock: Reads time.
-            on_beat: Told at each beat how much longer than a step may take until the next one.
+            on_beat: Called at each beat with the extra time until the next one.
         """
         self._clock = clock
         self._on_beat = on_beat
@@ -36,17 +37,17 @@ class Pulse:
 
     @property
     def age_s(self) -> float:
-        """Seconds since the last beat, less those that a measurement is allowed."""
+        """Seconds since the last beat, minus the extra time of a measurement."""
         return max(0.0, self._clock.monotonic_s() - self._last_s - self._allowed_s)
 
     def beat(self) -> None:
-        """It moves."""
+        """Note a heartbeat."""
         self._last_s = self._clock.monotonic_s()
         self._on_beat(self._allowed_s)
 
     @contextmanager
     def measurement(self) -> Iterator[None]:
-        """Something that is no step and may take much longer than one."""
+        """Allow extra time for a measurement inside the context."""
         self._allowed_s = _MAX_MEASUREMENT_S
         self.beat()
         try:
@@ -57,14 +58,14 @@ class Pulse:
 
 
 _MEMORY_INTERVAL_S = 1.0
-"""How often memory is read while steps run."""
+"""Interval of memory readings while steps run."""
 
 
 class Snapshots:
     """The newest snapshot and the newest at rest; taken by the engine thread, read by any thread."""
 
     def __init__(self, clock: Clock) -> None:
-        """Begin with nothing known."""
+        """Begin with empty counts."""
         self._clock = clock
         self._log = structlog.get_logger("machd.engine")
         self._memory_read_s = 0.0
@@ -74,9 +75,9 @@ class Snapshots:
     def take(
         self, engine: Engine, scheduler: Scheduler, *, idle: bool, is_changing_config: bool
     ) -> None:
-        """Look at both; memory is read when nothing runs, else once a second.
+        """Take a snapshot; read memory when nothing runs, else once a second.
 
-        The scheduler is told what the process has left.
+        The scheduler gets the process's free memory.
         """
         now_s = self._clock.monotonic_s()
         memory, prefix = self.newest.memory, self.newest.prefix
@@ -105,7 +106,7 @@ class Snapshots:
             self.idle = self.newest
 
     def _read_memory(self, engine: Engine) -> MemoryReading:
-        """The engine's memory, or the last reading where that fails: a reading is no engine fault."""
+        """Return the engine's memory, or the last reading if reading fails, which is no engine fault."""
         try:
             return engine.memory()
         except Exception as error:  # noqa: BLE001 - whatever a reading of the system raises

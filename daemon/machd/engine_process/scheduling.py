@@ -27,12 +27,11 @@ _MB, _GB = 1_000_000, 1_000_000_000
 
 _LEFT_SHARE = 0.05
 _MAX_LEFT_BYTES = _GB
-"""Of what the machine had when the model was loaded so much is to be left to others, whatever happens;
-the cache gives way."""
+"""Share of the free memory at loading that the prefix cache leaves to other processes."""
 
 
 class Scheduling(Protocol):
-    """Says how a loaded model is scheduled under some settings. Called on the engine thread."""
+    """Makes the scheduler of a loaded model, and its configs and limits from settings. Called on the engine thread."""
 
     def scheduler(self, engine: Engine, state: ServedState, settings: Settings) -> Scheduler:
         """Make the scheduler of an engine that has just been loaded."""
@@ -58,7 +57,7 @@ class Scheduling(Protocol):
         settings: Settings,
         now_s: float,
     ) -> list[Event]:
-        """Schedule by another state of the model; the scheduler is at rest."""
+        """Apply another state of the model to a scheduler at rest."""
         ...
 
 
@@ -66,10 +65,10 @@ class ModelScheduling:
     """The :class:`Scheduling` of a daemon."""
 
     def __init__(self, make_observer: Callable[[], BlockObserver] | None = None) -> None:
-        """Know no engine yet.
+        """Begin without an engine.
 
         Args:
-            make_observer: Makes what is told of the blocks in memory; None where nothing is.
+            make_observer: Makes the observer of blocks in memory; None for no observer.
         """
         self._make_observer = make_observer
         self._available_bytes: int | None = None
@@ -98,7 +97,7 @@ class ModelScheduling:
         settings: Settings,
         now_s: float,
     ) -> list[Event]:
-        """Schedule by another state of the model; the scheduler is at rest."""
+        """Apply another state of the model to a scheduler at rest."""
         events: list[Event] = []
         config = self.config(state, settings)
         if not scheduler.is_configured_as(config):
@@ -113,7 +112,7 @@ class ModelScheduling:
     def _prefix_cache(
         self, engine: Engine, state: ServedState, settings: Settings
     ) -> PrefixCache | None:
-        """Return the prefix cache, if it is wanted and works."""
+        """Make the prefix cache if the settings ask for one and the model supports it."""
         self._available_bytes = engine.memory().available_bytes
         is_right = state.verdicts.prefix_cache.support is Support.SUPPORTED
         if not settings.cache.prefix or not is_right:
@@ -156,7 +155,7 @@ def prefix_shape(section: CacheSettings, model: ModelDescription) -> PrefixConfi
     facts = model.cache
     state_bytes = 0
     if not facts.has_positions_only:
-        # A window is counted whole; what it really takes is known once it was kept.
+        # A window is counted whole; its real size is known once a block is stored.
         window_bytes = max(facts.window_tokens, default=0) * facts.bytes_per_token
         state_bytes = max(facts.bytes_per_sequence + window_bytes, 1)
     costs = BlockCosts(facts.bytes_per_token, state_bytes)
@@ -166,13 +165,13 @@ def prefix_shape(section: CacheSettings, model: ModelDescription) -> PrefixConfi
 def prefix_limits(
     state: ServedState, settings: Settings, available_bytes: int | None
 ) -> PrefixLimits:
-    """Return the limits of the prefix cache's blocks: no memory where they turned out to be wrong.
+    """Return the limits of the prefix cache's blocks: no memory if their verdict is blocked.
 
     Args:
         state: The loaded model.
-        settings: In force.
-        available_bytes: What the machine had left with the model loaded; where that is not known, only
-            ``cache.memory_mb`` can say it.
+        settings: The settings in force.
+        available_bytes: Free memory with the model loaded; None if unknown, when ``cache.memory_mb`` alone
+            sets the limit.
     """
     section, known_bytes = settings.cache, available_bytes or 0
     max_bytes = int(known_bytes * section.memory_percent)

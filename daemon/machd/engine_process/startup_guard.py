@@ -1,4 +1,4 @@
-"""Collects the evidence on a model before the decode mode is chosen.
+"""Evidence on a model, collected before the decode mode is chosen.
 
 Evidence is measured on this model or on a small one that runs the same code. If batching is requested
 and no evidence exists, the model is measured before the first request. A failure is logged, and the
@@ -29,25 +29,25 @@ _START_ADVICE = (
 _SERVED_ADVICE = "what was known of the model still holds; report the traceback"
 
 Measure: TypeAlias = Callable[[Engine], Results]
-"""Says what is known of a loaded engine's model; called on the engine thread."""
+"""Returns the evidence on a loaded engine's model; called on the engine thread."""
 
 
 def nothing_known(_engine: Engine) -> Results:
-    """A :data:`Measure` of a daemon that takes its model as it is."""
+    """Return no evidence: a :data:`Measure` of a daemon that measures nothing."""
     return None
 
 
 @dataclass(frozen=True, slots=True)
 class Measures:
-    """The ways to find out what a model can do; each bounds its own time.
+    """The ways to get evidence on a model; each has its own time limit.
 
     Attributes:
-        measure: What is known, and what a small model that runs the same code shows of the rest.
-        recall: What is known; runs nothing.
-        measure_weights: What probes find on the loaded weights, or found before.
-        measure_anew: What probes find on the loaded weights, whatever they found before.
-        measure_next: What is known by now, while more is measured beside the daemon; None when that is
-            over. Returns at once.
+        measure: Stored evidence; the rest is measured on a small model that runs the same code.
+        recall: Stored evidence; measures nothing.
+        measure_weights: Stored evidence on the loaded weights; the rest is measured on them.
+        measure_anew: Evidence measured on the loaded weights, without stored evidence.
+        measure_next: Evidence so far, while more is measured beside the daemon; None when that has ended.
+            Returns at once.
     """
 
     measure: Measure = nothing_known
@@ -58,11 +58,11 @@ class Measures:
 
 
 NOTHING_MEASURED = Measures()
-"""For a daemon that takes its model as it is."""
+"""Measures of a daemon that measures nothing."""
 
 
 class Probe(Protocol):
-    """Finds out what a loaded engine's model can do, on the engine thread, while it has no rows."""
+    """Collects evidence on a loaded engine's model, on the engine thread, while it has no rows."""
 
     def __call__(self, engine: Engine) -> Results:
         """Return the evidence on a model that has just been loaded."""
@@ -97,7 +97,7 @@ class NothingToMeasure:
 
 
 class _NotMeasuredError(Exception):
-    """A probe raised; the log says what."""
+    """A probe raised an error, which is logged."""
 
 
 class OnStart(StrEnum):
@@ -111,7 +111,7 @@ class OnStart(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StartupGuard:
-    """Measures a model that has just been loaded, or remembers, as the settings say.
+    """Measures a loaded model or uses stored evidence, by ``probe.on_start``.
 
     Attributes:
         on_start: ``probe.on_start``.
@@ -130,7 +130,7 @@ class StartupGuard:
         """Return the evidence on the model; empty if it could not be measured, which is logged.
 
         Raises:
-            Exception: The engine cannot be put back to where it has no rows.
+            Exception: The engine's rows cannot be freed.
         """
         if self.on_start is OnStart.OFF:
             return None
@@ -143,8 +143,8 @@ class StartupGuard:
         """Measure the weights of a model that is served, whatever the settings say of its start.
 
         Raises:
-            FaultError: It could not be measured; the log says why.
-            Exception: The engine cannot be put back to where it has no rows.
+            FaultError: The measurement failed; the log has the reason.
+            Exception: The engine's rows cannot be freed.
         """
         try:
             return self._measured(self.measures.measure_anew, engine, advice=_SERVED_ADVICE)
@@ -178,7 +178,7 @@ class StartupGuard:
         try:
             return self._ask(measure, engine, advice=advice)
         finally:
-            # Rows of a probe that broke off are nobody's, and would stay for good.
+            # Rows of an interrupted probe have no owner, and would never be freed.
             engine.reset()
 
     def _ask(self, source: Measure, engine: Engine, *, advice: str) -> Results:
@@ -202,7 +202,7 @@ class StartupGuard:
 
 
 def _log_finished(results: Results, duration_s: float) -> None:
-    """Log what is known after a look-up, a measurement at the start, or one beside the daemon."""
+    """Log the evidence after a look-up, a measurement at the start, or one beside the daemon."""
     log = structlog.get_logger("machd.probe")
     counts = Counter(result.outcome.value for result in results or ())
     log.info("probe.finished", duration_s=duration_s, **counts)
@@ -226,7 +226,7 @@ class ProbeNews:
         """Start with everything left to measure.
 
         Args:
-            probe: Measures, and tells what is known so far.
+            probe: Returns the evidence measured so far.
             clock: Reads time.
         """
         self._probe = probe
@@ -240,7 +240,7 @@ class ProbeNews:
         """Return the results known now; None between polls and when the measurement has ended."""
         now_s = self._clock.monotonic_s()
         if self._began_s is None:
-            # The start has just looked; the first answers go to the first requests.
+            # The start has just polled; the first requests are not delayed.
             self._began_s, self._due_s = now_s, now_s + _INTERVAL_S
         if self._is_done or now_s < self._due_s:
             return None

@@ -1,1 +1,1 @@
-"""Generations: requests to the engine, events to their readers, limits of clients, what is kept of answers."""
+"""Generations: requests to the engine, events to their streams, limits of clients, stored responses."""

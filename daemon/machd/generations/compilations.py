@@ -1,8 +1,8 @@
 """Compilations of clients' constraints, beside the event loop.
 
-Equal constraints of a client's requests are compiled once. A compilation that may take long runs on
-other threads than all others, in a process of its own, where clients take turns in rotation; it ends
-when no request waits for it any more.
+Equal constraints of a client's requests are compiled once. A compilation that may take long runs in a
+process of its own, on threads reserved for such ones, with clients in rotation; it is killed when no
+request waits for it any more.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class Compilations:
 
         Args:
             grammars: The model's compiler.
-            constraint: To compile.
-            client: Whose turn it takes.
-            wait_s: The longest wait for the grammar.
+            constraint: The constraint to compile.
+            client: Client in whose turn it is compiled.
+            wait_s: Longest wait for the grammar.
 
         Raises:
-            GrammarError: It cannot be used.
+            GrammarError: The constraint cannot be used.
             OverloadedError: There is no room for its process.
-            TimeoutError: It took too long, or those before it did.
+            TimeoutError: No grammar came within ``wait_s``.
         """
         key = (grammars, client, constraint)
         running = self._running.get(key)
@@ -72,7 +72,7 @@ class Compilations:
                     del self._running[key]
 
     def close(self) -> None:
-        """Let the threads go."""
+        """Shut the threads down."""
         self._workers.shutdown()
         self._separate_workers.shutdown()
 

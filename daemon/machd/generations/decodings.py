@@ -1,6 +1,6 @@
 """Decoding of clients' images and videos, beside the event loop.
 
-Each file is a turn of its own, and clients take turns in rotation. What no request waits for any more ends.
+Each file takes a turn, with clients in rotation. A decoding for which no request waits any more is killed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class MediaRules:
     """Limits of a request's images and videos.
 
     Attributes:
-        fetch: What may be fetched, and the bytes of one file.
+        fetch: Allowed URLs, and the largest size of a file.
         bounds: Limits of decoding.
     """
 
@@ -36,7 +36,7 @@ class MediaRules:
 
 
 class Decodings:
-    """Decodings that run or wait. Lives on the event loop."""
+    """Running and waiting decodings. Lives on the event loop."""
 
     def __init__(self) -> None:
         """Start the threads.
@@ -60,12 +60,12 @@ class Decodings:
         """Fetch, decode and process an image or a video; cancel it to stop waiting.
 
         Args:
-            source: What the client sent.
-            processor: The model's.
+            source: The file as the client sent it.
+            processor: The model's processor.
             rules: Limits.
-            client: Whose turn it takes.
-            namespace: Only requests of one namespace share what is computed of a file.
-            wait_s: The longest wait for a turn.
+            client: Client in whose turn it is decoded.
+            namespace: Only requests of one namespace share the results for a file.
+            wait_s: Longest wait for a turn.
 
         Raises:
             InvalidRequestError: It cannot be used.
@@ -86,7 +86,7 @@ class Decodings:
             is_gone.set()
 
     def close(self) -> None:
-        """Let the threads go."""
+        """Shut the threads down."""
         self._workers.shutdown()
 
 

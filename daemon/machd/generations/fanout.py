@@ -1,7 +1,7 @@
-"""One step's events to every client that waits for them, with one wake-up of the event loop.
+"""Delivery of a step's events to the streams of requests, with one wake-up of the event loop.
 
-The engine thread calls :meth:`Fanout.publish`; all else happens on the event loop. A client that
-reads slowly finds its tokens merged: whatever has come since its last look is handed over at once.
+The engine thread calls :meth:`Fanout.publish`; all else happens on the event loop. A client that reads
+slowly gets all tokens since its last read at once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_PENDING_EVENTS = 16_384
 """Events that one client may leave unread before it counts as stalled."""
 
 MAX_TAKEN_EVENTS = 512
-"""Events handed to a reader at one look, so that writing them never keeps the event loop long."""
+"""Events that one ``take`` returns, so that writing them never blocks the event loop for long."""
 
 SequenceEvent = (
     SequenceAdmitted | PromptReused | SequenceStarted | OutputGenerated | SequenceFinished
@@ -34,10 +34,10 @@ SequenceEvent = (
 
 
 class EventObserver(Protocol):
-    """Told of every event, on the event loop."""
+    """A receiver of every event, called on the event loop."""
 
     def on_events(self, events: Sequence[Event]) -> None:
-        """Take note; must be quick and must not raise."""
+        """Receive a step's events; must be quick and must not raise."""
         ...
 
 
@@ -60,11 +60,11 @@ class Stream:
 
     @property
     def completion_tokens(self) -> int:
-        """Return the tokens that the engine has made for the sequences, those that were never read included."""
+        """Return the number of tokens generated for the sequences, read by the client or not."""
         return self._finished_tokens + sum(self._running_tokens.values())
 
     def push(self, event: SequenceEvent) -> None:
-        """Add an event for the reader; after a failure there is none any more."""
+        """Add an event, unless the stream has failed."""
         self._count(event)
         if self._error is not None:
             return
@@ -92,7 +92,7 @@ class Stream:
         if self._pending or self._error is not None:
             self._wake.set()
         if not events:
-            assert self._error is not None, "a reader is only woken for something"
+            assert self._error is not None, "a stream wakes only for an event or an error"
             raise self._error
         return events
 
@@ -103,7 +103,7 @@ class Stream:
             case SequenceAdmitted():
                 self._is_admitted = True
             case SequenceFinished(sequence_id):
-                # A final stop token was made, too, and is no event.
+                # A final stop token was generated as well, without an event of its own.
                 generated = self._running_tokens.pop(sequence_id, 0)
                 self._finished_tokens += max(generated, event.completion_tokens)
             case OutputGenerated() | PromptReused() | SequenceStarted():
@@ -129,11 +129,11 @@ class Fanout:
         return len(self._streams)
 
     def publish(self, events: list[Event]) -> None:
-        """Hand over a step's events; one wake-up, whatever their number.
+        """Deliver a step's events with at most one wake-up.
 
         While a wake-up is on its way, the events of further steps join it: an engine that is
-        faster than the event loop cannot bury it under wake-ups. An event loop that has closed has
-        no readers left; that is no fault of the engine's.
+        faster than the event loop cannot flood it. Events for an event loop that has closed are
+        dropped; that is no fault of the engine's.
         """
         with self._lock:
             self._undelivered.extend(events)
@@ -147,7 +147,7 @@ class Fanout:
                 raise
 
     def open(self, sequence_ids: Sequence[str]) -> Stream:
-        """One stream for all the sequences of a request."""
+        """Open one stream for all sequences of a request."""
         stream = Stream()
         for sequence_id in sequence_ids:
             assert sequence_id not in self._streams, "sequence ids are unique"

@@ -1,4 +1,4 @@
-"""A client's handle on the sequences of one request: text comes out, an abort goes in."""
+"""A client's handle on the sequences of one request: yields deltas, and can abort."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from machd.scheduler.events import (
 )
 
 TOOL_CALLS = "tool_calls"
-"""The finish reason of a choice that ended by itself and called something."""
+"""The finish reason of a choice that ended by itself with a tool call."""
 
 AbortSequences = Callable[[tuple[str, ...], MachdError | None], None]
 
@@ -44,16 +44,15 @@ class GenerationIdentity:
     """The client, the endpoint and the ids of a request; never its text.
 
     Attributes:
-        generation_id: Ours and unique; the answer's id.
-        request_id: May be the client's, and then need not be unique.
+        generation_id: The answer's id, which is unique.
+        request_id: The request's id; one that a client sets need not be unique.
         endpoint: Name of the endpoint family, such as ``chat_completions``.
         client: Name of the API key, or ``anonymous``.
         arrived_s: On the monotonic clock.
         created_unix_s: Whole seconds, as the answer carries it.
         model: The served model's id.
         trace: The trace that the request is part of, if any.
-        is_limited: Whether it counts for the client's own limits, which what an operator does in
-            its name does not.
+        is_limited: Whether it counts for the client's limits; an operator's own requests do not.
     """
 
     generation_id: str
@@ -72,12 +71,12 @@ class ChoiceDelta:
     """The text and outputs that one choice gained since the last read.
 
     Attributes:
-        outputs: Of its row, in order: tokens, and of every other kind one, with the choice's first delta
-            or before it.
-        text: As the model wrote it, markers of thoughts and calls included.
+        outputs: The row's outputs in order: tokens, and at most one of every other kind, in or before the
+            choice's first delta.
+        text: Text as generated, markers of thoughts and calls included.
         finish_reason: With the last delta of a choice: ``stop``, ``length``, or ``tool_calls``
             where it called something.
-        pieces: What the text means.
+        pieces: The text split into thoughts, content and calls.
         stop: The stop text that ended the choice, with its last delta.
         stop_token: The token that ended it and is not part of its text, with its last delta.
     """
@@ -103,7 +102,7 @@ class GenerationTiming:
     Attributes:
         queue_s: From arrival to the first admission.
         prefill_s: From admission to the first token.
-        decode_s: From the first token to the last, as the engine made them.
+        decode_s: From the first token to the last, by the engine's clock.
     """
 
     queue_s: float = 0.0
@@ -117,9 +116,9 @@ class GenerationUsage:
 
     Attributes:
         prompt_tokens: Each prompt counts once, however many choices it has.
-        cached_tokens: Of those, what was there before the request came. The first choice of each
-            prompt tells: the others find what it has just computed.
-        timing: How long they took; usages of the same tokens are equal, however long they took.
+        cached_tokens: Prompt tokens that were cached before the request came, counted for the first choice
+            of each prompt: the others reuse what that one has just computed.
+        timing: Time of each phase; not part of equality.
     """
 
     prompt_tokens: int
@@ -130,7 +129,7 @@ class GenerationUsage:
 
 
 class _Choice:
-    """One sequence on its way to the client."""
+    """A choice of the answer, and the text of its sequence."""
 
     __slots__ = (
         "cached_tokens",
@@ -161,11 +160,11 @@ class _Choice:
 
     @property
     def has_begun(self) -> bool:
-        """True once its prompt is behind it."""
+        """True once its prompt is computed."""
         return self.completion_tokens > 0 or self.finish_reason is not None
 
     def take_kind(self, output: RowOutput) -> bool:
-        """Note an output that is no token; returns False if it is a repeated one of a sequence that was resumed."""
+        """Note an output that is no token; return False for a repetition by a resumed sequence."""
         is_new = type(output) not in self.known_kinds
         self.known_kinds.add(type(output))
         return is_new
@@ -199,19 +198,18 @@ class Generation:
         """Wrap the sequences of one request.
 
         Args:
-            identity: Of the request.
-            stream: Where the sequences' events come out.
-            choices: Sequence ids with a fresh text each, in the order of the answer's indices.
-            prompt_tokens: Of each prompt.
-            media_kinds: Of each image and video in them.
-            output: How the choices' texts are read.
-            streams: The client sees the answer while it is made.
+            identity: The request's identity.
+            stream: Yields the sequences' events.
+            choices: Sequence ids, each with an empty text, in the order of the answer's indices.
+            prompt_tokens: Number of tokens of each prompt.
+            media_kinds: Kind of each image and video in the prompts.
+            output: Splits a choice's text into thoughts, content and calls.
+            streams: Whether the client sees the answer while it is generated.
             abort: Ends sequences; safe to call for finished ones.
             on_close: Called once, when the generation is closed.
-            on_tokens: Told how many tokens the request has used since the last time, at each look
-                of the reader's and when it closes: those of its prompts when the first of its
-                sequences has a slot, and those of its completions as the engine makes them, whether
-                they are read or not.
+            on_tokens: Called with the number of tokens used since the last call, each time that events
+                are taken and when the generation closes: the prompts' once the first sequence has a
+                slot, the completions' as the engine generates them, read by the client or not.
         """
         self.identity = identity
         self._stream = stream
@@ -256,7 +254,7 @@ class Generation:
         """Return how many tokens of its prompts are computed or reused; each prompt counts once.
 
         Args:
-            running: Those of running sequences, by their ids.
+            running: Prefilled tokens of running sequences, by their ids.
         """
         choices = list(self._choices.values())
         count = self._choices_per_prompt
@@ -287,10 +285,10 @@ class Generation:
         return all(choice.finish_reason is not None for choice in self._choices.values())
 
     async def admitted(self) -> SequenceAdmitted:
-        """Wait until the first sequence has a slot, so that headers can tell the truth.
+        """Wait until the first sequence has a slot, so that headers show how it was admitted.
 
         Raises:
-            MachdError: The request was turned away or ended before.
+            MachdError: The request was rejected or ended before that.
         """
         while self._admission is None:
             self._unread += await self._take()
@@ -302,10 +300,10 @@ class Generation:
         """Yield new deltas as they come, until every choice is finished.
 
         Args:
-            idle_s: Seconds without news after which an empty list comes instead.
+            idle_s: Seconds without events after which an empty list is yielded.
 
         Raises:
-            MachdError: A choice failed, or the whole request was ended from this side.
+            MachdError: A choice failed, or the server ended the request.
         """
         while True:
             batch, self._unread = self._unread, []
@@ -322,15 +320,15 @@ class Generation:
                 yield []
 
     def fail(self, error: MachdError) -> None:
-        """End the generation from the server's side; its reader gets ``error``."""
+        """End the generation from the server's side; its client gets ``error``."""
         self._stream.fail(error)
         self._abort_sequences(self._running(), error)
 
     def close(self, error: MachdError | None = None) -> None:
-        """Let go: end whatever still runs. Idempotent, never blocks, safe in ``finally``.
+        """Abort the sequences that still run. Idempotent, never blocks, safe in ``finally``.
 
         Args:
-            error: Why the reader left early; a client that disconnected unless given.
+            error: Why the generation ended early; a disconnected client unless given.
         """
         if self._is_closed:
             return
@@ -343,7 +341,7 @@ class Generation:
         self._on_close(self)
 
     def record(self, finished_s: float) -> RequestRecord:
-        """The facts of the request, at its end."""
+        """The record of the request, at its end."""
         identity = self.identity
         first = next(iter(self._choices.values()))
         admitted_s = self._admission.at_s if self._admission else None
@@ -407,7 +405,7 @@ class Generation:
     async def _take(self) -> list[ChoiceDelta]:
         """Wait for events and fold those of each choice into one delta.
 
-        An error is kept until what came before it has been handed out.
+        An error is kept until the deltas before it have been yielded.
         """
         try:
             events = await self._stream.take()
@@ -422,7 +420,7 @@ class Generation:
         return [delta for delta in deltas if delta is not None]
 
     def _note(self, event: SequenceEvent, news: dict[str, _News]) -> None:
-        """Sort one event: to the request's own facts, or to the news of a choice."""
+        """Apply one event to the request's record or to a choice's delta."""
         match event:
             case SequenceAdmitted() | SequenceStarted():
                 self._note_mode(event)
@@ -454,7 +452,7 @@ class Generation:
 
     def _grow(self, choice: _Choice, news: _News) -> ChoiceDelta | None:
         if choice.finish_reason is not None:
-            return None  # a stop string ended it; what the engine made meanwhile is not wanted
+            return None  # a stop string ended it; tokens that were generated meanwhile are dropped
         texts: list[str] = []
         pieces: list[OutputPiece] = []
         stop_token: SampledToken | None = None
@@ -492,7 +490,7 @@ class Generation:
         )
 
     def _has_enough(self, pieces: Sequence[OutputPiece]) -> bool:
-        """Return whether a choice has made the one call that the client wants."""
+        """Return whether a choice has made its only call, if the client allows one."""
         return self._stops_after_call and any(isinstance(one, ToolCallEnd) for one in pieces)
 
     def _end(self, choice: _Choice, pieces: list[OutputPiece]) -> None:
@@ -506,19 +504,19 @@ class Generation:
             del pieces[first + 1 :]
         for piece in pieces:
             if isinstance(piece, ToolCallStart | ToolCallEnd):
-                # A call that was cut short is none.
+                # An incomplete call does not count.
                 choice.has_called = isinstance(piece, ToolCallEnd)
         if choice.has_called and choice.finish_reason == FinishReason.STOP.value:
             choice.finish_reason = TOOL_CALLS
 
     def _settle(self, choice: _Choice, finished: SequenceFinished) -> str:
-        """Note how a choice ended, and give the text that was held back."""
+        """Note how a choice ended, and return the text that was held back for stop strings."""
         if finished.error is not None:
             self._error = self._error or finished.error
             return ""
         choice.completion_tokens = finished.completion_tokens
         rest = choice.text.finish()
-        # What was held back may complete a stop string once no more bytes can come.
+        # Text that was held back may complete a stop string once no more bytes can come.
         is_stopped = choice.text.is_stopped
         choice.finish_reason = FinishReason.STOP.value if is_stopped else finished.reason.value
         return rest

@@ -1,12 +1,11 @@
 """Limits of one client: generations open or being prepared at once, and tokens in a minute.
 
-Tokens are counted when they are used, not when they are asked for: the prompts of a generation when
-the first of its sequences has a slot, each prompt once however many completions it gets; and the
-tokens of every completion as the engine makes them, whether the client reads them or not. A request
-that is turned away, or gives up while it waits, has used nothing; one that shares another's decode
-pays as if it had its own. What a client has used drains away at its limit a minute, and it
-is let in while less than a minute's worth is left. So one long answer may take a client beyond its
-limit, and it then waits until that is paid off; no client is held to what it did not use.
+Tokens are counted when they are used: the prompts of a generation when its first sequence gets a slot,
+each prompt once whatever its number of completions; and the tokens of every completion as they are
+generated, read by the client or not. A request that is rejected, or leaves the queue, uses none; a
+coalesced request counts like any other. A client's count decreases at its limit a minute, and a new
+request is admitted while the count is below one minute's limit. So one long answer may take a client beyond
+its limit, and the next request then waits until the count is below it.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _MINUTE_S = 60.0
 
 
 class _Usage:
-    """The open generations of one client, and its tokens that have not drained away yet."""
+    """The open generations of one client, and its token count."""
 
     __slots__ = ("as_of_s", "open_count", "used_tokens")
 
@@ -33,7 +32,7 @@ class _Usage:
 
 
 class KeyLimits:
-    """Counts per client. Lives on the event loop; remembers only clients that have used something."""
+    """Counts per client. Lives on the event loop; has only clients with a count."""
 
     def __init__(
         self,
@@ -55,16 +54,15 @@ class KeyLimits:
         self._usage: dict[str, _Usage] = {}
 
     def __len__(self) -> int:
-        """Clients that have something open, or tokens that have not drained away."""
+        """Number of clients with open generations or a token count."""
         return len(self._usage)
 
     def set(self, *, max_requests: int | None, max_tokens_per_minute: int | None) -> None:
-        """Hold clients against other limits from now on; what they have used stays used.
+        """Apply other limits from now on; token counts are kept.
 
-        It drains away at the new limit. Under a lower one that would take a client longer than it
-        was told, so what it has used shrinks along: its wait stays as it was. A higher limit makes
-        it shorter. Without a limit for tokens none are counted, so one that is set later begins
-        afresh.
+        Counts decrease at the new limit. A lower limit scales the counts down with it, so that no client
+        waits longer than it was told; a higher limit makes the wait shorter. Without a limit of tokens
+        none are counted, so a limit that is set later begins at 0.
         """
         share = 1.0
         if self._max_tokens_per_minute is not None and max_tokens_per_minute is not None:
@@ -89,7 +87,7 @@ class KeyLimits:
         self._check_open(usage)
         limit = self._max_tokens_per_minute
         if limit is not None and usage.used_tokens >= limit:
-            # The next whole second at which less than the limit is left.
+            # The next whole second at which the count is below the limit.
             wait_s = math.floor((usage.used_tokens - limit) * _MINUTE_S / limit) + 1
             raise KeyLimitError(
                 f"this API key has used its {limit} tokens a minute "
@@ -99,12 +97,12 @@ class KeyLimits:
 
     @contextmanager
     def preparing(self, client: str) -> Iterator[None]:
-        """Count a request whose prompt is prepared inside, as an open one.
+        """Count a request as open while its prompt is prepared.
 
-        It has used no tokens, so it need not wait for those that were used to drain away.
+        It uses no tokens yet, so the limit of tokens does not apply.
 
         Raises:
-            KeyLimitError: The client has as many open as it may; it was not counted.
+            KeyLimitError: The client has reached its limit of open requests; this one was not counted.
         """
         if not client:
             yield  # the operator's
@@ -152,7 +150,7 @@ class KeyLimits:
         return self._usage.setdefault(client, _Usage(self._clock.monotonic_s()))
 
     def _drain(self, usage: _Usage) -> None:
-        """Let go of what time has paid off."""
+        """Decrease the count by the time that has passed."""
         now_s = self._clock.monotonic_s()
         limit = self._max_tokens_per_minute
         if limit is None:

@@ -1,9 +1,9 @@
-"""Fetch the images and videos that a request names by a URL, as far as the operator allows it.
+"""Fetch images and videos from URLs of a request, as far as the operator allows it.
 
-A URL is a client's way to let the daemon reach hosts and files that the client cannot reach itself
-(server-side request forgery). So a host has to be listed, every address that its name has must be a
-public one, and the connection goes to an address that was looked at: the name is resolved once.
-Redirects and proxies are not followed. A file has to lie in the one directory that is allowed.
+A client could use a URL to reach hosts and files through the daemon (server-side request forgery). So
+a host has to be listed, all addresses of its name must be public, and the connection goes to one of the
+checked addresses: the name is resolved once. Redirects and proxies are not followed. A file has to lie
+in the one allowed directory.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _HTTPS_PORT = 443
 _CLOCK = SystemClock()
 _PRINTABLE_ASCII = re.compile(r"[!-~]+")
 _GLOBAL_UNICAST = IPv6Network("2000::/3")
-"""All that is public in IPv6 (RFC 4291, section 2.4). Outside of it are multicast, site-local and link-local
-addresses, and the forms that hold an IPv4 address: mapped, compatible and NAT64."""
+"""Global unicast of IPv6 (RFC 4291, section 2.4). Outside of it are multicast, site-local and link-local
+addresses, and those that embed an IPv4 address: mapped, compatible and NAT64."""
 
 _SPECIAL_PURPOSE = tuple(
     map(
@@ -51,20 +51,20 @@ _SPECIAL_PURPOSE = tuple(
 protocol assignments, AS112, AMT, relays of 6to4, documentation."""
 
 _FRAMING_BYTES = 1 << 20
-"""What an answer may take besides the file and as much again: its head, and the sizes of its chunks."""
+"""Bytes of an answer's head and chunk sizes beyond twice the file's limit."""
 
 _INSTEAD = "send the file itself in a data: URL"
 
 
 @dataclass(frozen=True, slots=True)
 class FetchRules:
-    """What may be fetched.
+    """Limits of fetching.
 
     Attributes:
         hosts: Names that https: URLs may have; none where no URL is fetched.
         directory: Files below it may be named by file: URLs; None for no file.
-        max_bytes: Of one file, wherever it comes from.
-        timeout_s: For connection and answer together.
+        max_bytes: Largest file, from a URL or in the request.
+        timeout_s: Time for connection and answer together.
     """
 
     hosts: frozenset[str]
@@ -74,7 +74,7 @@ class FetchRules:
 
     @classmethod
     def of(cls, settings: VisionSettings) -> FetchRules:
-        """Return what the settings allow."""
+        """Make the limits that the settings ask for."""
         return cls(
             hosts=frozenset(settings.url_hosts if settings.allow_urls else ()),
             directory=None if settings.allow_files is None else Path(settings.allow_files),
@@ -84,16 +84,16 @@ class FetchRules:
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """The end of the time that one fetch has."""
+    """The deadline of one fetch."""
 
     clock: Clock
     end_s: float
 
     def left_s(self) -> float:
-        """Return the seconds that are left.
+        """Return the remaining seconds.
 
         Raises:
-            TimeoutError: There are none.
+            TimeoutError: The deadline has passed.
         """
         left_s = self.end_s - self.clock.monotonic_s()
         if left_s <= 0:
@@ -110,7 +110,7 @@ host's, or raises OSError."""
 
 
 def resolve_host(host: str) -> Sequence[str]:
-    """Look up the addresses of a host. How long that takes is the system's resolver's to say."""
+    """Look up the addresses of a host. The system's resolver sets the timeout."""
     try:
         found = socket.getaddrinfo(host, _HTTPS_PORT, type=socket.SOCK_STREAM)
     except UnicodeError:  # a label of more than 63 characters
@@ -140,8 +140,8 @@ def fetch(
     """Get the bytes of an image or a video; for a worker thread.
 
     Args:
-        source: Its bytes are held against the bound; its URL is fetched.
-        rules: What may be fetched.
+        source: The file: its bytes are checked against the limit, or its URL is fetched.
+        rules: Limits of fetching.
         resolve: Looks up addresses.
         connect: Opens connections.
         clock: Reads time.
@@ -175,7 +175,7 @@ def fetch(
 
 
 def _split(url: str, param: str) -> SplitResult:
-    """Take a URL apart; one that another parser could read in another way is refused."""
+    """Split a URL; refuse one that parsers read differently."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -212,7 +212,7 @@ def _public_addresses(host: str, resolve: Resolve, param: str) -> Sequence[str]:
 
 
 def _is_public(text: str) -> bool:
-    """Return whether an address is one of the public internet, and holds no other one."""
+    """Return whether an address is public, and embeds no other address."""
     address = ip_address(text)
     if any(address in network for network in _SPECIAL_PURPOSE):
         return False
@@ -236,9 +236,9 @@ def _connected(
 
 
 class _TimedReader(io.RawIOBase):
-    """What a connection receives, until a deadline and up to a number of bytes: each read waits as long as is left.
+    """The bytes received on a connection, with a deadline for all reads and a limit of bytes.
 
-    A chunk of -1 bytes would be all that a host ever sends.
+    Without the limit, a chunk of -1 bytes would read until the host stops sending.
     """
 
     def __init__(self, connection: socket.socket, deadline: Deadline, max_bytes: int) -> None:
@@ -276,7 +276,7 @@ def _download(
     deadline: Deadline,
     param: str,
 ) -> bytes:
-    """Ask for a URL over a connection and read at most one byte more than is allowed."""
+    """Send the request for a URL and read at most one byte more than the limit."""
     target = f"{url.path or '/'}{'?' if url.query else ''}{url.query}"
     lines = (
         f"GET {target} HTTP/1.1",
@@ -315,8 +315,8 @@ def _fault(error: Exception, timeout_s: float) -> str:
 def _read_file(url: SplitResult, rules: FetchRules, param: str) -> bytes:
     """Read a file of the allowed directory.
 
-    A file elsewhere gets the same answer whether it exists or not. A link among the folders that
-    comes to be between the look and the opening is not noticed: the directory is the operator's.
+    A path outside of it gets the same error whether it exists or not. A symbolic link that is created between
+    check and opening is not noticed: only the operator writes to the directory.
     """
     if rules.directory is None:
         raise _refused(param, "this server reads no file: URLs (vision.allow_files)")

@@ -11,26 +11,26 @@ from machd.scheduler.events import DecodeMode
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """One HTTP request that asked for a generation. Holds nothing that a user typed.
+    """One HTTP request for a generation, without any text of a user.
 
     Attributes:
         endpoint: Name of the endpoint family, such as ``chat_completions``.
         decode_mode: None when no sequence was ever admitted.
-        completion_tokens: Over all choices.
-        first_prompt_tokens: Of the first prompt alone, which ``prefill_s`` is about.
-        cached_tokens: Of all prompts, what was not computed again.
+        completion_tokens: Tokens of all choices.
+        first_prompt_tokens: Tokens of the first prompt, to which ``prefill_s`` refers.
+        cached_tokens: Reused tokens of all prompts.
         queue_s: From arrival to the first admission, or to the end if there was none.
         prefill_s: From admission to the first token; None without one.
         ttft_s: From arrival to the first token; None without one.
-        decode_s: From the first token to the last, as the engine made them; None without one.
+        decode_s: From the first token to the last, by the engine's clock; None without one.
         duration_s: From arrival to the end.
-        finish_reason: Of the first choice, else ``abort``, ``reject`` or ``error``.
-        error_code: The stable code of the error that ended it; None for a good end.
+        finish_reason: The first choice's, else ``abort``, ``reject`` or ``error``.
+        error_code: The stable code of the error that ended it; None without one.
         client: Name of the API key, or ``anonymous``.
-        coalesced_with: Id of the request whose decode the first admission shared; None for a
-            request that was decoded for itself.
+        coalesced_with: Id of the request whose sequence the first admission joined; None for a sequence of
+            its own.
         model: The served model's id.
-        first_cached_tokens: Of the first prompt alone.
+        first_cached_tokens: Reused tokens of the first prompt.
         trace: The trace that the request is part of, if any.
         images: Images of its prompt.
         videos: Videos of its prompt.
@@ -60,8 +60,8 @@ class RequestRecord:
 
 
 class RequestObserver(Protocol):
-    """Told of every request that ends, on the event loop."""
+    """A receiver of every request's record, called on the event loop."""
 
     def on_request(self, record: RequestRecord) -> None:
-        """Take note; must be quick and must not raise."""
+        """Receive a record; must be quick and must not raise."""
         ...

@@ -1,10 +1,9 @@
-"""Responses that later requests may refer to: in memory, bounded, gone with the daemon.
+"""Responses that later requests may refer to: in memory, bounded, lost when the daemon ends.
 
-``previous_response_id`` and ``GET /v1/responses/{id}`` need what was said before. It is kept as the
-bytes that went over the wire, within a number of responses and of bytes. A response holds its own
-turn alone and stands on the turn before it, so a conversation counts its length and not the square
-of it. The namespace that holds the most makes room, so no client can evict what the others keep.
-Nothing of it is ever logged or written to a disk.
+``previous_response_id`` and ``GET /v1/responses/{id}`` need earlier responses. They are kept as the bytes
+that were sent, up to a number of responses and of bytes. A response has its own turn and refers to the
+turn before it, so a conversation's size is linear in its length. Responses of the largest namespace are
+evicted first, so no client can evict those of the others. None is ever logged or written to a disk.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ class Turn:
     """One request and its response in a conversation. Compared by identity.
 
     Attributes:
-        items: An item each, as JSON.
+        items: Items of the conversation, as JSON.
         previous: The turn before it; None for the first.
     """
 
@@ -28,7 +27,7 @@ class Turn:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of its own items."""
+        """Size of its own items."""
         return sum(map(len, self.items))
 
     def lineage(self) -> list[Turn]:
@@ -47,12 +46,12 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class StoredResponse:
-    """One finished response, with all that led to it.
+    """One finished response with its conversation.
 
     Attributes:
         answer: The response object, as JSON.
-        turn: What it adds to the conversation.
-        output_ids: Ids of the turn's last items, which the response itself made.
+        turn: Its turn of the conversation.
+        output_ids: Ids of the turn's last items, the response's output.
     """
 
     answer: bytes
@@ -60,7 +59,7 @@ class StoredResponse:
     output_ids: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        """Hold the ids against the items."""
+        """Check the ids against the items."""
         assert len(self.output_ids) <= len(self.turn.items), "what was made is part of what is kept"
 
     @property
@@ -69,7 +68,7 @@ class StoredResponse:
         return len(self.answer) + sum(turn.size_bytes for turn in self.turn.lineage())
 
     def item(self, item_id: str) -> bytes:
-        """An item that it made."""
+        """Return an item of its output."""
         first = len(self.turn.items) - len(self.output_ids)
         return self.turn.items[first + self.output_ids.index(item_id)]
 
@@ -79,8 +78,8 @@ class _Namespace:
     """The responses of one API key, those used last at the end.
 
     Attributes:
-        makers: Id of an item to that of the response that made it.
-        holders: Turns that are kept, and how many responses and later turns stand on each.
+        makers: Id of an output item to the id of its response.
+        holders: Stored turns, each with the number of responses and later turns that refer to it.
     """
 
     responses: OrderedDict[str, StoredResponse] = field(default_factory=OrderedDict)
@@ -104,7 +103,7 @@ class _Namespace:
                 del self.makers[item_id]
 
     def _hold(self, turn: Turn | None) -> None:
-        # The turns before may be gone from here: a request holds them while it is answered.
+        # Earlier turns may be evicted already: a request holds them while it is answered.
         while turn is not None:
             self.holders[turn] = self.holders.get(turn, 0) + 1
             if self.holders[turn] > 1:
@@ -136,27 +135,25 @@ class ResponseStore:
         self._evictions = 0
 
     def __len__(self) -> int:
-        """Responses that are kept, over all namespaces."""
+        """Number of stored responses of all namespaces."""
         return sum(len(one.responses) for one in self._namespaces.values())
 
     @property
     def size_bytes(self) -> int:
-        """Return the bytes of all; a turn that several stand on counts once."""
+        """Return the bytes of all responses; a turn that several refer to counts once."""
         return sum(one.size_bytes for one in self._namespaces.values())
 
     @property
     def evictions(self) -> int:
-        """Responses that made room for others, since the start."""
+        """Number of evicted responses since the start."""
         return self._evictions
 
     def put(self, namespace: str, response_id: str, response: StoredResponse) -> bool:
-        """Keep a response, at the cost of the namespaces that have the most.
-
-        Of such a namespace go those responses that were not used for the longest time.
+        """Store a response, and evict the least recently used responses of the largest namespaces.
 
         Returns:
-            Whether it is kept. One that is larger than all the room there is is not, and nothing is
-            given up for it; nor is one that is by itself more than what any other namespace has.
+            Whether it is stored. A response is not stored, and none is evicted for it, if it is larger than the
+            limit or larger than every other namespace.
         """
         self.delete(namespace, response_id)
         if response.size_bytes > self._max_bytes or self._max_responses < 1:
@@ -166,24 +163,24 @@ class ResponseStore:
         return self._find(namespace, response_id) is not None
 
     def set_bounds(self, *, max_responses: int, max_bytes: int) -> None:
-        """Keep to other bounds from now on; what is too much for them goes."""
+        """Set other bounds, and evict responses down to them."""
         self._max_responses = max_responses
         self._max_bytes = max_bytes
         self._make_room(newcomer="")
 
     def clear(self) -> None:
-        """Forget everything; none of it counts as evicted."""
+        """Drop all responses; none counts as evicted."""
         self._namespaces.clear()
 
     def get(self, namespace: str, response_id: str) -> StoredResponse | None:
-        """A response, which counts as used now; None where there is none of that id."""
+        """Return a response, which counts as used now; None if the id is unknown."""
         found = self._find(namespace, response_id)
         if found is not None:
             self._namespaces[namespace].responses.move_to_end(response_id)
         return found
 
     def item(self, namespace: str, item_id: str) -> bytes | None:
-        """An item that a stored response made, which then counts as used; None for any other."""
+        """Return an output item of a stored response, which then counts as used; None if the id is unknown."""
         if namespace not in self._namespaces:
             return None
         response_id = self._namespaces[namespace].makers.get(item_id)
@@ -191,7 +188,7 @@ class ResponseStore:
         return None if maker is None else maker.item(item_id)
 
     def delete(self, namespace: str, response_id: str) -> bool:
-        """Forget a response; those that continue it stay. Returns whether there was one."""
+        """Delete a response; those that continue it stay. Returns whether there was one."""
         if self._find(namespace, response_id) is None:
             return False
         self._remove(namespace, response_id)
@@ -208,7 +205,7 @@ class ResponseStore:
             self._evict(lambda one: one.size_bytes, newcomer=newcomer)
 
     def _evict(self, size: Callable[[_Namespace], int], *, newcomer: str) -> None:
-        """Drop the least recently used of the largest; among equals, not the newcomer's."""
+        """Evict the least recently used response of the largest namespace; among equals, not of the new response's."""
         namespace = max(
             self._namespaces,
             key=lambda name: (size(self._namespaces[name]), name != newcomer, name),

@@ -1,7 +1,7 @@
-"""The front of serving: prompts and options in, generations out.
+"""Preparation and start of generations: prompts and options to sequences of the engine.
 
-Everything here runs on the event loop, except tokenising and template rendering, which worker
-threads do so that a long prompt never stalls the streams.
+Everything runs on the event loop except tokenising and template rendering: worker threads do these, so
+that a long prompt never blocks the streams.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ class GenerationService:
     async def prepare(
         self, conversation: Conversation, *, client: str = "", salt: str | None = None
     ) -> PreparedConversation:
-        """Render and tokenise a conversation and compile what constrains its answer.
+        """Render and tokenise a conversation, and compile its constraint.
 
         Args:
-            conversation: To prepare.
+            conversation: The conversation to prepare.
             client: Name of the API key, or ``anonymous``; images are shared within its namespace.
-            salt: What the client keeps the request apart by; None for nothing.
+            salt: The client's salt, which separates cache namespaces; None without one.
 
         Raises:
             ChatTemplateMissingError: The model takes no conversations.
@@ -74,7 +74,7 @@ class GenerationService:
             InvalidRequestError: The template refuses the conversation, or it has images or videos
                 that the model does not take, or too many.
             KeyLimitError: The client has as many requests open as it may.
-            OverloadedError: It is not done in time.
+            OverloadedError: The work is not done in time.
         """
         omitted_media = 0
         if self.served.model.vision is None and self._limits.omits_tool_media:
@@ -119,15 +119,15 @@ class GenerationService:
         }
 
     async def compile(self, constraint: Constraint, *, client: str) -> Grammar:
-        """A grammar for the served model.
+        """Compile a grammar for the served model.
 
         Args:
-            constraint: Of the completion.
+            constraint: The constraint of the completion.
             client: Name of the API key, or ``anonymous``; clients compile in turns.
 
         Raises:
             GrammarError: It cannot be used.
-            OverloadedError: It is not done in time.
+            OverloadedError: The work is not done in time.
         """
         try:
             grammar = await self._open.compilations.compile(
@@ -154,10 +154,10 @@ class GenerationService:
 
         Args:
             prompts: Token ids.
-            options: What is asked.
-            identity: Of the client and the request.
+            options: The request's options.
+            identity: The client and the ids of the request.
             prompt_param: The request field that the prompts came from, for errors about them.
-            guidance: What shapes the completions, and how they are read.
+            guidance: Grammar and thinking of the completions, and how they are split.
             media: Images and videos of the one prompt that has any.
 
         Raises:
@@ -178,7 +178,7 @@ class GenerationService:
             self._check_prompt(prompt, prompt_param)
         max_tokens = [self._max_tokens(len(prompt), options, prompt_param) for prompt in prompts]
         requests = self._requests(prompts, max_tokens, options, identity, guidance, media)
-        # The texts come first: what fails before the stream is open leaves nothing behind.
+        # The texts are made first: a failure before the stream is open needs no clean-up.
         markers = guidance.output.markers
         texts = [
             (
@@ -209,7 +209,7 @@ class GenerationService:
         return generation
 
     def _check_media(self, conversation: Conversation) -> None:
-        """Refuse images and videos that the served model takes none of, or too many."""
+        """Refuse images and videos of a kind that the served model does not take, or too many."""
         media = media_of(conversation.messages)
         if not media:
             return
@@ -230,7 +230,7 @@ class GenerationService:
             )
 
     def _check_keywords(self, grammar: Grammar, *, param: str) -> None:
-        """Refuse a schema that the grammar does not hold whole, where that is wanted."""
+        """Refuse a schema with keywords that its grammar ignores, if the settings ask for that."""
         if grammar.ignored_keywords and self._limits.refuses_ignored_keywords:
             raise GrammarError(
                 f"{param}: no grammar can hold {', '.join(grammar.ignored_keywords)}; leave that out, or "
@@ -239,7 +239,7 @@ class GenerationService:
             )
 
     def _check_room(self, prompts: int, n: int, prompt_param: str) -> None:
-        """Refuse for good what could not be queued on an idle daemon either."""
+        """Refuse a request that could not be queued on an idle daemon either."""
         max_sequences = self._limits.max_queue + self.served.snapshot.slot_count
         if prompts * n > max_sequences:
             raise InvalidRequestError(
@@ -251,7 +251,7 @@ class GenerationService:
     def _check_prompt(self, prompt: tuple[int, ...], prompt_param: str) -> None:
         """Refuse a prompt that the engine cannot compute.
 
-        A tokenizer may know more tokens than the model: mlx reads memory at random for those.
+        A tokenizer may have more tokens than the model: mlx would read out of bounds for those.
         """
         if not prompt:
             raise InvalidRequestError(
@@ -303,11 +303,11 @@ class GenerationService:
         ]
 
     def _max_tokens(self, prompt_tokens: int, options: GenerationOptions, prompt_param: str) -> int:
-        """The tokens that a completion of a prompt may have.
+        """Return the most tokens that a completion of a prompt may have.
 
         Raises:
-            ContextLengthExceededError: The prompt leaves no room for any that are asked for, or not for
-                all of them, and that is not clamped.
+            ContextLengthExceededError: The context has no room for the requested tokens, or only for some and
+                the settings do not clamp.
         """
         context_tokens, asked = self.served.model.context_tokens, options.max_tokens
         room = context_tokens - prompt_tokens
@@ -327,9 +327,9 @@ class GenerationService:
         return min(asked, room, self._kv_room(prompt_tokens) if is_wish else asked)
 
     def _kv_room(self, prompt_tokens: int) -> int:
-        """Completion tokens that the KV budget can hold beside a prompt, on an idle daemon.
+        """Return the completion tokens that fit the KV budget with a prompt, on an idle daemon.
 
-        Where it cannot hold the prompt itself, that is admission's to refuse.
+        A prompt that does not fit by itself is refused by admission.
         """
         budget_bytes = self.served.snapshot.kv_budget_bytes
         cache = self.served.model.cache
@@ -347,7 +347,7 @@ class GenerationService:
 
 
 def _check_can_go_on(options: GenerationOptions, stop_token_ids: frozenset[int]) -> None:
-    """Refuse to keep a completion open that may only have tokens that end it."""
+    """Refuse ``min_tokens`` if every allowed token ends the completion."""
     allowed = options.sampling.allowed_token_ids
     if options.sampling.min_tokens and allowed and stop_token_ids.issuperset(allowed):
         raise InvalidRequestError(
@@ -358,9 +358,9 @@ def _check_can_go_on(options: GenerationOptions, stop_token_ids: frozenset[int])
 def _sampling_of_choices(
     options: GenerationOptions, guidance: Guidance, stop_token_ids: frozenset[int]
 ) -> list[SamplingParams]:
-    """Complete the parameters that a client asked for; choices differ in their seeds only.
+    """Complete the client's sampling parameters; choices differ in their seeds only.
 
-    Greedy choices draw nothing, and equal seeds let equal ones be coalesced.
+    Greedy choices get equal seeds, since they draw nothing and can then be coalesced.
     """
     sampling = replace(
         options.sampling,
@@ -376,20 +376,20 @@ def _sampling_of_choices(
 
 
 def decode_namespace(client: str, salt: str | None) -> str:
-    """Return the namespace in which requests may share a decode: one client's, and one salt's.
+    """Return the namespace in which requests may be coalesced: one client's, and one salt's.
 
-    The speed of an answer tells whether the same was asked before, which a salt hides.
+    The latency of an answer shows whether the same request ran before, which a salt hides.
     """
     return _joined("key", client, salt)
 
 
 def cache_namespace(client: str, salt: str | None, *, is_shared: bool) -> str:
-    """Return the namespace of the prefix cache in which a request finds prompts, and leaves its own.
+    """Return a request's namespace of the prefix cache.
 
     Args:
         client: Name of the API key, or ``anonymous``.
-        salt: What the client keeps the request apart by; None for nothing.
-        is_shared: Whether all clients share what they leave, as ``cache.namespace`` says.
+        salt: The client's salt, which separates cache namespaces; None without one.
+        is_shared: Whether all clients share one namespace: ``cache.namespace``.
     """
     return _joined("shared", salt) if is_shared else _joined("key", client, salt)
 

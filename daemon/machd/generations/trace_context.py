@@ -1,8 +1,7 @@
-"""Which trace a request belongs to, as its caller says in W3C trace context headers.
+"""The trace of a request, from its W3C trace context headers.
 
-``traceparent`` is read strictly and ignored unless it is well formed: its trace id goes into the
-log, where nothing else that a client typed may go. ``tracestate`` is other systems' business; it
-is checked for its shape, handed on with the spans, and never logged.
+``traceparent`` is read strictly and ignored unless it is well formed: its trace id is the only text of a
+client that is logged. ``tracestate`` is checked for its shape, exported with the spans, and never logged.
 """
 
 from __future__ import annotations
@@ -45,12 +44,12 @@ class TraceContext:
 
 
 def new_trace() -> TraceContext:
-    """A trace that begins with this request."""
+    """Begin a trace with this request."""
     return TraceContext(secrets.token_hex(16), None, is_sampled=True)
 
 
 def read_trace(parents: Sequence[str], states: Sequence[str] = ()) -> TraceContext | None:
-    """The caller's trace.
+    """Read the caller's trace.
 
     Args:
         parents: Every ``traceparent`` header of the request.
@@ -65,7 +64,7 @@ def read_trace(parents: Sequence[str], states: Sequence[str] = ()) -> TraceConte
     if match is None or match["version"] == _NO_VERSION:
         return None
     if match["rest"] is not None and match["version"] == _VERSION:
-        return None  # later versions may say more, this one may not
+        return None  # later versions may have more fields, this one may not
     if not int(match["trace_id"], 16) or not int(match["span_id"], 16):
         return None
     is_sampled = bool(int(match["flags"], 16) & _SAMPLED_FLAG)
@@ -73,7 +72,7 @@ def read_trace(parents: Sequence[str], states: Sequence[str] = ()) -> TraceConte
 
 
 def _state(states: Sequence[str]) -> str:
-    """The members of every header in one; empty unless all of them are well formed."""
+    """Join the members of all headers; empty unless all are well formed."""
     given = ",".join(states)
     if len(given) > _MAX_HEADER_CHARACTERS:
         return ""

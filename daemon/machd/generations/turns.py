@@ -1,4 +1,4 @@
-"""Turns at a few threads, which clients take in rotation: one with many requests delays each of the others by one of them."""
+"""Turns at a few threads, for clients in rotation: a client with many requests delays each other client by one."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 
 
 class Turns:
-    """So many turns at once. Lives on the event loop."""
+    """A number of turns at once. Lives on the event loop."""
 
     def __init__(self, count: int) -> None:
-        """Begin with all of them free."""
+        """Begin with all turns free."""
         self._free = count
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
 
@@ -21,8 +21,8 @@ class Turns:
         """Wait for a turn, and hold it inside.
 
         Args:
-            client: Its requests come in their order, and after one of them each other client that waits has its turn.
-            wait_s: The longest wait.
+            client: The client. Its requests go in order; after each, every other waiting client has a turn.
+            wait_s: Longest wait.
 
         Raises:
             TimeoutError: No turn came in time.
@@ -44,7 +44,7 @@ class Turns:
                 await come
         except BaseException:
             if come.done() and not come.cancelled():
-                self._pass_on()  # it came in the moment in which the request gave up
+                self._pass_on()  # the turn came while the request timed out
             raise
 
     def _pass_on(self) -> None:

@@ -17,7 +17,7 @@ from litestar.types import Scope
 
 from machd.errors import AuthenticationError, SettingsError
 from machd.http.endpoint import PUBLIC
-from machd.http.secret_files import is_there, read_secret
+from machd.http.secret_files import credential_path, read_secret
 from machd.settings.model import Settings
 
 ANONYMOUS = "anonymous"
@@ -29,14 +29,14 @@ _CREDENTIAL = "api-keys"
 _MAX_FILE_BYTES = 1_048_576
 _MIN_KEY_CHARACTERS = 16
 _KEY = re.compile(rf"[\x21-\x7e]{{{_MIN_KEY_CHARACTERS},}}")
-"""What a header can carry unchanged."""
+"""Characters that a header carries unchanged."""
 
 
 class ApiKeys:
     """Names and the SHA-256 digests of their keys; the keys themselves are not kept."""
 
     def __init__(self, digests: dict[str, bytes]) -> None:
-        """Take over what was read; empty lets everyone in."""
+        """Take over keys; without any, every client has access."""
         self._digests = digests
 
     @classmethod
@@ -60,7 +60,7 @@ class ApiKeys:
         if problems:
             raise SettingsError([f"{_SETTING}: {path}: {one}" for one in problems])
         if file.mode & stat.S_IROTH:
-            # No refusal: what a container mounts is often readable by all, and alone in there.
+            # No error: a file mounted into a container is often readable by all of its few processes.
             structlog.get_logger("machd.http").warning(
                 "api_keys.exposed",
                 path=str(path),
@@ -78,11 +78,8 @@ class ApiKeys:
         """
         if settings.auth.api_keys_file is not None:
             return cls.read(Path(settings.auth.api_keys_file))
-        directory = environ.get("CREDENTIALS_DIRECTORY")
-        credential = Path(directory, _CREDENTIAL) if directory else None
-        if credential is not None and is_there(credential, key=_SETTING):
-            return cls.read(credential)
-        return cls.none()
+        credential = credential_path(environ, _CREDENTIAL, key=_SETTING)
+        return cls.none() if credential is None else cls.read(credential)
 
     @property
     def is_required(self) -> bool:
@@ -97,9 +94,7 @@ class ApiKeys:
     def authenticate(self, authorizations: Sequence[str], x_api_keys: Sequence[str]) -> str:
         """The name behind a request's key.
 
-        Args:
-            authorizations: Every ``Authorization`` header; schemes other than Bearer are no key.
-            x_api_keys: Every ``X-Api-Key`` header.
+        Schemes of ``Authorization`` other than Bearer are no key.
 
         Raises:
             AuthenticationError: There is no key, it is unknown, or two differ.
@@ -117,7 +112,7 @@ class ApiKeys:
                 "send one API key, as Authorization: Bearer KEY or as X-Api-Key"
             )
         digest = _digest(given.pop())
-        # Every key is compared, and each in constant time, so that timing tells nothing.
+        # All keys are compared in constant time, so that latency reveals nothing.
         names = [
             name for name, known in self._digests.items() if hmac.compare_digest(known, digest)
         ]
@@ -129,11 +124,7 @@ class ApiKeys:
 async def require_api_key(  # async so that the framework calls it here and not on a thread
     connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler
 ) -> None:
-    """Guard of every route: names the client, or refuses.
-
-    Raises:
-        AuthenticationError: The route needs a key and there is no good one.
-    """
+    """Guard of every route: names the client; AuthenticationError where a key is needed and none is good."""
     if handler.opt.get(PUBLIC):
         return
     keys: ApiKeys = connection.app.state.api_keys
@@ -143,12 +134,12 @@ async def require_api_key(  # async so that the framework calls it here and not 
 
 
 def client_name(scope: Scope) -> str:
-    """The name that the guard found."""
+    """Return the client's name, which the guard has set."""
     return str(scope["state"].get(_CLIENT_KEY, ANONYMOUS))
 
 
 def _parse(lines: Sequence[str]) -> tuple[dict[str, bytes], list[str]]:
-    """Digests by name, and what is wrong with the lines; quotes no key."""
+    """Return digests by name, and the problems of the lines, without quoting a key."""
     digests: dict[str, bytes] = {}
     problems: list[str] = []
     for number, line in enumerate(lines, start=1):

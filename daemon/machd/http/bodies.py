@@ -36,10 +36,7 @@ async def read_json(
 ) -> bytes:
     """Read a body that is meant as JSON; not decoded yet.
 
-    Args:
-        request: To read from.
-        timeout_s: For the whole body.
-        limit: Of its length; None for the application's own, and for a body that says it is JSON and has no encoding.
+    Without ``limit`` the application's own holds, and the body has to say that it is JSON and has no encoding.
 
     Raises:
         BodyTooLargeError: It is longer than its limit.

@@ -58,7 +58,6 @@ class ServerFlags(ServerState):
     """State that all connections of a server share."""
 
     def __init__(self) -> None:
-        """Stay."""
         super().__init__()
         self.is_leaving = False
 
@@ -78,13 +77,8 @@ class ClientConnection(H11Protocol):
     ) -> None:
         """Wait for a transport.
 
-        Args:
-            config: uvicorn's.
-            server_state: Shared by the server's connections.
-            app_state: Copied into each request's scope.
-            connections: Those of the listener, this one among them.
-            envelope_of: Chooses the envelope of errors for a request that cannot be read; of its scope there are
-                type, path and headers.
+        ``app_state`` is copied into the scope of each request. Of a request that cannot be read, the scope that
+        ``envelope_of`` gets has type, path and headers.
         """
         super().__init__(config, server_state, app_state)
         self.conn: RequestParser = RequestParser()
@@ -224,11 +218,7 @@ class ClientConnection(H11Protocol):
         self.transport.abort()
 
     def check_stalled(self) -> None:
-        """Say so if the connection was closed because its client read nothing.
-
-        Raises:
-            ClientStalledError: It was.
-        """
+        """Raise ClientStalledError if the connection was closed because its client read nothing."""
         if self._has_stalled:
             limit_s = self._listener_connections.stall_timeout_s
             raise ClientStalledError(

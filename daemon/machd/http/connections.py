@@ -130,7 +130,6 @@ class Acceptor:
         make_connection: Callable[[], Connection],
         connections: Connections,
     ) -> None:
-        """Accept nothing yet."""
         self._socket = listening
         self._make_connection = make_connection
         self._connections = connections

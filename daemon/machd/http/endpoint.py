@@ -96,13 +96,8 @@ def served(
 ) -> Callable[[Callable[..., Any]], HTTPRouteHandler]:
     """Make the framework's handler of a function: its name is the operation's, its docstring the summary.
 
-    Args:
-        route_: As of :class:`Endpoint`.
-        answers: Every answer.
-        takes: The type of the body.
-        public: As of :class:`Endpoint`.
-        id_as: The function's parameter that gets ``{id}``, with the framework's type, such as ``id_:str``.
-        options: Options of the framework's handler.
+    ``id_as`` is the function's parameter that gets ``{id}``, with the framework's type, such as ``id_:str``;
+    ``options`` are those of the framework's handler.
     """
 
     def make(function: Callable[..., Any]) -> HTTPRouteHandler:

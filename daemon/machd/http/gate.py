@@ -34,21 +34,20 @@ caches before it checks a key: at 60,000 characters they took 139 MB."""
 
 
 class OpenRequests:
-    """Requests that are being answered, whichever settings they came under.
+    """Requests that are being answered, under whatever settings they came.
 
     Attributes:
         count: Number of them.
-        bodies: What their large bodies take.
+        bodies: Bytes of their large bodies.
     """
 
     def __init__(self) -> None:
-        """Start with none."""
         self.count = 0
         self.bodies = HeldBodies()
 
 
 class Gate:
-    """Stamps requests and turns away those that a browser page of elsewhere has sent here."""
+    """Stamps requests, and refuses those of foreign browser pages."""
 
     def __init__(  # noqa: PLR0913 - a limit each
         self,
@@ -63,19 +62,9 @@ class Gate:
         open_requests: OpenRequests,
         on_refusal: Callable[[str], None],
     ) -> None:
-        """Guard ``app``.
+        """Guard ``app``; ``on_refusal`` is told the code of a refusal for want of room.
 
-        Args:
-            app: What answers once a request is through.
-            clock: Reads the arrival time.
-            envelope_of: Chooses the envelope of a request's errors.
-            allowed_hosts: Names that the Host header may carry besides IP addresses and loopback
-                names; ``*`` for all.
-            allowed_origins: Origins of browser pages that may call; none by default.
-            max_in_flight: Requests that may be open at once; health is not counted.
-            max_connections: Connections that may be open, which bounds requests as well.
-            open_requests: Those that are.
-            on_refusal: Told the code of a refusal for want of room.
+        Hosts in ``allowed_hosts`` are taken beside IP addresses and loopback names; ``*`` is all. Health counts for no limit.
         """
         self._app = app
         self._answer = always_answered(app)
@@ -90,7 +79,7 @@ class Gate:
         self._on_refusal = on_refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request through, or answer it."""
+        """Pass a request on, or refuse it."""
         if scope["type"] != ScopeType.HTTP:
             await self._app(scope, receive, send)
             return
@@ -153,7 +142,7 @@ class Gate:
 
 
 def _host_refusal(header: bytes | None) -> MisdirectedRequestError:
-    """Name the line to write for a host; only a well-formed name is repeated."""
+    """Return the refusal of a host, with the line of configuration that allows it; only a well-formed name is quoted."""
     name = host_name(header)
     told = "HOST" if name is None else name
     return MisdirectedRequestError(
@@ -163,7 +152,7 @@ def _host_refusal(header: bytes | None) -> MisdirectedRequestError:
 
 
 def _origin_refusal(header: bytes) -> ForbiddenOriginError:
-    """Name the line to write for an origin; only a well-formed one is repeated."""
+    """Return the refusal of an origin, with the line of configuration that allows it; only a well-formed one is quoted."""
     if header == b"null":
         return ForbiddenOriginError(
             "a page without an origin, such as one opened from a file, may not call this server; "
@@ -179,7 +168,7 @@ def _origin_refusal(header: bytes) -> ForbiddenOriginError:
 def _how_to_allow(what: str, value: str) -> str:
     """The line of configuration, in a file and in the environment.
 
-    It holds no entry that is there already: a caller that is refused is told nothing of others.
+    It has no present entries: a refused caller learns nothing of others.
     """
     return (
         f'add "{value}" to http.allowed_{what}: [http] allowed_{what} = ["{value}"] in the '

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
+
+from machd.settings.texts import ip_address, is_loopback
 
 _NAME = r"\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253}"
 """An address in brackets, or a host name; its length is that of RFC 1035, section 2.3.4."""
@@ -26,21 +27,13 @@ def web_origin(header: bytes) -> str | None:
 
 def is_loopback_name(name: str) -> bool:
     """Return True if it means this machine; no name is looked up."""
-    address = _address(name)
-    return _is_localhost(name) if address is None else address.is_loopback
+    return _is_localhost(name) or is_loopback(name)
 
 
 def needs_no_name_server(name: str) -> bool:
     """Return True if a host cannot be a foreign name that was made to point here (DNS rebinding)."""
-    return _is_localhost(name) or _address(name) is not None
+    return _is_localhost(name) or ip_address(name) is not None
 
 
 def _is_localhost(name: str) -> bool:
     return name == "localhost" or name.endswith(".localhost")
-
-
-def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        return ipaddress.ip_address(name.strip("[]"))
-    except ValueError:
-        return None

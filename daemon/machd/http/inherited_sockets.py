@@ -28,10 +28,6 @@ def inherited_socket(name: str, environ: Mapping[str, str]) -> socket.socket | N
     A single one is the public one unless its name is ``admin``. It is no longer inherited by
     whatever this process starts.
 
-    Args:
-        name: :data:`PUBLIC` or :data:`ADMIN`.
-        environ: The process's variables.
-
     Raises:
         ListenError: The sockets cannot be told apart, or this one cannot be listened on.
     """

@@ -51,11 +51,7 @@ class BodyLimit:
         )
 
     def check_text(self, text_bytes: int) -> None:
-        """Hold the body without its images and videos against its bound.
-
-        Raises:
-            BodyTooLargeError: It is longer.
-        """
+        """Raise BodyTooLargeError if the body without its images and videos is beyond its bound."""
         if text_bytes > self.max_text_bytes:
             raise BodyTooLargeError(
                 "without its images and videos the body is longer than limits.max_body_bytes"
@@ -66,7 +62,6 @@ class HeldBodies:
     """Bytes of large bodies that are in memory, whichever settings they came under."""
 
     def __init__(self) -> None:
-        """Start with none."""
         self.held_bytes = 0
 
 
@@ -74,16 +69,11 @@ class BodyLease:
     """The part of one request in :class:`HeldBodies`."""
 
     def __init__(self, bodies: HeldBodies) -> None:
-        """Start with nothing."""
         self._bodies = bodies
         self._held_bytes = 0
 
     def grow_to(self, body_bytes: int) -> None:
-        """Hold so many bytes.
-
-        Raises:
-            TooManyInFlightError: All requests together would hold more than ``MAX_HELD_BYTES``.
-        """
+        """Hold so many bytes; TooManyInFlightError if all requests together would hold over ``MAX_HELD_BYTES``."""
         added = max(0, body_bytes - self._held_bytes)
         if self._bodies.held_bytes + added > MAX_HELD_BYTES:
             raise TooManyInFlightError(

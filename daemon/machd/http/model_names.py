@@ -58,7 +58,7 @@ class ModelNames:
         """
         if not asked:
             if not self._accepts_any:
-                raise InvalidRequestError("model: required, but missing", param="model")
+                raise InvalidRequestError.at("model", "required, but missing")
             return DEFAULT_NAME
         essence = name_essence(asked)
         if asked == default:

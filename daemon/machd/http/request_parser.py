@@ -25,7 +25,6 @@ class RequestParser(h11.Connection):
     """
 
     def __init__(self) -> None:
-        """Wait for a request."""
         super().__init__(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
         self.problem = "the request cannot be read as HTTP/1.1"
         self._head_begin = b""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from machd.errors import SettingsError
@@ -10,12 +11,7 @@ from machd.settings.problems import shortened
 
 
 def read_secret(path: Path, *, key: str, max_bytes: int) -> RegularFile:
-    """Read a file of keys.
-
-    Args:
-        path: Where it is; links are followed.
-        key: The setting that named it, for the error.
-        max_bytes: The largest that is taken.
+    """Read a file of keys that the setting ``key`` names; links are followed.
 
     Raises:
         SettingsError: It cannot be read, is not a regular file or is larger.
@@ -26,12 +22,15 @@ def read_secret(path: Path, *, key: str, max_bytes: int) -> RegularFile:
         raise _unreadable(key, path, error) from None
 
 
-def is_there(path: Path, *, key: str) -> bool:
-    """Return True if a file of that name exists, readable or not.
+def credential_path(environ: Mapping[str, str], name: str, *, key: str) -> Path | None:
+    """Return the path of the service manager's credential; SettingsError if it cannot be told, None without one."""
+    directory = environ.get("CREDENTIALS_DIRECTORY")
+    path = Path(directory, name) if directory else None
+    return path if path is not None and _is_there(path, key=key) else None
 
-    Raises:
-        SettingsError: The system does not tell.
-    """
+
+def _is_there(path: Path, *, key: str) -> bool:
+    """Return True if a file of that name exists, readable or not; SettingsError if that cannot be told."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):

@@ -18,13 +18,13 @@ from machd.http.envelope import Envelope
 from machd.http.sockets import Listener
 
 _KEEP_ALIVE_S = 75
-"""Longer than the minute that proxies commonly keep an idle connection for."""
+"""Longer than the minute for which proxies commonly keep an idle connection."""
 
 _GRACE_S = 5
-"""For responses that are still being written when everything else has ended."""
+"""Time for responses that are still being written when everything else has ended."""
 
 _ARRIVAL_S = 0.25
-"""For requests that are on their way over connections that were accepted already."""
+"""Time for requests on their way over accepted connections."""
 
 _LOOK_S = 0.02
 """Interval between two looks at the open connections while the server stops."""
@@ -45,16 +45,9 @@ class HttpServer(uvicorn.Server):
         stall_timeout_s: Callable[[], float],
         envelope_of: Callable[[Scope], Envelope],
     ) -> None:
-        """Configure for long-lived streams.
+        """Configure for long-lived streams; ``stall_timeout_s`` is for a head to come and an answer to be taken.
 
         ``h11`` because it bounds header size, which the faster parser does not.
-
-        Args:
-            app: What answers.
-            listener: Where clients connect.
-            max_connections: Reads how many may be open.
-            stall_timeout_s: Reads how long a client may take to send a head or to take an answer.
-            envelope_of: As of :class:`ClientConnection`.
         """
         config = uvicorn.Config(
             app,
@@ -85,11 +78,7 @@ class HttpServer(uvicorn.Server):
             self._serving = asyncio.create_task(self.serve(sockets=[self.listener.socket]))
 
     async def wait_started(self) -> None:
-        """Until requests are read.
-
-        Raises:
-            FaultError: It has ended instead.
-        """
+        """Wait until requests are read; FaultError if the server has ended instead."""
         assert self._serving is not None, "started"
         started = asyncio.create_task(self._has_started.wait())
         await asyncio.wait({started, self._serving}, return_when=asyncio.FIRST_COMPLETED)
@@ -98,15 +87,15 @@ class HttpServer(uvicorn.Server):
             raise FaultError("the HTTP server has stopped") from self._serving.exception()
 
     async def wait_ended(self) -> None:
-        """Until it serves no longer; raises what ended it."""
+        """Wait for the server to stop; re-raise its error."""
         assert self._serving is not None, "started"
         await asyncio.shield(self._serving)
 
     def leave(self) -> None:
         """Answer the requests that have come, and send clients elsewhere for the next one.
 
-        On an inherited socket nothing more is accepted: new clients wait for the successor. On
-        one of machd's own there is none, so new clients are told why they are not served.
+        On an inherited socket no connection is accepted any more: new clients wait for the next daemon. On a
+        socket of machd's own new clients get an error with the reason.
         """
         if self._state.is_leaving:
             return
@@ -117,7 +106,7 @@ class HttpServer(uvicorn.Server):
             connection.end_after_answer()
 
     async def stop(self, timeout_s: float) -> None:
-        """End, whether clients read their answers or not."""
+        """Stop, whether clients read their answers or not."""
         if self._serving is None:
             return
         self.leave()
@@ -130,7 +119,7 @@ class HttpServer(uvicorn.Server):
             connection.transport.abort()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept connections, and say so; uvicorn would let asyncio accept them, without a bound."""
+        """Accept connections, and log it; uvicorn would let asyncio accept them, without a limit."""
         del sockets  # the listener's
         await self.lifespan.startup()
         self._acceptor = Acceptor(
@@ -168,7 +157,7 @@ class HttpServer(uvicorn.Server):
         await asyncio.sleep(0)  # lets the closed connections leave the set
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_GRACE_S):
-                # uvicorn keeps plain sets, which give no sign when they are empty.
+                # uvicorn keeps plain sets, whose emptying has to be polled.
                 while self.server_state.connections or self.server_state.tasks:  # noqa: ASYNC110
                     await asyncio.sleep(_LOOK_S)
         for task in self.server_state.tasks:
@@ -197,12 +186,12 @@ class HttpServer(uvicorn.Server):
         ]
 
     def _stop_accepting(self) -> None:
-        """Leave connections in the backlog; those accepted in this very moment are still served."""
+        """Leave connections in the backlog; connections that were just accepted are still served."""
         if self._acceptor is not None:
             self._acceptor.close()
 
     async def _wait_for_arrivals(self) -> None:
-        """Let new connections ask, and be told that the server leaves."""
+        """Let new connections send a request, and answer that the server is shutting down."""
         for _ in range(round(_ARRIVAL_S / _LOOK_S)):
             await asyncio.sleep(_LOOK_S)
             if all(connection.has_asked for connection in self._connections):
@@ -210,35 +199,30 @@ class HttpServer(uvicorn.Server):
 
 
 class HttpServers:
-    """All of them, started and ended together as far as their sockets allow."""
+    """All servers, started and stopped together as far as their sockets allow."""
 
     def __init__(self, public: HttpServer, admin: HttpServer | None = None) -> None:
-        """Begin without connections."""
         self._public = public
         self._all = (public,) if admin is None else (public, admin)
 
     def start(self) -> None:
         """Accept connections, except on an inherited public socket.
 
-        A client of that one has been waiting since the last daemon left while the model loads,
-        and goes on waiting until :meth:`start_all`; elsewhere clients are told that it loads.
+        Its clients wait while the model loads, until :meth:`start_all`; on other sockets clients get an error
+        that says that the model loads.
         """
         for server in self._all:
             if server is not self._public or not server.listener.is_inherited:
                 server.start()
 
     async def start_all(self) -> None:
-        """Accept connections on every socket; returns once requests are read.
-
-        Raises:
-            FaultError: A server has ended instead.
-        """
+        """Accept connections on every socket until requests are read; FaultError if a server has ended instead."""
         for server in self._all:
             server.start()
             await server.wait_started()
 
     async def wait_ended(self) -> None:
-        """Until one of them serves no longer; raises what ended it."""
+        """Wait until a server stops; re-raise what ended it."""
         ended = [asyncio.create_task(server.wait_ended()) for server in self._all]
         try:
             await asyncio.wait(ended, return_when=asyncio.FIRST_COMPLETED)

@@ -85,15 +85,10 @@ class Listener:
 
 
 def listen(host: str, port: int, *, environ: Mapping[str, str]) -> Listener:
-    """Bind the public address; a socket from the service manager wins.
+    """Bind the public address, port 0 for any free one; a socket from the service manager wins.
 
     Its reach can be judged before clients can connect: see :meth:`Listener.open`. A Unix socket can be opened by the daemon's
     own user only, mode 0600; for others, let the service manager open one with another mode.
-
-    Args:
-        host: An address, a name, or ``unix:PATH``.
-        port: 0 for any free one.
-        environ: The process's variables.
 
     Raises:
         ListenError: The address is taken or is not ours, or what was handed over is of no use.
@@ -105,14 +100,7 @@ def listen(host: str, port: int, *, environ: Mapping[str, str]) -> Listener:
 
 
 def listen_admin(address: str, *, environ: Mapping[str, str]) -> Listener | None:
-    """Bind the admin address; a socket handed over by the service manager wins.
-
-    Args:
-        address: A loopback address with its port, ``unix:PATH``, or ``off``.
-        environ: The process's variables.
-
-    Returns:
-        None for ``off``.
+    """Bind the admin address; a socket handed over by the service manager wins. None for ``off``.
 
     Raises:
         ListenError: The address is taken or is not ours, or what was handed over is of no use.

@@ -91,15 +91,7 @@ class GenerationResponse:
         is_stream: bool,
         notes: Sequence[tuple[bytes, bytes]] = (),
     ) -> None:
-        """Take over an open generation.
-
-        Args:
-            generation: What is answered with; closed here.
-            dialect: Writes the answer.
-            policy: How it is paced.
-            is_stream: Whether it comes in events.
-            notes: Headers of this answer.
-        """
+        """Take over an open generation, which is closed here; ``notes`` are headers of this answer."""
         self._generation = generation
         self._dialect = dialect
         self._policy = policy
@@ -255,11 +247,7 @@ async def departed(receive: Receive) -> None:
 
 
 async def while_connected(receive: Receive, work: Coroutine[object, object, _T]) -> _T:
-    """Do ``work``, and cancel it when the client leaves.
-
-    Raises:
-        ClientDisconnectedError: The client left.
-    """
+    """Do ``work``; when the client leaves, cancel it and raise ClientDisconnectedError."""
     worker = asyncio.create_task(work)
     watcher = asyncio.create_task(departed(receive))
     try:

@@ -1,1 +1,1 @@
-"""What the front and the engine process of a model both know: frozen data, and what follows from it."""
+"""Frozen data that the front and a model's engine process share, and decisions that follow from it."""

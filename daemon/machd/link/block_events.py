@@ -1,4 +1,4 @@
-"""Changes of the blocks in memory, as an engine process tells them and routers are told.
+"""Changes of the blocks in memory, from an engine process to routers.
 
 Names and order of the fields are vLLM's; see :mod:`machd.kv_events.wire`.
 """
@@ -17,10 +17,10 @@ class BlockStored(msgspec.Struct, tag=True, frozen=True, gc=False):
     Attributes:
         block_hashes: Their hashes, in order.
         parent_block_hash: Hash of the block before them; None at the beginning of a text.
-        token_ids: Their tokens, ``block_size`` for each.
+        token_ids: Their tokens, ``block_size`` a block.
         block_size: Tokens of a block.
         lora_id: Always None, as ``lora_name``: machd serves no adapters.
-        medium: Where they are.
+        medium: The tier in which they are.
     """
 
     block_hashes: tuple[int, ...]

@@ -1,6 +1,6 @@
 """The decode mode: the requested one, the one that the model allows, and the one in force.
 
-Pure, and asked again wherever the answer is shown, so that the scheduler, the log and
+A pure function, called wherever the mode is used or shown, so that the scheduler, the log and
 ``/v1/capabilities`` cannot disagree.
 """
 
@@ -17,8 +17,8 @@ class DecodeModeDecision(Struct, frozen=True):
 
     Attributes:
         requested: What the settings ask for.
-        active: What runs.
-        reason: Why that is what the settings come to with this model.
+        active: The mode in force.
+        reason: Why the settings lead to it with this model.
     """
 
     requested: DecodeMode
@@ -32,12 +32,7 @@ class DecodeModeDecision(Struct, frozen=True):
 
 
 def decide_decode_mode(*, is_batching_asked: bool, verdict: Verdict) -> DecodeModeDecision:
-    """Batched only where it was asked for and is known to be right; otherwise single.
-
-    Args:
-        is_batching_asked: ``continuous_batching.enabled``.
-        verdict: On continuous batching, by its rule or measured.
-    """
+    """Batched only where it was asked for and is known to be right; otherwise single."""
     if not is_batching_asked:
         return DecodeModeDecision(
             DecodeMode.SINGLE,

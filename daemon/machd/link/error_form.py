@@ -1,7 +1,7 @@
 """Errors as data: the name of a class of :mod:`machd.errors`, and the attributes of an instance.
 
 Codes and statuses belong to the class, so both processes have them. The cause of an error stays in the process that
-caught it, whose log tells it.
+caught it, and is in its log.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def error_as_data(error: MachdError) -> tuple[str, dict[str, object]]:
     """Return the class's name, and the attributes by name."""
     name = type(error).__name__
     attributes = {one: getattr(error, one) for one in _ATTRIBUTE_TYPES[name]}
-    # The name of a file may hold bytes that are no text, which msgpack would refuse.
+    # The name of a file may have bytes that are not UTF-8, which msgpack would refuse.
     attributes["message"] = error.message.encode(errors="backslashreplace").decode()
     return name, attributes
 
@@ -42,7 +42,7 @@ def error_from_data(data: object) -> MachdError:
     """Return the error that :func:`error_as_data` has read, without its cause.
 
     Raises:
-        ValidationError: It is no error of machd, or has other attributes.
+        ValidationError: The data are no error of machd, or have other attributes.
     """
     name, attributes = convert(data, tuple[str, dict[str, object]])
     error_class, types = _CLASSES.get(name), _ATTRIBUTE_TYPES.get(name, {})

@@ -1,4 +1,4 @@
-"""Messages on a stream socket: each is some parts, of which the first says what the others are for.
+"""Messages on a stream socket: each has several parts, and the first part describes the others.
 
 A message begins with the number of its parts and the length of each, all in four bytes, big endian.
 """
@@ -13,7 +13,7 @@ from typing import TypeAlias
 _NUMBER_BYTES = 4
 
 MAX_PART_BYTES = (1 << 32) - 1
-"""A request's images are its largest parts."""
+"""Largest size of a part; images of requests are the largest."""
 
 Part: TypeAlias = bytes | bytearray | memoryview
 
@@ -22,12 +22,12 @@ class Frames:
     """One end of a link. One thread may send while another receives."""
 
     def __init__(self, end: socket.socket) -> None:
-        """Take over a connected socket that blocks."""
+        """Take over a connected, blocking socket."""
         self._end = end
         self._incoming = end.makefile("rb")
 
     def send(self, parts: Sequence[Part]) -> None:
-        """Send a message, and wait while the other end has no room for it.
+        """Send a message; wait while the socket's buffer is full.
 
         Raises:
             OSError: The other end is gone.
@@ -35,11 +35,11 @@ class Frames:
         lengths = [len(one) for one in parts]
         assert max(lengths) <= MAX_PART_BYTES, "a part fits a frame"
         self._end.sendall(struct.pack(f">{1 + len(parts)}I", len(parts), *lengths))
-        for part in parts:  # as they are: there may be no room for a copy
+        for part in parts:  # sent one by one: there may be no memory for a joined copy
             self._end.sendall(part)
 
     def receive(self) -> list[bytearray] | None:
-        """Wait for a message; None once the other end is gone, however it ended."""
+        """Wait for a message; None once the other end is closed or reset."""
         try:
             (count,) = struct.unpack(">I", self._read(_NUMBER_BYTES))
             lengths = struct.unpack(f">{count}I", self._read(count * _NUMBER_BYTES))
@@ -57,7 +57,7 @@ class Frames:
         return content
 
     def end(self) -> None:
-        """Let both ends see that there is nothing more; may be called again, and from any thread."""
+        """Shut the socket down for both ends; idempotent, from any thread."""
         try:
             self._end.shutdown(socket.SHUT_RDWR)
         except OSError:

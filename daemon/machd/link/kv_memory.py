@@ -1,4 +1,4 @@
-"""Bytes of KV cache that may be taken, are promised and are there; and what the prefix cache may keep."""
+"""KV memory: the budget, reserved and allocated bytes, and the memory of the prefix cache."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from machd.engine.protocol.engine import ModelDescription
 from machd.link.snapshot import LoopSnapshot
 
 DEVICE_SHARE = 0.6
-"""Of what the device can hold, the most that a KV budget may be."""
+"""Largest share of the device's memory for a KV budget."""
 
 _GB = 1_000_000_000
 
 
 class KvMemory(Struct, frozen=True):
-    """The KV budget of running sequences, what is promised out of it, and what lies there.
+    """The KV budget of running sequences, with its reserved and its allocated bytes.
 
-    The blocks of the prefix cache are not in it: those are in ``prefix.bytes``, each once however
-    many sequences begin with it.
+    The blocks of the prefix cache are not included: they are in ``prefix.bytes``, each counted once
+    however many sequences begin with it.
     """
 
     budget_bytes: int
@@ -26,7 +26,7 @@ class KvMemory(Struct, frozen=True):
 
     @property
     def usage_ratio(self) -> float:
-        """Used of the budget: from 0 to 1, or a little more while room of rows that left is kept."""
+        """Used share of the budget, from 0 to 1, or a little more while columns of rows that left are kept."""
         return self.used_bytes / self.budget_bytes if self.budget_bytes else 0.0
 
 
@@ -36,11 +36,9 @@ def asked_budget_bytes(asked_gb: float) -> int:
 
 
 def effective_budget_bytes(asked_gb: float, device_memory_bytes: int) -> int:
-    """The budget asked for, but never more than the device's share of it.
+    """Return the budget asked for, but at most the device's share.
 
-    Args:
-        asked_gb: ``continuous_batching.kv_budget_gb``.
-        device_memory_bytes: What the device can hold; 0 where that is not known.
+    ``device_memory_bytes`` is 0 where that is not known.
     """
     asked_bytes = asked_budget_bytes(asked_gb)
     if not device_memory_bytes:
@@ -51,8 +49,8 @@ def effective_budget_bytes(asked_gb: float, device_memory_bytes: int) -> int:
 def kv_memory(snapshot: LoopSnapshot, model: ModelDescription) -> KvMemory:
     """Return the KV cache's part of a snapshot.
 
-    One generation at a time needs no budget: the most that can lie in the cache is one sequence as
-    long as the context, and nothing is reserved.
+    Single flight needs no budget: the cache holds at most one sequence of the context's length, and nothing
+    is reserved.
     """
     budget_bytes = snapshot.kv_budget_bytes
     if budget_bytes is None:

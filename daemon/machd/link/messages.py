@@ -1,7 +1,7 @@
-"""What a model's front and its engine process tell each other.
+"""Messages between a model's front and its engine process.
 
 Each message is a frozen Struct whose first item on the wire is its name. Both processes run one version of machd, so a
-message has every field, and an unknown one is refused. The first frame of a link is no message: the settings as JSON. What is waited for has a number, which its answer repeats.
+message has every field, and an unknown one is refused. The first frame of a link is no message: it has the settings as JSON. A question has a number, which its answer repeats.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ class Submit(Message, frozen=True):
 
 
 class Abort(Message, frozen=True):
-    """End sequences; ``error`` is None when their client simply has enough."""
+    """End sequences; ``error`` is None if their client needs no more tokens."""
 
     sequence_ids: tuple[str, ...]
     error: MachdError | None
 
 
 class ChangeConfig(Message, frozen=True):
-    """Schedule by other settings; answered when the config is in force, or replaced by a later one.
+    """Change the scheduler config; answered when the config is in force, or replaced by a later one.
 
     Attributes:
-        is_measured: The model is measured before that.
+        is_measured: Whether the model is measured before.
     """
 
     number: int
@@ -52,13 +52,13 @@ class ChangeConfig(Message, frozen=True):
 
 
 class SetLimits(Message, frozen=True):
-    """Hold requests that come, wait or run, and what is kept of prompts and answers, against other limits."""
+    """Apply other limits to new, waiting and running requests, to the prefix cache and to stored answers."""
 
     settings: Settings
 
 
 class ClearPrefixes(Message, frozen=True):
-    """Forget the unused blocks of the prefix cache; answered with their number."""
+    """Drop the unused blocks of the prefix cache; answered with their number."""
 
     number: int
     is_disk_included: bool
@@ -72,7 +72,7 @@ class CompileGrammar(Message, frozen=True):
 
 
 class DropGrammar(Message, frozen=True):
-    """Stop compiling a constraint: its request has gone. Nothing answers."""
+    """Stop compiling a constraint whose request has ended; not answered."""
 
     number: int
 
@@ -106,9 +106,9 @@ class Progress(Message, frozen=True):
     """A stage of loading the model has begun, or moved on; see :class:`machd.engine.protocol.progress.LoadProgress`.
 
     Attributes:
-        stage: Name of one that begins; None for more of the one before.
+        stage: Name of a stage that begins; None if the last one has moved on.
         total_bytes: Bytes of a stage that begins; None where that is not known.
-        done_bytes: More bytes of the stage that are done.
+        done_bytes: Bytes of the stage done since the last message.
     """
 
     stage: str | None
@@ -117,11 +117,11 @@ class Progress(Message, frozen=True):
 
 
 class Located(Message, frozen=True):
-    """The model's files are on this machine, so that its texts can be opened beside its loading.
+    """The model's files are on this machine, so the front can open its tokenizer while it loads.
 
     Attributes:
         kind: A :class:`machd.engine.loading.source.SourceKind`.
-        path: Of the directory or the file.
+        path: Path of the directory or the file.
         model_id: Name that requests use.
     """
 
@@ -142,10 +142,10 @@ class Sized(Message, frozen=True):
 
 
 class Served(Message, frozen=True):
-    """The model is loaded, or something else is known of it.
+    """The model is loaded, or its state has changed.
 
     Attributes:
-        changed: Features whose verdict is another one than before; empty when the model has just been loaded.
+        changed: Features whose verdicts have changed; empty when the model has just been loaded.
     """
 
     state: ServedState
@@ -162,7 +162,7 @@ class Report(Message, frozen=True):
     """The events of a step, or of the time between two.
 
     Attributes:
-        snapshot: The counts after them; None where they are as before.
+        snapshot: The counts after them; None if unchanged.
     """
 
     events: tuple[Event, ...]
@@ -170,21 +170,21 @@ class Report(Message, frozen=True):
 
 
 class Beat(Message, frozen=True):
-    """The engine's heartbeat: it has begun a step, or found itself idle.
+    """The engine's heartbeat: it has begun a step, or is idle.
 
     Attributes:
-        allowed_s: Time by which the next beat may be later than a step allows, because the model is measured; else 0.
+        allowed_s: Extra time until the next beat, because the model is measured; else 0.
     """
 
     allowed_s: float
 
 
 class Answered(Message, frozen=True):
-    """What was asked under ``number`` is done, or failed.
+    """The question ``number`` is done, or failed.
 
     Attributes:
         error: Why it failed; None if it is done.
-        value: Number that was asked for; None where none was, or after an error.
+        value: The answer, if it is a number; None otherwise, or after an error.
     """
 
     number: int
@@ -193,7 +193,7 @@ class Answered(Message, frozen=True):
 
 
 class GrammarCompiled(Message, frozen=True):
-    """The constraint of ``number`` is compiled, and kept by the engine process, from which its compiled form does not come."""
+    """The constraint of ``number`` is compiled; its compiled form stays in the engine process."""
 
     number: int
     grammar: Grammar
@@ -206,7 +206,7 @@ class BlocksChanged(Message, frozen=True):
 
 
 class Ended(Message, frozen=True):
-    """The engine has ended: as it was told to, or of the fault ``error``."""
+    """The engine has ended: after a stop, or with the fault ``error``."""
 
     error: MachdError | None
 

@@ -1,4 +1,4 @@
-"""The port through which a front reaches the engine of one model, wherever that runs."""
+"""The port through which a front reaches the engine of one model."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class RestartReason(StrEnum):
     """It ended: a crash, the kernel's OOM killer, an operator's signal."""
 
     FAULT = "fault"
-    """Its engine failed again and again."""
+    """Its engine failed repeatedly."""
 
     STALL = "stall"
-    """It gave no sign of life for ``engine.stall_timeout_s``, and was killed."""
+    """It had no heartbeat for ``engine.stall_timeout_s``, and was killed."""
 
 
 class EnginePort(Protocol):
     """The engine of one model, as its front sees it. Every method may be called from any thread.
 
     Attributes:
-        loaded: Resolves once the model is served, or to why it could not be loaded.
-        finished: Resolves when the engine has ended for good: to None after a stop, else to the fault.
+        loaded: Resolves once the model is served, or with the error of loading.
+        finished: Resolves when the engine has ended for good: to None after a stop, else with the fault.
     """
 
     loaded: Future[None]
@@ -44,12 +44,12 @@ class EnginePort(Protocol):
 
     @property
     def state(self) -> ServedState | None:
-        """What is known of the loaded model; None before."""
+        """The state of the loaded model; None before."""
         ...
 
     @property
     def front(self) -> ModelFront | None:
-        """The model's description and texts; None until it is served."""
+        """The model's description, tokenizer and templates; None until it is served."""
         ...
 
     @property
@@ -59,12 +59,12 @@ class EnginePort(Protocol):
 
     @property
     def idle_snapshot(self) -> LoopSnapshot:
-        """The last moment at which nothing ran."""
+        """The counts at the last idle moment."""
         ...
 
     @property
     def heartbeat_age_s(self) -> float:
-        """Seconds since the engine last began a step or found itself idle; a measurement may take longer."""
+        """Seconds since the engine last began a step or was idle; a measurement may take longer."""
         ...
 
     @property
@@ -81,33 +81,29 @@ class EnginePort(Protocol):
         ...
 
     def abort(self, sequence_ids: tuple[str, ...], error: MachdError | None) -> None:
-        """End sequences; ``error`` is None if their client simply has enough."""
+        """Abort sequences; ``error`` is None if their client needs no more tokens."""
         ...
 
     def change_config(self, settings: Settings, *, measure: bool = False) -> Future[None]:
-        """Schedule by other settings after the step that runs.
+        """Schedule by other settings after the step that runs; ``measure`` measures the model before that.
 
-        Running sequences are suspended for it, and resumed under it; waiting ones stay queued.
-
-        Args:
-            settings: Say how.
-            measure: Measure the model (again) before that.
+        Running sequences are suspended and then resumed; waiting ones stay queued.
 
         Returns:
-            A future that resolves when the config is applied, or replaced by a later one. It has the
-            exception of the measurement, after which all is as before; or why the engine has ended or
-            is to end. It cannot be cancelled.
+            A future that resolves when the config is applied, or replaced by a later one. It fails with the
+            error of the measurement, which changes nothing, or with the error that ends the engine. It cannot
+            be cancelled.
         """
         ...
 
     def set_limits(self, settings: Settings) -> None:
-        """Hold requests that come, wait or run, and what is kept, against other limits from the next step on."""
+        """Apply other limits to new, waiting and running requests and to caches, from the next step on."""
         ...
 
     def clear_prefixes(self, *, is_disk_included: bool) -> Future[int]:
-        """Forget the unused blocks of the prefix cache; resolves to their number.
+        """Drop the unused blocks of the prefix cache; resolves to their number.
 
-        Never resolves when the engine ends before.
+        Never resolves if the engine ends before.
         """
         ...
 
@@ -137,15 +133,15 @@ class EnginePort(Protocol):
         ...
 
     def kill(self) -> bool:
-        """End a stalled engine so that another one takes its place; False where it cannot be ended."""
+        """Kill a stalled engine, which another one replaces; return False if it cannot be killed."""
         ...
 
     def stop(self, error: MachdError) -> None:
-        """Ask the engine to end all sequences with ``error``, and itself. A pending change of config fails at once."""
+        """Tell the engine to end all sequences with ``error`` and then itself. A pending change of config fails at once."""
         ...
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the engine's end; returns whether it has come."""
+        """Wait for the engine's end; return whether it has ended."""
         ...
 
 
@@ -168,19 +164,19 @@ class EngineListener(Protocol):
         ...
 
     def publish(self, events: list[Event]) -> None:
-        """Take the events of a step."""
+        """Receive the events of a step."""
         ...
 
     def verdicts_changed(self, changed: frozenset[str]) -> None:
-        """Note that something else is known of the model: the features that can do something else now."""
+        """Note the features whose verdicts have changed."""
         ...
 
     def block_changed(self, event: KvEvent) -> None:
-        """Note a change of the blocks in memory, where the settings have an endpoint that publishes them."""
+        """Note a change of the blocks in memory; called only if the settings have an endpoint that publishes them."""
         ...
 
     def engine_ended(self, reason: RestartReason) -> None:
-        """Note that the engine process has ended, and that another one takes its place."""
+        """Note that the engine process has ended and is being replaced."""
         ...
 
     def engine_served(self) -> None:
@@ -189,4 +185,4 @@ class EngineListener(Protocol):
 
 
 OpenEngine: TypeAlias = Callable[[Settings, EngineListener], EnginePort]
-"""Prepares the engine that is asked for by settings; nothing runs before its start."""
+"""Makes the engine for settings; nothing runs before its start."""

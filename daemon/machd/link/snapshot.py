@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from machd.engine.protocol.engine import MemoryReading
+from machd.engine.protocol.memory import MemoryReading
 from machd.scheduler.draft_reading import DraftReading
 from machd.scheduler.events import DecodeMode
 from machd.scheduler.prefix_limits import PrefixReading
@@ -16,13 +16,13 @@ _NO_DRAFTS = DraftReading()
 
 @dataclass(frozen=True, slots=True)
 class LoopSnapshot:
-    """The engine thread at one moment, replaced whole and never changed.
+    """Counts of the engine thread at one moment; immutable.
 
     Attributes:
-        is_changing_config: Another scheduler config is to begin.
+        is_changing_config: A requested scheduler config is not in force yet.
         prefix: The prefix cache; None without one.
-        mode: How sequences decode at the most.
-        step_mode: How the next token is made.
+        mode: Decode mode of the config in force.
+        step_mode: Decode mode of the next step.
         drafts: Counts of draft tokens since the start.
         prefilled_tokens: Prompt tokens computed or reused so far, by the id of each running sequence.
     """

@@ -1,7 +1,7 @@
-"""The proposer in force: as asked for, as there is, and why; and how drafts are bounded.
+"""The proposer in force with its reason, and the limits of drafts.
 
-Pure, and asked again wherever the answer is shown, so that the log, ``/v1/capabilities`` and the
-admin API cannot disagree with what the scheduler was told.
+A pure function, called wherever the proposer is used or shown, so that the log, ``/v1/capabilities`` and
+the admin API cannot disagree with the scheduler.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def decide_speculation(
 def draft_policy(
     section: SpeculationSettings, model: ModelDescription, verdicts: ModelVerdicts
 ) -> DraftPolicy:
-    """Return drafts for one row where there is a proposer and the model is known to roll back.
+    """Allow drafts for one row if there is a proposer and the model is known to roll back.
 
-    Beside others only where that is known of several rows, too.
+    Allow them for several rows only if that is known for several rows, too.
     """
     is_right = verdicts.speculation.support is Support.SUPPORTED
     if model.proposer is ProposerKind.OFF or not is_right:

@@ -1,4 +1,4 @@
-"""A loaded model as its engine process publishes it: what it is, what was measured of it, what follows."""
+"""The published state of a loaded model: description, probe results and verdicts."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from machd.engine.protocol.engine import ModelDescription
 
 @dataclass(frozen=True, slots=True)
 class ServedState:
-    """Replaced whole when something else is known of the model.
+    """State of a loaded model; replaced whole when results or verdicts change.
 
     Attributes:
-        model: Its description.
-        results: What its probes found.
-        verdicts: Its capabilities, by rules and results.
+        model: The model's description.
+        results: Results of its probes.
+        verdicts: Verdicts from rules and results.
         bitwise: Whether a row has the same bits however it is computed.
     """
 
@@ -28,7 +28,7 @@ class ServedState:
 
     @classmethod
     def of(cls, model: ModelDescription, results: Results) -> ServedState:
-        """Judge a model."""
+        """Make the state of a model from its probe results."""
         computing = Computing(
             backend=model.backend,
             blas=model.blas,

@@ -1,6 +1,6 @@
-"""Messages as parts of a frame: msgpack, each type by its annotations, and four types that msgspec does not know.
+"""Messages as parts of a frame: msgpack by the types' annotations, with hooks for four types that msgspec lacks.
 
-The arrays of images and videos are parts of their own, which nobody copies, however many sequences of a request share them.
+The arrays of images and videos are separate parts, which are never copied, however many sequences of a request share them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from machd.settings.model import Settings
 
 
 class _Outgoing:
-    """The parts of one message that is encoded."""
+    """The parts of a message that is being encoded."""
 
     def __init__(self) -> None:
         self.arrays: list[PlainArray] = []
@@ -38,7 +38,7 @@ class _Outgoing:
 
 
 class _Incoming:
-    """The parts of one message that is decoded."""
+    """The parts of a message that is being decoded."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self._contents = parts[1:]
@@ -81,7 +81,7 @@ def encode(message: Message) -> list[Part]:
     """Return a message as parts.
 
     Raises:
-        NotImplementedError: It holds what does not cross the link.
+        NotImplementedError: It has a value of a type that does not cross the link.
     """
     outgoing = _Outgoing()
     content = Encoder(enc_hook=outgoing.as_data).encode(message)
@@ -89,10 +89,10 @@ def encode(message: Message) -> list[Part]:
 
 
 def decode_to_engine(parts: Sequence[Part]) -> ToEngine:
-    """Return a message of the front; the arrays of images and videos in it lie in ``parts``.
+    """Decode a message of the front; its arrays of images and videos are views of ``parts``.
 
     Raises:
-        DecodeError: It is none: an unknown name, a field too few or too many, or of another type.
+        DecodeError: No message: an unknown name, a field too few or too many, or of another type.
     """
     decoder: Decoder[Any] = Decoder(ToEngine, dec_hook=_Incoming(parts).from_data)
     message: ToEngine = decoder.decode(parts[0])
@@ -100,10 +100,10 @@ def decode_to_engine(parts: Sequence[Part]) -> ToEngine:
 
 
 def decode_to_front(parts: Sequence[Part]) -> ToFront:
-    """Return a message of the engine process.
+    """Decode a message of the engine process.
 
     Raises:
-        DecodeError: It is none: an unknown name, a field too few or too many, or of another type.
+        DecodeError: No message: an unknown name, a field too few or too many, or of another type.
     """
     message: ToFront = _FRONT_DECODER.decode(parts[0])
     return message

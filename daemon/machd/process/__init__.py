@@ -1,1 +1,1 @@
-"""The life of the front process: its state, the settings in force, and what the service manager is told."""
+"""The life of the front process: its state, the settings in force, and reports to the service manager."""

@@ -1,9 +1,8 @@
 """The settings in force, and the one way to change them while the daemon runs.
 
-A reload (SIGHUP, the admin API) reads every source again; a change over the admin API lays values
-above them. Both go the same way: parse, validate, compare, prepare, take on; and whatever fails
-leaves everything as it was. After a reload the daemon runs what a restart would run, so a reload
-forgets what was laid above the sources.
+A reload (SIGHUP, the admin API) reads every source again; a change over the admin API overrides values of
+the sources. Both have the same steps: parse, validate, compare, prepare, apply; a failure changes nothing.
+After a reload the daemon has the settings of a restart, so a reload drops the overrides.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from machd.settings.problems import printable
 from machd.settings.sources import LoadedSettings, SettingsSources, name_problems, overlaid
 
 Prepare = Callable[[Settings], Callable[[], None]]
-"""Gets ready whatever new settings need, and may refuse them with a MachdError; it changes nothing
-that requests can see. What it returns takes the settings on, on the event loop, at once."""
+"""Prepares the parts for new settings, or refuses them with a MachdError; it changes nothing that requests
+can see. It returns a function that applies the settings at once, on the event loop."""
 
 
 class ChangeKind(StrEnum):
@@ -49,9 +48,9 @@ class LastChange:
     """The outcome of the last attempt to change the settings.
 
     Attributes:
-        at_unix_s: When it ended.
-        changed: The keys that have other values now, dotted.
-        problems: Why nothing changed, a line each; empty after a success.
+        at_unix_s: Time of its end.
+        changed: Dotted keys whose values have changed.
+        problems: Reasons why nothing changed, a line each; empty after a success.
     """
 
     kind: ChangeKind
@@ -71,14 +70,7 @@ class Configuration:
     def __init__(
         self, sources: SettingsSources, loaded: LoadedSettings, prepare: Prepare, clock: Clock
     ) -> None:
-        """Begin with settings that are in force already.
-
-        Args:
-            sources: Where a reload reads.
-            loaded: What was read from there.
-            prepare: Gets the daemon's parts ready for others.
-            clock: Reads time.
-        """
+        """Begin with settings that are in force; ``prepare`` gets the daemon's parts ready for others."""
         self._sources = sources
         self._read = self._loaded = loaded
         self._prepare = prepare
@@ -104,7 +96,7 @@ class Configuration:
 
     @property
     def etag(self) -> str:
-        """Names this state of the settings; another one after every change, in quotes as HTTP has it."""
+        """The ETag of the settings, in quotes as in HTTP; every change makes a new one."""
         digest = hashlib.sha256(settings_toml(self._loaded).encode()).hexdigest()
         return f'"{self._revision}-{digest[:16]}"'
 
@@ -125,19 +117,19 @@ class Configuration:
 
     @property
     def last_success_unix_s(self) -> float:
-        """When a reload was last taken on, or the start."""
+        """Time of the last successful reload, or of the start."""
         return self._last_success_unix_s
 
     def watch(self, watcher: Callable[[LastChange], None]) -> None:
-        """Tell of every change from now on, and of those that are refused."""
+        """Call back for every later change, refused ones included."""
         self._watchers.append(watcher)
 
     async def reload(self) -> LastChange:
-        """Read every source again and take on what they say.
+        """Read every source again and apply the settings.
 
         Raises:
-            SettingsError: Something in them is wrong; there is a line for each problem.
-            RestartRequiredError: Something that differs needs a restart.
+            SettingsError: A setting is wrong; each problem has a line.
+            RestartRequiredError: A changed setting needs a restart.
             MachdError: The daemon's parts refuse them.
         """
         async with self._turn:
@@ -167,7 +159,7 @@ class Configuration:
             )
 
     def _matches(self, if_match: str) -> bool:
-        """RFC 9110, section 13.1.1: any, or one of a list."""
+        """Return whether an If-Match header allows the change: any, or one of a list (RFC 9110, section 13.1.1)."""
         return if_match.strip() == "*" or self.etag in map(str.strip, if_match.split(","))
 
     def _overlaid(
@@ -200,7 +192,7 @@ class Configuration:
             self._refuse(kind, error)
             raise
         except Exception as error:
-            # A bug of ours; whoever waits for an answer still has to get one.
+            # A bug of machd's; the caller still has to get an answer.
             self._log.exception("settings.change_failed")
             fault = FaultError("the settings could not be changed; the log says why")
             self._refuse(kind, fault)
@@ -224,10 +216,10 @@ class Configuration:
         self._note(LastChange(kind, self._clock.unix_s(), problems=shown))
 
     def _take_on(self, take_on: Callable[[], None]) -> None:
-        """Take new settings on, or put the old ones back.
+        """Apply new settings, or restore the old ones.
 
         Raises:
-            FaultError: It failed, which is a bug.
+            FaultError: Applying failed, which is a bug.
         """
         try:
             take_on()

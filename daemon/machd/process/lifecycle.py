@@ -8,10 +8,10 @@ from enum import StrEnum
 from machd.errors import ConflictError, DrainingError, EngineFaultError, NotReadyError
 
 StateWatcher = Callable[["State"], None]
-"""Told of every new state, on the event loop; must be quick and must not raise."""
+"""Called with every new state, on the event loop; must be quick and must not raise."""
 
 _RETRY_AFTER_S = 5
-"""What a client is told while the daemon loads or leaves: a restart takes about as long."""
+"""Retry-After while the daemon loads or shuts down: about the time of a restart."""
 
 
 class State(StrEnum):
@@ -47,30 +47,30 @@ class Lifecycle:
     """The one owner of the state. Lives on the event loop."""
 
     def __init__(self) -> None:
-        """Begin by loading."""
+        """Begin in the loading state."""
         self._state = State.LOADING
         self._is_held = False
         self._watchers: list[StateWatcher] = []
 
     @property
     def state(self) -> State:
-        """The state now."""
+        """The present state."""
         return self._state
 
     @property
     def is_held(self) -> bool:
-        """Return whether an operator drains it, so that it can resume."""
+        """Return whether an operator has it drain, so that it can resume."""
         return self._is_held
 
     def watch(self, watcher: StateWatcher) -> None:
-        """Tell of every new state from now on."""
+        """Call back for every later state."""
         self._watchers.append(watcher)
 
     def become(self, state: State) -> None:
-        """Move on; going to where we are is no move.
+        """Enter another state; no effect if it is the present one.
 
-        Draining that comes from here is the beginning of the end, also where an operator had the
-        daemon drain before; for that see :meth:`hold`.
+        Draining from here always ends in a shutdown, also if an operator had the daemon drain before; see
+        :meth:`hold` for that.
         """
         self._move(state, is_held=False)
 
@@ -84,10 +84,10 @@ class Lifecycle:
             watcher(state)
 
     def hold(self) -> None:
-        """Take nothing new until :meth:`resume`, and finish what there is. Again is no mistake.
+        """Refuse new work until :meth:`resume`, and finish open requests. Idempotent.
 
         Raises:
-            ConflictError: The daemon takes nothing now, for another reason.
+            ConflictError: The daemon already refuses work for another reason.
         """
         if self._is_held:
             return
@@ -96,10 +96,10 @@ class Lifecycle:
         self._move(State.DRAINING, is_held=True)
 
     def resume(self) -> None:
-        """Take new work again. A daemon that is ready stays so.
+        """Accept new work again. No effect on a ready daemon.
 
         Raises:
-            ConflictError: It takes nothing for another reason: it loads, stops or has failed.
+            ConflictError: It refuses work for another reason: it loads, stops or has failed.
         """
         if self._state is State.READY:
             return
@@ -109,7 +109,7 @@ class Lifecycle:
         self.become(State.READY)
 
     def restart(self) -> None:
-        """Note that the engine process is being replaced; what leaves or drains goes on doing that."""
+        """Note that the engine process is being replaced; a daemon that drains or shuts down goes on with that."""
         if self._state is State.READY:
             self.become(State.RESTARTING)
 
@@ -119,12 +119,12 @@ class Lifecycle:
             self.become(State.READY)
 
     def check_accepting(self) -> None:
-        """Let new work in, or say why not.
+        """Raise the reason if the daemon accepts no work.
 
         Raises:
             NotReadyError: The model is still loading.
-            DrainingError: The daemon is finishing.
-            EngineFaultError: The engine is gone.
+            DrainingError: The daemon is draining.
+            EngineFaultError: The engine has ended.
         """
         match self._state:
             case State.READY | State.RESTARTING | State.LEAVING:
@@ -140,12 +140,12 @@ class Lifecycle:
                 raise EngineFaultError("the engine has stopped; the server is restarting")
 
     def check_ready(self) -> None:
-        """Check that a router may send new work, or say why not.
+        """Raise the reason if a router should send no new work.
 
-        A leaving daemon accepts work that arrives all the same: routers poll, and learn late.
+        A daemon that shuts down still accepts work that arrives: routers poll, and notice late.
 
         Raises:
-            MachdError: The daemon is leaving, or accepts no work (:meth:`check_accepting`).
+            MachdError: The daemon shuts down, or accepts no work (:meth:`check_accepting`).
         """
         if self._state is State.LEAVING:
             raise DrainingError(

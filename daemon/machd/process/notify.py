@@ -20,13 +20,13 @@ _SERVICE_VARIABLES = (
 )
 
 _SEND_TIMEOUT_S = 0.2
-"""For a service manager whose queue is full; it empties it at once unless it hangs itself."""
+"""Timeout of a send to a service manager whose queue is full, which it empties at once unless it hangs."""
 
 _US_PER_S = 1_000_000
 
 
 class ServiceNotifier:
-    """Sends datagrams to ``$NOTIFY_SOCKET``. Never raises: a deaf service manager stops no daemon."""
+    """Sends datagrams to ``$NOTIFY_SOCKET``. Never raises: a failing service manager must not stop the daemon."""
 
     def __init__(self, environ: Mapping[str, str], clock: Clock) -> None:
         """Find the service manager's socket in the process's variables."""
@@ -42,38 +42,38 @@ class ServiceNotifier:
 
     @property
     def watchdog_interval_s(self) -> float | None:
-        """Within which the service manager wants signs of life; None where it wants none."""
+        """The service manager's watchdog interval; None without a watchdog."""
         return self._watchdog_interval_s if self.is_heard else None
 
     def loading(self, *, timeout_s: float) -> None:
-        """The model is loading; something will be heard again within ``timeout_s``."""
+        """Report that the model is loading, and extend the start-up timeout by ``timeout_s``."""
         self._send(f"EXTEND_TIMEOUT_USEC={_microseconds(timeout_s)}")
 
     def ready(self, status: str | None = None) -> None:
-        """Requests are answered, or a reload is over, however it went."""
+        """Report that requests are answered, or that a reload has ended, successful or not."""
         self._send("READY=1", *_status_lines(status))
 
     def reloading(self) -> None:
-        """Settings are being read again; :meth:`ready` follows."""
+        """Report that settings are being reloaded; :meth:`ready` follows."""
         # With the time, so that the service manager can tell this reload's READY from an older one.
         now_us = _microseconds(self._clock.monotonic_s())
         self._send("RELOADING=1", f"MONOTONIC_USEC={now_us}", *_status_lines("reading settings"))
 
     def stopping(self, *, timeout_s: float, status: str | None = None) -> None:
-        """The daemon is leaving, for good, and needs so long."""
+        """Report that the daemon shuts down, and needs up to ``timeout_s``."""
         extension = f"EXTEND_TIMEOUT_USEC={_microseconds(timeout_s)}"
         self._send("STOPPING=1", extension, *_status_lines(status))
 
     def status(self, text: str) -> None:
-        """One line for people."""
+        """Report the state in one line of text."""
         self._send(*_status_lines(text))
 
     def alive(self) -> None:
-        """The engine moves."""
+        """Report a sign of life of the engine."""
         self._send("WATCHDOG=1")
 
     def close(self) -> None:
-        """Say no more."""
+        """Close the socket."""
         self._address = None
         if self._socket is not None:
             self._socket.close()
@@ -90,7 +90,7 @@ class ServiceNotifier:
 
 
 def forget_service_variables(environ: MutableMapping[str, str]) -> None:
-    """Drop what the service manager meant for this process alone, before it starts another.
+    """Remove the service manager's variables for this process before it starts another.
 
     A child that inherited the variables could say READY in the daemon's name, or take its sockets.
     """
@@ -99,7 +99,7 @@ def forget_service_variables(environ: MutableMapping[str, str]) -> None:
 
 
 def _address(variable: str) -> bytes | None:
-    """A path, or an abstract name with its ``@``; None for anything else, a vsock among them."""
+    """Return a path, or an abstract name with its ``@``; None for any other address, such as a vsock."""
     if variable.startswith("/"):
         return os.fsencode(variable)
     if variable.startswith("@") and len(variable) > 1:
@@ -108,7 +108,7 @@ def _address(variable: str) -> bytes | None:
 
 
 def _watchdog_interval_s(environ: Mapping[str, str]) -> float | None:
-    """None where signs of life are not wanted, or are wanted of another process."""
+    """Return the watchdog interval; None without one, or if it is another process's."""
     interval, pid = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", "")
     if pid not in {"", str(os.getpid())} or not re.fullmatch("[0-9]{1,20}", interval):
         return None
@@ -120,5 +120,5 @@ def _microseconds(seconds_s: float) -> int:
 
 
 def _status_lines(text: str | None) -> tuple[str, ...]:
-    """One assignment at most: a line break in it would begin another."""
+    """Return at most one assignment, because a line break in it would begin another."""
     return () if text is None else (f"STATUS={' '.join(text.split())}",)

@@ -1,7 +1,7 @@
-"""Tells the service manager how the daemon is: what it does, that it lives, how long it needs.
+"""Reports to the service manager: state, signs of life and extended timeouts.
 
-Signs of life are the engine's: they are sent from the event loop while the engine's heartbeat is
-fresh, so neither a hung engine nor a hung event loop can seem alive.
+Signs of life are sent from the event loop while the engine's heartbeat is fresh, so neither a hung engine nor
+a hung event loop can seem alive.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from machd.served.throughput import Throughput
 _STATUS_INTERVAL_S = 1.0
 
 _LOADING_EXTENSION_S = 60.0
-"""How much longer the model may load with every message; sent long before it is over."""
+"""Time by which each message extends the start-up timeout; the next is sent long before it passes."""
 
 _LOADING_INTERVAL_S = 10.0
 
 _MAX_LOADING_S = 3600.0
-"""After which a model that still loads is the service manager's to judge."""
+"""Time of loading after which the start-up timeout is not extended any more."""
 
 _LEAVING_S = 20.0
-"""For what comes after the drain: last answers, the servers and the engine thread ending."""
+"""Time after the drain for last answers, and for the servers and the engine to end."""
 
 
 class EngineCounts(Protocol):
@@ -68,7 +68,7 @@ class ServiceReport:
         throughput: Throughput,
         clock: Clock,
     ) -> None:
-        """Report to ``notifier``; nothing is said yet."""
+        """Report to ``notifier``; nothing is sent yet."""
         self._notifier = notifier
         self._configuration = configuration
         self._lifecycle = lifecycle
@@ -89,30 +89,30 @@ class ServiceReport:
             await asyncio.sleep(self._rest_s)
 
     def look(self) -> None:
-        """Say what is due."""
+        """Send the messages that are due."""
         if not (self._is_ready or self._is_stopping):
             self._say_loading()
         self._say_alive()
         self._say_status()
 
     def ready(self) -> None:
-        """Requests are answered from now on."""
+        """Report that requests are answered."""
         self._is_ready = True
         self._notifier.ready(self._noted_status())
         self._say_alive()
 
     def reloading(self) -> None:
-        """Settings are being read again; :meth:`reloaded` follows."""
+        """Report that settings are being reloaded; :meth:`reloaded` follows."""
         if self._takes_reloads:
             self._notifier.reloading()
 
     def reloaded(self) -> None:
-        """They were read, and taken on or refused."""
+        """Report that the reload has ended, successful or not."""
         if self._takes_reloads:
             self._notifier.ready(self._noted_status())
 
     def stopping(self) -> None:
-        """The daemon leaves, after its notice and the time that open requests get."""
+        """Report that the daemon shuts down, with the time for its notice and for open requests."""
         self._is_stopping = True
         limits = self._configuration.settings.limits
         timeout_s = limits.drain_notice_s + limits.drain_timeout_s + _LEAVING_S
@@ -169,7 +169,7 @@ class ServiceReport:
             self._notifier.loading(timeout_s=_LOADING_EXTENSION_S)
 
     def _say_alive(self) -> None:
-        """Every quarter of the interval, while the engine has moved within half of it."""
+        """Send a sign of life every quarter of the interval, if the engine's heartbeat is younger than half of it."""
         interval_s = self._notifier.watchdog_interval_s
         if interval_s is None or not (self._is_ready or self._is_stopping):
             return

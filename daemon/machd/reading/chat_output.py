@@ -1,14 +1,14 @@
-"""Reads a chat model's answer: thoughts, calls and content told apart while they come.
+"""Incremental parser of a chat model's answer: thoughts, calls and content.
 
-Nothing that a model writes is an error. What looks like a call and is none comes out as content,
-markers included, and so does everything if reading itself should fail.
+No text of a model is an error. An invalid call is content, markers included, and so is the whole text if
+the parser itself fails.
 
-A text that was cut (by ``max_tokens`` or a stop text) is another matter: the beginning of a call is
-not content. If the call had come to its arguments, the client gets their beginning, else nothing. Text
-that can no longer become a call is content.
+In a text that was cut (by ``max_tokens`` or a stop string) the beginning of a call is not content. If the
+call has reached its arguments, the client gets their beginning, else nothing. Text that can no longer
+become a call is content.
 
-What follows an opening marker is read as a section of calls; if it turns out to be none, its marker is
-text and what stands behind it is read again, so that a mention of a marker costs no call.
+The text after an opening marker is parsed as a section of calls. If it has none, the marker is text and the
+text after it is parsed again, so that a mention of a marker hides no call.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class ChatOutput:
     """The output format of one conversation's answers.
 
     Attributes:
-        chat_format: How the model writes.
-        tools: That may be called, as templates see them; without any, calls are not looked for.
-        starts_in: Where the prompt left off.
-        continues_thought: It left off in the middle of a thought, so that whitespace may come next.
-        stops_after_call: One call is all that the client wants.
+        chat_format: The model's format of thoughts and calls.
+        tools: Tools that may be called, in the templates' shape; without tools, calls are not searched for.
+        starts_in: State at the prompt's end.
+        continues_thought: The prompt ends inside a thought, so that whitespace may come next.
+        stops_after_call: The answer ends after one call.
         has_bare_calls: An answer that begins as JSON may be calls, without markers around them.
         has_marked_calls: Calls may have the format's markers around them.
-        is_forced: Nothing but calls was asked for.
+        is_forced: The answer must consist of calls.
     """
 
     chat_format: ChatFormat
@@ -66,12 +66,12 @@ class ChatOutput:
         return self.chat_format.markers(tools=self.looks_for_markers)
 
     def parser(self, *, streams: bool = True) -> OutputParser:
-        """A fresh one, for one choice."""
+        """Make a parser for one choice."""
         return _ChatParser(self, streams=streams)
 
 
 class _ChatParser:
-    """Stands between a reader and whatever a model's text may do to it."""
+    """A parser that turns to plain content if the inner one raises an error."""
 
     def __init__(self, output: ChatOutput, *, streams: bool) -> None:
         self._pieces = PieceQueue()
@@ -110,7 +110,7 @@ class _ChatParser:
 
 
 class _Reader:
-    """One answer, stretch by stretch."""
+    """Parser of one answer."""
 
     def __init__(self, output: ChatOutput, pieces: PieceQueue, *, streams: bool) -> None:
         self._output = output
@@ -124,7 +124,7 @@ class _Reader:
         self._unread = ""
         self._section: ToolCallSection | None = None
         self._reread_characters = 0
-        # Closing marker of calls that were read without it; it is no text when it comes.
+        # Closing marker of calls that were complete before it; it is not text.
         self._late_end = ""
         self._text = ContentText(pieces, self._bare_calls())
         self.is_thinking = output.starts_in is TextState.REASONING
@@ -133,7 +133,7 @@ class _Reader:
 
     @property
     def held(self) -> str:
-        """Return the text that came and was not handed out, for an answer that ends here."""
+        """Return the text that was held back, for an answer that ends here."""
         section = self._section
         raw = "" if section is None else section.marker + section.raw
         return self._text.gap + raw + self._unread
@@ -160,7 +160,7 @@ class _Reader:
         self._text.finish()
 
     def _begins_call(self, held: str) -> bool:
-        """Return whether text that may begin a marker is a call's: behind other text it may be text as well."""
+        """Return whether text that may begin a marker belongs to a call; after other text it may also be text."""
         is_text = self._text.has_begun and not (self._output.is_forced or self._pieces.calls)
         return (
             bool(held)
@@ -173,7 +173,6 @@ class _Reader:
         )
 
     def _read_on(self) -> None:
-        """Read as much of the text as is certain."""
         while self._unread:
             if (section := self._section) is not None:
                 text, self._unread = self._unread, ""
@@ -193,7 +192,6 @@ class _Reader:
             self._cross(*edge)
 
     def _cross(self, marker: str, state: str) -> None:
-        """Go into the state behind a marker."""
         if marker == self._late_end:
             self._late_end = ""
         elif state == TextState.TOOL:
@@ -203,7 +201,6 @@ class _Reader:
             self._take("")
 
     def _take(self, text: str) -> None:
-        """Hand out text of the state."""
         match TextState.named(self._state):
             case TextState.REASONING:
                 self._think(text)
@@ -228,7 +225,7 @@ class _Reader:
         self._late_end = ""
 
     def _leave(self, section: ToolCallSection, rest: str) -> None:
-        """Go on behind a section: in the state in which it stood, or from its marker if it was text."""
+        """Continue after a section: in the state before it, or from its marker if it was text."""
         self._section = None
         if self._state not in (TextState.REASONING, TextState.NORMAL):
             self._state = TextState.NORMAL
@@ -247,7 +244,7 @@ class _Reader:
         self._unread = raw + self._unread
 
     def _think(self, text: str) -> None:
-        """Thoughts, less the whitespace around them."""
+        """Emit thoughts without the whitespace around them."""
         if not self.is_thinking:
             self._text.end_scan()
             self._text.interrupt(keeps_gap=True)
@@ -276,7 +273,7 @@ class _Reader:
 def _split(text: str, edges: Iterable[tuple[str, str]]) -> tuple[str, tuple[str, str] | None, str]:
     """Return the text before the marker that ends first, the marker's edge, and the text behind it.
 
-    Without a marker, that is the text that is certain, None, and what may begin a marker.
+    Without a marker: the unambiguous text, None, and text that may begin a marker.
     """
     found: tuple[int, tuple[str, str]] | None = None
     held = 0

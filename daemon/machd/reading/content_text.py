@@ -1,4 +1,4 @@
-"""The plain text of an answer: what is left when thoughts and marked calls are taken out."""
+"""The plain text of an answer, without thoughts and marked calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class ContentText:
     """The answer's plain text: whitespace beside thoughts and calls left out, bare calls found.
 
     Attributes:
-        has_begun: Some of it was handed out.
+        has_begun: Text was emitted.
     """
 
     def __init__(self, pieces: PieceQueue, bare_calls: JsonCalls | None) -> None:
@@ -22,7 +22,7 @@ class ContentText:
         self._is_after_break = False
         self._has_said = False
         self.has_begun = False
-        # In pieces: a model may write nothing but spaces, one by one.
+        # A list of pieces: a model may write spaces one by one.
         self._gap: list[str] = []
 
     @property
@@ -31,17 +31,13 @@ class ContentText:
         return "".join(self._gap)
 
     def push(self, text: str) -> None:
-        """Some more of it."""
+        """Add text."""
         rest = text if self._bare_calls is None else self._scan(self._bare_calls, text)
         if rest:
             self._say(rest)
 
     def interrupt(self, *, keeps_gap: bool = False) -> None:
-        """Thoughts or calls come between.
-
-        Args:
-            keeps_gap: Whitespace at the end of what was said belongs to it.
-        """
+        """Thoughts or calls come between; with ``keeps_gap`` whitespace at the end belongs to what was said."""
         if keeps_gap and self._has_said:
             self._pieces.content(self.gap)
         self._gap = []
@@ -56,11 +52,7 @@ class ContentText:
             self._say(bare_calls.finish())
 
     def drop_cut_call(self, *, is_forced: bool) -> None:
-        """Drop the beginning of a bare call that the end of the text cut short.
-
-        Args:
-            is_forced: Nothing but calls was asked for.
-        """
+        """Drop the beginning of a bare call that the end of the text cut short; ``is_forced`` where only calls were asked for."""
         bare_calls = self._bare_calls
         if not self._is_scanning or bare_calls is None:
             return
@@ -69,14 +61,14 @@ class ContentText:
             self.interrupt()
 
     def finish(self) -> None:
-        """The answer is over."""
+        """End the answer."""
         self.end_scan()
         if self._has_said or not self._is_after_break:
             self._pieces.content(self.gap)
         self._gap = []
 
     def _scan(self, bare_calls: JsonCalls, text: str) -> str:
-        """Return the text that is no call, of an answer that may begin with one."""
+        """Return the text outside of calls, for an answer that may begin with a call."""
         if not self._is_scanning:
             whole, text = text, text.lstrip(_WHITESPACE)
             if text and text[0] not in "{[":

@@ -1,4 +1,4 @@
-"""From a conversation to what the engine is given and how its answer is read."""
+"""Preparation of a conversation: its prompt, its constraints, and the parser of its answer."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ NO_MEDIA: Mapping[int, Media] = {}
 
 @dataclass(frozen=True, slots=True)
 class PreparedConversation:
-    """A conversation, ready to be generated from.
+    """A prepared conversation.
 
     Attributes:
         prompt: Token ids.
-        guidance: What shapes the answer, and how it is read.
-        dropped_messages: The oldest messages that were left out to make the rest fit.
-        constraints: To compile, in this order; the last one is the answer's, those before it only show
-            which of a client's schemas is wrong.
+        guidance: The grammar of the answer, and its parser.
+        dropped_messages: Number of oldest messages that were left out to make the rest fit.
+        constraints: Constraints to compile in this order; the last one is the answer's, the others only
+            show which of a client's schemas is wrong.
         media: Images and videos of the prompt, in order.
-        omitted_media: Images and videos in results of tools that a model of text is not shown.
+        omitted_media: Number of images and videos in tools' results that a text-only model does not get.
     """
 
     prompt: tuple[int, ...]
@@ -58,16 +58,13 @@ def prepare_conversation(
 ) -> PreparedConversation:
     """Render and tokenise; for a worker thread, as a prompt may be a megabyte.
 
-    Args:
-        conversation: To prepare.
-        front: Of the model that is to answer.
-        decoded: What was made of the conversation's images and videos, by their sources' identities.
+    ``decoded`` holds the conversation's images and videos by the identities of their sources.
 
     Raises:
         ChatTemplateMissingError: The model takes no conversations.
         GrammarError: A schema or grammar is beyond the bounds.
-        InvalidRequestError: The template refuses the conversation, or what is asked for does not
-            go together with this model.
+        InvalidRequestError: The template refuses the conversation, or the model does not support the
+            request.
     """
     tokenizer = front.tokenizer
     calls = _Calls.of(conversation, tokenizer)
@@ -113,26 +110,26 @@ def prepare_conversation(
 
 
 def _limit_tokens(conversation: Conversation, context_tokens: int) -> float:
-    """Tokens that the prompt may have before its oldest turns are left out."""
+    """Return the most tokens of the prompt before its oldest turns are left out."""
     asked = conversation.max_prompt_tokens
     return math.inf if asked is None else max_prompt_tokens(asked, context_tokens)
 
 
 def _check_latest_turn(conversation: Conversation, prompt_tokens: int) -> None:
-    """Refuse a number of prompt tokens that the latest turn alone does not keep to."""
+    """Refuse a limit of prompt tokens that the latest turn alone exceeds."""
     asked = conversation.max_prompt_tokens
     if asked is not None and asked != WHOLE_ROOM and prompt_tokens > asked:
-        raise InvalidRequestError(
-            f"truncate_prompt_tokens: the system message and the latest turn alone have {prompt_tokens} "
+        raise InvalidRequestError.at(
+            "truncate_prompt_tokens",
+            f"the system message and the latest turn alone have {prompt_tokens} "
             "tokens; send a larger number",
-            param="truncate_prompt_tokens",
         )
 
 
 def _predicted(
     conversation: Conversation, tokenizer: Tokenizer, context_tokens: int
 ) -> tuple[int, ...]:
-    """The text that the answer may repeat; of a longer one than any answer, the beginning."""
+    """Return the predicted text, cut to the longest possible answer."""
     if not conversation.prediction:
         return ()
     token_ids = tokenizer.encode(conversation.prediction, add_special_tokens=False)
@@ -141,14 +138,14 @@ def _predicted(
 
 @dataclass(frozen=True, slots=True)
 class _Calls:
-    """The tools of a conversation, and how its model writes calls of them.
+    """The tools of a conversation, and the format of calls.
 
     Attributes:
-        tools: That the model may call, as templates see them.
-        chat_format: As the model will write calls.
-        are_written_by_us: The template shows no tools, so the messages have to.
-        are_forced: Nothing but calls is wanted.
-        is_single: At most one is.
+        tools: Tools that the model may call, in the templates' shape.
+        chat_format: The format in which the model writes calls.
+        are_written_by_us: The template shows no tools, so that machd writes them into the messages.
+        are_forced: The answer must consist of calls.
+        is_single: At most one call is allowed.
     """
 
     tools: tuple[Mapping[str, object], ...]
@@ -175,12 +172,12 @@ class _Calls:
 
     @property
     def are_json_between_markers(self) -> bool:
-        """A grammar can be written for calls as the model knows them."""
+        """True if a grammar can express calls in the model's own format."""
         return self.chat_format.tool_format == JSON_TOOLS and self._has_markers
 
     @property
     def are_bare(self) -> bool:
-        """Calls are JSON without markers: the model's way, or what our grammar makes of them."""
+        """True if calls are JSON without markers, by the model's format or by the grammar."""
         forces_json = self.are_forced and not self.are_json_between_markers
         return bool(self.tools) and (forces_json or not self._has_markers)
 
@@ -189,7 +186,7 @@ class _Calls:
         return self.chat_format.tool_markers is not None
 
     def spelling(self, tokenizer: Tokenizer, eos_token_ids: frozenset[int]) -> CallSpelling:
-        """Return how a grammar writes calls."""
+        """Return the spelling of calls in a grammar."""
         markers = self.chat_format.tool_markers
         if markers is None:
             return CallSpelling(argument_keys=("parameters", "arguments"))
@@ -223,10 +220,10 @@ def _rendered(conversation: Conversation, tokenizer: Tokenizer, calls: _Calls) -
 
 
 def _open_thought(conversation: Conversation, chat_format: ChatFormat, prompt: str) -> str | None:
-    """Return what is said already of the thought that the prompt ends in; None if it ends in none.
+    """Return the text of a thought that is open at the prompt's end; None without one.
 
-    A thought is opened by the template at the prompt's end, or in the final message that the answer
-    continues. The marker elsewhere, as in a question about it, opens none.
+    The template opens a thought at the prompt's end, or the final message does if the answer continues it. A
+    marker elsewhere, as in a question about it, opens none.
     """
     if chat_format.reasoning_markers is None:
         return None
@@ -241,7 +238,7 @@ def _open_thought(conversation: Conversation, chat_format: ChatFormat, prompt: s
 def _thinking(
     conversation: Conversation, tokenizer: Tokenizer, open_thought: str | None
 ) -> Thinking | None:
-    """Return the markers of reasoning, for a model that reasons unless it was told not to."""
+    """Return the markers of reasoning; None if the model has none or reasoning is switched off."""
     markers = tokenizer.chat_format.reasoning_markers
     if markers is None:
         return None
@@ -278,10 +275,10 @@ def _constraints(
         return ()
     if calls.chat_format.opening_state is not TextState.NORMAL:
         param = "tool_choice" if constraint is None else constraint.param
-        raise InvalidRequestError(
-            f"{param}: this model writes its answers as several messages, to which no grammar can "
+        raise InvalidRequestError.at(
+            param,
+            "this model writes its answers as several messages, to which no grammar can "
             "be applied; leave it out",
-            param=param,
         )
     if constraint is not None and not calls.tools:
         return (constraint,)

@@ -24,11 +24,7 @@ _DECODER = json.JSONDecoder(strict=False)
 
 
 def read_gemma_calls(quote: str, text: str) -> list[tuple[str, Mapping[str, object]]]:
-    """Read the calls that a text is made of: names and arguments.
-
-    Args:
-        quote: The marker on both sides of a string.
-        text: Between the markers of the section.
+    """Read names and arguments of calls; ``quote`` stands on both sides of a string.
 
     Raises:
         OpenValueError: The text ends inside a string.
@@ -49,7 +45,7 @@ def read_gemma_calls(quote: str, text: str) -> list[tuple[str, Mapping[str, obje
 
 @dataclass
 class _Reader:
-    """Values of one text, from a position on."""
+    """Parser of the values of one text, from a position on."""
 
     text: str
     quote: str

@@ -10,13 +10,13 @@ from machd.request.generation import Grammar, Thinking
 
 @dataclass(frozen=True, slots=True)
 class Guidance:
-    """The same for all choices of a request.
+    """Grammar, thinking and output format of all choices of a request.
 
     Attributes:
-        grammar: What the answer may say after its thoughts; None for anything.
-        thinking: Where thoughts begin and end; None for a model without.
+        grammar: Grammar of the answer after its thoughts; None for any text.
+        thinking: Markers of thoughts; None for a model without thoughts.
         predicted_token_ids: Tokens that the answer may repeat.
-        output: How the answer is read.
+        output: Makes the answer's parser.
     """
 
     grammar: Grammar | None = None

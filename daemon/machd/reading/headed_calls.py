@@ -1,4 +1,4 @@
-"""Calls as a name, a marker and JSON, one after the other with nothing that ends them all.
+"""Calls as a name, a marker and JSON, one after the other, without a marker at the end.
 
 Mistral writes ``name[CALL_ID]id[ARGS]{…}``, Kimi K2 ``functions.name:0<|tool_call_argument_begin|>{…}``,
 so a call is known when its JSON ends.
@@ -24,9 +24,9 @@ class CallHeader:
 
     Attributes:
         name: Matches the name, its one group, at the beginning.
-        tail: Matches what stands between the name and the arguments.
-        opening: Stands before a call, or is left out.
-        closing: Stands behind one, or is left out; empty where the format has none.
+        tail: Matches the text between the name and the arguments.
+        opening: Optional marker before a call.
+        closing: Optional marker after a call; empty where the format has none.
     """
 
     name: re.Pattern[str]
@@ -57,14 +57,9 @@ _TAIL_CHARACTERS = re.compile(r"[\w\s\[\]<>|:-]*")
 class HeadedCalls:
     """Calls one after the other, to the first text that is none; each is sent when it is whole.
 
-    Args:
-        header: What stands before a call's arguments.
-        sink: Takes the calls.
-        names: Of the functions that can be called.
-
     Attributes:
-        found: Calls that the sink knows of.
-        is_over: A text that is no call was read.
+        found: Number of calls that the sink has received.
+        is_over: Text that is no call was read.
     """
 
     def __init__(self, header: CallHeader, sink: CallSink, names: frozenset[str]) -> None:
@@ -93,10 +88,10 @@ class HeadedCalls:
         return self.finish() if self.is_over else ""
 
     def show_beginning(self) -> None:
-        """Show nothing: a call is sent when it is whole."""
+        """Do nothing: a call is sent when it is whole."""
 
     def finish(self) -> str:
-        """Return the text held back, which is no call as no more text comes."""
+        """Return the text held back, which cannot become a call any more."""
         raw, self._raw = "".join(self._raw), []
         return raw
 

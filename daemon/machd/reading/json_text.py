@@ -1,7 +1,7 @@
-"""JSON that a model writes, followed while it comes.
+"""Incremental parser of a model's JSON.
 
-Mistakes of models inside of strings are corrected on the way, because text is final once a
-client has seen it: control characters that have to be escaped, and backslashes that escape nothing.
+Errors of models inside strings are corrected at once, because text that was streamed is
+final: control characters that have to be escaped, and backslashes that escape nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Expected(Enum):
 
 
 class JsonText:
-    """Follows one JSON value and gives its text back, mended.
+    """Parses one JSON value and returns its corrected text.
 
     Attributes:
         closed_key: The character just read ended a key.
@@ -49,7 +49,7 @@ class JsonText:
 
     @property
     def depth(self) -> int:
-        """Objects and arrays that are open."""
+        """Number of open objects and arrays."""
         return len(self._open)
 
     @property
@@ -78,10 +78,10 @@ class JsonText:
         return self._expected is _Expected.NOTHING
 
     def push(self, character: str) -> str:
-        """The text that became certain; a number or word is, once it has ended.
+        """Parse text, and return the text that is final; a number or word is final once it has ended.
 
         Raises:
-            NotJsonError: No JSON goes on like this.
+            NotJsonError: The text cannot continue the JSON value.
         """
         self.closed_key = self.closed_string = False
         if self._in_string:

@@ -19,9 +19,9 @@ class KeyedPrompt:
     """A rendered prompt.
 
     Attributes:
-        text: With placeholders.
-        keys: Token ids, and keys where images and videos lie.
-        spans: These, in order.
+        text: Text with placeholders.
+        keys: Token ids, with keys in the places of images and videos.
+        spans: Spans of images and videos, in order.
     """
 
     text: str
@@ -39,19 +39,14 @@ def keyed_prompt(
 ) -> KeyedPrompt:
     """Render a conversation with images and videos, and put their keys in place of its placeholders.
 
-    Args:
-        messages: As templates read them, with sources.
-        decoded: By the sources' identities.
-        processor: Knows the placeholders.
-        render: Renders messages without sources.
-        encode: Text to token ids.
+    ``decoded`` is by the identities of sources; ``render`` takes messages without sources.
 
     Raises:
         InvalidRequestError: The template refuses the messages, leaves an image out, or ends with one.
     """
     media = [decoded[id(source)] for source in media_of(messages)]
     placeholders = _placeholders(media, processor)
-    # A text that a client typed stands for no image.
+    # A client's text that spells a placeholder is no image.
     escapes = {one: f"\ue000{secrets.token_hex(8)}\ue001" for one in dict.fromkeys(placeholders)}
     unwritten = iter(placeholders)
     text = render([_rendered_message(one, processor, escapes, unwritten) for one in messages])
@@ -61,9 +56,9 @@ def keyed_prompt(
     for one, placeholder in zip(media, placeholders, strict=True):
         before, found, rest = rest.partition(placeholder)
         if not found:
-            raise InvalidRequestError(
-                "messages: the model's chat template leaves out an image or video of these messages",
-                param="messages",
+            raise InvalidRequestError.at(
+                "messages",
+                "the model's chat template leaves out an image or video of these messages",
             )
         keys += encode(carried + _restored(before, escapes) + one.text_before)
         spans.append(MediaSpan(len(keys), one))
@@ -71,9 +66,8 @@ def keyed_prompt(
         carried = one.text_after
     ending = encode(carried + _restored(rest, escapes))
     if not ending:
-        raise InvalidRequestError(
-            "messages: the prompt ends with an image or video; send a text behind it",
-            param="messages",
+        raise InvalidRequestError.at(
+            "messages", "the prompt ends with an image or video; send a text behind it"
         )
     return KeyedPrompt(_restored(text, escapes), (*keys, *ending), tuple(spans))
 
@@ -94,13 +88,9 @@ def _rendered_message(
     escapes: dict[str, str],
     unwritten: Iterator[str],
 ) -> dict[str, object]:
-    """Return a message as the template is to see it: without sources, and placeholders in its text escaped.
+    """Return a message for the template, without sources and with escaped placeholders in its text.
 
-    Args:
-        message: With sources.
-        processor: Knows whether the template writes placeholders.
-        escapes: By placeholder.
-        unwritten: Placeholders of this message's sources and all later ones.
+    ``escapes`` are by placeholder; ``unwritten`` yields placeholders of this message's and all later sources.
     """
     content = message.get("content")
     if isinstance(content, str):

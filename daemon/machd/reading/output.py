@@ -1,38 +1,38 @@
-"""A chat completion's text as what it means: thoughts, content, calls.
+"""Pieces of a chat completion's text: thoughts, content, calls.
 
-Dialects write these pieces in their own shapes and never look at the text.
+Dialects write these pieces in their own shapes and never parse the text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Protocol, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Some of the model's thoughts."""
+    """A piece of the model's thoughts."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Some of the answer's text."""
+    """A piece of the answer's text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStart:
-    """A call begins.
+    """The beginning of a call.
 
     Attributes:
-        index: Counts the calls of one choice from 0. Calls never interleave.
-        call_id: Ours and unique, such as ``call_5f2c...``.
-        name: Of one of the request's tools.
+        index: Number of the call in its choice, from 0. Calls never interleave.
+        call_id: A unique id, such as ``call_5f2c...``.
+        name: Name of one of the request's tools.
     """
 
     index: int
@@ -42,7 +42,7 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArguments:
-    """Some of a call's arguments; all of them together are the JSON text of an object."""
+    """A piece of a call's arguments; all pieces together are the JSON text of an object."""
 
     index: int
     text: str
@@ -50,7 +50,7 @@ class ToolCallArguments:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallEnd:
-    """A call is whole. One that ``max_tokens`` cut short has no such end."""
+    """The end of a whole call; a call that ``max_tokens`` cut short has none."""
 
     index: int
 
@@ -59,25 +59,18 @@ OutputPiece: TypeAlias = Reasoning | Content | ToolCallStart | ToolCallArguments
 
 
 def joined_pieces(pieces: Iterable[OutputPiece]) -> tuple[OutputPiece, ...]:
-    """The same, with neighbours of one kind as one: thoughts, content, a call's arguments."""
+    """Join neighbouring pieces of one kind: thoughts, content, a call's arguments."""
     joined: list[OutputPiece] = []
     for _, group in groupby(pieces, lambda one: (type(one), getattr(one, "index", None))):
         run = list(group)
-        text = "".join(getattr(one, "text", "") for one in run)
-        match run[0]:
-            case Reasoning():
-                joined.append(Reasoning(text))
-            case Content():
-                joined.append(Content(text))
-            case ToolCallArguments(index=index):
-                joined.append(ToolCallArguments(index, text))
-            case _:
-                joined += run
+        if isinstance(run[0], Reasoning | Content | ToolCallArguments):
+            run = [replace(run[0], text="".join(getattr(one, "text", "") for one in run))]
+        joined += run
     return tuple(joined)
 
 
 class OutputParser(Protocol):
-    """Reads one choice. Text goes in as it becomes certain, pieces come out; none is empty."""
+    """Parser of one choice: takes final text and returns pieces, none of them empty."""
 
     @property
     def is_thinking(self) -> bool:
@@ -85,15 +78,11 @@ class OutputParser(Protocol):
         ...
 
     def push(self, text: str) -> list[OutputPiece]:
-        """Return the deltas that this text makes certain."""
+        """Parse text, and return the pieces that are final."""
         ...
 
     def finish(self, *, is_cut: bool) -> list[OutputPiece]:
-        """The rest, when no more text comes.
-
-        Args:
-            is_cut: The model did not end the text: ``max_tokens`` or a stop text did.
-        """
+        """The rest, when no more text comes; ``is_cut`` if ``max_tokens`` or a stop text ended it."""
         ...
 
 
@@ -111,36 +100,34 @@ class OutputFormat(Protocol):
         ...
 
     def parser(self, *, streams: bool = True) -> OutputParser:
-        """A fresh one, for one choice.
+        """Make a parser for one choice.
 
-        Args:
-            streams: The client sees pieces as they come, so that a call's arguments are given while
-                they are written; else a call is given when it is whole.
+        With ``streams`` a call's arguments are given while they are written; else a call is given when it is whole.
         """
         ...
 
 
 class PlainOutput:
-    """Text is content: no thoughts, no calls. Keeps nothing, so one serves as its own parser."""
+    """An output format whose text is all content. It has no state, so it is its own parser."""
 
     markers: tuple[str, ...] = ()
     stops_after_call = False
     is_thinking = False
 
     def parser(self, *, streams: bool = True) -> PlainOutput:
-        """Itself."""
+        """Return itself."""
         del streams
         return self
 
     def push(self, text: str) -> list[OutputPiece]:
-        """All of it, at once."""
+        """Return all text as content."""
         return [Content(text)] if text else []
 
     def finish(self, *, is_cut: bool) -> list[OutputPiece]:
-        """Nothing is ever held back."""
+        """Return nothing: no text is held back."""
         del is_cut
         return []
 
 
 PLAIN_OUTPUT: OutputFormat = PlainOutput()
-"""For whatever is no conversation."""
+"""The output format of completions without a conversation."""

@@ -8,14 +8,14 @@ from machd.reading.tagged_calls import OpenValueError
 
 
 def well_formed_python(text: str) -> str:
-    """Return a text that is one list of calls with named constants, line ends in strings escaped.
+    """Check that a text is one list of calls with constant arguments; return it with escaped line ends in strings.
 
-    mlx-lm's parser finds such a list in any text, and takes what it can of one that is no Python, or whose values are computed:
-    several calls become one. A word without quotes is a text, as it is to mlx-lm.
+    mlx-lm's parser finds such a list in any text, and accepts invalid Python and computed values in part: several calls
+    become one. A word without quotes is a string, as for mlx-lm.
 
     Raises:
         OpenValueError: The text ends inside a string.
-        ValueError: It is something else.
+        ValueError: The text is no such list.
     """
     escaped = _with_escaped_line_ends(text.strip())
     try:
@@ -32,12 +32,12 @@ def well_formed_python(text: str) -> str:
             keyword.value = words.visit(keyword.value)
             if keyword.arg is None:
                 raise ValueError("it has arguments without a name")
-            ast.literal_eval(keyword.value)  # a ValueError for what would have to be computed
+            ast.literal_eval(keyword.value)  # a ValueError for an expression that is no literal
     return ast.unparse(parsed) if words.has_quoted else escaped
 
 
 class _Words(ast.NodeTransformer):
-    """Reads JSON's three words as what they are, and quotes every other one."""
+    """Turns JSON's three words into constants, and all other names into strings."""
 
     def __init__(self) -> None:
         self.has_quoted = False

@@ -1,7 +1,7 @@
-"""System messages, put where the model's chat template takes them.
+"""System messages, moved to where the model's chat template takes them.
 
-Clients send several in front and more behind; many templates take one in front, or none, and refuse
-the conversation otherwise, or leave the message out in silence.
+Clients send several at the beginning and more later; many templates take one at the beginning, or none, and
+otherwise refuse the conversation or silently drop the message.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _GAP = "\n\n"
 
 
 def merge_opening(messages: ChatMessages) -> list[dict[str, object]]:
-    """Make one of the system messages in front, an empty line between their texts."""
+    """Join the system messages at the beginning, with an empty line between their texts."""
     count = next(
         (index for index, one in enumerate(messages) if one.get("role") != _SYSTEM), len(messages)
     )
@@ -30,15 +30,13 @@ def merge_opening(messages: ChatMessages) -> list[dict[str, object]]:
 def place_system_messages(
     messages: ChatMessages, chat_format: ChatFormat
 ) -> list[dict[str, object]]:
-    """Carry the system messages that the template does not take as turns of the user, in their places.
+    """Turn system messages that the template does not take into user turns, in their places.
 
     Their text stands between ``<system>`` and ``</system>``. It joins the user's turn beside it, or the two around it, since
     many templates want roles to alternate, and goes behind the results of calls if it stands between
     a call and its result.
 
-    Args:
-        messages: As templates see them, with at most one system message in front.
-        chat_format: Knows what the template takes.
+    At most one system message stands in front of the messages.
     """
     if chat_format.system_messages is SystemMessages.ANYWHERE:
         return list(messages)
@@ -76,7 +74,7 @@ def _add_in_front(
     message: dict[str, object],
     chat_format: ChatFormat,
 ) -> None:
-    """Add a user's turn, and a text that stands in front of it."""
+    """Add a user's turn with a text in front of it."""
     content = message.get("content")
     if placed and placed[-1].get("role") == _USER:
         said = _joined(placed[-1].get("content"), text)
@@ -96,7 +94,6 @@ def _add(placed: list[dict[str, object]], text: str, chat_format: ChatFormat) ->
 
 
 def _joined(before: object, behind: object) -> str | list[object]:
-    """Join two contents, each a text or a list of parts."""
     if isinstance(before, list) and isinstance(behind, list):
         return [*before, {"type": "text", "text": _GAP}, *behind]
     if isinstance(before, list):

@@ -1,8 +1,8 @@
-"""Calls whose arguments stand in tags, each value between an opening and a closing one.
+"""Calls with arguments in tags, each value between an opening and a closing tag.
 
-The tags are read here, strictly: a text between them that belongs nowhere makes the whole no call.
-mlx-lm's parsers search for what they know and drop the rest, so they are given one call at a time,
-well-formed, to turn its values into what the tool's schema says.
+The tags are parsed here, strictly: any other text between them makes the whole no call. mlx-lm's parsers
+search for known tags and drop the rest, so they get one well-formed call at a time, to convert its values to
+the types of the tool's schema.
 """
 
 from __future__ import annotations
@@ -120,18 +120,15 @@ class TaggedCall:
     closing: str
 
     def parsed(self, parse: Callable[[str], list[ParsedToolCall]]) -> ParsedToolCall:
-        """Return the call with its values as the tool's schema wants them.
-
-        Args:
-            parse: mlx-lm's parser, for one call.
+        """Return the call with its values as the tool's schema wants them; ``parse`` is mlx-lm's, for one call.
 
         Raises:
-            ValueError: The parser found another call than the tags hold.
+            ValueError: The parser found another call than the tags contain.
         """
         if not self.values:
             return ParsedToolCall(self.name, "{}")
         texts = "".join(value.text for value in self.values).lower()
-        # JSON may spell it by its number, too.
+        # JSON may also escape it by its number.
         mask = next(
             chr(one) for one in _MASKS if chr(one) not in texts and f"\\u{one:04x}" not in texts
         )
@@ -167,16 +164,16 @@ def read_tagged_calls(
     name that is not given yet.
 
     Args:
-        tags: Of the format.
-        text: Between the markers of the section.
-        markers: Of the section: a value that holds them and lacks its closing tag has no end.
-        is_closed: The closing marker stands behind the text; it ends a function as well.
-        is_lenient: The text ends here for certain, and so does a value without its closing tag.
-        keys_of: Tells a function's arguments; None where they are not known.
+        tags: The format's tags.
+        text: The text between the section's markers.
+        markers: The section's markers: a value that has them and lacks its closing tag has no end.
+        is_closed: Whether the closing marker follows the text; it ends a function as well.
+        is_lenient: Whether the text is complete, so that it also ends a value without a closing tag.
+        keys_of: Returns a function's arguments; None where they are not known.
 
     Raises:
         OpenValueError: The text ends inside a value.
-        ValueError: Something else than calls is in it.
+        ValueError: The text has anything but calls.
     """
     calls: list[TaggedCall] = []
     position = _skipped(text, 0)

@@ -1,4 +1,4 @@
-"""Tokens to text, with stop strings found wherever they fall."""
+"""Detokenised text, with stop strings found across tokens."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from machd.engine.protocol.tokenizer import Detokenizer
 
 
 class CompletionText:
-    """One completion's text as it becomes certain.
+    """One completion's text, returned as it becomes final.
 
-    Text that could be the beginning of a stop string is held back until it is known not to be. What
-    follows a stop string never comes out, nor does the string itself unless it is wanted.
+    Text that could begin a stop string is held back until it cannot. Text after a stop string is dropped, and
+    so is the string itself unless ``shows_stop``.
     """
 
     def __init__(
@@ -22,14 +22,7 @@ class CompletionText:
         shows_stop: bool = False,
         min_tokens: int = 0,
     ) -> None:
-        """Begin with nothing said.
-
-        Args:
-            detokenizer: A fresh one, for this completion alone.
-            stop: Strings that end the text; none is empty.
-            shows_stop: Whether the string that ends the text belongs to it.
-            min_tokens: Tokens in which no string ends the text.
-        """
+        """Begin with nothing said; in the first ``min_tokens`` tokens no string of ``stop`` ends the text."""
         assert all(stop), "an empty stop string would end every text at once"
         self._detokenizer = detokenizer
         self._stop = tuple(stop)
@@ -45,13 +38,13 @@ class CompletionText:
         return self.stopped_by is not None
 
     def push(self, token_id: int) -> str:
-        """The text that this token makes certain."""
+        """Add a token, and return the text that is final."""
         assert not self.is_stopped, "nothing comes after a stop string"
         self._tokens += 1
         return self._release(self._detokenizer.push(token_id))
 
     def finish(self) -> str:
-        """The rest, when no more tokens come."""
+        """End the text, and return the rest of it."""
         if self.is_stopped:
             return ""
         text = self._release(self._detokenizer.finish())
@@ -75,6 +68,6 @@ class CompletionText:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of ``text`` that is a true beginning of ``stop``."""
+    """Return the length of the longest suffix of ``text`` that is a proper prefix of ``stop``."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

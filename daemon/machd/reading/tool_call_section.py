@@ -70,13 +70,7 @@ class ToolCallSection:
 
     JSON is read as it comes; other spellings when a closing marker comes that stands in no value.
 
-    Args:
-        chat_format: Knows the markers, and the spelling.
-        marker: The opening one.
-        tools: That may be called, as templates see them.
-        pieces: Take the calls.
-        streams: The client sees arguments as they are written.
-        thought_end: The marker that ends the thoughts in which the section stands; None elsewhere.
+    ``thought_end`` is the marker that ends the thoughts in which the section stands; None elsewhere.
 
     Attributes:
         state: Whether it is over.
@@ -173,7 +167,6 @@ class ToolCallSection:
             self._reader.show_beginning()
 
     def _choose_reader(self, text: str) -> None:
-        """Choose how the section is read, by its first characters."""
         if not text:
             return
         header = CALL_HEADERS.get(self._name)

@@ -1,4 +1,4 @@
-"""Calls that are written as JSON, read while they come.
+"""Incremental parser of calls in JSON.
 
 A client sees a call's name as soon as it is known and its arguments as they are written. That needs
 ``{"name": ..., "arguments": {...}}`` in this order; any other order or shape is read when its object
@@ -22,28 +22,25 @@ _KEYS = (*_OBJECTS, "name", "type", "id")
 
 
 class CallSink(Protocol):
-    """Takes calls while they are read."""
+    """A receiver of calls while they are parsed."""
 
     def start(self, name: str) -> None:
-        """A call to ``name`` begins."""
+        """Begin a call to ``name``."""
         ...
 
     def arguments(self, text: str) -> None:
-        """Some of its arguments' JSON text."""
+        """Add JSON text of the call's arguments."""
         ...
 
     def end(self) -> None:
-        """It is whole."""
+        """End the call."""
         ...
 
 
 class _JsonCall:
     """One object that may be a call.
 
-    Args:
-        sink: Takes the call.
-        names: Of the functions that can be called.
-        streams: The sink gets the arguments as they are written; else when they are whole.
+    With ``streams`` the sink gets arguments as they are written; else when they are whole.
 
     Attributes:
         raw: Its text so far, as it was written.
@@ -85,7 +82,7 @@ class _JsonCall:
         """Return how many characters belong to the object.
 
         Raises:
-            NotJsonError: It is none; the offending character belongs to it.
+            NotJsonError: The text is no JSON; the offending character belongs to it.
         """
         try:
             for position, character in enumerate(text):
@@ -98,7 +95,7 @@ class _JsonCall:
             self._flush()
 
     def whole(self, *, needs_arguments: bool) -> ParsedToolCall | None:
-        """The call, of an object that is done; None if it is no call of a known name."""
+        """Return the call of a complete object; None if it is no call of a known function."""
         try:
             value = json.loads("".join(self._mended))
             call = _call_in(value, needs_arguments=needs_arguments)
@@ -131,7 +128,7 @@ class _JsonCall:
         return self.is_started or self._is_in_arguments
 
     def show_beginning(self) -> None:
-        """Give the sink the beginning of the arguments, of a text that was cut inside of them."""
+        """Give the sink the beginning of arguments that were cut."""
         if self._is_in_arguments and not self.is_started:
             self._start()
             self._flush()
@@ -163,16 +160,16 @@ class JsonCalls:
     """Calls one after the other, or in an array, to the first text that is none.
 
     Args:
-        sink: Takes the calls.
-        names: Of the functions that can be called.
+        sink: Receives the calls.
+        names: Names of the functions that can be called.
         needs_arguments: An object without arguments is no call; where it may be one, calls stand
             between markers, and a brace too many behind one is left out.
         streams: The sink gets arguments as they are written; else a call when it is whole, and what
             cannot be read is text from its beginning.
 
     Attributes:
-        found: Calls that the sink knows of.
-        is_over: A text that is no call was read.
+        found: Number of calls that the sink has received.
+        is_over: Text that is no call was read.
     """
 
     def __init__(
@@ -201,12 +198,12 @@ class JsonCalls:
         return text
 
     def show_beginning(self) -> None:
-        """Give the sink the beginning of a call whose text was cut inside of its arguments."""
+        """Give the sink the beginning of a call whose arguments were cut."""
         if self._call is not None:
             self._call.show_beginning()
 
     def finish(self) -> str:
-        """Return the text held back, which is no call as no more text comes."""
+        """Return the text held back, which cannot become a call any more."""
         call, self._call = self._call, None
         if call is not None and not call.is_started:
             return self._between + "".join(call.raw)
@@ -269,10 +266,10 @@ class JsonCalls:
 
 
 def _call_in(value: object, *, needs_arguments: bool) -> ParsedToolCall:
-    """The call in an object of one of the shapes that models write.
+    """Return the call in an object of one of the shapes that models write.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The object is no call.
     """
     if not isinstance(value, Mapping):
         raise ValueError("a call is an object")  # noqa: TRY004 - of the model's text

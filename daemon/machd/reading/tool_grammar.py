@@ -23,7 +23,7 @@ from machd.request.schema_bounds import check_constraint, check_schemas
 _PARAM = "tools"
 
 _MAX_CALLS = 16
-"""In one forced answer: a small model that has begun to call does not stop by itself."""
+"""Most calls of one forced answer: a small model does not stop calling by itself."""
 
 _STYLE = {
     "whitespace_flexible": False,
@@ -32,7 +32,7 @@ _STYLE = {
     "json_allowed_escapes": 'nrbtf\\"',
     "lenient": True,
 }
-"""As ``engine/grammar/grammar.py`` has it, for the same reasons."""
+"""See ``engine/grammar/grammar.py``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,9 @@ class CallSpelling:
     """The spelling of calls in a grammar.
 
     Attributes:
-        start: What stands before a call, in Lark; None for bare JSON.
-        end: What stands after it.
-        argument_keys: The names under which arguments may stand.
+        start: Lark of the text before a call; None for bare JSON.
+        end: Lark of the text after it.
+        argument_keys: Allowed keys of the arguments.
         free: Instead of JSON, anything may follow ``start``, to the end of the text; Lark for any
             token but those that end it. Only where calls are not forced.
     """
@@ -54,7 +54,7 @@ class CallSpelling:
 
     @classmethod
     def between(cls, tokenizer: Tokenizer, markers: tuple[str, str]) -> CallSpelling:
-        """JSON between markers."""
+        """Return the spelling of JSON between markers."""
         start, end = markers
         return cls(_marker(tokenizer, start), _marker(tokenizer, end))
 
@@ -62,7 +62,7 @@ class CallSpelling:
     def native(
         cls, tokenizer: Tokenizer, start: str, eos_token_ids: frozenset[int]
     ) -> CallSpelling:
-        """Return the spelling that the model uses by itself, from its own marker on."""
+        """Return the model's own spelling, from its marker on."""
         ids = ",".join(str(one) for one in sorted(eos_token_ids))
         return cls(start=_marker(tokenizer, start), free=f"<[^{ids}]>*")
 
@@ -70,12 +70,9 @@ class CallSpelling:
 def forced_calls(
     tools: Sequence[FunctionTool], choice: ToolChoice, spelling: CallSpelling
 ) -> Constraint:
-    """At least one call and nothing beside it; exactly one if the choice says so.
+    """Return the grammar of an answer of calls alone: at least one, or exactly one if the choice says so.
 
-    Args:
-        tools: At least one; with a named choice only that one is used.
-        choice: ``REQUIRED``.
-        spelling: Not a free one.
+    There is at least one tool, and the spelling is not a free one.
     """
     assert spelling.free is None, "text that may be anything forces nothing"
     start, rules = _calls(tools, choice, spelling)
@@ -86,7 +83,7 @@ def arguments_alone(tool: FunctionTool) -> Constraint:
     """Return the grammar of one tool's arguments: compiled by itself, it shows which schema is wrong.
 
     Raises:
-        GrammarError: It is beyond the bounds.
+        GrammarError: The grammar exceeds a limit.
     """
     check_schemas([tool.parameters], param=_PARAM)
     return _constraint([f"start: %json {json.dumps(_arguments(tool)[0])}"], _PARAM, [tool])
@@ -95,7 +92,7 @@ def arguments_alone(tool: FunctionTool) -> Constraint:
 def answer_or_calls(
     answer: Constraint, tools: Sequence[FunctionTool], choice: ToolChoice, spelling: CallSpelling
 ) -> Constraint:
-    """Text that keeps to a constraint, or calls in its place.
+    """Return the grammar of text under a constraint, or calls in its place.
 
     Raises:
         InvalidRequestError: The constraint cannot be combined with tools.
@@ -151,12 +148,12 @@ def _object(index: int, tool: FunctionTool, keys: Sequence[str]) -> list[str]:
 
 
 def _arguments(tool: FunctionTool) -> tuple[Mapping[str, object], frozenset[str]]:
-    """The schema of a tool's arguments, always an object, and its keywords that no grammar holds."""
+    """Return the schema of a tool's arguments, always an object, and its keywords that grammars ignore."""
     return _schema({**(tool.parameters or {}), "type": "object"})
 
 
 def _schema(schema: Mapping[str, object]) -> tuple[Mapping[str, object], frozenset[str]]:
-    """A schema as llguidance reads it, and its keywords that no grammar holds."""
+    """Return a schema for llguidance, and its keywords that grammars ignore."""
     rewritten, ignored = expressible_schema(bounded_schema(schema))
     return {**rewritten, "x-guidance": _STYLE}, ignored
 
@@ -172,15 +169,15 @@ def _answer(constraint: Constraint) -> str:
         case ConstraintKind.REGEX:
             return f"/{_slashes_escaped(constraint.source)}/"
         case ConstraintKind.GRAMMAR | ConstraintKind.FORBIDDEN | ConstraintKind.CALLS:
-            raise InvalidRequestError(
-                f"{constraint.param}: it cannot be combined with tools that the model may "
+            raise InvalidRequestError.at(
+                constraint.param,
+                "it cannot be combined with tools that the model may "
                 "call; send tool_choice none, or leave it out",
-                param=constraint.param,
             )
 
 
 def _slashes_escaped(pattern: str) -> str:
-    """A pattern as Lark writes it between slashes, on one line."""
+    """Escape a pattern for Lark's slashes, on one line."""
     escaped = re.sub(r"\\.|/", lambda found: r"\/" if found[0] == "/" else found[0], pattern)
     return escaped.replace("\n", r"\n").replace("\r", r"\r")
 
@@ -191,5 +188,5 @@ def _marker(tokenizer: Tokenizer, marker: str) -> str:
 
 
 def _text(text: str) -> str:
-    """In Lark a text is written as in JSON."""
+    """Return a text as a Lark string, which is written as in JSON."""
     return json.dumps(text, ensure_ascii=False)

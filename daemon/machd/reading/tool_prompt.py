@@ -30,14 +30,12 @@ Write one such block for each call and nothing after the last one; the results c
 def write_tools(
     messages: ChatMessages, tools: Sequence[Mapping[str, object]]
 ) -> list[dict[str, object]]:
-    """The conversation in words that any chat template shows.
+    """Return the conversation with its tools, calls and results as plain messages.
 
-    Args:
-        messages: As templates see them.
-        tools: The same; none if the model is not to call.
+    There are no tools if the model is not to call.
 
     Returns:
-        Messages of system, users and assistants alone.
+        Messages of the roles system, user and assistant.
     """
     written: list[dict[str, object]] = []
     follows_result = False
@@ -92,7 +90,7 @@ def _result(message: Mapping[str, object]) -> list[str | MediaSource]:
 
 
 def _pieces(message: Mapping[str, object]) -> list[str | MediaSource]:
-    """Take a message's content apart, as :func:`message_content` puts it together."""
+    """Split a message's content, as the inverse of :func:`message_content`."""
     content = message.get("content")
     if not isinstance(content, list):
         return [f"{content or ''}"]

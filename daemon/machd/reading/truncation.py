@@ -8,19 +8,14 @@ from collections.abc import Callable, Sequence
 from machd.request.generation import WHOLE_ROOM
 
 _ANSWER_SHARE = 4
-"""One token in so many of the context is kept for the answer of a shortened prompt."""
+"""Inverse share of the context that is kept for the answer to a shortened prompt."""
 
 _SYSTEM = "system"
 _USER = "user"
 
 
 def max_prompt_tokens(asked: int, context_tokens: int) -> int:
-    """Tokens that a prompt may have before it is shortened.
-
-    Args:
-        asked: What the client says; ``WHOLE_ROOM`` for what the context holds.
-        context_tokens: Positions that prompt and completion share.
-    """
+    """Tokens that a prompt may have before it is shortened; ``asked`` may be ``WHOLE_ROOM``."""
     whole = max(1, context_tokens - context_tokens // _ANSWER_SHARE)
     return whole if asked == WHOLE_ROOM else min(asked, whole)
 
@@ -28,15 +23,12 @@ def max_prompt_tokens(asked: int, context_tokens: int) -> int:
 def kept_messages(
     messages: Sequence[dict[str, object]], fits: Callable[[list[dict[str, object]]], bool]
 ) -> list[dict[str, object]]:
-    """The messages that are left when as few of the oldest turns as possible are dropped.
+    """Drop as few of the oldest turns as possible, and return the messages left.
 
     A turn begins with a message of the user, so that no result is kept without its call. The system
     messages at the beginning and the last turn stay, whether that fits or not.
 
-    Args:
-        messages: As templates see them.
-        fits: Tells of fewer messages whether they fit; asked about as often as the logarithm of the
-            number of turns.
+    ``fits`` is asked about as often as the logarithm of the number of turns.
     """
     opening = next(
         (index for index, one in enumerate(messages) if one.get("role") != _SYSTEM), len(messages)

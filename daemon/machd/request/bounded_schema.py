@@ -26,8 +26,7 @@ _MAX_INTEGER = 2**63 - 1024
 def bounded_schema(schema: Schema) -> dict[str, object]:
     """A schema whose objects hold no key that they do not name, and whose integers have bounds.
 
-    Args:
-        schema: A JSON schema, at most as deep as :mod:`machd.request.schema_bounds` allows.
+    It is at most as deep as :mod:`machd.request.schema_bounds` allows.
 
     Returns:
         A copy; the given one is not changed.
@@ -44,12 +43,7 @@ class _Closing:
         self._mark_referenced(root)
 
     def close(self, schema: Schema, *, is_part: bool = False) -> dict[str, object]:
-        """Close a schema and all inside it.
-
-        Args:
-            schema: The root or a part of it.
-            is_part: Whether it is one part of an intersection.
-        """
+        """Close a schema and all inside it; ``is_part`` if it is one part of an intersection."""
         is_open = is_part or id(schema) in self._open_parts
         is_intersection = is_open or _is_intersection(schema)
         closed = {key: self._closed_value(key, value) for key, value in schema.items()}

@@ -39,6 +39,14 @@ def template_tool(tool: FunctionTool) -> dict[str, object]:
     }
 
 
+def template_call(
+    call_id: str, name: str | None, arguments: Mapping[str, object]
+) -> dict[str, object]:
+    """A call that the model made, as templates read it."""
+    function = {"name": name, "arguments": arguments}
+    return {"id": call_id, "type": "function", "function": function}
+
+
 class ToolChoiceMode(StrEnum):
     """Mode of tool calls."""
 

@@ -38,10 +38,7 @@ _DEFINITION = re.compile(r"#|#/(\$defs|definitions)/[^/]+")
 
 
 def expressible_schema(schema: Schema) -> tuple[dict[str, object], frozenset[str]]:
-    """Rewrite a schema.
-
-    Args:
-        schema: A JSON schema with bounds, of :func:`machd.request.bounded_schema.bounded_schema`.
+    """Rewrite a schema with bounds, of :func:`machd.request.bounded_schema.bounded_schema`.
 
     Returns:
         The schema for the compiler, and the keywords that it does not hold any more, or not wholly.
@@ -65,10 +62,7 @@ class _Rewriting:
     def rewritten(self, schema: Schema, *, is_part: bool) -> dict[str, object]:
         """Rewrite a schema and all inside it.
 
-        Args:
-            schema: The root or a part of it.
-            is_part: Whether another schema may speak about the same value, so that keywords of both
-                belong together.
+        With ``is_part`` another schema may speak about the same value, so that keywords of both belong together.
         """
         is_part = is_part or combines_schemas(schema)
         inner = {key: self._value(key, value, is_part) for key, value in schema.items()}

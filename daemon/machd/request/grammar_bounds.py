@@ -42,10 +42,10 @@ def check_recursion(lark: str, *, param: str) -> None:
         recursive = len(named) if repeats else sum(group_of[one] == group for one in named)
         counts[group] = counts.get(group, 0) + recursive
     if max(counts.values(), default=0) > MAX_RECURSIVE_REFERENCES:
-        raise GrammarError(
-            f"{param}: rules that lead back to each other refer to each other more than "
+        raise GrammarError.at(
+            param,
+            f"rules that lead back to each other refer to each other more than "
             f"{MAX_RECURSIVE_REFERENCES} times",
-            param=param,
         )
 
 

@@ -49,11 +49,7 @@ _EMBEDDED_SCHEMA = re.compile(r"^\w+: %json (.*)$", re.MULTILINE)
 
 
 def has_unbounded_cost(constraint: Constraint) -> bool:
-    """Tell whether a constraint of a client's intersects or complements patterns, or has large multiples.
-
-    Args:
-        constraint: Within the bounds of :mod:`machd.request.schema_bounds`.
-    """
+    """Tell whether a constraint of a client's intersects or complements patterns, or has large multiples."""
     source = constraint.source
     match constraint.kind:
         case ConstraintKind.JSON_SCHEMA:

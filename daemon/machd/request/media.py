@@ -54,9 +54,7 @@ def message_content(
 ) -> str | list[dict[str, object]]:
     """Build a template message's content from texts, images and videos in their order.
 
-    Args:
-        pieces: Texts side by side become one; empty ones are left out.
-        between: Stands between two texts.
+    Texts side by side become one, with ``between`` between them; empty ones are left out.
 
     Returns:
         A text where there is neither image nor video, else a list of parts.

@@ -84,7 +84,7 @@ def read_choices(constraint: Constraint) -> list[str]:
     _check_length(constraint.source, MAX_SOURCE_CHARACTERS, param)
     choices = msgspec.json.decode(constraint.source, type=list[str])
     if not 0 < len(choices) <= MAX_CHOICES:
-        raise GrammarError(f"{param}: send 1 to {MAX_CHOICES} choices", param=param)
+        raise GrammarError.at(param, f"send 1 to {MAX_CHOICES} choices")
     for choice in choices:
         _check_length(choice, MAX_LITERAL_CHARACTERS, param)
     return choices
@@ -97,7 +97,7 @@ def check_schema(schema: object, *, param: str) -> None:
         GrammarError: It is beyond one of them.
     """
     if not isinstance(schema, dict):
-        raise GrammarError(f"{param}: a JSON schema is an object", param=param)
+        raise GrammarError.at(param, "a JSON schema is an object")
     check_schemas([schema], param=param)
 
 
@@ -108,7 +108,7 @@ def check_schemas(schemas: Sequence[object], *, param: str) -> None:
         GrammarError: Together they are beyond one of them.
     """
     if any(isinstance(schema, dict) and "x-guidance" in schema for schema in schemas):
-        raise GrammarError(f"{param}: x-guidance is not supported; leave it out", param=param)
+        raise GrammarError.at(param, "x-guidance is not supported; leave it out")
     properties = choices = 0
     for number, (depth, part) in enumerate(_parts(schemas), start=1):
         for constant in _constants(part):
@@ -122,7 +122,7 @@ def check_schemas(schemas: Sequence[object], *, param: str) -> None:
             (choices, MAX_CHOICES, "enum values"),
         ):
             if value > limit:
-                raise GrammarError(f"{param}: more than {limit} {name}", param=param)
+                raise GrammarError.at(param, f"more than {limit} {name}")
 
 
 def _read(source: str, param: str) -> object:
@@ -130,12 +130,12 @@ def _read(source: str, param: str) -> object:
     try:
         return msgspec.json.decode(source)
     except (msgspec.DecodeError, RecursionError):
-        raise GrammarError(f"{param}: not a JSON schema", param=param) from None
+        raise GrammarError.at(param, "not a JSON schema") from None
 
 
 def _check_length(text: str, limit: int, param: str) -> None:
     if len(text) > limit:
-        raise GrammarError(f"{param}: a text of more than {limit} characters", param=param)
+        raise GrammarError.at(param, f"a text of more than {limit} characters")
 
 
 def _parts(schemas: Sequence[object]) -> Iterator[tuple[int, dict[str, object]]]:
@@ -167,10 +167,10 @@ def _check_constant(value: object, param: str) -> None:
         return
     _check_length(value, MAX_LITERAL_CHARACTERS, param)
     if _CONTROL.search(value):
-        raise GrammarError(
-            f"{param}: names and constants cannot hold control characters other than \\b, \\t, "
+        raise GrammarError.at(
+            param,
+            "names and constants cannot hold control characters other than \\b, \\t, "
             "\\n, \\f and \\r",
-            param=param,
         )
 
 

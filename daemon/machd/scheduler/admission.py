@@ -12,7 +12,7 @@ from machd.errors import KvBudgetExceededError, KvBudgetSpentError
 
 
 class KvPolicy(StrEnum):
-    """Treatment of a request that does not fit into the rest of the budget."""
+    """Admission's answer to a request that does not fit into the rest of the budget."""
 
     DEFER = "defer"
     """Wait until enough is released."""
@@ -30,7 +30,7 @@ class KvBudget:
         bytes_per_sequence: Bytes of a sequence of any length (recurrent state).
         has_length_classes: A row of the batch lane takes the columns of its length class; otherwise all rows
             take as many as the longest.
-        shares_prefixes: Rows of the batch lane whose prompts begin alike can share that beginning.
+        shares_prefixes: Rows of the batch lane can share a common prefix of their prompts.
     """
 
     budget_bytes: int
@@ -70,7 +70,7 @@ class Promised:
     """Reserved positions of running rows, by lane.
 
     Attributes:
-        batch: Those of its rows, the prefixes that they share left out.
+        batch: Positions of each row of the batch lane, without its shared prefix.
         max_rows: Most rows of the batch lane.
         shared: Positions of each prefix that rows of the batch lane share, counted once.
     """
@@ -81,7 +81,7 @@ class Promised:
     shared: tuple[int, ...] = ()
 
     def bytes_of(self, kv: KvBudget) -> int:
-        """Bytes that all rows can take, with the columns that the batch's arrays have to spare."""
+        """Bytes that all rows can take, spare columns of the batch's arrays included."""
         rows = len(self.batch)
         if kv.has_length_classes:
             columns = reserved_columns(self.batch) + sum(self.shared)
@@ -93,8 +93,8 @@ class Promised:
     def lane_for(self, kv: KvBudget, tokens: int) -> Lane | None:
         """Return a lane with room for ``tokens`` more positions; None while there is none.
 
-        A sequence that would make the batch's arrays too large may still fit in the serial lane, without
-        columns to spare. That lane has one row at a time, because each costs all others a turn.
+        A sequence that would make the batch's arrays too large may still fit in the serial lane, which has no
+        spare columns. That lane has one row at a time, because each serial row takes steps from the batch.
         """
         lanes = (Lane.BATCH,) if self.serial else (Lane.BATCH, Lane.SERIAL)
         for lane in lanes:
@@ -113,7 +113,7 @@ class Promised:
         promised = self
         for one in tokens:
             if len(promised.batch) + len(promised.serial) >= self.max_rows:
-                break  # the rest waits for a slot anyway
+                break  # the others wait for a slot anyway
             lane = promised.lane_for(kv, one)
             if lane is None:
                 return None
@@ -131,15 +131,15 @@ def check_budget(
 ) -> None:
     """Refuse a request that can never fit the KV budget, or under ``reject`` does not fit now.
 
-    Under ``reject`` the sequences of a request that can run together have to fit together, beside all
-    that run or wait: none is to wait for KV cache.
+    Under ``reject`` all sequences of a request that can run together have to fit beside all running and
+    waiting ones, so that none waits for KV cache.
 
     Args:
         kv: The budget.
         tokens: Positions of each sequence of the request.
         running: Reservations of running sequences.
         waiting: Positions of each waiting sequence, in queue order.
-        retry_after_s: Sent with KvBudgetSpentError.
+        retry_after_s: Retry-After of KvBudgetSpentError.
 
     Raises:
         KvBudgetExceededError: The request can never fit.

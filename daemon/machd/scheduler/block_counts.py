@@ -1,7 +1,7 @@
 """Counts of blocks in memory, kept incrementally because they are read while rows run.
 
-A chain that grows at its end changes nothing above it, nor does a row that goes on along its text;
-only a new branch updates the path above it.
+A block that is appended to a leaf, or a row that goes on along its text, changes no count above; only a
+new branch updates the path above it.
 """
 
 from __future__ import annotations

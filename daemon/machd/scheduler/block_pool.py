@@ -102,7 +102,7 @@ class BlockPool:
         self.disk_tier.set_limit(limits.disk_bytes)
 
     def observe(self, available_bytes: int | None) -> None:
-        """Adapt the memory limit to what the machine has left."""
+        """Adapt the memory limit to the machine's free memory."""
         self._available_bytes = available_bytes
         self._update_limit()
 
@@ -198,7 +198,7 @@ class BlockPool:
             block.priority *= shares[used_s[block.digest]]  # recently used is worth more
 
     def use(self, blocks: Collection[Block]) -> None:
-        """Count a prompt that begins with these, and save those that are not on disk."""
+        """Count a prompt that begins with these blocks, and save those that are not on disk."""
         for block in blocks:
             self._order.use(block)
         self.disk_tier.save_path(blocks)
@@ -377,9 +377,9 @@ class BlockPool:
         """Evict blocks for a new one; returns whether it fits.
 
         Args:
-            nbytes: Its size.
-            after: Its parent, to spare.
-            besides: A block that it replaces, if that is in memory; to spare as well.
+            nbytes: Size of the new block.
+            after: Its parent, which is kept.
+            besides: A block in memory that it replaces, which is kept as well.
         """
         if nbytes > self.limit_bytes:
             return False

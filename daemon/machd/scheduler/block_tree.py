@@ -17,7 +17,7 @@ _SLICE_TOKENS = 1024
 """Length of compared slices, so that long texts with an early branch point are not copied whole."""
 
 _MIN_SWEPT_ROOTS = 1024
-"""Namespaces before empty ones are swept: clients can make any number with salts."""
+"""Number of namespaces at which empty ones are removed: salts let clients make any number."""
 
 
 class Block:
@@ -32,7 +32,7 @@ class Block:
         is_pending: The engine was asked to bring it into memory.
         is_saved: The disk tier was asked to keep it.
         has_state: It has a snapshot of state at its end.
-        nbytes: Size in memory, also while it is not there.
+        nbytes: Size in memory, also for a block on disk only.
         pins: Rows that pin it.
         uses: Prompts that began with it.
         memory_children: Children in memory.
@@ -194,7 +194,7 @@ class BlockTree:
         """Start empty.
 
         Args:
-            model_key: Key of all that decides the keys and values of given tokens.
+            model_key: Key of the model and of all else on which the keys and values of tokens depend.
         """
         self._model_key = model_key
         self._roots: dict[bytes, Block] = {}

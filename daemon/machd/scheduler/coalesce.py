@@ -12,7 +12,7 @@ from machd.scheduler.subscriber import SequenceRequest
 
 @dataclass(frozen=True, slots=True)
 class CoalescingKey:
-    """Everything that decides a completion's tokens, and the namespace that may share it."""
+    """All that a completion's tokens depend on, and the namespace that may share them."""
 
     namespace: str
     prompt: tuple[int, ...]
@@ -35,9 +35,9 @@ def key_of(request: SequenceRequest) -> CoalescingKey:
 
 
 def is_shareable(request: SequenceRequest) -> bool:
-    """Return False for what is not kept for later subscribers, and for a suspect, which runs alone.
+    """Return False for a request with outputs that are not replayed, and for a suspect, which runs alone.
 
-    Prompt log-probabilities are not kept, and neither are those of tokens that an earlier engine process generated.
+    Prompt log-probabilities are not replayed, nor are those of tokens that an earlier engine process generated.
     """
     former = request.resumption
     if former is not None and (former.generated_token_ids or former.is_suspect):
@@ -46,7 +46,7 @@ def is_shareable(request: SequenceRequest) -> bool:
 
 
 class CoalescingIndex:
-    """Waiting and running sequences by coalescing key; empty while switched off."""
+    """Waiting and running sequences by coalescing key; empty while coalescing is off."""
 
     def __init__(self, *, is_on: bool) -> None:
         """Start empty."""

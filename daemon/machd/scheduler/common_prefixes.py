@@ -1,8 +1,8 @@
-"""Common prefixes of running rows: which row has the prefix that another prompt begins with?
+"""Common prefixes of prompts: a leader for each new row, and a prefix that rows share.
 
 A row that has not begun waits for its leader, the row that computes most of its prompt now. A sequence that gets
-a slot of the batch lane shares a prefix, known by a number, with other rows. The first of these rows to join the
-lane brings its keys and values, so no block has to be in memory for it. Two prompts are compared once for both.
+a slot of the batch lane may share a numbered prefix with other rows. The first of these rows to join the
+lane brings its keys and values, so no block has to be in memory for it. Two prompts are compared once, for the leader and for sharing.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ class PrefixRow:
             of the prompt are requested, which need every token computed.
         known: Last block known to be part of its text, from which lookups go on.
         tip: Last block of its text that is in memory with the whole path to it.
-        pinned: The block that it pins: the end of its reused prefix until the tip is as far, then the
-            tip.
+        pinned: The block that it pins: the later of the end of its reused prefix and the tip.
         found_tokens: Length of the prefix to reuse.
         leader: The row that it waits for, if any.
         leader_tokens: Tokens that the leader has to compute first.
-        is_compared: No row computes more of its prompt than it has.
+        is_compared: It was compared with all rows: none computes more of its prompt than it has.
         is_loading: More of its blocks have still to be requested from disk.
         branch_point: End of its prefix in the tree, if a snapshot is wanted there; else 0.
     """
@@ -87,11 +86,11 @@ class CommonPrefixes:
         self._min_shared_tokens = shape.min_shared_tokens
         self._is_stateful = shape.costs.is_stateful
         self._next_number = 1
-        # Of running sequences, and of the one that was last to ask for a slot.
+        # Prefixes of running sequences, and of the one that asked for a slot last.
         self._compared: dict[Sequence, dict[Sequence, int]] = {}
 
     def leave(self, row: PrefixRow) -> list[PrefixRow]:
-        """Forget a row that has left; returns those that waited for it."""
+        """Remove a row that has left; return the rows that waited for it."""
         self._compared.pop(row.sequence, None)
         for known in self._compared.values():
             known.pop(row.sequence, None)
@@ -100,9 +99,9 @@ class CommonPrefixes:
     def sharing(self, sequence: Sequence) -> Sharing | None:
         """Find the prefix to share for a sequence that has no slot yet; None if it has none to share.
 
-        A prefix that rows share already comes first. A row that decodes keeps its columns, but the prefix that
-        another has in common with it is likely to come again. A new prefix is whole blocks, so that texts which go on
-        alike by chance do not make it longer than later ones are.
+        A prefix that rows share already comes first. A decoding row keeps its own columns, but its common prefix
+        with this prompt is likely to come again. A new prefix has whole blocks, so that a few equal tokens behind the
+        common part do not make it too long for later prompts.
         """
         if not sequence.has_completion:
             return None
@@ -174,7 +173,7 @@ class CommonPrefixes:
     ) -> list[int]:
         """Branch points of a row and the rows that wait for it; with state only the furthest ones.
 
-        Each ends a chunk and copies all state.
+        Each ends a chunk and makes a snapshot of all state.
         """
         waiting = {
             row.leader_tokens

@@ -14,8 +14,8 @@ from machd.scheduler.waiting import QueueLimits
 class DraftPolicy:
     """When rows may have draft tokens.
 
-    A sequence that runs alone may. Several rows may only where the model is known to roll back each
-    row by itself: otherwise a pass over one token of each makes more tokens than drafts for one row.
+    A sequence that runs alone may. Several rows may only if the model can roll back each row by itself:
+    otherwise a pass over one token of each row gives more tokens than drafts for one row.
 
     Attributes:
         max_draft_tokens: Draft tokens of a row in one step; 0 for never.
@@ -46,7 +46,7 @@ class SchedulerConfig:
         slot_count: Sequences that run together.
         window_s: Time that an idle scheduler waits for more requests before it starts.
         coalesce: Identical requests share a sequence.
-        kv: KV budget of running sequences; None where they run alone, without limit.
+        kv: KV budget of running sequences; None for single flight, which has no limit.
         limits: Bounds of the queue.
         pace: Prompt tokens and drafts of a step.
         drafts: When drafts are allowed.

@@ -1,4 +1,4 @@
-"""Index of the blocks in the disk tier. The tier itself is the engine's; this is what it was asked for.
+"""Index of the blocks in the disk tier. The engine owns the files; the index has the blocks that it was asked to keep.
 
 A block is saved only behind its parents, since a lookup starts at the root. A block that the engine
 reports as not saved leaves the index, and is saved again with its next use.
@@ -16,8 +16,7 @@ from machd.scheduler.prefix_limits import BlockCosts
 
 _MAX_LOADS = 32
 _MAX_SAVES = 32
-"""Most blocks that a step reads and writes: each takes about a millisecond, in which no row gets a
-token."""
+"""Most blocks that a step reads and writes: each delays the step by about a millisecond."""
 
 
 class DiskTier:
@@ -178,7 +177,7 @@ class DiskTier:
     def write_halves(self, head: Block, tail: Block) -> None:
         """Save both halves of a saved block that is about to be split.
 
-        Two files have one header more than one file, so the least valuable block may be evicted.
+        Two files take one header more than one, so the block of lowest priority may be evicted.
         """
         self._write(head)
         self._write(tail)

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from machd.engine.protocol.step import StepResult
 
+LEAST_BATCHED_GAIN = 1.1
+"""Tokens a second with tokens ahead over those without that justify them where other rows wait."""
+
 
 @dataclass(frozen=True, slots=True)
 class DraftReading:
@@ -17,7 +20,7 @@ class DraftReading:
         accepted_tokens: Draft tokens accepted.
         drafted_by_position: Verifications of a first, second, ... draft token.
         accepted_by_position: How many of them were accepted, with all before them.
-        fallbacks: Rows whose drafter failed, so that they went on without.
+        fallbacks: Rows that went on without drafts because their proposer failed.
         batched_gain: Tokens a second of steps with drafts for several rows over those without; None
             before one.
     """

@@ -25,13 +25,13 @@ class SuspendReason(StrEnum):
     """A step did not fit into the memory that was left."""
 
     FAULT = "fault"
-    """A step failed; or another sequence was to go on alone, to show whether it is to blame."""
+    """A step failed, or a suspect had to run alone."""
 
     CONFIG = "config"
     """Another scheduler config came into force, or the model was measured for one."""
 
     RESTART = "restart"
-    """The engine process died, and another one goes on."""
+    """The engine process died, and another one resumes its sequences."""
 
 
 class FinishReason(StrEnum):
@@ -118,7 +118,7 @@ class SequenceStarted(Struct, frozen=True, tag=True, array_like=True, gc=False):
 
 
 class OutputGenerated(Struct, frozen=True, tag=True, array_like=True, gc=False):
-    """A row had an output: a token of the text, of which stop tokens are no part, or another kind before it.
+    """A row's output: a token of the text, stop tokens excluded, or an output of another kind before it.
 
     A sequence that is suspended before its first token sends the other kinds again.
     """

@@ -1,7 +1,7 @@
 """Eviction order of blocks: GreedyDual-Size-Frequency (Cherkasova, 1998).
 
-A block's priority is the priority of the last victim plus cost to compute x uses / bytes. So unused
-blocks sink, often used ones sink slower. Only unpinned leaf blocks are evicted, so a prefix outlives
+A block's priority is the priority of the last evicted block plus cost to compute x uses / bytes. So blocks age,
+and often used ones age more slowly. Only unpinned leaf blocks are evicted, so a prefix outlives
 the texts that begin with it.
 """
 
@@ -14,7 +14,7 @@ from machd.scheduler.block_tree import Block
 from machd.scheduler.prefix_limits import BlockCosts
 
 _MAX_USES = 32
-"""Cap of counted uses, so that a block once popular is evicted some day."""
+"""Cap of counted uses, so that a block that was once used often can be evicted."""
 
 _ATTENTION_TOKENS = 8192
 """From this position on a token costs about twice as much to compute as the first one."""
@@ -70,7 +70,7 @@ class LeafHeap:
         """Remove and return the evictable block of lowest priority; None if there is none.
 
         Args:
-            keep: Blocks to spare.
+            keep: Blocks that are not evicted.
         """
         spared: list[tuple[float, int, int, Block]] = []
         victim = None
@@ -120,7 +120,7 @@ class EvictionOrder(LeafHeap):
         """Cost to recompute the block, per byte, times uses + 1."""
         tokens = float(len(block.token_ids))
         if self._costs.is_stateful:
-            # A row begins only at a snapshot of state; a block without one merely leads to it.
+            # A row begins only at a snapshot of state: a block without one saves nothing by itself.
             tokens = float(block.stop) if block.has_state else 0.0
         cost = tokens * (1 + block.start / _ATTENTION_TOKENS)
         return (1 + block.uses) * cost / max(block.nbytes, 1)

@@ -1,4 +1,4 @@
-"""The next step as a pure function of slots, pace and prefix cache, and what is learnt from a step."""
+"""The next step as a pure function of slots, pace and prefix cache, and the pace learnt from steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from machd.scheduler.slots import Slots
 
 
 class Planner:
-    """The pace of steps, and the lane that has the turn.
+    """The pace of steps, and the lane that decodes next.
 
     Attributes:
         pace: Prompt tokens and drafts that fit a step, as learnt.
@@ -22,7 +22,7 @@ class Planner:
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
-        """Start with the batch lane's turn."""
+        """Start with the batch lane as the next one."""
         self.pace = config.pace
         self.turn = Lane.BATCH
         self._drafts = config.drafts
@@ -34,7 +34,7 @@ class Planner:
     def observe(
         self, plan: StepPlan, result: StepResult, running: RunningSequences, duration_s: float
     ) -> None:
-        """Learn from a step, and give the other lane the turn."""
+        """Learn from a step, and let the other lane decode next."""
         lane = running.at(plan.decode[0].slot_index).lane if plan.decode else None
         # A prompt's last token is computed by the step that decodes it.
         prefill_tokens = plan.prefill_tokens - sum(chunk.is_last for chunk in plan.prefill)
@@ -91,12 +91,12 @@ def plan_step(
     encode_s = pace.encode_s(lane, len(rows)) if prompts.unencoded else 0.0
     encode = prompts.unencoded if encode_s else ()
     if chunks:
-        encode_s /= 2  # so that a stream of prompts does not hold up an image for good
+        encode_s /= 2  # so that a stream of prompts cannot starve an image
     if lane is None:
         return StepPlan(slots.released, chunks, blocks=changes, encode=encode, encode_s=encode_s)
     max_draft_tokens = drafts.tokens_for(len(slots))
     if max_draft_tokens:
-        # A chunk uses up the time by which a step may be longer.
+        # A chunk already makes the step as long as the pace allows.
         max_draft_tokens = (
             0 if chunks or encode else pace.draft_tokens(lane, len(rows), max_draft_tokens)
         )

@@ -23,7 +23,7 @@ from machd.scheduler.prefix_limits import PrefixConfig, PrefixLimits, PrefixRead
 from machd.scheduler.sequence import Sequence
 
 _MAX_CHECKED_BLOCKS = 4096
-"""Most blocks to check: so many take about 20 ms, which a request that arrives then waits for."""
+"""Most blocks to check at once: they take about 20 ms, which delays a request that arrives meanwhile."""
 
 
 class PrefixCache:
@@ -87,7 +87,7 @@ class PrefixCache:
         self._pool.set_limits(limits)
 
     def observe_memory(self, available_bytes: int | None) -> None:
-        """Adapt the memory limit to what the machine has left."""
+        """Adapt the memory limit to the machine's free memory."""
         self._pool.observe(available_bytes)
 
     @property
@@ -98,7 +98,7 @@ class PrefixCache:
     def yield_bytes(self, missing_bytes: int) -> bool:
         """Evict blocks of ``missing_bytes``, as far as rows allow; returns whether any was evicted.
 
-        The limit stays that low until memory is observed the next time.
+        The limit stays lowered until memory is observed again.
         """
         return self._pool.shrink(self._pool.bytes - missing_bytes)
 
@@ -125,7 +125,7 @@ class PrefixCache:
         row = self._rows.pop(sequence.slot_index)
         if keeps and row.is_open:
             position, text = sequence.computed_tokens, sequence.text
-            # A completion that ended among accepted drafts leaves the row further than its text.
+            # A completion that ended inside accepted drafts has fewer tokens than its row.
             is_exact = position <= len(text)
             is_end = is_exact or not self._is_stateful
             self._extend(row, text, min(position, len(text)), position=position, is_end=is_end)
@@ -246,14 +246,14 @@ class PrefixCache:
         row.branch_point = walk.tokens if walk.tokens - tokens >= self._min_gain_tokens else 0
         self._find_leader(row, tokens)
         row.found_tokens = sequence.prefilled_tokens = tokens
-        # Pin what is loaded already, although a row with state may not begin there.
+        # Pin the loaded blocks, although a row with state may not be able to begin behind them.
         self._hold(row, tip if row.is_loading else block)
         row.tip = block if block.stop <= tokens else block.before
 
     def _find_leader(self, row: PrefixRow, tokens: int) -> None:
         """Choose the leader of a row that has so many tokens by itself.
 
-        A row without a gain now has none later, so rows are compared once.
+        A row without a gain from waiting now has none later, so rows are compared once.
         """
         if row.is_loading:
             row.leader, row.leader_tokens, row.is_compared = None, 0, False
@@ -282,7 +282,7 @@ class PrefixCache:
             row.pinned = block
 
     def _keep_prompt(self, row: PrefixRow) -> None:
-        """Store what is computed of a prompt; at its end also a block that is not full."""
+        """Store the computed blocks of a prompt; at its end also a block that is not full."""
         sequence = row.sequence
         if sequence.is_prefilled and not self._is_stateful:
             upto = sequence.computed_tokens

@@ -9,7 +9,7 @@ from msgspec import Struct
 _MIN_GAIN_TOKENS = 16
 
 _MIN_SHARED_TOKENS = 256
-"""Shorter prefixes save too few bytes to be worth a row's way through two arrays."""
+"""Shortest shared prefix in tokens: shorter ones save too few bytes to pay for reading two arrays."""
 
 MIN_BLOCK_BYTES = 4096
 """Least size that a block counts as, for its bookkeeping: otherwise a limit in bytes would not bound
@@ -36,11 +36,11 @@ class PrefixLimits:
     disk_bytes: int | None = None
 
     def memory_bytes(self, held_bytes: int, available_bytes: int | None) -> int:
-        """Return the memory limit of blocks, given what the machine has left.
+        """Return the memory limit of blocks for the machine's free memory.
 
         Args:
             held_bytes: Memory of blocks now.
-            available_bytes: Memory that the machine has left; None where unknown.
+            available_bytes: Free memory of the machine; None where unknown.
         """
         if available_bytes is None:
             return self.max_bytes
@@ -83,7 +83,7 @@ class PrefixReading(Struct, frozen=True):
 
     Attributes:
         queries: Prompts looked up.
-        hits: Prompts found whole but for the last token, which is always computed.
+        hits: Full hits: all but the last token was found, which is always computed.
         prefix_hits: Prompts of which only a shorter prefix was found.
         misses: Prompts without any reused token.
         entries: Texts in memory: leaf blocks.
@@ -96,7 +96,7 @@ class PrefixReading(Struct, frozen=True):
         limit_bytes: Memory limit; None where only the number of entries is limited.
         evictions: Blocks evicted.
         saved_blocks: Blocks in the disk tier.
-        saved_bytes: Memory that those would take.
+        saved_bytes: Their size in memory.
     """
 
     queries: int = 0
@@ -121,11 +121,10 @@ class PrefixConfig:
     """Configuration of a prefix cache.
 
     Attributes:
-        model_key: Key of all that decides the keys and values of given tokens.
+        model_key: Key of the model and of all else on which the keys and values of tokens depend.
         block_tokens: Most tokens of a block.
         costs: Sizes of blocks.
-        min_gain_tokens: Tokens that waiting for a leader has to save, and that a snapshot at a branch
-            point has to save.
+        min_gain_tokens: Least tokens that waiting for a leader, or a snapshot at a branch point, has to save.
         min_shared_tokens: Tokens of the shortest prefix that rows share.
     """
 

@@ -17,7 +17,7 @@ class Reservation:
     """Positions reserved for one sequence.
 
     Attributes:
-        tokens: Those of its shared prefix included.
+        tokens: Positions, those of its shared prefix included.
         shared: Beginning that it shares with others, whose positions are reserved once.
     """
 
@@ -96,7 +96,7 @@ class Reservations:
         )
 
     def observe(self, room_bytes: int | None) -> None:
-        """Limit admission to the memory that is left.
+        """Limit admission to the free memory.
 
         Args:
             room_bytes: Bytes held by running sequences plus bytes left; None where unknown.
@@ -106,8 +106,8 @@ class Reservations:
     def lane_for(self, sequence: Sequence) -> Lane | None:
         """Return a lane with room for a sequence; None while there is none.
 
-        Beside others it has to fit the memory left, too. A sequence that would run alone is let in:
-        only the engine knows what its steps take.
+        Beside others it has to fit the free memory, too. A sequence that would run alone is admitted: only
+        the engine knows the memory of its steps.
         """
         if self._kv is None:
             return Lane.SERIAL
@@ -165,7 +165,7 @@ class Reservations:
         )
 
     def _within_memory(self, kv: KvBudget) -> KvBudget:
-        """Return the budget, less where the memory left is less and others run."""
+        """Return the budget, or the free memory if that is less and other sequences run."""
         if not self._entries or self._room_bytes is None:
             return kv
         return replace(kv, budget_bytes=min(kv.budget_bytes, self._room_bytes))

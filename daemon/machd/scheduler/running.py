@@ -1,11 +1,11 @@
-"""Running sequences with what each holds: a slot, a KV reservation and a row of the prefix cache."""
+"""Running sequences with the slot, the KV reservation and the row of the prefix cache of each."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from machd.engine.protocol.engine import MemoryReading
-from machd.engine.protocol.step import Lane, RowFault, StepMemoryError, StepPlan, StepResult
+from machd.engine.protocol.memory import MemoryReading, StepMemoryError
+from machd.engine.protocol.step import Lane, RowFault, StepPlan, StepResult
 from machd.errors import MachdError, OverloadedError, RequestError, RowFaultError
 from machd.scheduler.common_prefixes import Sharing
 from machd.scheduler.config import SchedulerConfig
@@ -91,7 +91,7 @@ class RunningSequences:
         return found
 
     def leave(self, sequence: Sequence, *, is_sound: bool) -> None:
-        """Free all that a sequence holds; ``is_sound`` keeps its blocks for other sequences."""
+        """Free a sequence's slot, reservation and row; ``is_sound`` keeps its blocks for other sequences."""
         assert sequence.slot_index is not None, "a running sequence has a slot"
         if self.prefixes is not None:
             self.prefixes.leave(sequence, keeps=is_sound)
@@ -99,7 +99,7 @@ class RunningSequences:
         self.reservations.release(sequence.slot_index)
 
     def limit_to(self, count: int) -> None:
-        """Let no more than ``count`` sequences run, but at least one."""
+        """Limit running sequences to ``count``, but at least to one."""
         self.max_count = max(1, count)
 
     def allow_one_more(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from enum import StrEnum
 
-from machd.engine.protocol.engine import MemoryReading
+from machd.engine.protocol.memory import MemoryReading
 from machd.engine.protocol.step import Lane, RowOutput, SampledToken, StepPlan, StepResult
 from machd.errors import (
     KvBudgetExceededError,
@@ -94,7 +94,7 @@ class Scheduler:
     @property
     def draft_reading(self) -> DraftReading:
         """Counts of draft tokens since the start."""
-        return replace(self._drafts.reading, batched_gain=self._planner.pace.batched_gain)
+        return replace(self._drafts.reading, batched_gain=self._planner.pace.drafts.batched_gain)
 
     @property
     def slot_count(self) -> int:

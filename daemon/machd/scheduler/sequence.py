@@ -13,6 +13,7 @@ from machd.engine.protocol.step import (
     SampledToken,
     SharedPrefix,
 )
+from machd.scheduler.draft_balance import Acceptance
 from machd.scheduler.events import (
     DecodeMode,
     FinishReason,
@@ -21,7 +22,6 @@ from machd.scheduler.events import (
     SequenceResumed,
     SuspendReason,
 )
-from machd.scheduler.pacing import Acceptance
 from machd.scheduler.subscriber import Priority, SequenceRequest, Subscriber, SubscriberState
 
 PRIORITY_DELAY_S = {Priority.INTERACTIVE: 0.0, Priority.NORMAL: 15.0, Priority.BATCH: 60.0}
@@ -37,7 +37,7 @@ at once."""
 
 
 class Sequence:
-    """One prompt with its growing completion. Subscribers may change, the work does not.
+    """One prompt with its growing completion, and its subscribers.
 
     Attributes:
         request: The first subscriber's.
@@ -46,8 +46,8 @@ class Sequence:
         subscribers: In the order in which they joined.
         tokens: Completion so far, to replay; empty once closed to subscribers.
         completion_token_ids: Ids of the completion so far, always kept.
-        prefill_token_ids: What its row computes before it decodes: the prompt and, since it was suspended, the
-            completion up to then; or that of an earlier engine process.
+        prefill_token_ids: Tokens that its row computes before it decodes: the prompt and, if it was suspended or
+            comes from an earlier engine process, the completion up to then.
         settled_tokens: Completion tokens with KV: all but the last of each step. More than the
             completion has, if it ended within a step's tokens.
         acceptance: Recent acceptance of its draft tokens.
@@ -55,11 +55,10 @@ class Sequence:
         reused_tokens: Prompt tokens taken from the prefix cache when it ran first.
         is_opened: The engine has a row for it.
         shared: Beginning of the prompt that its row shares with other rows.
-        suspended_for: Why it lost its slot last; None if it has lost none in this engine process, and has no tokens of
-            an earlier one.
-        is_suspect: It ran in a step that failed, or when the engine process died, and has not gone on alone since.
-        needs_serial_lane: It did not fit into memory although it ran alone: the batch's arrays are written from a
-            prompt's own, so that it is there twice, and a serial row is not.
+        suspended_for: Reason of its last suspension, in this engine process or an earlier one; None without one.
+        is_suspect: It ran in a failed step, or when the engine process died, and has not run alone since.
+        needs_serial_lane: It did not fit into memory although it ran alone: joining the batch copies a prompt's KV,
+            so that memory holds it twice; a serial row is not copied.
         encoded: Digests of the prompt's images and videos that the engine has encoded.
     """
 
@@ -186,7 +185,7 @@ class Sequence:
 
     @property
     def resumed_tokens(self) -> int:
-        """Tokens that it had generated when it lost its slot last; 0 if it had none, or never did."""
+        """Tokens that it had generated at its last suspension; 0 without one."""
         return len(self.prefill_token_ids) - self.prompt_tokens
 
     @property
@@ -227,7 +226,7 @@ class Sequence:
             subscriber.start()
 
     def suspend(self, reason: SuspendReason) -> None:
-        """Leave the slot to be resumed later from the tokens so far; all that is computed of them is dropped."""
+        """Leave the slot, to be resumed later from the tokens so far; their KV is dropped."""
         assert self.is_running, "only a running sequence has a slot to give up"
         self.suspended_for = reason
         self.slot_index = self.lane = self.admitted_s = self.shared = None
@@ -284,7 +283,7 @@ class Sequence:
         return DecodeRow(self.slot_index, max_draft_tokens, self.acceptance.rate)
 
     def settle(self, tokens: int) -> None:
-        """Note that a step gave ``tokens`` more, of which all but the last have KV."""
+        """Add a step's ``tokens``, of which all but the last have KV."""
         self.settled_tokens += tokens
 
     def count_token(self, token: SampledToken) -> None:
@@ -308,7 +307,7 @@ class Sequence:
         active_loops: int,
         active_limit: int,
     ) -> SequenceAdmitted:
-        """Return the event that tells a subscriber of its slot."""
+        """Return a subscriber's event of admission."""
         assert self.slot_index is not None, "it has a slot"
         leader, request = self.subscribers[0].request, subscriber.request
         return SequenceAdmitted(
@@ -326,7 +325,7 @@ class Sequence:
         )
 
     def resumed_event(self, subscriber: Subscriber, now_s: float) -> SequenceResumed:
-        """Return the event that tells a subscriber that its sequence goes on."""
+        """Return a subscriber's event of a resumed sequence."""
         assert self.slot_index is not None, "it has a slot"
         assert self.suspended_for is not None, "it was suspended"
         return SequenceResumed(

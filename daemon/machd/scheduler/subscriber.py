@@ -13,7 +13,7 @@ from machd.scheduler.events import FinishReason, SequenceFinished
 
 
 class Priority(StrEnum):
-    """Priority of a waiting request; ``PRIORITY_DELAY_S`` has its worth in seconds."""
+    """Priority of a waiting request; ``PRIORITY_DELAY_S`` has its delay in seconds."""
 
     INTERACTIVE = "interactive"
     NORMAL = "normal"
@@ -30,7 +30,7 @@ class SubscriberState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """State of a completion whose engine process died, as far as its events were read.
+    """State of a completion whose engine process died, up to the last event that was read.
 
     Attributes:
         generated_token_ids: Completion tokens so far, in order; the next token follows them.
@@ -56,7 +56,7 @@ class SequenceRequest:
         max_tokens: Limit of completion tokens; 0 computes the prompt alone.
         stop_token_ids: Tokens that end the completion; empty to run to ``max_tokens``.
         arrived_s: Arrival on the monotonic clock.
-        request_id: Id that the client sees; later subscribers are told the first one's.
+        request_id: Id that the client sees; later subscribers see the first one's as ``coalesced_with``.
         namespace: Requests coalesce within one namespace.
         cache_namespace: Requests share blocks of the prefix cache within one cache namespace.
         priority: Order among waiting requests.
@@ -79,7 +79,7 @@ class SequenceRequest:
     resumption: Resumption | None = None
 
     def __post_init__(self) -> None:
-        """Check what the scheduler relies on, on the thread of whatever makes the request."""
+        """Check the scheduler's assumptions on the thread that makes the request."""
         assert self.prompt, "a prompt has at least one token"
         assert self.max_tokens >= 0, "a completion has no fewer than 0 tokens"
 
@@ -114,7 +114,7 @@ class Subscriber:
         self.state = SubscriberState.RUNNING
 
     def suspend(self) -> None:
-        """Return to the waiting state; the queue timeout is behind it."""
+        """Return to the waiting state, without a queue timeout."""
         assert self.state is SubscriberState.RUNNING, f"suspended while {self.state}"
         self.state = SubscriberState.WAITING
         self.is_group_started = True

@@ -46,7 +46,7 @@ class WaitingQueue:
     def set_bounds(self, limits: QueueLimits, *, slot_count: int) -> None:
         """Apply other limits to later requests.
 
-        Waiting sequences stay beyond a smaller bound, but new timeouts apply to them.
+        Waiting sequences beyond a smaller bound stay, but new timeouts apply to them.
         """
         self._limits = limits
         self._slot_count = slot_count
@@ -80,7 +80,7 @@ class WaitingQueue:
 
     @property
     def suspect(self) -> Sequence | None:
-        """The next one that is to go on alone; None if none is."""
+        """The next suspect, which is to run alone; None if there is none."""
         suspects = [one for one in self._sequences.values() if one.is_suspect]
         return min(suspects, key=lambda sequence: sequence.place, default=None)
 
@@ -160,7 +160,7 @@ class WaitingQueue:
         return min((self._expires_s(one) for one in self._subscribers()), default=math.inf)
 
     def start_group(self, group_id: str) -> None:
-        """Exempt a request from the queue timeout, since one of its sequences was admitted."""
+        """Exempt a request from the queue timeout after one of its sequences was admitted."""
         for subscriber in self._subscribers():
             if subscriber.request.group_id == group_id:
                 subscriber.is_group_started = True

@@ -1,1 +1,1 @@
-"""A served model as the front knows it: decode mode, speculation, KV memory, readings, whether it lives."""
+"""A served model as the front sees it: decode mode, speculation, KV memory, counts, and its engine process."""

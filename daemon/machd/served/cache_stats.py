@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
-from machd.engine.protocol.engine import DiskReading, ExpertReading, MediaReading
+from machd.engine.protocol.memory import DiskReading, ExpertReading, MediaReading
 from machd.link.kv_memory import KvMemory, kv_memory
 from machd.scheduler.events import DecodeMode
 from machd.scheduler.prefix_limits import PrefixReading
@@ -20,7 +20,7 @@ class DiskStats(DiskReading, frozen=True, kw_only=True):
     """The disk tier with its budget.
 
     Attributes:
-        budget_bytes: What its files may take.
+        budget_bytes: Limit of its files.
     """
 
     budget_bytes: int
@@ -62,12 +62,7 @@ _GB = 1_000_000_000
 
 
 def cache_stats(served: ServedModel, settings: Settings) -> CacheStats:
-    """The caches now, or at the last idle moment while a single generation runs.
-
-    Args:
-        served: The model, which is loaded.
-        settings: In force.
-    """
+    """The caches now, or at the last idle moment while a single generation runs."""
     is_live = served.snapshot.mode is DecodeMode.BATCHED
     is_stale = not is_live and served.snapshot.active_loops > 0
     snapshot = served.snapshot if is_live else served.idle_snapshot

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from msgspec import UNSET, Struct, UnsetType, field
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from machd.capabilities.bitwise import BitwiseVerdict
 from machd.capabilities.evidence import Evidence
@@ -12,8 +12,10 @@ from machd.capabilities.rules import PrefixVerdict
 from machd.capabilities.verdict import Source, Support, Verdict
 from machd.capabilities.verdicts import ModelVerdicts
 from machd.capabilities.versions import Versions
+from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.step import ProposerKind
 from machd.link.decode_mode import DecodeModeDecision
+from machd.link.state import ServedState
 from machd.settings.cache import KvFormatName
 from machd.settings.speculation import RequestedSpeculation
 
@@ -22,9 +24,9 @@ class PrefixCacheReport(PrefixVerdict, frozen=True, kw_only=True):
     """Prefix caching: the verdict, and the tiers in use.
 
     Attributes:
-        active: Whether prompts are kept: the model allows it, ``cache.prefix`` asks for it, and
-            there is memory that they may take.
-        disk: Whether they outlive the daemon, in ``cache.disk_dir``.
+        active: Whether prompts are kept: the model allows it, ``cache.prefix`` asks for it, and the memory
+            limit is above 0.
+        disk: Whether there is a disk tier, in ``cache.disk_dir``.
     """
 
     active: bool
@@ -32,7 +34,7 @@ class PrefixCacheReport(PrefixVerdict, frozen=True, kw_only=True):
 
 
 class KvQuantizationReport(Verdict, frozen=True, kw_only=True):
-    """In how many bits the daemon keeps keys and values.
+    """The KV format of the daemon.
 
     Attributes:
         active: The format in force, whatever the decode mode.
@@ -76,12 +78,12 @@ class SpeculationReport(Struct, frozen=True, kw_only=True):
     """Speculative decoding: verdicts alone and in a batch.
 
     Attributes:
-        mode: What the daemon does; left out where none runs.
+        mode: The mode in force; left out where no daemon runs.
         verdict: Whether drafts can be verified; left out where that was not judged.
     """
 
     mode: ProposerKind | UnsetType = UNSET
-    # No Verdict is the base: its fields would stand before the mode.
+    # Not a subclass of Verdict: its fields would come before the mode.
     support: Support | UnsetType = field(name="verdict", default=UNSET)
     reason: str | UnsetType = UNSET
     source: Source | UnsetType = UNSET
@@ -96,10 +98,10 @@ class SpeculationInForce(SpeculationReport, frozen=True, kw_only=True):
         requested: What the settings ask for.
         mode: The proposer.
         mode_reason: Why it is that one, or none.
-        max_draft_tokens: Most draft tokens after one; 0 without a proposer.
+        max_draft_tokens: Most draft tokens of a row in a step; 0 without a proposer.
         drafted_tokens: Draft tokens that were verified.
-        accepted_tokens: Those that were right.
-        acceptance: The share that was; null before any draft.
+        accepted_tokens: Draft tokens that were accepted.
+        acceptance: Their share; null before any draft.
     """
 
     requested: RequestedSpeculation
@@ -117,10 +119,10 @@ class CacheDetails(Struct, frozen=True, kw_only=True):
     Attributes:
         keep_tokens: Sink tokens that windows never drop, each number once.
         window_tokens: Sizes of sliding windows, each once; empty without any.
-        mergeable: Whether mlx-lm can merge them into a batch; the verdict says whether that is
-            right.
-        bytes_per_token: What one more position costs in one sequence.
-        bytes_per_sequence: What a sequence costs whatever its length.
+        mergeable: Whether mlx-lm can merge them into a batch; whether answers are then right is in the
+            verdict.
+        bytes_per_token: Bytes of one position of one sequence.
+        bytes_per_sequence: Bytes of a sequence of any length.
     """
 
     keep_tokens: list[int]
@@ -131,14 +133,14 @@ class CacheDetails(Struct, frozen=True, kw_only=True):
 
 
 class ModelCapabilities(Struct, frozen=True, kw_only=True):
-    """One model or architecture. Null stands for what is not known yet.
+    """One model or architecture. Null means not known yet.
 
     Attributes:
         architecture: mlx-lm's name of it.
         kv_cache_kind: Such as ``standard`` or ``hybrid_gdn``, from live cache objects.
-        layers: Class of cache object to how many there are.
+        layers: Class of cache object to the number of such layers.
         nested: Classes inside cache lists; left out for other kinds than ``nested``.
-        speculation: Left out, as ``chunked_prefill`` and ``cache`` are, where it was not judged.
+        speculation: Left out where it was not judged, like ``chunked_prefill`` and ``cache``.
         trimmable: Whether every cache can be cut back to an earlier position.
     """
 
@@ -165,7 +167,7 @@ class ModelSummary(Struct, frozen=True, kw_only=True):
     Attributes:
         context_tokens: Positions that prompt and completion share.
         vocabulary_tokens: Width of the logits.
-        weights_bytes: What the weights take in memory.
+        weights_bytes: Bytes of the weights in memory.
         quantization: Null when the weights are plain.
     """
 
@@ -183,12 +185,11 @@ class Features(Struct, frozen=True, kw_only=True):
 
     Attributes:
         chat: The model has a chat template.
-        tools: Tools can be called; where the template shows the model none, machd does.
-        tool_format: Name of the way in which the model writes calls; null where it has none of
-            its own.
+        tools: Tools can be called; machd describes them where the template does not.
+        tool_format: Name of the model's format of calls; null where it has none of its own.
         system_messages: Where the chat template takes system messages: ``anywhere``, ``first`` or
             ``none``; elsewhere a user's turn carries them. Null without a template.
-        reasoning: The model's thoughts are told apart from its answer.
+        reasoning: The model's thoughts are separated from its answer.
         vision: Messages may hold images.
         video: Messages may hold videos.
     """
@@ -209,8 +210,8 @@ class Device(Struct, frozen=True, kw_only=True):
 
     Attributes:
         backend: ``cpu``, ``metal`` or ``cuda``.
-        name: What a GPU calls itself; null on the CPU.
-        memory_bytes: What it can hold.
+        name: Name of the GPU; null on the CPU.
+        memory_bytes: Memory of the device.
         blas: The library that multiplies matrices on the CPU; null elsewhere.
         blas_refused: Libraries that were not loaded because they multiply wrongly, each with its reason.
     """
@@ -241,6 +242,34 @@ class Capabilities(ModelCapabilities, frozen=True, kw_only=True):
     device: Device
 
 
+def device_of(model: ModelDescription) -> Device:
+    """Return the device that computes a model."""
+    return Device(
+        backend=model.backend,
+        name=model.device_name,
+        memory_bytes=model.device_memory_bytes or None,
+        blas=model.blas,
+        blas_refused=model.blas_refused,
+    )
+
+
+def model_capabilities(state: ServedState, versions: Versions) -> ModelCapabilities:
+    """Return what is known of a model as the outside sees it.
+
+    Args:
+        state: The model and the verdicts on it.
+        versions: The installed versions.
+    """
+    model = state.model
+    return wire_capabilities(
+        model.architecture,
+        model.cache,
+        state.verdicts,
+        replace(versions, backend=model.backend, dtype=model.dtype),
+        bitwise=state.bitwise,
+    )
+
+
 def wire_capabilities(
     architecture: str,
     facts: CacheFacts,
@@ -249,15 +278,7 @@ def wire_capabilities(
     *,
     bitwise: BitwiseVerdict,
 ) -> ModelCapabilities:
-    """One model or architecture as the outside sees it.
-
-    Args:
-        architecture: mlx-lm's name of it.
-        facts: Of its caches.
-        verdicts: On it.
-        versions: That the verdicts hold for.
-        bitwise: On its bits.
-    """
+    """One model or architecture as the outside sees it."""
     is_nested = facts.kind is KvCacheKind.NESTED
     return ModelCapabilities(
         architecture=architecture,

@@ -1,4 +1,4 @@
-"""Grammars that the engine process compiles, as the front's compiler of them."""
+"""The front's grammar compiler, which has the engine process compile."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class EngineGrammars:
     """Satisfies :class:`machd.engine.protocol.engine.GrammarCompiler`."""
 
     def __init__(self, work: OpenWork) -> None:
-        """Ask whatever process serves ``work``."""
+        """Send constraints through ``work`` to the process that serves."""
         self._work = work
 
     def is_separate(self, constraint: Constraint) -> bool:
-        """Tell whether compiling a constraint may take seconds; see :class:`machd.engine.protocol.engine.GrammarCompiler`."""
+        """Return True if compiling a constraint may take seconds; see :class:`machd.engine.protocol.engine.GrammarCompiler`."""
         check_constraint(constraint)
         return has_unbounded_cost(constraint)
 

@@ -1,4 +1,4 @@
-"""A started engine process, as its front holds it: its life and its link."""
+"""A started engine process and the front's end of its link."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from machd.link.wire import decode_to_front, encode
 from machd.served.started_engine import StartedEngine
 
 _LAST_LINES_S = 1.0
-"""How long the last lines of a process that has ended may take to be read."""
+"""Time to read the last lines of a process that has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class ProcessEnd:
 
     Attributes:
         status: Its signal or exit status, or why it was not started.
-        last_lines: The last that it wrote to standard error, but its log.
+        last_lines: Last lines of its standard error, without its log.
     """
 
     status: str
@@ -43,7 +43,7 @@ class EngineProcess:
         """
         self._process, self._frames = started.process, started.frames
         self._error_output = started.error_output
-        # The event loop sends, and must not wait for a process that takes nothing.
+        # The event loop sends, and must not wait for a process that reads nothing.
         self._outgoing: queue.SimpleQueue[list[Part] | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write, name="machd-link-out", daemon=True)
         try:
@@ -58,20 +58,20 @@ class EngineProcess:
         return self._process.pid
 
     def send(self, message: ToEngine) -> None:
-        """Send a message, or lose it with the process; never waits."""
+        """Send a message without waiting; it is lost if the process ends."""
         self._outgoing.put(encode(message))
 
     def receive(self) -> ToFront | None:
-        """Wait for a message; None once the process has ended, or has closed its end."""
+        """Wait for a message; None once the process has ended or closed its end of the link."""
         parts = self._frames.receive()
         return None if parts is None else decode_to_front(parts)
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the process."""
         self._process.kill()
 
     def wait(self, timeout_s: float) -> ProcessEnd:
-        """Wait for its end and give back what it had here.
+        """Wait for the process's end, and close its descriptors.
 
         A process that has closed its end of the link and does not end is killed after ``timeout_s``.
         """
@@ -91,11 +91,11 @@ class EngineProcess:
             try:
                 self._frames.send(parts)
             except OSError:
-                return  # the reader sees the process's end
+                return  # the thread that reads the link sees the process's end
 
 
 def describe_status(status: int) -> str:
-    """Say how a process ended, for an operator."""
+    """Describe the end of a process for an operator."""
     if status >= 0:
         return f"exit status {status}"
     try:

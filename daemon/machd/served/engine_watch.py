@@ -1,4 +1,4 @@
-"""Notices that the engine has ended for good, or hangs."""
+"""Detection of an engine that has ended for good, or hangs."""
 
 from __future__ import annotations
 
@@ -13,18 +13,12 @@ _MAX_LOOK_INTERVAL_S = 1.0
 
 
 class EngineWatch:
-    """Looks at the heartbeat from the event loop: a hung thread sets no event."""
+    """Polls the heartbeat on the event loop, because a hung thread reports nothing."""
 
     def __init__(
         self, loop: EnginePort, stall_limit_s: Callable[[], float], on_stall: Callable[[], None]
     ) -> None:
-        """Watch ``loop``; nothing runs yet.
-
-        Args:
-            loop: The engine's.
-            stall_limit_s: How long a step may take, as the settings have it now.
-            on_stall: Told once a step has taken longer.
-        """
+        """Watch ``loop``; nothing runs yet. ``on_stall`` is told once a step has taken longer than the limit."""
         self._loop = loop
         self._stall_limit_s = stall_limit_s
         self._on_stall = on_stall
@@ -38,10 +32,10 @@ class EngineWatch:
         finally:
             stalled.cancel()
             if finished.done() and not finished.cancelled():
-                finished.exception()  # looked at: who ends the daemon asks the loop's own future
+                finished.exception()  # marks the error as retrieved; the daemon reads it from the loop's own future
 
     async def _stalled(self) -> None:
-        """End an engine whose step takes longer than any step may; return once that cannot be done."""
+        """Kill an engine whose step exceeds the limit; return once it cannot be killed."""
         is_replaced = True
         while is_replaced:
             while (age_s := self._loop.heartbeat_age_s) <= (limit_s := self._stall_limit_s()):  # noqa: ASYNC110 - a hung thread sets no event

@@ -1,6 +1,7 @@
-"""What an engine process writes to standard error: all of it copied to the front's, and the last lines kept.
+"""The standard error of an engine process: copied to the front's, with the last lines kept.
 
-Its log goes past it. What comes here is from libraries, the C++ runtime and Python: the last words of a process that crashes.
+The process's log has a descriptor of its own. Here come messages of libraries, the C++ runtime and Python, such as a traceback
+before a crash.
 """
 
 from __future__ import annotations
@@ -12,24 +13,20 @@ from collections import deque
 from typing import IO
 
 MAX_LINES = 200
-"""Lines that are kept: of a crash, where each thread was."""
+"""Number of lines that are kept: enough for a crash's tracebacks of all threads."""
 
 MAX_BYTES = 16 << 10
-"""Bytes of them that are kept."""
+"""Bytes of lines that are kept."""
 
 _MAX_LINE_BYTES = 4096
-"""A longer line counts as several. So much a pipe takes at once, with nothing of another process between."""
+"""Longest line; a longer one counts as several. Writes up to this size are atomic on a pipe."""
 
 
 class ErrorOutput:
-    """Copied on a thread of its own until nothing has the other end open."""
+    """A thread that copies the pipe until its other end is closed everywhere."""
 
     def __init__(self, pipe: IO[bytes], target: int) -> None:
-        """Begin to copy.
-
-        Args:
-            pipe: Of the process; closed at its end.
-            target: Descriptor to copy to; closed then too.
+        """Begin to copy a process's pipe to the descriptor ``target``; both are closed at its end.
 
         Raises:
             RuntimeError: The system has no room for a thread.
@@ -38,12 +35,12 @@ class ErrorOutput:
         self._lock = threading.Lock()
         self._kept: deque[bytes] = deque()
         self._kept_bytes = 0
-        # A daemon thread: another process that the engine process has left behind may keep the pipe open.
+        # daemon=True: a process that the engine process has left behind may keep the pipe open.
         self._thread = threading.Thread(target=self._copy, name="machd-stderr", daemon=True)
         self._thread.start()
 
     def last_lines(self, timeout_s: float) -> tuple[str, ...]:
-        """Wait until all is copied, but not longer than that, and return the last lines without empty ones."""
+        """Wait up to ``timeout_s`` until all is copied, and return the last lines without empty ones."""
         self._thread.join(timeout_s)
         with self._lock:
             return tuple(one.decode("utf-8", "replace").rstrip() for one in self._kept)
@@ -66,7 +63,7 @@ class ErrorOutput:
 
 
 def _write(target: int, line: bytes) -> None:
-    """Write a line past Python's buffer, whose lock a daemon thread must not hold when the interpreter ends."""
+    """Write a line past Python's buffer, whose lock no thread may hold when the interpreter ends."""
     rest = memoryview(line)
     while rest:
         try:
@@ -76,7 +73,7 @@ def _write(target: int, line: bytes) -> None:
 
 
 def own_error_output() -> int:
-    """Return a new descriptor of this process's standard error, or of nothing where it has none.
+    """Return a new descriptor of this process's standard error, or of the null device if it has none.
 
     Raises:
         OSError: There are too many descriptors.

@@ -1,4 +1,4 @@
-"""Sequences that an engine process computes one at a time, to find the one that ends processes."""
+"""Sequences that an engine process computes one at a time, to find the one that crashes it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,7 @@ class IsolatedSequences:
     """A queue whose next sequence is sent once the one before has ended. Its owner's lock guards it."""
 
     def __init__(self, sequences: OpenSequences) -> None:
-        """Begin with none.
-
-        Args:
-            sequences: Those that have not ended; others are left out when it is their turn.
-        """
+        """Begin with none; of ``sequences``, those that have ended are left out when it is their turn."""
         self._sequences = sequences
         self._held: deque[SequenceRequest] = deque()
         self._sent_id: str | None = None
@@ -37,7 +33,7 @@ class IsolatedSequences:
         self._held.extend(requests)
 
     def clear(self) -> None:
-        """Forget all: the process to which they were to go has ended."""
+        """Drop all: their process has ended."""
         self._held.clear()
         self._sent_id = None
 

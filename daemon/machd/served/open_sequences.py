@@ -1,4 +1,4 @@
-"""The sequences that an engine process has not ended yet, with the tokens that have come of them."""
+"""The sequences that an engine process has not ended yet, with their tokens so far."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from machd.scheduler.events import (
 from machd.scheduler.subscriber import Resumption, SequenceRequest
 
 _DEATHS = 2
-"""Processes that ended while a sequence was the only one that ran, after which it is to blame."""
+"""Number of crashes with a sequence as the only running one, after which it is to blame."""
 
 
 class _OpenSequence:
-    """One of them.
+    """A sequence that has not ended.
 
     Attributes:
-        reused_tokens: Of its prompt, as :class:`PromptReused` told.
-        is_running: It has a slot, or is suspended by an engine process that lives, or was sent to one that has not said
-            that it waits: taking it in may be what ends the process.
+        reused_tokens: Prompt tokens of its :class:`PromptReused`.
+        is_running: It has a slot, or was suspended by the present process, or was sent to a process that has not queued
+            it yet: submitting it may be what crashes the process.
         has_run: It or a sibling has had a slot.
-        deaths: Processes in a row that ended while it ran in them, with no token of it between.
-        lone_deaths: Processes that ended while it was the only one that ran.
+        deaths: Consecutive crashes while it ran, with none of its tokens between.
+        lone_deaths: Crashes while it was the only running sequence.
     """
 
     __slots__ = (
@@ -56,7 +56,7 @@ class _OpenSequence:
 
     @property
     def resumption(self) -> Resumption:
-        """What another process goes on from."""
+        """The state from which another process resumes it."""
         return Resumption(
             generated_token_ids=tuple(self.token_ids),
             reused_tokens=self.reused_tokens,
@@ -66,18 +66,17 @@ class _OpenSequence:
 
 
 class OpenSequences:
-    """In the order in which they came."""
+    """Open sequences in order of submission."""
 
     def __init__(self) -> None:
-        """Begin with none."""
         self._open: dict[str, _OpenSequence] = {}
 
     def __len__(self) -> int:
-        """Return their number."""
+        """Return the number of open sequences."""
         return len(self._open)
 
     def __iter__(self) -> Iterator[str]:
-        """Go through their ids."""
+        """Iterate over the sequences' ids."""
         return iter(self._open)
 
     def __contains__(self, sequence_id: object) -> bool:
@@ -85,17 +84,17 @@ class OpenSequences:
         return sequence_id in self._open
 
     def add(self, requests: Iterable[SequenceRequest]) -> None:
-        """Take in the sequences of a request."""
+        """Add the sequences of a request."""
         for request in requests:
             self._open[request.sequence_id] = _OpenSequence(request)
 
     def note_sent(self, requests: Iterable[SequenceRequest]) -> None:
-        """Note that a process is to take sequences in."""
+        """Note that sequences were sent to a process."""
         for request in requests:
             self._open[request.sequence_id].is_running = True
 
     def follow(self, events: Iterable[Event]) -> bool:
-        """Note what has come of them; returns whether one has a whole answer."""
+        """Apply events of sequences; return whether one has a whole answer."""
         has_answered = False
         for event in events:
             one = self._open.get(getattr(event, "sequence_id", ""))
@@ -133,18 +132,14 @@ class OpenSequences:
             one.is_running = False
 
     def survive(self, fault: MachdError, now_s: float) -> list[Event]:
-        """Suspect the sequences that ran in a process that has ended.
+        """Suspect the sequences that ran in a process that has ended; one that is to blame ends with ``fault``.
 
-        A suspect runs alone until its next token, so that one without a token since a first end is to blame for a
-        second. Where a process ends later, beside others, none can be told from the others; when that goes on, one at a
-        time is sent to a process.
-
-        Args:
-            fault: What a sequence that is to blame ends with.
-            now_s: On the monotonic clock.
+        A suspect runs alone until its next token, so a suspect without a token since the first crash is to blame for a
+        second. A later crash, with several running sequences, shows no culprit; if crashes go on, sequences are sent
+        one at a time.
 
         Returns:
-            The ends of those that are to blame.
+            The final events of sequences that are to blame.
         """
         ran = [one for one in self._open.values() if one.is_running]
         for one in ran:
@@ -156,7 +151,7 @@ class OpenSequences:
         return self.end(blamed_ids, FinishReason.ERROR, fault, now_s)
 
     def resumed(self) -> list[tuple[SequenceRequest, ...]]:
-        """Return the requests that a new process goes on with, each with its sequences."""
+        """Return the requests that a new process resumes, each with its sequences."""
         again = [replace(one.request, resumption=one.resumption) for one in self._open.values()]
         return [tuple(group) for _, group in groupby(again, lambda one: one.group_id)]
 
@@ -167,7 +162,7 @@ class OpenSequences:
         error: MachdError | None,
         now_s: float,
     ) -> list[Event]:
-        """End sequences here, which no process is to compute any more; returns their events."""
+        """End sequences that no process computes any more; return their events."""
         ended = [(one, self._open.pop(one)) for one in sequence_ids]
         return [
             SequenceFinished(

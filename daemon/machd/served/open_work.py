@@ -1,6 +1,6 @@
-"""All that engine processes have been asked and have not finished: sequences, questions, and the settings in force.
+"""The unfinished work of engine processes: open sequences, unanswered questions, and the settings in force.
 
-A process that begins to serve is told all of it, and goes on where the former one ended.
+A process that begins to serve is sent all of it, and resumes where the former one ended.
 """
 
 from __future__ import annotations
@@ -34,21 +34,16 @@ from machd.settings.model import Settings
 
 
 class OpenWork:
-    """What is open, and the process that serves, which is told of it. Every method may be called from any thread.
+    """The open work, and the process that serves it. Every method may be called from any thread.
 
-    One lock guards both, so that the process is told everything once and in order.
+    One lock guards both, so that the process gets each message once and in order.
 
     Attributes:
-        stopping: Set once there is to be no other process.
+        stopping: Set once no other process is to be started.
     """
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
-        """Begin with nothing open and no process.
-
-        Args:
-            settings: In force until others come.
-            clock: Reads time.
-        """
+        """Begin with nothing open and no process; ``settings`` are in force until others come."""
         self.stopping = threading.Event()
         self._settings = settings
         self._clock = clock
@@ -61,7 +56,7 @@ class OpenWork:
 
     @property
     def settings(self) -> Settings:
-        """Those in force."""
+        """The settings in force."""
         return self._settings
 
     @property
@@ -85,7 +80,8 @@ class OpenWork:
         with self._lock:
             is_sent = self._serving is not None and not self._isolated.is_active
             if self._serving is not None and is_sent:
-                self._serving.send(Submit(requests))  # first: there may be no memory for it
+                # Sent before the sequences are noted: it may raise MemoryError.
+                self._serving.send(Submit(requests))
             self._sequences.add(requests)
             if is_sent:
                 self._sequences.note_sent(requests)
@@ -93,7 +89,7 @@ class OpenWork:
                 self._isolated.hold(requests)
 
     def abort(self, sequence_ids: tuple[str, ...], error: MachdError | None) -> list[Event]:
-        """End sequences; returns the ends of those that no process knows of."""
+        """Abort sequences; return the final events of those that no process has."""
         with self._lock:
             held_ids = self._isolated.held_ids
             sent_ids, unsent_ids = list[str](), list[str]()
@@ -106,26 +102,26 @@ class OpenWork:
             return self._sequences.end(unsent_ids, FinishReason.ABORT, error, now_s)
 
     def change_config(self, settings: Settings, *, measure: bool) -> Future[None]:
-        """Have settings in force after the step that runs; see :meth:`machd.link.port.EnginePort.change_config`."""
+        """Apply settings after the running step; see :meth:`machd.link.port.EnginePort.change_config`."""
         with self._lock:
             self._settings = settings
         asked = self.ask(lambda number: ChangeConfig(number, settings, measure))
         return read_answer(asked, lambda _: None)
 
     def set_limits(self, settings: Settings) -> None:
-        """Hold requests that come, wait or run, and what is kept, against other limits from the next step on."""
+        """Apply other limits to new, waiting and running requests and to caches, from the next step on."""
         with self._lock:
             self._settings = settings
             if self._serving is not None:
                 self._serving.send(SetLimits(settings))
 
     def clear_prefixes(self, *, is_disk_included: bool) -> Future[int]:
-        """Forget the unused blocks of the prefix cache; resolves to their number."""
+        """Drop the unused blocks of the prefix cache; resolves to their number."""
         asked = self.ask(lambda number: ClearPrefixes(number, is_disk_included))
         return read_answer(asked, lambda count: count if isinstance(count, int) else 0)
 
     def ask(self, make: Callable[[int], Question]) -> Future[Answer]:
-        """Send a question, now or when a process serves; the future has its answer."""
+        """Send a question, now or once a process serves; return a future of its answer."""
         with self._lock:
             question, future = self._questions.ask(make)
             if (refusal := self._refusal) is not None:
@@ -145,10 +141,10 @@ class OpenWork:
                     self._serving.send(DropGrammar(one.number))
 
     def stop(self, error: MachdError) -> bool:
-        """Have the process end all sequences with ``error``, and itself; refuse questions from now on.
+        """Tell the process to end all sequences with ``error`` and then itself; refuse later questions.
 
         Returns:
-            Whether a process serves, which is told.
+            Whether a process serves and was told.
         """
         with self._lock:
             if self._refusal is None:
@@ -163,11 +159,9 @@ class OpenWork:
         return serving is not None
 
     def begin(self, process: EngineProcess, *, is_isolating: bool) -> None:
-        """Tell a process that serves from now on all that is open.
+        """Tell a process that has loaded the model, and serves from now on, all that is open.
 
-        Args:
-            process: Has loaded the model.
-            is_isolating: It computes the open sequences one at a time.
+        With ``is_isolating`` it computes the open sequences one at a time.
         """
         with self._lock:
             self._serving = process
@@ -189,7 +183,7 @@ class OpenWork:
             self._send(process, requests)
 
     def _send_next(self, process: EngineProcess) -> None:
-        """Send the next sequence of those that go alone, once the one before has ended."""
+        """Send the next isolated sequence once the one before has ended."""
         request = self._isolated.take_next()
         if request is not None:
             self._send(process, (request,))
@@ -199,7 +193,7 @@ class OpenWork:
         self._sequences.note_sent(requests)
 
     def forget_process(self) -> None:
-        """Keep everything for the next process: this one has ended."""
+        """Note that the process has ended; all open work is kept for the next one."""
         with self._lock:
             self._serving = None
 
@@ -244,7 +238,7 @@ class OpenWork:
             return self._sequences.survive(fault, self._clock.monotonic_s())
 
     def end(self) -> list[Event]:
-        """End all that is open, as :meth:`stop` was told to, or with a fault; returns the ends of sequences."""
+        """End all open work with the error of :meth:`stop` or with a fault; return the sequences' final events."""
         with self._lock:
             if self._refusal is None:
                 self._refusal = EngineFaultError("the engine has stopped; the server is restarting")

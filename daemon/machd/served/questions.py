@@ -24,19 +24,18 @@ _T = TypeVar("_T")
 
 
 class Questions:
-    """Those without an answer yet, in order. Its owner's lock guards it; futures resolve outside of the lock."""
+    """Unanswered questions in order. The owner's lock guards them; futures resolve outside of the lock."""
 
     def __init__(self) -> None:
-        """Begin with none."""
         self._number = 0
         self._open: dict[int, tuple[Question, Future[Answer]]] = {}
 
     def __iter__(self) -> Iterator[Question]:
-        """Go through what a new process has to be asked again."""
+        """Iterate over the messages that a new process has to be sent again."""
         return (question for question, _ in self._open.values())
 
     def ask(self, make: Callable[[int], Question]) -> tuple[Question, Future[Answer]]:
-        """Make a question of the next number; its future cannot be cancelled."""
+        """Number a question and add it; its future cannot be cancelled."""
         self._number += 1
         future: Future[Answer] = Future()
         future.set_running_or_notify_cancel()
@@ -44,12 +43,12 @@ class Questions:
         return self._open[self._number]
 
     def take(self, number: int) -> Future[Answer]:
-        """Return the future of a question that is answered; one that was refused before has none that waits."""
+        """Remove a question that is answered and return its future; None if it was refused before."""
         _, future = self._open.pop(number, (None, Future[Answer]()))
         return future
 
     def take_all(self, kind: type[Question] | None = None) -> list[Future[Answer]]:
-        """Return the futures of all questions, or of one kind, none of which is to be answered."""
+        """Remove all questions, or all of one kind, and return their futures."""
         taken = [
             number
             for number, (question, _) in self._open.items()
@@ -59,7 +58,7 @@ class Questions:
 
 
 def resolve(future: Future[Answer], answer: Answered | GrammarCompiled) -> None:
-    """Give a future its answer, or the error that is one."""
+    """Resolve a future with an answer or an error."""
     match answer:
         case Answered(_, None, value):
             future.set_result(value)
@@ -70,7 +69,7 @@ def resolve(future: Future[Answer], answer: Answered | GrammarCompiled) -> None:
 
 
 def read_answer(asked: Future[Answer], read: Callable[[Answer], _T]) -> Future[_T]:
-    """Return a future of what an answer says."""
+    """Return a future of an answer's value."""
     told: Future[_T] = Future()
     told.set_running_or_notify_cancel()
 

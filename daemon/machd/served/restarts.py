@@ -1,4 +1,4 @@
-"""How often an engine process may end, and how long a new one waits."""
+"""Limits of restarts of the engine process, and the delay before each."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from machd.clock import Clock
 from machd.errors import EngineFaultError
 
 MAX_RESTARTS = 5
-"""Engine processes that may be replaced within ``_WINDOW_S``, with no whole answer between them. A request to which the
-engine is not equal takes two."""
+"""Most restarts within ``_WINDOW_S`` without a whole answer between them. A request that crashes the engine takes
+two."""
 
 _WINDOW_S = 600.0
 
 _ISOLATING_RESTARTS = 3
-"""The same, after which sequences go on one at a time: what ends the process is none that ends it at once and alone."""
+"""Restarts after which sequences run one at a time: no single sequence could be blamed for the crashes."""
 
 _FIRST_BACKOFF_S = 1.0
 _MAX_BACKOFF_S = 30.0
@@ -24,19 +24,14 @@ class Restarts:
     """The ends of engine processes since the last whole answer."""
 
     def __init__(self, clock: Clock, max_restarts: int = MAX_RESTARTS) -> None:
-        """Begin with none.
-
-        Args:
-            clock: Reads time.
-            max_restarts: As of :data:`MAX_RESTARTS`; 0 for a process that cannot be replaced.
-        """
+        """Begin with none; ``max_restarts`` is 0 for a process that cannot be replaced."""
         self._clock = clock
         self._max_restarts = max_restarts
         self._ends_s: deque[float] = deque()
 
     @property
     def backoff_s(self) -> float:
-        """How long to wait before the next process: not at all after the first end, then twice as long each time."""
+        """Delay before the next process: 0 after the first end, then doubled each time."""
         count = len(self._ends_s)
         return 0.0 if count <= 1 else min(_MAX_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** (count - 2))
 
@@ -46,10 +41,10 @@ class Restarts:
         return len(self._ends_s) >= _ISOLATING_RESTARTS
 
     def note(self) -> None:
-        """Count an end.
+        """Count the end of a process.
 
         Raises:
-            EngineFaultError: It is one too many.
+            EngineFaultError: The limit of restarts is reached.
         """
         now_s = self._clock.monotonic_s()
         self._ends_s.append(now_s)
@@ -59,5 +54,5 @@ class Restarts:
             raise EngineFaultError(f"{len(self._ends_s)} engine processes in a row have ended")
 
     def forget(self) -> None:
-        """Begin anew: a whole answer shows that the engine works."""
+        """Reset the counts: a whole answer shows that the engine works."""
         self._ends_s.clear()

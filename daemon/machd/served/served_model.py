@@ -1,4 +1,4 @@
-"""The model that an engine process serves, as handlers, metrics and operators ask about it."""
+"""The model that an engine process serves, for handlers, metrics and operators."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from machd.settings.model import Settings
 
 
 class ServedModel:
-    """One model: what it is, what it can do, how it is decoded, and the link to what computes it.
+    """One model: its description, verdicts and decode mode, and the link to its engine.
 
-    What needs a loaded model raises NotReadyError, DrainingError or EngineFaultError while there is none.
+    Properties of a loaded model raise NotReadyError, DrainingError or EngineFaultError while none is loaded.
 
     Attributes:
         link: To the engine; another one after an engine has failed for good.
@@ -33,25 +33,19 @@ class ServedModel:
         settings: Callable[[], Settings],
         check_accepting: Callable[[], None],
     ) -> None:
-        """Know nothing of the model yet.
-
-        Args:
-            link: To the engine.
-            settings: Reads those in force.
-            check_accepting: Raises why there is no model to speak of.
-        """
+        """Know nothing of the model yet; ``check_accepting`` raises why there is no model to speak of."""
         self.link = link
         self._settings = settings
         self._check_accepting = check_accepting
 
     @property
     def state(self) -> ServedState | None:
-        """What the engine process has published of the model; None until it is served."""
+        """The state that the engine process has published; None until the model is served."""
         return None if self.link.front is None else self.link.state
 
     @property
     def front(self) -> ModelFront:
-        """The model's description and texts."""
+        """The model's description, tokenizer and templates."""
         front = self.link.front
         if front is None:
             self._check_accepting()
@@ -86,20 +80,20 @@ class ServedModel:
     @property
     def verdicts(self) -> ModelVerdicts:
         """What the model can do, by its rules and its probe results."""
-        return self._known.verdicts
+        return self.known.verdicts
 
     @property
     def bitwise(self) -> BitwiseVerdict:
         """Whether a row of the model has the same bits however it is computed."""
-        return self._known.bitwise
+        return self.known.bitwise
 
     @property
     def decode_mode(self) -> DecodeModeDecision:
-        """How sequences are decoded, and why."""
+        """The decode mode, with its reason."""
         return self.decode_mode_under(self._settings())
 
     def decode_mode_under(self, settings: Settings) -> DecodeModeDecision:
-        """How sequences would be decoded under other settings, and why."""
+        """Return the decode mode under other settings, with its reason."""
         return decide_decode_mode(
             is_batching_asked=settings.continuous_batching.enabled,
             verdict=self.verdicts.continuous_batching,
@@ -108,12 +102,12 @@ class ServedModel:
     @property
     def speculation(self) -> SpeculationDecision:
         """The proposer in force, and why."""
-        known = self._known
+        known = self.known
         return decide_speculation(self._settings().speculation, known.model, known.verdicts)
 
     @property
     def kv(self) -> KvMemory:
-        """The KV cache now; nothing while no model is served."""
+        """KV memory now; all 0 while no model is served."""
         return KvMemory(0, 0, 0) if self.state is None else kv_memory(self.snapshot, self.model)
 
     @property
@@ -123,7 +117,7 @@ class ServedModel:
 
     @property
     def idle_snapshot(self) -> LoopSnapshot:
-        """The last moment at which nothing ran."""
+        """The engine's counts at the last idle moment."""
         return self.link.idle_snapshot
 
     @property
@@ -132,7 +126,8 @@ class ServedModel:
         return self.link.heartbeat_age_s
 
     @property
-    def _known(self) -> ServedState:
+    def known(self) -> ServedState:
+        """What is known of the model."""
         if self.state is None:
             self._check_accepting()
         assert self.state is not None, "who accepts has a model"

@@ -1,6 +1,6 @@
 """A started engine process and the front's end of its link.
 
-Imports little, so that a front can start the process before it imports its own libraries.
+Imports few modules, so that a front can start the process before it imports its own libraries.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from machd.served.error_output import ErrorOutput, own_error_output
 
 
 class StartedEngine:
-    """One process that has been told which model to serve.
+    """A started process with its settings, pipes and link.
 
     Attributes:
-        process: To be ended and waited for.
-        frames: To be closed after that. A process whose front is gone ends by itself.
-        error_output: What the process writes to standard error, but its log.
+        process: The process; its owner ends it and waits for it.
+        frames: The front's end of the link, closed after the process has ended. A process without its front ends itself.
+        error_output: The process's standard error, without its log.
     """
 
     def __init__(self, command: Sequence[str], settings_json: str, name: str = "") -> None:
@@ -36,7 +36,7 @@ class StartedEngine:
             name: The model's among others; empty for the only one.
 
         Raises:
-            OSError: The system has no room for it.
+            OSError: The system has no room for a process.
         """
         with ExitStack() as on_error:
             ours, theirs = socket.socketpair()
@@ -69,11 +69,11 @@ class StartedEngine:
         self.process.wait()
 
     def discard(self) -> None:
-        """End the process at once, and give back what it had here."""
+        """Kill the process, and close its descriptors."""
         self._kill()
         self.frames.close()
 
 
 def cannot_start(error: OSError) -> EngineFaultError:
-    """Return the error that ends a daemon which has no engine process yet."""
+    """Return the error for a daemon that cannot start its first engine process."""
     return EngineFaultError(f"the engine process cannot be started: {error.strerror}")

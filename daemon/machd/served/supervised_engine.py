@@ -1,7 +1,7 @@
 """The engine of one model in a process of its own, which is replaced when it ends.
 
-Here is the life of processes: started, listened to, replaced. What they are asked and have not finished is
-:class:`OpenWork`, which a new process is told of.
+This module starts processes, reads their messages and replaces them. Their unfinished work is in :class:`OpenWork`,
+which is sent to each new process.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from machd.served.started_engine import StartedEngine, cannot_start
 from machd.settings.model import Settings
 
 _EXIT_S = 15.0
-"""How long a process that has closed its end of the link may take to end."""
+"""Time for a process to end after it has closed its end of the link."""
 
 
 class Suspension:
@@ -87,8 +87,8 @@ OpenFront = Callable[[ModelDescription, GrammarCompiler], ModelFront]
 class SupervisedEngine:
     """The :class:`machd.link.port.EnginePort` of a daemon.
 
-    One thread starts the process, reads what it says and replaces it; ``_lock`` guards which process that is, for
-    :meth:`kill` and :meth:`stop`.
+    One thread starts the process, reads its messages and replaces it; ``_lock`` guards the reference to the process
+    for :meth:`kill` and :meth:`stop`.
     """
 
     def __init__(  # noqa: PLR0913 - one argument for each thing that it calls
@@ -139,7 +139,7 @@ class SupervisedEngine:
 
     @property
     def heartbeat_age_s(self) -> float:
-        """Seconds since the process last said something; 0 while none serves."""
+        """Seconds since the process's last message; 0 while none serves."""
         if not self._work.is_served:
             return 0.0
         return max(0.0, self._clock.monotonic_s() - self._beat_s - self._allowed_s)
@@ -158,7 +158,7 @@ class SupervisedEngine:
         self._work.submit(requests)
 
     def abort(self, sequence_ids: tuple[str, ...], error: MachdError | None) -> None:
-        """End sequences; ``error`` is None if their client simply has enough."""
+        """Abort sequences; ``error`` is None if their client needs no more tokens."""
         events = self._work.abort(sequence_ids, error)
         if events:
             self._listener.publish(events)
@@ -173,15 +173,15 @@ class SupervisedEngine:
         return self._work.change_config(settings, measure=measure)
 
     def set_limits(self, settings: Settings) -> None:
-        """Hold requests that come, wait or run, and what is kept, against other limits from the next step on."""
+        """Apply other limits to new, waiting and running requests and to caches, from the next step on."""
         self._work.set_limits(settings)
 
     def clear_prefixes(self, *, is_disk_included: bool) -> Future[int]:
-        """Forget the unused blocks of the prefix cache; resolves to their number."""
+        """Drop the unused blocks of the prefix cache; resolves to their number."""
         return self._work.clear_prefixes(is_disk_included=is_disk_included)
 
     def kill(self) -> bool:
-        """End a process that hangs; another one takes its place unless the engine is told to stop."""
+        """Kill a hung process; another one replaces it unless the engine is stopping."""
         with self._lock:
             process = self._process
             if process is not None:
@@ -225,7 +225,7 @@ class SupervisedEngine:
         return loading
 
     def stop(self, error: MachdError) -> None:
-        """Ask the process to end all sequences with ``error``, and itself; one that loads is ended at once."""
+        """Tell the process to end all sequences with ``error`` and then itself; kill one that still loads."""
         if self._work.stop(error):
             return
         with self._lock:
@@ -236,7 +236,7 @@ class SupervisedEngine:
             process.kill()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the end of the last process; returns whether it has come."""
+        """Wait for the end of the last process; return whether it has ended."""
         if self._thread.ident is None:
             return True
         self._thread.join(timeout_s)
@@ -269,7 +269,7 @@ class SupervisedEngine:
         """Start processes, one after another, until a stop.
 
         Raises:
-            MachdError: The model cannot be loaded, or processes end again and again.
+            MachdError: The model cannot be loaded, or the limit of restarts is reached.
         """
         while True:
             end = self._follow_one()
@@ -297,11 +297,11 @@ class SupervisedEngine:
         return not self._work.stopping.is_set()
 
     def _follow_one(self) -> ProcessEnd:
-        """Start a process and read what it says to its end; returns how it ended.
+        """Start a process and read its messages until it ends; return how it ended.
 
         Raises:
-            EngineFaultError: The system has no room for the first one. A later one that cannot be started is one that
-                has ended.
+            EngineFaultError: The system has no room for the first process. A later one that cannot be started counts as
+                ended.
         """
         with self._lock:
             self._reason, self._fault, self._allowed_s = RestartReason.EXIT, None, 0.0
@@ -364,7 +364,7 @@ class SupervisedEngine:
             self._listener.model_sized(needs, device_memory_bytes)
 
     def _note_end(self, fault: MachdError | None) -> None:
-        """Note how the engine ends. Told to, it has ended here already: its process may have blocks to write still."""
+        """Note the engine's end. After a stop the port ends at once: the process may still write blocks to disk."""
         self._fault = fault
         if not self._work.stopping.is_set() or self.front is None:
             return
@@ -415,7 +415,7 @@ class SupervisedEngine:
             self._progress.stage(message.stage, message.total_bytes)
 
     def _note_death(self, end: ProcessEnd) -> None:
-        """Say that a process has ended, and end the sequence that two of them could not stand.
+        """Report that a process has ended, and end a sequence that crashed two of them.
 
         Raises:
             MachdError: The model cannot be loaded, the engine was told to stop, or too many processes have ended without
@@ -433,7 +433,7 @@ class SupervisedEngine:
         events = self._work.survive(
             EngineFaultError("the engine failed while computing this request")
         )
-        # Nothing runs until the next process says so.
+        # No sequence runs until the next process reports one.
         self.snapshot = replace(
             self.snapshot,
             running_count=0,

@@ -13,16 +13,15 @@ _WINDOW_S = 10.0
 
 
 class Throughput:
-    """Counts generated tokens. Lives on the event loop, as every observer of events."""
+    """Counts generated tokens. Lives on the event loop, like every observer of events."""
 
     def __init__(self, clock: Clock) -> None:
-        """Begin with none."""
         self._clock = clock
         self._counts: deque[tuple[float, int]] = deque()
 
     @property
     def tokens_per_s(self) -> float:
-        """Over the last ten seconds, or for as long as tokens have come."""
+        """Tokens per second over the last ten seconds, or since the first token."""
         self._forget()
         if not self._counts:
             return 0.0

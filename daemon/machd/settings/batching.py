@@ -30,8 +30,8 @@ class ContinuousBatchingSettings(SettingsSection):
         default=5.0,
         ge=0.0,
         le=10_000.0,
-        description="Milliseconds that an idle daemon waits for company before it starts; a batch "
-        "that runs never waits.",
+        description="Milliseconds that an idle daemon waits for more requests before it starts; a "
+        "running batch never waits.",
     )
     kv_budget_gb: float = Field(
         default=10.0,

@@ -58,14 +58,14 @@ class CacheSettings(SettingsSection):
     disk_dir: Annotated[Text | None, Mark.RESTART] = Field(
         default=None,
         examples=["/var/cache/machd/blocks"],
-        description="Directory for a second tier of the prefix cache, which outlives the daemon. "
+        description="Directory of the prefix cache's disk tier, which outlives the daemon. "
         "It is made if it is not there, and only the daemon's user may read it.",
     )
     disk_budget_gb: float = Field(
         default=20.0,
         ge=0.0,
         le=1_000_000.0,
-        description="What the second tier may take on disk, in units of 1,000,000,000 bytes.",
+        description="Disk space that the disk tier may take, in units of 1,000,000,000 bytes.",
     )
     kv_quantization: Annotated[KvFormatName, Mark.RESTART] = Field(
         default="none",

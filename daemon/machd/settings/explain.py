@@ -46,9 +46,7 @@ def settings_toml(loaded: LoadedSettings, *, origins: bool = False) -> str:
 
     Keys that are not set are comments, because TOML has no word for that. So are masked secrets.
 
-    Args:
-        loaded: What to show.
-        origins: Say behind every value where it came from, and first which file was read.
+    With ``origins`` a comment behind every value says where it came from, and the first line which file was read.
     """
     blocks: list[str] = []
     for header, keys in _shown_tables(loaded.settings):

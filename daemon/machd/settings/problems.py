@@ -35,10 +35,7 @@ _WANTED = MappingProxyType(
 def value_problem(key: SettingKey, error: ErrorDetails, *, is_toml: bool) -> str:
     """Say what is wrong with one value, such as ``0 is too small, the least is 1``.
 
-    Args:
-        key: The setting that the value was given for.
-        error: What the check found; its ``input`` is the value, or one item of a list.
-        is_toml: Whether the value was written as TOML, where its type counts.
+    ``is_toml`` if the value was written as TOML, where its type counts.
     """
     value = error["input"]
     match error["type"]:

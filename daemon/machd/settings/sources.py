@@ -120,11 +120,7 @@ class SettingsSources:
     flags: Mapping[str, object]
 
     def load(self) -> LoadedSettings:
-        """Read all of them.
-
-        Raises:
-            SettingsError: Something is wrong; there is a line for each problem of each source.
-        """
+        """Read all of them, as :func:`load_settings`."""
         return load_settings(config_path=self.config_path, environ=self.environ, flags=self.flags)
 
 
@@ -191,11 +187,7 @@ def load_settings(
 ) -> LoadedSettings:
     """Read every source, check every value, and merge them: flags > environment > file > defaults.
 
-    Args:
-        config_path: The file that ``--config`` names; None to look in the usual places.
-        environ: Variables; those that do not start with ``LME_`` are none of machd's.
-        flags: Values by dotted key, only for the flags that were given.
-        model: The class to fill; tests bring their own.
+    Arguments are as of :class:`SettingsSources`; tests bring a ``model`` of their own.
 
     Raises:
         SettingsError: Something is wrong; there is a line for each problem of each source.

@@ -84,11 +84,7 @@ def _admin_listen(text: str) -> str:
     host, _, port = text.rpartition(":")
     if not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > _MAX_PORT:
         raise ValueError("is not address:port, unix:PATH or off")
-    try:
-        is_loopback = host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        is_loopback = False
-    if not is_loopback:
+    if not is_loopback(host):
         raise ValueError("is not on loopback, where the admin API has to stay")
     return text
 
@@ -146,10 +142,7 @@ def is_same_address(host: str, port: int, admin_listen: str) -> bool:
 
     Names other than ``localhost`` are not looked up.
 
-    Args:
-        host: ``server.host``.
-        port: ``server.port``; 0 is any free one.
-        admin_listen: ``admin.listen``.
+    Port 0 is any free one.
     """
     if host.startswith("unix:") or admin_listen.startswith("unix:"):
         paths = {os.path.abspath(one.removeprefix("unix:")) for one in (host, admin_listen)}  # noqa: PTH100 - links stay
@@ -157,13 +150,20 @@ def is_same_address(host: str, port: int, admin_listen: str) -> bool:
     admin_host, _, admin_port = admin_listen.rpartition(":")
     if port == 0 or admin_port.lstrip("0") != f"{port}":
         return False
-    public, admin = _ip_address(host), _ip_address(admin_host)
+    public, admin = ip_address(host), ip_address(admin_host)
     if public is None or admin is None:
         return host == admin_host
     return public == admin or (public.is_unspecified and public.version == admin.version)
 
 
-def _ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def is_loopback(host: str) -> bool:
+    """Return True if a host means this machine alone, as far as that shows without a name server."""
+    address = ip_address(host)
+    return address is not None and address.is_loopback
+
+
+def ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the address that a host is, in brackets or not; None for a name but ``localhost``."""
     try:
         return ipaddress.ip_address("127.0.0.1" if host == "localhost" else host.strip("[]"))
     except ValueError:

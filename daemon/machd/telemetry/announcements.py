@@ -32,14 +32,7 @@ class Announcements:
         metrics: Metrics,
         on_verdict: Callable[[str, Verdict], None],
     ) -> None:
-        """Tell nothing yet.
-
-        Args:
-            served: The model.
-            configuration: Has the settings in force.
-            metrics: Where it is exported.
-            on_verdict: Told of a feature whose verdict has changed.
-        """
+        """Tell nothing yet; ``on_verdict`` is told of a feature whose verdict has changed."""
         self._served = served
         self._configuration = configuration
         self._metrics = metrics

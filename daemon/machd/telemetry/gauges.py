@@ -7,10 +7,10 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from machd.engine.protocol.engine import DiskReading, ExpertReading, MediaReading, RankReading
+from machd.engine.protocol.memory import DiskReading, ExpertReading, MediaReading, RankReading
 from machd.generations.response_store import ResponseStore
 from machd.process.configuration import Configuration
-from machd.process.lifecycle import Lifecycle
+from machd.process.lifecycle import Lifecycle, State
 from machd.scheduler.draft_reading import DraftReading
 from machd.scheduler.events import DecodeMode
 from machd.scheduler.prefix_limits import PrefixReading
@@ -78,7 +78,7 @@ _DRAFTS: _Reads[DraftReading] = (
     ("machd_speculation_fallbacks_total", {}, lambda now: now.fallbacks),
 )
 
-_ARRANGEMENTS = (DecodeMode.SINGLE, DecodeMode.BATCHED)
+_REQUESTABLE_MODES = (DecodeMode.SINGLE, DecodeMode.BATCHED)
 """What the settings can ask for; either may be speculative at times."""
 
 
@@ -94,23 +94,11 @@ def watch_gauges(  # noqa: PLR0913 - each part that knows something
     open_generations: Callable[[], int],
     versions: Mapping[str, str],
 ) -> None:
-    """Point every gauge that is read at a scrape at what it shows.
-
-    Args:
-        metrics: Holds the gauges.
-        served: The model: its engine, slots and queue.
-        lifecycle: Knows the daemon's state.
-        lag: Measures the event served.
-        configuration: Knows the settings, and how the last reload went.
-        responses: Holds what later requests may refer to.
-        in_flight: Counts the open HTTP requests.
-        open_generations: Counts the open generations, whatever the engine holds.
-        versions: Of machd and what it was measured with, by the label's name.
-    """
+    """Point every gauge that is read at a scrape at what it shows; ``versions`` are by the label."""
     metrics.set_info("machd_build_info", python=platform.python_version(), **versions)
     started_unix_s = configuration.last_success_unix_s  # of the settings that it starts with
     metrics.watch("machd_start_time_seconds", lambda: started_unix_s)
-    metrics.watch_state(lambda: lifecycle.state)
+    metrics.watch_one_of("machd_state", "state", list(State), lambda: lifecycle.state)
     _watch_requests(metrics, served, configuration)
     _watch_memory(metrics, served)
     watch_caches(metrics, served, configuration)
@@ -197,13 +185,12 @@ def _numbered(counts: Sequence[int], configuration: Configuration) -> dict[str, 
 
 
 def _watch_requests(metrics: Metrics, served: ServedModel, configuration: Configuration) -> None:
-    """Export the decode mode, and the counts of requests."""
-    metrics.watch_decode_mode(lambda: served.snapshot.step_mode)
-    for name, read in (
-        ("machd_decode_mode_requested", lambda: _requested_mode(configuration)),
-        ("machd_decode_mode_active", lambda: served.snapshot.mode),
+    for name, modes, read in (
+        ("machd_decode_mode", tuple(DecodeMode), lambda: served.snapshot.step_mode),
+        ("machd_decode_mode_requested", _REQUESTABLE_MODES, lambda: _requested_mode(configuration)),
+        ("machd_decode_mode_active", _REQUESTABLE_MODES, lambda: served.snapshot.mode),
     ):
-        metrics.watch_one_of(name, "mode", _ARRANGEMENTS, read)
+        metrics.watch_one_of(name, "mode", modes, read)
     metrics.watch("machd_requests_running", lambda: served.snapshot.running_count)
     metrics.watch("machd_requests_waiting", lambda: served.snapshot.waiting_count)
     metrics.watch("machd_requests_waiting_limit", lambda: configuration.settings.limits.max_queue)

@@ -13,7 +13,6 @@ class EventLoopLag:
     """Sleeps for a known time, again and again, and notes by how much it overslept."""
 
     def __init__(self, clock: Clock) -> None:
-        """Begin without lag."""
         self._clock = clock
         self.last_s = 0.0
 

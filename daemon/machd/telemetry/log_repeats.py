@@ -24,7 +24,6 @@ class RepeatFilter(logging.Filter):
     """
 
     def __init__(self, clock: Clock) -> None:
-        """Begin with no kinds known."""
         super().__init__()
         self._clock = clock
         self._lock = threading.Lock()

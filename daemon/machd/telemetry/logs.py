@@ -66,9 +66,7 @@ _MODEL_FIELD = _ModelField()
 def log_model(model_id: str | None, *, loggers: tuple[str, ...] = _MODEL_LOGGERS) -> None:
     """Name the model on each line about it from now on, however the logs are configured.
 
-    Args:
-        model_id: As ``/v1/models`` names it; None for no name.
-        loggers: Beginnings of the names of the loggers whose lines are about the model.
+    ``loggers`` are beginnings of the names of the loggers whose lines are about the model.
     """
     _MODEL_FIELD.model_id, _MODEL_FIELD.loggers = model_id, loggers
 
@@ -78,11 +76,7 @@ def configure_logs(
 ) -> None:
     """Send machd's and every library's log events to one place in one format.
 
-    Args:
-        level: ``debug``, ``info``, ``warning`` or ``error``.
-        log_format: ``json``, ``console``, or ``auto``: console on a terminal, else JSON.
-        stream: Where to write; standard error unless given.
-        clock: Tells when a repeated warning may be written again; the machine's unless given.
+    ``log_format`` is ``json``, ``console``, or ``auto``: console on a terminal, else JSON.
     """
     target = stream or sys.stderr
     is_console = log_format == "console" or (log_format == "auto" and target.isatty())
@@ -159,7 +153,6 @@ class SchedulerLog:
     """A line for each admission, each resumption, each shared decode and each change of how tokens are made."""
 
     def __init__(self) -> None:
-        """Write to the configured log."""
         self._log = structlog.get_logger("machd.scheduler")
 
     def on_events(self, events: Sequence[Event]) -> None:
@@ -203,7 +196,6 @@ class RequestLog:
     """One ``request.finished`` line a request."""
 
     def __init__(self) -> None:
-        """Write to the configured log."""
         self._log = structlog.get_logger("machd.request.generation")
 
     def on_request(self, record: RequestRecord) -> None:

@@ -93,32 +93,13 @@ _OF_DAEMON: tuple[MetricSpec, ...] = (
     _gauge("machd_stored_responses", "Responses that later requests may refer to."),
     _gauge("machd_stored_response_bytes", "Bytes of those responses."),
     _gauge("machd_event_loop_lag_seconds", "How late the event loop woke up, the last time."),
-    _gauge(
-        "machd_config_last_reload_successful",
-        "1 unless the last reload of the settings was refused.",
-    ),
-    _gauge(
-        "machd_config_last_reload_timestamp_seconds",
-        "When a reload was last taken on, or the daemon started.",
-    ),
+    _gauge("machd_config_last_reload_successful", "1 unless the last reload of the settings was refused."),
+    _gauge("machd_config_last_reload_timestamp_seconds", "When a reload was last taken on, or the daemon started."),
 )  # fmt: skip
 
 _OF_MODEL: tuple[MetricSpec, ...] = (
-    _gauge(
-        "machd_model_info",
-        "The served model; always 1.",
-        "architecture",
-        "kv_cache_kind",
-        "dtype",
-        "backend",
-    ),
-    _gauge(
-        "machd_capability_info",
-        "What the loaded model can do here, by feature; always 1.",
-        "feature",
-        "verdict",
-        "source",
-    ),
+    _gauge("machd_model_info", "The served model; always 1.", "architecture", "kv_cache_kind", "dtype", "backend"),
+    _gauge("machd_capability_info", "What the loaded model can do here, by feature; always 1.", "feature", "verdict", "source"),
     _gauge("machd_decode_mode", "1 on the decode mode of the step under way; of an idle daemon, on that of a lonely request.", "mode"),
     _gauge("machd_decode_mode_requested", "1 on batched where the settings ask for continuous batching, else on single.", "mode"),
     _gauge("machd_decode_mode_active", "1 on batched where sequences may decode together, else on single.", "mode"),
@@ -129,18 +110,10 @@ _OF_MODEL: tuple[MetricSpec, ...] = (
     _gauge("machd_generations_open", "Generations that somebody reads, those that wait included, each with all its choices."),
     _gauge("machd_slots", "Slots by state.", "state"),
     _gauge("machd_active_loops", "Decodes that are running, one for each group of sequences that share it."),
-    _counter(
-        "machd_requests_total",
-        "Requests that ended.",
-        "endpoint",
-        "finish_reason",
-        "decode_mode",
-    ),
+    _counter("machd_requests_total", "Requests that ended.", "endpoint", "finish_reason", "decode_mode"),
     _counter("machd_rejections_total", "Requests turned away before they ran.", "reason"),
     _counter("machd_aborts_total", "Requests that ended before they were finished.", "reason"),
-    _counter(
-        "machd_coalesced_requests_total", "Requests that shared the decode of an identical one."
-    ),
+    _counter("machd_coalesced_requests_total", "Requests that shared the decode of an identical one."),
     _counter(
         "machd_sequences_resumed_total",
         "Sequences that lost their slots after their first token and went on in another one, by reason: memory, "
@@ -151,44 +124,21 @@ _OF_MODEL: tuple[MetricSpec, ...] = (
     _counter("machd_prompt_tokens_cached_total", "Prompt tokens that were not computed again."),
     _counter("machd_prompt_media_total", "Images and videos in prompts of requests that ended.", "kind"),
     _counter("machd_generation_tokens_total", "Completion tokens of requests that ended."),
-    _histogram(
-        "machd_time_to_first_token_seconds", "From arrival to the first token.", _TTFT_BUCKETS_S
-    ),
-    _histogram(
-        "machd_inter_token_latency_seconds", "Between two tokens of a sequence.", _TOKEN_BUCKETS_S
-    ),
-    _histogram(
-        "machd_request_duration_seconds", "From arrival to the end.", _REQUEST_BUCKETS_S
-    ),
-    _histogram(
-        "machd_request_queue_time_seconds", "From arrival to a slot.", _REQUEST_BUCKETS_S
-    ),
-    _histogram(
-        "machd_request_prefill_time_seconds", "From a slot to the first token.", _REQUEST_BUCKETS_S
-    ),
-    _histogram(
-        "machd_request_decode_time_seconds", "From the first token to the end.", _REQUEST_BUCKETS_S
-    ),
-    _histogram(
-        "machd_step_duration_seconds", "Wall time of an engine step.", _TOKEN_BUCKETS_S, ("phase",)
-    ),
+    _histogram("machd_time_to_first_token_seconds", "From arrival to the first token.", _TTFT_BUCKETS_S),
+    _histogram("machd_inter_token_latency_seconds", "Between two tokens of a sequence.", _TOKEN_BUCKETS_S),
+    _histogram("machd_request_duration_seconds", "From arrival to the end.", _REQUEST_BUCKETS_S),
+    _histogram("machd_request_queue_time_seconds", "From arrival to a slot.", _REQUEST_BUCKETS_S),
+    _histogram("machd_request_prefill_time_seconds", "From a slot to the first token.", _REQUEST_BUCKETS_S),
+    _histogram("machd_request_decode_time_seconds", "From the first token to the end.", _REQUEST_BUCKETS_S),
+    _histogram("machd_step_duration_seconds", "Wall time of an engine step.", _TOKEN_BUCKETS_S, ("phase",)),
     _histogram("machd_batch_width", "Rows that decoded in a step.", _WIDTH_BUCKETS),
-    _histogram(
-        "machd_step_tokens", "Tokens computed in a step, prompt and decode.", _STEP_TOKEN_BUCKETS
-    ),
+    _histogram("machd_step_tokens", "Tokens computed in a step, prompt and decode.", _STEP_TOKEN_BUCKETS),
     _gauge("machd_kv_cache_bytes", "Bytes of KV cache of running sequences by state; the prefix cache is not in it.", "state"),
     _gauge("machd_kv_cache_usage_ratio", "Bytes of KV cache in use, of the budget."),
     _reading("machd_prefix_cache_queries_total", "Prompts looked up in the prefix cache."),
-    _reading(
-        "machd_prefix_cache_hits_total",
-        "Prompts found in the prefix cache: full but for the last token, or a prefix of them.",
-        "kind",
-    ),
+    _reading("machd_prefix_cache_hits_total", "Prompts found in the prefix cache: full but for the last token, or a prefix of them.", "kind"),
     _gauge("machd_prefix_cache_bytes", "Bytes of the prefix cache in memory; shared blocks count once."),
-    _gauge(
-        "machd_prefix_cache_limit_bytes",
-        "Bytes that it may take now; +Inf where only the number of texts is limited.",
-    ),
+    _gauge("machd_prefix_cache_limit_bytes", "Bytes that it may take now; +Inf where only the number of texts is limited."),
     _gauge("machd_prefix_cache_saved_bytes", "Bytes that it would take besides if nothing were shared."),
     _gauge("machd_prefix_cache_entries", "Texts that it keeps."),
     _gauge(
@@ -230,41 +180,20 @@ _OF_MODEL: tuple[MetricSpec, ...] = (
         "Draft tokens that were verified, by how far ahead: 1 is the next token.",
         "position",
     ),
-    _reading(
-        "machd_speculation_accepted_by_position_tokens_total",
-        "Those of them that were right, all before them included.",
-        "position",
-    ),
-    _reading(
-        "machd_speculation_fallbacks_total",
-        "Sequences that went on without drafts because their proposer failed.",
-    ),
-    _gauge(
-        "machd_engine_heartbeat_age_seconds",
-        "Since the engine last began a step or found itself idle.",
-    ),
+    _reading("machd_speculation_accepted_by_position_tokens_total", "Those of them that were right, all before them included.", "position"),
+    _reading("machd_speculation_fallbacks_total", "Sequences that went on without drafts because their proposer failed."),
+    _gauge("machd_engine_heartbeat_age_seconds", "Since the engine last began a step or found itself idle."),
     _gauge(
         "machd_rank_memory_bytes",
         "Memory of each rank: held by the array library, and what its process can still take; none without ranks.",
         "rank",
         "kind",
     ),
-    _gauge(
-        "machd_rank_heartbeat_timestamp_seconds",
-        "When each rank last answered rank 0, in seconds since 1970; none without ranks.",
-        "rank",
-    ),
+    _gauge("machd_rank_heartbeat_timestamp_seconds", "When each rank last answered rank 0, in seconds since 1970; none without ranks.", "rank"),
     _gauge("machd_mlx_memory_bytes", "Bytes that MLX holds, by kind.", "kind"),
     _counter("machd_faults_total", "Failures of machd's own.", "scope"),
-    _counter(
-        "machd_engine_restarts_total",
-        "Engine processes that ended and were replaced by another one, by why.",
-        "reason",
-    ),
-    _counter(
-        "machd_invariant_violations_total",
-        "Moments at which the scheduler's books did not add up: a bug of machd's.",
-    ),
+    _counter("machd_engine_restarts_total", "Engine processes that ended and were replaced by another one, by why.", "reason"),
+    _counter("machd_invariant_violations_total", "Moments at which the scheduler's books did not add up: a bug of machd's."),
 )  # fmt: skip
 
 METRICS: tuple[MetricSpec, ...] = (

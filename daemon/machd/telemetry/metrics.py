@@ -25,7 +25,6 @@ from machd.engine.protocol.step import SampledToken
 from machd.errors import AbortError, MachdError, RowFaultError, UnavailableError
 from machd.generations.record import RequestRecord
 from machd.link.port import RestartReason
-from machd.process.lifecycle import State
 from machd.request.media import MediaKind
 from machd.scheduler.events import (
     DecodeMode,
@@ -90,12 +89,7 @@ class Metrics:
         self._model.model_id = model_id
 
     def count_of(self, name: str, **labels: str) -> int:
-        """Return the value of a counter of the model's, whether or not it is exported yet.
-
-        Args:
-            name: Of the metric.
-            labels: All but the model's.
-        """
+        """Return the value of a counter of the model's, exported or not; ``labels`` are all but the model's."""
         return int(self._model.registry.get_sample_value(name, labels) or 0)
 
     def export_vllm_names(self, *, on: bool) -> None:
@@ -138,14 +132,6 @@ class Metrics:
 
         for value in values:
             self.watch(name, is_value(value), **{label: value})
-
-    def watch_state(self, read: Callable[[], State]) -> None:
-        """Follow the daemon's state."""
-        self.watch_one_of("machd_state", "state", list(State), read)
-
-    def watch_decode_mode(self, read: Callable[[], DecodeMode]) -> None:
-        """Follow the decode mode."""
-        self.watch_one_of("machd_decode_mode", "mode", list(DecodeMode), read)
 
     def on_events(self, events: Sequence[Event]) -> None:
         """Count a step's events."""
@@ -270,7 +256,6 @@ def _known_values() -> dict[str, list[str]]:
 
 
 def _codes(base: type[MachdError]) -> list[str]:
-    """Codes of the errors of one kind."""
     return sorted({one.code for one in base.__subclasses__()})
 
 

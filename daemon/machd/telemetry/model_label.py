@@ -24,7 +24,6 @@ class ModelCollectors(Collector):
     """
 
     def __init__(self) -> None:
-        """Begin without collectors, and without a name."""
         self.registry = CollectorRegistry()
         self.model_id: str | None = None
 

@@ -26,7 +26,6 @@ class SpanSender:
     """Owns an exporter and the one thread that calls it."""
 
     def __init__(self, exporter: SpanExporter, clock: Clock) -> None:
-        """Start the thread."""
         self._exporter = exporter
         self._clock = clock
         self._queue: deque[ReadableSpan] = deque()

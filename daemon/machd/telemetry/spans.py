@@ -113,7 +113,6 @@ def _context(
 
 
 def _attributes(record: RequestRecord, operation: str) -> dict[str, AttributeValue]:
-    """Return the known attributes of the request."""
     known: dict[str, AttributeValue | None] = {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": "machd",

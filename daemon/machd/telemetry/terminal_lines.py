@@ -43,12 +43,7 @@ class TerminalRenderer:
 
 
 def request_line(event: EventDict, columns: int) -> str:
-    """The line of a finished request, with as many of its facts as fit, the most telling ones first.
-
-    Args:
-        event: Fields of ``request.finished``.
-        columns: Width of the terminal.
-    """
+    """The line of a finished request, with as many of its facts as fit, the most telling ones first."""
     begin = f"{event['timestamp']} {event['endpoint']} {event['prompt_tokens']} in"
     cached = event["cached_tokens"]
     facts = [

@@ -29,11 +29,7 @@ class RequestTracer(Protocol):
 
 
 def tracers(otlp_endpoint: str | None, clock: Clock) -> Sequence[RequestTracer]:
-    """Return the exporters of spans; none without an endpoint.
-
-    Args:
-        otlp_endpoint: The whole URL that takes traces, path included.
-        clock: Reads time.
+    """Return the exporters of spans to a whole URL; none without one.
 
     Raises:
         SettingsError: It is no such URL, or the extra is not installed.

@@ -126,7 +126,6 @@ _Series = tuple[str, tuple[tuple[str, str], ...]]
 
 
 def _samples(spec: VllmName, source: Metric) -> dict[_Series, float]:
-    """Our samples as vLLM has them."""
     # vLLM too has every reason from the start.
     samples: dict[_Series, float] = {
         ("_total", ((spec.label, value),)): 0.0 for value in spec.values.values()

@@ -7,7 +7,7 @@ from mlx_lm.models.cache import can_trim_prompt_cache, trim_prompt_cache
 from machd_probes.finding import Finding, unsupported
 from machd_probes.subject import Subject
 
-_GUESS_TOKENS = 3
+_DRAFT_TOKENS = 3
 
 
 def probe(subject: Subject) -> Finding:
@@ -23,9 +23,9 @@ def probe(subject: Subject) -> Finding:
         expected = passes.continued(suffix, fresh)
         caches = passes.new_caches()
         passes.feed(prefix, caches)
-        passes.feed(subject.prompt(_GUESS_TOKENS, 50), caches)
+        passes.feed(subject.prompt(_DRAFT_TOKENS, 50), caches)
         if not can_trim_prompt_cache(caches):
             return unsupported("the caches cannot be cut back once their window is full")
-        trim_prompt_cache(caches, _GUESS_TOKENS)
+        trim_prompt_cache(caches, _DRAFT_TOKENS)
         pairs.append((expected, passes.continued(suffix, caches)))
     return subject.judged_passes(pairs, "after a draft was cut off, the row goes on differently")

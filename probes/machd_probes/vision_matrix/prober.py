@@ -14,7 +14,6 @@ from machd.clock import Clock, SystemClock
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.backend.safetensors_header import StoredTensor
 from machd.engine.loading.formats.checkpoint import Checkpoint
-from machd.engine.loading.vision import loads_vision, why_text_only
 from machd_probes.finding import Finding
 from machd_probes.subject import told
 from machd_probes.vision_families import FAMILIES, Family, UnsupportedFamily, write_family
@@ -81,8 +80,8 @@ def text_only_reason(name: str) -> str:
         tensors={"vision_tower.weight": _TENSOR},
         code_files=(),
     )
-    if not loads_vision(checkpoint):
-        return why_text_only(checkpoint)
+    if not checkpoint.takes_images:
+        return checkpoint.vision_reason
     return f"not measured: {entry.reason}" if isinstance(entry, UnsupportedFamily) else ""
 
 

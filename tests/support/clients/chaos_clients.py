@@ -39,7 +39,7 @@ class Conduct(Enum):
 
     @property
     def leaves(self) -> bool:
-        """Return whether nobody waits for the whole answer."""
+        """Return whether the client leaves before the end of the answer."""
         return self.name.startswith("LEAVE")
 
 
@@ -195,10 +195,10 @@ def _text(choice: Mapping[str, Any]) -> str:
 
 
 class Town:
-    """Everyone who asks one daemon."""
+    """All clients of one daemon."""
 
     def __init__(self, url: str, *, max_clients: int) -> None:
-        """Connect to nobody yet; at most ``max_clients`` connections are open at once."""
+        """Begin without connections; at most ``max_clients`` are open at once."""
         target = httpx.URL(url)
         self._address = (target.host, target.port)
         self._doors = asyncio.Semaphore(max_clients)

@@ -1,4 +1,4 @@
-"""An HTTP client on a bare socket, for those who leave, stall or send what no library would."""
+"""An HTTP client on a bare socket, to disconnect, stall or send bytes that no library would."""
 
 from __future__ import annotations
 

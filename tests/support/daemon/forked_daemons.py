@@ -109,7 +109,7 @@ class ForkedDaemon:
 
 
 class DaemonParent:
-    """Starts daemons; whoever starts one waits for its end."""
+    """Starts daemons; the caller waits for the end of each."""
 
     def __init__(self, process: subprocess.Popen[str], directory: Path) -> None:
         """Take over the parent; logs are left in ``directory``."""

@@ -1,4 +1,4 @@
-"""Clients of every kind on one daemon until told to stop: readers, leavers, and a crowd."""
+"""Clients of every kind on one daemon until told to stop: some read to the end, some disconnect, many come at once."""
 
 from __future__ import annotations
 

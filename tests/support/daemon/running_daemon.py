@@ -101,11 +101,11 @@ class RunningDaemon:
         return not self._thread.is_alive()
 
     def _open_engine(self) -> OpenEngine:
-        """What makes the engine; on a thread of this process unless a daemon has another one."""
+        """Return the factory of the engine, by default on a thread of this process."""
         return hosted(self._make_engine, clock=self._clock, measures=self._measures())
 
     def _measures(self) -> Measures:
-        """What finds out about the model; nothing unless a daemon has it."""
+        """Return the measures of the model; none by default."""
         return NOTHING_MEASURED
 
     def _run(self) -> None:

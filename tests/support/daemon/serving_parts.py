@@ -77,7 +77,7 @@ class OpenGeneration:
         )
 
     def push(self, *events: Event | Sequence[Event]) -> None:
-        """Events for its reader, in order."""
+        """Events of its stream, in order."""
         for one in events:
             for event in one if isinstance(one, Sequence) else (one,):
                 assert isinstance(event, SequenceEvent)

@@ -19,7 +19,8 @@ from machd.engine.protocol.blocks import (
     SplitBlock,
     StoreBlock,
 )
-from machd.engine.protocol.engine import DiskReading, Engine
+from machd.engine.protocol.engine import Engine
+from machd.engine.protocol.memory import DiskReading
 from machd.engine.protocol.step import (
     DecodeRow,
     Lane,

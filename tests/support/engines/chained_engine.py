@@ -97,7 +97,7 @@ class ChainedEngine:
         unsaved: What no result has said so of yet.
         makes_changes: After how many changes a step fails; None for never.
         failing_slots: Rows whose next token is a fault.
-        guesses: How many tokens are guessed, and how many of them are right.
+        draft_script: Numbers of drafts and of accepted drafts, by position and maximum.
     """
 
     def __init__(
@@ -292,13 +292,13 @@ class ChainedEngine:
         self._shared[slot_index] = prefix, text
 
     def _decode_row(self, decode: DecodeRow) -> list[SampledToken | RowFault]:
-        """Return what was guessed rightly, which the row has computed by then, and one token more."""
+        """Return the row's accepted drafts, which it has computed by then, and one token more."""
         slot_index, row = decode.slot_index, self.rows[decode.slot_index]
         max_tokens = min(decode.max_draft_tokens, row.tokens_left - 1)
         drafted = accepted = 0
         if max_tokens > 0 and slot_index not in self.failing_slots:
             drafted, accepted = self.draft_script(len(row.texts), max_tokens)
-        assert accepted <= drafted <= max(max_tokens, 0), "a script of guesses keeps to its bounds"
+        assert accepted <= drafted <= max(max_tokens, 0), "a script of drafts keeps to its bounds"
         if drafted:
             self._verified.append(DraftOutcome(slot_index, drafted, accepted))
         return [self._decode(slot_index) for _ in range(accepted + 1)]

@@ -26,13 +26,13 @@ _ROOM_TOKENS = 16
 
 
 def make_caches(lane: str) -> LaneKv:
-    """Of a row alone, or of a batch."""
+    """Make the KV of a row alone, or of a batch."""
     return SerialLaneKv() if lane == "alone" else BatchLaneKv(8)
 
 
 @dataclass(frozen=True)
 class Text:
-    """What a row reads: so many tokens as its prompt, and those behind it one by one."""
+    """A row's text: its prompt, and the tokens after it, which are given one by one."""
 
     seed: int
     prompt_tokens: int

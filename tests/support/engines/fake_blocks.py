@@ -18,7 +18,7 @@ from machd.engine.protocol.blocks import (
     SplitBlock,
     StoreBlock,
 )
-from machd.engine.protocol.engine import DiskReading
+from machd.engine.protocol.memory import DiskReading
 
 BYTES_PER_TOKEN = 1024
 BYTES_PER_STATE = 4096

@@ -17,7 +17,8 @@ from machd.engine.grammar.grammar import LlguidanceCompiler
 from machd.engine.grammar.grammar_processes import GrammarBounds
 from machd.engine.grammar.matcher import Matcher, matcher_for
 from machd.engine.protocol.blocks import SavedBlock
-from machd.engine.protocol.engine import MemoryReading, ModelDescription
+from machd.engine.protocol.engine import ModelDescription
+from machd.engine.protocol.memory import MemoryReading, StepMemoryError
 from machd.engine.protocol.step import (
     DecodeRow,
     DraftFault,
@@ -29,7 +30,6 @@ from machd.engine.protocol.step import (
     RowOutput,
     SampledToken,
     ScoredPrompt,
-    StepMemoryError,
     StepPlan,
     StepResult,
     TokenLogprob,

@@ -10,10 +10,11 @@ import mlx.core as mx
 import pytest
 
 from machd.engine.backend.untyped import Cache, LanguageModel
-from machd.engine.kv import row_caches
+from machd.engine.kv import model_kv, row_caches
 from machd.engine.kv.batch_lane import BatchLaneKv
 from machd.engine.kv.kv_format import PLAIN, KvFormat
 from machd.engine.kv.layers import slab
+from machd.engine.kv.layers.layer_kv import PositionedKv
 from machd.engine.kv.layers.slab import SlabCache
 from machd.engine.kv.layers.state import StateKv
 from machd.engine.kv.layers.window import WindowSlab
@@ -21,7 +22,6 @@ from machd.engine.kv.quantized_cache import QuantizedCache
 from machd.engine.kv.row_positions import RowPositions, SlabRows
 from machd.engine.kv.slab_layout import Layout
 from machd.engine.protocol.step import SharedPrefix
-from machd.engine.step import mlx_engine
 from support.engines.small_classes import small_classes
 
 from mlx_lm.models.cache import (  # isort: skip - after the engine
@@ -108,7 +108,7 @@ def _rows_are_told(patch: pytest.MonkeyPatch, wrong: Callable[[mx.array], mx.arr
         return property(lambda cache: wrong(own.__get__(cache)))
 
     for kind in (SlabCache, WindowSlab):
-        patch.setattr(kind, "offset", told(vars(kind)["offset"]))
+        patch.setattr(kind, "offset", told(vars(PositionedKv)["offset"]))
 
 
 def late_rows_are_a_position_ahead(patch: pytest.MonkeyPatch) -> None:
@@ -140,7 +140,7 @@ def late_rows_are_a_position_ahead(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RowPositions, "append", late_append)
     patch.setattr(RowPositions, "keep", late_keep)
     for kind in (SlabCache, WindowSlab):
-        patch.setattr(kind, "offset", told(vars(kind)["offset"]))
+        patch.setattr(kind, "offset", told(vars(PositionedKv)["offset"]))
 
 
 def a_neighbours_place_is_written(patch: pytest.MonkeyPatch) -> None:
@@ -250,7 +250,7 @@ def a_new_row_begins_in_an_old_state(patch: pytest.MonkeyPatch) -> None:
         former[:] = caches
         return caches
 
-    patch.setattr(mlx_engine, "make_row_caches", make_row_caches)
+    patch.setattr(model_kv, "make_row_caches", make_row_caches)
 
 
 def _states(caches: list[Cache]) -> list[Cache]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -11,15 +12,16 @@ import pytest
 from machd.engine import assembly
 from machd.engine.backend.untyped import Cache
 from machd.engine.kernels import batchable, packed
-from machd.engine.kv.kv_format import KvFormat
 from machd.engine.kv.lane_kv import PrefilledRow
-from machd.engine.step import decoder, gumbel_noise
-from machd.engine.step.decode_pass import Forward
+from machd.engine.sampling import gumbel_noise
+from machd.engine.sampling.sampler import Sampler, Selection
+from machd.engine.sampling.sampling_state import SamplingState
+from machd.engine.step import decoder
 from machd.engine.step.decoder import Decoder
-from machd.engine.step.decoder_row import DecoderRow
 from machd.engine.step.prompts import strategies
 from machd.engine.step.prompts.prefill import Prefill
-from machd.engine.step.sampling import RowSampling, Sampler
+from machd.engine.step.row import DecoderRow
+from machd.request.generation import SamplingParams
 from machd_probes import passes
 from support.engines.faults_in_caches import Plant
 
@@ -28,7 +30,15 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache  # isort: skip -
 
 def one_sampler_for_all(patch: pytest.MonkeyPatch) -> None:
     """Every row is sampled with the parameters and the state of the row in the first place."""
-    patch.setattr(decoder, "Sampler", lambda rows, *others: Sampler([rows[0]] * len(rows), *others))
+
+    class First(Sampler):
+        def __init__(self, rows: Sequence[SamplingParams], *others: Any) -> None:
+            super().__init__([rows[0]] * len(rows), *others)
+
+        def sample(self, states: Sequence[SamplingState], logits: mx.array) -> Selection:
+            return super().sample([states[0]] * len(states), logits)
+
+    patch.setattr(decoder, "Sampler", First)
 
 
 def one_generator_for_all(patch: pytest.MonkeyPatch) -> None:
@@ -51,27 +61,29 @@ def a_moved_rows_history_stays(patch: pytest.MonkeyPatch) -> None:
         right(self, rows)
         for row, former in zip(self._rows, before, strict=False):
             if row is not former and row.sampling.counts is not None:
-                row.sampling.counts = mx.zeros_like(row.sampling.counts)
+                nothing = mx.zeros_like(row.sampling.counts)
+                row.sampling = replace(row.sampling, counts=nothing)
 
     patch.setattr(Decoder, "remove", remove)
 
 
 def a_slots_history_stays(patch: pytest.MonkeyPatch) -> None:
     """A row's penalties count the tokens of the row that had its slot before."""
-    right, known = Decoder.join, dict[int, RowSampling]()
+    right, known = Decoder.join, dict[int, DecoderRow]()
 
     def join(self: Decoder, row: DecoderRow, prefilled: PrefilledRow) -> None:
         former = known.get(row.slot_index)
-        if former is not None and former.counts is not None and row.sampling.counts is not None:
-            row.sampling.counts = former.counts
-        known[row.slot_index] = row.sampling
+        if former is not None and row.sampling.counts is not None:
+            counts = former.sampling.counts
+            row.sampling = row.sampling if counts is None else replace(row.sampling, counts=counts)
+        known[row.slot_index] = row
         right(self, row, prefilled)
 
     patch.setattr(Decoder, "join", join)
 
 
 def a_chunk_loses_its_last_token(patch: pytest.MonkeyPatch) -> None:
-    """Of each chunk but the last one, the token at the border is not computed."""
+    """The last token of each chunk but the final one is not computed."""
     right = Prefill.append
 
     def append(self: Prefill) -> tuple[int, ...]:
@@ -104,19 +116,18 @@ def padding_is_remembered(patch: pytest.MonkeyPatch) -> None:
         chunk = prefill.chunk
         return chunk.start == 0 and chunk.is_last and len(chunk.token_ids) > 1
 
-    def compute_together(
-        forward: Forward, prefills: Sequence[Prefill], _layers: int, _format: KvFormat
-    ) -> None:
+    def share(this: strategies.Padded, prefills: Sequence[Prefill]) -> bool:
         prompts = [prefill.opening.token_ids[:-1] for prefill in prefills]
         longest = max(map(len, prompts))
         padded = [[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts]
         caches = list(prefills[0].caches)
-        forward(mx.array(padded, dtype=mx.int32), caches, {})
+        this.forward(mx.array(padded, dtype=mx.int32), caches, {})
         for row, (prefill, prompt) in enumerate(zip(prefills, prompts, strict=True)):
             prefill.adopt([_of_row(cache, row, len(prompt)) for cache in caches], 0)
+        return True
 
     patch.setattr(strategies.Padded, "_can_share", can_share)
-    patch.setattr(strategies, "compute_together", compute_together)
+    patch.setattr(strategies.Padded, "_share", share)
 
 
 def _of_row(cache: Cache, row: int, length: int) -> Cache:
@@ -131,7 +142,7 @@ def _of_row(cache: Cache, row: int, length: int) -> Cache:
 
 
 def a_finished_prompt_is_held(patch: pytest.MonkeyPatch) -> None:
-    """Somebody holds every prompt's caches for good."""
+    """A reference keeps every prompt's caches alive."""
     right, held = Prefill.finish, list[PrefilledRow]()
 
     def finish(self: Prefill) -> PrefilledRow:
@@ -142,7 +153,7 @@ def a_finished_prompt_is_held(patch: pytest.MonkeyPatch) -> None:
 
 
 def snapshots_share_their_arrays(patch: pytest.MonkeyPatch) -> None:
-    """What was taken out of a cache changes with it."""
+    """State copied out of a cache changes with the cache."""
     patch.setattr(passes, "_copied", lambda state: state)
 
 

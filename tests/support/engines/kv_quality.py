@@ -1,4 +1,4 @@
-"""What keys and values in fewer bits change of a model's answers, on a text that never changes.
+"""Effect of KV formats on a model's log-probabilities, on a fixed text.
 
 ``tests/support/engines/print_kv_quality.py`` prints the table of the embedded model for the docs.
 """

@@ -1,4 +1,4 @@
-"""Proposers that are made for tests: one that knows what rows will say, and those that do harm."""
+"""An oracle as a proposer, planted faults of verification, and an engine that remembers its results."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 from machd.engine.assembly import engine_parts
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.protocol.step import Lane, ProposerKind, SpanCost, StepPlan, StepResult
+from machd.engine.sampling.draft_sampling import RowDraws
 from machd.engine.speculation.draws import OpenDraws
 from machd.engine.step import decoder
 from machd.engine.step.decode_pass import DecodePass
 from machd.engine.step.decoder import Decoder, Sampled
-from machd.engine.step.draft_sampling import RowDraws
 from machd.engine.step.mlx_engine import MlxEngine
 from machd.engine.step.ports import Proposer, RowProposer
 from machd.request.generation import SamplingParams
@@ -56,7 +56,7 @@ def draft_eagerly(patch: pytest.MonkeyPatch) -> None:
 
     def draft_tokens(pace: StepPace, lane: Lane, rows: int, max_tokens: int) -> int:
         cost = pace._costs.get((lane, rows))
-        return 0 if cost is not None and not cost.is_measured() else max_tokens
+        return 0 if cost is not None and not cost.is_measured else max_tokens
 
     patch.setattr(StepPace, "draft_tokens", draft_tokens)
     patch.setattr(StepPace, "span_cost", lambda _pace, _lane, _rows: SpanCost())
@@ -64,14 +64,14 @@ def draft_eagerly(patch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class Oracle:
-    """Knows what rows say, and is wrong where it is told to be.
+    """A proposer that knows rows' answers, and is wrong at a chosen share of places.
 
     Attributes:
-        answers: What rows say.
-        right_of_ten: Of ten places, at how many it is right; which, is a hash of the place.
-        vocabulary_tokens: What wrong tokens are taken from.
-        asked: How often it was asked for a guess.
-        open_rows: Rows that it has not closed.
+        answers: Rows' answers, by prompt and parameters.
+        right_of_ten: Number of right places in ten; a hash of the place chooses them.
+        vocabulary_tokens: Wrong tokens are below this id.
+        asked: Number of calls of ``propose``.
+        open_rows: Number of rows that are not closed.
     """
 
     answers: Answers
@@ -82,11 +82,11 @@ class Oracle:
 
     @property
     def kind(self) -> ProposerKind:
-        """As good as any."""
+        """Any kind would do."""
         return ProposerKind.NGRAM
 
     def open(self, prompt: Sequence[int], sampling: SamplingParams) -> RowProposer:
-        """A row that is known."""
+        """Open a proposer for one row; it knows the row's answer if ``answers`` has it."""
         self.open_rows += 1
         return _Row(self, len(prompt), self.answers.get((tuple(prompt), sampling), ()))
 
@@ -141,45 +141,45 @@ class WatchedEngine(MlxEngine):
         looks_ahead: bool = False,
         max_rows: int = 256,
     ) -> None:
-        """Take over a model; ``proposer`` guesses."""
+        """Take over a model whose drafts come from ``proposer``."""
         self.results: list[StepResult] = []
         parts = engine_parts(loaded, proposer=proposer, looks_ahead=looks_ahead)
         super().__init__(parts, max_rows=max_rows)
         self.forget()
 
     def run(self, plan: StepPlan) -> StepResult:
-        """A step, remembered."""
+        """Run a step and remember its result."""
         result = super().run(plan)
         self.results.append(result)
         return result
 
     def forget(self) -> None:
-        """Begin again."""
+        """Drop the remembered results."""
         self.results = []
 
     @property
     def passes(self) -> int:
-        """Steps that said something."""
+        """Number of steps with tokens."""
         return sum(bool(result.tokens) for result in self.results)
 
     @property
     def drafted_tokens(self) -> int:
-        """Guesses that were verified."""
+        """Number of drafts that were verified."""
         return sum(one.drafted_tokens for result in self.results for one in result.drafts)
 
     @property
     def accepted_tokens(self) -> int:
-        """Drafts that were right."""
+        """Number of drafts that were accepted."""
         return sum(one.accepted_tokens for result in self.results for one in result.drafts)
 
     @property
     def said_tokens(self) -> int:
-        """Tokens of all rows."""
+        """Number of tokens of all rows."""
         return sum(len(result.tokens) for result in self.results)
 
     @property
     def draft_faults(self) -> list[tuple[int, BaseException]]:
-        """Rows for which guessing failed, and why."""
+        """Slots whose proposer failed, each with its cause."""
         return [
             (one.slot_index, one.cause) for result in self.results for one in result.draft_faults
         ]

@@ -16,7 +16,7 @@ NOISE = 1e-3
 
 
 class Alone:
-    """What rows say with nobody beside them. Each row is computed once, by an engine of its own."""
+    """The tokens of rows that run alone. Each row is computed once, by an engine of its own."""
 
     def __init__(self, make_engine: Callable[[], Engine]) -> None:
         """Take what makes an engine of the class under test."""

@@ -1,4 +1,4 @@
-"""Whether two results of the same sums differ by rounding alone.
+"""A check that two results of the same sums differ by rounding alone.
 
 A BLAS adds the terms of a product in an order of its own for each shape, kernel and number of threads, so that the
 same row computed beside other rows has other last bits. Exact bits may be asked only of the same call on the same

@@ -21,7 +21,8 @@ from mlx.utils import tree_flatten
 from numpy.typing import NDArray
 
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
-from machd.engine.loading.loader import LoadedModel, describe_model
+from machd.engine.loading.description import describe_model
+from machd.engine.loading.loader import LoadedModel
 from machd.engine.tokenizer.tokenizer import MlxTokenizer
 
 VOCABULARY_TOKENS = 128

@@ -81,7 +81,7 @@ class Checkout:
     def on_terminal(self, command: str, last_line: str, **variables: str) -> str:
         """Run a command on a terminal of 100 columns, end it with Ctrl-C after a line, and return the text up to it.
 
-        The current machd is not on the path, as for somebody who has just cloned it.
+        The current machd is not on the path, as in a fresh clone.
         """
         programs = self._variables["PATH"].partition(":")[0]
         leader, follower = pty.openpty()

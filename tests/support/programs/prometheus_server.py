@@ -67,7 +67,7 @@ class PrometheusServer:
         self._folder.cleanup()
 
     def query(self, expr: str) -> list[float]:
-        """The values of an expression now, those that are no number included."""
+        """Return the values of an expression now, NaN included."""
         result = self.get("query", query=expr)["result"]
         return [float(one["value"][1]) for one in result]
 

@@ -1,4 +1,4 @@
-"""A small server of the OpenAI API that guesses ahead: several tokens come at once, and are counted."""
+"""A small server of the OpenAI API that speculates: several tokens come at once, and are counted."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class SpeculatingOpenAi(FakeOpenAi):
     """Answers with numbered words, a pass after the other; a word is a token.
 
     Attributes:
-        guesses: In each pass, the first one as well.
-        right: How many of them are.
+        draft_tokens: Drafts of each pass, the first included.
+        right: Accepted drafts of each pass.
         counts: Whether it has a page of metrics.
         has_tokens: Whether it says how many tokens a text has.
         word: What the words begin with.
@@ -26,7 +26,7 @@ class SpeculatingOpenAi(FakeOpenAi):
         lookups: Pages of metrics that were read.
     """
 
-    guesses: int = 0
+    draft_tokens: int = 0
     right: int = 0
     counts: bool = True
     has_tokens: bool = True
@@ -68,17 +68,17 @@ class SpeculatingOpenAi(FakeOpenAi):
         await writer.drain()
 
     def _page(self) -> str:
-        cycles = self.passes if self.guesses else 0
+        cycles = self.passes if self.draft_tokens else 0
         lines = [
-            "# HELP machd_speculation_draft_tokens_total Tokens guessed ahead.",
+            "# HELP machd_speculation_draft_tokens_total Tokens drafted.",
             "# TYPE machd_speculation_draft_tokens_total counter",
-            f"machd_speculation_draft_tokens_total{{{_MODEL}}} {cycles * self.guesses}.0",
+            f"machd_speculation_draft_tokens_total{{{_MODEL}}} {cycles * self.draft_tokens}.0",
             f"machd_speculation_accepted_tokens_total{{{_MODEL}}} {cycles * self.right}.0",
             f"machd_speculation_cycles_total{{{_MODEL}}} {cycles}.0",
             f"machd_speculation_fallbacks_total{{{_MODEL}}} 0.0",
             f'machd_speculation_mode{{{_MODEL},mode="ngram"}} 1.0',
         ]
-        for position in range(1, self.guesses + 1):
+        for position in range(1, self.draft_tokens + 1):
             label = f'{{{_MODEL},position="{position}"}}'
             right = cycles if position <= self.right else 0
             lines.append(f"machd_speculation_draft_by_position_tokens_total{label} {cycles}.0")

@@ -20,7 +20,8 @@ import msgspec
 from machd.engine.assembly import make_engine
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.fake.tokenizer import FakeTokenizer
-from machd.engine.loading.loader import LoadedModel, describe_model
+from machd.engine.loading.description import describe_model
+from machd.engine.loading.loader import LoadedModel
 from machd.engine.loading.placing.sharding import Sharding, cut
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import Lane, SampledToken
@@ -31,9 +32,9 @@ from machd.engine.ranks.leading_engine import LeadingEngine
 from machd.engine.ranks.orders import Run, decoded
 from machd.engine.ranks.rank_group import RankGroup
 from machd.engine.ranks.sameness import check_same, shard_facts
-from machd.engine.step.decider import Decider
 from machd.engine.step.decode_pass import DecodePass
-from machd.engine.step.decoder_row import Decoded
+from machd.engine.step.ports import Decider
+from machd.engine.step.row import Decoded
 from machd.engine_process.scheduling import prefix_shape
 from machd.reading.keyed_prompt import KeyedPrompt
 from machd.request.constraint import Constraint, ConstraintKind

@@ -84,7 +84,7 @@ def _rank(pid: int) -> int:
 
 
 def free_ports(count: int) -> int:
-    """Return the first of ``count`` ports in a row that nobody listens on."""
+    """Return the first of ``count`` consecutive free ports."""
     while True:
         with contextlib.ExitStack() as stack:
             first = stack.enter_context(socket.socket())

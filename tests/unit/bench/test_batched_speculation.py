@@ -32,7 +32,7 @@ class TwoServers(Bench):
     """A bench that starts no daemon."""
 
     off = SpeculatingOpenAi(step_s=0.01)
-    on = SpeculatingOpenAi(step_s=0.01, guesses=3, right=2)
+    on = SpeculatingOpenAi(step_s=0.01, draft_tokens=3, right=2)
 
     @asynccontextmanager
     async def serve(self, *args: str) -> AsyncIterator[Server]:

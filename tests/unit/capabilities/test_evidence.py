@@ -24,8 +24,8 @@ def test_figures_survive_json(difference: float) -> None:
     assert again.evidence.max_logprob_diff <= FURTHEST_NATS
 
 
-def test_what_is_no_number_is_as_far_off_as_can_be() -> None:
-    """A difference that is no number never reads as a small one."""
+def test_a_nan_difference_counts_as_infinite() -> None:
+    """A NaN difference never counts as a small one."""
     assert Evidence(0, math.nan, 0.0, 1).max_logprob_diff == FURTHEST_NATS
 
 

@@ -45,7 +45,7 @@ def _facts(*layers: LayerCacheFacts) -> CacheFacts:
 def test_the_most_restrictive_class_decides_the_kind(
     layers: list[LayerCacheFacts], kind: KvCacheKind
 ) -> None:
-    """A kind follows from the classes present and from who owns the state, in any order."""
+    """A kind follows from the classes present and from the owners of state, in any order."""
     assert _facts(*layers).kind is kind
     assert _facts(*reversed(layers)).kind is kind
 

@@ -94,7 +94,7 @@ def test_what_cannot_be_merged_is_blocked_wherever_it_lies(layer: LayerCacheFact
 
 
 def test_what_is_not_supported_says_what_is_done_instead() -> None:
-    """A person who reads the reason learns that requests are still served, one at a time."""
+    """The reason says that requests are still served, one at a time."""
     for layers, _, support, _ in _TABLE:
         reason = continuous_batching(_facts(*layers)).reason
 
@@ -209,10 +209,10 @@ def test_a_prefix_is_kept_as_far_as_the_caches_allow(
         ([], Support.UNKNOWN, "no cache"),
     ],
 )
-def test_guesses_of_a_batch_need_rows_that_are_cut_back_one_by_one(
+def test_drafts_of_a_batch_need_rows_that_are_rolled_back_one_by_one(
     layers: list[LayerCacheFacts], support: Support, words: str
 ) -> None:
-    """What a batch cannot take back for one row alone it cannot verify; with state, the code decides."""
+    """A batch cannot verify drafts without rolling back single rows; with state, a probe decides."""
     verdict = batched_specdec(_facts(*layers))
 
     assert verdict.support is support

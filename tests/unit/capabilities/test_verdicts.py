@@ -393,14 +393,14 @@ def test_a_blocked_prefix_keeps_nothing() -> None:
 def test_state_of_a_batch_is_put_back_where_that_was_measured(
     outcome: Outcome, support: Support
 ) -> None:
-    """Recurrent state beside guesses is the code's affair, so a probe decides."""
+    """Whether recurrent state and drafts go together depends on the model's code, so a probe decides."""
     verdict = judge(_facts(GATED_DELTA, KV), [_result("batched_drafts", outcome)]).batched_specdec
     assert verdict.support is support
 
 
 @pytest.mark.parametrize("half", ["batch_parity", "state_snapshot"])
 def test_rows_verify_nothing_together_where_one_half_is_wrong(half: str) -> None:
-    """Neither batches nor guesses that are wrong by themselves are right together."""
+    """If batches or drafts fail alone, drafts in a batch fail."""
     results = [_result("batched_drafts", Outcome.PASSED), _result(half, Outcome.FAILED)]
     verdict = judge(_facts(GATED_DELTA, KV), results).batched_specdec
     assert verdict.support is Support.BLOCKED

@@ -1,4 +1,4 @@
-"""What the tests of the service's files share."""
+"""Fixtures of the tests of the service's files."""
 
 from __future__ import annotations
 

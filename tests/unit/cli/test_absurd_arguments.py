@@ -79,7 +79,7 @@ def test_commands_do_not_wait_for_a_file_without_an_end(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A pipe that nobody writes to and /dev/zero are refused with a line that says why."""
+    """A pipe without a writer and /dev/zero are refused with a line that says why."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
     file = str(path) if kind == "pipe" else "/dev/zero"

@@ -1,4 +1,4 @@
-"""What is shown while prompts are warmed: a bar on a terminal, and nothing elsewhere."""
+"""While prompts are warmed a terminal shows a progress bar, and other outputs nothing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_terminal_shows_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None
 def test_elsewhere_nothing_is_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """However long it takes: nobody watches a file."""
+    """Nothing is written to a file, however long it takes."""
     monkeypatch.setattr("machd.cli.ctl_wait._SAY_EVERY_S", 0.02)
     with Countdown("prompts", total=3) as shown:
         shown.advance()

@@ -1,4 +1,4 @@
-"""What ``machd ctl`` shows of speculation: a line of the status, and lines of events."""
+"""``machd ctl`` shows speculation in a line of the status and in lines of events."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from machd.admin.status import (
     StoredResponses,
 )
 from machd.cli.ctl_tables import event_line, print_cache, print_requests, print_status
-from machd.engine.protocol.engine import MediaReading
+from machd.engine.protocol.memory import MediaReading
 from machd.engine.protocol.step import ProposerKind
 from machd.link.kv_memory import KvMemory
 from machd.process.configuration import ChangeKind
@@ -120,15 +120,15 @@ def _line(speculation: SpeculationStatus | None, capsys: pytest.CaptureFixture[s
     ],
     ids=["off", "new", "used"],
 )
-def test_the_status_says_who_guesses_and_how_well(
+def test_the_status_shows_the_proposer_and_its_acceptance(
     speculation: SpeculationStatus, shown: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Why nobody does, or what share of the guesses was right."""
+    """The reason for no proposer, or the share of accepted drafts."""
     assert _line(speculation, capsys).removeprefix("speculation").strip() == shown
 
 
 def test_failures_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    """Whoever looks at the status is led to the log."""
+    """The status refers to the log."""
     print_status(_status(msgspec.structs.replace(_USED, fallbacks=2)))
     text = " ".join(capsys.readouterr().out.split())
     assert "failed for 2 sequences, as the log says" in text
@@ -140,13 +140,13 @@ def test_while_the_model_loads_there_is_nothing_to_say(capsys: pytest.CaptureFix
 
 
 def test_an_older_daemon_can_be_asked() -> None:
-    """What it does not say is not there, instead of an answer that cannot be read."""
+    """Missing fields are left out instead of making the answer unreadable."""
     wire = msgspec.to_builtins(_status(None))
     del wire["speculation"]
     assert msgspec.convert(wire, AdminStatus).speculation is None
 
 
-def test_events_show_hand_overs_and_guesses() -> None:
+def test_events_show_hand_overs_and_drafts() -> None:
     """One line each, like every other event."""
     changed = ModeChanged(at=1.0, previous=DecodeMode.SPECULATIVE, mode=DecodeMode.BATCHED)
     assert event_line(changed, "08:00") == "08:00 mode      previous=speculative mode=batched"

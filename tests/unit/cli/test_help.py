@@ -51,7 +51,7 @@ def test_help_fits_the_terminal(path: tuple[str, ...]) -> None:
     ids=" ".join,
 )
 def test_the_whole_help_has_every_option(path: tuple[str, ...]) -> None:
-    """What the short help leaves out is in --help-all, which the short help names."""
+    """Options that the short help leaves out are in --help-all, which it names."""
     command = COMMANDS[path]
     whole = _run(*path, "--help-all")
 

@@ -86,7 +86,7 @@ def test_the_settings_file_is_that_of_the_service(home: Path, tmp_path: Path) ->
 
 
 def test_what_a_system_service_cannot_see_is_refused() -> None:
-    """A settings file in somebody's home would not be there for it."""
+    """A system service cannot read a settings file in a user's home."""
     result = _install("--system", "--dry-run", "--config", "/home/me/machd.toml")
     assert isinstance(result.exception, StartupError)
     assert "--user" in result.exception.message

@@ -1,4 +1,4 @@
-"""What ``machd serve`` says when it is ready."""
+"""The start-up screen of ``machd serve``."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def test_to_keep_all_thoughts_is_no_edit(keep: object, indent: int | None) -> No
 
 
 def test_more_tools_than_openai_takes_are_accepted() -> None:
-    """Anthropic names no number; coding agents with many servers of tools send hundreds."""
+    """Anthropic has no limit of tools; coding agents with many tool servers send hundreds."""
     tools = [{"name": f"f{index}", "input_schema": {}} for index in range(512)]
     assert len(_conversation(tools=tools).tools) == 512
 

@@ -54,7 +54,7 @@ def test_figure_is_part_of_the_verdict(gain: float, words: str) -> None:
         (_row(), _decision(ProposerKind.OFF), DraftReading(batched_gain=0.5)),
         (_row(Outcome.FAILED), _decision(), DraftReading(batched_gain=0.5)),
     ],
-    ids=["not asked yet", "nobody guesses", "blocked"],
+    ids=["not asked yet", "no proposer", "blocked"],
 )
 def test_figure_is_absent_without_drafts(
     row: ModelCapabilities, decision: SpeculationDecision, reading: DraftReading

@@ -100,7 +100,7 @@ def test_the_walk_finds_what_is_unbounded() -> None:
 
 
 def test_schema_carries_the_bounds() -> None:
-    """What decoding refuses can be read from the published schema."""
+    """The published schema has all limits of decoding."""
     _, components = msgspec.json.schema_components([ChatCompletionRequest])
     fields = components["ChatCompletionRequest"]["properties"]
     assert fields["temperature"]["anyOf"][0] == {"type": "number", "minimum": 0.0, "maximum": 2.0}

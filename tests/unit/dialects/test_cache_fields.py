@@ -61,7 +61,7 @@ def test_what_is_no_salt_is_refused_by_name(
 
 @pytest.mark.parametrize("type_", [ChatCompletionRequest, ResponsesRequest])
 def test_openai_s_hints_are_taken_and_are_no_salt(type_: type[ChatCompletionRequest]) -> None:
-    """They say where to look, and not who may find."""
+    """They are hints for the lookup, and do not separate namespaces."""
     hints = {
         "prompt_cache_key": "tenant",
         "prompt_cache_retention": "24h",

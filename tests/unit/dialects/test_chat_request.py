@@ -199,7 +199,7 @@ def test_unsupported_fields_may_be_empty(name: str, value: object) -> None:
     ],
 )
 def test_fields_that_change_nothing_are_accepted(fields: dict[str, object]) -> None:
-    """What does not change the answer does not change the options."""
+    """Fields that do not change the answer do not change the options."""
     assert _request(**fields).options() == GenerationOptions()
 
 
@@ -221,7 +221,7 @@ def test_a_number_is_no_boolean() -> None:
     ],
 )
 def test_unsupported_message_parts_are_refused(message: dict[str, object], param: str) -> None:
-    """What a template would not be shown is refused, with its place."""
+    """Fields that the template would not get are refused, with their place."""
     with pytest.raises(UnsupportedParameterError) as caught:
         _request(messages=[message])
     assert caught.value.param == param
@@ -307,7 +307,7 @@ def test_template_sees_calls_thoughts_and_who_answered() -> None:
     ],
 )
 def test_broken_conversations_about_tools_are_refused(messages: object, param: str) -> None:
-    """What no template could make sense of is a 400 that says where."""
+    """A message that no template can render is a 400 with its place."""
     with pytest.raises(InvalidRequestError) as caught:
         _request(messages=messages).conversation()
     assert caught.value.param == param
@@ -316,7 +316,7 @@ def test_broken_conversations_about_tools_are_refused(messages: object, param: s
 
 @pytest.mark.parametrize("arguments", ['{"a": ', "[1]", "none", '{"a": 1e999}', '{"a": "\\ud800"}'])
 def test_calls_that_were_cut_short_do_not_end_a_conversation(arguments: str) -> None:
-    """What the daemon itself may have answered can be sent back to it."""
+    """The daemon's own answers can be sent back to it."""
     seen = _request(messages=[*_MESSAGES, _called(arguments)]).template_messages()
     assert seen[1]["tool_calls"][0]["function"]["arguments"] == {}  # type: ignore[index]
 
@@ -400,7 +400,7 @@ def test_only_an_assistant_s_text_is_continued(messages: object, fields: dict[st
 def test_a_service_tier_is_a_priority(
     tier: str | None, priority: str | None, expected: str, used: object
 ) -> None:
-    """OpenAI's word decides who goes first unless machd's own does, and the answer repeats it."""
+    """``service_tier`` sets the priority unless ``priority`` does, and the answer repeats it."""
     request = _request(service_tier=tier, priority=priority)
     assert request.options().priority == expected
     assert request.used_tier == used

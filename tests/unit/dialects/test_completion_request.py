@@ -49,7 +49,7 @@ def test_wrong_prompts_are_refused(prompt: object) -> None:
 
 @pytest.mark.parametrize("prompt", [[-1], [1.5], [True], [[-1]], [[["a"]]], {"a": 1}, None, 1])
 def test_prompts_of_wrong_types_are_refused(prompt: object) -> None:
-    """What is no token id and no text is a 400 inside ``prompt``."""
+    """A prompt that is neither text nor token ids is a 400 inside ``prompt``."""
     with pytest.raises(InvalidRequestError) as caught:
         _request(prompt=prompt)
     assert str(caught.value.param).startswith("prompt")
@@ -106,7 +106,7 @@ def test_prompt_logprobs_in_a_stream_are_refused() -> None:
     ],
 )
 def test_unsupported_fields_are_refused(fields: dict[str, object], param: str) -> None:
-    """What would change the answer is refused by name."""
+    """Unsupported fields that would change the answer are refused by name."""
     with pytest.raises(UnsupportedParameterError) as caught:
         _request(**fields)
     assert caught.value.param == param

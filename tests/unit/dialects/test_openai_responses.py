@@ -1,4 +1,4 @@
-"""What machd answers is what the official ``openai`` client expects."""
+"""machd's answers have the shape that the official ``openai`` client expects."""
 
 from __future__ import annotations
 

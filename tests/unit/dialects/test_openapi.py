@@ -78,7 +78,7 @@ def test_every_public_endpoint_is_described() -> None:
 
 
 def test_document_has_the_required_members() -> None:
-    """What OpenAPI 3.1 asks of a document is there."""
+    """The document has all that OpenAPI 3.1 requires."""
     assert DOCUMENT["openapi"] == "3.1.0"
     assert DOCUMENT["info"]["title"] == "machd"
     assert DOCUMENT["info"]["version"] == "1.2.3"

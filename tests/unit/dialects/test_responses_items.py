@@ -202,12 +202,12 @@ def test_the_operators_first_words_are_one_message() -> None:
     ],
 )
 def test_calls_and_outputs_go_together(items: list[dict[str, Any]], param: str) -> None:
-    """Each call has one output before anybody else says something, and arguments of some sense."""
+    """Each call has one output before the next message, and its arguments are valid."""
     assert _refusal(*items).param == param
 
 
 def test_a_call_that_was_cut_short_is_not_shown() -> None:
-    """Nobody can answer it, and its arguments are no JSON; what came before it stays."""
+    """An incomplete call has no output and invalid arguments; the items before it stay."""
     cut = _call(arguments='{"a":', status="incomplete")
     assert _messages(_TEXT, cut, _USER) == [
         {"role": "assistant", "content": "so"},

@@ -365,7 +365,7 @@ def test_what_is_not_done_is_refused_by_name(fields: dict[str, Any], param: str)
     ],
 )
 def test_what_asks_for_nothing_is_accepted(fields: dict[str, Any]) -> None:
-    """Values that are the default anyway, and fields that nobody knows."""
+    """Default values and unknown fields are accepted."""
     assert _conversation(**fields) == _conversation()
 
 

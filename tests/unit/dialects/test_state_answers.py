@@ -133,7 +133,7 @@ def test_capabilities_without_verdicts() -> None:
             speculation=SpeculationInForce(
                 requested="auto",
                 mode=ProposerKind.OFF,
-                mode_reason="nobody guesses",
+                mode_reason="no proposer",
                 max_draft_tokens=0,
                 drafted_tokens=0,
                 accepted_tokens=0,

@@ -18,7 +18,8 @@ from support.daemon.serving_parts import identity_of
 
 from machd.clock import SystemClock
 from machd.dialects.anthropic.stream import AnthropicDialect
-from machd.dialects.chat.handler import KeepingDialect, _ChatDialect, _Signature
+from machd.dialects.chat.answer import ChatCompletionChunk
+from machd.dialects.chat.handler import KeepingDialect, _ChatDialect
 from machd.dialects.chat.request import ChatCompletionRequest
 from machd.dialects.completions.answer import Completion
 from machd.dialects.completions.handler import _CompletionDialect, _GrowingChoice
@@ -210,8 +211,10 @@ def _begin_chat(**fields: object) -> Callable[[], Dialect]:
     wire = {"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": True}
     wire |= {"stream_options": {"include_usage": True}, **fields}
     body = decode_body(json.dumps(wire).encode(), ChatCompletionRequest).checked()
-    signature = _Signature("m", "fp", body.used_tier, is_legacy=body.is_legacy)
-    return lambda: _ChatDialect(identity_of(), body.options(), signature, _TOKENIZER)
+    blank = ChatCompletionChunk(
+        id="chatcmpl-1", created=1, model="m", service_tier=body.used_tier, choices=[]
+    )
+    return lambda: _ChatDialect(body, body.options(), blank, _TOKENIZER)
 
 
 def _begin_completion(**fields: object) -> Callable[[], Dialect]:

@@ -39,7 +39,7 @@ def test_messages_are_rendered_like_those_of_a_chat() -> None:
 
 
 def test_tools_and_template_variables_are_those_of_a_chat() -> None:
-    """What a chat completion shows the template can be counted here."""
+    """All that a chat completion's prompt may contain can be counted here."""
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     conversation = _request(
         messages=_MESSAGES, tools=[tool], chat_template_kwargs={"enable_thinking": False}

@@ -18,6 +18,7 @@ from support.engines.opened_front import Opened, Opening, answers_of, image_of
 
 from machd.engine import front
 from machd.engine.loading.embedded import EMBEDDED_MODEL_ID
+from machd.engine.loading.formats.checkpoint import Checkpoint
 from machd.engine.loading.loader import LoadedModel, load_model
 from machd.engine.loading.source import ModelSource, SourceKind
 from machd.errors import ModelError
@@ -91,7 +92,7 @@ def test_processor_of_a_model_that_takes_no_images_after_all_is_ended(
     """It is started beside the loading, of which ranks or a missing chat template come out without images."""
     source = _directory(write_tiny_llama(tmp_path / "tiny"))
     files = Mock()
-    monkeypatch.setattr(front, "loads_vision", lambda _checkpoint: True)
+    monkeypatch.setattr(Checkpoint, "takes_images", True)
     monkeypatch.setattr(front, "ProcessorFiles", files)
     texts = front.Texts(source, chat_template=None, trust_remote_code=False)
     files.assert_called_once_with(source.path, trust_remote_code=False)
@@ -111,7 +112,7 @@ def test_processor_is_ended_when_there_is_no_tokenizer(
     source = _directory(write_tiny_llama(tmp_path / "tiny"))
     (source.path / "tokenizer.json").write_text("{}", encoding="utf-8")
     files = Mock()
-    monkeypatch.setattr(front, "loads_vision", lambda _checkpoint: True)
+    monkeypatch.setattr(Checkpoint, "takes_images", True)
     monkeypatch.setattr(front, "ProcessorFiles", files)
 
     with pytest.raises(ModelError):

@@ -1,4 +1,4 @@
-"""Another way of scheduling on the running engine thread: when, for whom, and what if it fails."""
+"""A change of the scheduler config on the running engine thread: when it applies, to what, and its failures."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _batched(
 
 
 def _results(thread: Thread) -> Results:
-    """What the loop knows of its model's probes."""
+    """Return the loop's probe results."""
     assert thread.loop.state is not None
     return thread.loop.state.results
 
@@ -171,8 +171,8 @@ def test_what_runs_is_suspended_and_goes_on_in_the_new_way_with_what_waits() -> 
     ]
 
 
-def test_what_could_never_run_in_the_new_way_is_finished_in_the_old_one() -> None:
-    """A smaller KV budget costs nobody the answer that has begun; nobody is admitted until it has ended."""
+def test_a_sequence_that_cannot_run_under_the_new_config_ends_under_the_old_one() -> None:
+    """A smaller KV budget costs no answer that has begun; no sequence is admitted until it has ended."""
     gate = StepGate(at_decode)
     with running_thread(FakeEngine(before_step=gate), gate=gate) as thread:
         thread.submit(request_of("long", max_tokens=20))
@@ -192,7 +192,7 @@ def test_what_could_never_run_in_the_new_way_is_finished_in_the_old_one() -> Non
 
 
 def test_an_idle_thread_switches_at_once_and_back() -> None:
-    """Nothing runs, nobody waits: it is done in a turn, before any request."""
+    """With no running and no waiting request the change is applied in one turn of the loop."""
     with running_thread() as thread:
         for mode, config in (
             (DecodeMode.BATCHED, _batched(3)),
@@ -223,8 +223,8 @@ def test_it_may_be_asked_for_before_the_model_is_loaded() -> None:
     assert {type(one.error) for one in ends.values()} == {QueueFullError}
 
 
-def test_a_waiting_request_that_can_never_fit_is_told_so_and_blocks_nobody() -> None:
-    """It ends with the budget's error; who stood behind it is served."""
+def test_a_waiting_request_that_can_never_fit_is_refused_and_blocks_no_other() -> None:
+    """It ends with the budget's error; the next request is served."""
     gate = StepGate(at_decode)
     with running_thread(FakeEngine(before_step=gate), gate=gate) as thread:
         thread.submit(request_of("a"))
@@ -256,7 +256,7 @@ def test_who_waits_too_long_for_a_switch_is_turned_away() -> None:
 
 
 def test_the_later_wish_wins_and_both_are_told() -> None:
-    """Of two that wait the first is never put in force; measuring is done if either wants it."""
+    """Of two pending changes the first is never applied; the model is measured if either asks for it."""
     gate, probe, asked = StepGate(at_decode), _ScriptedProbe(), list[str]()
 
     def first() -> SchedulerConfig:
@@ -299,7 +299,7 @@ def test_limits_hold_at_once_and_are_not_undone_by_a_switch_asked_for_before() -
 
 
 def test_limits_may_grow_while_requests_wait() -> None:
-    """What was refused before is taken in after."""
+    """A request that was refused before the change is accepted after it."""
     with running_thread() as thread:
         thread.set_queue_limits(replace(LIMITS, max_queue=0))
         thread.submit(request_of("a", group_id="g"), request_of("b", group_id="g"))
@@ -313,7 +313,7 @@ def test_limits_may_grow_while_requests_wait() -> None:
 
 
 def test_a_switch_asked_for_after_limits_brings_its_own() -> None:
-    """Of two settings the later one holds, whichever way it came."""
+    """The later of two limits applies, in whichever message it came."""
     gate = StepGate(at_decode)
     with running_thread(FakeEngine(before_step=gate), gate=gate) as thread:
         thread.submit(request_of("a"))
@@ -341,11 +341,11 @@ def test_who_is_told_finds_the_new_way_in_the_snapshots() -> None:
     assert [(one.slot_count, one.is_changing_config) for one in seen] == [(3, False)] * 2
 
 
-# Taken back
+# Withdrawn
 
 
-def test_who_waits_is_admitted_at_once_when_a_change_is_taken_back() -> None:
-    """One that the smaller budget has no room for runs on; then the budget is as it was, and the next one has a slot."""
+def test_waiting_sequences_are_admitted_at_once_when_a_change_is_withdrawn() -> None:
+    """A sequence too large for the smaller budget runs on; after the withdrawal the next one has a slot."""
     gate = StepGate(at_decode)
     with running_thread(
         FakeEngine(before_step=gate),
@@ -369,8 +369,8 @@ def test_who_waits_is_admitted_at_once_when_a_change_is_taken_back() -> None:
     assert {one.reason for one in ends.values()} == {FinishReason.LENGTH}
 
 
-def test_a_change_that_is_taken_back_brings_its_limits() -> None:
-    """It was asked for after those that hold, as one that is made."""
+def test_a_withdrawn_change_applies_its_limits() -> None:
+    """Limits of the last change asked for hold, whether the config changes or not."""
     gate = StepGate(at_decode)
     with running_thread(
         FakeEngine(before_step=gate),
@@ -382,7 +382,7 @@ def test_a_change_that_is_taken_back_brings_its_limits() -> None:
         thread.set_queue_limits(replace(LIMITS, max_queue=0))
         thread.change_config(_batched())
         done = thread.change_config(single_flight(LIMITS))
-        gate.step_until(done.done, "it is taken back")
+        gate.step_until(done.done, "it is withdrawn")
         thread.submit(request_of("b"))
         gate.open()
         assert {one.reason for one in thread.published.ends(2).values()} == {FinishReason.LENGTH}
@@ -464,7 +464,7 @@ def test_what_is_asked_for_meanwhile_is_made_afterwards(is_failing: bool) -> Non
 
 
 def test_a_stop_does_not_wait_for_a_measurement_between_two_steps() -> None:
-    """The probe would go on; the thread ends well, and who waited is told why."""
+    """The probe would go on; the thread ends without a fault, and waiting requests get the stop's error."""
     with _measuring(_SteppingProbe()) as (thread, done):
         thread.submit(request_of("a"))
         thread.published.wait_for(SequenceQueued)
@@ -475,8 +475,8 @@ def test_a_stop_does_not_wait_for_a_measurement_between_two_steps() -> None:
         assert thread.published.ends(1)["a"].error is STOPPED
 
 
-def test_a_stop_answers_who_asked_while_the_thread_hangs() -> None:
-    """Before the measurement has ended, and also who asks after that; its end is then no news."""
+def test_a_stop_answers_callers_while_the_thread_hangs() -> None:
+    """Callers before and after the stop are answered before the measurement ends, whose end changes nothing."""
     with _measuring(_ScriptedProbe()) as (thread, done):
         thread.loop.stop(STOPPED)
         assert done.exception(0) is STOPPED
@@ -500,8 +500,8 @@ def test_a_fault_of_ours_while_measuring_is_not_taken_for_the_models() -> None:
         assert isinstance(done.exception(CEILING_S), EngineFaultError)
 
 
-def test_the_arrangement_is_made_of_what_was_just_measured() -> None:
-    """Results are there before a change of config asks for them, and only then who asked is told."""
+def test_the_new_config_is_made_from_the_new_results() -> None:
+    """The config is made after the results are there, and the caller is answered after that."""
     seen: list[Results] = []
     with running_thread(probe=_ScriptedProbe()) as thread:
         assert _results(thread) == ()
@@ -542,7 +542,7 @@ def test_a_switch_that_fails_changes_nothing_and_admission_goes_on(
     logged: list[EventDict],
     is_probe: bool,  # noqa: FBT001
 ) -> None:
-    """Who asked gets the error; who waits is served as before, and the next switch works."""
+    """The caller gets the error; waiting requests are served as before, and the next change works."""
     error = ValueError("planted")
     probe = _ScriptedProbe(error if is_probe else None)
 
@@ -580,7 +580,7 @@ def test_rows_of_a_measurement_that_broke_off_are_forgotten() -> None:
 
 
 def test_an_engine_that_cannot_forget_a_measurement_is_given_up() -> None:
-    """Its rows would be in the way of others'; who asked is told, too."""
+    """Its rows would occupy slots for good; the caller gets the fault, too."""
     engine = FakeEngine(faults=FakeFaults(reset_error=OSError("planted")))
     with running_thread(engine, probe=_ScriptedProbe(ValueError("planted"))) as thread:
         done = thread.change_config(_batched(), measure=True)
@@ -589,8 +589,8 @@ def test_an_engine_that_cannot_forget_a_measurement_is_given_up() -> None:
 
 
 @pytest.mark.parametrize("is_stop", [True, False], ids=["stop", "fault"])
-def test_a_thread_that_ends_tells_all_who_wait_for_a_switch(is_stop: bool) -> None:  # noqa: FBT001
-    """Those whose turn had not come, those in the inbox behind the stop, and those who come later."""
+def test_a_thread_that_ends_answers_all_callers_of_a_change(is_stop: bool) -> None:  # noqa: FBT001
+    """Pending changes, changes in the inbox behind the stop, and later ones are all answered."""
     gate = StepGate(at_decode)
     faults = FakeFaults(reset_error=OSError("planted"))
     if not is_stop:

@@ -25,7 +25,8 @@ from support.engines.step_gate import StepGate, at_decode
 from support.schedulers.sequence_samples import LIMITS, batching_of, outputs_of, request_of
 
 from machd.clock import SystemClock
-from machd.engine.protocol.engine import Engine, MemoryReading
+from machd.engine.protocol.engine import Engine
+from machd.engine.protocol.memory import MemoryReading
 from machd.engine.protocol.step import SampledToken, StepPlan, StepResult
 from machd.errors import (
     ClientDisconnectedError,
@@ -92,7 +93,7 @@ def _logged() -> Iterator[list[EventDict]]:
 
 
 def test_the_model_is_loaded_on_the_engine_thread() -> None:
-    """Whoever waits gets the engine, and every call to it comes from the one thread."""
+    """The loaded future has the engine, and one thread makes every call to it."""
     threads: set[str] = set()
     engine = FakeEngine(before_step=lambda _plan: threads.add(threading.current_thread().name))
 
@@ -233,7 +234,7 @@ def test_a_row_fault_ends_one_request_and_no_other(logged: list[EventDict]) -> N
 
 
 def test_an_engine_fault_costs_no_request_its_answer() -> None:
-    """Who ran is resumed; waiting and later ones are served as ever."""
+    """Running requests are resumed; waiting and later ones are served as usual."""
     steps = 0
 
     def before_step(_plan: StepPlan) -> None:
@@ -275,7 +276,7 @@ def test_a_request_that_makes_the_engine_fail_twice_is_ended() -> None:
 
 
 def test_an_engine_that_fails_six_times_in_a_row_is_given_up(logged: list[EventDict]) -> None:
-    """The thread ends with its fault, everybody who runs or waits is answered, nothing is hidden."""
+    """The thread ends with its fault, and running and waiting requests are answered."""
     planted = RuntimeError("planted")
 
     def before_step(_plan: StepPlan) -> None:
@@ -375,7 +376,7 @@ def test_a_broken_invariant_ends_the_thread_where_it_is_strict() -> None:
 
 
 class _ForgetsASlot(Scheduler):
-    """Nobody reads the sequence any more, and it goes on."""
+    """The sequence has no subscriber any more, and goes on."""
 
     def _retire(self, sequence: Sequence, now_s: float, *, is_sound: bool) -> None:
         """Do nothing."""
@@ -425,7 +426,7 @@ def test_a_broken_invariant_is_told_and_served_around(logged: list[EventDict]) -
 
 
 def test_kv_that_is_left_over_is_a_broken_invariant() -> None:
-    """When nobody runs, the engine's own count of KV bytes is back at nothing."""
+    """When nothing runs, the engine's own count of KV bytes is 0."""
     with running_thread(_LeakyEngine(), strict_invariants=False) as thread:
         thread.submit(request_of("a", max_tokens=1))
         (broken,) = thread.published.wait_for(InvariantBroken)
@@ -434,7 +435,7 @@ def test_kv_that_is_left_over_is_a_broken_invariant() -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_the_thread_never_ends_in_silence() -> None:
-    """Even when ending everybody fails too, ``finished`` tells that the thread is gone."""
+    """Even if ending the sequences fails too, ``finished`` resolves with the fault."""
     with running_thread(
         make_scheduler=lambda _engine: _BrokenScheduler(single_flight(LIMITS))
     ) as thread:
@@ -514,7 +515,7 @@ def test_rows_of_a_batch_decode_in_one_step() -> None:
 
 
 def test_a_stop_ends_everything_with_its_error() -> None:
-    """Who runs and who waits is answered with the error given, and the thread ends well."""
+    """Running and waiting requests get the given error, and the thread ends without a fault."""
     gate = StepGate(at_decode)
     error = DrainDeadlineError("time is up")
     with running_thread(FakeEngine(before_step=gate), gate=gate) as thread:
@@ -586,7 +587,7 @@ def test_what_was_submitted_before_a_stop_is_answered() -> None:
 
 
 def test_the_heartbeat_stays_fresh_while_idle() -> None:
-    """However far time moves, an idle thread beats again without anybody asking."""
+    """However far time moves, an idle thread beats again by itself."""
     clock = ManualClock()
     with running_thread(clock=clock) as thread:
         thread.loop.loaded.result(CEILING_S)

@@ -50,7 +50,7 @@ def test_finding_nothing_is_an_answer() -> None:
 
 @pytest.mark.parametrize("error", [OSError("planted"), SystemExit(1)], ids=["error", "exit"])
 def test_a_failure_is_told_logged_and_leaves_no_rows(error: BaseException) -> None:
-    """Who asked gets a machd error; a probe that broke off leaves nothing in the engine."""
+    """The caller gets a machd error; an interrupted probe leaves no rows in the engine."""
 
     def measure(engine: Engine) -> tuple[ProbeResult, ...]:
         scheduler = Scheduler(single_flight(LIMITS))

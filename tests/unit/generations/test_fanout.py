@@ -1,4 +1,4 @@
-"""One step to many readers: one wake-up, merged events, bounded memory, errors after the news."""
+"""A step reaches many streams with one wake-up; memory is bounded, and errors come after events."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def _is_silent(stream: Stream) -> bool:
 
 
 def test_one_step_wakes_the_event_loop_once() -> None:
-    """Whatever the number of events and readers, a publish is a single thread-safe call."""
+    """Whatever the number of events and streams, a publish is one thread-safe call."""
     loop = _CountingLoop()
     fanout = Fanout(loop)  # type: ignore[arg-type]  # a stand-in with the one method that is used
     for number in range(16):
@@ -85,7 +85,7 @@ async def test_events_reach_their_readers_in_order() -> None:
 
 
 async def test_a_slow_reader_gets_everything_at_once() -> None:
-    """What came since the last look is handed over in one piece, and then nothing is left."""
+    """``take`` returns all events since the last one, and leaves none."""
     fanout = Fanout(asyncio.get_running_loop())
     stream = fanout.open(["a"])
     for number in range(5):
@@ -158,14 +158,14 @@ async def test_an_error_comes_after_what_was_pending() -> None:
             await stream.take()
 
 
-async def test_an_error_wakes_a_waiting_reader() -> None:
-    """Nobody sleeps on a stream that has failed."""
+async def test_an_error_wakes_a_waiting_stream() -> None:
+    """A ``take`` that waits on a failed stream wakes."""
     stream = Stream()
-    reader = asyncio.create_task(stream.take())
+    waiting = asyncio.create_task(stream.take())
     await asyncio.sleep(0)
     stream.fail(EngineFaultError("over"))
     with pytest.raises(EngineFaultError):
-        await asyncio.wait_for(reader, 10)
+        await asyncio.wait_for(waiting, 10)
 
 
 async def test_unread_events_are_bounded() -> None:
@@ -216,7 +216,7 @@ async def test_what_was_made_is_counted_whether_it_is_read_or_not() -> None:
 
 
 async def test_a_cancelled_reader_loses_nothing() -> None:
-    """A reader that gives up waiting finds the event at its next look."""
+    """An event that comes after a cancelled ``take`` is returned by the next one."""
     stream = Stream()
     assert await _is_silent(stream)
     stream.push(token("a", 1))

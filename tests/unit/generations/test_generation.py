@@ -76,7 +76,7 @@ async def test_the_deltas_end_when_every_choice_has_ended() -> None:
 
 
 async def test_silence_is_told_with_an_empty_batch() -> None:
-    """With no news for ``idle_s`` a reader can send a sign of life, and the next news still comes."""
+    """After ``idle_s`` without events an empty delta is yielded, and later events still come."""
     opened = OpenGeneration("a")
     batches = opened.generation.deltas(idle_s=0.01)
     assert await anext(batches) == []
@@ -120,7 +120,7 @@ async def test_a_stop_string_ends_the_choice_and_aborts_its_sequence() -> None:
 
 
 async def test_a_stop_string_freezes_the_token_count() -> None:
-    """What the engine makes until the abort arrives is neither delivered nor counted."""
+    """Tokens generated until the abort arrives are neither delivered nor counted."""
     opened = OpenGeneration("a", stop=["."])
     opened.push(tokens("a", "yes.no"))
     (delta,) = await opened.read()
@@ -166,14 +166,14 @@ async def test_a_stop_string_completed_by_the_held_back_text_is_a_stop() -> None
 
 
 async def test_the_end_releases_held_back_text() -> None:
-    """What looked like the beginning of a stop string comes with the last delta."""
+    """Text held back for a stop string comes with the last delta."""
     opened = OpenGeneration("a", stop=["###"])
     opened.push(tokens("a", "a##"), finished("a", completion_tokens=4))
     assert [delta.text for delta in await opened.read()] == ["a##"]
 
 
 async def test_a_failed_choice_fails_the_request() -> None:
-    """The reader gets the sequence's own error, and closing ends what still runs with it."""
+    """The client gets the sequence's own error, and closing aborts the other sequences with it."""
     opened = OpenGeneration("a", "b")
     error = RowFaultError("failed")
     opened.push(tokens("a", "x"))
@@ -193,7 +193,7 @@ async def test_a_failed_choice_fails_the_request() -> None:
 
 
 async def test_text_that_came_before_an_error_is_delivered() -> None:
-    """A slow reader finds text and error at one look: it gets the text first, then the error."""
+    """When text and error are both unread, the client gets the text first, then the error."""
     opened = OpenGeneration("a", "b")
     opened.push(tokens("a", "x"), tokens("b", "y"))
     opened.push(finished("a", FinishReason.ERROR, RowFaultError("failed"), completion_tokens=1))
@@ -226,7 +226,7 @@ async def test_an_error_without_news_yields_nothing() -> None:
 
 
 async def test_the_server_can_end_a_generation() -> None:
-    """``fail`` aborts what runs; the reader gets what had come, then the error."""
+    """``fail`` aborts running sequences; the client gets the unread text, then the error."""
     opened = OpenGeneration("a", "b")
     error = DrainDeadlineError("over")
     opened.push(tokens("a", "x"), finished("a", completion_tokens=1))
@@ -244,7 +244,7 @@ async def test_the_server_can_end_a_generation() -> None:
 
 
 async def test_closing_ends_only_what_runs() -> None:
-    """Sequences that have their answer are not aborted; a reader that leaves is the reason."""
+    """Finished sequences are not aborted; the others are, because the client disconnected."""
     opened = OpenGeneration("a", "b", "c", stop=["."])
     opened.push(finished("a"), tokens("b", "."), tokens("c", "x"))
     batches = opened.generation.deltas(idle_s=30)
@@ -259,7 +259,7 @@ async def test_closing_ends_only_what_runs() -> None:
 
 
 async def test_closing_twice_is_closing_once() -> None:
-    """Whoever closes in a ``finally`` may do so after another has."""
+    """A second ``close``, as in a ``finally``, does nothing."""
     opened = OpenGeneration("a")
     error = ClientStalledError("asleep")
     opened.generation.close(error)
@@ -271,7 +271,7 @@ async def test_closing_twice_is_closing_once() -> None:
 
 
 async def test_closing_a_finished_generation_aborts_nothing() -> None:
-    """A good end needs no clean-up and is nobody's error."""
+    """A finished generation has nothing to abort and no error."""
     opened = OpenGeneration("a")
     opened.push(finished("a"))
     await opened.read()
@@ -301,7 +301,7 @@ async def test_usage_adds_up_over_choices() -> None:
 
 
 async def test_what_is_cached_is_known_before_the_first_token() -> None:
-    """A choice that a stop string ends, and whose end nobody waits for, has its cached tokens too."""
+    """A choice that a stop string ends has its cached tokens, too."""
     opened = OpenGeneration("a", stop=["x"], prompt_tokens=10)
     opened.push(admitted("a"), PromptReused("a", 8), tokens("a", "yx"))
     deltas = await opened.read()

@@ -1,4 +1,4 @@
-"""What one client may have open, and use in a minute."""
+"""Limits of one client's open generations and of its tokens in a minute."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_rest_does_not_pile_up() -> None:
     uses=st.lists(st.tuples(st.integers(0, 20_000), st.floats(0, 90)), min_size=1, max_size=20),
 )
 def test_retry_after_is_the_truth(limit: int, uses: list[tuple[int, float]]) -> None:
-    """Whoever waits as long as it was told is let in, and a whole second earlier it was not."""
+    """A client that waits for Retry-After is admitted; a whole second earlier it is not."""
     clock = ManualClock()
     limits = KeyLimits(clock, max_tokens_per_minute=limit)
     limits.enter("alice")
@@ -155,7 +155,7 @@ def test_retry_after_is_the_truth(limit: int, uses: list[tuple[int, float]]) -> 
 
 
 def test_what_was_used_outlives_a_change_of_the_limits() -> None:
-    """Who had used up a limit has used up a lower one, too; a higher one lets in again at once."""
+    """A client at its limit is at a lower one, too; a higher limit admits it at once."""
     limits = KeyLimits(ManualClock(), max_requests=5, max_tokens_per_minute=100)
     _use(limits, "alice", 100)
 

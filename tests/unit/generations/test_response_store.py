@@ -1,4 +1,4 @@
-"""The store of responses: its bounds hold, who has the most makes room, keys never see each other."""
+"""The store of responses: its limits hold, the largest namespace is evicted first, keys are separate."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ async def test_a_prompt_that_fills_the_context_is_refused_with_both_numbers(
 async def test_a_prompt_without_room_for_a_token_is_refused(
     serving: _Serving, prompt_tokens: int
 ) -> None:
-    """Where no number was asked for, one token is the least that an answer needs."""
+    """Without ``max_tokens`` an answer needs room for one token."""
     with pytest.raises(ContextLengthExceededError) as refusal:
         serving.submitted(GenerationOptions(), prompt_tokens)
     assert "100 tokens" in refusal.value.message
@@ -271,7 +271,7 @@ async def test_more_completions_than_allowed_are_refused(serving: _Serving) -> N
 
 
 async def test_a_request_that_could_never_be_queued_is_refused_for_good(serving: _Serving) -> None:
-    """More sequences than slots and queue hold together are a 400, which nobody retries, not a 429."""
+    """More sequences than slots and queue hold together are a 400, which clients do not retry, not a 429."""
     assert len(serving.submitted(replace(OPTIONS, n=2), 3, 3, 3)) == 6
     with pytest.raises(InvalidRequestError) as refusal:
         serving.submitted(replace(OPTIONS, n=3), 3, 3, 3)
@@ -621,7 +621,7 @@ async def test_what_nobody_reads_is_charged(serving: _Serving) -> None:
     """A client that lets the engine work and never looks pays for all that was made for it."""
     serving.open.set_limits(_key_limits(tokens=60))
     unread = _open(serving, "unread")
-    made = MAX_PENDING_EVENTS + 97  # some beyond what is kept for a reader
+    made = MAX_PENDING_EVENTS + 97  # some beyond what a stream keeps
     serving.fanout.publish([admitted("unread/0"), *(token("unread/0", 97) for _ in range(made))])
     await asyncio.sleep(0)
     unread.close()

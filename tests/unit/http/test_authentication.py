@@ -91,7 +91,7 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["pipe", "endless", "folder", "large", "nul"])
 def test_what_is_no_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
-    """Whoever reads the keys is never kept waiting, and never reads for ever."""
+    """Reading the keys neither blocks nor goes on without end."""
     path = {"endless": Path("/dev/zero"), "nul": tmp_path / "a\0b"}.get(kind, tmp_path / "keys")
     if kind == "pipe":
         os.mkfifo(path)

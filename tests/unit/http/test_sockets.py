@@ -27,7 +27,7 @@ def _folder() -> Iterator[Path]:
 
 
 def _leave_behind(path: Path) -> None:
-    """A socket file that nobody serves."""
+    """Make a socket file without a server."""
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(path))
 
@@ -69,14 +69,14 @@ def test_sockets_made_at_the_same_time_leave_the_processs_mask_alone(folder: Pat
 
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o722])
 def test_a_folder_that_others_can_write_to_is_refused(folder: Path, mode: int) -> None:
-    """Whoever can write there can put a socket of their own in the place of ours."""
+    """Another user with write access could replace the daemon's socket."""
     folder.chmod(mode)
     with pytest.raises(ListenError, match="can be written to by others"):
         listen_admin(f"unix:{folder}/s", environ={})
 
 
 def test_a_sticky_folder_of_ours_will_do(folder: Path) -> None:
-    """In /tmp nobody can remove what is another's."""
+    """In /tmp users cannot remove other users' files."""
     folder.chmod(0o1777)
     listener = listen_admin(f"unix:{folder}/s", environ={})
     assert listener is not None
@@ -115,7 +115,7 @@ def test_a_stale_socket_of_ours_is_replaced(folder: Path) -> None:
 
 
 def test_a_symbolic_link_is_refused(folder: Path) -> None:
-    """Even one to a stale socket of ours: who made it may want us to remove that."""
+    """A link is refused even to a stale socket of the daemon's: removing that may be the attacker's aim."""
     _leave_behind(folder / "real")
     (folder / "s").symlink_to(folder / "real")
     with pytest.raises(ListenError, match="symbolic link"):
@@ -157,7 +157,7 @@ def test_one_daemon_at_a_time_looks_whether_a_socket_is_stale(folder: Path) -> N
 
 
 def test_a_lock_that_is_a_link_is_not_followed(folder: Path) -> None:
-    """Nobody has a file made somewhere else by a link that lies there."""
+    """A link cannot make the daemon create a file elsewhere."""
     (folder / "s.lock").symlink_to(folder / "elsewhere")
     with pytest.raises(ListenError, match=r"s\.lock"):
         listen(f"unix:{folder}/s", 0, environ={})

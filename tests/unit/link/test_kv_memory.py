@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.engines.fake_engine import FakeEngine
 
-from machd.engine.protocol.engine import MemoryReading
+from machd.engine.protocol.memory import MemoryReading
 from machd.link.kv_memory import KvMemory, asked_budget_bytes, effective_budget_bytes, kv_memory
 from machd.link.snapshot import LoopSnapshot
 

@@ -1,4 +1,4 @@
-"""The decision on who guesses: what there is and what the model allows, with the reason for it."""
+"""The choice of the proposer in force: what is there and what the model allows, with a reason."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MODEL = FakeEngine().model
 _PRIVATE = CacheFacts((LayerCacheFacts("LayerCache", trimmable=False, mergeable=False),), 1, 0)
 
 
-def _guessed_by(proposer: ProposerKind, reason: str = "why") -> ModelDescription:
+def _proposed_by(proposer: ProposerKind, reason: str = "why") -> ModelDescription:
     return replace(_MODEL, proposer=proposer, proposer_reason=reason)
 
 
@@ -27,9 +27,9 @@ def _judged(model: ModelDescription) -> ModelVerdicts:
 
 
 @pytest.mark.parametrize("proposer", ProposerKind)
-def test_the_engines_proposer_guesses_where_the_model_allows_it(proposer: ProposerKind) -> None:
+def test_the_engines_proposer_is_in_force_where_the_model_allows_it(proposer: ProposerKind) -> None:
     """With the engine's own reason, and as far ahead as the settings say."""
-    model = _guessed_by(proposer)
+    model = _proposed_by(proposer)
     section = SpeculationSettings(max_draft_tokens=5)
     decision = decide_speculation(section, model, _judged(model))
     assert decision.active is proposer
@@ -37,9 +37,9 @@ def test_the_engines_proposer_guesses_where_the_model_allows_it(proposer: Propos
     assert decision.max_draft_tokens == (0 if proposer is ProposerKind.OFF else 5)
 
 
-def test_a_model_that_takes_no_guesses_back_has_its_verdicts_reason() -> None:
-    """Whoever would guess: nobody does, and it is the model's caches that say why."""
-    model = replace(_guessed_by(ProposerKind.NGRAM), cache=_PRIVATE)
+def test_a_model_that_rolls_no_drafts_back_has_its_verdicts_reason() -> None:
+    """Whatever the proposer, speculation is off, and the reason is that of the model's caches."""
+    model = replace(_proposed_by(ProposerKind.NGRAM), cache=_PRIVATE)
     verdicts = _judged(model)
     decision = decide_speculation(SpeculationSettings(), model, verdicts)
     assert decision.active is ProposerKind.OFF
@@ -50,8 +50,8 @@ def test_a_model_that_takes_no_guesses_back_has_its_verdicts_reason() -> None:
 @pytest.mark.parametrize("cache", [_MODEL.cache, _PRIVATE], ids=["standard", "private"])
 @pytest.mark.parametrize("proposer", ProposerKind)
 def test_it_says_what_the_scheduler_is_told(proposer: ProposerKind, cache: CacheFacts) -> None:
-    """Nobody is shown a mode that is not what is done."""
-    model = replace(_guessed_by(proposer), cache=cache)
+    """The mode that is shown is the one that the scheduler uses."""
+    model = replace(_proposed_by(proposer), cache=cache)
     section, verdicts = SpeculationSettings(), _judged(model)
     decision = decide_speculation(section, model, verdicts)
     policy = draft_policy(section, model, verdicts)
@@ -75,8 +75,8 @@ def test_only_a_name_can_be_disappointed(
     active: ProposerKind,
     is_as_requested: bool,  # noqa: FBT001
 ) -> None:
-    """``auto`` leaves it to machd; whoever names one learns that it is another, or none."""
-    model = _guessed_by(active)
+    """``auto`` is never disappointed; a named mode is if another or none is in force."""
+    model = _proposed_by(active)
     section = SpeculationSettings.model_validate({"mode": requested})
     assert decide_speculation(section, model, _judged(model)).is_as_requested is is_as_requested
 
@@ -84,7 +84,7 @@ def test_only_a_name_can_be_disappointed(
 @pytest.mark.parametrize("mode", ["auto", "off"])
 @pytest.mark.parametrize("proposer", ProposerKind)
 def test_there_is_always_a_reason(proposer: ProposerKind, mode: str) -> None:
-    """Also of an engine that gives none."""
-    model = _guessed_by(proposer, reason="")
+    """Also for an engine that gives no reason."""
+    model = _proposed_by(proposer, reason="")
     section = SpeculationSettings.model_validate({"mode": mode})
     assert decide_speculation(section, model, _judged(model)).reason

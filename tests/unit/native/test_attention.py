@@ -129,7 +129,7 @@ def test_a_token_has_the_same_bits_in_every_company(  # noqa: PLR0917 - what may
 
 
 def test_a_row_s_fault_stays_its_own() -> None:
-    """What is no number in one row's keys, or behind its last column, reaches no other row and no earlier token."""
+    """A NaN in one row's keys, or behind its last column, reaches no other row and no earlier token."""
     queries, keys, values = (
         _numbers(2, 4, 8, 32),
         _numbers(2, 2, 40, 32, seed=1),
@@ -170,7 +170,7 @@ def test_columns_are_written_where_rows_stand() -> None:
 
 
 def test_writing_leaves_an_array_that_others_hold() -> None:
-    """It is copied; one that nobody holds is written in place, or memory would double."""
+    """An array with other references is copied; one without is written in place, or memory would double."""
     columns = mx.zeros((4, 2, 1000, 64))
     mx.eval(columns)
     tokens = mx.ones((4, 2, 1, 64))

@@ -210,7 +210,7 @@ def test_rows_and_prompts_in_one_pass_have_the_bits_that_they_have_alone() -> No
 
 
 def test_columns_are_written_in_place() -> None:
-    """A step copies no slab that nobody else holds, or memory would double."""
+    """A step copies no slab without other references, or memory would double."""
     layers, x, table = _layers(_products("plain")), _numbers(4, 1, _HIDDEN), _table(10)
     keys, values = (_numbers(4, _KV_HEADS, 9_000, _HEAD_DIM, seed=seed) for seed in (3, 4))
     mx.eval(keys, values, x, table)

@@ -44,7 +44,7 @@ def test_operations_are_those_of_plain_loops(
 
 
 def test_norm_and_activation_are_mlx_s() -> None:
-    """Within rounding; what is no number stays so, and large numbers overflow nothing."""
+    """Results agree within rounding; NaN stays NaN, and large numbers do not overflow."""
     x, weight = _numbers(3, 4, 64), _numbers(64, seed=1)
     assert mx.allclose(
         native.rms_norm(x, weight, 1e-5), mx.fast.rms_norm(x, weight, 1e-5), atol=1e-6, rtol=1e-5

@@ -96,7 +96,7 @@ print(mx.all(native.product(long, long_weights) == 4096).item())
 
 @pytest.mark.parametrize(("asked", "given"), [(0, 1), (-3, 1), (2, 2), (1_000_000, 256)])
 def test_a_count_out_of_range_is_the_nearest_one_within(asked: int, given: int) -> None:
-    """A number that nobody meant does not take all of a system's threads."""
+    """An absurd number of threads is clamped, so that it does not use up the system's threads."""
     before = native.thread_count()
     native.set_thread_count(asked)
     found = native.thread_count()

@@ -15,7 +15,8 @@ from machd.capabilities.verdicts import judge
 from machd.engine.assembly import make_engine
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.fake.tokenizer import FakeTokenizer
-from machd.engine.loading.loader import LoadedModel, describe_model
+from machd.engine.loading.description import describe_model
+from machd.engine.loading.loader import LoadedModel
 from machd_probes.bounded import Deadline
 from machd_probes.catalogue import FEATURE_CHECKS
 from machd_probes.model_probe import ModelProbe

@@ -157,7 +157,7 @@ def test_a_damaged_file_is_replaced(directory: Path) -> None:
 
 
 def test_everything_is_ours_alone(directory: Path) -> None:
-    """Folders have mode 0700 and files 0600: nobody else can plant a verdict."""
+    """Folders have mode 0700 and files 0600: no other user can plant a verdict."""
     ResultsCache(directory, BASIS).put(REPORT)
     path = the_file(directory)
     modes = [stat.S_IMODE(one.stat().st_mode) for one in (path, path.parent, directory)]
@@ -168,7 +168,7 @@ def test_everything_is_ours_alone(directory: Path) -> None:
 def test_a_directory_of_anothers_is_neither_read_nor_written(
     directory: Path, tmp_path: Path
 ) -> None:
-    """A link in the directory's place could lead to results that somebody made up."""
+    """A link in the directory's place could lead to forged results."""
     elsewhere = tmp_path / "elsewhere"
     ResultsCache(elsewhere, BASIS).put(REPORT)
     directory.parent.mkdir(parents=True)

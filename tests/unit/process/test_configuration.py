@@ -195,7 +195,7 @@ async def test_a_wrong_change_of_a_table_changes_nothing(
 
 
 async def test_a_bug_while_preparing_is_told_and_noted(daemon: _Daemon) -> None:
-    """Whoever waits gets an answer, and the old settings stay."""
+    """The caller gets an error, and the old settings stay."""
     daemon.refusal = ValueError("embedded null byte")
     with pytest.raises(FaultError), capture_logs():
         await daemon.configuration.reload()
@@ -296,7 +296,7 @@ async def test_of_two_writers_the_second_is_told(daemon: _Daemon) -> None:
 
 
 async def test_an_etag_never_comes_back(daemon: _Daemon) -> None:
-    """Settings that are as they once were are not what somebody read then."""
+    """Settings that return to earlier values get a new ETag."""
     etags = [daemon.configuration.etag]
     for max_n in (2, None, 2):
         await daemon.configuration.patch({"limits": {"max_n": max_n}})

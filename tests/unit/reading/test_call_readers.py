@@ -41,7 +41,7 @@ def test_python_of_constants_is_read(text: str, read: str) -> None:
     ],
 )
 def test_python_that_would_have_to_be_computed_is_no_call(text: str) -> None:
-    """mlx-lm would make one call of several, with values that nobody wrote."""
+    """mlx-lm would merge several calls into one, with values that the model did not write."""
     with pytest.raises(ValueError, match=r"\S"):
         well_formed_python(text)
 

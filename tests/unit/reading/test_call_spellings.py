@@ -290,7 +290,7 @@ def test_mentioned_function_is_text(text: str) -> None:
 
 
 def test_unreadable_json_is_content_of_a_whole_answer() -> None:
-    """Nobody has seen its beginning; a stream has, and its call stays without an end."""
+    """In a whole answer it is content; a stream has sent its beginning, so there the call stays without an end."""
     text = '<tool_call>\n{"name": "f", "arguments": {"a": 1, b: 2}}\n</tool_call>'
     whole = read_answer(_output("json_tools"), text, streams=False)
     assert (whole.content, whole.calls) == (text, [])

@@ -100,7 +100,7 @@ def test_a_prompt_may_open_the_thoughts() -> None:
 
 
 def test_without_tools_calls_are_text() -> None:
-    """Nobody named a function, so nothing is a call."""
+    """Without functions in the request, no text is a call."""
     read = read_answer(chat_output(tools=()), [MARKED])
     assert read.content == MARKED
     assert not read.calls
@@ -139,7 +139,7 @@ def test_slips_inside_of_strings_are_mended() -> None:
 
 
 def test_a_call_that_breaks_after_it_began_stays_without_an_end() -> None:
-    """What a client has seen cannot be taken back."""
+    """Text that was streamed to the client stays part of the answer."""
     read = read_answer(
         chat_output(), ['<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>']
     )

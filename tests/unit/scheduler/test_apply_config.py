@@ -185,7 +185,7 @@ def test_what_came_before_sharing_was_switched_on_is_not_joined() -> None:
     assert (core.running_count, core.active_loops) == (4, 3)
 
 
-def test_a_mode_is_named_by_the_arrangement_that_seats() -> None:
+def test_the_decode_mode_is_that_of_the_config_that_admits() -> None:
     """A sequence queued in one decode mode is admitted in the other."""
     core = _holding(SINGLE, "a")
     core.apply_config(_batched(), 0.0)

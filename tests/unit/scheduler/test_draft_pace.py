@@ -11,15 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from machd.engine.protocol.step import Lane
-from machd.engine.step.tokens_ahead import Offer, worthwhile_tokens
-from machd.scheduler import pacing
-from machd.scheduler.pacing import Acceptance, StepPace
+from machd.engine.step.span_choice import Offer, worthwhile_tokens
+from machd.scheduler import draft_balance
+from machd.scheduler.draft_balance import Acceptance, DraftBalance
+from machd.scheduler.pacing import StepPace
 
 MAX_TOKENS = 8
 
 KNOWN, NOISY, COLD = 0.6, 1.5, 3.5
 """Passes that may be lost beyond the 2 %: the first balance and rounding; with noise; and once in a
-daemon's life, before the machine is known."""
+daemon's life, before the machine is known. Of 1,000 random machines with noise 998 stay under the second, and all under
+the third."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ def everything(row: Row, drafted: int) -> int:
 
 def bait(row: Row, drafted: int) -> int:
     """Fill the balance whenever it is low and spend it whenever it is high."""
-    return drafted if row.pace._balance_passes < 0.2 else 0
+    return drafted if row.pace.drafts.passes < 0.2 else 0
 
 
 @dataclass
@@ -171,7 +173,7 @@ def warmed(machine: Machine, rows: int = 1) -> StepPace:
     for ahead in [0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8] * 4:
         duration_s = machine.cost_s(rows, 1 + ahead)
         pace.observe(Lane.BATCH, rows, duration_s=duration_s, ahead_tokens=ahead)
-    pace._balance_passes = pacing._FIRST_BALANCE_PASSES
+    pace.drafts.passes = draft_balance._FIRST_PASSES
     return pace
 
 
@@ -262,7 +264,7 @@ def test_batch_never_loses_more_than_promised(
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "count"), [("_GROWTH", 0.05, 500), ("_FIRST_BALANCE_PASSES", 3.0, 40)]
+    ("name", "value", "count"), [("_GROWTH", 0.05, 500), ("_FIRST_PASSES", 3.0, 40)]
 )
 def test_larger_balance_would_be_noticed(
     name: str, value: float, count: int, monkeypatch: pytest.MonkeyPatch
@@ -273,14 +275,14 @@ def test_larger_balance_would_be_noticed(
     for _ in range(2):
         run = Run(machine, warmed(machine))
         lost.append(lost_passes(run, run.go(run.rows(nothing), count)))
-        monkeypatch.setattr(pacing, name, value)
-        monkeypatch.setattr(pacing, "_MAX_BALANCE_PASSES", 9.0)
+        monkeypatch.setattr(draft_balance, name, value)
+        monkeypatch.setattr(draft_balance, "_MAX_PASSES", 9.0)
     assert lost[0] <= KNOWN < lost[1]
 
 
 def test_unbooked_losses_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A balance that never shrinks is spent without end."""
-    monkeypatch.setattr(StepPace, "_settle", lambda *_: None)
+    monkeypatch.setattr(DraftBalance, "_earn", lambda *_: None)
     machine = MACHINES["cpu"]
     run = Run(machine, warmed(machine))
     assert lost_passes(run, run.go(run.rows(nothing), 400)) > KNOWN
@@ -315,19 +317,19 @@ def test_batch_of_right_drafts_is_faster(rows: int) -> None:
     """Batches gain from right drafts as long as a token costs less than a pass."""
     run = Run(MACHINES["cpu"], new_pace())
     assert run.speed(run.rows(*[everything] * rows), 300) > 1.15
-    assert run.pace.batched_gain is not None
-    assert run.pace.batched_gain > 1.1
+    assert run.pace.drafts.batched_gain is not None
+    assert run.pace.drafts.batched_gain > 1.1
 
 
 @pytest.mark.parametrize("rows", [2, 8])
 def test_batch_leaves_out_drafts_that_do_not_pay(rows: int) -> None:
-    """Drafts end if a further token of each row is measured to cost as much as a pass."""
+    """Drafts end if a further token of each row is measured twice to cost as much as a pass: of one token, then of three."""
     run = Run(MACHINES["every token a pass"], new_pace())
     every = run.rows(*[everything] * rows)
     run.go(every, 300)
     run.drafted = 0
     run.go(every, 200)
-    assert run.drafted <= 2 * rows
+    assert run.drafted <= (1 + 3) * rows
 
 
 def test_rows_without_drafts_do_not_lower_what_others_may() -> None:

@@ -77,8 +77,8 @@ def test_a_pace_is_measured_before_it_is_used() -> None:
     """Three steps without prefill, then a small chunk: nothing is known of its cost yet."""
     pace = StepPace(beside_decode=None)
     _measure(pace, [0.08] * 3)
-    assert pace.prefill_tokens(Lane.BATCH, 8) == 8
-    assert pace.prefill_tokens(Lane.BATCH, 5) == 8, "rounds up to the same number of rows"
+    assert pace.prefill_tokens(Lane.BATCH, 8) == 7
+    assert pace.prefill_tokens(Lane.BATCH, 5) == 7, "rounds up to the same number of rows"
     assert pace.prefill_tokens(Lane.BATCH, 9) == 0, "that is another width"
     assert pace.prefill_tokens(Lane.SERIAL, 1) == 0, "and that another lane"
 
@@ -94,6 +94,14 @@ def test_one_slow_step_does_not_spoil_the_measure() -> None:
     assert chunks == [7, 7]
 
 
+def test_one_slow_step_with_prompt_tokens_does_not_shrink_the_next() -> None:
+    """A step in which rows move to longer columns is one of its own."""
+    pace = StepPace(beside_decode=None)
+    usual = _settle(pace, lambda tokens: tokens / 1000, idle_s=0.1)[-1]
+    pace.observe(Lane.BATCH, 8, prefill_tokens=usual, duration_s=3.0)
+    assert pace.prefill_tokens(Lane.BATCH, 8) in {0, usual}
+
+
 @given(chunk_ms=st.floats(0, 30), token_ms=st.floats(0.001, 10))
 def test_the_chunk_settles_where_the_step_takes_as_long_as_aimed_at(
     chunk_ms: float, token_ms: float
@@ -103,8 +111,8 @@ def test_the_chunk_settles_where_the_step_takes_as_long_as_aimed_at(
     chunks = _settle(pace, lambda tokens: (chunk_ms + token_ms * tokens) / 1000, idle_s=0.1)
     exact = (60.0 - chunk_ms) / token_ms
     assert chunks[-1] == pytest.approx(min(512, max(7, exact)), rel=0.1, abs=1.5)
-    assert all(later <= earlier * 1.5 + 1 for earlier, later in pairwise(chunks))
-    assert all(later >= earlier * 0.5 - 1 for earlier, later in pairwise(chunks))
+    assert all(later <= earlier * 2 for earlier, later in pairwise(chunks))
+    assert all(later >= earlier for earlier, later in pairwise(chunks))
 
 
 @pytest.mark.parametrize(
@@ -114,17 +122,20 @@ def test_the_chunk_settles_where_the_step_takes_as_long_as_aimed_at(
 def test_where_many_prompts_wait_they_get_more_of_a_step(waiting: int, lengthened_s: float) -> None:
     """A prompt weighs as much as one of eight rows, a third of the time is theirs at least, and no step takes over 0.25 s.
 
-    The chunk that one alone would get stays as it was learnt.
+    They get there in two steps, for none has over twice the tokens of the longest before it. The chunk that one alone
+    would get stays as it was learnt.
     """
     pace = StepPace(beside_decode=None, share=1 / 3)
     _settle(pace, lambda tokens: 0.002 * tokens, idle_s=0.080)
     alone = pace.prefill_tokens(Lane.BATCH, 8)
-    for _ in range(50):
+    for step in range(50):
         tokens = pace.prefill_tokens(Lane.BATCH, 8, waiting=waiting)
         if not tokens:  # the measure is renewed now and then
             pace.observe(Lane.BATCH, 8, duration_s=0.080)
             continue
-        assert 0.002 * tokens == pytest.approx(lengthened_s, abs=0.009)
+        assert 0.002 * tokens <= lengthened_s + 0.009
+        if step > 1:
+            assert 0.002 * tokens == pytest.approx(lengthened_s, abs=0.009)
         pace.observe(Lane.BATCH, 8, prefill_tokens=tokens, duration_s=0.080 + 0.002 * tokens)
     assert pace.prefill_tokens(Lane.BATCH, 8) in {0, *range(alone - 1, alone + 2)}
 
@@ -151,7 +162,7 @@ def test_a_short_rest_of_a_prompt_teaches_no_longer_chunk() -> None:
     _measure(pace, [0.1] * 3)
     for _ in range(10):
         pace.observe(Lane.BATCH, 8, prefill_tokens=1, duration_s=0.1)
-    assert pace.prefill_tokens(Lane.BATCH, 8) == 8
+    assert pace.prefill_tokens(Lane.BATCH, 8) == 7
 
 
 def test_the_measure_is_renewed() -> None:
@@ -274,12 +285,15 @@ def test_the_rest_of_a_cached_prompt_does_not_begin_with_a_long_step() -> None:
 
 
 def test_a_machine_that_is_fast_computes_long_prompts_in_long_steps() -> None:
-    """And a hiccup is forgotten with the next steps."""
+    """One slow step changes nothing; steps that stay slow become shorter, and long again when they are past."""
     pace = StepPace(beside_decode=None)
     for _ in range(20):
         pace.observe(None, 0, prefill_tokens=512, duration_s=0.01)
         assert pace.prefill_tokens(None, 0) == PREFILL_CHUNK_TOKENS
     pace.observe(None, 0, prefill_tokens=512, duration_s=10.0)
+    assert pace.prefill_tokens(None, 0) == PREFILL_CHUNK_TOKENS
+    for _ in range(4):
+        pace.observe(None, 0, prefill_tokens=512, duration_s=10.0)
     assert pace.prefill_tokens(None, 0) == 51
     for _ in range(8):
         tokens = pace.prefill_tokens(None, 0)

@@ -5,20 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.engines.fake_engine import FakeEngine, lettered
+from support.schedulers.scheduler_loop import FAULT, SchedulerLoop, completion_of
 from support.schedulers.sequence_samples import (
     LIMITS,
     batching_of,
     only,
     outputs_of,
     request_of,
-    run_step,
 )
 
 from machd.engine.protocol.media import Media, MediaSpan
-from machd.engine.protocol.step import SampledToken, ScoredPrompt, StepPlan
+from machd.engine.protocol.step import ScoredPrompt
 from machd.errors import (
-    EngineFaultError,
     KvBudgetExceededError,
     KvBudgetSpentError,
     QueueFullError,
@@ -27,14 +25,12 @@ from machd.errors import (
 )
 from machd.request.generation import SamplingParams
 from machd.request.media import MediaKind
-from machd.scheduler.admission import Batching, KvPolicy
+from machd.scheduler.admission import KvPolicy
 from machd.scheduler.config import continuous
 from machd.scheduler.events import (
-    Event,
     FinishReason,
     PromptReused,
     SequenceAdmitted,
-    SequenceFinished,
     SequenceQueued,
     SequenceResumed,
     SequenceStarted,
@@ -44,15 +40,8 @@ from machd.scheduler.prefix_cache import PrefixCache
 from machd.scheduler.prefix_limits import BlockCosts, PrefixConfig, PrefixLimits
 from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.subscriber import Resumption, SequenceRequest
-from machd.scheduler.waiting import QueueLimits
 
 _MAX_TOKENS = 6
-_FAULT = EngineFaultError("planted")
-
-
-def _completion(request: SequenceRequest) -> tuple[int, ...]:
-    """All that the fake engine says to a request."""
-    return tuple(lettered(request.prompt, request.sampling, at) for at in range(request.max_tokens))
 
 
 def _resumed(
@@ -65,66 +54,19 @@ def _resumed(
 ) -> SequenceRequest:
     """A request that had a slot, and of which so many tokens were read."""
     request = request or request_of(name, max_tokens=_MAX_TOKENS)
-    generated = _completion(request)[:tokens]
+    generated = completion_of(request)[:tokens]
     former = Resumption(generated, reused_tokens, is_group_started=True, is_suspect=is_suspect)
     return replace(request, resumption=former)
-
-
-class _Loop:
-    """A scheduler and an engine of a process that has just begun."""
-
-    def __init__(
-        self,
-        batching: Batching | None = None,
-        limits: QueueLimits = LIMITS,
-        prefixes: PrefixCache | None = None,
-    ) -> None:
-        self.scheduler = Scheduler(continuous(limits, batching or batching_of(max_b=4)), prefixes)
-        self.engine = FakeEngine(before_step=self._before_step)
-        self.poison = ""
-        self.events: list[Event] = []
-        self.widths: list[int] = []
-
-    def _before_step(self, plan: StepPlan) -> None:
-        rows = {one.slot_index for one in plan.prefill} | {one.slot_index for one in plan.decode}
-        names = {self.scheduler._running.at(one).request.sequence_id for one in rows}
-        self.widths.append(len(names))
-        if self.poison in names:
-            raise RuntimeError("planted")
-
-    def submit(self, *requests: SequenceRequest, now_s: float = 0.0) -> None:
-        for request in requests:
-            self.events += self.scheduler.submit((request,), now_s)
-
-    def step(self) -> None:
-        try:
-            self.events += run_step(self.scheduler, self.engine, 0.0)
-        except RuntimeError:
-            self.events += self.scheduler.survive(_FAULT, 0.0)
-            self.engine.reset()
-        self.scheduler.check_invariants()
-
-    def run(self) -> dict[str, SequenceFinished]:
-        while self.scheduler.running_count + self.scheduler.waiting_count:
-            self.step()
-        return self.ends
-
-    @property
-    def ends(self) -> dict[str, SequenceFinished]:
-        return {one.sequence_id: one for one in only(SequenceFinished, self.events)}
-
-    def said(self, name: str) -> tuple[int, ...]:
-        return tuple(one.token_id for one in outputs_of(SampledToken, self.events, name))
 
 
 @pytest.mark.parametrize("tokens", range(1, _MAX_TOKENS))
 def test_a_resumed_request_is_told_its_remaining_tokens_only(tokens: int) -> None:
     """It is told that it is resumed, not that it is admitted or started, and its usage counts all its tokens."""
-    loop = _Loop()
+    loop = SchedulerLoop()
     request = _resumed(tokens=tokens)
     loop.submit(request)
     end = loop.run()["a"]
-    assert loop.said("a") == _completion(request)[tokens:]
+    assert loop.said("a") == completion_of(request)[tokens:]
     assert (end.reason, end.completion_tokens) == (FinishReason.LENGTH, _MAX_TOKENS)
     (resumed,) = only(SequenceResumed, loop.events)
     assert (resumed.reason, resumed.completion_tokens) == (SuspendReason.RESTART, tokens)
@@ -135,7 +77,7 @@ def test_a_resumed_request_is_told_its_remaining_tokens_only(tokens: int) -> Non
 
 def test_a_request_without_tokens_is_told_of_everything_again() -> None:
     """Nothing was generated, so it begins again, and its client keeps what it was told first."""
-    loop = _Loop()
+    loop = SchedulerLoop()
     loop.submit(_resumed(tokens=0))
     assert loop.run()["a"].completion_tokens == _MAX_TOKENS
     assert len(only(SequenceAdmitted, loop.events)) == 1
@@ -158,7 +100,7 @@ def test_the_opening_chunk_has_prompt_and_generated_tokens() -> None:
     (sequence,) = scheduler._running
     sequence.encoded = frozenset([media.digest])
     (chunk,) = scheduler.plan().prefill
-    assert chunk.token_ids == (*request.prompt, *_completion(request)[:3])
+    assert chunk.token_ids == (*request.prompt, *completion_of(request)[:3])
     assert (chunk.resumed_tokens, chunk.prompt_tokens) == (3, len(request.prompt) + 3)
     assert chunk.reserved_tokens == len(request.prompt) + _MAX_TOKENS
     assert chunk.sampling.prompt_logprobs is None, "they were sent before the first token"
@@ -167,7 +109,7 @@ def test_the_opening_chunk_has_prompt_and_generated_tokens() -> None:
 @pytest.mark.parametrize("tokens", [0, 1])
 def test_prompt_logprobs_are_told_again_before_the_first_token_only(tokens: int) -> None:
     """They were told with the first token; without one they may not have been."""
-    loop = _Loop()
+    loop = SchedulerLoop()
     request = request_of(max_tokens=_MAX_TOKENS, sampling=SamplingParams(prompt_logprobs=1))
     loop.submit(_resumed(request=request, tokens=tokens))
     loop.run()
@@ -179,7 +121,7 @@ def test_cached_tokens_are_those_of_the_first_engine_process() -> None:
     prefixes = PrefixCache(
         PrefixConfig(b"fake", 4, BlockCosts(10)), PrefixLimits(max_bytes=1_000_000)
     )
-    loop = _Loop(prefixes=prefixes)
+    loop = SchedulerLoop(prefixes=prefixes)
     request = request_of("b", prompt_tokens=20, max_tokens=_MAX_TOKENS)
     loop.submit(request)
     loop.run()
@@ -199,7 +141,7 @@ def test_cached_tokens_are_those_of_the_first_engine_process() -> None:
 
 def test_cached_tokens_are_told_anew_before_the_first_token() -> None:
     """A request without tokens is told what the next process finds of its prompt."""
-    loop = _Loop()
+    loop = SchedulerLoop()
     loop.submit(_resumed(tokens=0, reused_tokens=8))
     assert loop.run()["a"].cached_tokens == 0
 
@@ -208,7 +150,7 @@ def test_cached_tokens_are_told_anew_before_the_first_token() -> None:
 def test_a_resumed_request_is_never_turned_away_for_room(policy: KvPolicy) -> None:
     """Neither the queue's bounds nor the policy ``reject`` end an answer that another process had begun."""
     limits = replace(LIMITS, max_queue=1, max_queue_tokens=4)
-    loop = _Loop(batching_of(max_b=2, budget_tokens=12, policy=policy), limits)
+    loop = SchedulerLoop(continuous(limits, batching_of(max_b=2, budget_tokens=12, policy=policy)))
     names = "abcdef"
     loop.submit(*(_resumed(name) for name in names))
     assert len(only(SequenceQueued, loop.events)) == len(names)
@@ -221,7 +163,7 @@ def test_a_resumed_request_is_never_turned_away_for_room(policy: KvPolicy) -> No
 
 def test_a_resumed_request_that_can_never_run_ends() -> None:
     """The next process may have a smaller KV budget."""
-    loop = _Loop(batching_of(budget_tokens=5))
+    loop = SchedulerLoop(continuous(LIMITS, batching_of(budget_tokens=5)))
     loop.submit(_resumed(tokens=2))
     end = loop.ends["a"]
     assert isinstance(end.error, KvBudgetExceededError)
@@ -231,7 +173,7 @@ def test_a_resumed_request_that_can_never_run_ends() -> None:
 def test_the_queue_timeout_is_over_once_a_request_has_had_a_slot() -> None:
     """The request timeout counts from the arrival, which came before the process."""
     waiting = replace(request_of("b"), resumption=Resumption())
-    loop = _Loop()
+    loop = SchedulerLoop()
     loop.scheduler.hold_admission()
     loop.submit(_resumed("a"), _resumed("c", tokens=0), waiting)
     loop.events += loop.scheduler.admit(LIMITS.queue_timeout_s)
@@ -244,7 +186,7 @@ def test_the_queue_timeout_is_over_once_a_request_has_had_a_slot() -> None:
 
 def test_resumed_requests_go_on_in_the_order_of_their_arrival() -> None:
     """Later ones wait, new ones among them."""
-    loop = _Loop(batching_of(max_b=1))
+    loop = SchedulerLoop(continuous(LIMITS, batching_of(max_b=1)))
     requests = {name: replace(_resumed(name), arrived_s=-at) for at, name in enumerate("abc")}
     loop.submit(request_of("z"), *requests.values())
     loop.run()
@@ -253,18 +195,18 @@ def test_resumed_requests_go_on_in_the_order_of_their_arrival() -> None:
 
 def test_requests_with_tokens_share_no_decode() -> None:
     """Log-probabilities of their tokens are unknown here, so none could be replayed."""
-    loop = _Loop(batching_of(coalesce=True))
+    loop = SchedulerLoop(continuous(LIMITS, batching_of(coalesce=True)))
     loop.submit(_resumed("a"), _resumed("b"), request_of("c", max_tokens=_MAX_TOKENS))
     loop.submit(request_of("d", max_tokens=_MAX_TOKENS), _resumed("e", tokens=1))
     assert len({*map(id, loop.scheduler._open.values())}) == 4, "only new ones share"
     loop.run()
     for name, tokens in {"a": 2, "b": 2, "c": 0, "d": 0, "e": 1}.items():
-        assert loop.said(name) == _completion(_resumed())[tokens:], name
+        assert loop.said(name) == completion_of(_resumed())[tokens:], name
 
 
 def test_requests_without_tokens_share_a_decode_unless_suspect() -> None:
     """As they had in the process before."""
-    loop = _Loop(batching_of(coalesce=True))
+    loop = SchedulerLoop(continuous(LIMITS, batching_of(coalesce=True)))
     loop.submit(_resumed("a", tokens=0), _resumed("b", tokens=0))
     loop.submit(_resumed("c", tokens=0, is_suspect=True))
     assert len({*map(id, loop.scheduler._open.values())}) == 2
@@ -274,8 +216,8 @@ def test_requests_without_tokens_share_a_decode_unless_suspect() -> None:
 @pytest.mark.parametrize("tokens", [_MAX_TOKENS, _MAX_TOKENS + 1])
 def test_a_whole_completion_ends_at_once(tokens: int) -> None:
     """Its end got lost with the process: nothing is computed for it."""
-    longer = _completion(request_of(max_tokens=tokens))
-    loop = _Loop()
+    longer = completion_of(request_of(max_tokens=tokens))
+    loop = SchedulerLoop()
     loop.submit(replace(_resumed(), resumption=Resumption(longer)))
     end = loop.ends["a"]
     assert (end.reason, end.completion_tokens) == (FinishReason.LENGTH, tokens)
@@ -286,7 +228,7 @@ def test_a_whole_completion_ends_at_once(tokens: int) -> None:
 def test_a_completion_with_its_stop_token_ends_at_once() -> None:
     """The reason is ``stop``, even with the last token that it may have."""
     request = request_of(max_tokens=2, stop_token_ids=[70])
-    loop = _Loop()
+    loop = SchedulerLoop()
     loop.submit(replace(request, resumption=Resumption((65, 70))))
     assert (loop.ends["a"].reason, loop.ends["a"].completion_tokens) == (FinishReason.STOP, 2)
     assert not loop.scheduler.waiting_count
@@ -294,7 +236,7 @@ def test_a_completion_with_its_stop_token_ends_at_once() -> None:
 
 def test_a_prompt_without_a_completion_is_computed_again() -> None:
     """It has no token, and ends behind its prompt."""
-    loop = _Loop()
+    loop = SchedulerLoop()
     request = request_of(max_tokens=0, sampling=SamplingParams(prompt_logprobs=1))
     loop.submit(_resumed(request=request, tokens=0))
     assert not loop.ends
@@ -304,7 +246,7 @@ def test_a_prompt_without_a_completion_is_computed_again() -> None:
 
 def test_a_group_goes_on_each_choice_behind_its_own_tokens() -> None:
     """Submitted together: one had tokens, one had a slot, and one waited."""
-    loop = _Loop()
+    loop = SchedulerLoop()
     group = [
         request_of(
             name,
@@ -320,49 +262,49 @@ def test_a_group_goes_on_each_choice_behind_its_own_tokens() -> None:
     loop.events += loop.scheduler.submit(resumed, 0.0)
     loop.run()
     for request, tokens in zip(group, (3, 0, 0), strict=True):
-        assert loop.said(request.sequence_id) == _completion(request)[tokens:]
+        assert loop.said(request.sequence_id) == completion_of(request)[tokens:]
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 4])
 def test_suspects_go_on_alone_for_a_token_then_together(tokens: int) -> None:
     """None is admitted beside a suspect; a request that was not running waits until all are cleared."""
-    loop = _Loop()
+    loop = SchedulerLoop()
     loop.submit(_resumed("w", 1), *(_resumed(name, tokens, is_suspect=True) for name in "abc"))
     ends = loop.run()
     assert loop.widths[:3] == [1, 1, 1]
     assert max(loop.widths) == 4
     assert {end.reason for end in ends.values()} == {FinishReason.LENGTH}
     for name in "abc":
-        assert loop.said(name) == _completion(_resumed())[tokens:]
-    assert loop.said("w") == _completion(_resumed())[1:]
+        assert loop.said(name) == completion_of(_resumed())[tokens:]
+    assert loop.said("w") == completion_of(_resumed())[1:]
 
 
 def test_a_suspect_that_fails_alone_is_ended_and_no_other() -> None:
     """A process that died and a step that failed are two faults, which convict one."""
-    loop = _Loop()
+    loop = SchedulerLoop()
     loop.submit(*(_resumed(name, is_suspect=True) for name in "abc"))
     loop.poison = "b"
     ends = loop.run()
-    assert ends["b"].error is _FAULT
+    assert ends["b"].error is FAULT
     assert ends["b"].completion_tokens == 2
     assert {ends["a"].reason, ends["c"].reason} == {FinishReason.LENGTH}
 
 
 def test_a_resumed_request_may_be_suspended_again() -> None:
     """Behind all its tokens, those of both processes."""
-    loop = _Loop()
+    loop = SchedulerLoop()
     loop.submit(_resumed(tokens=2))
     loop.step()
     loop.scheduler.suspend()
     loop.run()
-    assert loop.said("a") == _completion(_resumed())[2:]
+    assert loop.said("a") == completion_of(_resumed())[2:]
     reasons = [(one.reason, one.completion_tokens) for one in only(SequenceResumed, loop.events)]
     assert reasons == [(SuspendReason.RESTART, 2), (SuspendReason.CONFIG, 3)]
 
 
 def test_an_aborted_resumed_request_has_the_tokens_of_both_processes() -> None:
     """Waiting or running."""
-    loop = _Loop()
+    loop = SchedulerLoop()
     loop.submit(_resumed("a"), _resumed("b"))
     loop.events += loop.scheduler.abort(("a",), None, 0.0)
     loop.step()

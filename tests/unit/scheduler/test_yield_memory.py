@@ -6,22 +6,21 @@ from dataclasses import replace
 
 import pytest
 from support.engines.fake_blocks import BYTES_PER_TOKEN
-from support.engines.fake_engine import FakeEngine, lettered
+from support.engines.fake_engine import FakeEngine
+from support.schedulers.scheduler_loop import completion_of, run_to_end, tokens_of
 from support.schedulers.sequence_samples import (
     LIMITS,
     batching_of,
     only,
-    outputs_of,
     request_of,
     run_step,
 )
 
-from machd.engine.protocol.engine import MemoryReading
-from machd.engine.protocol.step import Lane, SampledToken
+from machd.engine.protocol.memory import MemoryReading
+from machd.engine.protocol.step import Lane
 from machd.errors import EngineFaultError, MachdError, OverloadedError, RequestTimeoutError
 from machd.scheduler.config import continuous, single_flight
 from machd.scheduler.events import (
-    Event,
     FinishReason,
     SequenceAdmitted,
     SequenceFinished,
@@ -67,12 +66,8 @@ def test_a_suspended_sequence_computes_its_prompt_anew() -> None:
 
     assert scheduler.yield_memory(1, 1.0) == (MemoryYield.SUSPENDED, [])
 
-    events: list[Event] = []
-    while scheduler.running_count + scheduler.waiting_count:
-        events += run_step(scheduler, engine, 1.0)
-    tokens = outputs_of(SampledToken, events, "b")
-    expected = [lettered(request.prompt, request.sampling, position) for position in range(4)]
-    assert [one.token_id for one in tokens] == expected
+    events = run_to_end(scheduler, engine, now_s=1.0)
+    assert tokens_of("b", events) == completion_of(request)
 
 
 def test_yield_memory_suspends_the_youngest_sequence_when_all_have_tokens() -> None:
@@ -84,21 +79,17 @@ def test_yield_memory_suspends_the_youngest_sequence_when_all_have_tokens() -> N
 
     scheduler.check_invariants()
     assert (scheduler.running_count, scheduler.waiting_count) == (1, 1)
-    while scheduler.running_count + scheduler.waiting_count:
-        events += run_step(scheduler, engine, 0.0)
-        scheduler.check_invariants()
+    events += run_to_end(scheduler, engine)
     (resumed,) = only(SequenceResumed, events)
     assert (resumed.sequence_id, resumed.completion_tokens) == ("b", 1)
     assert resumed.reason is SuspendReason.MEMORY
-    tokens = [one.token_id for one in outputs_of(SampledToken, events, "b")]
-    request = request_of("b")
-    assert tokens == [lettered(request.prompt, request.sampling, at) for at in range(4)]
+    assert tokens_of("b", events) == completion_of(request_of("b"))
     ends = [(one.sequence_id, one.reason) for one in only(SequenceFinished, events)]
     assert ends == [("a", FinishReason.LENGTH), ("b", FinishReason.LENGTH)]
 
 
 def test_a_suspended_sequence_with_tokens_waits_as_long_as_a_request_may() -> None:
-    """The queue timeout is for who has nothing yet; an abort ends it where it waits."""
+    """The queue timeout applies only before the first token; an abort ends a waiting sequence."""
     scheduler, engine = _running("a", "b", "c", prompt_tokens=4), FakeEngine()
     run_step(scheduler, engine, 0.0)
     scheduler.hold_admission()
@@ -123,10 +114,7 @@ def test_identical_requests_do_not_join_a_suspended_sequence_with_tokens() -> No
     scheduler.suspend()
     scheduler.submit((request_of("b", namespace="x"),), 0.0)
     scheduler.check_invariants()
-    events: list[Event] = []
-    while scheduler.running_count + scheduler.waiting_count:
-        events += run_step(scheduler, engine, 0.0)
-        scheduler.check_invariants()
+    events = run_to_end(scheduler, engine)
     assert {one.sequence_id for one in only(SequenceAdmitted, events)} == {"b"}
     assert [one.sequence_id for one in only(SequenceResumed, events)] == ["a"]
 
@@ -139,12 +127,8 @@ def test_a_sequence_that_does_not_fit_alone_goes_on_in_the_serial_lane() -> None
     scheduler.check_invariants()
     events += scheduler.admit(0.0)
     assert [chunk.lane for chunk in scheduler.plan().prefill] == [Lane.SERIAL]
-    while scheduler.running_count + scheduler.waiting_count:
-        events += run_step(scheduler, engine, 0.0)
-        scheduler.check_invariants()
-    tokens = [one.token_id for one in outputs_of(SampledToken, events)]
-    request = request_of("a")
-    assert tokens == [lettered(request.prompt, request.sampling, at) for at in range(4)]
+    events += run_to_end(scheduler, engine)
+    assert tokens_of("a", events) == completion_of(request_of("a"))
 
 
 def test_yield_memory_ends_a_sequence_that_does_not_fit_into_the_serial_lane_either() -> None:

@@ -67,7 +67,7 @@ def test_a_user_without_a_home_has_no_folder(platform: str) -> None:
 
 
 def test_a_named_file_that_is_missing_is_an_error(tmp_path: Path) -> None:
-    """A file that was asked for is never passed over; the line names it and who asked."""
+    """A named file is never skipped; the error names the file and the source of its name."""
     path = tmp_path / "missing.toml"
 
     with pytest.raises(SettingsError) as caught:

@@ -11,7 +11,7 @@ from support.daemon.engine_thread import ScriptedScheduling
 from support.daemon.scraping import Page
 from support.engines.fake_engine import FakeEngine
 
-from machd.engine.protocol.engine import DiskReading, MemoryReading
+from machd.engine.protocol.memory import DiskReading, MemoryReading
 from machd.engine_process.loop import EngineLoop
 from machd.link.snapshot import LoopSnapshot
 from machd.process.configuration import Configuration

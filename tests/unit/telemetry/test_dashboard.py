@@ -75,7 +75,7 @@ def test_a_query_is_of_the_chosen_instances_and_models(expr: str) -> None:
 
 
 def test_the_dashboard_shows_every_metric() -> None:
-    """Nothing is measured that nobody can look at, but for what others show better."""
+    """Every metric has a panel, except those that another metric shows better."""
     shown = set(re.findall(r"\bmachd_\w+", " ".join(EXPRESSIONS)))
     shown = {re.sub(r"_(bucket|sum|count)$", "", name) for name in shown}
     table = {spec.name for spec in METRICS}
@@ -90,7 +90,7 @@ def test_the_dashboard_shows_every_metric() -> None:
 
 
 def test_the_picture_is_of_panels_that_exist() -> None:
-    """Whoever renames a panel renames it in the script that draws the page's picture."""
+    """The script of the page's picture names panels of the dashboard."""
     script = (FILE.parents[2] / "docs" / "panels.py").read_text("utf-8")
     (listed,) = re.findall(r"^_TITLES = \((.*?)^\)", script, re.MULTILINE | re.DOTALL)
     titles = set(re.findall(r'"(.+?)"', listed))

@@ -82,14 +82,14 @@ async def test_positions_add_up_to_the_whole() -> None:
     assert sum(page.series(_ACCEPTED).values()) == 7
 
 
-async def test_positions_are_there_before_the_first_guess() -> None:
+async def test_positions_are_there_before_the_first_draft() -> None:
     """A rate needs the zero before: as many as the settings allow."""
     page = (await _watched(max_draft_tokens=2)).note(DraftReading())
     assert page.series(_DRAFTED) == page.series(_ACCEPTED) == {("1",): 0, ("2",): 0}
 
 
-async def test_a_position_that_had_guesses_stays() -> None:
-    """Fewer guesses than before are no reason to forget what was counted."""
+async def test_a_position_that_had_drafts_stays() -> None:
+    """A lower maximum of drafts does not drop counts of higher positions."""
     page = (await _watched(max_draft_tokens=1)).note(_READING)
     assert page.series(_ACCEPTED) == {("1",): 4, ("2",): 2, ("3",): 1}
 
@@ -102,7 +102,7 @@ async def test_switched_off_there_are_no_positions() -> None:
 
 
 @pytest.mark.parametrize("most", [1, 64])
-async def test_there_are_never_more_series_than_guesses(most: int) -> None:
+async def test_there_are_never_more_series_than_drafts(most: int) -> None:
     """The settings bound the page."""
     page = (await _watched(max_draft_tokens=most)).note(DraftReading())
     assert len(page.series(_DRAFTED)) == most

@@ -234,7 +234,7 @@ def test_libraries_write_the_same_lines() -> None:
 
 
 def test_a_newline_in_a_value_does_not_make_a_line() -> None:
-    """Nobody can forge a log line with a value."""
+    """A value cannot forge a log line."""
     stream = _configured()
     structlog.get_logger("machd.test").info("a", client='x\n{"event": "forged"}')
     assert [line["event"] for line in _lines(stream)] == ["a"]
@@ -406,7 +406,7 @@ def test_the_trace_of_a_request_is_named_and_nothing_else_of_it() -> None:
 
 
 def test_request_lines_are_left_out_above_info() -> None:
-    """An operator who asks for warnings only gets no line a request."""
+    """At level warning requests have no lines."""
     stream = _configured(level="warning")
     RequestLog().on_request(RECORD)
     assert stream.getvalue() == ""

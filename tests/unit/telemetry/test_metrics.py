@@ -182,8 +182,8 @@ def _busy() -> Metrics:
     metrics.set_info(
         "machd_capability_info", feature="continuous_batching", verdict="supported", source="rule"
     )
-    metrics.watch_state(lambda: State.READY)
-    metrics.watch_decode_mode(lambda: DecodeMode.SINGLE)
+    metrics.watch_one_of("machd_state", "state", list(State), lambda: State.READY)
+    metrics.watch_one_of("machd_decode_mode", "mode", list(DecodeMode), lambda: DecodeMode.SINGLE)
     for name, label, values in [
         ("machd_slots", "state", ["occupied", "free"]),
         ("machd_kv_cache_bytes", "state", ["budget", "reserved", "used"]),
@@ -301,7 +301,7 @@ def test_nothing_is_of_a_model_before_it_is_known() -> None:
     metrics = Metrics()
     metrics.export_vllm_names(on=True)
     metrics.count_rejection("not_ready")
-    metrics.watch_state(lambda: State.LOADING)
+    metrics.watch_one_of("machd_state", "state", list(State), lambda: State.LOADING)
     with_series = {
         name for name, family in families_of(metrics.render().decode()).items() if family.samples
     }
@@ -390,7 +390,7 @@ def test_a_request_that_ended_is_counted() -> None:
 
 
 def test_a_request_that_shared_a_decode_is_counted() -> None:
-    """Who was answered from another's decode counts once, and has its tokens like everyone."""
+    """A coalesced request counts once, and has its tokens like any other."""
     metrics = Metrics()
     metrics.on_request(RECORD)
     metrics.on_request(replace(RECORD, coalesced_with="req-leader"))
@@ -448,7 +448,7 @@ def test_an_early_end_is_counted_with_its_code() -> None:
 
 
 def test_a_refusal_is_counted_with_its_code() -> None:
-    """Who is turned away at the door is counted by why."""
+    """A rejected request is counted with its error code."""
     metrics = Metrics()
     metrics.count_rejection("queue_full")
     metrics.count_rejection("draining")
@@ -503,7 +503,7 @@ def test_changes_of_the_decode_mode_are_counted_by_the_mode_that_began() -> None
     }
 
 
-def test_tokens_that_were_guessed_wrongly_were_computed_too() -> None:
+def test_rejected_drafts_count_as_computed_tokens() -> None:
     """A step's tokens are all that went through the model, whatever came of them."""
     metrics = Metrics()
     metrics.on_events([StepCompleted(2, 30, 0.1, forced_tokens=3, drafted_tokens=8)])
@@ -620,7 +620,7 @@ def test_gauges_are_read_at_every_scrape() -> None:
 def test_one_state_is_active(state: State) -> None:
     """Every state has a series, and exactly the current one is 1."""
     metrics = Metrics()
-    metrics.watch_state(lambda: state)
+    metrics.watch_one_of("machd_state", "state", list(State), lambda: state)
     assert Page(metrics).series("machd_state") == {
         (one.value,): float(one is state) for one in State
     }
@@ -630,7 +630,7 @@ def test_one_state_is_active(state: State) -> None:
 def test_one_decode_mode_is_active(mode: DecodeMode) -> None:
     """Every mode has a series, and exactly the current one is 1."""
     metrics = Metrics()
-    metrics.watch_decode_mode(lambda: mode)
+    metrics.watch_one_of("machd_decode_mode", "mode", list(DecodeMode), lambda: mode)
     assert Page(metrics).series("machd_decode_mode") == {
         (one.value,): float(one is mode) for one in DecodeMode
     }

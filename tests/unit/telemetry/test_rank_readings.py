@@ -7,7 +7,7 @@ from support.daemon.engine_thread import ScriptedScheduling
 from support.daemon.scraping import Page
 from support.engines.fake_engine import FakeEngine
 
-from machd.engine.protocol.engine import MemoryReading, RankReading
+from machd.engine.protocol.memory import MemoryReading, RankReading
 from machd.engine_process.loop import EngineLoop
 from machd.link.snapshot import LoopSnapshot
 from machd.served.served_model import ServedModel

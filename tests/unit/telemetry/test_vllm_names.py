@@ -190,7 +190,7 @@ def test_successes_are_counted_by_vllms_reasons() -> None:
     assert counts == {"stop": 3, "length": 1, "abort": 1, "error": 0}
 
 
-def test_guesses_are_counted_from_vllms_position() -> None:
+def test_drafts_are_counted_from_vllms_position() -> None:
     """The next token is 0 there and 1 here."""
     samples = _samples(_at_work())
     assert _value(samples, "vllm:spec_decode_num_drafts_total") == 7
@@ -236,7 +236,7 @@ def test_a_name_shows_a_metric_of_ours(spec: VllmName) -> None:
 
 
 def test_the_page_lists_them() -> None:
-    """Who comes from vLLM reads which names there are."""
+    """The page for users of vLLM lists the names."""
     assert vllm_names_markdown() in PAGE.read_text("utf-8")
 
 

@@ -18,7 +18,7 @@ from machd.dialects.anthropic.turns import AnthropicMessageList, SystemContent, 
 from machd.dialects.wire.bounds import CacheSalt, Label, StopText, TopP
 from machd.dialects.wire.generation_request import GenerationRequest, SamplingFields
 from machd.dialects.wire.raw_json import Schema
-from machd.dialects.wire.refusal import Ignored, Refused, neutral_values, only, refuse_unsupported
+from machd.dialects.wire.refusal import Ignored, Refused, only, refuse_unsupported
 from machd.dialects.wire.response_format import json_schema_constraint, one_constraint
 from machd.errors import InvalidRequestError
 from machd.request.constraint import Constraint
@@ -112,12 +112,8 @@ class CountTokensRequest(GenerationRequest, frozen=True, kw_only=True):
     context_management: _NoEdits = UNSET
 
     def checked(self) -> Self:
-        """The request, if it asks for nothing that machd does not do.
-
-        Raises:
-            UnsupportedParameterError: It does.
-        """
-        refuse_unsupported(self, _NEUTRAL_BY_TYPE[type(self)])
+        """Return the request; UnsupportedParameterError if it asks for what machd does not do."""
+        refuse_unsupported(self)
         return self
 
     def conversation(self) -> Conversation:
@@ -131,10 +127,10 @@ class CountTokensRequest(GenerationRequest, frozen=True, kw_only=True):
         turns = read_turns(self.system, self.messages)
         thinking = self.thinking
         if turns.continues_final_message and isinstance(thinking, ThinkingEnabled):
-            raise InvalidRequestError(
-                "thinking: a final message of the assistant's cannot be continued with thoughts; "
+            raise InvalidRequestError.at(
+                "thinking",
+                "a final message of the assistant's cannot be continued with thoughts; "
                 "send one or the other",
-                param="thinking",
             )
         tools = anthropic_tools(self.tools)
         return Conversation(
@@ -217,6 +213,3 @@ class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
             cache_salt=self.cache_salt,
         )
         return shared.shared_options(max_tokens=self.max_tokens)
-
-
-_NEUTRAL_BY_TYPE = {type_: neutral_values(type_) for type_ in (CountTokensRequest, MessagesRequest)}

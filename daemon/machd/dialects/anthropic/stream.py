@@ -7,29 +7,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 from msgspec import Raw
 
-from machd.dialects.anthropic.answer import (
-    AnswerBlock,
-    AnswerText,
-    AnswerThinking,
-    AnswerToolUse,
-    BlockDelta,
-    BlockDeltaEvent,
-    BlockStartEvent,
-    BlockStopEvent,
-    InputJsonDelta,
-    Message,
-    MessageDelta,
-    MessageDeltaEvent,
-    MessageStartEvent,
-    MessageStopEvent,
-    MessageUsage,
-    PingEvent,
-    SignatureDelta,
-    StopReason,
-    StreamEvent,
-    TextDelta,
-    ThinkingDelta,
-)
+from machd.dialects.anthropic import answer
 from machd.dialects.anthropic.errors import anthropic_error_json
 from machd.errors import MachdError
 from machd.generations.generation import (
@@ -39,14 +17,7 @@ from machd.generations.generation import (
     GenerationUsage,
 )
 from machd.http.sse import EVENT_STREAM, event_frame
-from machd.reading.output import (
-    Content,
-    OutputPiece,
-    Reasoning,
-    ToolCallArguments,
-    ToolCallEnd,
-    ToolCallStart,
-)
+from machd.reading import output
 
 _NO_INPUT = Raw(b"{}")
 
@@ -57,66 +28,66 @@ class GrowingBlocks:
     def __init__(self, *, shows_thoughts: bool) -> None:
         """Begin without a block; where thoughts are not told, an empty block stands for them."""
         self._shows_thoughts = shows_thoughts
-        self._blocks: list[AnswerBlock] = []
-        self._open: AnswerBlock | None = None
+        self._blocks: list[answer.AnswerBlock] = []
+        self._open: answer.AnswerBlock | None = None
         self._texts: list[str] = []
 
-    def push(self, pieces: Iterable[OutputPiece]) -> Iterator[StreamEvent]:
+    def push(self, pieces: Iterable[output.OutputPiece]) -> Iterator[answer.StreamEvent]:
         """Extend the blocks by new pieces; yields the events."""
         for piece in pieces:
-            if isinstance(piece, ToolCallEnd):
+            if isinstance(piece, output.ToolCallEnd):
                 yield from self.close()
                 continue
             if (block := self._opened_by(piece)) is not None:
                 yield from self.close()
                 self._open = block
-                yield BlockStartEvent(index=len(self._blocks), content_block=block)
+                yield answer.BlockStartEvent(index=len(self._blocks), content_block=block)
             if (delta := self._grown_by(piece)) is not None:
-                yield BlockDeltaEvent(index=len(self._blocks), delta=delta)
+                yield answer.BlockDeltaEvent(index=len(self._blocks), delta=delta)
 
-    def close(self) -> Iterator[StreamEvent]:
+    def close(self) -> Iterator[answer.StreamEvent]:
         """End the block that is open, if one is."""
         if self._open is None:
             return
         index, text = len(self._blocks), "".join(self._texts)
         match self._open:
-            case AnswerThinking():
-                yield BlockDeltaEvent(index=index, delta=SignatureDelta())
-                self._blocks.append(AnswerThinking(thinking=text))
-            case AnswerText():
-                self._blocks.append(AnswerText(text=text))
-            case AnswerToolUse() as call:
+            case answer.AnswerThinking():
+                yield answer.BlockDeltaEvent(index=index, delta=answer.SignatureDelta())
+                self._blocks.append(answer.AnswerThinking(thinking=text))
+            case answer.AnswerText():
+                self._blocks.append(answer.AnswerText(text=text))
+            case answer.AnswerToolUse() as call:
                 self._blocks.append(msgspec.structs.replace(call, input=_input(text)))
         self._open, self._texts = None, []
-        yield BlockStopEvent(index=index)
+        yield answer.BlockStopEvent(index=index)
 
-    def finish(self) -> list[AnswerBlock]:
+    def finish(self) -> list[answer.AnswerBlock]:
         """Return the blocks, which are all closed."""
         return self._blocks
 
-    def _opened_by(self, piece: OutputPiece) -> AnswerBlock | None:
+    def _opened_by(self, piece: output.OutputPiece) -> answer.AnswerBlock | None:
         """The block that has to be there first, if it is not open."""
         match piece:
-            case Reasoning() if not isinstance(self._open, AnswerThinking):
-                return AnswerThinking(thinking="")
-            case Content() if not isinstance(self._open, AnswerText):
-                return AnswerText(text="")
-            case ToolCallStart(_, call_id, name):
-                return AnswerToolUse(id=_tool_use_id(call_id), name=name, input=_NO_INPUT)
+            case output.Reasoning() if not isinstance(self._open, answer.AnswerThinking):
+                return answer.AnswerThinking(thinking="")
+            case output.Content() if not isinstance(self._open, answer.AnswerText):
+                return answer.AnswerText(text="")
+            case output.ToolCallStart(_, call_id, name):
+                return answer.AnswerToolUse(id=_tool_use_id(call_id), name=name, input=_NO_INPUT)
             case _:
                 return None
 
-    def _grown_by(self, piece: OutputPiece) -> BlockDelta | None:
+    def _grown_by(self, piece: output.OutputPiece) -> answer.BlockDelta | None:
         match piece:
-            case Reasoning(text) if self._shows_thoughts:
+            case output.Reasoning(text) if self._shows_thoughts:
                 self._texts.append(text)
-                return ThinkingDelta(thinking=text)
-            case Content(text):
+                return answer.ThinkingDelta(thinking=text)
+            case output.Content(text):
                 self._texts.append(text)
-                return TextDelta(text=text)
-            case ToolCallArguments(_, text):
+                return answer.TextDelta(text=text)
+            case output.ToolCallArguments(_, text):
                 self._texts.append(text)
-                return InputJsonDelta(partial_json=text)
+                return answer.InputJsonDelta(partial_json=text)
             case _:
                 return None
 
@@ -146,24 +117,18 @@ class AnthropicDialect:
         *,
         shows_thoughts: bool,
     ) -> None:
-        """Begin an answer.
-
-        Args:
-            identity: Whose answer it is.
-            model_id: The served model.
-            shows_thoughts: Whether thoughts are told; where not, an empty block stands for them.
-        """
+        """Begin an answer; where thoughts are not told, an empty block stands for them."""
         self._identity = identity
         self._model_id = model_id
         self._encoder = msgspec.json.Encoder()
         self._blocks = GrowingBlocks(shows_thoughts=shows_thoughts)
-        self._ending = MessageDelta(stop_reason="end_turn", stop_sequence=None)
-        self.keep_alive = self._frame(PingEvent())
+        self._ending = answer.MessageDelta(stop_reason="end_turn", stop_sequence=None)
+        self.keep_alive = self._frame(answer.PingEvent())
 
     def opening(self, usage: GenerationUsage) -> bytes:
         """The message without content, but with the prompt's tokens, and a ping, as Anthropic does."""
         begun = msgspec.structs.replace(_usage(usage), output_tokens=0)
-        return self._frame(MessageStartEvent(message=self._message([], None, begun))) + (
+        return self._frame(answer.MessageStartEvent(message=self._message([], None, begun))) + (
             self.keep_alive
         )
 
@@ -178,7 +143,10 @@ class AnthropicDialect:
     def closing(self, usage: GenerationUsage) -> bytes:
         """Write the end of the message and its reason."""
         return self._frames(
-            [MessageDeltaEvent(delta=self._ending, usage=_usage(usage)), MessageStopEvent()]
+            [
+                answer.MessageDeltaEvent(delta=self._ending, usage=_usage(usage)),
+                answer.MessageStopEvent(),
+            ]
         )
 
     def failure(self, error: MachdError) -> bytes:
@@ -194,9 +162,12 @@ class AnthropicDialect:
         )
 
     def _message(
-        self, content: list[AnswerBlock], ending: MessageDelta | None, usage: MessageUsage
-    ) -> Message:
-        return Message(
+        self,
+        content: list[answer.AnswerBlock],
+        ending: answer.MessageDelta | None,
+        usage: answer.MessageUsage,
+    ) -> answer.Message:
+        return answer.Message(
             id=self._identity.generation_id,
             model=self._model_id,
             content=content,
@@ -205,21 +176,21 @@ class AnthropicDialect:
             usage=usage,
         )
 
-    def _frames(self, events: Iterable[StreamEvent]) -> bytes:
+    def _frames(self, events: Iterable[answer.StreamEvent]) -> bytes:
         return b"".join(self._frame(event) for event in events)
 
-    def _frame(self, event: StreamEvent) -> bytes:
+    def _frame(self, event: answer.StreamEvent) -> bytes:
         return event_frame(str(event.__struct_config__.tag), self._encoder.encode(event))
 
 
-def _ending(delta: ChoiceDelta) -> MessageDelta:
-    return MessageDelta(
+def _ending(delta: ChoiceDelta) -> answer.MessageDelta:
+    return answer.MessageDelta(
         stop_reason=_stop_reason(delta),
         stop_sequence=delta.stop if _stop_reason(delta) == "stop_sequence" else None,
     )
 
 
-def _stop_reason(delta: ChoiceDelta) -> StopReason:
+def _stop_reason(delta: ChoiceDelta) -> answer.StopReason:
     if delta.finish_reason == TOOL_CALLS:
         return "tool_use"
     if delta.finish_reason == "length":
@@ -227,8 +198,8 @@ def _stop_reason(delta: ChoiceDelta) -> StopReason:
     return "end_turn" if delta.stop is None else "stop_sequence"
 
 
-def _usage(usage: GenerationUsage) -> MessageUsage:
-    return MessageUsage(
+def _usage(usage: GenerationUsage) -> answer.MessageUsage:
+    return answer.MessageUsage(
         input_tokens=usage.prompt_tokens - usage.cached_tokens,
         cache_read_input_tokens=usage.cached_tokens,
         output_tokens=usage.completion_tokens,

@@ -8,8 +8,9 @@ from typing import Annotated, TypeAlias
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from machd.dialects.wire.bounds import MAX_TOOLS, Description, Label, ToolName
+from machd.dialects.wire.other_servers import FalseOnly
 from machd.dialects.wire.raw_json import Allowance, OptionalSchema, is_given
-from machd.dialects.wire.refusal import Ignored, neutral_values, only, refuse_unsupported
+from machd.dialects.wire.refusal import Ignored, only, refuse_unsupported
 from machd.dialects.wire.tools import (
     check_tool_choice,
     check_unique_names,
@@ -35,7 +36,6 @@ _SERVER_TOOLS = (
 )
 """Kinds that Anthropic defines or runs itself; a type is one of these and a date."""
 
-_FalseOnly: TypeAlias = Annotated[Raw | UnsetType, only(False)]  # noqa: FBT003 - a JSON value
 _DirectOnly: TypeAlias = Annotated[Raw | UnsetType, only(["direct"])]
 
 
@@ -56,7 +56,7 @@ class AnthropicTool(Struct, frozen=True, kw_only=True):
     cache_control: Ignored = UNSET
     eager_input_streaming: Ignored = UNSET
     input_examples: Ignored = UNSET
-    defer_loading: _FalseOnly = UNSET
+    defer_loading: FalseOnly = UNSET
     allowed_callers: _DirectOnly = UNSET
 
 
@@ -104,18 +104,14 @@ def anthropic_tools(tools: Sequence[AnthropicTool] | None) -> tuple[FunctionTool
     read = tuple(
         _tool(tool, allowance, where=f"tools[{index}].") for index, tool in enumerate(given)
     )
-    check_unique_names([tool.name for tool in given], place="tools[{index}].name")
+    check_unique_names((f"tools[{index}].name", tool.name) for index, tool in enumerate(given))
     return read
 
 
 def anthropic_tool_choice(
     choice: AnthropicToolChoice | None, tools: Sequence[FunctionTool]
 ) -> ToolChoice:
-    """Return the choice of tools.
-
-    Raises:
-        InvalidRequestError: A call is asked for without tools, or of a tool that is not there.
-    """
+    """Return the choice of tools, checked by :func:`check_tool_choice`."""
     match choice:
         case NoToolChoice():
             asked = ToolChoice(ToolChoiceMode.NONE)
@@ -134,10 +130,10 @@ def anthropic_tool_choice(
 def _tool(tool: AnthropicTool, allowance: Allowance, *, where: str) -> FunctionTool:
     if tool.type not in (None, _CUSTOM):
         raise _not_custom(tool.type or "", param=f"{where}type")
-    refuse_unsupported(tool, _NEUTRAL, where=where)
+    refuse_unsupported(tool, where=where)
     param = f"{where}input_schema"
     if not is_given(tool.input_schema):
-        raise InvalidRequestError(f"{param}: required, but missing", param=param)
+        raise InvalidRequestError.at(param, "required, but missing")
     parameters = parameters_of(tool.input_schema, param=param, allowance=allowance)
     return FunctionTool(
         name=tool.name,
@@ -149,11 +145,7 @@ def _tool(tool: AnthropicTool, allowance: Allowance, *, where: str) -> FunctionT
 def _not_custom(type_: str, *, param: str) -> InvalidRequestError:
     kind = next((one for one in _SERVER_TOOLS if type_.startswith(one)), None)
     if kind is None:
-        return InvalidRequestError(f'{param}: expected "{_CUSTOM}"', param=param)
-    return UnsupportedParameterError(
-        f'{param}: {kind} tools are not supported; send tools of the type "{_CUSTOM}"',
-        param=param,
+        return InvalidRequestError.at(param, f'expected "{_CUSTOM}"')
+    return UnsupportedParameterError.at(
+        param, f'{kind} tools are not supported; send tools of the type "{_CUSTOM}"'
     )
-
-
-_NEUTRAL = neutral_values(AnthropicTool)

@@ -15,6 +15,7 @@ from machd.dialects.wire.media import media_from_base64, media_from_url
 from machd.dialects.wire.raw_json import Allowance, JsonObject, raw_object
 from machd.dialects.wire.refusal import Ignored
 from machd.errors import InvalidRequestError, UnsupportedParameterError
+from machd.request.conversation import template_call
 from machd.request.media import MediaKind, MediaSource, message_content
 
 _BETWEEN_BLOCKS = "\n"
@@ -156,11 +157,8 @@ def joined_text(blocks: Sequence[Struct]) -> str:
 def check_blocks(blocks: Sequence[Struct], *, role: str, where: str, allowance: Allowance) -> None:
     """Refuse what a role's message cannot hold.
 
-    Args:
-        blocks: As :func:`blocks_of` gives them.
-        role: Whose message it is.
-        where: Path of the content in the request, such as ``messages[2].content``.
-        allowance: What the inputs of all calls share.
+    ``where`` is the content's path in the request, such as ``messages[2].content``; ``allowance`` bounds
+    the inputs of all calls together.
 
     Raises:
         UnsupportedParameterError: A block is not text, an image, a thought, a call or a result.
@@ -172,19 +170,19 @@ def check_blocks(blocks: Sequence[Struct], *, role: str, where: str, allowance: 
         kind = block.__struct_config__.tag
         is_document = isinstance(block, DocumentBlock) and block.text is None
         if is_document or isinstance(block, SearchResultBlock):
-            raise UnsupportedParameterError(
-                f'{place}.type: blocks of type "{kind}" are not supported; send "text" or "image"',
-                param=f"{place}.type",
+            raise UnsupportedParameterError.at(
+                f"{place}.type",
+                f'blocks of type "{kind}" are not supported; send "text" or "image"',
             )
         if not isinstance(block, _KINDS_BY_ROLE[role]):
-            raise InvalidRequestError(
-                f'{place}.type: a message of the role "{role}" cannot hold blocks of type "{kind}"',
-                param=f"{place}.type",
+            raise InvalidRequestError.at(
+                f"{place}.type",
+                f'a message of the role "{role}" cannot hold blocks of type "{kind}"',
             )
         if isinstance(block, ImageBlock) and isinstance(block.source, FileSource):
-            raise UnsupportedParameterError(
-                f'{place}.source.type: no files are stored here; send a source of the type "base64"',
-                param=f"{place}.source.type",
+            raise UnsupportedParameterError.at(
+                f"{place}.source.type",
+                'no files are stored here; send a source of the type "base64"',
             )
         if isinstance(block, ToolResultBlock):
             check_blocks(
@@ -317,8 +315,8 @@ def _check_first(turns: Sequence[_Turn]) -> None:
     first = next((turn for turn in turns if turn.role != "system"), None)
     if first is None or first.role != "user":
         where = "messages" if first is None else f"{first.where}.role"
-        raise InvalidRequestError(
-            f'{where}: a conversation begins with a message of the role "user"', param=where
+        raise InvalidRequestError.at(
+            where, 'a conversation begins with a message of the role "user"'
         )
 
 
@@ -334,9 +332,8 @@ def _user_messages(turn: _Turn, calls: dict[str, str]) -> list[dict[str, object]
     for result, place in results:
         name = unanswered.pop(result.tool_use_id, None)
         if name is None:
-            raise InvalidRequestError(
-                f"{turn.where}: a tool_result needs a tool_use of its own in the message before",
-                param=turn.where,
+            raise InvalidRequestError.at(
+                turn.where, "a tool_result needs a tool_use of its own in the message before"
             )
         messages.append(
             {
@@ -389,17 +386,15 @@ def _calls(turn: _Turn) -> dict[str, str]:
     for block in turn.blocks:
         if isinstance(block, ToolUseBlock):
             if block.id in calls:
-                raise InvalidRequestError(
-                    f"{turn.where}: two tool_use blocks have the same id", param=turn.where
-                )
+                raise InvalidRequestError.at(turn.where, "two tool_use blocks have the same id")
             calls[block.id] = block.name
     return calls
 
 
 def _check_answered(calls: dict[str, str], where: str) -> None:
     if calls:
-        raise InvalidRequestError(
-            f"{where}: each tool_use needs a tool_result in the message after it", param=where
+        raise InvalidRequestError.at(
+            where, "each tool_use needs a tool_result in the message after it"
         )
 
 
@@ -411,12 +406,7 @@ def _assistant_message(turn: _Turn) -> dict[str, object]:
     calls = [block for block in turn.blocks if isinstance(block, ToolUseBlock)]
     if calls:
         message["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": msgspec.json.decode(call.input)},
-            }
-            for call in calls
+            template_call(call.id, call.name, msgspec.json.decode(call.input)) for call in calls
         ]
     return message
 
@@ -440,13 +430,11 @@ def _check_prefill(message: dict[str, object], where: str) -> None:
     text = message["content"]
     assert isinstance(text, str), "an assistant's message has a text"
     if not text:
-        raise InvalidRequestError(
-            f"{where}.content: a final message of the assistant's has to end with text to go on "
-            "from",
-            param=f"{where}.content",
+        raise InvalidRequestError.at(
+            f"{where}.content",
+            "a final message of the assistant's has to end with text to go on from",
         )
     if text[-1].isspace():
-        raise InvalidRequestError(
-            f"{where}.content: a final message of the assistant's cannot end with white space",
-            param=f"{where}.content",
+        raise InvalidRequestError.at(
+            f"{where}.content", "a final message of the assistant's cannot end with white space"
         )

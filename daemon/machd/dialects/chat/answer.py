@@ -14,14 +14,7 @@ from machd.dialects.usage import FinishReason, Usage, wire_finish_reason
 from machd.dialects.wire.generation_request import UsedTier
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.generations.generation import TOOL_CALLS, ChoiceDelta
-from machd.reading.output import (
-    Content,
-    OutputPiece,
-    Reasoning,
-    ToolCallArguments,
-    ToolCallEnd,
-    ToolCallStart,
-)
+from machd.reading import output
 
 ChatFinishReason: TypeAlias = FinishReason | Literal["tool_calls", "function_call"]
 """``tool_calls``: the answer ended by itself and called something; ``function_call`` says the same where
@@ -178,22 +171,21 @@ class ContentGaps:
     """
 
     def __init__(self) -> None:
-        """Begin where nothing has been said."""
         self._said = ""
         self._is_after_call = False
 
-    def push(self, pieces: Iterable[OutputPiece]) -> list[OutputPiece]:
+    def push(self, pieces: Iterable[output.OutputPiece]) -> list[output.OutputPiece]:
         """The next pieces, with a gap before a text that goes on after a call."""
         return [self._filled(piece) for piece in pieces]
 
-    def _filled(self, piece: OutputPiece) -> OutputPiece:
-        if isinstance(piece, ToolCallStart):
+    def _filled(self, piece: output.OutputPiece) -> output.OutputPiece:
+        if isinstance(piece, output.ToolCallStart):
             self._is_after_call = True
-        if not isinstance(piece, Content):
+        if not isinstance(piece, output.Content):
             return piece
         gap = gap_between(self._said, piece.text) if self._is_after_call else ""
         self._said, self._is_after_call = piece.text, False
-        return Content(gap + piece.text)
+        return output.Content(gap + piece.text)
 
 
 class GrowingMessage:
@@ -205,14 +197,14 @@ class GrowingMessage:
         self._gaps = ContentGaps()
         self._content: list[str] = []
         self._thoughts: list[str] = []
-        self._calls: list[tuple[ToolCallStart, list[str]]] = []
+        self._calls: list[tuple[output.ToolCallStart, list[str]]] = []
 
-    def push(self, pieces: Iterable[OutputPiece]) -> list[ChatDelta]:
+    def push(self, pieces: Iterable[output.OutputPiece]) -> list[ChatDelta]:
         """Append the next pieces; returns the deltas, in order, none of them empty.
 
         A delta holds thoughts, text or one call, because clients look at one of them in each chunk.
         """
-        told = [one for one in self._gaps.push(pieces) if not isinstance(one, ToolCallEnd)]
+        told = [one for one in self._gaps.push(pieces) if not isinstance(one, output.ToolCallEnd)]
         return [self._grow(list(run)) for _, run in groupby(told, _kind)]
 
     def finish(self) -> ChatResponseMessage:
@@ -233,24 +225,26 @@ class GrowingMessage:
             function_call=calls[0].function if self._is_legacy and calls else UNSET,
         )
 
-    def _grow(self, run: Sequence[OutputPiece]) -> ChatDelta:
+    def _grow(self, run: Sequence[output.OutputPiece]) -> ChatDelta:
         text = "".join(
-            piece.text for piece in run if not isinstance(piece, ToolCallStart | ToolCallEnd)
+            piece.text
+            for piece in run
+            if not isinstance(piece, output.ToolCallStart | output.ToolCallEnd)
         )
         match run[0]:
-            case Reasoning():
+            case output.Reasoning():
                 self._thoughts.append(text)
                 return ChatDelta(reasoning_content=text, reasoning=text)
-            case Content():
+            case output.Content():
                 self._content.append(text)
                 return ChatDelta(content=text)
-            case ToolCallStart(index, call_id, name) as start:
+            case output.ToolCallStart(index, call_id, name) as start:
                 self._calls.append((start, [text]))
                 function = CallFunctionDelta(name=name, arguments=text)
                 return self._called(
                     CallDelta(index=index, id=call_id, type="function", function=function)
                 )
-            case ToolCallArguments(index) | ToolCallEnd(index):
+            case output.ToolCallArguments(index) | output.ToolCallEnd(index):
                 self._calls[index][1].append(text)
                 function = CallFunctionDelta(arguments=text)
                 return self._called(CallDelta(index=index, function=function))
@@ -261,24 +255,18 @@ class GrowingMessage:
         return ChatDelta(tool_calls=[call])
 
 
-def _kind(piece: OutputPiece) -> tuple[type[OutputPiece], int]:
+def _kind(piece: output.OutputPiece) -> tuple[type[output.OutputPiece], int]:
     """Return the key of a run: its kind, and its call."""
-    if isinstance(piece, Reasoning | Content):
+    if isinstance(piece, output.Reasoning | output.Content):
         return type(piece), 0
-    return ToolCallStart, piece.index
+    return output.ToolCallStart, piece.index
 
 
 class GrowingChoice:
     """One choice of a chat completion, which grows by the chunks that a stream tells."""
 
     def __init__(self, index: int, *, is_legacy: bool, logprobs_from: Tokenizer | None) -> None:
-        """Begin a choice.
-
-        Args:
-            index: Counts from 0.
-            is_legacy: Calls are written as OpenAI's API had them before tools.
-            logprobs_from: Spells tokens; None where no log-probabilities are wanted.
-        """
+        """Begin a choice; ``logprobs_from`` is None where no log-probabilities are wanted."""
         self._index = index
         self._is_legacy = is_legacy
         self._has_logprobs = logprobs_from is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -27,7 +26,6 @@ from machd.dialects.generation import converse, identify, read_conversation, sys
 from machd.dialects.logprobs import PromptTokenLogprobs, prompt_logprobs, prompt_token_logprobs
 from machd.dialects.usage import Usage
 from machd.dialects.wire.errors import error_json
-from machd.dialects.wire.generation_request import UsedTier
 from machd.engine.protocol.step import PromptLogprob
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import MachdError, NotFoundError
@@ -55,14 +53,15 @@ async def create_chat_completion(
     )
     options = body.options()
     identity = identify(request, context, endpoint="chat_completions", prefix="chatcmpl-")
-    signature = _Signature(
-        context.served.model.model_id,
-        system_fingerprint(context.served.model, context.versions),
-        body.used_tier,
-        body.metadata or UNSET,
-        body.is_legacy,
+    blank = ChatCompletionChunk(
+        id=identity.generation_id,
+        created=identity.created_unix_s,
+        model=context.served.model.model_id,
+        service_tier=body.used_tier,
+        system_fingerprint=system_fingerprint(context.served.model, context.versions),
+        choices=[],
     )
-    dialect: Dialect = _ChatDialect(identity, options, signature, context.served.tokenizer)
+    dialect: Dialect = _ChatDialect(body, options, blank, context.served.tokenizer)
     if body.store:
         dialect = KeepingDialect(dialect, keep_in(context.responses, identity))
     preparing = context.service.prepare(
@@ -71,39 +70,22 @@ async def create_chat_completion(
     return await converse(request, context, identity, preparing, options, dialect)
 
 
-@dataclass(frozen=True, slots=True)
-class _Signature:
-    """Fields that all objects of an answer share.
-
-    Attributes:
-        is_legacy: Calls are written as OpenAI's API had them before tools.
-    """
-
-    model: str
-    system_fingerprint: str
-    service_tier: UsedTier | UnsetType
-    metadata: dict[str, str] | UnsetType = UNSET
-    is_legacy: bool = False
-
-
 class _ChatDialect:
-    """Chat completion objects."""
-
     def __init__(
         self,
-        identity: GenerationIdentity,
+        body: ChatCompletionRequest,
         options: GenerationOptions,
-        signature: _Signature,
+        blank: ChatCompletionChunk,
         tokenizer: Tokenizer,
     ) -> None:
-        self._identity = identity
+        self._metadata = body.metadata or UNSET
         self._options = options
-        self._signature = signature
+        self._blank = blank
         self._tokenizer = tokenizer
         self._encoder = msgspec.json.Encoder()
         logprobs_from = None if options.sampling.top_logprobs is None else tokenizer
         self._choices = [
-            GrowingChoice(index, is_legacy=signature.is_legacy, logprobs_from=logprobs_from)
+            GrowingChoice(index, is_legacy=body.is_legacy, logprobs_from=logprobs_from)
             for index in range(options.n)
         ]
         self._prompt_logprobs: tuple[PromptLogprob, ...] = ()
@@ -134,14 +116,14 @@ class _ChatDialect:
     def finish(self, usage: GenerationUsage) -> bytes:
         return self._encoder.encode(
             ChatCompletion(
-                id=self._identity.generation_id,
-                created=self._identity.created_unix_s,
-                model=self._signature.model,
+                id=self._blank.id,
+                created=self._blank.created,
+                model=self._blank.model,
                 choices=[choice.finish() for choice in self._choices],
                 usage=Usage.of(usage),
-                service_tier=self._signature.service_tier,
-                metadata=self._signature.metadata,
-                system_fingerprint=self._signature.system_fingerprint,
+                service_tier=self._blank.service_tier,
+                metadata=self._metadata,
+                system_fingerprint=self._blank.system_fingerprint,
                 prompt_logprobs=self._wire_prompt_logprobs(),
             )
         )
@@ -154,14 +136,8 @@ class _ChatDialect:
         return prompt_token_logprobs(self._prompt_logprobs, self._tokenizer, top_logprobs=asked)
 
     def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | None = None) -> bytes:
-        chunk = ChatCompletionChunk(
-            id=self._identity.generation_id,
-            created=self._identity.created_unix_s,
-            model=self._signature.model,
-            service_tier=self._signature.service_tier,
-            system_fingerprint=self._signature.system_fingerprint,
-            choices=choices,
-            usage=usage if self._options.include_usage else UNSET,
+        chunk = msgspec.structs.replace(
+            self._blank, choices=choices, usage=usage if self._options.include_usage else UNSET
         )
         return data_frame(self._encoder.encode(chunk))
 
@@ -222,7 +198,6 @@ class KeepingDialect:
     """A dialect whose whole answer is also kept, streamed or not; one that fails is not."""
 
     def __init__(self, dialect: Dialect, keep: Callable[[bytes], None]) -> None:
-        """Write as ``dialect`` does, and hand the whole answer to ``keep``."""
         self._dialect = dialect
         self._keep = keep
         self.keep_alive = dialect.keep_alive

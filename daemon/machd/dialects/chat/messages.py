@@ -7,41 +7,34 @@ from typing import Annotated, TypeAlias
 
 from msgspec import UNSET, Meta, Struct
 
-from machd.dialects.wire.bounds import (
-    MAX_TOOLS,
-    CallId,
-    ContentText,
-    FramesPerSecond,
-    Label,
-    MaxFrames,
-    MediaText,
-)
+from machd.dialects.wire import bounds
 from machd.dialects.wire.generation_request import agreed
 from machd.dialects.wire.media import media_from_url
 from machd.dialects.wire.raw_json import Allowance
-from machd.dialects.wire.refusal import Ignored, Refused, neutral_values, refuse_unsupported
+from machd.dialects.wire.refusal import Ignored, Refused, refuse_unsupported
 from machd.dialects.wire.tools import past_arguments
 from machd.errors import InvalidRequestError, UnsupportedParameterError
+from machd.request.conversation import template_call
 from machd.request.media import MediaKind, MediaSource, message_content
 
 
 class TextPart(Struct, frozen=True, kw_only=True, tag="text", tag_field="type"):
     """A piece of text."""
 
-    text: ContentText
+    text: bounds.ContentText
 
 
 class ImageUrl(Struct, frozen=True, kw_only=True):
     """An image's URL; ``detail`` is ignored, as the model's processor alone picks a resolution."""
 
-    url: MediaText
+    url: bounds.MediaText
     detail: Ignored = UNSET
 
 
 class ImagePart(Struct, frozen=True, kw_only=True, tag="image_url", tag_field="type"):
     """An image; a text is short for its URL."""
 
-    image_url: ImageUrl | MediaText
+    image_url: ImageUrl | bounds.MediaText
 
 
 class AudioPart(Struct, frozen=True, tag="input_audio", tag_field="type"):
@@ -55,61 +48,61 @@ class FilePart(Struct, frozen=True, tag="file", tag_field="type"):
 class VideoUrl(Struct, frozen=True, kw_only=True):
     """A video's URL, and the frames to take of it."""
 
-    url: MediaText
-    fps: FramesPerSecond | None = None
-    max_frames: MaxFrames | None = None
+    url: bounds.MediaText
+    fps: bounds.FramesPerSecond | None = None
+    max_frames: bounds.MaxFrames | None = None
 
 
 class VideoPart(Struct, frozen=True, kw_only=True, tag="video_url", tag_field="type"):
     """A video; a text is short for its URL. The frames to take may be named at either place."""
 
-    video_url: VideoUrl | MediaText
-    fps: FramesPerSecond | None = None
-    max_frames: MaxFrames | None = None
+    video_url: VideoUrl | bounds.MediaText
+    fps: bounds.FramesPerSecond | None = None
+    max_frames: bounds.MaxFrames | None = None
 
 
 class RefusalPart(Struct, frozen=True, kw_only=True, tag="refusal", tag_field="type"):
     """A text in which the assistant declines; read as any other."""
 
-    refusal: ContentText
+    refusal: bounds.ContentText
 
 
 _Part: TypeAlias = TextPart | ImagePart | AudioPart | FilePart | VideoPart | RefusalPart
-_Content: TypeAlias = ContentText | Annotated[list[_Part], Meta(max_length=1024)]
+_Content: TypeAlias = bounds.ContentText | Annotated[list[_Part], Meta(max_length=1024)]
 
 
 class SystemMessage(Struct, frozen=True, kw_only=True, tag="system", tag_field="role"):
     """A system message."""
 
     content: _Content | None = None
-    name: Label | None = None
+    name: bounds.Label | None = None
 
 
 class DeveloperMessage(Struct, frozen=True, kw_only=True, tag="developer", tag_field="role"):
     """OpenAI's newer word for a system message; templates see ``system``."""
 
     content: _Content | None = None
-    name: Label | None = None
+    name: bounds.Label | None = None
 
 
 class UserMessage(Struct, frozen=True, kw_only=True, tag="user", tag_field="role"):
     """A message of the user's."""
 
     content: _Content | None = None
-    name: Label | None = None
+    name: bounds.Label | None = None
 
 
 class CalledFunction(Struct, frozen=True, kw_only=True):
     """The function of a call, with the JSON text of an object as its arguments."""
 
-    name: CallId
-    arguments: ContentText
+    name: bounds.CallId
+    arguments: bounds.ContentText
 
 
 class MessageToolCall(Struct, frozen=True, kw_only=True, tag="function", tag_field="type"):
     """A call that the model made."""
 
-    id: CallId
+    id: bounds.CallId
     function: CalledFunction
 
 
@@ -123,11 +116,11 @@ class AssistantMessage(Struct, frozen=True, kw_only=True, tag="assistant", tag_f
     """
 
     content: _Content | None = None
-    name: Label | None = None
-    tool_calls: Annotated[list[MessageToolCall], Meta(max_length=MAX_TOOLS)] | None = None
-    reasoning_content: ContentText | None = None
-    reasoning: ContentText | None = None
-    refusal: ContentText | None = None
+    name: bounds.Label | None = None
+    tool_calls: Annotated[list[MessageToolCall], Meta(max_length=bounds.MAX_TOOLS)] | None = None
+    reasoning_content: bounds.ContentText | None = None
+    reasoning: bounds.ContentText | None = None
+    refusal: bounds.ContentText | None = None
     function_call: CalledFunction | None = None
     audio: Refused = UNSET
 
@@ -136,15 +129,15 @@ class FunctionMessage(Struct, frozen=True, kw_only=True, tag="function", tag_fie
     """Result of a function, in OpenAI's API before tools."""
 
     content: _Content | None = None
-    name: CallId
+    name: bounds.CallId
 
 
 class ToolMessage(Struct, frozen=True, kw_only=True, tag="tool", tag_field="role"):
     """Result of a tool."""
 
     content: _Content | None = None
-    tool_call_id: Label
-    name: Label | None = None
+    tool_call_id: bounds.Label
+    name: bounds.Label | None = None
 
 
 ChatMessage: TypeAlias = (
@@ -159,16 +152,8 @@ ChatMessage: TypeAlias = (
 ChatMessageList = Annotated[list[ChatMessage], Meta(min_length=1, max_length=8192)]
 """A conversation, oldest message first."""
 
-_ASSISTANT_NEUTRAL = neutral_values(AssistantMessage)
-
-_TEMPLATE_ROLES: tuple[tuple[type[Struct], str], ...] = (
-    (SystemMessage, "system"),
-    (DeveloperMessage, "system"),
-    (UserMessage, "user"),
-    (AssistantMessage, "assistant"),
-    (FunctionMessage, "tool"),
-    (ToolMessage, "tool"),
-)
+_TEMPLATE_ROLES = {"developer": "system", "function": "tool"}
+"""Roles that templates know by another name."""
 
 
 def check_messages(messages: Sequence[ChatMessage]) -> None:
@@ -184,24 +169,25 @@ def check_messages(messages: Sequence[ChatMessage]) -> None:
     for index, message in enumerate(messages):
         where = f"messages[{index}]."
         if isinstance(message, AssistantMessage):
-            refuse_unsupported(message, _ASSISTANT_NEUTRAL, where=where)
+            refuse_unsupported(message, where=where)
             has_called |= bool(message.tool_calls or message.function_call)
         elif isinstance(message, ToolMessage | FunctionMessage) and not has_called:
-            param = f"{where}role"
-            raise InvalidRequestError(
-                f"{param}: no message before this one calls a tool", param=param
-            )
+            raise InvalidRequestError.at(f"{where}role", "no message before this one calls a tool")
         if message.content is not None and not isinstance(message.content, str):
             takes_media = isinstance(message, UserMessage | ToolMessage)
             _check_parts(message.content, takes_media=takes_media, where=f"{where}content")
 
 
-def check_final_message(messages: Sequence[ChatMessage]) -> None:
-    """Refuse to continue what is not a text of the assistant's.
+def check_final_message(messages: Sequence[ChatMessage], *, opens_turn: bool | None) -> None:
+    """Raise InvalidRequestError unless the last message is a text of the assistant's, without calls.
 
-    Raises:
-        InvalidRequestError: The last message is another's, calls tools or holds no text.
+    With ``opens_turn`` it could not be continued.
     """
+    if opens_turn is not False:
+        raise InvalidRequestError(
+            "continue_final_message needs add_generation_prompt: false",
+            param="continue_final_message",
+        )
     last = messages[-1]
     has_called = isinstance(last, AssistantMessage) and (last.tool_calls or last.function_call)
     said = _content(last, where="")
@@ -251,24 +237,27 @@ def _check_parts(parts: Sequence[_Part], *, takes_media: bool, where: str) -> No
         param = f"{where}[{index}].type"
         kind = part.__struct_config__.tag
         if isinstance(part, AudioPart | FilePart):
-            raise UnsupportedParameterError(
-                f'{param}: parts of type "{kind}" are not supported; send "text", "image_url" or '
+            raise UnsupportedParameterError.at(
+                param,
+                f'parts of type "{kind}" are not supported; send "text", "image_url" or '
                 '"video_url"',
-                param=param,
             )
         if isinstance(part, ImagePart | VideoPart) and not takes_media:
-            raise InvalidRequestError(
-                f'{param}: parts of type "{kind}" are taken in messages of the roles "user" and '
+            raise InvalidRequestError.at(
+                param,
+                f'parts of type "{kind}" are taken in messages of the roles "user" and '
                 '"tool" only; send it in one of these',
-                param=param,
             )
 
 
 def _template_message(
     message: ChatMessage, names: Mapping[str, str], *, where: str
 ) -> dict[str, object]:
-    role = next(role for kind, role in _TEMPLATE_ROLES if isinstance(message, kind))
-    seen: dict[str, object] = {"role": role, "content": _content(message, where=where)}
+    role = str(message.__struct_config__.tag)
+    seen: dict[str, object] = {
+        "role": _TEMPLATE_ROLES.get(role, role),
+        "content": _content(message, where=where),
+    }
     name = message.name
     if isinstance(message, ToolMessage):
         seen["tool_call_id"] = message.tool_call_id
@@ -303,18 +292,15 @@ def _assistant_fields(
     if calls := _calls(message):
         place = "tool_calls[{index}].function" if message.tool_calls else "function_call"
         seen["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {
-                    "name": call.function.name,
-                    "arguments": past_arguments(
-                        call.function.arguments,
-                        param=f"{where}{place.format(index=index)}.arguments",
-                        allowance=allowance,
-                    ),
-                },
-            }
+            template_call(
+                call.id,
+                call.function.name,
+                past_arguments(
+                    call.function.arguments,
+                    param=f"{where}{place.format(index=index)}.arguments",
+                    allowance=allowance,
+                ),
+            )
             for index, call in enumerate(calls)
         ]
     return seen

@@ -14,14 +14,7 @@ from machd.dialects.chat.messages import (
     check_messages,
     template_messages,
 )
-from machd.dialects.wire.bounds import (
-    ContentText,
-    MaxTokens,
-    Metadata,
-    ThinkingBudget,
-    TopLogprobs,
-    UnusedLabel,
-)
+from machd.dialects.wire import bounds
 from machd.dialects.wire.generation_request import ServiceTier, UsedTier
 from machd.dialects.wire.other_servers import FalseOnly, OneOnly
 from machd.dialects.wire.reasoning import (
@@ -30,7 +23,7 @@ from machd.dialects.wire.reasoning import (
     TemplateVariables,
     reasoning_options,
 )
-from machd.dialects.wire.refusal import Ignored, Refused, neutral_values, only, refuse_unsupported
+from machd.dialects.wire.refusal import Ignored, Refused, only, refuse_unsupported
 from machd.dialects.wire.sampling import SamplingRequest
 from machd.dialects.wire.tools import (
     ChatToolChoice,
@@ -57,7 +50,7 @@ _TextModality: TypeAlias = Annotated[Raw | UnsetType, only(["text"])]
 class Prediction(Struct, frozen=True, kw_only=True, tag="content", tag_field="type"):
     """A text that the answer may repeat: where tokens are proposed by look-up, it is looked up there."""
 
-    content: ContentText | Annotated[list[TextPart], Meta(max_length=1024)]
+    content: bounds.ContentText | Annotated[list[TextPart], Meta(max_length=1024)]
 
     @property
     def text(self) -> str:
@@ -77,26 +70,26 @@ class ChatCompletionRequest(SamplingRequest, frozen=True, kw_only=True):
     takes_media: ClassVar[bool] = True
 
     messages: ChatMessageList
-    max_completion_tokens: MaxTokens | None = None
+    max_completion_tokens: bounds.MaxTokens | None = None
     logprobs: bool | None = None
-    top_logprobs: TopLogprobs | None = None
+    top_logprobs: bounds.TopLogprobs | None = None
 
     tools: ChatToolList | None = None
     tool_choice: ChatToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
 
-    metadata: Metadata | None = None
+    metadata: bounds.Metadata | None = None
     service_tier: ServiceTier | None = None
-    safety_identifier: UnusedLabel | None = None
-    prompt_cache_key: UnusedLabel | None = None
+    safety_identifier: bounds.UnusedLabel | None = None
+    prompt_cache_key: bounds.UnusedLabel | None = None
     prompt_cache_retention: Ignored = UNSET
     prompt_cache_options: Ignored = UNSET
     verbosity: Verbosity | None = None
 
     chat_template_kwargs: TemplateVariables | None = None
-    thinking_token_budget: ThinkingBudget | None = None
-    thinking_budget: ThinkingBudget | None = None
+    thinking_token_budget: bounds.ThinkingBudget | None = None
+    thinking_budget: bounds.ThinkingBudget | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
@@ -117,15 +110,8 @@ class ChatCompletionRequest(SamplingRequest, frozen=True, kw_only=True):
     chat_template: Refused = UNSET
 
     def checked(self) -> Self:
-        """The request, once what no single field's bounds can say holds too.
-
-        What is said of :meth:`conversation` is left to it.
-
-        Raises:
-            InvalidRequestError: Fields contradict each other.
-            UnsupportedParameterError: A field asks for what machd does not do.
-        """
-        refuse_unsupported(self, _NEUTRAL)
+        """Check as the base class does, but for what :meth:`conversation` checks."""
+        refuse_unsupported(self)
         self.check_sampling()
         check_messages(self.messages)
         self._check_continuation()
@@ -207,21 +193,10 @@ class ChatCompletionRequest(SamplingRequest, frozen=True, kw_only=True):
         )
 
     def _check_continuation(self) -> None:
-        opens_turn = self.add_generation_prompt is not False
-        if not self.continue_final_message:
-            if not opens_turn:
-                raise UnsupportedParameterError(
-                    "add_generation_prompt: false is supported together with "
-                    "continue_final_message: true only",
-                    param="add_generation_prompt",
-                )
-            return
-        if opens_turn:
-            raise InvalidRequestError(
-                "continue_final_message needs add_generation_prompt: false",
-                param="continue_final_message",
+        if self.continue_final_message:
+            check_final_message(self.messages, opens_turn=self.add_generation_prompt)
+        elif self.add_generation_prompt is False:
+            raise UnsupportedParameterError.at(
+                "add_generation_prompt",
+                "false is supported together with continue_final_message: true only",
             )
-        check_final_message(self.messages)
-
-
-_NEUTRAL = neutral_values(ChatCompletionRequest)

@@ -14,7 +14,13 @@ from msgspec import UNSET, UnsetType
 from machd.dialects.completions.answer import Completion, CompletionChoice
 from machd.dialects.completions.request import CompletionRequest
 from machd.dialects.endpoint import endpoint
-from machd.dialects.generation import identify, read_generation, respond, system_fingerprint
+from machd.dialects.generation import (
+    compiled,
+    identify,
+    read_generation,
+    respond,
+    system_fingerprint,
+)
 from machd.dialects.infill import fill_format, with_fill_ends
 from machd.dialects.logprobs import (
     CompletionChoiceLogprobs,
@@ -32,11 +38,9 @@ from machd.engine.protocol.step import PromptLogprob
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import MachdError
 from machd.generations.generation import ChoiceDelta, GenerationUsage
-from machd.http.authentication import client_name
 from machd.http.context import ServerContext
 from machd.http.sse import COMMENT_KEEP_ALIVE, DONE, EVENT_STREAM, data_frame
-from machd.http.stream import while_connected
-from machd.reading.guidance import NO_GUIDANCE, Guidance
+from machd.reading.conversation import PreparedConversation
 from machd.reading.truncation import max_prompt_tokens
 from machd.request.generation import GenerationOptions
 
@@ -59,18 +63,12 @@ async def create_completion(
     echoes = [""] * len(prompts)
     if body.echo:
         echoes = await service.in_worker(_echo, context.served.tokenizer, body, prompts)
-    guidance = NO_GUIDANCE
-    if (constraint := body.constraint()) is not None:
-        guidance = Guidance(
-            grammar=await while_connected(
-                request.receive, service.compile(constraint, client=client_name(request.scope))
-            )
-        )
+    guidance = await compiled(request, context, body.constraint())
     identity = identify(request, context, endpoint="completions", prefix="cmpl-")
     return respond(
         context,
         identity,
-        prompts,
+        [PreparedConversation(prompt, guidance) for prompt in prompts],
         options,
         _CompletionDialect(
             options,
@@ -89,7 +87,6 @@ async def create_completion(
             ],
         ),
         prompt_param="prompt",
-        guidance=guidance,
     )
 
 
@@ -129,15 +126,7 @@ class _GrowingChoice:
         body: CompletionRequest,
         tokenizer: Tokenizer,
     ) -> None:
-        """Begin a choice.
-
-        Args:
-            index: Counts from 0.
-            prompt: Its tokens.
-            echo: The prompt as text; empty unless it is repeated in the answer.
-            body: The request; not kept, as it holds all prompts.
-            tokenizer: Of the model.
-        """
+        """Begin a choice. ``echo`` is empty unless the prompt is repeated; ``body`` holds all prompts and is not kept."""
         self._index = index
         self._prompt = prompt
         self._echo = echo
@@ -216,8 +205,6 @@ class _GrowingChoice:
 
 
 class _CompletionDialect:
-    """Text completion objects."""
-
     def __init__(
         self, options: GenerationOptions, blank: Completion, choices: Sequence[_GrowingChoice]
     ) -> None:

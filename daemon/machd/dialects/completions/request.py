@@ -7,17 +7,10 @@ from typing import Annotated, Self, TypeAlias
 
 from msgspec import UNSET, Meta
 
-from machd.dialects.wire.bounds import (
-    MAX_PROMPTS,
-    CompletionLogprobs,
-    ContentText,
-    SamplesPerPrompt,
-    TokenId,
-    TokenIds,
-)
+from machd.dialects.wire import bounds
 from machd.dialects.wire.generation_request import agreed_tokens, check_token_ids
 from machd.dialects.wire.other_servers import TrueOnly
-from machd.dialects.wire.refusal import neutral_values, refuse_unsupported
+from machd.dialects.wire.refusal import refuse_unsupported
 from machd.dialects.wire.sampling import SamplingRequest
 from machd.errors import InvalidRequestError, UnsupportedParameterError
 from machd.request.generation import GenerationOptions
@@ -28,7 +21,8 @@ Prompt: TypeAlias = str | tuple[int, ...]
 # One list type for OpenAI's three (texts, ids, lists of ids), as a union may hold only one; its
 # bound is that of the longest, a list of ids. `prompts` refuses a mixture.
 _PromptList: TypeAlias = Annotated[
-    list[ContentText | TokenId | TokenIds], Meta(min_length=1, max_length=2**20)
+    list[bounds.ContentText | bounds.TokenId | bounds.TokenIds],
+    Meta(min_length=1, max_length=2**20),
 ]
 
 
@@ -39,21 +33,16 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
         suffix: The text after the gap that the completion fills; empty to continue the prompt.
     """
 
-    prompt: ContentText | _PromptList
+    prompt: bounds.ContentText | _PromptList
     echo: bool | None = None
-    best_of: SamplesPerPrompt | None = None
-    logprobs: CompletionLogprobs | None = None
-    suffix: ContentText | None = None
+    best_of: bounds.SamplesPerPrompt | None = None
+    logprobs: bounds.CompletionLogprobs | None = None
+    suffix: bounds.ContentText | None = None
     add_special_tokens: TrueOnly = UNSET
 
     def checked(self) -> Self:
-        """The request, once what no single field's bounds can say holds too.
-
-        Raises:
-            InvalidRequestError: Fields contradict each other, or ``prompt`` is a mixture.
-            UnsupportedParameterError: A field asks for what machd does not do.
-        """
-        refuse_unsupported(self, _NEUTRAL)
+        """Check as the base class does, and that ``prompt`` is no mixture."""
+        refuse_unsupported(self)
         self.prompts()
         self.constraint()
         self.check_sampling()
@@ -69,16 +58,10 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
         return self
 
     def texts(self) -> tuple[str, ...]:
-        """The prompts of a request with ``suffix``.
-
-        Raises:
-            InvalidRequestError: A prompt is a list of token ids.
-        """
+        """The prompts of a request with ``suffix``; InvalidRequestError if they are token ids."""
         texts = tuple(prompt for prompt in self.prompts() if isinstance(prompt, str))
         if not texts:
-            raise InvalidRequestError(
-                "suffix: send the prompt as text too, not as token ids", param="suffix"
-            )
+            raise InvalidRequestError.at("suffix", "send the prompt as text too, not as token ids")
         return texts
 
     def prompts(self) -> tuple[Prompt, ...]:
@@ -94,25 +77,21 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
             return (token_ids,)
         kinds = {type(one) for one in self.prompt}
         if len(kinds) > 1:
-            raise InvalidRequestError(
-                "prompt: send a text, a list of texts, a list of token ids or a list of lists of "
+            raise InvalidRequestError.at(
+                "prompt",
+                "send a text, a list of texts, a list of token ids or a list of lists of "
                 "token ids, not a mixture",
-                param="prompt",
             )
-        if len(self.prompt) > MAX_PROMPTS:
-            raise InvalidRequestError(
-                f"prompt: at most {MAX_PROMPTS} prompts in one request", param="prompt"
+        if len(self.prompt) > bounds.MAX_PROMPTS:
+            raise InvalidRequestError.at(
+                "prompt", f"at most {bounds.MAX_PROMPTS} prompts in one request"
             )
         if [] in self.prompt:
-            raise InvalidRequestError("prompt: a list of token ids is empty", param="prompt")
+            raise InvalidRequestError.at("prompt", "a list of token ids is empty")
         return tuple(tuple(one) if isinstance(one, list) else str(one) for one in self.prompt)
 
     def check_vocabulary(self, vocabulary_tokens: int) -> None:
-        """Hold every token id of the request, prompts included, against the model's.
-
-        Raises:
-            InvalidRequestError: An id is outside the vocabulary.
-        """
+        """Check every token id of the request, those of prompts included."""
         SamplingRequest.check_vocabulary(self, vocabulary_tokens)
         for prompt in self.prompts():
             if not isinstance(prompt, str):
@@ -124,11 +103,7 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
         return self.logprobs if self.echo else None
 
     def asked_tokens(self) -> int | None:
-        """Completion tokens that are asked for: 0 computes the prompt alone; None where no field says.
-
-        Raises:
-            InvalidRequestError: Two fields differ, or one is out of range.
-        """
+        """Completion tokens as :meth:`SamplingRequest.asked_tokens`; 0 computes the prompt alone."""
         return agreed_tokens(self.token_fields(), least=0)
 
     def options(self) -> GenerationOptions:
@@ -140,23 +115,15 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
 
 
 def _check_best_of(best_of: int | None, n: int) -> None:
-    """Refuse to choose among completions.
-
-    Raises:
-        InvalidRequestError: There would be fewer than are asked for.
-        UnsupportedParameterError: There would be more.
-    """
+    """Raise InvalidRequestError for fewer completions than are asked for, UnsupportedParameterError for more."""
     if best_of is None or best_of == n:
         return
     if best_of < n:
-        raise InvalidRequestError(
-            f"best_of: {best_of} completions are fewer than the {n} of n", param="best_of"
+        raise InvalidRequestError.at(
+            "best_of", f"{best_of} completions are fewer than the {n} of n"
         )
-    raise UnsupportedParameterError(
-        f"best_of: machd answers with every completion that it computes; send n: {best_of} with logprobs: 0, and "
+    raise UnsupportedParameterError.at(
+        "best_of",
+        f"machd answers with every completion that it computes; send n: {best_of} with logprobs: 0, and "
         "take the one whose log-probabilities are largest on average",
-        param="best_of",
     )
-
-
-_NEUTRAL = neutral_values(CompletionRequest)

@@ -190,14 +190,9 @@ class OllamaErrorBody(Struct, frozen=True, kw_only=True):
     error: str
 
 
-def ollama_error_body(error: MachdError) -> OllamaErrorBody:
-    """The wire form of an operating error."""
-    return OllamaErrorBody(error=error.message)
-
-
 def ollama_error_json(error: MachdError) -> bytes:
     """Encode an error in Ollama's envelope."""
-    return msgspec.json.encode(ollama_error_body(error))
+    return msgspec.json.encode(OllamaErrorBody(error=error.message))
 
 
 def ollama_not_found(path: str) -> NotFoundError:

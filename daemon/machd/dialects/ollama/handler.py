@@ -14,19 +14,7 @@ from litestar.types import ASGIApp
 from machd.dialects.bodies import read_public_body
 from machd.dialects.endpoint import endpoint
 from machd.dialects.generation import converse, identify, read_generation
-from machd.dialects.ollama.answer import (
-    OllamaCapability,
-    OllamaChatLine,
-    OllamaErrorBody,
-    OllamaGenerateLine,
-    OllamaModel,
-    OllamaModelDetails,
-    OllamaModelFacts,
-    OllamaModelList,
-    OllamaRunningModel,
-    OllamaRunningModelList,
-    OllamaVersion,
-)
+from machd.dialects.ollama import answer
 from machd.dialects.ollama.request import (
     OllamaChatRequest,
     OllamaGenerateRequest,
@@ -52,11 +40,11 @@ _NEVER = "2318-01-01T00:00:00Z"
 
 @endpoint(
     "POST /api/chat",
-    OllamaChatLine,
+    answer.OllamaChatLine,
     takes=OllamaChatRequest,
-    streams=OllamaChatLine,
+    streams=answer.OllamaChatLine,
     stream_type=JSON_LINES,
-    errors=(OllamaErrorBody,),
+    errors=(answer.OllamaErrorBody,),
 )
 async def create_ollama_chat(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
@@ -75,11 +63,11 @@ async def create_ollama_chat(
 
 @endpoint(
     "POST /api/generate",
-    OllamaGenerateLine,
+    answer.OllamaGenerateLine,
     takes=OllamaGenerateRequest,
-    streams=OllamaGenerateLine,
+    streams=answer.OllamaGenerateLine,
     stream_type=JSON_LINES,
-    errors=(OllamaErrorBody,),
+    errors=(answer.OllamaErrorBody,),
 )
 async def create_ollama_generate(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
@@ -101,15 +89,20 @@ async def create_ollama_generate(
     )
 
 
-@endpoint("POST /api/show", OllamaModelFacts, takes=OllamaShowRequest, errors=(OllamaErrorBody,))
+@endpoint(
+    "POST /api/show",
+    answer.OllamaModelFacts,
+    takes=OllamaShowRequest,
+    errors=(answer.OllamaErrorBody,),
+)
 async def show_ollama_model(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
-) -> OllamaModelFacts:
+) -> answer.OllamaModelFacts:
     """Describe the served model, in Ollama's words."""
     body = await read_public_body(request, context, OllamaShowRequest)
     context = context.of(context.find(body.model or body.name))
     model = context.served.model
-    return OllamaModelFacts(
+    return answer.OllamaModelFacts(
         details=_details(model),
         model_info={
             "general.architecture": model.architecture,
@@ -122,13 +115,13 @@ async def show_ollama_model(
     )
 
 
-@endpoint("GET /api/tags", OllamaModelList, errors=(OllamaErrorBody,))
-async def list_ollama_models(context: NamedDependency[ServerContext]) -> OllamaModelList:
+@endpoint("GET /api/tags", answer.OllamaModelList, errors=(answer.OllamaErrorBody,))
+async def list_ollama_models(context: NamedDependency[ServerContext]) -> answer.OllamaModelList:
     """The models that are served, in Ollama's words."""
     model = context.served.model
-    return OllamaModelList(
+    return answer.OllamaModelList(
         models=[
-            OllamaModel(
+            answer.OllamaModel(
                 name=model.model_id,
                 model=model.model_id,
                 modified_at=_timestamp(model.created_unix_s),
@@ -140,15 +133,15 @@ async def list_ollama_models(context: NamedDependency[ServerContext]) -> OllamaM
     )
 
 
-@endpoint("GET /api/ps", OllamaRunningModelList, errors=(OllamaErrorBody,))
+@endpoint("GET /api/ps", answer.OllamaRunningModelList, errors=(answer.OllamaErrorBody,))
 async def list_running_ollama_models(
     context: NamedDependency[ServerContext],
-) -> OllamaRunningModelList:
+) -> answer.OllamaRunningModelList:
     """The models in memory, in Ollama's words."""
     model = context.served.model
-    return OllamaRunningModelList(
+    return answer.OllamaRunningModelList(
         models=[
-            OllamaRunningModel(
+            answer.OllamaRunningModel(
                 name=model.model_id,
                 model=model.model_id,
                 size=model.weights_bytes,
@@ -162,10 +155,10 @@ async def list_running_ollama_models(
     )
 
 
-@endpoint("GET /api/version", OllamaVersion, errors=(OllamaErrorBody,))
-async def get_ollama_version(context: NamedDependency[ServerContext]) -> OllamaVersion:
+@endpoint("GET /api/version", answer.OllamaVersion, errors=(answer.OllamaErrorBody,))
+async def get_ollama_version(context: NamedDependency[ServerContext]) -> answer.OllamaVersion:
     """The version of Ollama's API that is spoken."""
-    return OllamaVersion(version=_API_VERSION, machd=context.versions.machd)
+    return answer.OllamaVersion(version=_API_VERSION, machd=context.versions.machd)
 
 
 def _dialect(
@@ -204,8 +197,8 @@ async def _prepared(
     return PreparedConversation(tuple(prompt), guidance)
 
 
-def _details(model: ModelDescription) -> OllamaModelDetails:
-    return OllamaModelDetails(
+def _details(model: ModelDescription) -> answer.OllamaModelDetails:
+    return answer.OllamaModelDetails(
         family=model.architecture,
         families=[model.architecture],
         parameter_size=_parameter_size(model.parameters),
@@ -222,9 +215,8 @@ def _parameter_size(parameters: int) -> str:
     return str(parameters)
 
 
-def _capabilities(tokenizer: Tokenizer) -> list[OllamaCapability]:
-    """Return the abilities of the model's chat format."""
-    found: list[OllamaCapability] = ["completion"]
+def _capabilities(tokenizer: Tokenizer) -> list[answer.OllamaCapability]:
+    found: list[answer.OllamaCapability] = ["completion"]
     if tokenizer.has_chat_template:
         found.append("tools")
     if tokenizer.chat_format.reasoning_markers is not None:

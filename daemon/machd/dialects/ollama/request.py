@@ -2,43 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from machd.dialects.wire.bounds import (
-    MAX_TOOLS,
-    CallId,
-    ContentText,
-    Label,
-    MediaText,
-    MinP,
-    ModelName,
-    Penalty,
-    RepetitionPenalty,
-    Seed,
-    Stop,
-    Temperature,
-    TopK,
-    TopLogprobs,
-    TopP,
-)
+from machd.dialects.wire import bounds
 from machd.dialects.wire.generation_request import GenerationRequest, SamplingFields
 from machd.dialects.wire.media import media_from_base64
 from machd.dialects.wire.other_servers import FalseOnly, OneOnly, TrueOnly, ZeroOnly
 from machd.dialects.wire.raw_json import Allowance, JsonObject, raw_object
 from machd.dialects.wire.reasoning import ReasoningOptions, reasoning_options
-from machd.dialects.wire.refusal import Ignored, Refused, neutral_values, only, refuse_unsupported
+from machd.dialects.wire.refusal import Ignored, Refused, only, refuse_unsupported
 from machd.dialects.wire.response_format import ollama_constraint
 from machd.dialects.wire.tools import ChatToolList, chat_tools
 from machd.errors import InvalidRequestError, UnsupportedParameterError
 from machd.request.constraint import Constraint
-from machd.request.conversation import Conversation
+from machd.request.conversation import Conversation, template_call
 from machd.request.generation import WHOLE_ROOM, GenerationOptions
 from machd.request.media import MediaKind, message_content
 
-Images: TypeAlias = Annotated[list[MediaText], Meta(max_length=1024)]
+Images: TypeAlias = Annotated[list[bounds.MediaText], Meta(max_length=1024)]
 """Files of images, each in base64."""
 
 
@@ -49,7 +33,7 @@ class OllamaCalledFunction(Struct, frozen=True, kw_only=True):
         index: Ignored; calls count in their order.
     """
 
-    name: CallId
+    name: bounds.CallId
     arguments: JsonObject
     index: Ignored = UNSET
 
@@ -58,7 +42,7 @@ class OllamaToolCall(Struct, frozen=True, kw_only=True):
     """A call that the model made; Ollama's older clients drop its id."""
 
     function: OllamaCalledFunction
-    id: CallId | None = None
+    id: bounds.CallId | None = None
 
 
 class OllamaMessage(Struct, frozen=True, kw_only=True):
@@ -72,11 +56,11 @@ class OllamaMessage(Struct, frozen=True, kw_only=True):
     """
 
     role: Literal["system", "user", "assistant", "tool"]
-    content: ContentText | None = None
-    thinking: ContentText | None = None
-    tool_calls: Annotated[list[OllamaToolCall], Meta(max_length=MAX_TOOLS)] | None = None
-    tool_name: Label | None = None
-    tool_call_id: Label | None = None
+    content: bounds.ContentText | None = None
+    thinking: bounds.ContentText | None = None
+    tool_calls: Annotated[list[OllamaToolCall], Meta(max_length=bounds.MAX_TOOLS)] | None = None
+    tool_name: bounds.Label | None = None
+    tool_call_id: bounds.Label | None = None
     images: Images | None = None
 
     @property
@@ -108,10 +92,10 @@ def ollama_template_messages(messages: Sequence[OllamaMessage]) -> list[dict[str
     for index, message in enumerate(messages):
         param = f"messages[{index}].images"
         if message.images and message.role not in _IMAGE_ROLES:
-            raise InvalidRequestError(
-                f'{param}: images are taken in messages of the roles "user" and "tool" only; send '
+            raise InvalidRequestError.at(
+                param,
+                'images are taken in messages of the roles "user" and "tool" only; send '
                 "them in one of these",
-                param=param,
             )
         content = _content(message.images, message.text, param=param)
         one: dict[str, object] = {"role": message.role, "content": content}
@@ -152,8 +136,7 @@ def _assistant_fields(
             max_bytes=None,
             allowance=allowance,
         )
-        function = {"name": call.function.name, "arguments": arguments}
-        calls.append({"id": call_id, "type": "function", "function": function})
+        calls.append(template_call(call_id, call.function.name, arguments))
     if calls:
         fields["tool_calls"] = calls
     return fields
@@ -188,16 +171,16 @@ class OllamaOptions(Struct, frozen=True, kw_only=True):
         num_ctx: Ignored, as the context is always as long as the model's.
     """
 
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    min_p: MinP | None = None
-    seed: Seed | None = None
+    temperature: bounds.Temperature | None = None
+    top_p: bounds.TopP | None = None
+    top_k: bounds.TopK | None = None
+    min_p: bounds.MinP | None = None
+    seed: bounds.Seed | None = None
     num_predict: _Tokens | None = None
-    stop: Stop | None = None
-    repeat_penalty: RepetitionPenalty | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
+    stop: bounds.Stop | None = None
+    repeat_penalty: bounds.RepetitionPenalty | None = None
+    presence_penalty: bounds.Penalty | None = None
+    frequency_penalty: bounds.Penalty | None = None
     repeat_last_n: _LastTokens | None = None
 
     typical_p: OneOnly = UNSET
@@ -223,21 +206,17 @@ class OllamaOptions(Struct, frozen=True, kw_only=True):
     embedding_only: Ignored = UNSET
 
     def check(self) -> None:
-        """Refuse options that machd cannot follow.
-
-        Raises:
-            UnsupportedParameterError: One of them asks for what machd does not do.
-        """
-        refuse_unsupported(self, _NEUTRAL_OPTIONS, where="options.")
+        """Raise UnsupportedParameterError if an option asks for what machd does not do."""
+        refuse_unsupported(self, where="options.")
         penalises = (
             self.repeat_penalty not in (None, 1.0)
             or self.presence_penalty
             or self.frequency_penalty
         )
         if penalises and self.repeat_last_n not in (None, _WHOLE_TEXT, 0):
-            raise UnsupportedParameterError(
-                "options.repeat_last_n: penalties look at the whole text; leave it out, or send -1",
-                param="options.repeat_last_n",
+            raise UnsupportedParameterError.at(
+                "options.repeat_last_n",
+                "penalties look at the whole text; leave it out, or send -1",
             )
 
     def generation_options(self, *, top_logprobs: int | None, stream: bool) -> GenerationOptions:
@@ -261,9 +240,6 @@ class OllamaOptions(Struct, frozen=True, kw_only=True):
             top_logprobs=top_logprobs,
         )
         return options.with_defaults(_DEFAULTS)
-
-
-_NEUTRAL_OPTIONS = neutral_values(OllamaOptions)
 
 
 _EmptyTextOnly: TypeAlias = Annotated[Raw | UnsetType, only("")]
@@ -299,7 +275,7 @@ class OllamaRequest(GenerationRequest, frozen=True, kw_only=True):
     options: OllamaOptions | None = None
     think: Think | None = None
     logprobs: bool | None = None
-    top_logprobs: TopLogprobs | None = None
+    top_logprobs: bounds.TopLogprobs | None = None
 
     keep_alive: Ignored = UNSET
     truncate: Ignored = UNSET
@@ -307,14 +283,8 @@ class OllamaRequest(GenerationRequest, frozen=True, kw_only=True):
     debug_render_only: FalseOnly = UNSET
 
     def checked(self) -> Self:
-        """The request, if its fields go together and ask for nothing that machd does not do.
-
-        Raises:
-            InvalidRequestError: ``format`` is neither of its two forms, or ``top_logprobs`` comes
-                without ``logprobs``.
-            UnsupportedParameterError: A field asks for what machd does not do.
-        """
-        refuse_unsupported(self, _NEUTRAL_BY_TYPE[type(self)])
+        """Check as :meth:`GenerationRequest.checked`, and that ``format`` has one of its two forms."""
+        refuse_unsupported(self)
         if self.options is not None:
             self.options.check()
         self.constraint()
@@ -323,12 +293,7 @@ class OllamaRequest(GenerationRequest, frozen=True, kw_only=True):
         return self
 
     def constraint(self) -> Constraint | None:
-        """Return the constraint that ``format`` asks for; None for any text.
-
-        Raises:
-            InvalidRequestError: It is neither ``"json"`` nor a JSON schema, or the schema is too
-                long.
-        """
+        """Return the constraint that ``format`` asks for, as :func:`ollama_constraint`; None for any text."""
         return ollama_constraint(self.format)
 
     def generation(self) -> GenerationOptions:
@@ -384,8 +349,8 @@ class OllamaGenerateRequest(OllamaRequest, frozen=True, kw_only=True):
         context: Refused: a conversation is continued at ``/api/chat``, by its messages.
     """
 
-    prompt: ContentText | None = None
-    system: ContentText | None = None
+    prompt: bounds.ContentText | None = None
+    system: bounds.ContentText | None = None
     raw: bool | None = None
 
     suffix: _EmptyTextOnly = UNSET
@@ -442,11 +407,6 @@ class OllamaShowRequest(Struct, frozen=True, kw_only=True):
         name: What ``model`` was called before.
     """
 
-    model: ModelName | None = None
-    name: ModelName | None = None
+    model: bounds.ModelName | None = None
+    name: bounds.ModelName | None = None
     verbose: Ignored = UNSET
-
-
-_NEUTRAL_BY_TYPE: Mapping[type[Struct], Mapping[str, tuple[object, ...]]] = {
-    type_: neutral_values(type_) for type_ in (OllamaChatRequest, OllamaGenerateRequest)
-}

@@ -11,29 +11,13 @@ from msgspec import UNSET, Raw
 
 from machd.dialects.chat.answer import ContentGaps
 from machd.dialects.logprobs import ChatTokenLogprob, GrowingLogprobs
-from machd.dialects.ollama.answer import (
-    DoneReason,
-    OllamaAnswerMessage,
-    OllamaAnswerToolCall,
-    OllamaChatLine,
-    OllamaFunctionCall,
-    OllamaGenerateLine,
-    OllamaLine,
-    ollama_error_json,
-)
+from machd.dialects.ollama import answer
 from machd.dialects.usage import wire_finish_reason
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import MachdError
 from machd.generations.generation import ChoiceDelta, GenerationUsage
 from machd.http.sse import JSON_LINES
-from machd.reading.output import (
-    Content,
-    OutputPiece,
-    Reasoning,
-    ToolCallArguments,
-    ToolCallEnd,
-    ToolCallStart,
-)
+from machd.reading import output
 
 _NANOSECONDS = 1_000_000_000
 _NO_ARGUMENTS = Raw(b"{}")
@@ -45,7 +29,7 @@ class Said:
 
     content: str = ""
     thinking: str = ""
-    calls: tuple[OllamaAnswerToolCall, ...] = ()
+    calls: tuple[answer.OllamaAnswerToolCall, ...] = ()
 
 
 class OllamaDialect(ABC):
@@ -54,20 +38,14 @@ class OllamaDialect(ABC):
     media_type = JSON_LINES
 
     def __init__(self, model_id: str, created_at: str, logprobs_of: Tokenizer | None) -> None:
-        """Begin an answer.
-
-        Args:
-            model_id: The served model.
-            created_at: When the request was read, in RFC 3339.
-            logprobs_of: Spells the tokens whose log-probabilities are wanted; None for none.
-        """
+        """Begin an answer; ``created_at`` is in RFC 3339, ``logprobs_of`` None where none are wanted."""
         self._model_id = model_id
         self._created_at = created_at
         self._logprobs = GrowingLogprobs(logprobs_of)
         self._encoder = msgspec.json.Encoder()
         self._reader = _Reader()
         self._said: list[Said] = []
-        self._done_reason: DoneReason = "stop"
+        self._done_reason: answer.DoneReason = "stop"
         # Not an empty line, at which Ollama's own client fails.
         self.keep_alive = self._encoded(Said(), []) + b"\n"
 
@@ -89,7 +67,7 @@ class OllamaDialect(ABC):
 
     def failure(self, error: MachdError) -> bytes:
         """A line that ends the stream."""
-        return ollama_error_json(error) + b"\n"
+        return answer.ollama_error_json(error) + b"\n"
 
     def finish(self, usage: GenerationUsage) -> bytes:
         """The answer."""
@@ -105,7 +83,7 @@ class OllamaDialect(ABC):
         return self._encoded(Said(), [], done=True, done_reason="load")
 
     @abstractmethod
-    def _line(self, said: Said) -> OllamaLine: ...
+    def _line(self, said: Said) -> answer.OllamaLine: ...
 
     def _encoded(self, said: Said, logprobs: list[ChatTokenLogprob], **fields: object) -> bytes:
         """A line, with fields of the last line."""
@@ -132,20 +110,22 @@ class OllamaDialect(ABC):
 class OllamaChatDialect(OllamaDialect):
     """Answers of ``/api/chat``."""
 
-    def _line(self, said: Said) -> OllamaLine:
-        message = OllamaAnswerMessage(
+    def _line(self, said: Said) -> answer.OllamaLine:
+        message = answer.OllamaAnswerMessage(
             content=said.content,
             thinking=said.thinking or UNSET,
             tool_calls=list(said.calls) or UNSET,
         )
-        return OllamaChatLine(model=self._model_id, created_at=self._created_at, message=message)
+        return answer.OllamaChatLine(
+            model=self._model_id, created_at=self._created_at, message=message
+        )
 
 
 class OllamaGenerateDialect(OllamaDialect):
     """Answers of ``/api/generate``."""
 
-    def _line(self, said: Said) -> OllamaLine:
-        return OllamaGenerateLine(
+    def _line(self, said: Said) -> answer.OllamaLine:
+        return answer.OllamaGenerateLine(
             model=self._model_id,
             created_at=self._created_at,
             response=said.content,
@@ -158,31 +138,31 @@ class _Reader:
 
     def __init__(self) -> None:
         self._gaps = ContentGaps()
-        self._call: ToolCallStart | None = None
+        self._call: output.ToolCallStart | None = None
         self._arguments: list[str] = []
 
-    def push(self, pieces: Iterable[OutputPiece]) -> Iterator[Said]:
+    def push(self, pieces: Iterable[output.OutputPiece]) -> Iterator[Said]:
         """Yield texts and thoughts as they come, and calls once they are whole."""
         for piece in self._gaps.push(pieces):
             match piece:
-                case Content(text):
+                case output.Content(text):
                     yield Said(content=text)
-                case Reasoning(text):
+                case output.Reasoning(text):
                     yield Said(thinking=text)
-                case ToolCallStart():
+                case output.ToolCallStart():
                     self._call, self._arguments = piece, []
-                case ToolCallArguments(text=text):
+                case output.ToolCallArguments(text=text):
                     self._arguments.append(text)
-                case ToolCallEnd():
+                case output.ToolCallEnd():
                     assert self._call is not None, "a call ends that has begun"
                     yield Said(calls=(_called(self._call, "".join(self._arguments)),))
 
 
-def _called(call: ToolCallStart, arguments: str) -> OllamaAnswerToolCall:
-    function = OllamaFunctionCall(
+def _called(call: output.ToolCallStart, arguments: str) -> answer.OllamaAnswerToolCall:
+    function = answer.OllamaFunctionCall(
         index=call.index, name=call.name, arguments=_one_line_object(arguments)
     )
-    return OllamaAnswerToolCall(id=call.call_id, function=function)
+    return answer.OllamaAnswerToolCall(id=call.call_id, function=function)
 
 
 def _one_line_object(arguments: str) -> Raw:

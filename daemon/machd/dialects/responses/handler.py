@@ -79,8 +79,8 @@ async def get_response(
 ) -> Response[bytes]:
     """A stored response."""
     if request.query_params.get("stream", "false") != "false":
-        raise UnsupportedParameterError(
-            "stream: a stored response is not streamed again; leave it out", param="stream"
+        raise UnsupportedParameterError.at(
+            "stream", "a stored response is not streamed again; leave it out"
         )
     context.service.lifecycle.check_accepting()
     found = context.responses.get(client_name(request.scope), response_id)

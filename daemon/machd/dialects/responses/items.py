@@ -13,9 +13,10 @@ from machd.dialects.responses.tools import CUSTOM_INPUT
 from machd.dialects.wire.bounds import CallId, ContentText, Label, MediaText
 from machd.dialects.wire.media import media_from_url
 from machd.dialects.wire.raw_json import Allowance
-from machd.dialects.wire.refusal import Ignored, Refused, neutral_values, refuse_unsupported
+from machd.dialects.wire.refusal import Ignored, Refused, refuse_unsupported
 from machd.dialects.wire.tools import past_arguments
 from machd.errors import InvalidRequestError, UnsupportedParameterError
+from machd.request.conversation import template_call
 from machd.request.media import MediaKind, MediaSource, message_content
 
 
@@ -84,7 +85,6 @@ _Part: TypeAlias = (
 _Parts = Annotated[list[_Part], Meta(max_length=1024)]
 _TEXT_PARTS = (InputTextPart, OutputTextPart, RefusalTextPart)
 _SHOWN_PARTS = (*_TEXT_PARTS, InputImagePart)
-_IMAGE_NEUTRAL = neutral_values(InputImagePart)
 
 
 class InputItem(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -138,8 +138,7 @@ class InputItem(Struct, frozen=True, kw_only=True, omit_defaults=True):
         """
         for name in _NEEDED[self.type or "message"]:
             if getattr(self, name) is None:
-                param = f"{place}.{name}"
-                raise InvalidRequestError(f"{param}: required, but missing", param=param)
+                raise InvalidRequestError.at(f"{place}.{name}", "required, but missing")
         shown_parts = _SHOWN_PARTS if self.role == "user" else _TEXT_PARTS
         content_parts = (ReasoningTextPart,) if self.type == "reasoning" else shown_parts
         _check_parts(self.content, content_parts, f"{place}.content")
@@ -186,29 +185,26 @@ def _check_parts(
         return
     for index, part in enumerate(content):
         if not isinstance(part, kinds):
-            param = f"{place}[{index}].type"
             right = " or ".join(f'"{kind.__struct_config__.tag}"' for kind in kinds)
-            raise UnsupportedParameterError(
-                f'{param}: parts of type "{part.__struct_config__.tag}" are not supported here; '
+            raise UnsupportedParameterError.at(
+                f"{place}[{index}].type",
+                f'parts of type "{part.__struct_config__.tag}" are not supported here; '
                 f"send {right}",
-                param=param,
             )
         if isinstance(part, InputImagePart):
             _check_image(part, f"{place}[{index}]")
 
 
 def _check_image(part: InputImagePart, place: str) -> None:
-    param = f"{place}.file_id"
     if part.image_url is not None:
-        refuse_unsupported(part, _IMAGE_NEUTRAL, where=f"{place}.")
+        refuse_unsupported(part, where=f"{place}.")
     elif part.file_id is not UNSET:
-        raise UnsupportedParameterError(
-            f"{param}: no files are stored here; send the image in image_url, as a data: URL",
-            param=param,
+        raise UnsupportedParameterError.at(
+            f"{place}.file_id",
+            "no files are stored here; send the image in image_url, as a data: URL",
         )
     else:
-        param = f"{place}.image_url"
-        raise InvalidRequestError(f"{param}: required, but missing", param=param)
+        raise InvalidRequestError.at(f"{place}.image_url", "required, but missing")
 
 
 def _piece(part: _Part, place: str) -> str | MediaSource:
@@ -263,10 +259,8 @@ def item_chain(
 ) -> ItemChain:
     """The items of a request, after those of the responses before it.
 
-    Args:
-        given: ``input``, its items checked.
-        previous: Items of the chain that ``previous_response_id`` ends, as JSON.
-        referenced: Items that ``given`` refers to, by id, as far as they are stored.
+    ``previous`` are the items of the chain that ``previous_response_id`` ends; ``referenced`` are by id what is stored of
+    the items that ``given`` refers to. Both are JSON.
 
     Raises:
         InvalidRequestError: An item refers to nothing that is stored, or there are too many items
@@ -303,10 +297,10 @@ def _resolved(
             data = _stored(item, referenced, place)
             room_bytes -= len(data)
             if room_bytes < 0:
-                raise InvalidRequestError(
-                    f"{place}: what is stored may bring in {_MAX_STORED_BYTES} bytes, and the "
+                raise InvalidRequestError.at(
+                    place,
+                    f"what is stored may bring in {_MAX_STORED_BYTES} bytes, and the "
                     "references bring in more",
-                    param=place,
                 )
             yield PlacedItem(_decoded(data), place), data
         elif item.type != "reasoning" or item.text:
@@ -317,19 +311,19 @@ def _resolved(
 def _stored(item: InputItem, referenced: Mapping[str, bytes], place: str) -> bytes:
     data = referenced.get(item.id or "")
     if data is None:
-        raise InvalidRequestError(
-            f"{place}.id: no such item is stored here; it may belong to a response with "
+        raise InvalidRequestError.at(
+            f"{place}.id",
+            "no such item is stored here; it may belong to a response with "
             "store: false or to one that was dropped",
-            param=f"{place}.id",
         )
     return data
 
 
 def _too_long(limit: str) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"previous_response_id: a conversation may have {limit}, and this one has more; start a "
+    return InvalidRequestError.at(
+        "previous_response_id",
+        f"a conversation may have {limit}, and this one has more; start a "
         "new one with what matters of it",
-        param="previous_response_id",
     )
 
 
@@ -346,9 +340,7 @@ def item_messages(
 ) -> list[dict[str, object]]:
     """The conversation as :class:`machd.request.conversation.Conversation` has it.
 
-    Args:
-        items: Checked items, oldest first.
-        instructions: What the operator says before all of them.
+    Items are checked, the oldest first; instructions stand before all of them.
 
     Raises:
         InvalidRequestError: A call has no output, an output has no call, a call's arguments are
@@ -381,8 +373,6 @@ class _Turn:
 
 
 class _Messages:
-    """Messages as they grow."""
-
     def __init__(self) -> None:
         self._opening_words: list[str] = []
         self._held_words: list[str] = []
@@ -441,27 +431,18 @@ class _Messages:
             return  # cut short: there is nothing that could be called, and no output of it
         assert item.call_id is not None, "checked before"
         if item.call_id in self._functions:
-            param = f"{place}.call_id"
-            raise InvalidRequestError(f"{param}: an earlier call has the same id", param=param)
-        self._turn(may_have_text=True).calls.append(
-            {
-                "id": item.call_id,
-                "type": "function",
-                "function": {
-                    "name": item.name,
-                    "arguments": _arguments(item, self._allowance, place),
-                },
-            }
-        )
+            raise InvalidRequestError.at(f"{place}.call_id", "an earlier call has the same id")
+        arguments = _arguments(item, self._allowance, place)
+        call = template_call(item.call_id, item.name, arguments)
+        self._turn(may_have_text=True).calls.append(call)
         self._functions[item.call_id] = item.name or ""
         self._unanswered[item.call_id] = place
 
     def _answer(self, item: InputItem, place: str) -> None:
         assert item.call_id is not None, "checked before"
         if self._unanswered.pop(item.call_id, None) is None:
-            param = f"{place}.call_id"
-            raise InvalidRequestError(
-                f"{param}: no call before it waits for this output", param=param
+            raise InvalidRequestError.at(
+                f"{place}.call_id", "no call before it waits for this output"
             )
         if not self._unanswered:
             self._open = None

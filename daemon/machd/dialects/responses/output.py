@@ -11,52 +11,20 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from machd.dialects.responses.answer import (
-    ArgumentsDelta,
-    ArgumentsDone,
-    ContentPartAdded,
-    ContentPartDone,
-    CustomInputDelta,
-    CustomInputDone,
-    CustomToolCallItem,
-    FunctionCallItem,
-    ItemStatus,
-    MessageItem,
-    OutputItem,
-    OutputItemAdded,
-    OutputItemDone,
-    OutputText,
-    OutputTextDelta,
-    OutputTextDone,
-    OutputTokenLogprob,
-    ReasoningItem,
-    ReasoningText,
-    ReasoningTextDelta,
-    ReasoningTextDone,
-    ResponseEvent,
-)
+from machd.dialects.responses import answer
 from machd.dialects.responses.tools import custom_input
 from machd.http.sse import event_frame
-from machd.reading.output import (
-    Content,
-    OutputPiece,
-    Reasoning,
-    ToolCallArguments,
-    ToolCallEnd,
-    ToolCallStart,
-    joined_pieces,
-)
+from machd.reading import output
 
 
 class EventFrames:
     """Writes the events of one response and counts them."""
 
     def __init__(self) -> None:
-        """Start at 0."""
         self._encoder = msgspec.json.Encoder()
         self._next_number = 0
 
-    def frame(self, kind: Callable[..., ResponseEvent], **fields: object) -> bytes:
+    def frame(self, kind: Callable[..., answer.ResponseEvent], **fields: object) -> bytes:
         """Encode the next event; ``fields`` are those of ``kind`` but ``sequence_number``."""
         event = kind(sequence_number=self._next_number, **fields)
         self._next_number += 1
@@ -69,7 +37,6 @@ class GrowingItem(ABC):
     prefix = ""
 
     def __init__(self, frames: EventFrames, index: int) -> None:
-        """Begin the item at ``index`` of the output."""
         self._frames = frames
         self.index = index
         self.id = f"{self.prefix}_{secrets.token_hex(14)}"
@@ -89,13 +56,13 @@ class GrowingItem(ABC):
         """Frame the events that end the text; the item comes next."""
 
     @abstractmethod
-    def item(self, status: ItemStatus) -> OutputItem:
+    def item(self, status: answer.ItemStatus) -> answer.OutputItem:
         """Return the item with its text so far."""
 
-    def _added(self, item: OutputItem) -> bytes:
-        return self._frames.frame(OutputItemAdded, output_index=self.index, item=item)
+    def _added(self, item: answer.OutputItem) -> bytes:
+        return self._frames.frame(answer.OutputItemAdded, output_index=self.index, item=item)
 
-    def _frame(self, kind: Callable[..., ResponseEvent], **fields: object) -> bytes:
+    def _frame(self, kind: Callable[..., answer.ResponseEvent], **fields: object) -> bytes:
         return self._frames.frame(kind, output_index=self.index, item_id=self.id, **fields)
 
 
@@ -106,30 +73,32 @@ class GrowingMessage(GrowingItem):
 
     def __init__(self, frames: EventFrames, index: int) -> None:
         super().__init__(frames, index)
-        self._logprobs: list[OutputTokenLogprob] = []
+        self._logprobs: list[answer.OutputTokenLogprob] = []
 
     def open(self) -> bytes:
         """Frame the empty item."""
-        item = MessageItem(id=self.id, status="in_progress", content=[])
-        return self._added(item) + self._frame(ContentPartAdded, part=OutputText(text=""))
+        item = answer.MessageItem(id=self.id, status="in_progress", content=[])
+        return self._added(item) + self._frame(
+            answer.ContentPartAdded, part=answer.OutputText(text="")
+        )
 
-    def add(self, text: str, logprobs: list[OutputTokenLogprob]) -> bytes:
+    def add(self, text: str, logprobs: list[answer.OutputTokenLogprob]) -> bytes:
         """Append text."""
         self._texts.append(text)
         self._logprobs += logprobs
-        return self._frame(OutputTextDelta, delta=text, logprobs=logprobs)
+        return self._frame(answer.OutputTextDelta, delta=text, logprobs=logprobs)
 
     def close(self) -> bytes:
         """Frame the whole text."""
-        done = self._frame(OutputTextDone, text=self.text, logprobs=self._logprobs)
-        return done + self._frame(ContentPartDone, part=self._part())
+        done = self._frame(answer.OutputTextDone, text=self.text, logprobs=self._logprobs)
+        return done + self._frame(answer.ContentPartDone, part=self._part())
 
-    def item(self, status: ItemStatus) -> MessageItem:
+    def item(self, status: answer.ItemStatus) -> answer.MessageItem:
         """Return the item with its text so far."""
-        return MessageItem(id=self.id, status=status, content=[self._part()])
+        return answer.MessageItem(id=self.id, status=status, content=[self._part()])
 
-    def _part(self) -> OutputText:
-        return OutputText(text=self.text, logprobs=self._logprobs)
+    def _part(self) -> answer.OutputText:
+        return answer.OutputText(text=self.text, logprobs=self._logprobs)
 
 
 class GrowingThoughts(GrowingItem):
@@ -139,22 +108,26 @@ class GrowingThoughts(GrowingItem):
 
     def open(self) -> bytes:
         """Frame the empty item."""
-        item = ReasoningItem(id=self.id, status="in_progress", content=[])
-        return self._added(item) + self._frame(ContentPartAdded, part=ReasoningText(text=""))
+        item = answer.ReasoningItem(id=self.id, status="in_progress", content=[])
+        return self._added(item) + self._frame(
+            answer.ContentPartAdded, part=answer.ReasoningText(text="")
+        )
 
     def add(self, text: str) -> bytes:
         """Append text."""
         self._texts.append(text)
-        return self._frame(ReasoningTextDelta, delta=text)
+        return self._frame(answer.ReasoningTextDelta, delta=text)
 
     def close(self) -> bytes:
         """Frame the whole text."""
-        done = self._frame(ReasoningTextDone, text=self.text)
-        return done + self._frame(ContentPartDone, part=ReasoningText(text=self.text))
+        done = self._frame(answer.ReasoningTextDone, text=self.text)
+        return done + self._frame(answer.ContentPartDone, part=answer.ReasoningText(text=self.text))
 
-    def item(self, status: ItemStatus) -> ReasoningItem:
+    def item(self, status: answer.ItemStatus) -> answer.ReasoningItem:
         """Return the item with its text so far."""
-        return ReasoningItem(id=self.id, status=status, content=[ReasoningText(text=self.text)])
+        return answer.ReasoningItem(
+            id=self.id, status=status, content=[answer.ReasoningText(text=self.text)]
+        )
 
 
 class GrowingCall(GrowingItem):
@@ -174,15 +147,15 @@ class GrowingCall(GrowingItem):
     def add(self, text: str) -> bytes:
         """Append to the arguments."""
         self._texts.append(text)
-        return self._frame(ArgumentsDelta, delta=text)
+        return self._frame(answer.ArgumentsDelta, delta=text)
 
     def close(self) -> bytes:
         """Frame the whole text."""
-        return self._frame(ArgumentsDone, name=self._name, arguments=self.text)
+        return self._frame(answer.ArgumentsDone, name=self._name, arguments=self.text)
 
-    def item(self, status: ItemStatus) -> OutputItem:
+    def item(self, status: answer.ItemStatus) -> answer.OutputItem:
         """Return the item with its text so far."""
-        return FunctionCallItem(
+        return answer.FunctionCallItem(
             id=self.id,
             call_id=self._call_id,
             name=self._name,
@@ -204,11 +177,13 @@ class GrowingCustomCall(GrowingCall):
     def close(self) -> bytes:
         """Frame the whole text."""
         text = custom_input(self.text)
-        return self._frame(CustomInputDelta, delta=text) + self._frame(CustomInputDone, input=text)
+        return self._frame(answer.CustomInputDelta, delta=text) + self._frame(
+            answer.CustomInputDone, input=text
+        )
 
-    def item(self, status: ItemStatus) -> OutputItem:
+    def item(self, status: answer.ItemStatus) -> answer.OutputItem:
         """Return the item with its text so far."""
-        return CustomToolCallItem(
+        return answer.CustomToolCallItem(
             id=self.id,
             call_id=self._call_id,
             name=self._name,
@@ -224,47 +199,47 @@ class ResponseOutput:
         """Start without items; calls of ``custom_tools`` are written as those of custom tools."""
         self._frames = frames
         self._custom_tools = custom_tools
-        self._done: list[OutputItem] = []
+        self._done: list[answer.OutputItem] = []
         self._open: GrowingItem | None = None
-        self._unsaid: list[OutputTokenLogprob] = []
+        self._unsaid: list[answer.OutputTokenLogprob] = []
 
     @property
-    def items(self) -> list[OutputItem]:
+    def items(self) -> list[answer.OutputItem]:
         """The items that are done."""
         return list(self._done)
 
-    def push(self, pieces: Sequence[OutputPiece], logprobs: Iterable[OutputTokenLogprob]) -> bytes:
-        """Take in what came; gives the events.
+    def push(
+        self, pieces: Sequence[output.OutputPiece], logprobs: Iterable[answer.OutputTokenLogprob]
+    ) -> bytes:
+        """Append pieces in the order of the text; returns the events.
 
-        Args:
-            pieces: In the order of the text.
-            logprobs: Of all tokens that came with it. Those of thoughts, which have no place of
-                their own, are listed with the text that follows.
+        ``logprobs`` are of all tokens that came with them. Those of thoughts, which have no place of
+        their own, are listed with the text that follows.
         """
         self._unsaid += logprobs
-        return b"".join(self._take(piece) for piece in joined_pieces(pieces))
+        return b"".join(self._take(piece) for piece in output.joined_pieces(pieces))
 
-    def finish(self, status: ItemStatus) -> bytes:
+    def finish(self, status: answer.ItemStatus) -> bytes:
         """End the output; ``status`` is that of an item that is still open."""
         first = b"" if self._done or self._open else self._enter_message()
         if isinstance(self._open, GrowingMessage) and self._unsaid:
             first += self._say("")
         return first + self._close(status)
 
-    def _take(self, piece: OutputPiece) -> bytes:
+    def _take(self, piece: output.OutputPiece) -> bytes:
         match piece:
-            case Reasoning(text):
+            case output.Reasoning(text):
                 return self._think(text)
-            case Content(text):
+            case output.Content(text):
                 return self._enter_message() + self._say(text)
-            case ToolCallStart(_, call_id, name):
+            case output.ToolCallStart(_, call_id, name):
                 closing = self._close("completed")
                 kind = GrowingCustomCall if name in self._custom_tools else GrowingCall
                 return closing + self._begin(kind(self._frames, len(self._done), call_id, name))
-            case ToolCallArguments(_, text):
+            case output.ToolCallArguments(_, text):
                 assert isinstance(self._open, GrowingCall), "arguments follow a call's start"
                 return self._open.add(text)
-            case ToolCallEnd():
+            case output.ToolCallEnd():
                 return self._close("completed", is_whole=True)
 
     def _think(self, text: str) -> bytes:
@@ -290,7 +265,7 @@ class ResponseOutput:
         self._open = item
         return item.open()
 
-    def _close(self, status: ItemStatus, *, is_whole: bool = False) -> bytes:
+    def _close(self, status: answer.ItemStatus, *, is_whole: bool = False) -> bytes:
         """End the open item; a call without its end is incomplete, whatever ended it."""
         if self._open is None:
             return b""
@@ -298,7 +273,7 @@ class ResponseOutput:
             status = "incomplete"
         closing = self._open.close()
         item = self._open.item(status)
-        done = self._frames.frame(OutputItemDone, output_index=self._open.index, item=item)
+        done = self._frames.frame(answer.OutputItemDone, output_index=self._open.index, item=item)
         self._done.append(item)
         self._open = None
         return closing + done

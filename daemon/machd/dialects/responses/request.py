@@ -15,18 +15,11 @@ from machd.dialects.responses.tools import (
     responses_tool_choice,
     responses_tools,
 )
-from machd.dialects.wire.bounds import (
-    ContentText,
-    Label,
-    MaxTokens,
-    MaxToolCalls,
-    Metadata,
-    TopLogprobs,
-    UnusedLabel,
-)
+from machd.dialects.wire import bounds
 from machd.dialects.wire.generation_request import SamplingFields, ServiceTier, agreed_tokens
+from machd.dialects.wire.other_servers import FalseOnly
 from machd.dialects.wire.reasoning import ReasoningEffort, reasoning_options
-from machd.dialects.wire.refusal import Ignored, Refused, neutral_values, only, refuse_unsupported
+from machd.dialects.wire.refusal import Ignored, Refused, only, refuse_unsupported
 from machd.dialects.wire.response_format import (
     JsonObjectFormat,
     TextFormat,
@@ -37,7 +30,6 @@ from machd.request.constraint import Constraint
 from machd.request.conversation import Conversation
 from machd.request.generation import WHOLE_ROOM, GenerationOptions
 
-_FalseOnly: TypeAlias = Annotated[Raw | UnsetType, only(False)]  # noqa: FBT003 - a JSON value
 _MediumOnly: TypeAlias = Annotated[Raw | UnsetType, only("medium")]
 _StandardOnly: TypeAlias = Annotated[Raw | UnsetType, only("standard")]
 _AutoOnly: TypeAlias = Annotated[Raw | UnsetType, only("auto")]
@@ -67,11 +59,7 @@ class TextRequest(Struct, frozen=True, kw_only=True):
     verbosity: _MediumOnly = UNSET
 
     def constraint(self) -> Constraint | None:
-        """Return the constraint of the answer; None for any text.
-
-        Raises:
-            InvalidRequestError: The schema is no JSON object, or too long.
-        """
+        """Return the constraint of the answer; None for any text. A schema is checked."""
         match self.format:
             case JsonObjectFormat():
                 return object_format_constraint(self.format, param="text.format")
@@ -116,13 +104,13 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
 
     takes_media: ClassVar[bool] = True
 
-    input: ContentText | InputItems
-    instructions: ContentText | None = None
-    previous_response_id: Label | None = None
+    input: bounds.ContentText | InputItems
+    instructions: bounds.ContentText | None = None
+    previous_response_id: bounds.Label | None = None
     store: bool | None = None
     stream_options: ResponsesStreamOptions | None = None
-    max_output_tokens: MaxTokens | None = None
-    top_logprobs: TopLogprobs | None = None
+    max_output_tokens: bounds.MaxTokens | None = None
+    top_logprobs: bounds.TopLogprobs | None = None
     truncation: Literal["auto", "disabled"] | None = None
     include: Annotated[list[_Include], Meta(max_length=16)] | None = None
     tools: ResponsesToolList | None = None
@@ -130,16 +118,16 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     text: TextRequest | None = None
     reasoning: ReasoningRequest | None = None
-    metadata: Metadata | None = None
+    metadata: bounds.Metadata | None = None
     service_tier: ServiceTier | None = None
-    user: UnusedLabel | None = None
-    safety_identifier: UnusedLabel | None = None
-    prompt_cache_key: UnusedLabel | None = None
+    user: bounds.UnusedLabel | None = None
+    safety_identifier: bounds.UnusedLabel | None = None
+    prompt_cache_key: bounds.UnusedLabel | None = None
     prompt_cache_retention: Ignored = UNSET
     prompt_cache_options: Ignored = UNSET
-    max_tool_calls: MaxToolCalls | None = None
+    max_tool_calls: bounds.MaxToolCalls | None = None
 
-    background: _FalseOnly = UNSET
+    background: FalseOnly = UNSET
     conversation: Refused = UNSET
     context_management: Refused = UNSET
     moderation: Refused = UNSET
@@ -151,26 +139,19 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
     response_format: Refused = UNSET
     reasoning_effort: Refused = UNSET
     logit_bias: Refused = UNSET
-    ignore_eos: _FalseOnly = UNSET
+    ignore_eos: FalseOnly = UNSET
     stop_token_ids: Refused = UNSET
     structured_outputs: Refused = UNSET
     chat_template: Refused = UNSET
     chat_template_kwargs: Refused = UNSET
 
     def checked(self) -> Self:
-        """The request, once what no single field's bounds can say holds too.
-
-        Only the places that need what is stored are left: :meth:`chain` and :meth:`continued`.
-
-        Raises:
-            InvalidRequestError: Fields contradict each other, or an item lacks something.
-            UnsupportedParameterError: A field asks for what machd does not do.
-        """
-        refuse_unsupported(self, _NEUTRAL)
+        """Check as the base class does, but for what needs stored items: see :meth:`continued`."""
+        refuse_unsupported(self)
         if self.text is not None:
-            refuse_unsupported(self.text, _TEXT_NEUTRAL, where="text.")
+            refuse_unsupported(self.text, where="text.")
         if self.reasoning is not None:
-            refuse_unsupported(self.reasoning, _REASONING_NEUTRAL, where="reasoning.")
+            refuse_unsupported(self.reasoning, where="reasoning.")
         agreed_tokens({"max_output_tokens": self.max_output_tokens})
         for index, item in enumerate(self.input if isinstance(self.input, list) else ()):
             item.checked(f"input[{index}]")
@@ -208,11 +189,7 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
         )
 
     def chain(self, *, previous: tuple[bytes, ...], referenced: dict[str, bytes]) -> ItemChain:
-        """The items of the conversation.
-
-        Args:
-            previous: Items that led to the previous response, and its own, as JSON.
-            referenced: Stored items by id, as far as there are any of ``referenced_ids``.
+        """The items of the conversation, as :func:`item_chain`.
 
         Raises:
             InvalidRequestError: A reference leads nowhere.
@@ -248,8 +225,3 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
             template_variables=reasoning.template_variables,
             max_prompt_tokens=WHOLE_ROOM if self.truncation == "auto" else None,
         )
-
-
-_NEUTRAL = neutral_values(ResponsesRequest)
-_TEXT_NEUTRAL = neutral_values(TextRequest)
-_REASONING_NEUTRAL = neutral_values(ReasoningRequest)

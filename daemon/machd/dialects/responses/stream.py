@@ -9,28 +9,7 @@ from msgspec import Raw
 
 from machd.clock import Clock
 from machd.dialects.logprobs import chat_logprobs
-from machd.dialects.responses.answer import (
-    AllowedToolsEcho,
-    CustomToolEcho,
-    ForcedCustomTool,
-    ForcedFunction,
-    FunctionToolEcho,
-    IncompleteDetails,
-    OutputItem,
-    OutputTokenLogprob,
-    OutputTopLogprob,
-    ReasoningEcho,
-    Response,
-    ResponseCompleted,
-    ResponseCreated,
-    ResponseFailed,
-    ResponseFailure,
-    ResponseIncomplete,
-    ResponseInProgress,
-    ResponseUsage,
-    TextEcho,
-    ToolChoiceEcho,
-)
+from machd.dialects.responses import answer
 from machd.dialects.responses.output import EventFrames, ResponseOutput
 from machd.dialects.responses.request import ResponsesRequest
 from machd.dialects.responses.tools import (
@@ -45,7 +24,7 @@ from machd.generations.generation import ChoiceDelta, GenerationIdentity, Genera
 from machd.http.sse import COMMENT_KEEP_ALIVE, EVENT_STREAM
 from machd.request.generation import GenerationOptions
 
-KeepResponse = Callable[[bytes, Sequence[OutputItem]], None]
+KeepResponse = Callable[[bytes, Sequence[answer.OutputItem]], None]
 """Told of a finished response: its JSON, and the items that it made."""
 
 
@@ -57,7 +36,7 @@ class ResponsesDialect:
 
     def __init__(
         self,
-        opened: Response,
+        opened: answer.Response,
         *,
         logprobs_from: Tokenizer | None,
         clock: Clock,
@@ -65,11 +44,7 @@ class ResponsesDialect:
     ) -> None:
         """Write one response.
 
-        Args:
-            opened: What is known of it before the first token.
-            logprobs_from: Names tokens; None where no log-probabilities are wanted.
-            clock: Tells when it is completed.
-            keep: Told once, when it ended well; never of one that failed or was aborted.
+        ``keep`` is told once, when the response ended well; never of one that failed or was aborted.
         """
         self._opened = opened
         self._logprobs_from = logprobs_from
@@ -83,7 +58,7 @@ class ResponsesDialect:
         """The response without any item, twice, as OpenAI's clients want it."""
         return b"".join(
             self._frames.frame(kind, response=self._opened)
-            for kind in (ResponseCreated, ResponseInProgress)
+            for kind in (answer.ResponseCreated, answer.ResponseInProgress)
         )
 
     def push(self, delta: ChoiceDelta) -> bytes:
@@ -96,7 +71,7 @@ class ResponsesDialect:
 
     def closing(self, usage: GenerationUsage) -> bytes:
         """The whole response once more; there is no ``[DONE]``."""
-        last = ResponseIncomplete if self._is_cut_short else ResponseCompleted
+        last = answer.ResponseIncomplete if self._is_cut_short else answer.ResponseCompleted
         return self._frames.frame(last, response=Raw(self.finish(usage)))
 
     def failure(self, error: MachdError) -> bytes:
@@ -104,7 +79,7 @@ class ResponsesDialect:
         response = msgspec.structs.replace(
             self._opened, status="failed", error=_failure(error), output=self._output.items
         )
-        return self._frames.frame(ResponseFailed, response=response)
+        return self._frames.frame(answer.ResponseFailed, response=response)
 
     def finish(self, usage: GenerationUsage) -> bytes:
         """Return the response that the last event of a stream holds, once it is kept."""
@@ -112,29 +87,19 @@ class ResponsesDialect:
             self._opened,
             status="incomplete" if self._is_cut_short else "completed",
             completed_at=None if self._is_cut_short else int(self._clock.unix_s()),
-            incomplete_details=IncompleteDetails() if self._is_cut_short else None,
+            incomplete_details=answer.IncompleteDetails() if self._is_cut_short else None,
             output=self._output.items,
-            usage=ResponseUsage.of(usage),
+            usage=answer.ResponseUsage.of(usage),
         )
-        answer = msgspec.json.encode(response)
-        self._keep(answer, response.output)
-        return answer
+        whole = msgspec.json.encode(response)
+        self._keep(whole, response.output)
+        return whole
 
-    def _logprobs(self, delta: ChoiceDelta) -> list[OutputTokenLogprob]:
+    def _logprobs(self, delta: ChoiceDelta) -> list[answer.OutputTokenLogprob]:
         if self._logprobs_from is None:
             return []
-        return [
-            OutputTokenLogprob(
-                token=one.token,
-                logprob=one.logprob,
-                bytes=one.bytes or [],
-                top_logprobs=[
-                    OutputTopLogprob(token=top.token, logprob=top.logprob, bytes=top.bytes or [])
-                    for top in one.top_logprobs
-                ],
-            )
-            for one in chat_logprobs(delta.tokens, self._logprobs_from)
-        ]
+        entries = chat_logprobs(delta.tokens, self._logprobs_from)
+        return msgspec.convert(entries, list[answer.OutputTokenLogprob], from_attributes=True)
 
 
 def opened_response(
@@ -142,9 +107,9 @@ def opened_response(
     options: GenerationOptions,
     identity: GenerationIdentity,
     model_id: str,
-) -> Response:
+) -> answer.Response:
     """A response before its first token: the request, given back."""
-    return Response(
+    return answer.Response(
         id=identity.generation_id,
         created_at=identity.created_unix_s,
         status="in_progress",
@@ -156,7 +121,7 @@ def opened_response(
         parallel_tool_calls=body.parallel_tool_calls is not False,
         previous_response_id=body.previous_response_id,
         prompt_cache_key=body.prompt_cache_key,
-        reasoning=_reasoning(body),
+        reasoning=msgspec.convert(body.reasoning or {}, answer.ReasoningEcho, from_attributes=True),
         safety_identifier=body.safety_identifier,
         service_tier=body.used_tier,
         store=body.is_stored,
@@ -172,17 +137,11 @@ def opened_response(
     )
 
 
-def _reasoning(body: ResponsesRequest) -> ReasoningEcho:
-    if body.reasoning is None:
-        return ReasoningEcho()
-    return ReasoningEcho(effort=body.reasoning.effort, summary=body.reasoning.summary)
-
-
-def _text(body: ResponsesRequest) -> TextEcho:
+def _text(body: ResponsesRequest) -> answer.TextEcho:
     asked = (body.text.format if body.text else None) or TextFormat()
     if isinstance(asked, SchemaTextFormat):
         asked = msgspec.structs.replace(asked, schema=_one_line(asked.schema))
-    return TextEcho(format=asked)
+    return answer.TextEcho(format=asked)
 
 
 def _one_line(raw: Raw) -> Raw:
@@ -190,16 +149,16 @@ def _one_line(raw: Raw) -> Raw:
     return Raw(msgspec.json.format(bytes(raw), indent=-1))
 
 
-def _custom_tools(opened: Response) -> frozenset[str]:
-    return frozenset(one.name for one in opened.tools if isinstance(one, CustomToolEcho))
+def _custom_tools(opened: answer.Response) -> frozenset[str]:
+    return frozenset(one.name for one in opened.tools if isinstance(one, answer.CustomToolEcho))
 
 
-def _tool(tool: ResponsesTool) -> FunctionToolEcho | CustomToolEcho:
+def _tool(tool: ResponsesTool) -> answer.FunctionToolEcho | answer.CustomToolEcho:
     if tool.type == "custom":
-        return CustomToolEcho(
+        return answer.CustomToolEcho(
             name=tool.name or "", description=tool.description, format=tool.format
         )
-    return FunctionToolEcho(
+    return answer.FunctionToolEcho(
         name=tool.name or "",
         description=tool.description,
         parameters=_one_line(tool.parameters) if isinstance(tool.parameters, Raw) else None,
@@ -207,26 +166,26 @@ def _tool(tool: ResponsesTool) -> FunctionToolEcho | CustomToolEcho:
     )
 
 
-def _tool_choice(choice: ResponsesToolChoice | None) -> ToolChoiceEcho:
+def _tool_choice(choice: ResponsesToolChoice | None) -> answer.ToolChoiceEcho:
     if choice is None:
         return "auto"
     if isinstance(choice, str):
         return choice
     if choice.type == "allowed_tools":
         named = [_forced(one.type, one.name) for one in choice.tools or () if one.is_served]
-        return AllowedToolsEcho(mode=choice.mode or "auto", tools=named)
+        return answer.AllowedToolsEcho(mode=choice.mode or "auto", tools=named)
     return _forced(choice.type, choice.name)
 
 
-def _forced(kind: str, name: str | None) -> ForcedFunction | ForcedCustomTool:
-    return (ForcedCustomTool if kind == "custom" else ForcedFunction)(name=name or "")
+def _forced(kind: str, name: str | None) -> answer.ForcedFunction | answer.ForcedCustomTool:
+    return (answer.ForcedCustomTool if kind == "custom" else answer.ForcedFunction)(name=name or "")
 
 
-def _failure(error: MachdError) -> ResponseFailure:
+def _failure(error: MachdError) -> answer.ResponseFailure:
     match error:
         case UnavailableError():
-            return ResponseFailure(code="rate_limit_exceeded", message=error.message)
+            return answer.ResponseFailure(code="rate_limit_exceeded", message=error.message)
         case InvalidRequestError():
-            return ResponseFailure(code="invalid_prompt", message=error.message)
+            return answer.ResponseFailure(code="invalid_prompt", message=error.message)
         case _:
-            return ResponseFailure(code="server_error", message=error.message)
+            return answer.ResponseFailure(code="server_error", message=error.message)

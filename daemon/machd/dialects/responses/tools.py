@@ -15,7 +15,12 @@ from msgspec import UNSET, Meta, Struct
 
 from machd.dialects.wire.bounds import MAX_TOOLS, Description, GrammarText, Label, ToolName
 from machd.dialects.wire.raw_json import Allowance, OptionalSchema, Schema
-from machd.dialects.wire.tools import check_tool_choice, parameters_of, schemas_allowance
+from machd.dialects.wire.tools import (
+    check_tool_choice,
+    check_unique_names,
+    parameters_of,
+    schemas_allowance,
+)
 from machd.errors import InvalidRequestError, UnsupportedParameterError
 from machd.request.conversation import FunctionTool, ToolChoice, ToolChoiceMode
 
@@ -143,22 +148,11 @@ def responses_tools(tools: Sequence[ResponsesTool] | None) -> tuple[FunctionTool
     Raises:
         InvalidRequestError: One has no name, two have the same, or parameters are no JSON object.
     """
-    functions: list[FunctionTool] = []
-    places: dict[str, str] = {}
     allowance = schemas_allowance()
-    for index, tool in enumerate(tools or ()):
-        if not tool.is_served:
-            continue
-        place = f"tools[{index}]"
-        function = _function(tool, allowance, place)
-        if function.name in places:
-            param = f"{place}.name"
-            raise InvalidRequestError(
-                f"{param}: the same name as at {places[function.name]}.name", param=param
-            )
-        places[function.name] = place
-        functions.append(function)
-    return tuple(functions)
+    served = {f"tools[{index}]": tool for index, tool in enumerate(tools or ()) if tool.is_served}
+    functions = {place: _function(tool, allowance, place) for place, tool in served.items()}
+    check_unique_names((f"{place}.name", one.name) for place, one in functions.items())
+    return tuple(functions.values())
 
 
 def left_out_kinds(tools: Sequence[ResponsesTool] | None) -> list[str]:
@@ -175,11 +169,7 @@ def responses_tool_choice(
 ) -> tuple[ToolChoice, tuple[FunctionTool, ...]]:
     """Return the choice of tools, and the tools that may be called.
 
-    Args:
-        choice: ``tool_choice``.
-        tools: Those that are served.
-        parallel_tool_calls: The request's.
-        left_out: Kinds of tools that the request brought and that are not served.
+    ``left_out`` are kinds of tools that the request brought and that are not served.
 
     Raises:
         UnsupportedParameterError: It can only be met by a tool that is not served.
@@ -257,14 +247,13 @@ def _served_name(kind: str, name: str | None, place: str) -> str:
     if kind not in _SERVED:
         raise _not_served(kind, f"{place}.type")
     if name is None:
-        param = f"{place}.name"
-        raise InvalidRequestError(f"{param}: required, but missing", param=param)
+        raise InvalidRequestError.at(f"{place}.name", "required, but missing")
     return name
 
 
 def _not_served(kind: str, param: str) -> UnsupportedParameterError:
-    return UnsupportedParameterError(
-        f'{param}: tools of type "{kind}" are not supported, so none can be called; name one of '
+    return UnsupportedParameterError.at(
+        param,
+        f'tools of type "{kind}" are not supported, so none can be called; name one of '
         'type "function" or "custom"',
-        param=param,
     )

@@ -59,7 +59,8 @@ class TokenizeRequest(Struct, frozen=True, kw_only=True):
             raise InvalidRequestError("send either prompt or messages", param="prompt")
         if self.messages is not None:
             check_messages(self.messages)
-            self._check_continuation(self.messages)
+            if self.continue_final_message:
+                check_final_message(self.messages, opens_turn=self.add_generation_prompt)
         return self
 
     @property
@@ -86,11 +87,10 @@ class TokenizeRequest(Struct, frozen=True, kw_only=True):
         """
         messages = template_messages(self.messages or [])
         if not self.is_chat_prompt and (media := media_of(messages)):
-            param = media[0].param
-            raise UnsupportedParameterError(
-                f"{param}: images and videos are counted as a chat completion has them; leave out "
+            raise UnsupportedParameterError.at(
+                media[0].param,
+                "images and videos are counted as a chat completion has them; leave out "
                 "add_special_tokens and add_generation_prompt: false",
-                param=param,
             )
         reasoning = reasoning_options(effort=None, variables=self.chat_template_kwargs, budgets={})
         return Conversation(
@@ -100,16 +100,6 @@ class TokenizeRequest(Struct, frozen=True, kw_only=True):
             template_variables=reasoning.template_variables,
             continues_final_message=bool(self.continue_final_message),
         )
-
-    def _check_continuation(self, messages: ChatMessageList) -> None:
-        if not self.continue_final_message:
-            return
-        if self.add_generation_prompt:
-            raise InvalidRequestError(
-                "continue_final_message needs add_generation_prompt: false",
-                param="continue_final_message",
-            )
-        check_final_message(messages)
 
 
 class TokenizeResponse(Struct, frozen=True, kw_only=True):
@@ -134,11 +124,7 @@ class DetokenizeRequest(Struct, frozen=True, kw_only=True):
     tokens: TokenIds
 
     def check_vocabulary(self, vocabulary_tokens: int) -> None:
-        """Hold the ids against the model's.
-
-        Raises:
-            InvalidRequestError: An id is outside the vocabulary.
-        """
+        """Raise InvalidRequestError if an id is outside the vocabulary."""
         check_token_ids(self.tokens, vocabulary_tokens=vocabulary_tokens, param="tokens")
 
 

@@ -124,7 +124,7 @@ def _wrong_shape(words: str, type_: object) -> InvalidRequestError:
     what, path = match["what"], match["path"] or ""
     if missing := _MISSING.fullmatch(what):
         param = _param(f"{path}.{missing['field']}")
-        return InvalidRequestError(f"{param}: required, but missing", param=param)
+        return InvalidRequestError.at(param, "required, but missing")
     param = _param(path)
     place = f"{param or 'The body'}{', as a key' if match['key'] else ''}"
     return InvalidRequestError(f"{place}: {_expectation(what, path, type_)}", param=param or None)
@@ -151,9 +151,7 @@ _STEP = re.compile(r"\.(?P<field>\w+)|\[[^\]]*\]")
 def expected_values(type_: object, path: str) -> tuple[str, ...]:
     """Sorted values of the literals and union tags at a path, such as ``.messages[0].role``.
 
-    Args:
-        type_: A wire type.
-        path: msgspec's path without its ``$``; an index or a key is any index or key.
+    An index or a key of the path is any index or key.
     """
     values: set[str] = set()
     nodes = list(_alternatives([inspect.type_info(type_)]))

@@ -8,20 +8,7 @@ from typing import ClassVar, Literal, Self, TypeAlias, TypeVar
 
 from msgspec import Struct
 
-from machd.dialects.wire.bounds import (
-    CacheSalt,
-    MinP,
-    ModelName,
-    Penalty,
-    PriorityNumber,
-    RepetitionPenalty,
-    Seed,
-    Stop,
-    StreamInterval,
-    Temperature,
-    TopK,
-    TopP,
-)
+from machd.dialects.wire import bounds
 from machd.errors import InvalidRequestError
 from machd.request.generation import WHOLE_ROOM, GenerationOptions, PriorityName, SamplingParams
 
@@ -54,7 +41,7 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     uses_tokens: ClassVar[bool] = True
     takes_media: ClassVar[bool] = False
 
-    model: ModelName | None = None
+    model: bounds.ModelName | None = None
 
     def checked(self) -> Self:
         """The request, once what no single field's bounds can say holds too.
@@ -66,11 +53,7 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
         return self
 
     def check_vocabulary(self, vocabulary_tokens: int) -> None:
-        """Hold the token ids that the request names, if any, against the model's.
-
-        Raises:
-            InvalidRequestError: An id is outside the vocabulary.
-        """
+        """Raise InvalidRequestError if a token id that the request names is outside the vocabulary."""
 
 
 class SamplingFields(GenerationRequest, frozen=True, kw_only=True):
@@ -80,20 +63,20 @@ class SamplingFields(GenerationRequest, frozen=True, kw_only=True):
     machd's own.
     """
 
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    seed: Seed | None = None
-    stop: Stop | None = None
+    temperature: bounds.Temperature | None = None
+    top_p: bounds.TopP | None = None
+    presence_penalty: bounds.Penalty | None = None
+    frequency_penalty: bounds.Penalty | None = None
+    seed: bounds.Seed | None = None
+    stop: bounds.Stop | None = None
     stream: bool | None = None
 
-    top_k: TopK | None = None
-    min_p: MinP | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    stream_interval: StreamInterval | None = None
-    priority: PriorityName | PriorityNumber | None = None
-    cache_salt: CacheSalt | None = None
+    top_k: bounds.TopK | None = None
+    min_p: bounds.MinP | None = None
+    repetition_penalty: bounds.RepetitionPenalty | None = None
+    stream_interval: bounds.StreamInterval | None = None
+    priority: PriorityName | bounds.PriorityNumber | None = None
+    cache_salt: bounds.CacheSalt | None = None
 
     def shared_options(
         self,
@@ -140,14 +123,7 @@ class SamplingFields(GenerationRequest, frozen=True, kw_only=True):
 
 
 def agreed(asked: Mapping[str, _T | None]) -> _T | None:
-    """The one value that several spellings of a field have, if any.
-
-    Args:
-        asked: Field to its value; None where it is not given.
-
-    Raises:
-        InvalidRequestError: Two of them differ.
-    """
+    """Return the one value that several spellings of a field have; InvalidRequestError if two differ."""
     given = {name: value for name, value in asked.items() if value is not None}
     first = next(iter(given), None)
     for name, value in given.items():
@@ -157,38 +133,25 @@ def agreed(asked: Mapping[str, _T | None]) -> _T | None:
 
 
 def agreed_tokens(asked: Mapping[str, int | None], *, least: int = 1) -> int | None:
-    """The number of tokens that a request asks for, whichever field says so.
-
-    Args:
-        asked: Field to its value, inside ``bounds.MaxTokens``.
-        least: The smallest number that makes sense here.
+    """The number of tokens that a request asks for, whichever field says so; ``least`` or more.
 
     Raises:
         InvalidRequestError: Two fields differ, or one is 0 where that makes no sense.
     """
     for name, value in asked.items():
         if value is not None and value != WHOLE_ROOM and value < least:
-            raise InvalidRequestError(
-                f"{name}: expected at least {least}, or {WHOLE_ROOM} for all that fits", param=name
+            raise InvalidRequestError.at(
+                name, f"expected at least {least}, or {WHOLE_ROOM} for all that fits"
             )
     return agreed(asked)
 
 
 def check_token_ids(token_ids: Iterable[int], *, vocabulary_tokens: int, param: str) -> None:
-    """Refuse ids that the model does not have.
-
-    Args:
-        token_ids: Ids as the client sent them, already inside ``bounds.TokenId``.
-        vocabulary_tokens: Width of the model's logits; ids count from 0.
-        param: The request field that holds them.
-
-    Raises:
-        InvalidRequestError: One of them is outside; the message names the first.
-    """
+    """Raise InvalidRequestError, naming the first one, where ids are outside the width of the logits."""
     for token_id in token_ids:
         if not 0 <= token_id < vocabulary_tokens:
-            raise InvalidRequestError(
-                f"{param}: token id {token_id} is not in the model's vocabulary "
+            raise InvalidRequestError.at(
+                param,
+                f"token id {token_id} is not in the model's vocabulary "
                 f"(0 to {vocabulary_tokens - 1})",
-                param=param,
             )

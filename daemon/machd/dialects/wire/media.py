@@ -48,14 +48,7 @@ def media_from_url(
     fps: float | None = None,
     max_frames: int | None = None,
 ) -> MediaSource:
-    """Read a URL.
-
-    Args:
-        url: As the client sent it.
-        kind: What the field that holds it is for.
-        param: That field.
-        fps: As of :class:`~machd.request.media.MediaSource`.
-        max_frames: The same.
+    """Read a URL; ``kind`` is what the field that holds it is for.
 
     Raises:
         InvalidRequestError: The scheme is not taken, a data: URL cannot be decoded or has the media
@@ -81,13 +74,9 @@ def media_from_url(
 def media_from_base64(
     data: str, kind: MediaKind, *, param: str, media_type: str = ""
 ) -> MediaSource:
-    """Read a file that is sent as base64.
+    """Read a file that is sent as standard base64 with its padding.
 
-    Args:
-        data: Standard base64 with its padding.
-        kind: What the field that holds it is for.
-        param: That field.
-        media_type: As the client names it; empty where it does not.
+    ``media_type`` is as the client names it; empty where it does not.
 
     Raises:
         InvalidRequestError: It is not base64, it is empty, or the media type is that of something
@@ -99,27 +88,26 @@ def media_from_base64(
 
 def _check_fetchable(url: str, scheme: str, kind: MediaKind, *, param: str) -> None:
     if scheme == "http":
-        raise InvalidRequestError(
-            f"{param}: http: URLs are not fetched, as their answers can be altered on the way; send "
+        raise InvalidRequestError.at(
+            param,
+            "http: URLs are not fetched, as their answers can be altered on the way; send "
             "an https: URL, or the file itself in a data: URL",
-            param=param,
         )
     if scheme not in ("https", "file"):
-        raise InvalidRequestError(
-            f"{param}: not a URL of a kind that is taken; send the file itself as "
+        raise InvalidRequestError.at(
+            param,
+            f"not a URL of a kind that is taken; send the file itself as "
             f'"{_EXAMPLES[kind]}…", or an https: or file: URL where the server allows it',
-            param=param,
         )
     if len(url) > MAX_URL_CHARS:
-        raise InvalidRequestError(
-            f"{param}: a URL that is fetched may have {MAX_URL_CHARS} characters; send the file "
+        raise InvalidRequestError.at(
+            param,
+            f"a URL that is fetched may have {MAX_URL_CHARS} characters; send the file "
             "itself in a data: URL",
-            param=param,
         )
     if _PRINTABLE_ASCII.fullmatch(url) is None:
-        raise InvalidRequestError(
-            f"{param}: a URL has neither spaces nor characters beyond ASCII; percent-encode them",
-            param=param,
+        raise InvalidRequestError.at(
+            param, "a URL has neither spaces nor characters beyond ASCII; percent-encode them"
         )
 
 
@@ -127,17 +115,17 @@ def _data_url_content(rest: str, kind: MediaKind, *, param: str) -> bytes:
     """Decode what follows ``data:`` (RFC 2397): a media type, parameters, ``;base64``, a comma, data."""
     comma = rest.find(",", 0, _MAX_HEADER_CHARS + 1)
     if comma < 0:
-        raise InvalidRequestError(
-            f"{param}: the data: URL has no comma in its first {_MAX_HEADER_CHARS} characters; "
+        raise InvalidRequestError.at(
+            param,
+            f"the data: URL has no comma in its first {_MAX_HEADER_CHARS} characters; "
             f'begin it with "{_EXAMPLES[kind]}"',
-            param=param,
         )
     media_type, *parameters = rest[:comma].split(";")
     if not parameters or parameters[-1].strip().lower() != "base64":
-        raise InvalidRequestError(
-            f"{param}: a data: URL is taken in base64 only, not percent-encoded; begin it with "
+        raise InvalidRequestError.at(
+            param,
+            f"a data: URL is taken in base64 only, not percent-encoded; begin it with "
             f'"{_EXAMPLES[kind]}"',
-            param=param,
         )
     _check_media_type(media_type, kind, param=param)
     return _decoded(rest[comma + 1 :], param=param)
@@ -147,14 +135,12 @@ def _check_media_type(media_type: str, kind: MediaKind, *, param: str) -> None:
     """Refuse the media type of something else; the file itself tells which image it is."""
     named = media_type.partition(";")[0].strip().lower()
     if named == _SVG:
-        raise InvalidRequestError(
-            f"{param}: {_SVG} has no pixels; draw it and send {_GOOD_TYPES[MediaKind.IMAGE]}",
-            param=param,
+        raise InvalidRequestError.at(
+            param, f"{_SVG} has no pixels; draw it and send {_GOOD_TYPES[MediaKind.IMAGE]}"
         )
     if named and not named.startswith(f"{kind}/"):
-        raise InvalidRequestError(
-            f"{param}: the media type is not that of {_NOUNS[kind]}; send {_GOOD_TYPES[kind]}",
-            param=param,
+        raise InvalidRequestError.at(
+            param, f"the media type is not that of {_NOUNS[kind]}; send {_GOOD_TYPES[kind]}"
         )
 
 
@@ -162,15 +148,12 @@ def _decoded(data: str, *, param: str) -> bytes:
     try:
         content = a2b_base64(data, strict_mode=True)
     except ValueError:  # binascii.Error is one, and so is what a character beyond ASCII raises
-        raise InvalidRequestError(
-            f"{param}: not valid base64; send the standard alphabet with its padding and without "
-            "line breaks",
-            param=param,
+        raise InvalidRequestError.at(
+            param,
+            "not valid base64; send the standard alphabet with its padding and without line breaks",
         ) from None
     if not content:
-        raise InvalidRequestError(
-            f"{param}: there is no data; send the bytes of a file in base64", param=param
-        )
+        raise InvalidRequestError.at(param, "there is no data; send the bytes of a file in base64")
     return content
 
 
@@ -194,7 +177,6 @@ def media_characters(body: Struct) -> int:
 
 
 def _values(value: object) -> Iterator[object]:
-    """Yield a field's value, or the values of its list."""
     if isinstance(value, list):
         for one in value:
             yield from _values(one)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Annotated, TypeAlias, cast
+from typing import Annotated, TypeAlias, TypeGuard, cast
 
 import msgspec
 from msgspec import Meta, Raw, UnsetType
@@ -84,12 +84,10 @@ class Allowance:
         if self.containers < 0:
             raise _beyond(param, "objects and arrays")
         if max(accumulate(map(_STEPS.__getitem__, brackets)), default=0) > _MAX_NESTING:
-            raise InvalidRequestError(
-                f"{param}: nested more than {_MAX_NESTING} levels deep", param=param
-            )
+            raise InvalidRequestError.at(param, f"nested more than {_MAX_NESTING} levels deep")
 
 
-def is_given(raw: Raw | UnsetType) -> bool:
+def is_given(raw: Raw | UnsetType) -> TypeGuard[Raw]:
     """Return True if there is a value that is not null."""
     return isinstance(raw, Raw) and bytes(raw) != _NULL
 
@@ -103,32 +101,22 @@ def raw_object(
 ) -> dict[str, object]:
     """The object that a piece of JSON text is.
 
-    Args:
-        raw: JSON text.
-        param: Where it stands in the request.
-        max_bytes: How long it may be; None where another bound holds.
-        allowance: What it shares with other parts; None for one of its own.
+    ``max_bytes`` is None where another bound holds; without ``allowance`` it has one of its own.
 
     Raises:
         InvalidRequestError: It is too long or branched, nested too deeply, or no JSON object.
     """
     if max_bytes is not None and _length_bytes(raw) > max_bytes:
-        raise InvalidRequestError(
-            f"{param}: longer than the {max_bytes} bytes that it may have", param=param
-        )
+        raise InvalidRequestError.at(param, f"longer than the {max_bytes} bytes that it may have")
     (allowance or Allowance()).take(raw, param=param)
     decoded = _decoded(raw, param)
     if not isinstance(decoded, dict):
-        raise InvalidRequestError(f"{param}: expected a JSON object", param=param)
+        raise InvalidRequestError.at(param, "expected a JSON object")
     return cast("dict[str, object]", decoded)
 
 
 def raw_schema_text(raw: Raw, *, param: str) -> str:
-    """The text of a schema that comes as an object or, as in vLLM's API, as its JSON text.
-
-    Raises:
-        InvalidRequestError: As :func:`raw_object`.
-    """
+    """The text of a schema that comes as an object or, as in vLLM's API, as its JSON text, checked."""
     text = bytes(raw).decode()
     if text.startswith('"'):
         inner = _decoded(raw, param)
@@ -139,8 +127,8 @@ def raw_schema_text(raw: Raw, *, param: str) -> str:
 
 
 def _beyond(param: str, what: str) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"{param}: more {what} than one request may hold, counting the parts before it", param=param
+    return InvalidRequestError.at(
+        param, f"more {what} than one request may hold, counting the parts before it"
     )
 
 
@@ -152,9 +140,9 @@ def _decoded(raw: Raw | str, param: str) -> object:
     try:
         return msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeEncodeError):
-        raise InvalidRequestError(f"{param}: not valid JSON", param=param) from None
+        raise InvalidRequestError.at(param, "not valid JSON") from None
     except RecursionError:
-        raise InvalidRequestError(f"{param}: nested too deeply", param=param) from None
+        raise InvalidRequestError.at(param, "nested too deeply") from None
 
 
 def _brackets(text: bytes) -> bytes:

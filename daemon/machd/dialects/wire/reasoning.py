@@ -46,12 +46,7 @@ def reasoning_options(
     variables: Mapping[str, bool | int | str] | None,
     budgets: Mapping[str, int | None],
 ) -> ReasoningOptions:
-    """One answer out of every spelling.
-
-    Args:
-        effort: ``reasoning_effort``.
-        variables: ``chat_template_kwargs``.
-        budgets: Field to the tokens of thought that it allows.
+    """One answer out of every spelling; ``budgets`` maps fields to the tokens of thought that they allow.
 
     Raises:
         UnsupportedParameterError: A template variable that machd does not pass on.
@@ -72,16 +67,15 @@ def reasoning_options(
 
 def _check_names(variables: Mapping[str, object]) -> None:
     if not variables.keys() <= set(_ALLOWED):
-        raise UnsupportedParameterError(
-            f"chat_template_kwargs: only {', '.join(_ALLOWED)} are passed on to the template",
-            param="chat_template_kwargs",
+        raise UnsupportedParameterError.at(
+            "chat_template_kwargs", f"only {', '.join(_ALLOWED)} are passed on to the template"
         )
 
 
 def _check_switches(variables: Mapping[str, object]) -> None:
     for name in _SWITCHES:
         if not isinstance(variables.get(name, False), bool):
-            raise InvalidRequestError(f"{_place(name)}: expected `boolean`", param=_place(name))
+            raise InvalidRequestError.at(_place(name), "expected `boolean`")
 
 
 def _differ(one: str, other: str) -> InvalidRequestError:

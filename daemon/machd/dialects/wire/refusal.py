@@ -8,6 +8,7 @@ by name. Its annotation lists the values that ask for nothing; the OpenAPI schem
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from types import MappingProxyType
 from typing import Annotated, TypeAlias, get_type_hints
 
@@ -41,11 +42,9 @@ Ignored: TypeAlias = Annotated[
 """A field that is known, of any shape, and does not change the answer."""
 
 
+@cache
 def neutral_values(body_type: type[Struct]) -> Mapping[str, tuple[object, ...]]:
-    """Each refused field of a type, with the values that ask for nothing.
-
-    Reading annotations is slow: do it once for a type, not once for a request.
-    """
+    """Each refused field of a type, with the values that ask for nothing."""
     hints = get_type_hints(body_type, include_extras=True)
     return MappingProxyType(
         {
@@ -59,20 +58,12 @@ def neutral_values(body_type: type[Struct]) -> Mapping[str, tuple[object, ...]]:
     )
 
 
-def refuse_unsupported(
-    body: Struct, neutral: Mapping[str, tuple[object, ...]], *, where: str = ""
-) -> None:
-    """Refuse a struct whose refused fields ask for something.
+def refuse_unsupported(body: Struct, *, where: str = "") -> None:
+    """Raise UnsupportedParameterError, with the field as ``param``, if a refused field asks for something.
 
-    Args:
-        body: A request, or a part of one.
-        neutral: What :func:`neutral_values` says of its type.
-        where: Path of ``body`` in the request, such as ``messages[2].``.
-
-    Raises:
-        UnsupportedParameterError: It does; ``param`` is the field.
+    ``where`` is the struct's path in the request, such as ``messages[2].``.
     """
-    for name, values in neutral.items():
+    for name, values in neutral_values(type(body)).items():
         value = getattr(body, name)
         if value is not UNSET and not _is_among(value, values):
             raise UnsupportedParameterError(

@@ -1,6 +1,7 @@
 """The ways to ask for an answer of a certain shape: OpenAI's, vLLM's, llama.cpp's and Ollama's.
 
 All of them become one :class:`Constraint`; a request may have one, said in as many ways as it likes.
+Whatever reads a schema raises InvalidRequestError if that is no JSON object, or too long.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from machd.dialects.wire.raw_json import (
     raw_object,
     raw_schema_text,
 )
-from machd.dialects.wire.refusal import Ignored, Refused, neutral_values, refuse_unsupported
+from machd.dialects.wire.refusal import Ignored, Refused, refuse_unsupported
 from machd.errors import InvalidRequestError
 from machd.request.constraint import Constraint, ConstraintKind
 
@@ -75,13 +76,8 @@ class StructuredOutputs(Struct, frozen=True, kw_only=True):
     whitespace_pattern: Refused = UNSET
 
     def constraints(self) -> list[Constraint]:
-        """Return the constraints that are asked for; each names its own field.
-
-        Raises:
-            InvalidRequestError: The schema is no JSON object, or too long.
-            UnsupportedParameterError: It asks for what machd does not do.
-        """
-        refuse_unsupported(self, _NEUTRAL, where="structured_outputs.")
+        """Return the constraints that are asked for; UnsupportedParameterError for what machd does not do."""
+        refuse_unsupported(self, where="structured_outputs.")
         return source_constraints(
             self.json,
             self.regex,
@@ -102,12 +98,9 @@ def source_constraints(
     """The constraints that vLLM's four sources ask for.
 
     Each is what the field of its name holds, after a prefix such as ``guided_``.
-
-    Raises:
-        InvalidRequestError: The schema is no JSON object, or too long.
     """
     asked = []
-    if isinstance(json, Raw) and is_given(json):
+    if is_given(json):
         asked.append(_schema_source(json, f"{prefix}json"))
     if regex is not None:
         asked.append(Constraint(ConstraintKind.REGEX, regex, f"{prefix}regex"))
@@ -119,18 +112,13 @@ def source_constraints(
 
 
 def format_constraint(format_: ResponseFormat | None) -> Constraint | None:
-    """Return the constraint that ``response_format`` asks for; None for any text.
-
-    Raises:
-        InvalidRequestError: The schema is no JSON object, or too long.
-    """
+    """Return the constraint that ``response_format`` asks for; None for any text."""
     match format_:
         case JsonObjectFormat():
             return object_format_constraint(format_, param="response_format")
         case JsonSchemaFormat(json_schema=None, schema=schema):
             if not is_given(schema):
-                param = "response_format.json_schema"
-                raise InvalidRequestError(f"{param}: required, but missing", param=param)
+                raise InvalidRequestError.at("response_format.json_schema", "required, but missing")
             return json_schema_constraint(schema, param="response_format.schema")
         case JsonSchemaFormat(json_schema=JsonSchema(schema=schema)):
             return json_schema_constraint(schema, param="response_format.json_schema.schema")
@@ -139,13 +127,9 @@ def format_constraint(format_: ResponseFormat | None) -> Constraint | None:
 
 
 def schema_constraints(json_schema: ObjectSource, grammar: str | None) -> list[Constraint]:
-    """The constraints that llama.cpp's fields ``json_schema`` and ``grammar`` ask for.
-
-    Raises:
-        InvalidRequestError: The schema is no JSON object, or too long.
-    """
+    """The constraints that llama.cpp's fields ``json_schema`` and ``grammar`` ask for."""
     asked = []
-    if isinstance(json_schema, Raw) and is_given(json_schema):
+    if is_given(json_schema):
         asked.append(_schema_source(json_schema, "json_schema"))
     if grammar is not None:
         asked.append(Constraint(ConstraintKind.GRAMMAR, grammar, "grammar"))
@@ -153,12 +137,8 @@ def schema_constraints(json_schema: ObjectSource, grammar: str | None) -> list[C
 
 
 def ollama_constraint(format_: ObjectSource) -> Constraint | None:
-    """The constraint that Ollama's ``format`` asks for: the word ``json``, or a schema.
-
-    Raises:
-        InvalidRequestError: It is neither, or the schema is too long.
-    """
-    if not (isinstance(format_, Raw) and is_given(format_)) or bytes(format_) == b'""':
+    """The constraint that Ollama's ``format`` asks for: the word ``json``, or a schema."""
+    if not is_given(format_) or bytes(format_) == b'""':
         return None
     if bytes(format_) == b'"json"':
         return json_object_constraint("format")
@@ -174,11 +154,7 @@ def forbidden_constraint(texts: list[str] | None) -> Constraint | None:
 
 
 def object_format_constraint(format_: JsonObjectFormat, *, param: str) -> Constraint:
-    """A JSON object: any, or one that follows the format's schema.
-
-    Raises:
-        InvalidRequestError: The schema is no JSON object, or too long.
-    """
+    """A JSON object: any, or one that follows the format's schema."""
     if is_given(format_.schema):
         return json_schema_constraint(format_.schema, param=f"{param}.schema")
     return json_object_constraint(param)
@@ -189,13 +165,8 @@ def json_object_constraint(param: str) -> Constraint:
     return Constraint(ConstraintKind.JSON_OBJECT, "", param)
 
 
-def json_schema_constraint(schema: OptionalSchema, *, param: str) -> Constraint:
-    """JSON that follows a schema.
-
-    Raises:
-        InvalidRequestError: The schema is no JSON object, or too long.
-    """
-    assert isinstance(schema, Raw), "a schema is given"
+def json_schema_constraint(schema: Raw, *, param: str) -> Constraint:
+    """JSON that follows a schema."""
     raw_object(schema, param=param)
     return Constraint(ConstraintKind.JSON_SCHEMA, bytes(schema).decode(), param)
 
@@ -232,6 +203,3 @@ def _meaning(constraint: Constraint) -> tuple[ConstraintKind, object]:
 def _schema_source(source: Raw, param: str) -> Constraint:
     """JSON that follows a schema, which comes as an object or as its text."""
     return Constraint(ConstraintKind.JSON_SCHEMA, raw_schema_text(source, param=param), param)
-
-
-_NEUTRAL = neutral_values(StructuredOutputs)

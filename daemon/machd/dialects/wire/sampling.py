@@ -7,23 +7,7 @@ from dataclasses import replace
 
 from msgspec import UNSET, Struct
 
-from machd.dialects.wire.bounds import (
-    AllowedTokenIds,
-    Choices,
-    ForbiddenTexts,
-    GrammarText,
-    LogitBias,
-    MaxTokens,
-    MinTokens,
-    PromptLogprobs,
-    RegexText,
-    RepetitionPenalty,
-    RepetitionWindow,
-    SamplesPerPrompt,
-    StopTokenIds,
-    TruncatedTokens,
-    UnusedLabel,
-)
+from machd.dialects.wire import bounds
 from machd.dialects.wire.generation_request import agreed, agreed_tokens, check_token_ids
 from machd.dialects.wire.other_servers import OtherServersFields
 from machd.dialects.wire.raw_json import ObjectSource
@@ -76,33 +60,33 @@ class SamplingRequest(OtherServersFields, frozen=True, kw_only=True):
         truncate_prompt_tokens: Keep the end of a longer prompt; of a conversation, its latest turns.
     """
 
-    max_tokens: MaxTokens | None = None
-    n: SamplesPerPrompt | None = None
+    max_tokens: bounds.MaxTokens | None = None
+    n: bounds.SamplesPerPrompt | None = None
     stream_options: StreamOptions | None = None
-    logit_bias: LogitBias | None = None
-    user: UnusedLabel | None = None
+    logit_bias: bounds.LogitBias | None = None
+    user: bounds.UnusedLabel | None = None
 
-    repeat_penalty: RepetitionPenalty | None = None
-    repeat_last_n: RepetitionWindow | None = None
-    n_predict: MaxTokens | None = None
-    min_tokens: MinTokens | None = None
+    repeat_penalty: bounds.RepetitionPenalty | None = None
+    repeat_last_n: bounds.RepetitionWindow | None = None
+    n_predict: bounds.MaxTokens | None = None
+    min_tokens: bounds.MinTokens | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: StopTokenIds | None = None
+    stop_token_ids: bounds.StopTokenIds | None = None
     include_stop_str_in_output: bool | None = None
-    allowed_token_ids: AllowedTokenIds | None = None
-    prompt_logprobs: PromptLogprobs | None = None
-    truncate_prompt_tokens: TruncatedTokens | None = None
+    allowed_token_ids: bounds.AllowedTokenIds | None = None
+    prompt_logprobs: bounds.PromptLogprobs | None = None
+    truncate_prompt_tokens: bounds.TruncatedTokens | None = None
 
     response_format: ResponseFormat | None = None
     guided_json: ObjectSource = UNSET
-    guided_regex: RegexText | None = None
-    guided_choice: Choices | None = None
-    guided_grammar: GrammarText | None = None
+    guided_regex: bounds.RegexText | None = None
+    guided_choice: bounds.Choices | None = None
+    guided_grammar: bounds.GrammarText | None = None
     structured_outputs: StructuredOutputs | None = None
     json_schema: ObjectSource = UNSET
-    grammar: GrammarText | None = None
+    grammar: bounds.GrammarText | None = None
     format: ObjectSource = UNSET
-    bad_words: ForbiddenTexts | None = None
+    bad_words: bounds.ForbiddenTexts | None = None
     guided_decoding_backend: Ignored = UNSET
     guided_whitespace_pattern: Refused = UNSET
 
@@ -135,14 +119,7 @@ class SamplingRequest(OtherServersFields, frozen=True, kw_only=True):
         return found
 
     def check_free_ending(self, param: str) -> None:
-        """Refuse fields that would keep a grammar from ending its text.
-
-        Args:
-            param: The field that asks for the grammar.
-
-        Raises:
-            InvalidRequestError: There is one.
-        """
+        """Raise InvalidRequestError for a field that keeps the grammar of ``param`` from ending its text."""
         for name in ("ignore_eos", "min_tokens", "allowed_token_ids"):
             if getattr(self, name):
                 raise InvalidRequestError(
@@ -159,9 +136,7 @@ class SamplingRequest(OtherServersFields, frozen=True, kw_only=True):
         asked_tokens = self.asked_tokens()
         agreed_tokens({"truncate_prompt_tokens": self.truncate_prompt_tokens})
         if self.min_tokens and asked_tokens is not None and 0 <= asked_tokens < self.min_tokens:
-            raise InvalidRequestError(
-                "min_tokens: more than the completion may have", param="min_tokens"
-            )
+            raise InvalidRequestError.at("min_tokens", "more than the completion may have")
         if self.prompt_logprobs is not None and self.stream:
             raise InvalidRequestError(
                 "prompt_logprobs are not available together with stream: true; leave one of them out",
@@ -169,9 +144,9 @@ class SamplingRequest(OtherServersFields, frozen=True, kw_only=True):
             )
         penalty = self._repetition_penalty()
         if self.repeat_last_n not in (None, _WHOLE_TEXT) and penalty != 1.0:
-            raise UnsupportedParameterError(
-                f"repeat_last_n: the repetition penalty looks at the whole text; send {_WHOLE_TEXT}",
-                param="repeat_last_n",
+            raise UnsupportedParameterError.at(
+                "repeat_last_n",
+                f"the repetition penalty looks at the whole text; send {_WHOLE_TEXT}",
             )
 
     def asked_tokens(self) -> int | None:
@@ -187,11 +162,7 @@ class SamplingRequest(OtherServersFields, frozen=True, kw_only=True):
         return {"max_tokens": self.max_tokens, "n_predict": self.n_predict}
 
     def check_vocabulary(self, vocabulary_tokens: int) -> None:
-        """Hold the request's token ids against the model's vocabulary.
-
-        Raises:
-            InvalidRequestError: An id is outside the vocabulary.
-        """
+        """Check the token ids of all fields."""
         for param, token_ids in (
             ("logit_bias", self.logit_bias),
             ("stop_token_ids", self.stop_token_ids),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
-from msgspec import UNSET, Meta, Raw, Struct
+from msgspec import UNSET, Meta, Struct
 
 from machd.dialects.wire.bounds import MAX_TOOL_SCHEMAS_BYTES, MAX_TOOLS, Description, ToolName
 from machd.dialects.wire.raw_json import Allowance, OptionalSchema, is_given, raw_object
@@ -101,7 +101,9 @@ def chat_tools(tools: Sequence[ChatTool] | None) -> tuple[FunctionTool, ...]:
         InvalidRequestError: Two have the same name, or parameters are no JSON object or too long.
     """
     functions = [tool.function for tool in tools or ()]
-    check_unique_names([one.name for one in functions], place="tools[{index}].function.name")
+    check_unique_names(
+        (f"tools[{index}].function.name", one.name) for index, one in enumerate(functions)
+    )
     allowance = schemas_allowance()
     return tuple(
         FunctionTool(
@@ -121,11 +123,7 @@ def chat_tool_choice(
     *,
     parallel_tool_calls: bool | None,
 ) -> tuple[ToolChoice, tuple[FunctionTool, ...]]:
-    """Return the choice of tools, and the tools that may be called.
-
-    Raises:
-        InvalidRequestError: A call is asked for without tools, or of a tool that is not there.
-    """
+    """Return the choice of tools, checked, and the tools that may be called."""
     mode, name = ToolChoiceMode.AUTO, None
     if isinstance(choice, str):
         mode = ToolChoiceMode(choice)
@@ -139,38 +137,23 @@ def chat_tool_choice(
     return asked, tools
 
 
-def check_unique_names(names: Sequence[str], *, place: str) -> None:
-    """Refuse tools that cannot be told apart.
-
-    Args:
-        names: In the request's order.
-        place: Where a name stands, with ``{index}``.
-
-    Raises:
-        InvalidRequestError: One name occurs twice; ``param`` is the second place.
-    """
-    seen: dict[str, int] = {}
-    for index, name in enumerate(names):
+def check_unique_names(names: Iterable[tuple[str, str]]) -> None:
+    """Raise InvalidRequestError at the second place if two of the (place, name) pairs have one name."""
+    seen: dict[str, str] = {}
+    for place, name in names:
         if name in seen:
-            param = place.format(index=index)
-            raise InvalidRequestError(
-                f"{param}: the same name as at {place.format(index=seen[name])}", param=param
-            )
-        seen[name] = index
+            raise InvalidRequestError.at(place, f"the same name as at {seen[name]}")
+        seen[name] = place
 
 
 def check_tool_choice(choice: ToolChoice, tools: Sequence[FunctionTool], *, param: str) -> None:
-    """Hold what is asked about calls against the tools.
-
-    Raises:
-        InvalidRequestError: A call is asked for without tools, or of a tool that is not there.
-    """
+    """Raise InvalidRequestError if a call is asked for without tools, or of a tool that is not there."""
     if choice.mode is not ToolChoiceMode.REQUIRED:
         return
     if not tools:
-        raise InvalidRequestError(f"{param}: asks for a call, and there are no tools", param=param)
+        raise InvalidRequestError.at(param, "asks for a call, and there are no tools")
     if choice.name is not None and choice.name not in {tool.name for tool in tools}:
-        raise InvalidRequestError(f"{param}: names a function that is not in tools", param=param)
+        raise InvalidRequestError.at(param, "names a function that is not in tools")
 
 
 def schemas_allowance() -> Allowance:
@@ -181,17 +164,8 @@ def schemas_allowance() -> Allowance:
 def parameters_of(
     raw: OptionalSchema, *, param: str, allowance: Allowance | None = None
 ) -> dict[str, object] | None:
-    """The schema of a tool's arguments; None where it takes any object.
-
-    Args:
-        raw: The schema.
-        param: Where it stands in the request.
-        allowance: What it shares with the other tools' schemas.
-
-    Raises:
-        InvalidRequestError: It is no JSON object, or too long.
-    """
-    if not (isinstance(raw, Raw) and is_given(raw)):
+    """The schema of a tool's arguments, read by :func:`raw_object`; None where it takes any object."""
+    if not is_given(raw):
         return None
     return raw_object(raw, param=param, allowance=allowance)
 
@@ -203,11 +177,6 @@ def past_arguments(
 
     A call that ``max_tokens`` cut short, or that a weak model misspelled, comes back as the client
     got it. Refusing it would end the conversation, so what is no JSON object is an empty one.
-
-    Args:
-        text: The arguments as the client sends them.
-        param: Where they stand in the request.
-        allowance: What they share with the request's other calls.
 
     Raises:
         InvalidRequestError: They are nested too deeply or have too many parts.

@@ -60,12 +60,7 @@ Check = Callable[[str], str | None]
 
 @dataclass(frozen=True, slots=True)
 class RefusedLibrary:
-    """A library that was not loaded because it multiplies wrongly.
-
-    Attributes:
-        library: The file.
-        reason: Which product is wrong, or how the check ended.
-    """
+    """A library that was not loaded because it multiplies wrongly, and which product is wrong or how the check ended."""
 
     library: str
     reason: str
@@ -178,7 +173,6 @@ def _is_loaded(library: str) -> bool:
 
 
 def _choose_installed(installed: Sequence[str], check: Check) -> BlasChoice:
-    """Load the first library that multiplies rightly."""
     refused: list[RefusedLibrary] = []
     # The loader knows places that are not searched, such as those of a Python without ld.so.cache.
     for library in installed or filter(_can_load, SONAMES):
@@ -226,7 +220,6 @@ def measure_blas(choice: BlasChoice, *, clock: Clock | None = None) -> BlasRepor
 
 
 def _load_path(path: str, check: Check) -> str:
-    """Load the library at a path from the settings."""
     fix = "give the path of a BLAS library with the cblas interface, or `auto`, or `off`"
     problem = "no such file"
     if os.path.isfile(path):  # noqa: PTH113 - no error for a long name

@@ -27,12 +27,7 @@ _LOADER_CACHE = Path("/etc/ld.so.cache")
 def installed_libraries(
     environ: Mapping[str, str], *, loader_cache: Path = _LOADER_CACHE
 ) -> tuple[str, ...]:
-    """Return the paths of the libraries that are installed, each file once, in order of preference.
-
-    Args:
-        environ: Its ``LD_LIBRARY_PATH`` is searched first, as the loader does.
-        loader_cache: The list of libraries that ``ldconfig`` keeps.
-    """
+    """Return the libraries that are installed, each file once, in order of preference; ``LD_LIBRARY_PATH`` comes first."""
     folders = [Path(one) for one in environ.get("LD_LIBRARY_PATH", "").split(":") if one]
     folders += [Path(prefix) / "lib" for prefix in dict.fromkeys((sys.prefix, sys.base_prefix))]
     listed = _listed_libraries(loader_cache)

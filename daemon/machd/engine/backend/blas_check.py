@@ -43,14 +43,7 @@ def check_products(
     command: Sequence[str] = PRODUCT_COMMAND,
     limit_s: float = CHECK_LIMIT_S,
 ) -> BlasCheck:
-    """Compare a library's products with plain sums, in a process of its own.
-
-    Args:
-        library: Its path.
-        environ: Of the child process.
-        command: Starts a child; the library and numpy's folder are appended.
-        limit_s: A process that is still running then is killed.
-    """
+    """Compare a library's products with plain sums, in a process of its own, which is killed after ``limit_s``."""
     numpy = importlib.util.find_spec("numpy")
     assert numpy is not None, "numpy is a dependency"
     assert numpy.origin is not None, "it is a package of files"

@@ -28,11 +28,6 @@ class KeptChecks:
     """Checks by their conditions, in one small file. A disk that cannot be used is not an error."""
 
     def __init__(self, cache_directory: Path) -> None:
-        """Read nothing yet.
-
-        Args:
-            cache_directory: The user's; machd's files are in ``machd/`` below it.
-        """
         self._path = cache_directory / "machd" / _FILE_NAME
 
     def find(self, key: str) -> BlasCheck | None:
@@ -76,13 +71,7 @@ class KeptChecks:
 def conditions_key(
     library: str, environ: Mapping[str, str], *, cpu_facts: Path = Path("/proc/cpuinfo")
 ) -> str:
-    """Return a digest of what a check depends on: file, CPU, variables of the libraries.
-
-    Args:
-        library: Its path; a file that was replaced has another size or time.
-        environ: Of the child process.
-        cpu_facts: The kernel's description of the CPUs.
-    """
+    """Return a digest of what a check depends on: CPU, variables of the libraries, and the file, by its size and time."""
     variables = {name: value for name, value in environ.items() if _concerns_libraries(name)}
     facts = (
         (library, *_state(library)),
@@ -106,7 +95,6 @@ def _state(library: str) -> tuple[int, int]:
 
 
 def _cpu(cpu_facts: Path) -> list[str]:
-    """Return the lines that describe the first processor."""
     try:
         first = cpu_facts.read_text("utf-8", "replace").split("\n\n", 1)[0]
     except OSError:

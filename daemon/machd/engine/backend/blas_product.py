@@ -36,14 +36,9 @@ _QUERY_ROWS = (1, 3, 9, 64)
 
 
 class Product(NamedTuple):
-    """One call of ``cblas_sgemm``.
+    """One call of ``cblas_sgemm``: [rows, width] times [width, columns], which may be stored as [columns, width].
 
-    Attributes:
-        rows: Of the left matrix and of the result.
-        columns: Of the result.
-        width: Terms of each sum.
-        is_transposed: Whether the right matrix is stored as [columns, width].
-        is_added: Whether the result is added to what is there, as a bias is.
+    The result may be added to what is there, as a bias is.
     """
 
     rows: int
@@ -143,7 +138,6 @@ def _multiply(
 
 
 def _sgemm(library: str) -> Callable[..., None]:
-    """Return ``cblas_sgemm`` of a library, with the types of its arguments."""
     multiply = ctypes.CDLL(library).cblas_sgemm
     multiply.restype = None
     multiply.argtypes = [

@@ -57,115 +57,35 @@ class ChildEndedError(ChildStoppedError):
 
 
 @dataclass(frozen=True, slots=True)
-class _Bounds:
-    """Limits of one answer.
-
-    Attributes:
-        deadline_s: When it has to be there, on the monotonic clock.
-        max_memory_bytes: Memory that the process may hold meanwhile.
-        is_wanted: False once nothing waits for the answer.
-    """
+class AnswerBounds:
+    """Limits of one answer; ``deadline_s`` is on the monotonic clock."""
 
     deadline_s: float
     max_memory_bytes: float = inf
     is_wanted: IsWanted | None = None
 
 
-class ChildProcess:
-    """One process and the socket to it. Not for several threads."""
+class ChildChannel:
+    """The parent's end of the socket to a process, on which answers are read within bounds. Not for several threads."""
 
-    def __init__(self, module: str, *arguments: str) -> None:
-        """Start the process.
-
-        Raises:
-            OSError: The system has no room for it.
-        """
-        self._module = module
-        self._channel, other = socket.socketpair()
-        with other:
-            try:
-                self._process = subprocess.Popen(  # noqa: S603 - our own module and what it is given
-                    # -P: no module of the working directory takes the place of an installed one.
-                    [sys.executable, "-P", "-m", module, *arguments],
-                    stdin=other.fileno(),
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                )
-            except OSError:
-                self._channel.close()
-                raise
+    def __init__(self, channel: socket.socket, pid: int) -> None:
+        self._channel = channel
+        self.pid = pid
         self._clock = SystemClock()
-        self._said: bytearray | None = None
-        self._ready_bytes = 0
-        self.end = weakref.finalize(self, _end, self._process, self._channel)
 
-    def is_usable(self, max_gained_bytes: float) -> bool:
-        """Tell whether the process runs, and has given back the memory of earlier requests."""
-        return (
-            self._process.poll() is None
-            and self._memory_bytes() <= self._ready_bytes + max_gained_bytes
-        )
-
-    def wait_ready(self) -> bytearray:
-        """Wait until the process has finished its imports, and return what it says then.
+    def receive(self, bounds: AnswerBounds) -> tuple[bytes, bytearray]:
+        """Wait for a message, and return its kind and content.
 
         Raises:
-            RuntimeError: It cannot start.
+            ChildStoppedError: It is too large, it is no longer waited for, or the process takes too much memory.
+            OSError: It is late (TimeoutError), or the process has ended.
         """
-        if self._said is not None:
-            return self._said
-        try:
-            kind, said = self._receive(_Bounds(self._clock.monotonic_s() + _START_LIMIT_S))
-        except (EOFError, ConnectionError, TimeoutError) as error:
-            raise RuntimeError(f"{self._module} does not start") from error
-        if kind != READY:
-            raise RuntimeError(f"{self._module} cannot start: {as_text(said)}")
-        self._said = said
-        self._ready_bytes = self._memory_bytes()
-        return said
-
-    def ask(
-        self,
-        request: bytes,
-        *,
-        limit_s: float,
-        max_gained_bytes: int,
-        descriptors: Sequence[int] = (),
-        is_wanted: IsWanted | None = None,
-    ) -> tuple[bytes, bytearray]:
-        """Send a request and wait for the answer; after an error the process has to be ended.
-
-        Args:
-            request: Content of the message.
-            limit_s: Time that the answer may take; the process may report that itself within a second more.
-            max_gained_bytes: Memory that the process may gain.
-            descriptors: Files that the process gets copies of, with the header.
-            is_wanted: False once nothing waits for the answer.
-
-        Returns:
-            Kind and content of the answer.
-
-        Raises:
-            ChildStoppedError: There is no answer.
-        """
-        try:
-            self._channel.settimeout(limit_s + _GRACE_S)
-            send_frame(self._channel, REQUEST, request, descriptors)
-            deadline_s = self._clock.monotonic_s() + limit_s + _GRACE_S
-            bounds = _Bounds(deadline_s, self._ready_bytes + max_gained_bytes, is_wanted)
-            return self._receive(bounds)
-        except TimeoutError:
-            raise ChildStoppedError(f"takes longer than {limit_s:g} s") from None
-        except (EOFError, ConnectionError) as error:
-            raise ChildEndedError("ends the process that works on it") from error
-
-    def _receive(self, bounds: _Bounds) -> tuple[bytes, bytearray]:
         kind, size = HEADER.unpack(self._read(HEADER.size, bounds))
         if size > bounds.max_memory_bytes:
             raise ChildStoppedError("has too large an answer")
         return kind, self._read(size, bounds)
 
-    def _read(self, size: int, bounds: _Bounds) -> bytearray:
+    def _read(self, size: int, bounds: AnswerBounds) -> bytearray:
         """Return so many bytes, written once to where they stay: an image's may be hundreds of megabytes."""
         content = bytearray(size)
         left = memoryview(content)
@@ -177,37 +97,112 @@ class ChildProcess:
                 self._check(bounds)
                 continue
             if not got:
-                raise EOFError
+                raise ConnectionError
             left = left[got:]
         return content
 
-    def _check(self, bounds: _Bounds) -> None:
+    def _check(self, bounds: AnswerBounds) -> None:
         if self._clock.monotonic_s() > bounds.deadline_s:
             raise TimeoutError
         if bounds.is_wanted is not None and not bounds.is_wanted():
             raise ChildStoppedError("is no longer waited for")
         # Where the system limits memory (Linux), the process says so before this is ever true.
-        if self._memory_bytes() > bounds.max_memory_bytes:
+        if self.memory_bytes() > bounds.max_memory_bytes:
             raise ChildStoppedError("takes too much memory")
 
-    def _memory_bytes(self) -> int:
+    def memory_bytes(self) -> int:
+        """Return the memory that the process holds; 0 once it has ended."""
         try:
-            return int(psutil.Process(self._process.pid).memory_info().rss)
+            return int(psutil.Process(self.pid).memory_info().rss)
         except psutil.Error:
             return 0  # it has just ended, which the socket reports
+
+
+class ChildProcess(ChildChannel):
+    """One process and the socket to it. Not for several threads."""
+
+    def __init__(self, module: str, *arguments: str) -> None:
+        """Start the process.
+
+        Raises:
+            OSError: The system has no room for it.
+        """
+        self._module = module
+        channel, other = socket.socketpair()
+        with other:
+            try:
+                self._process = subprocess.Popen(  # noqa: S603 - our own module and what it is given
+                    # -P: no module of the working directory takes the place of an installed one.
+                    [sys.executable, "-P", "-m", module, *arguments],
+                    stdin=other.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )
+            except OSError:
+                channel.close()
+                raise
+        super().__init__(channel, self._process.pid)
+        self._said: bytearray | None = None
+        self._ready_bytes = 0
+        self.end = weakref.finalize(self, _end, self._process, channel)
+
+    def is_usable(self, max_gained_bytes: float) -> bool:
+        """Tell whether the process runs, and has given back the memory of earlier requests."""
+        return (
+            self._process.poll() is None
+            and self.memory_bytes() <= self._ready_bytes + max_gained_bytes
+        )
+
+    def wait_ready(self) -> bytearray:
+        """Wait until the process has finished its imports, and return what it says then.
+
+        Raises:
+            RuntimeError: It cannot start.
+        """
+        if self._said is not None:
+            return self._said
+        try:
+            kind, said = self.receive(AnswerBounds(self._clock.monotonic_s() + _START_LIMIT_S))
+        except OSError as error:
+            raise RuntimeError(f"{self._module} does not start") from error
+        if kind != READY:
+            raise RuntimeError(f"{self._module} cannot start: {as_text(said)}")
+        self._said = said
+        self._ready_bytes = self.memory_bytes()
+        return said
+
+    def ask(
+        self,
+        request: bytes,
+        *,
+        limit_s: float,
+        max_gained_bytes: int,
+        descriptors: Sequence[int] = (),
+        is_wanted: IsWanted | None = None,
+    ) -> tuple[bytes, bytearray]:
+        """Send a request, with copies of files, and wait for kind and content of the answer.
+
+        The process may report within a second more that its time is up. After an error it has to be ended.
+
+        Raises:
+            ChildStoppedError: There is no answer, it takes more memory, or nothing waits for it any more.
+        """
+        try:
+            self._channel.settimeout(limit_s + _GRACE_S)
+            send_frame(self._channel, REQUEST, request, descriptors)
+            deadline_s = self._clock.monotonic_s() + limit_s + _GRACE_S
+            bounds = AnswerBounds(deadline_s, self._ready_bytes + max_gained_bytes, is_wanted)
+            return self.receive(bounds)
+        except TimeoutError:
+            raise ChildStoppedError(f"takes longer than {limit_s:g} s") from None
+        except ConnectionError as error:
+            raise ChildEndedError("ends the process that works on it") from error
 
 
 class SharedChild:
     """A process that is started again after it was stopped. Threads may share it, and wait for each other."""
 
     def __init__(self, purpose: str, module: str, *arguments: str) -> None:
-        """Start nothing yet.
-
-        Args:
-            purpose: Such as ``images``, for the message that there is no room for the process.
-            module: That the process runs.
-            arguments: Of the module.
-        """
         self._purpose = purpose
         self._command = (module, *arguments)
         self._lock = threading.Lock()
@@ -243,13 +238,7 @@ class SharedChild:
         """Send a request, and return the kind and content of the answer.
 
         A process that ends while it works on the request is started again, once: the system or an operator may have
-        ended it for reasons of their own.
-
-        Args:
-            request: Content of the message.
-            limit_s: Time that the answer may take.
-            memory_bytes: Memory that the process keeps to; it is stopped at twice as much.
-            is_wanted: False once nothing waits for the answer; then the process is stopped.
+        ended it for reasons of their own. One that takes twice the memory that it is to keep to is stopped.
 
         Raises:
             ChildStoppedError: There is no answer.
@@ -355,11 +344,7 @@ def requests_of(channel: socket.socket) -> Iterator[bytes]:
 
 
 def allow_processor_s(limit_s: float) -> None:
-    """Let the kernel end the process after far more processor time than the parent waits.
-
-    Args:
-        limit_s: Time that the request may take; all processors may work for it.
-    """
+    """Let the kernel end the process after far more processor time than the parent waits."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     wanted_s = limit_s * (os.cpu_count() or 1)

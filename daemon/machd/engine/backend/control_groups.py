@@ -14,10 +14,6 @@ not pass for a group without a limit."""
 def control_groups(controller: str, root: Path = Path("/")) -> Iterator[Path]:
     """Yield the folders of the process's groups and of those around them; none on systems without them.
 
-    Args:
-        controller: Such as ``memory``, by which version 1 has a hierarchy of its own.
-        root: The file system that ``/proc`` and ``/sys`` are read from.
-
     Raises:
         OSError: The list of groups cannot be read.
     """

@@ -21,10 +21,6 @@ def thread_variables(environ: Mapping[str, str], *, root: Path = Path("/")) -> d
     """Return the variables that give each library as many threads as the process may use CPUs.
 
     Without them BLIS takes one thread, and OpenBLAS and MKL take no notice of a quota.
-
-    Args:
-        environ: The environment; a variable that the operator has set is left out of the answer.
-        root: The file system that ``/proc`` and ``/sys`` are read from.
     """
     if environ.get(_FOR_ALL):
         return {}

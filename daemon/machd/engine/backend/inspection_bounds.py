@@ -99,16 +99,10 @@ def _numbers(config: Mapping[str, object], nesting: int) -> Iterator[tuple[str, 
 def bounded(
     what: str, *, seconds: float, memory_bytes: int, hint: str = "its files are absurd"
 ) -> Iterator[None]:
-    """End a block that takes too long or too much memory.
+    """End a block that takes too long or too much memory; ``what`` starts the message, and ``hint`` ends it.
 
     The time limit works on the main thread alone, where a command runs; the memory limit on Linux
     alone, of this process's private memory.
-
-    Args:
-        what: Such as ``building the model``; starts the message.
-        seconds: The longest that it may take.
-        memory_bytes: The most that it may add to the process.
-        hint: What to think or do of it; ends the message.
 
     Raises:
         ModelFormatError: It took more than one of them.

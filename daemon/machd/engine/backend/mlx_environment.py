@@ -15,11 +15,7 @@ batch then differs from the same row alone by 1e-2 nats instead of 4e-6 (tiny ll
 def set_mlx_environment(environ: MutableMapping[str, str], cache_directory: Path) -> None:
     """Have mlx compile in a private directory, and compute float32 as such. Call it before mlx is imported.
 
-    An operator who wants TF32 sets mlx's variable, which is left alone then.
-
-    Args:
-        environ: The environment of this process.
-        cache_directory: The user's cache directory.
+    To use TF32, set mlx's variable; a variable that is set stays.
 
     Raises:
         StartupError: The directory is not private, or cannot be made.

@@ -76,8 +76,6 @@ def import_mlx_lm_without_tokenizers() -> None:
 
 
 class _NoTokenizer:
-    """Stand-in for the tokenizer classes that mlx-lm names."""
-
     apply_chat_template = None
 
     @classmethod

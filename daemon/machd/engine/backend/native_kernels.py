@@ -32,12 +32,6 @@ def missing_kernels_advice() -> str | None:
     return _ADVICE if is_linux_cpu and _package() is None else None
 
 
-def native_instruction_set() -> str | None:
-    """Name the instruction set that the kernels use; None where mlx computes everything."""
-    native = native_kernels()
-    return None if native is None else str(native.instruction_set())
-
-
 @cache
 def _package() -> Any:  # noqa: ANN401 - a package that may be absent
     try:

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from enum import Enum, auto
 from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
@@ -37,6 +38,24 @@ _SPELLED_KEY = re.compile(
 """The key with any of its letters escaped, as JSON may spell it."""
 
 _TOO_LARGE = "classes in more than 8 MiB of JSON"
+
+
+class OwnCode(Enum):
+    """What becomes of Python code that a checkpoint brings."""
+
+    REFUSED = auto()
+    """A model that needs it is refused; the error names the setting that trusts it."""
+
+    TRUSTED = auto()
+    """It runs where the model needs it."""
+
+    NEVER_RUN = auto()
+    """Files that name it are read all the same, whatever the settings trust."""
+
+    @classmethod
+    def of(cls, *, is_trusted: bool) -> OwnCode:
+        """Return what becomes of it where a model is served, by the setting ``model.trust_remote_code``."""
+        return cls.TRUSTED if is_trusted else cls.REFUSED
 
 
 def auto_map_files(path: Path) -> dict[str, list[str]]:
@@ -74,11 +93,7 @@ def is_runnable(path: Path, classes: Iterable[str]) -> bool:
 
 @contextmanager
 def closed_to_own_code(*, is_trusted: bool = False) -> Iterator[None]:
-    """Let transformers import no code of a checkpoint in this block, whatever a library asks it for.
-
-    Args:
-        is_trusted: The code may run; the block changes nothing.
-    """
+    """Let transformers import no code of a checkpoint in this block, whatever a library asks it for."""
     if is_trusted:
         yield
         return

@@ -39,11 +39,7 @@ _BITS = {
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor in a file.
-
-    Attributes:
-        offset: Of its first byte, from the beginning of the file.
-    """
+    """A tensor in a file, by its first byte from the beginning of the file."""
 
     offset: int
     size_bytes: int
@@ -126,11 +122,7 @@ def _checked_range(path: Path, name: str, raw: msgspec.Raw, data_bytes: int) -> 
 
 
 def _numbers(values: list[object]) -> list[int]:
-    """Check lengths or offsets: JSON has fractions, and integers and lists of any size.
-
-    Raises:
-        ValueError: They are no lengths or offsets of a tensor.
-    """
+    """Check lengths or offsets: JSON has fractions, and integers and lists of any size, which are a ValueError."""
     numbers = [one for one in values if isinstance(one, int) and abs(one) < _MAX_NUMBER]
     if len(numbers) < len(values) or len(values) > _MAX_DIMENSIONS:
         raise ValueError("no lengths of a tensor")

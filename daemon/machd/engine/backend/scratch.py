@@ -40,12 +40,7 @@ def private_scratch_directory(base: Path) -> Path:
 
 
 def use_scratch_directory(directory: Path, environ: MutableMapping[str, str]) -> None:
-    """Make ``directory`` the place for temporary files, before mlx is imported.
-
-    Args:
-        directory: As :func:`private_scratch_directory` returned it.
-        environ: The environment of this process.
-    """
+    """Make ``directory`` the place for temporary files, before mlx is imported."""
     environ["TMPDIR"] = str(directory)
     # tempfile may have read the old value already and never looks again.
     tempfile.tempdir = str(directory)

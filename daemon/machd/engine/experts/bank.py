@@ -20,7 +20,7 @@ from machd.engine.experts.expert_files import ExpertFiles, ExpertReadError
 from machd.engine.experts.slot_arrays import SlotArrays
 from machd.engine.experts.stored_layer import StoredLayer
 from machd.engine.experts.use_counts import Indices, UseCounts
-from machd.engine.protocol.engine import ExpertReading
+from machd.engine.protocol.memory import ExpertReading
 from machd.errors import ModelMemoryError
 
 MAX_READ_S = 10.0
@@ -40,8 +40,6 @@ _MAX_READAHEAD_SHARE = 1 / 4
 
 @dataclass(slots=True)
 class _Read:
-    """An expert that is being read into a slot."""
-
     layer: int
     expert: int
     slot: int
@@ -102,13 +100,7 @@ class ExpertBank:
     def __init__(
         self, layers: Sequence[StoredLayer], files: ExpertFiles, *, capacity_bytes: int
     ) -> None:
-        """Allocate the memory.
-
-        Args:
-            layers: All layers with experts, in their order.
-            files: The files that hold them; the bank closes them.
-            capacity_bytes: Memory for experts; layers of different shapes share it in proportion to
-                their size.
+        """Allocate the memory, which layers of different shapes share in proportion to their size; the bank closes ``files``.
 
         Raises:
             ModelMemoryError: There is not room for one expert of each shape.
@@ -206,21 +198,11 @@ class ExpertBank:
             self._pools[read.layer].is_pinned[read.slot] = True
 
     def count_uses(self, layer: int, experts: Indices, tokens: Indices) -> None:
-        """Count a pass's uses of a layer's experts, for eviction.
-
-        Args:
-            layer: Number of the layer.
-            experts: Each once.
-            tokens: int64 [n], how many tokens of the pass use each.
-        """
+        """Count how many tokens of a pass use each of a layer's experts, int64 [n], for eviction."""
         self._uses.add(layer, experts, tokens)
 
     def request(self, layer: int, experts: Indices) -> bool:
-        """Pin experts of a layer, and start reading those not in memory.
-
-        Args:
-            layer: Number of the layer.
-            experts: At most :meth:`max_experts`, each once.
+        """Pin experts of a layer, each once and :meth:`max_experts` at most, and start reading those not in memory.
 
         Returns:
             True if every expert has a slot; False if some wait until a read-ahead ends.
@@ -250,11 +232,7 @@ class ExpertBank:
         self._start_reads(layer, absent[:max_reads], self._readahead_readers)
 
     def wait(self, layer: int, experts: Indices) -> list[int]:
-        """Wait until the experts of :meth:`request` are in memory, pinned.
-
-        Returns:
-            Experts that could not be read.
-        """
+        """Wait until the experts of :meth:`request` are in memory, pinned; returns those that could not be read."""
         absent = [one for one in experts.tolist() if self._slots[layer][one] < 0]
         reads = {one: self._pending.get((layer, one)) for one in absent}
         self._wait_for([read for read in reads.values() if read is not None])
@@ -269,10 +247,7 @@ class ExpertBank:
         return failed
 
     def fill(self, on_read: Callable[[int], None]) -> None:
-        """Read experts until every slot has one, as many of each layer.
-
-        Args:
-            on_read: Called with the bytes of each expert that was read.
+        """Read experts until every slot has one, as many of each layer; ``on_read`` gets the bytes of each.
 
         Raises:
             ExpertReadError: An expert cannot be read.

@@ -32,7 +32,6 @@ class PassState:
     """
 
     def __init__(self) -> None:
-        """Begin with no outputs."""
         self.pinned_outputs: list[mx.array] = []
         self.has_failed = False
 
@@ -80,14 +79,7 @@ class BankedExperts(Module):
     """
 
     def __init__(self, switch: Module, bank: ExpertBank, layer: int, state: PassState) -> None:
-        """Replace a switch layer's weights by the bank's.
-
-        Args:
-            switch: Changed in place.
-            bank: Holds the experts.
-            layer: Number of the layer among those with experts.
-            state: Shared by all layers of the model.
-        """
+        """Replace a switch layer's weights by the bank's."""
         super().__init__()  # type: ignore[no-untyped-call]
         for name, projection in projections(switch):
             setattr(switch, name, BankedProjection(projection, bank, layer, name))
@@ -101,11 +93,7 @@ class BankedExperts(Module):
         self._state = state
 
     def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
-        """Compute each token with each of its experts.
-
-        Args:
-            x: [..., input_dims].
-            indices: uint32 [..., k], experts.
+        """Compute each token [..., input_dims] with each of its experts, uint32 [..., k].
 
         Returns:
             [..., k, output_dims]; NaN for an expert that could not be read.
@@ -138,13 +126,7 @@ class BankedExperts(Module):
     def _compute_chosen(
         self, x: mx.array, chosen: Indices, next_chosen: Indices | None
     ) -> mx.array:
-        """Compute with a layer that is not in memory whole.
-
-        Args:
-            x: [..., input_dims].
-            chosen: int [..., k], experts.
-            next_chosen: int [n], experts that the next layer will probably need.
-        """
+        """Compute with a layer that is not in memory whole; ``next_chosen`` will probably be needed by the next one."""
         bank, layer = self._bank, self._layer
         needed, tokens = np.unique(chosen, return_counts=True)
         bank.count_uses(layer, needed, tokens)
@@ -195,13 +177,7 @@ class BankedExperts(Module):
         return _joined(outputs, chosen.shape)
 
     def _compute_part(self, x: mx.array, chosen: Indices, part: Indices) -> _PartOutput:
-        """Compute each pair of a token and one of a part of the experts, which are requested.
-
-        Args:
-            x: [..., input_dims].
-            chosen: int [..., k], experts.
-            part: The experts, each once.
-        """
+        """Compute each pair of a token [..., input_dims] and one of a part of the experts, which are requested."""
         pairs = chosen.reshape(-1)  # [tokens * k]
         positions = np.flatnonzero(np.isin(pairs, part))
         tokens = x.reshape(-1, x.shape[-1])[mx.array(positions // chosen.shape[-1])]
@@ -212,12 +188,7 @@ class BankedExperts(Module):
 
 @dataclass(frozen=True, slots=True)
 class _PartOutput:
-    """Outputs for some pairs of a token and an expert.
-
-    Attributes:
-        positions: int64 [n], numbers of the pairs.
-        values: [n, output_dims].
-    """
+    """Outputs [n, output_dims] for some pairs of a token and an expert, and the pairs' numbers, int64 [n]."""
 
     positions: Indices
     values: mx.array

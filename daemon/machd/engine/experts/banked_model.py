@@ -18,7 +18,7 @@ from machd.engine.experts.router_preview import (
     takes_hidden_states_alone,
 )
 from machd.engine.experts.stored_layer import StoredLayer
-from machd.engine.protocol.engine import ExpertReading
+from machd.engine.protocol.memory import ExpertReading
 from machd.engine.protocol.progress import LoadProgress
 from machd.errors import ModelFormatError
 
@@ -28,12 +28,7 @@ _MAX_BLOCK_DEPTH = 2
 
 @dataclass(frozen=True, slots=True)
 class BankedModel:
-    """The part of a model whose experts lie in a bank; satisfies the step's port ``Experts``.
-
-    Attributes:
-        layers: The layers that stand in for the model's switch layers.
-        parameters: Number of weights of all experts.
-    """
+    """The part of a model whose experts lie in a bank; satisfies the step's port ``Experts``."""
 
     bank: ExpertBank
     layers: Sequence[BankedExperts]
@@ -76,13 +71,7 @@ def open_bank(
     capacity_bytes: int,
     progress: LoadProgress,
 ) -> BankedModel:
-    """Replace a model's switch layers by those of a bank, and fill the bank.
-
-    Args:
-        model: Changed in place; its experts' own arrays are dropped.
-        layers: The model's experts in its files.
-        capacity_bytes: Bytes of the bank.
-        progress: Advanced by the bytes that are read.
+    """Replace a model's switch layers, in place, by those of a bank, and fill the bank.
 
     Raises:
         ModelError: The memory is too small, or an expert cannot be read.

@@ -18,14 +18,7 @@ as mlx rounds."""
 
 
 def convert(stored: Bytes, stored_dtype: mx.Dtype, into: Bytes, dtype: mx.Dtype) -> None:
-    """Convert floating-point values, with the same result as mlx's ``astype``.
-
-    Args:
-        stored: Values of ``stored_dtype``: float32, float16 or bfloat16.
-        stored_dtype: Dtype to convert from.
-        into: Overwritten with as many values of ``dtype``.
-        dtype: Another of the three dtypes.
-    """
+    """Convert float32, float16 or bfloat16 to another of the three, with the same result as mlx's ``astype``."""
     if stored_dtype == mx.bfloat16 and dtype == mx.float32:
         _widen(stored.view(np.uint16), into.view(np.uint32))
         return

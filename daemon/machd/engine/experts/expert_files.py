@@ -52,7 +52,6 @@ class _Staging(threading.local):
         self.memory = mmap.mmap(-1, _BLOCK_BYTES)
 
     def buffer(self, size_bytes: int) -> memoryview:
-        """Return at least ``size_bytes``, page-aligned."""
         if len(self.memory) < size_bytes:
             self.memory = mmap.mmap(-1, size_bytes)
         return memoryview(self.memory)
@@ -89,15 +88,9 @@ class ExpertFiles:
         self._files.clear()
 
     def read(self, location: Location, parameter: ExpertParameter, into: Bytes) -> int:
-        """Read one parameter of one expert and convert it to its dtype in memory.
+        """Read one parameter of one expert, convert it to its dtype in memory, and return the bytes read.
 
-        Args:
-            location: Where it begins.
-            parameter: Its size and dtypes.
-            into: uint8 [parameter.nbytes], overwritten; undefined after an error.
-
-        Returns:
-            Bytes read.
+        ``into`` is uint8 [parameter.nbytes], undefined after an error.
 
         Raises:
             ExpertReadError: The file cannot be read, is shorter than it was, or was modified.
@@ -117,11 +110,7 @@ class ExpertFiles:
         return parameter.stored_bytes
 
     def _stored_bytes(self, file: _OpenFile, offset: int, size_bytes: int) -> Bytes:
-        """Read into the thread's staging buffer; the result is valid until the thread's next read.
-
-        Raises:
-            OSError: The file cannot be read, is shorter than it was, or was modified.
-        """
+        """Read into the thread's staging buffer, valid until its next read; a file that is shorter or modified is an OSError."""
         begin = offset // _BLOCK_BYTES * _BLOCK_BYTES
         end = offset + size_bytes
         aligned_bytes = -(-(end - begin) // _BLOCK_BYTES) * _BLOCK_BYTES

@@ -19,12 +19,7 @@ _MAX_KV_SHARE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """The memory that experts may take.
-
-    Attributes:
-        bytes: Bytes of the bank, or ``auto`` for what the rest leaves.
-        kv_budget_bytes: The KV budget, which ``auto`` leaves free.
-    """
+    """The bytes that experts may take, ``auto`` for what the rest leaves, and the KV budget, which ``auto`` leaves free."""
 
     bytes: int | Literal["auto"]
     kv_budget_bytes: int
@@ -35,13 +30,7 @@ class Residency:
         return 0 if self.bytes == "auto" else _MIN_SPARE_BYTES
 
     def bank_bytes(self, *, available_bytes: int, dense_bytes: int, experts_bytes: int) -> int:
-        """Return the bytes of the bank.
-
-        Args:
-            available_bytes: Memory that the process can take before the model is loaded.
-            dense_bytes: Bytes of all other weights.
-            experts_bytes: Bytes of all experts.
-        """
+        """Return the bytes of the bank; ``available_bytes`` can be taken before the model is loaded."""
         if self.bytes != "auto":
             return min(self.bytes, experts_bytes)
         spare_bytes = int(available_bytes * _SPARE_SHARE)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Protocol
 
 import mlx.core as mx
 
@@ -19,40 +18,21 @@ Compute = Callable[[Layer, mx.array], mx.array]
 
 
 class RoutedError(Exception):
-    """Ends a preview: the router has chosen.
-
-    Attributes:
-        indices: uint32 [..., k], the chosen experts.
-    """
+    """Ends a preview: the router has chosen experts, uint32 [..., k]."""
 
     def __init__(self, indices: mx.array) -> None:
-        """Keep the choice."""
         super().__init__()
         self.indices = indices
 
 
 class BlockInput:
-    """The hidden states that a mixture-of-experts block was called with.
+    """The hidden states [..., dim] that a mixture-of-experts block was called with; None before.
 
     A holder of its own, because an array that is an attribute of a module counts as a weight.
-
-    Attributes:
-        hidden: [..., dim]; None before the block is called.
     """
 
     def __init__(self) -> None:
-        """Begin with no hidden states."""
         self.hidden: mx.array | None = None
-
-
-class Previewable(Protocol):
-    """A switch layer that can end a preview.
-
-    Attributes:
-        is_previewed: True while a preview runs: a call of the layer raises :class:`RoutedError`.
-    """
-
-    is_previewed: bool
 
 
 class RouterPreview:
@@ -62,25 +42,15 @@ class RouterPreview:
     then besides the router (shared experts, in some models) is lazy and never evaluated.
     """
 
-    def __init__(self, layer: int, block: Layer, experts: Previewable) -> None:
-        """Prepare.
-
-        Args:
-            layer: Number of the layer among those with experts.
-            block: The module around the switch layer, which is called with hidden states alone.
-            experts: The switch layer.
-        """
+    def __init__(self, layer: int, block: Layer, experts: Layer) -> None:
+        """Preview the router of ``block``, which takes hidden states alone and holds the switch layer ``experts``."""
         self.layer = layer
         self._block = block
         self._experts = experts
         self._compute: Compute = type(block).__call__
 
     def choice(self, hidden: mx.array) -> mx.array | None:
-        """Return uint32 [..., k], lazy; None if the block chose no experts.
-
-        Args:
-            hidden: [..., dim].
-        """
+        """Return uint32 [..., k], lazy, of hidden states [..., dim]; None if the block chose no experts."""
         self._experts.is_previewed = True
         try:
             self._compute(self._block, hidden)

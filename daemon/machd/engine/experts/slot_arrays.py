@@ -19,17 +19,11 @@ class SlotArrays:
     Writing in place needs memory that both can address: the CPU's own, or Metal's unified memory.
 
     Attributes:
-        slots: Number of slots.
         arrays: By projection and parameter name, [slots, *shape].
     """
 
     def __init__(self, parameters: Sequence[ExpertParameter], slots: int) -> None:
-        """Allocate all slots, filled with zeros.
-
-        Args:
-            parameters: Parameters of each expert.
-            slots: Number of experts that fit.
-        """
+        """Allocate all slots, filled with zeros."""
         self.slots = slots
         self.arrays: dict[tuple[str, str], mx.array] = {}
         self._rows: list[np.ndarray[tuple[int, int], np.dtype[np.uint8]]] = []

@@ -12,12 +12,7 @@ import mlx.core as mx
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """The first byte of one expert's parameter.
-
-    Attributes:
-        file: The safetensors file.
-        offset: Bytes from the beginning of the file.
-    """
+    """The first byte of one expert's parameter, counted from the beginning of its file."""
 
     file: Path
     offset: int
@@ -30,7 +25,6 @@ class ExpertParameter:
     Attributes:
         projection: Name of the projection within its layer, such as ``gate_proj``.
         name: ``weight``, ``scales``, ``biases``, ``bias`` or ``global_scale``.
-        shape: The shape for one expert.
         stored_dtype: The dtype in the file.
         dtype: The dtype in memory; reading converts to it.
     """

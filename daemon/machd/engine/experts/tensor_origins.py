@@ -31,7 +31,6 @@ class TensorOrigins:
     """
 
     def __init__(self, tensors: Mapping[str, tuple[Path, StoredTensor]]) -> None:
-        """Begin with the tensors of all weight files, by name."""
         self._tensors = tensors
         self._names: dict[int, str] = {}
         self._stacks: dict[int, list[int]] = {}
@@ -94,12 +93,7 @@ class TensorOrigins:
     def stored_layers(
         self, model: LanguageModel, dense_dtype: mx.Dtype | None, *, backend: str
     ) -> list[StoredLayer]:
-        """Locate the experts of every layer that has some.
-
-        Args:
-            model: Lazily loaded, its tensors recorded here.
-            dense_dtype: Dtype in memory of the model's other weights; None if they stay as stored.
-            backend: ``cpu``, ``metal`` or ``cuda``.
+        """Locate the experts of every layer of a lazily loaded model that has some.
 
         Raises:
             ModelFormatError: The files do not hold the experts one by one.
@@ -169,13 +163,7 @@ def projections(switch: Module) -> list[tuple[str, Any]]:
 def expert_parameters(
     switch: Module, dense_dtype: mx.Dtype | None, *, backend: str
 ) -> Iterator[tuple[ExpertParameter, mx.array]]:
-    """Yield the parameters that each expert of a switch layer has, and their arrays [experts, *shape].
-
-    Args:
-        switch: The switch layer, lazily loaded.
-        dense_dtype: Dtype in memory of the model's other weights; None if they stay as stored.
-        backend: ``cpu``, ``metal`` or ``cuda``.
-    """
+    """Yield the parameters that each expert of a switch layer has, and their arrays [experts, *shape]."""
     for name, projection in projections(switch):
         is_quantised = "scales" in projection
         for parameter_name in _PARAMETERS:

@@ -22,7 +22,6 @@ _CHAT_FORMAT = ChatFormat(
     tool_markers=JSON_TOOL_MARKERS,
     shows_tools=True,
     reasoning_markers=("<think>", "</think>"),
-    has_reasoning_switch=True,
 )
 
 

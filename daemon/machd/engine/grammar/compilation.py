@@ -52,11 +52,6 @@ class CompilationError(Exception):
 def compile_source(vocabulary: LLTokenizer, source: str, eos_token_ids: Iterable[int]) -> LLMatcher:
     """Compile a grammar and write its first mask, which builds most of what later ones need.
 
-    Args:
-        vocabulary: The model's tokens.
-        source: In llguidance's notation.
-        eos_token_ids: Tokens that end a text.
-
     Raises:
         CompilationError: It has a mistake, nothing satisfies it, or it is beyond the limits.
     """

@@ -69,8 +69,6 @@ class CompiledGrammar:
     Attributes:
         llmatcher: llguidance's state at the beginning of a text, here or in a process of its own;
             copy it, do not advance it.
-        eos_token_ids: Tokens that end a text once the grammar allows its end.
-        vocabulary_tokens: Width of the logits.
     """
 
     llmatcher: LLMatcher | SeparateMatcher
@@ -101,14 +99,7 @@ class LlguidanceCompiler:
         eos_token_ids: frozenset[int],
         bounds: GrammarBounds | None = None,
     ) -> None:
-        """Begin without grammars; the vocabulary is read when it is first needed.
-
-        Args:
-            tokenizer: The model's.
-            vocabulary_tokens: Width of the logits.
-            eos_token_ids: Tokens that end a text.
-            bounds: Of grammars in processes of their own.
-        """
+        """Begin without grammars; the vocabulary is read when it is first needed."""
         self._tokenizer = tokenizer
         self._vocabulary_tokens = vocabulary_tokens
         self._eos_token_ids = frozenset(one for one in eos_token_ids if one < vocabulary_tokens)
@@ -135,17 +126,7 @@ class LlguidanceCompiler:
     def compile(
         self, constraint: Constraint, *, is_wanted: Callable[[], bool] = lambda: True
     ) -> Grammar:
-        """Compile a constraint for the vocabulary, or return the grammar that is kept of it.
-
-        Args:
-            constraint: A client's.
-            is_wanted: Asked now and then; False ends the work with an error.
-
-        Raises:
-            GrammarError: It cannot be compiled, nothing satisfies it, it is beyond the limits, or
-                the model's tokens have no bytes of their own.
-            OverloadedError: It needs a process, and there are too many.
-        """
+        """Compile a constraint for the vocabulary, or return the grammar that is kept of it."""
         kept = self._find(constraint)
         if kept is not None:
             return kept

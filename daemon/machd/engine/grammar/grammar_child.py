@@ -51,11 +51,7 @@ class Learn(msgspec.Struct, frozen=True, tag="learn"):
 
 
 class Compile(msgspec.Struct, frozen=True, tag="compile"):
-    """The first request to a fork.
-
-    Attributes:
-        memory_bytes: Memory that the fork may gain, where the system can limit it.
-    """
+    """The first request to a fork, and the memory that it may gain where the system can limit it."""
 
     source: str
     memory_bytes: int
@@ -129,7 +125,6 @@ class _Forks:
         self._vocabulary: tuple[LLTokenizer, Vocabulary] | None = None
 
     def answer(self, request: Fork | End | Learn, descriptors: list[int]) -> bytes:
-        """Do what the parent asks, and return the content of the answer."""
         self._reap()
         match request:
             case Learn(vocabulary):
@@ -143,7 +138,6 @@ class _Forks:
         return b""
 
     def kill_all(self) -> None:
-        """End every fork."""
         self._reap()
         for pid in self._pids:
             os.kill(pid, signal.SIGKILL)
@@ -171,7 +165,6 @@ class _Forks:
 
 
 def _received(channel: socket.socket) -> tuple[Fork | End | Learn, list[int]]:
-    """Read one request of the parent's and the descriptors that came with it."""
     header, descriptors, _, _ = socket.recv_fds(channel, HEADER.size, 1)
     header += _read(channel, HEADER.size - len(header))
     _, size = HEADER.unpack(header)

@@ -18,12 +18,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
-import psutil
 
-from machd.clock import SystemClock
 from machd.engine.backend.child_process import (
-    HEADER,
     REQUEST,
+    AnswerBounds,
+    ChildChannel,
     ChildProcess,
     ChildStoppedError,
     send_frame,
@@ -49,20 +48,10 @@ _REQUEST_LIMIT_S = 30.0
 
 _REQUEST_MEMORY_BYTES = 1 << 30
 
-_LOOK_S = 0.05
-"""Interval at which a slow process's memory is read, and whether its answer is still wanted."""
-
 
 @dataclass(frozen=True, slots=True)
 class GrammarBounds:
-    """Bounds of a grammar kept apart.
-
-    Attributes:
-        compile_s: Wall time of compiling it.
-        step_s: Wall time of one call while it is followed: the whole batch waits.
-        memory_bytes: Memory that its process may gain.
-        max_processes: Processes at once.
-    """
+    """Bounds of a grammar kept apart, in wall time: of compiling it, and of one call while the whole batch waits for it."""
 
     compile_s: float = 5.0
     step_s: float = 0.5
@@ -83,7 +72,6 @@ class GrammarProcesses:
         encode: Callable[[str], list[int]],
         bounds: GrammarBounds,
     ) -> None:
-        """Start nothing yet; ``encode`` tokenises text that a grammar forces."""
         self._vocabulary = vocabulary
         self._encode = encode
         self._bounds = bounds
@@ -100,14 +88,7 @@ class GrammarProcesses:
     def compile(
         self, source: str, is_wanted: Callable[[], bool]
     ) -> tuple[SeparateMatcher, list[str]]:
-        """Compile a grammar in a process of its own.
-
-        Args:
-            source: In llguidance's notation.
-            is_wanted: Asked now and then; False ends the work.
-
-        Returns:
-            The matcher at the beginning of a text, and llguidance's warnings.
+        """Compile a grammar in a process of its own; returns its matcher, and llguidance's warnings.
 
         Raises:
             CompilationError: It cannot be compiled, or not within the bounds.
@@ -201,7 +182,7 @@ class GrammarProcesses:
         return answer
 
 
-class GrammarProcess:
+class GrammarProcess(ChildChannel):
     """The process of one grammar. Threads may share it, and wait for each other."""
 
     def __init__(
@@ -212,17 +193,14 @@ class GrammarProcess:
         encode: Callable[[str], list[int]],
         bounds: GrammarBounds,
     ) -> None:
-        """Take over a process that waits for its grammar."""
+        super().__init__(channel, pid)
         self._processes = processes
-        self._channel = channel
-        self.pid = pid
         self._encode = encode
         self._bounds = bounds
-        self._clock = SystemClock()
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._dropped: deque[int] = deque()
-        self._start_bytes = self._memory_bytes()
+        self._start_bytes = self.memory_bytes()
         self.cpu_s = 0.0
         self.has_ended = False
         weakref.finalize(self, channel.close)  # an idle process ends when its parent hangs up
@@ -245,6 +223,9 @@ class GrammarProcess:
                 raise ChildStoppedError("has ended")
             try:
                 kind, content = self._asked(request, limit_s, is_wanted)
+            except TimeoutError:
+                self._kill()
+                raise ChildStoppedError(f"takes longer than {limit_s:g} s") from None
             except OSError as error:  # the process has ended, for want of memory most likely
                 self._kill()
                 raise ChildStoppedError("takes too much memory") from error
@@ -291,46 +272,20 @@ class GrammarProcess:
 
     def _asked(
         self, request: Compile | Call, limit_s: float, is_wanted: Callable[[], bool]
-    ) -> tuple[bytes, bytes]:
-        deadline_s = self._clock.monotonic_s() + limit_s
-
-        def check() -> None:
-            if self._clock.monotonic_s() > deadline_s:
-                raise ChildStoppedError(f"takes longer than {limit_s:g} s")
-            if not is_wanted():
-                raise ChildStoppedError("is not wanted any more")
-            if self._memory_bytes() > self._start_bytes + self._bounds.memory_bytes:
-                raise ChildStoppedError("takes too much memory")
-
+    ) -> tuple[bytes, bytearray]:
+        bounds = AnswerBounds(
+            self._clock.monotonic_s() + limit_s,
+            self._start_bytes + self._bounds.memory_bytes,
+            is_wanted,
+        )
         self._channel.settimeout(limit_s)
         send_frame(self._channel, REQUEST, msgspec.msgpack.encode(request))
-        self._channel.settimeout(_LOOK_S)
         while True:
-            kind, size = HEADER.unpack(self._read(HEADER.size, check))
-            content = self._read(size, check)
+            kind, content = self.receive(bounds)
             if kind != TOKENISE:
                 return kind, content
             token_ids = msgspec.msgpack.encode(self._encode(content.decode()))
             send_frame(self._channel, REQUEST, token_ids)
-
-    def _read(self, size: int, check: Callable[[], None]) -> bytes:
-        content = bytearray()
-        while len(content) < size:
-            try:
-                got = self._channel.recv(size - len(content))
-            except TimeoutError:
-                check()
-                continue
-            if not got:
-                raise ConnectionError
-            content += got
-        return bytes(content)
-
-    def _memory_bytes(self) -> int:
-        try:
-            return int(psutil.Process(self.pid).memory_info().rss)
-        except psutil.Error:
-            return 0  # it has just ended, which the socket reports
 
     def _kill(self) -> None:
         self.close()
@@ -344,7 +299,6 @@ class SeparateMatcher:
     """
 
     def __init__(self, process: GrammarProcess, number: int) -> None:
-        """Refer to a matcher of a process."""
         self._process = process
         self._number = number
         self._has_error = False

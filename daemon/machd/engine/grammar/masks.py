@@ -24,7 +24,6 @@ class TokenMasks:
     """Masks for logits of one width. Lives on the engine thread."""
 
     def __init__(self, vocabulary_tokens: int, clock: Clock) -> None:
-        """Begin without a mask; ``vocabulary_tokens`` is the width of the logits."""
         self._clock = clock
         self._times_each_row = False
         self._vocabulary_tokens = vocabulary_tokens
@@ -34,10 +33,7 @@ class TokenMasks:
         self._buffer = np.zeros((0, self._words), dtype=np.uint32)
 
     def fill(self, matchers: Sequence[Matcher]) -> mx.array:
-        """Make the masks of rows that need one, of one row at least.
-
-        Returns:
-            bool [matchers, vocabulary_tokens], true for tokens that may come next.
+        """Make the masks of rows that need one, of one row at least: bool [matchers, vocabulary_tokens].
 
         Raises:
             GrammarError: One row's grammar has become too complex, or has held up the batch for too

@@ -27,11 +27,7 @@ Positions = int | mx.array
 
 
 def make_batchable(model: LanguageModel) -> int:
-    """Mend a model's layers in place, which few models need.
-
-    Returns:
-        Number of layers mended.
-    """
+    """Mend a model's layers in place, which few models need; returns how many."""
     count = 0
     for module in model.modules():
         name = (type(module).__module__.rpartition(".")[2], type(module).__name__)
@@ -154,11 +150,7 @@ def _phi3small_model(model: Layer) -> None:
 
 
 def _block_sparse(attention: Layer, begin: Positions, tokens: int, width: int) -> mx.array:
-    """Make the mask of the columns that a head's token may see, later tokens aside.
-
-    Returns:
-        bool [rows or 1, kv_heads, repeats, tokens, width].
-    """
+    """Make the mask of what a head's token may see, later tokens aside: bool [rows or 1, kv_heads, repeats, tokens, width]."""
     block = attention.blocksparse_block_size
     own = _positions(begin, tokens).reshape(-1, 1, tokens, 1) // block  # [rows or 1, 1, tokens, 1]
     column = mx.arange(width) // block
@@ -207,11 +199,7 @@ def _minimax_m3_attention(attention: Layer) -> None:
 def _minimax_m3_blocks(
     attention: Layer, x: mx.array, mask: mx.array | str | None, begin: mx.array, cache: Cache
 ) -> mx.array:
-    """Make the mask of the keys in the blocks that a query head's indexer scores highest.
-
-    Returns:
-        bool [rows, heads, tokens, width].
-    """
+    """Make the mask of the keys in the blocks that a query head's indexer scores highest: bool [rows, heads, tokens, width]."""
     rows, tokens, _ = x.shape
     heads, size = attention.index_n_heads, attention.index_block_size
     keys = attention.index_k_norm(attention.index_k_proj(x).reshape(rows, tokens, 1, -1))

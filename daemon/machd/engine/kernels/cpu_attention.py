@@ -84,18 +84,9 @@ def attend_rows(
     scale: float,
     mask: mx.array | str | None = None,
 ) -> mx.array:
-    """Write a pass's keys and values, and attend each row to its own columns, slab by slab.
+    """Write a pass's keys and values, and attend each row to its own columns, slab by slab; shapes as of :func:`attend`.
 
-    Args:
-        queries: [rows, heads, tokens, head_dim].
-        keys: [rows, kv_heads, tokens, head_dim].
-        values: The same, with a head_dim of its own.
-        cache: Opened for a pass of so many tokens.
-        scale: Of the scores.
-        mask: One of the cache's; None where each token sees all its row's positions so far.
-
-    Returns:
-        [rows, heads, tokens, head_dim of the values].
+    The mask is one of the cache's; None where each token sees all its row's positions so far.
     """
     cache.write(keys, values)
     sees_all = cache.sees_all(mask)
@@ -130,17 +121,9 @@ def _attend_behind(
     scale: float,
     mask: mx.array | str | None,
 ) -> mx.array:
-    """Attention of rows that share a prefix, which one product for all rows reads once.
+    """Attention of rows that share a prefix, which one product for all rows reads once; shapes as of :func:`attend`.
 
-    Args:
-        queries: float32 [rows, heads, tokens, head_dim].
-        prefix: Keys and values [1, kv_heads, prefix tokens, head_dim], which every token sees.
-        own: The rows' keys and values behind it, [rows, kv_heads, width, head_dim].
-        scale: Of the scores.
-        mask: As :func:`attend` takes it, of the rows' own columns.
-
-    Returns:
-        [rows, heads, tokens, head_dim of the values].
+    The prefix has one row of keys and values, which every token sees; the mask is of the rows' own columns.
     """
     (shared_keys, shared_values), (keys, values) = prefix, own
     rows, heads, tokens, head_dim = queries.shape

@@ -39,14 +39,9 @@ _LOG2_E = math.log2(math.e)
 
 
 def exp2(exponents: mx.array) -> mx.array:
-    """Raise two to the power of each number.
+    """Raise two to the power of each float32, with a relative error under 2e-7.
 
-    Args:
-        exponents: float32 of any shape, from ``MIN_EXPONENT`` to 126; others give
-            nonsense, but NaN stays NaN.
-
-    Returns:
-        float32 of the same shape, relative error under 2e-7.
+    Exponents outside of ``MIN_EXPONENT`` to 126 give nonsense, but NaN stays NaN.
     """
     rounded = exponents + _ROUNDER
     fraction = exponents - (rounded - _ROUNDER)

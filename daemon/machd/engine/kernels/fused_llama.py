@@ -24,19 +24,14 @@ from machd.engine.kernels.native_llama import (
     RotationTable,
     compute_layers_in_one,
 )
-from machd.engine.kernels.packed import PackedCache
-from machd.engine.kv.layers.slab import SlabCache
+from machd.engine.kernels.packed import attend_cached
 
 _ROTATION_TOLERANCE = 1e-5
 """Largest difference between a rotation from a table and the layer's own, for numbers around one."""
 
 
 def fuse_layers(model: LanguageModel) -> int:
-    """Replace the layers that can be; their weights are merged in place, not doubled.
-
-    Returns:
-        Number of attention layers replaced.
-    """
+    """Replace the layers that can be, their weights merged in place, not doubled; returns the number of attention layers."""
     from mlx_lm.models import llama  # noqa: PLC0415 - after import_mlx_lm()
 
     blocks = getattr(getattr(model, "model", None), "layers", None) or []
@@ -128,7 +123,6 @@ class _Rotation:
         return table if table.is_exact else None
 
     def is_of(self, rope: Layer) -> bool:
-        """Return True if another layer's rotation is this one."""
         if type(rope) is not type(self._rope):
             return False
         # A module keeps its settings as attributes and its arrays as items.
@@ -183,19 +177,10 @@ class _Attention(Module):
         heads = self.qkv_proj(x).reshape(rows, tokens, rotated + self._kv_heads, -1)
         heads = heads.transpose(0, 2, 1, 3)  # [rows, heads of all three, tokens, head_dim]
         turned = self._rotation(heads[:, :rotated], cache.offset if cache is not None else 0)
-        queries, keys = turned[:, : self._heads], turned[:, self._heads :]
-        values = heads[:, rotated:]
-        scale = self._scale
-        if isinstance(cache, PackedCache):
-            mixed = cache.attend(
-                queries, keys, values, scale=scale, attend=attend, attend_rows=attend_rows
-            )
-        elif isinstance(cache, SlabCache):
-            mixed = attend_rows(queries, keys, values, cache, scale=scale, mask=mask)
-        else:
-            if cache is not None:
-                keys, values = cache.update_and_fetch(keys, values)
-            mixed = attend(queries, keys, values, scale=scale, mask=mask)
+        parts = turned[:, : self._heads], turned[:, self._heads :], heads[:, rotated:]
+        mixed = attend_cached(
+            parts, cache, mask, scale=self._scale, attend=attend, attend_rows=attend_rows
+        )
         projected: mx.array = self.o_proj(mixed.transpose(0, 2, 1, 3).reshape(rows, tokens, -1))
         return projected
 
@@ -252,7 +237,6 @@ _PACKING = ("mode", "group_size", "bits")
 
 
 def _merged(layers: Sequence[Layer]) -> Layer:
-    """Join the rows of layers' arrays in the first of them."""
     merged = layers[0]
     for name in [name for name, value in merged.items() if isinstance(value, mx.array)]:
         merged[name] = mx.concatenate([layer[name] for layer in layers])

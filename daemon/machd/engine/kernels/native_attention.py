@@ -71,12 +71,7 @@ def take_native_attention(model: LanguageModel) -> None:
 
 
 def is_native_model(model: LanguageModel, head_dims: Iterable[int]) -> bool:
-    """Return True if machd's kernels compute every layer of a model's language part that they have a kernel for.
-
-    Args:
-        model: Its weights as they are computed with, before layers are fused.
-        head_dims: Widths of its keys and values.
-    """
+    """Return True if machd's kernels compute every layer of a language model, not fused yet, that they have a kernel for."""
     if native_kernels() is None or any(width % HEAD_NUMBERS for width in head_dims):
         return False
     language: LanguageModel = getattr(model, "language_model", model)

@@ -15,7 +15,7 @@ from machd.engine.backend.native_kernels import native_kernels
 from machd.engine.backend.untyped import Cache, LanguageModel, Layer
 from machd.engine.kernels.native_attention import HEAD_NUMBERS, attend, attend_rows
 from machd.engine.kernels.native_layers import is_native_norm, layer_weights
-from machd.engine.kernels.packed import PackedCache, PackedPrompt
+from machd.engine.kernels.packed import PackedCache, PackedPrompt, attend_cached
 from machd.engine.kernels.started_layers import class_of
 from machd.engine.kv.layers.slab import SlabCache
 from machd.engine.kv.row_positions import SlabRows
@@ -34,7 +34,6 @@ class RotationTable:
     """
 
     def __init__(self, rope: Layer, head_dim: int) -> None:
-        """Begin without positions; ``rope`` is mlx-lm's, of heads of ``head_dim`` numbers."""
         self.rope = rope
         self._half = head_dim // 2
         self._cosines = self._sines = mx.zeros((0, self._half))
@@ -72,7 +71,6 @@ class NativeAttention(Module):
     """mlx-lm's llama attention with one projection for queries, keys and values."""
 
     def __init__(self, attention: Layer, qkv_proj: Layer, table: RotationTable) -> None:
-        """Take a layer's parts; ``qkv_proj`` is the layer's three projections joined."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.qkv_proj = qkv_proj
         self.o_proj = attention.o_proj
@@ -90,19 +88,17 @@ class NativeAttention(Module):
         rotated = self.heads + self.kv_heads
         heads = self.qkv_proj(x).reshape(rows, tokens, rotated + self.kv_heads, -1)
         heads = self._rotate(heads, rotated, cache)
-        parts = mx.split(heads, [self.heads, rotated], axis=2)
-        queries, keys, values = (part.swapaxes(1, 2) for part in parts)
-        scale = self.scale
-        if isinstance(cache, PackedCache):
-            mixed = cache.attend(
-                queries, keys, values, scale=scale, attend=attend, attend_rows=attend_rows
-            )
-        elif isinstance(cache, SlabCache):
-            mixed = attend_rows(queries, keys, values, cache, scale=scale, mask=mask)
-        else:
-            if cache is not None:
-                keys, values = cache.update_and_fetch(keys, values)
-            mixed = attend(queries, keys, values, scale=scale, mask=mask)
+        queries, keys, values = (
+            part.swapaxes(1, 2) for part in mx.split(heads, [self.heads, rotated], axis=2)
+        )
+        mixed = attend_cached(
+            (queries, keys, values),
+            cache,
+            mask,
+            scale=self.scale,
+            attend=attend,
+            attend_rows=attend_rows,
+        )
         projected: mx.array = self.o_proj(mixed.swapaxes(1, 2).reshape(rows, tokens, -1))
         return projected
 
@@ -124,7 +120,6 @@ class NativeFeedForward(Module):
     """mlx-lm's llama feed-forward part with one projection for gate and up."""
 
     def __init__(self, gate_up_proj: Layer, down_proj: Layer) -> None:
-        """Take a layer's parts; ``gate_up_proj`` is two projections joined."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.gate_up_proj = gate_up_proj
         self.down_proj = down_proj
@@ -139,7 +134,6 @@ class NativeLayers:
     """All layers of a llama in one operation, for decoding rows and for prompts beside them."""
 
     def __init__(self, blocks: Sequence[object], attention: NativeAttention) -> None:
-        """Take the kernels' blocks, and the attention of one of the layers."""
         native = native_kernels()
         self._in_one = native.LlamaLayers(blocks)
         self._columns = native.LlamaLayers.Columns
@@ -233,13 +227,13 @@ def _turned(pairs: Sequence[Sequence[mx.array]]) -> tuple[list[mx.array], list[m
 
 def _takes_columns(cache: Cache) -> bool:
     if isinstance(cache, SlabCache):
-        return cache.takes_columns(None)
+        return cache.takes_columns()
     if not isinstance(cache, PackedCache):
         return False
     from mlx_lm.models.cache import KVCache  # noqa: PLC0415 - after import_mlx_lm()
 
     are_plain = all(type(one.cache) is KVCache for one in cache.prompts)
-    return are_plain and (cache.rows is None or cache.rows.takes_columns(None))
+    return are_plain and (cache.rows is None or cache.rows.takes_columns())
 
 
 class _InOne:

@@ -7,51 +7,20 @@ computed behind one another, without padding, whatever their lengths.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
 
 import mlx.core as mx
 
 from machd.engine.backend.untyped import Cache
 from machd.engine.kv.layers.slab import SlabCache
 
-
-class Attend(Protocol):
-    """Attention as :func:`machd.engine.kernels.cpu_attention.attend`."""
-
-    def __call__(  # noqa: D102 - said above
-        self,
-        queries: mx.array,
-        keys: mx.array,
-        values: mx.array,
-        *,
-        scale: float,
-        mask: mx.array | str | None,
-    ) -> mx.array: ...
-
-
-class AttendRows(Protocol):
-    """Attention as :func:`machd.engine.kernels.cpu_attention.attend_rows`."""
-
-    def __call__(  # noqa: D102 - said above
-        self,
-        queries: mx.array,
-        keys: mx.array,
-        values: mx.array,
-        cache: SlabCache,
-        *,
-        scale: float,
-    ) -> mx.array: ...
+Attend: TypeAlias = Callable[..., mx.array]
+"""Attention as :func:`machd.engine.kernels.cpu_attention.attend`, or as ``attend_rows`` there."""
 
 
 class PackedPrompt(NamedTuple):
-    """One layer's cache of a prompt in the pass.
-
-    Attributes:
-        cache: Holds the prompt so far, mlx-lm's standard cache or one in the rows' format.
-        tokens: So many more the pass computes.
-        start: int32 [1], tokens that it holds before.
-    """
+    """One layer's cache of a prompt in the pass, which computes ``tokens`` more behind its ``start``, int32 [1]."""
 
     cache: Cache
     tokens: int
@@ -68,13 +37,7 @@ class PackedCache:
     def __init__(
         self, rows: SlabCache | None, prompts: Sequence[PackedPrompt], positions: mx.array
     ) -> None:
-        """Borrow all.
-
-        Args:
-            rows: Holds the decoding rows, opened for a step of one token; None where none decodes.
-            prompts: Behind them.
-            positions: int32 [rows + tokens], the position of each of the pass's tokens in its row.
-        """
+        """Borrow the decoding rows, if any, the prompts behind them, and the position of each of the pass's tokens in its row."""
         self.rows = rows
         self.prompts = prompts
         self.offset = positions
@@ -96,20 +59,11 @@ class PackedCache:
         *,
         scale: float,
         attend: Attend,
-        attend_rows: AttendRows,
+        attend_rows: Attend,
     ) -> mx.array:
         """Write the pass's keys and values, and attend each token to its own row.
 
-        Args:
-            queries: [rows + tokens, heads, 1, head_dim], rotated.
-            keys: [rows + tokens, kv_heads, 1, head_dim], rotated.
-            values: The same, with a head_dim of its own.
-            scale: Of the scores.
-            attend: Computes attention of a prompt's tokens.
-            attend_rows: Computes attention of decoding rows.
-
-        Returns:
-            [rows + tokens, heads, 1, head_dim of the values].
+        Queries, and what is returned, are [rows + tokens, heads, 1, n]; keys and values have kv_heads.
         """
         parts, begin = [], 0
         if self.rows is not None:
@@ -126,15 +80,32 @@ class PackedCache:
         return mx.concatenate(parts)
 
 
+def attend_cached(
+    heads: tuple[mx.array, mx.array, mx.array],
+    cache: Cache,
+    mask: mx.array | str | None,
+    *,
+    scale: float,
+    attend: Attend,
+    attend_rows: Attend,
+) -> mx.array:
+    """Attend with a pass's queries, keys and values, and the cache that the layer was called with, if any."""
+    queries, keys, values = heads
+    if isinstance(cache, PackedCache):
+        return cache.attend(
+            queries, keys, values, scale=scale, attend=attend, attend_rows=attend_rows
+        )
+    if isinstance(cache, SlabCache):
+        return attend_rows(queries, keys, values, cache, scale=scale, mask=mask)
+    if cache is not None:
+        keys, values = cache.update_and_fetch(keys, values)
+    return attend(queries, keys, values, scale=scale, mask=mask)
+
+
 def packed_caches(
     rows: Sequence[SlabCache], prompts: Sequence[tuple[Sequence[Cache], int]]
 ) -> list[PackedCache]:
-    """Make one cache a layer for a pass of all rows and of so many tokens of each prompt.
-
-    Args:
-        rows: One cache a layer; none where no row decodes.
-        prompts: A prompt's caches, one a layer, and its tokens in this pass.
-    """
+    """Make one cache a layer for a pass of all rows, perhaps none, and of so many tokens of each prompt."""
     starts = [mx.array([caches[0].offset], dtype=mx.int32) for caches, _ in prompts]
     chunks = [
         start + mx.arange(tokens, dtype=mx.int32)

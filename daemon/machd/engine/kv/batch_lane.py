@@ -1,10 +1,10 @@
-"""The KV of the rows that share a forward pass: each cache of the model, held for all rows as its kind holds it.
+"""The KV of the rows that share a forward pass: one object of its kind for each cache of the model.
 
 Standard caches become a :class:`~machd.engine.kv.layers.slab.SlabCache` a layer, in their KV format, and windows
-a :class:`~machd.engine.kv.layers.window.WindowSlab`. Others stay in mlx-lm's own arrays. Lists of caches are
-opened, and their inner caches treated so.
+a :class:`~machd.engine.kv.layers.window.WindowSlab`. Others stay in mlx-lm's own arrays. The caches
+inside cache lists are held in the same ways.
 
-Rows that share a prefix read one copy of it, made of the caches of the first that joins.
+Rows that share a prefix read one copy of it, taken from the first such row that joins.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import mlx.core as mx
 
 from machd.engine.backend.untyped import Cache
 from machd.engine.kv.kv_format import PLAIN, KvFormat
-from machd.engine.kv.lane_kv import LaneKv, PrefilledRow, held_bytes
+from machd.engine.kv.lane_kv import JoiningRow, LaneKv, PrefilledRow, held_bytes
 from machd.engine.kv.layers.kinds import kind_of
 from machd.engine.kv.layers.layer_kv import LayerKv
 from machd.engine.kv.layers.slab import SlabCache
 from machd.engine.kv.rollback import CacheCheckpoint
 from machd.engine.kv.row_caches import innermost, kv_arrays, replaced
-from machd.engine.kv.row_positions import JoiningRow, RowPositions
+from machd.engine.kv.row_positions import RowPositions
 from machd.engine.kv.slab_layout import LayoutRule, LengthClasses, OneSlab
 
 
@@ -30,12 +30,7 @@ class BatchLaneKv(LaneKv):
     """A lane of any number of rows that are computed together."""
 
     def __init__(self, max_rows: int, *, has_length_classes: bool = False) -> None:
-        """Begin without rows.
-
-        Args:
-            max_rows: Most rows that there will ever be.
-            has_length_classes: The model's attention reads slab by slab, so rows may lie in several.
-        """
+        """Begin without rows; with length classes the model's attention reads slab by slab, so rows may lie in several."""
         self._rule: LayoutRule = LengthClasses() if has_length_classes else OneSlab(max_rows)
         self._max_rows = max_rows
         self._checkpoint: CacheCheckpoint | None = None
@@ -48,7 +43,7 @@ class BatchLaneKv(LaneKv):
 
     @property
     def takes_ragged_spans(self) -> bool:
-        """True if all caches have columns: a row's padding lands after its end there."""
+        """True if all caches have columns: then a row's padding lies after its end."""
         return not self._columnless
 
     @property
@@ -58,7 +53,7 @@ class BatchLaneKv(LaneKv):
 
     @property
     def room_tokens(self) -> int:
-        """Room within the slabs or within what rows have reserved."""
+        """Tokens a row that fit into the slabs or into the rows' reservations."""
         return self._positions.room_tokens()
 
     def join(self, row: PrefilledRow) -> None:
@@ -67,7 +62,7 @@ class BatchLaneKv(LaneKv):
         if row.shared is not None and row.shared not in self._positions.shared:
             assert isinstance(self._rule, LengthClasses), "attention reads what comes before a slab"
             prefix = _copies_without_nan(row, row.shared.tokens)
-            # A NaN of one row must not come into others. The row will fail, with columns of its own.
+            # A NaN must not reach other rows, so this row gets columns of its own before it fails.
             row = row if prefix else replace(row, shared=None)
         self._positions.append(row.length, row.limit, row.shared)
         caches = innermost(row.layers)
@@ -99,7 +94,7 @@ class BatchLaneKv(LaneKv):
         self._ask_layers()
 
     def open_pass(self, lengths: Sequence[int] | None = None) -> None:
-        """Begin a forward pass; kinds that follow no positions are told each row's length without padding."""
+        """Begin a forward pass; kinds without positions get each row's length without padding."""
         self._positions.open_pass(lengths)
         for layer in self._growing:
             if layer.grow_ahead():
@@ -109,18 +104,18 @@ class BatchLaneKv(LaneKv):
             layer.set_lengths(lengths or ())
 
     def close_pass(self) -> None:
-        """Drop the padding of the pass from the caches that were told of it."""
+        """Drop the pass's padding from caches without positions."""
         for layer in self._padded:
             layer.drop_lengths()
 
     def checkpoint(self) -> None:
-        """Remember each row's length, and all layers that follow no positions."""
+        """Save each row's length, and the state of layers without positions."""
         assert self.can_roll_back, "there is a way back"
         self._checkpoint_lengths = list(self._positions.lengths)
         self._checkpoint = CacheCheckpoint(layer.checkpoint() for layer in self._counting)
 
     def roll_back(self, counts: Sequence[int]) -> bool:
-        """Remove each row's last positions; not done where there is recurrent state."""
+        """Remove each row's last positions; returns False for recurrent state."""
         checkpoint, self._checkpoint = self._checkpoint, None
         assert checkpoint is not None, "there is a checkpoint"
         lengths = zip(self._positions.lengths, self._checkpoint_lengths, strict=True)
@@ -136,9 +131,9 @@ class BatchLaneKv(LaneKv):
             layer.wipe(row, begin)
 
     def growth_bytes(self, joining: Sequence[JoiningRow], tokens: int, bytes_per_token: int) -> int:
-        """Growth of the slabs, which one layout gives columns, and what each other layer adds.
+        """Bytes by which the slabs grow in the next layout, plus those that each other layer adds.
 
-        What rows leave is freed once they are copied, a layer at a time.
+        Old arrays are freed once their rows are copied, a layer at a time.
         """
         other_bytes = sum(layer.added_bytes(joining, tokens) for layer in self._columnless)
         # A layer grows ahead of need, while the arrays of another one are being copied.
@@ -156,7 +151,7 @@ class BatchLaneKv(LaneKv):
         return max(0, columns * bytes_per_token - slab_bytes) + slab_bytes // layers + other_bytes
 
     def _ask_layers(self) -> None:
-        """Ask the layers what they can do with the rows that there are; no pass asks again."""
+        """Ask the layers once for their abilities with the current rows, so that no pass has to."""
         rows = len(self._positions.lengths)
         self._growing = [layer for layer in self._opened if layer.grows_ahead]
         self._counting = [layer for layer in self._opened if not layer.follows_positions]
@@ -165,11 +160,7 @@ class BatchLaneKv(LaneKv):
 
 
 def _copies_without_nan(row: PrefilledRow, tokens: int) -> list[tuple[mx.array, ...]] | None:
-    """Copy a row's first positions, and wait for it.
-
-    Returns:
-        For each cache its arrays [1, heads, tokens, n]; None if there is a NaN in one.
-    """
+    """Copy a row's first positions, [1, heads, tokens, n] of each cache's arrays, and wait for it; None if there is a NaN."""
     copies = [
         tuple(mx.contiguous(array[:, :, :tokens]) for array in kv_arrays(cache, row.index) or ())
         for cache in innermost(row.layers)
@@ -182,18 +173,10 @@ def _copies_without_nan(row: PrefilledRow, tokens: int) -> list[tuple[mx.array, 
 def padded_caches(
     prompts: Sequence[Sequence[int]], layer_count: int, kv_format: KvFormat = PLAIN
 ) -> tuple[list[Cache], mx.array]:
-    """Make caches and padded tokens to compute whole prompts of a standard model in one call.
+    """Make caches, and padded tokens int32 [rows, longest], to compute whole prompts of a standard model in one call.
 
     Rows start at position 0 and are padded at their ends, where causal attention cannot see it; the
     padding's columns lie after the row's end.
-
-    Args:
-        prompts: Token ids of each row, at least one.
-        layer_count: Caches that the model takes.
-        kv_format: Storage of keys and values.
-
-    Returns:
-        One cache a layer, opened for the pass, and token ids int32 [rows, longest].
     """
     positions = RowPositions(OneSlab(len(prompts)))
     lengths = [len(prompt) for prompt in prompts]

@@ -33,20 +33,19 @@ class AffineFormat(VectorFormat):
     parameter_count = 2
 
     def __init__(self, bits: int) -> None:
-        """Take the bits of a number: 8 or 4."""
         assert bits in {_BYTE_BITS, _NIBBLE_BITS}
         self.name = f"affine{bits}"
         self._bits = bits
 
     def split_queries(self, queries: mx.array) -> tuple[mx.array, ...]:
-        """Keep queries of bytes; split those of half bytes into even and odd numbers."""
+        """Keep queries for 8-bit keys; split those for 4-bit keys into even and odd dimensions."""
         if self._bits == _BYTE_BITS:
             return (queries,)
         even, odd = queries[..., 0::2], queries[..., 1::2]  # [..., head_dim / 2]
         return even, odd - _NIBBLES * even
 
     def join_outputs(self, parts: Sequence[mx.array]) -> mx.array:
-        """Join sums over whole bytes, which are ``even + 16 * odd``, and over their upper halves."""
+        """Join sums over bytes, which are ``even + 16 * odd``, with sums over their upper halves."""
         if self._bits == _BYTE_BITS:
             return parts[0]
         whole, odd = parts
@@ -60,7 +59,7 @@ class AffineFormat(VectorFormat):
         group = _group(width)
         filled = -(-width // group) * group
         if filled > width:
-            # With the last number, so that the group's range stays what it is.
+            # Padded with the last number, so that the group's range does not change.
             vectors = mx.pad(vectors, [(0, 0)] * 3 + [(0, filled - width)], mode="edge")
         words, scales, offsets = mx.quantize(vectors, group_size=group, bits=self._bits)
         if filled > width:
@@ -92,7 +91,7 @@ class AffineFormat(VectorFormat):
 
 
 def _group(width: int) -> int:
-    """Numbers that share a scale: mlx-lm's 64, or for widths not a multiple of 64 all, up to 128."""
+    """Group size: mlx-lm's 64; a width that is no multiple of 64 is one group, up to 128."""
     if width % _GROUP == 0 or width > _GROUPS[-1]:
         return _GROUP
     return next(group for group in _GROUPS if group >= width)

@@ -1,7 +1,6 @@
 """KV formats: how keys and values are stored, as arrays whose third axis is the position.
 
-Slabs, caches and blocks need not know what the arrays of a format mean: they copy them, and cut them
-between positions.
+Slabs, caches and blocks copy and cut a format's arrays by position, whatever they contain.
 """
 
 from __future__ import annotations
@@ -19,13 +18,7 @@ _SHARED = 2
 
 @dataclass(frozen=True, slots=True)
 class KvWidths:
-    """Shape and dtype of keys and values that their stored arrays do not tell.
-
-    Attributes:
-        keys: Numbers in a key.
-        values: Numbers in a value; 0 where a layer keeps none.
-        dtype: The dtype of both.
-    """
+    """Numbers in a key and in a value (0 where a layer keeps none), and their dtype, which stored arrays do not tell."""
 
     keys: int
     values: int
@@ -33,7 +26,7 @@ class KvWidths:
 
     @classmethod
     def of(cls, keys: mx.array, values: mx.array) -> KvWidths:
-        """Take those of keys and values [rows, heads, tokens, n]."""
+        """Read them from keys and values [rows, heads, tokens, n]."""
         return cls(keys.shape[-1], values.shape[-1], keys.dtype)
 
 
@@ -55,25 +48,21 @@ class FoldedVectors:
 
 @dataclass(frozen=True, slots=True)
 class FoldedKv:
-    """Keys and values for attention that does not decode them."""
+    """Keys and values for attention without decoding."""
 
     keys: FoldedVectors
     values: FoldedVectors
 
 
 class KvFormat(Protocol):
-    """Encodes keys and values as arrays, and decodes them.
-
-    Attributes:
-        name: The format's value of ``cache.kv_quantization``.
-    """
+    """Encodes keys and values as arrays, and decodes them; named as ``cache.kv_quantization`` has it."""
 
     name: str
 
     def encode(self, keys: mx.array, values: mx.array) -> tuple[mx.array, ...]:
         """Encode keys and values [rows, heads, tokens, head_dim] as arrays [rows, ., tokens, .].
 
-        A position's columns depend on nothing but its key and its value.
+        A position's columns depend only on its key and its value.
         """
         ...
 
@@ -82,13 +71,7 @@ class KvFormat(Protocol):
         ...
 
     def fold(self, arrays: Sequence[mx.array], widths: KvWidths, width: int) -> FoldedKv | None:
-        """Fold for :mod:`machd.engine.kernels.cpu_attention`; None where that has to decode.
-
-        Args:
-            arrays: As encoded, of ``width`` columns or more.
-            widths: Of the vectors.
-            width: Columns to read.
-        """
+        """Fold the first ``width`` columns for :mod:`machd.engine.kernels.cpu_attention`; None where that has to decode."""
         del arrays, widths, width
         return None
 

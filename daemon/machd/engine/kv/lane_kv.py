@@ -1,8 +1,8 @@
-"""The protocol of a lane's KV: the only thing that a decoder knows of the caches of its rows.
+"""The protocol of a lane's KV: all that a decoder sees of its rows' caches.
 
 Two classes satisfy :class:`LaneKv`: :mod:`machd.engine.kv.batch_lane` for rows that share a forward pass,
-:mod:`machd.engine.kv.serial_lane` for a row that has its own. Where a row lies in the caches is for
-:meth:`LaneKv.locate` to say.
+:mod:`machd.engine.kv.serial_lane` for a row that has its own. :meth:`LaneKv.locate` gives
+a row's place in the caches.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from machd.engine.backend.untyped import Cache
-from machd.engine.kv.row_positions import JoiningRow
 from machd.engine.protocol.step import SharedPrefix
 
 
@@ -34,6 +33,21 @@ class PrefilledRow:
     limit: int
     last_token_id: int
     index: int = 0
+    shared: SharedPrefix | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JoiningRow:
+    """A row that is about to join a batch.
+
+    Attributes:
+        length: Positions that it has.
+        limit: Positions that it may ever have.
+        shared: Prefix that it shares with other rows, if any.
+    """
+
+    length: int
+    limit: int
     shared: SharedPrefix | None = None
 
 
@@ -65,7 +79,7 @@ class LaneKv(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, room to spare included."""
+        """Allocated bytes, spare columns included."""
         return held_bytes(self.layers)
 
     @property
@@ -90,12 +104,7 @@ class LaneKv(Protocol):
         ...
 
     def locate(self, row: int, length: int) -> CachedRow:
-        """Find a row's caches.
-
-        Args:
-            row: Its place in the lane.
-            length: Positions that it has.
-        """
+        """Find a row's caches."""
         return CachedRow(self.layers, row, length)
 
     def join(self, row: PrefilledRow) -> None:
@@ -111,11 +120,7 @@ class LaneKv(Protocol):
         ...
 
     def open_pass(self, lengths: Sequence[int] | None = None) -> None:
-        """Begin a forward pass, whose layers then write and read.
-
-        Args:
-            lengths: Tokens of each row's span, shorter spans padded at the end; one each unless given.
-        """
+        """Begin a forward pass of ``lengths`` tokens of each row, shorter spans padded at the end; of one each unless given."""
         ...
 
     def close_pass(self) -> None:
@@ -142,22 +147,11 @@ class LaneKv(Protocol):
         ...
 
     def wipe(self, row: int, begin: int = 0) -> None:
-        """Keep a NaN of a row from reaching later tokens.
-
-        Args:
-            row: Its place in the lane.
-            begin: Wipe from this position on. The row ends there or is about to leave.
-        """
+        """Keep a NaN of a row, which ends at ``begin`` or is about to leave, from reaching later tokens."""
         del row, begin
 
     def growth_bytes(self, joining: Sequence[JoiningRow], tokens: int, bytes_per_token: int) -> int:
-        """Upper bound of the bytes that the next pass allocates for caches.
-
-        Args:
-            joining: Rows that join before it.
-            tokens: Tokens that the pass takes of each row.
-            bytes_per_token: Bytes of one position of one row, over all layers.
-        """
+        """Upper bound of the bytes that a pass of so many tokens of each row allocates for caches, after rows have joined."""
         ...
 
 

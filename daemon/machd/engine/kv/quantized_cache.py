@@ -1,4 +1,4 @@
-"""Caches of keys and values in a KV format: the base of all, and one row's in place of mlx-lm's ``KVCache``.
+"""Caches of keys and values in a KV format: their base, and one row's replacement of mlx-lm's ``KVCache``.
 
 A prompt is computed in a quantized cache, and a row with a lane of its own stays in it. All keys and
 values are encoded when written and decoded when read, the newest too: a token sees the same past however
@@ -18,14 +18,9 @@ from machd.engine.protocol.slab_size import COLUMN_STEP
 
 
 class FormatCache(ABC):
-    """One layer's keys and values in a KV format, with the attributes that mlx-lm's models use.
-
-    Attributes:
-        kv_format: Encodes and decodes the arrays.
-    """
+    """One layer's keys and values in a KV format, with the attributes that mlx-lm's models use."""
 
     def __init__(self, kv_format: KvFormat) -> None:
-        """Begin without positions."""
         self.kv_format = kv_format
         self._widths: KvWidths | None = None
 
@@ -50,7 +45,7 @@ class FormatCache(ABC):
 
     @values.setter
     def values(self, array: mx.array) -> None:
-        # A model that never reads its values may put others in their place, to have no graph of them.
+        # A model that never reads its values may replace them, so that no graph of them is kept.
         # In a quantized format the last array is part of the keys as well.
         if self.kv_format is PLAIN:
             self.arrays[-1] = array
@@ -62,7 +57,7 @@ class FormatCache(ABC):
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, room to spare included."""
+        """Allocated bytes, spare columns included."""
         return sum(array.nbytes for array in self.state)
 
     def empty(self) -> bool:
@@ -90,14 +85,9 @@ def format_of(cache: Cache) -> KvFormat:
 
 
 class QuantizedCache(FormatCache):
-    """One layer's keys and values of one row.
-
-    Attributes:
-        offset: Positions.
-    """
+    """One layer's keys and values of one row."""
 
     def __init__(self, kv_format: KvFormat) -> None:
-        """Begin without positions."""
         super().__init__(kv_format)
         self._arrays: list[mx.array] = []
         self.offset = 0
@@ -135,15 +125,7 @@ class QuantizedCache(FormatCache):
         return mask
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Write tokens and read all positions.
-
-        Args:
-            keys: [1, heads, tokens, head_dim].
-            values: The same, with a head_dim of its own.
-
-        Returns:
-            Keys and values [1, heads, positions, head_dim], encoded and decoded.
-        """
+        """Write tokens [1, heads, tokens, n] and read all positions [1, heads, positions, n], encoded and decoded."""
         begin, end = self.offset, self.offset + keys.shape[2]
         new = self.kv_format.encode(keys, values)
         self._make_room(new, end)

@@ -1,8 +1,8 @@
 """Rollback of the last tokens of a pass, cache by cache.
 
-A standard cache has a column for each position, and the last ones are dropped. So are a window's after
-one pass of several tokens: mlx-lm then leaves its columns in order of position, and as many older ones
-as the first token sees. Recurrent state has no columns: it is restored whole, for all rows.
+A standard cache has a column for each position, and its last columns are dropped. A window's last columns
+are dropped too after one pass of several tokens: mlx-lm then keeps its columns in order of position, and as
+many older ones as the first token sees. Recurrent state has no columns: it is restored whole, for all rows.
 """
 
 from __future__ import annotations
@@ -24,20 +24,15 @@ class CacheCheckpoint:
     """The state of a set of caches before a pass."""
 
     def __init__(self, parts: Iterable[Checkpoint]) -> None:
-        """Take the checkpoint of each cache."""
         self._parts = list(parts)
 
     @classmethod
     def of(cls, caches: Iterable[Cache]) -> Self:
-        """Remember a row's innermost caches, each of a class that supports rollback."""
+        """Make a checkpoint of a row's innermost caches, each of a class that supports rollback."""
         return cls(kind_of(cache).checkpoint_of(cache) for cache in caches)
 
     def roll_back(self, counts: Sequence[int], added: Sequence[int]) -> bool:
-        """Remove the last positions of each row; the checkpoint is of no further use.
-
-        Args:
-            counts: Positions to remove from each row; 0 or more.
-            added: Positions that each row has got since, in one pass.
+        """Remove ``counts`` of the last positions of each row, of those ``added`` in one pass; the checkpoint is then of no use.
 
         Returns:
             True if done. Otherwise all caches are as they were at the checkpoint.

@@ -1,7 +1,7 @@
-"""The caches of one row: made for a model, opened, and read, as their kinds say.
+"""The caches of one row: made for a model, opened, and read through their kinds.
 
-A standard cache keeps something for each position, which can be copied, cut and joined: its KV arrays.
-All others (windows, recurrent state) are known only as they are now: their state. Models write into
+A standard cache has KV arrays with a column for each position, which can be copied, cut and joined.
+All others (windows, recurrent state) have only their present state. Models write into
 mlx-lm's lists and arrays in place, so a state that is kept or given is copied each time.
 """
 
@@ -27,7 +27,7 @@ def make_row_caches(model: LanguageModel, kv_format: KvFormat = PLAIN) -> list[C
 
 
 def make_room(caches: Iterable[Cache], tokens: int) -> None:
-    """Have standard caches grow for so many tokens when they grow next: what they hold is copied each time."""
+    """Have standard caches' next growth make room for ``tokens`` tokens: each growth copies the cache."""
     for cache in innermost(caches):
         kind_of(cache).make_room(cache, tokens)
 

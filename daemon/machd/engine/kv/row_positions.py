@@ -11,23 +11,9 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from machd.engine.kv.lane_kv import JoiningRow
 from machd.engine.kv.slab_layout import Layout, LayoutRule, RowExtent, Slab
 from machd.engine.protocol.step import SharedPrefix
-
-
-@dataclass(frozen=True, slots=True)
-class JoiningRow:
-    """A row that is about to join a batch.
-
-    Attributes:
-        length: Positions that it has.
-        limit: Positions that it may ever have.
-        shared: Prefix that it shares with other rows, if any.
-    """
-
-    length: int
-    limit: int
-    shared: SharedPrefix | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +47,13 @@ class SlabRows:
 
 
 class RowPositions:
-    """The positions of each row of a batch, moved on once a pass.
+    """The positions of each row of a batch, advanced once a pass.
 
     Attributes:
         lengths: Positions that each row has, in row order; those of the running pass included.
         limits: Positions that each row may ever have.
         shared: The prefix that each row shares, if any.
-        keys: Each row's name in the layout.
+        keys: Each row's key in the layout.
         layout: The slabs, with room for the running pass.
         step: Number of the running pass.
         start: int32 [rows], positions before the running pass.
@@ -78,7 +64,6 @@ class RowPositions:
     """
 
     def __init__(self, rule: LayoutRule) -> None:
-        """Begin without rows, which ``rule`` lays out."""
         self._rule = rule
         self._next_key = 0
         self.lengths: list[int] = []
@@ -100,7 +85,7 @@ class RowPositions:
         self._back: mx.array | None = None
 
     def append(self, length: int, limit: int, shared: SharedPrefix | None = None) -> None:
-        """Add a row that has ``length`` positions, perhaps some shared, and may come to have ``limit``."""
+        """Add a row of ``length`` positions and at most ``limit``, perhaps with a shared prefix."""
         assert shared is None or shared.tokens <= length, "what is shared is computed"
         self.lengths.append(length)
         self.limits.append(limit)
@@ -120,17 +105,12 @@ class RowPositions:
         self._is_changed = True
 
     def cut(self, counts: Sequence[int]) -> None:
-        """Remove so many of each row's last positions; their columns then lie after its end."""
+        """Remove the last ``counts[row]`` positions of each row; their columns then lie after its end."""
         self.lengths = [one - count for one, count in zip(self.lengths, counts, strict=True)]
         self.end = _int32(self.lengths)
 
     def open_pass(self, lengths: Sequence[int] | None = None) -> None:
-        """Begin a forward pass, with room for it.
-
-        Args:
-            lengths: Tokens of each row's span, shorter ones padded to the longest; one each unless
-                given.
-        """
+        """Begin a forward pass, with room for it."""
         self.step += 1
         self.tokens = 1 if lengths is None else max(lengths)
         needed = [one + self.tokens for one in self._own(self.lengths)]
@@ -153,7 +133,7 @@ class RowPositions:
             self.lengths = [one + new for one, new in zip(self.lengths, lengths, strict=True)]
 
     def room_tokens(self) -> int:
-        """Return the most tokens that a pass may have, padding included, within what is reserved for rows."""
+        """Return the most tokens, padding included, that a pass can have within the rows' reservations."""
         return min(
             max(columns, limit) - length
             for columns, limit, length in zip(
@@ -182,7 +162,7 @@ class RowPositions:
         return 0 if shared is None else shared.tokens
 
     def filled(self, key: int) -> int:
-        """Return the columns that a row had filled when the layout was made, which move with it."""
+        """Return the number of columns that a row had when the layout was made, which are copied when it moves."""
         return self._filled[key]
 
     def after(self, joining: Sequence[JoiningRow], tokens: int) -> Layout:
@@ -193,11 +173,7 @@ class RowPositions:
         return self._rule.lay_out(self.layout, rows) if rows else ()
 
     def mask(self, window_tokens: int | None) -> mx.array:
-        """Make the mask of the running pass, or take the one made before.
-
-        Returns:
-            bool [rows, 1, tokens, width], the columns that each token sees.
-        """
+        """Make the mask of the running pass, or take the one made before: bool [rows, 1, tokens, width], what each token sees."""
         key = (self.tokens, window_tokens)
         if key not in self._masks:
             self._masks[key] = _mask(self.start, self.tokens, self.width, window_tokens)
@@ -227,7 +203,7 @@ class RowPositions:
         return SlabRows(len(order), index, places, start, shared, width, slab.prefix, mask)
 
     def _own(self, positions: Sequence[int]) -> list[int]:
-        """Turn a position of each row into its columns up to there."""
+        """Convert a position of each row to a column of the row."""
         return [one - self.base(row) for row, one in enumerate(positions)]
 
     def _extents(self, tokens: int = 0) -> list[RowExtent]:

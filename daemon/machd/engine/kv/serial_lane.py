@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from machd.engine.backend.untyped import Cache
-from machd.engine.kv.lane_kv import LaneKv, PrefilledRow
+from machd.engine.kv.lane_kv import JoiningRow, LaneKv, PrefilledRow
 from machd.engine.kv.rollback import CacheCheckpoint, supports_rollback
 from machd.engine.kv.row_caches import innermost
-from machd.engine.kv.row_positions import JoiningRow
 from machd.engine.protocol.slab_size import COLUMN_STEP
 
 
@@ -16,7 +15,6 @@ class SerialLaneKv(LaneKv):
     """A lane of one row. It needs no wiping, as its caches give no column after the row's end."""
 
     def __init__(self) -> None:
-        """Begin without the row."""
         self.layers: list[Cache] = []
         self._can_roll_back = False
         self._room_tokens = 0
@@ -35,7 +33,7 @@ class SerialLaneKv(LaneKv):
 
     @property
     def room_tokens(self) -> int:
-        """Positions that are left of the row's reservation."""
+        """Remaining positions of the row's reservation."""
         return self._room_tokens
 
     def join(self, row: PrefilledRow) -> None:

@@ -2,10 +2,9 @@
 
 Rows that share a prefix have columns for what follows it, and lie in slabs of their own.
 
-A layout is planned once for all layers and says nothing of their arrays. Two rules make one:
-:class:`LengthClasses`, by which a long row costs short ones nothing, for models whose attention reads slab
-by slab; and :class:`OneSlab` for all others, which read one array. Both keep near what the scheduler has
-promised.
+A layout is planned once for all layers. Two rules make one: :class:`LengthClasses`, in which a long row adds no
+columns to short ones, for models whose attention reads slab by slab; and :class:`OneSlab` for all others,
+which read one array. Both stay close to the reservations of the scheduler.
 """
 
 from __future__ import annotations
@@ -27,19 +26,19 @@ _SLAB_COLUMNS = 4096
 """Most columns of a slab, over all rows, before another one is begun: adding a place copies them."""
 
 _MAX_SPARE = 2
-"""When rows leave, slabs are laid out anew if they are more than so many times what the remaining rows
-may come to need, which is what the KV budget has promised them."""
+"""Slabs are laid out anew when rows leave and the slabs exceed the other rows' KV reservations by this
+factor."""
 
 _MAX_ROOM = 1.25
-"""What length classes may take when a row joins or grows, places to spare included, over what was promised."""
+"""Size of length classes, spare places included, over the rows' reservations, when a row joins or grows."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowExtent:
-    """A row, as a layout sees it.
+    """A row's demand of columns.
 
     Attributes:
-        key: Its name as long as it is in the batch.
+        key: Identifies the row as long as it is in the batch.
         needed: Columns that it needs now.
         limit: Columns that it may ever need.
         prefix: Number of the shared prefix that its columns follow; None where they begin at position 0.
@@ -57,7 +56,6 @@ class Slab:
 
     Attributes:
         number: Its name as long as it exists.
-        columns: Columns of each row.
         places: Rows that there is room for.
         rows: Keys of the rows, from place 0 on.
         prefix: Number of the shared prefix that all its rows' columns follow, if any.
@@ -82,12 +80,7 @@ class LayoutRule(Protocol):
     """Plans layouts."""
 
     def lay_out(self, before: Layout, rows: Sequence[RowExtent]) -> Layout:
-        """Find a place for each row, moving as few as possible.
-
-        Args:
-            before: The layout so far; rows that are no longer among ``rows`` have left.
-            rows: In the batch's order, at least one.
-        """
+        """Find a place for each row, moving as few as possible; rows of ``before`` that are not among them have left."""
         ...
 
 
@@ -95,12 +88,11 @@ class OneSlab:
     """All rows in one slab, in the batch's order, as long as the longest."""
 
     def __init__(self, max_rows: int) -> None:
-        """Plan for at most ``max_rows`` rows."""
         self._max_rows = max_rows
         self._numbers = count()
 
     def lay_out(self, before: Layout, rows: Sequence[RowExtent]) -> Layout:
-        """Keep the slab while it is large enough and not far too large."""
+        """Keep the slab while it is large enough and at most ``_MAX_SPARE`` times too large."""
         keys = tuple(row.key for row in rows)
         held_places, held_columns = (before[0].places, before[0].columns) if before else (0, 0)
         needed, limit = max(row.needed for row in rows), max(row.limit for row in rows)
@@ -123,7 +115,6 @@ class LengthClasses:
     """Rows of about one length in slabs of their own; a row that outgrows its class moves alone."""
 
     def __init__(self) -> None:
-        """Begin without slabs."""
         self._numbers = count()
 
     def lay_out(self, before: Layout, rows: Sequence[RowExtent]) -> Layout:
@@ -158,7 +149,7 @@ class LengthClasses:
 
 
 _Kind = tuple[int, int | None]
-"""Columns and prefix: rows of one kind may lie in one slab."""
+"""Columns and prefix: rows with the same may lie in one slab."""
 
 
 class _Filling:
@@ -178,7 +169,6 @@ class _Filling:
 
     @property
     def columns(self) -> int:
-        """Columns of each row."""
         return self.kind[0]
 
     @property
@@ -189,7 +179,6 @@ class _Filling:
 
     @property
     def has_room(self) -> bool:
-        """True if a row more fits."""
         return None in self.rows or len(self.rows) < self.places
 
     def take(self, key: int) -> bool:
@@ -204,7 +193,7 @@ class _Filling:
 
 
 def _columns_of(row: RowExtent, held: int) -> int:
-    """Return the columns of a row's class, which it keeps as long as they are enough."""
+    """Return the columns of a row's class; the row stays in its class as long as they suffice."""
     if held and held >= row.needed:
         return held
     columns = class_columns(row.needed)
@@ -233,7 +222,7 @@ def _taken(slab: _Filling) -> int:
 
 
 def _within(slabs: Sequence[_Filling], columns: int) -> Layout:
-    """Make the layout, with fewer empty places if it would have more columns than these."""
+    """Make the layout, with fewer empty places if it would have more columns than ``columns``."""
     if sum(slab.places * slab.columns for slab in slabs) > columns:
         for slab in slabs:
             slab.places = min(slab.places, int(len(slab.rows) * _MAX_ROOM))

@@ -24,9 +24,8 @@ from numpy.typing import NDArray
 from machd.engine.kv.kv_format import VectorFormat
 
 _SEED = b"machd turboquant 1"
-_WORD_BITS = 32
-_BYTE_BITS = 8
-_HALF_BYTE = 4
+_BITS = 4
+_PER_WORD = 32 // _BITS
 _LEAST_NORM = 1e-20
 
 _GRID = 1 << 16
@@ -46,103 +45,81 @@ class TurboQuantFormat(VectorFormat):
     name = "turboquant"
     parameter_count = 1
 
-    def __init__(self, bits: int = 4) -> None:
-        """Take the bits of a coordinate; in 3 there are ten coordinates in a word."""
-        assert 1 <= bits <= _BYTE_BITS
-        self._bits = bits
-        self._per_word = _WORD_BITS // bits
-        if bits != _HALF_BYTE:
-            self.name = f"turboquant{bits}"
-
     def split_queries(self, queries: mx.array) -> tuple[mx.array, ...]:
         """Rotate queries as keys are rotated."""
-        return (queries @ self._tables(queries.shape[-1]).rotation.T,)
+        return (queries @ _tables(queries.shape[-1]).rotation.T,)
 
     def join_outputs(self, parts: Sequence[mx.array]) -> mx.array:
         """Rotate back."""
-        return parts[0] @ self._tables(parts[0].shape[-1]).rotation
+        return parts[0] @ _tables(parts[0].shape[-1]).rotation
 
     def _encoded(self, vectors: mx.array) -> tuple[mx.array, mx.array]:
         width = vectors.shape[-1]
         if not width:
             return vectors.astype(mx.uint32), vectors
-        tables = self._tables(width)
+        tables = _tables(width)
         exact = vectors.astype(mx.float32)
         norms = mx.linalg.norm(exact, axis=-1, keepdims=True)
         units = (exact / mx.maximum(norms, _LEAST_NORM)) @ tables.rotation.T
         codes = mx.zeros(units.shape, mx.uint8)
         for border in tables.borders:
             codes = codes + (units > border)
-        return self._packed(codes.astype(mx.uint32)), norms.astype(vectors.dtype)
+        return _packed(codes.astype(mx.uint32)), norms.astype(vectors.dtype)
 
     def _decoded(
         self, words: mx.array, parameters: mx.array, width: int, dtype: mx.Dtype
     ) -> mx.array:
         if not width:
             return parameters
-        units = self._levels(words, width) @ self._tables(width).rotation
+        units = _levels(words, width) @ _tables(width).rotation
         return (units * parameters.astype(mx.float32)).astype(dtype)
 
     def _fills_words(self, width: int) -> bool:
-        return width % self._per_word == 0
+        return width % _PER_WORD == 0
 
     def _parts(self, words: mx.array) -> tuple[mx.array, ...]:
-        return (self._levels(words, words.shape[-1] * self._per_word),)
+        return (_levels(words, words.shape[-1] * _PER_WORD),)
 
-    def _packed(self, codes: mx.array) -> mx.array:
-        missing = -codes.shape[-1] % self._per_word
-        if missing:
-            codes = mx.pad(codes, [(0, 0)] * 3 + [(0, missing)])
-        grouped = codes.reshape(*codes.shape[:-1], -1, self._per_word)  # [..., words, codes]
-        return (grouped << self._shifts).sum(axis=-1).astype(mx.uint32)
 
-    def _levels(self, words: mx.array, width: int) -> mx.array:
-        """Coordinates of rotated unit vectors, float32 [..., width]."""
-        tables = self._tables(width)
-        if tables.by_half_word is not None:
-            # Four codes at a time: the cost is one of lookups, not of what they return.
-            levels = tables.by_half_word[words.view(mx.uint16)]
-        else:
-            levels = tables.levels[(words[..., None] >> self._shifts) & ((1 << self._bits) - 1)]
-        return levels.reshape(*words.shape[:-1], -1)[..., :width]
+def _packed(codes: mx.array) -> mx.array:
+    missing = -codes.shape[-1] % _PER_WORD
+    if missing:
+        codes = mx.pad(codes, [(0, 0)] * 3 + [(0, missing)])
+    grouped = codes.reshape(*codes.shape[:-1], -1, _PER_WORD)  # [..., words, codes]
+    shifts = mx.arange(_PER_WORD, dtype=mx.uint32) * _BITS
+    return (grouped << shifts).sum(axis=-1).astype(mx.uint32)
 
-    @property
-    def _shifts(self) -> mx.array:
-        return mx.arange(self._per_word, dtype=mx.uint32) * self._bits
 
-    def _tables(self, width: int) -> _Tables:
-        return _tables(width, self._bits)
+def _levels(words: mx.array, width: int) -> mx.array:
+    """Coordinates of rotated unit vectors, float32 [..., width]."""
+    # Four codes at a time: the cost is one of lookups, not of what they return.
+    levels = _tables(width).by_half_word[words.view(mx.uint16)]
+    return levels.reshape(*words.shape[:-1], -1)[..., :width]
 
 
 @dataclass(frozen=True, slots=True)
 class _Tables:
-    """Rotation and codebook of a width and a number of bits.
+    """Rotation and codebook of a width.
 
     Attributes:
         rotation: float32 [width, width], orthogonal.
         borders: Between neighbouring levels, ascending.
-        levels: float32 [2 ** bits], ascending.
         by_half_word: float32 [65536, 4], the levels of the four codes in 16 bits.
     """
 
     rotation: mx.array
     borders: tuple[float, ...]
-    levels: mx.array
-    by_half_word: mx.array | None
+    by_half_word: mx.array
 
 
 @cache
-def _tables(width: int, bits: int) -> _Tables:
-    levels = codebook(width, bits)
-    by_half_word = None
-    if bits == _HALF_BYTE:
-        codes = np.arange(1 << 16)[:, None] >> np.array([0, 4, 8, 12]) & 15
-        by_half_word = mx.array(levels[codes].astype(np.float32))
+def _tables(width: int) -> _Tables:
+    levels = codebook(width)
+    codes = np.arange(1 << 16)[:, None] >> np.array([0, 4, 8, 12]) & 15
     return _Tables(
         mx.array(rotation(width).astype(np.float32)),
         tuple(float(border) for border in (levels[1:] + levels[:-1]) / 2),
-        mx.array(levels.astype(np.float32)),
-        by_half_word,
+        mx.array(levels[codes].astype(np.float32)),
     )
 
 
@@ -163,8 +140,8 @@ def rotation(width: int) -> _Floats:
 
 
 @cache
-def codebook(width: int, bits: int) -> _Floats:
-    """Compute the levels [2 ** bits], ascending, to which a coordinate of a unit vector is rounded.
+def codebook(width: int) -> _Floats:
+    """Compute the levels [16], ascending, to which a coordinate of a unit vector is rounded.
 
     They are those of Lloyd and Max: each level is the mean of the coordinates nearest to it.
     A coordinate ``x`` in ``width`` dimensions has a density like ``(1 - x^2) ^ ((width - 3) / 2)``.
@@ -177,7 +154,7 @@ def codebook(width: int, bits: int) -> _Floats:
     mass = np.concatenate([[0.0], np.cumsum(density)])
     moment = np.concatenate([[0.0], np.cumsum(density * grid)])
     # Begin with quantiles: every level is nearest to something.
-    count = 1 << bits
+    count = 1 << _BITS
     levels = np.interp((np.arange(count) + 0.5) / count, mass / mass[-1], edges)
     for _ in range(_ROUNDS):
         borders = np.concatenate([[-reach], (levels[1:] + levels[:-1]) / 2, [reach]])
@@ -187,6 +164,6 @@ def codebook(width: int, bits: int) -> _Floats:
         levels = better
         if is_settled:
             break
-    # The density is symmetric, so the levels are, up to the rounding that this removes.
+    # The density is symmetric, and so are the levels but for rounding, which this removes.
     settled: _Floats = (levels - levels[::-1]) / 2
     return settled

@@ -18,12 +18,12 @@ from machd.errors import ModelArchitectureError
 _MODULE_NAME = re.compile(r"\w[\w-]*")
 _PACKAGE = "mlx_lm.models."
 _ASKED_FOR = {"olmo": "hf_olmo"}
-"""Architecture to a package that its module looks for and calls ``sys.exit`` without. The package
-registers a tokenizer with transformers, which checkpoints in Hugging Face layout bring along."""
+"""Architecture to the package without which its module calls ``sys.exit``. The package only registers a
+tokenizer with transformers, which checkpoints in Hugging Face layout contain anyway."""
 
 
 def check_architecture(config: dict[str, object]) -> None:
-    """Look up the classes that mlx-lm would build a configuration's model of.
+    """Check that mlx-lm has the classes of a configuration's model.
 
     Raises:
         ModelArchitectureError: mlx-lm has no such architecture, or cannot import it here.
@@ -97,7 +97,7 @@ def import_architecture(name: str) -> ModuleType:
 
 
 def _stand_in(name: str) -> None:
-    """Put an empty module in the place of a package that an architecture only looks for."""
+    """Replace a package that an architecture imports and never uses with an empty module."""
     asked_for = _ASKED_FOR.get(name)
     if asked_for is None or asked_for in sys.modules:
         return

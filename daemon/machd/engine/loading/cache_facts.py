@@ -1,9 +1,8 @@
 """Facts of a model's caches, read from the live cache objects after a short prompt.
 
-A configuration can change the kind of cache that an architecture makes, so names in files tell
-nothing: the facts are those of the objects that ``make_prompt_cache`` gives, down into cache lists.
-The prompt can be traced instead of computed, for a model larger than the machine: costs need shapes
-only.
+A configuration can change the kind of cache that an architecture makes, so the facts are read from the
+objects that ``make_prompt_cache`` returns, cache lists included. For a model larger than the machine the
+prompt is traced instead of computed: costs need shapes only.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -29,39 +29,38 @@ from machd.errors import ModelArchitectureError, ModelFormatError
 _PROMPT_TOKENS = 8
 
 _LARGEST_WINDOW_TOKENS = 1 << 53
-"""Integers beyond it are not exact in every reader of JSON."""
+"""Largest integer that every JSON parser reads exactly."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredModel:
-    """The caches of a model that has run, and the width of its logits.
+    """The caches of a model that has run or was traced.
 
     Attributes:
+        logits_tokens: Width of its logits; 0 where a trace ended before them.
         head_dims: Widths of its keys and values.
+        note: What a trace inferred; empty for nothing.
     """
 
     cache: CacheFacts
     logits_tokens: int
     head_dims: frozenset[int]
+    note: str = ""
 
 
 def measure_model(model: Module, kv_format: KvFormat = PLAIN) -> MeasuredModel:
     """Run eight tokens through a model, and eight more, and read the sizes of its caches.
 
-    A cache of keys and values tells its cost by their shapes. For a cache of another class the bytes
-    that the second eight tokens added are the cost of positions; the rest of the first eight's is the
-    cost of a sequence of any length. A rotating cache is counted as if it never rotated: an upper
+    For a cache of keys and values the cost follows from their shapes. For a cache of another class the bytes
+    added by the second eight tokens are the cost of positions; the rest of the first eight tokens' bytes is
+    the cost of a sequence of any length. A rotating cache is counted as if it never rotated: an upper
     bound for sequences longer than its window.
 
     The run also compiles mlx's kernels, for which the first request would wait.
 
-    Args:
-        model: A model of mlx-lm's.
-        kv_format: KV format of the costs; the classes are the model's own.
-
     Raises:
         ModelArchitectureError: The forward pass fails here.
-        ModelFormatError: It makes no number of any token.
+        ModelFormatError: All logits are NaN.
     """
     layers = layer_facts(model)
     caches = make_row_caches(model, kv_format)
@@ -84,25 +83,12 @@ def measure_model(model: Module, kv_format: KvFormat = PLAIN) -> MeasuredModel:
     return MeasuredModel(_cache_facts(layers, costs), int(logits.shape[-1]), _head_dims(caches))
 
 
-@dataclass(frozen=True, slots=True)
-class TracedModel:
-    """The caches of a model that was traced; the note tells what was inferred, empty for nothing.
-
-    Attributes:
-        head_dims: Widths of its keys and values.
-    """
-
-    cache: CacheFacts
-    head_dims: frozenset[int]
-    note: str = ""
-
-
-def trace_model(model: LanguageModel) -> TracedModel:
+def trace_model(model: LanguageModel) -> MeasuredModel:
     """Find the facts of :func:`measure_model` without computing a weight.
 
-    The forward pass runs as mlx traces a function to compile it: every array stays a shape, and a
-    model that reads one gets an exception from mlx instead of 100 GB of weights. Then the layers
-    before it show the costs of the others of their class.
+    The forward pass runs under mlx's tracing for compilation: every array stays a shape, and a model that
+    reads an array's values gets an exception from mlx instead of 100 GB of weights. The layers before that
+    one then give the costs of the other layers of their class.
 
     Compilation must not be switched off in this process (``mx.disable_compile``): mlx would not trace.
 
@@ -115,11 +101,13 @@ def trace_model(model: LanguageModel) -> TracedModel:
     prompt = _prompt(model)
     first_bytes: list[int] = []
     failures: list[Exception] = []
+    logits_tokens = 0
 
     def forward(tokens: mx.array) -> tuple[mx.array, ...]:
+        nonlocal logits_tokens
         assert _is_traced(tokens), "compilation is switched off"
         try:
-            model(tokens, cache=caches)
+            logits_tokens = int(_logits(model(tokens, cache=caches)).shape[-1])
             first_bytes.extend(_held_bytes(cache) for cache in opened)
             model(tokens, cache=caches)
         except Exception as error:  # noqa: BLE001 - a model of mlx-lm's raises any error
@@ -129,13 +117,13 @@ def trace_model(model: LanguageModel) -> TracedModel:
     mx.compile(forward)(prompt)
     if not failures:
         costs = [_cost(cache, before) for cache, before in zip(opened, first_bytes, strict=True)]
-        return TracedModel(_cache_facts(layers, costs), _head_dims(caches))
+        return MeasuredModel(_cache_facts(layers, costs), logits_tokens, _head_dims(caches))
     costs, seen = _costs_of_their_class(opened, failures[0])
     note = (
         f"the model computes while it runs, so {seen} of its {len(opened)} caches were looked at "
         "and the others counted like them"
     )
-    return TracedModel(_cache_facts(layers, costs), _head_dims(caches), note)
+    return MeasuredModel(_cache_facts(layers, costs), logits_tokens, _head_dims(caches), note)
 
 
 def _is_traced(tokens: mx.array) -> bool:
@@ -148,11 +136,7 @@ def _is_traced(tokens: mx.array) -> bool:
 
 
 def _costs_of_their_class(caches: Sequence[Cache], failure: Exception) -> tuple[list[_Cost], int]:
-    """Infer the costs of caches of which only the first were filled; returns their number, too.
-
-    Raises:
-        ModelArchitectureError: No cache of a class was filled with keys and values.
-    """
+    """Infer the costs of caches of which only the first were filled; returns their number, too."""
     filled = [cache for cache in caches if isinstance(getattr(cache, "keys", None), mx.array)]
     by_class = {type(cache): _cost(cache, 0) for cache in filled}
     if any(type(cache) not in by_class for cache in caches):
@@ -170,7 +154,7 @@ def layer_facts(model: Module) -> tuple[LayerCacheFacts, ...]:
     """Read the facts of empty caches, and no weight; a filled window would not be trimmable.
 
     Raises:
-        ModelFormatError: A window is absurd.
+        ModelFormatError: A window's size is out of bounds.
     """
     caches = make_row_caches(model)
     owners = _owners(model, caches)
@@ -228,9 +212,13 @@ def _cost(cache: Cache, first_bytes: int) -> _Cost:
 
 def _run(model: LanguageModel, tokens: mx.array, caches: list[Cache]) -> mx.array:
     """Compute the logits of one more chunk, [1, tokens, vocabulary]; the caches grow by it."""
-    output = model(tokens, cache=caches)
-    logits: mx.array = getattr(output, "logits", output)
+    logits = _logits(model(tokens, cache=caches))
     mx.eval(logits, [array for cache in innermost(caches) for array in _arrays(cache)])
+    return logits
+
+
+def _logits(output: Any) -> mx.array:  # noqa: ANN401 - what a model of mlx-lm's or mlx-vlm's gives
+    logits: mx.array = getattr(output, "logits", output)
     return logits
 
 

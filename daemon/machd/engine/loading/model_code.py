@@ -19,7 +19,7 @@ _PACKED = "Quantized"
 """Prefix of the names of layers with packed weights, in mlx and mlx-lm."""
 
 _WHOLE = {"AllToShardedLinear": "Linear", "ShardedToAllLinear": "Linear"}
-"""Layers of which a rank has a part, with the layer that one rank alone has."""
+"""Sharded layer class to the class of the whole layer."""
 
 
 def read_model_code(
@@ -30,7 +30,7 @@ def read_model_code(
     Takes some milliseconds. Call it when layers have been repaired and not yet fused. Python code of
     the checkpoint's own (``own_files``) may have changed any class, so it is hashed as well.
     """
-    # Of a model with vision, the part that rows run through.
+    # For a model with vision, the language model.
     package = type(getattr(model, "language_model", model)).__module__
     layers = frozenset(_name(module) for module in model.modules())
     caches = frozenset(_described(layer) for layer in cache.layers)
@@ -40,7 +40,7 @@ def read_model_code(
 
 def _name(layer: Layer) -> str:
     """Name a layer's class, and the switches that are on: they decide which code of it runs."""
-    # A layer that computes with experts of a bank names the one that it stands for.
+    # A layer that computes with a bank's experts has the name of the layer that it replaces.
     kind = getattr(layer, "stands_for", type(layer))
     # mlx has its packed layers in a module of their own.
     module = _LAYERS if kind.__module__.startswith(_LAYERS) else kind.__module__
@@ -54,7 +54,7 @@ def _name(layer: Layer) -> str:
 
 
 def _described(layer: LayerCacheFacts) -> str:
-    """Put a cache's facts into words, sizes left out."""
+    """Describe a cache's facts as text, without sizes."""
     words = [
         layer.class_name,
         f"of {layer.owner}" if layer.owner else "",
@@ -70,7 +70,7 @@ def _described(layer: LayerCacheFacts) -> str:
 def _digest(package: str, own_files: Iterable[Path]) -> str:
     digest = hashlib.sha256()
     files = [Path(module.__file__ or "") for module in _modules(package)]
-    # File names without folders: the place of an installation changes nothing.
+    # File names without folders, so that the digest does not depend on the place of installation.
     for file in (*sorted(files), *sorted(own_files)):
         content = file.read_bytes() if file.is_file() else b""
         digest.update(f"{file.name} {len(content)} ".encode() + content)

@@ -13,10 +13,7 @@ from machd.engine.protocol.tokenizer import Tokenizer
 def perplexity(model: Module, tokenizer: Tokenizer, text: str) -> float:
     """Return the exponential of the mean negative log-probability of a text's tokens after the first.
 
-    Args:
-        model: Called without a cache, in one pass.
-        tokenizer: The model's.
-        text: Of two tokens at least, and of at most the model's context.
+    The text has two tokens at least, and at most the model's context.
     """
     token_ids = mx.array(tokenizer.encode(text, add_special_tokens=True))  # [tokens]
     logits = model(token_ids[None, :-1]).astype(mx.float32)[0]  # [tokens - 1, vocabulary]

@@ -15,7 +15,7 @@ from machd.settings.problems import shortened
 from machd.settings.texts import HUB_ID
 
 _HUB_FILES = (
-    "model*.safetensors",  # what mlx-lm reads, and what it fetches itself
+    "model*.safetensors",  # the files that mlx-lm fetches and reads
     "*.json",
     "*.jinja",
     "tokenizer.model",
@@ -35,12 +35,7 @@ class SourceKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model's files.
-
-    Attributes:
-        path: A directory in mlx-lm layout, or one GGUF file.
-        model_id: The name that requests will use.
-    """
+    """A model's files, in a directory in mlx-lm layout or one GGUF file, and the name that requests use."""
 
     kind: SourceKind
     path: Path
@@ -54,13 +49,9 @@ def resolve_model(
     cache_directory: Path,
     progress: LoadProgress | None = None,
 ) -> ModelSource:
-    """Find the files of a model, fetching them only when ``offline`` is false.
+    """Find the files of a directory, a GGUF file, a hub id (``org/name``) or, for None, the embedded default.
 
-    Args:
-        model: A directory, a GGUF file, a hub id (``org/name``), or None for the embedded default.
-        offline: Whether to look on this machine only.
-        cache_directory: The user's cache directory, where the embedded default is kept.
-        progress: Told about fetching.
+    They are fetched only when ``offline`` is false.
 
     Raises:
         ModelNotFoundError: There is no such model here; the message says how to get it.

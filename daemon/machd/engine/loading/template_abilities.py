@@ -1,8 +1,8 @@
 """Abilities of a model's chat template: tools, reasoning, a system message.
 
-A few words are rendered with it in transformers' sandbox and within bounds; mlx-lm knows how models
-write tool calls and thoughts. For that a ``tokenizer.json`` is parsed by the library that will read
-it, which takes some 0.4 s for 128,000 tokens. transformers' classes are not used.
+A few messages are rendered with it in transformers' sandbox, with limits; mlx-lm infers the format of tool
+calls and thoughts. For that ``tokenizer.json`` is parsed by the tokenizers library, which takes some 0.4 s
+for 128,000 tokens. transformers' classes are not used.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _RENDER_LIMIT_S = 5.0
 _RENDER_MEMORY_BYTES = 256 << 20
 _BUILD_LIMIT_S = 15.0
 _BUILD_MEMORY_BYTES = 2 << 30
-"""More than any vocabulary takes: the library ends the process where its own code lacks memory."""
+"""More than any real vocabulary has: the library aborts the process when it runs out of memory."""
 
 _MODULE_NAME = re.compile(r"[a-z0-9_]{1,64}")
 
@@ -66,13 +66,9 @@ class TemplateAbilities:
 
     Attributes:
         present: Whether there is a template at all; without one the model takes prompts only.
-        system_messages: Where a system message reaches the prompt.
-        tools: Whether the template shows tools to the model.
-        tool_format: mlx-lm's name of the format of calls; None where it knows none.
         reasoning_tags: Markers before and behind thoughts; None for a model without thoughts.
         reasoning_switch: Whether ``enable_thinking`` changes the prompt.
         problem: The reason why the abilities are not known, or why serve refuses; empty otherwise.
-        notes: Warnings about the tokenizer.
     """
 
     present: bool = False
@@ -107,7 +103,7 @@ class _TokenizerFacts:
         return self.vocabulary
 
     def encode(self, _text: str, *, add_special_tokens: bool) -> list[int]:
-        """Return no ids: mlx-lm encodes the tags it found, and here their names are enough."""
+        """Return no ids: mlx-lm encodes the tags that it found, and only their names are used here."""
         assert not add_special_tokens
         return []
 
@@ -116,7 +112,6 @@ class _Vocabulary(Mapping[str, int]):
     """Tokens to ids, added ones included; it asks the tokenizer for each, since a dict takes 0.1 s."""
 
     def __init__(self, tokenizer: Backend | None, config: Mapping[str, object]) -> None:
-        """Add the tokens of ``tokenizer_config.json`` to those of a tokenizer."""
         self._tokenizer = tokenizer
         decoder = config.get("added_tokens_decoder")
         added = decoder.values() if isinstance(decoder, dict) else ()
@@ -137,7 +132,7 @@ class _Vocabulary(Mapping[str, int]):
         return sum(1 for _ in self)
 
 
-def find_abilities(files: Checkpoint | GgufHeader, chat_template: str | None) -> TemplateAbilities:
+def find_abilities(checkpoint: Checkpoint, chat_template: str | None) -> TemplateAbilities:
     """Find the abilities of the template beside the weights or inside a file, or of the one that overrides it.
 
     Raises:
@@ -145,9 +140,9 @@ def find_abilities(files: Checkpoint | GgufHeader, chat_template: str | None) ->
         ModelFormatError: They are not JSON, or make no tokenizer that machd reads.
         SettingsError: The overriding template cannot be read.
     """
-    if isinstance(files, GgufHeader):
-        return _gguf_abilities(files, chat_template)
-    return _directory_abilities(files, chat_template)
+    if checkpoint.header is not None:
+        return _gguf_abilities(checkpoint.header, chat_template)
+    return _directory_abilities(checkpoint, chat_template)
 
 
 def _directory_abilities(checkpoint: Checkpoint, chat_template: str | None) -> TemplateAbilities:
@@ -290,7 +285,9 @@ def _fast_tokenizer(path: Path) -> Backend | None:
         return Tokenizer.from_buffer(content)
     except ENDINGS:
         raise
-    except BaseException as error:  # the library raises a bare Exception; its panics are none
+    except (
+        BaseException
+    ) as error:  # the library raises a bare Exception; its panics are BaseExceptions
         raise ModelFormatError(f"{path.name} makes no tokenizer: {printable(error)}") from error
 
 

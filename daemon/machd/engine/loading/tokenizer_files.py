@@ -30,16 +30,16 @@ from machd.errors import ChatTemplateMissingError, ModelCodeError, ModelError, M
 from machd.panics import ENDINGS
 
 _MAX_GROWTH = 100
-"""Characters that a normalizer or decoder may make of one; real ones add a space or two."""
+"""Most characters that a normalizer or decoder may turn one into; real ones add a space or two."""
 
 
 def open_tokenizer(
-    files: Checkpoint | GgufHeader, chat_template: str | None, *, trust_remote_code: bool
+    checkpoint: Checkpoint, chat_template: str | None, *, trust_remote_code: bool
 ) -> tuple[MlxTokenizer, tuple[str, ...]]:
-    """Open the tokenizer of a model that is served; returns warnings as well.
+    """Open the tokenizer of a model to serve; return it with warnings.
 
     Args:
-        files: The model's.
+        checkpoint: The model's.
         chat_template: A file that replaces the model's template, ``none`` to serve without chat,
             or None for the model's own.
         trust_remote_code: Whether the checkpoint's own Python code may run.
@@ -49,10 +49,12 @@ def open_tokenizer(
         OverloadedError: The system has no room for the process that renders its chat template.
     """
     notes: tuple[str, ...] = ()
-    if isinstance(files, GgufHeader):
-        tokenizer, notes = gguf_tokenizer(files, chat_template=chat_template)
+    if checkpoint.header is not None:
+        tokenizer, notes = gguf_tokenizer(checkpoint.header, chat_template=chat_template)
     else:
-        tokenizer = directory_tokenizer(files, chat_template, trust_remote_code=trust_remote_code)
+        tokenizer = directory_tokenizer(
+            checkpoint, chat_template, trust_remote_code=trust_remote_code
+        )
     tokenizer.start_renderer()
     return tokenizer, notes
 
@@ -102,7 +104,7 @@ def directory_tokenizer(
 def gguf_tokenizer(
     header: GgufHeader, *, chat_template: str | None
 ) -> tuple[MlxTokenizer, tuple[str, ...]]:
-    """Build the tokenizer inside a GGUF file; returns warnings as well.
+    """Build the tokenizer inside a GGUF file; return it with warnings.
 
     Raises:
         ModelFormatError: The metadata hold no tokenizer that machd reads.
@@ -128,7 +130,7 @@ def check_growth(backend: Backend | None, name: str) -> None:
     """Bound the growth of a text in a tokenizer's normalizer and decoder.
 
     Raises:
-        ModelFormatError: It is beyond that of any real one: a short prompt would take all memory.
+        ModelFormatError: It exceeds that of any real tokenizer: a short prompt would take all memory.
     """
     for part in () if backend is None else (backend.normalizer, backend.decoder):
         if part is not None and _growth(json.loads(part.__getstate__())) > _MAX_GROWTH:
@@ -139,7 +141,7 @@ def check_growth(backend: Backend | None, name: str) -> None:
 
 
 def _growth(step: Mapping[str, Any]) -> float:
-    """Bound the characters that a normalizer or decoder makes of one."""
+    """Return an upper bound of the characters into which a normalizer or decoder turns one."""
     inner = step.get("normalizers") or step.get("decoders") or ()
     growth = math.prod(_growth(one) for one in inner)
     if step["type"] == "Prepend":
@@ -156,7 +158,7 @@ def check_template_sizes(templates: object, name: str) -> None:
     """Bound the size of a tokenizer's chat templates.
 
     Raises:
-        ModelFormatError: One is larger than any real one.
+        ModelFormatError: A template is larger than any real one.
     """
     for one in templates.values() if isinstance(templates, dict) else (templates,):
         if isinstance(one, str) and len(one) > MAX_TEMPLATE_BYTES:

@@ -1,156 +1,33 @@
-"""Load a model with a vision tower: mlx-vlm's model, and the checkpoint's processor in a process of its own.
-
-What builds the model imports mlx; the processor is opened without it.
-"""
+"""A checkpoint with a vision tower: whether it is served with it, and its processor in a process of its own. Imports no mlx."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from machd.engine.backend.inspection_bounds import printable
-from machd.engine.loading.formats.checkpoint import Checkpoint
 from machd.engine.protocol.engine import VisionDescription
 from machd.engine.protocol.tokenizer import Tokenizer
-from machd.engine.vision.families import why_refused
 from machd.engine.vision.media_processor import (
     CheckpointProcessor,
     ProcessorFiles,
     find_placeholder,
 )
-from machd.engine.vision.mlx_vlm_import import has_vision, import_family, is_installed
 from machd.engine.vision.processor_child import ProcessRequest
-from machd.errors import ModelCodeError, ModelError, ModelFormatError
-from machd.installed import how_to_install
+from machd.errors import ModelFormatError
 from machd.request.media import MediaKind
 
-if TYPE_CHECKING:
-    from machd.engine.vision.vision_model import VisionLanguageModel  # imports mlx
-
 EXAMPLE_PIXELS = 448
-"""Side of the image whose tokens are told."""
+"""Side in pixels of the test image, whose number of tokens is reported."""
 
 _EXAMPLE_LIMIT_S = 60.0
 _EXAMPLE_MEMORY_BYTES = 1 << 30
 
-_NO_WEIGHTS = (
-    "config.json names a vision tower, and the weights hold none (mlx_lm.convert leaves it out), so the model "
-    "serves text only; for images take a checkpoint that mlx_vlm.convert made"
-)
-
 NO_MESSAGES = "images come in messages, and without a chat template the model takes no messages"
-
-_NOT_INSTALLED = (
-    "the checkpoint has a vision tower, and the extra vision is not installed, so it serves text only; "
-    "for images: {how}"
-)
-
-
-def loads_vision(checkpoint: Checkpoint) -> bool:
-    """Tell whether a checkpoint is served with its vision tower."""
-    is_served = not why_refused(checkpoint.config)
-    is_usable = is_served and is_installed() and not checkpoint.has_own_model
-    return is_usable and has_vision(checkpoint.config) and _has_vision_weights(checkpoint)
-
-
-def why_text_only(checkpoint: Checkpoint) -> str:
-    """Return why a checkpoint with a vision tower is served without it; empty for all others."""
-    if not has_vision(checkpoint.config) or loads_vision(checkpoint):
-        return ""
-    if reason := why_refused(checkpoint.config):
-        return (
-            f"the checkpoint has a vision tower, but images are not served: {reason}; it serves text only, and "
-            "docs/concepts/vision.md lists the families that take images"
-        )
-    if not _has_vision_weights(checkpoint):
-        return _NO_WEIGHTS
-    return "" if is_installed() else _NOT_INSTALLED.format(how=how_to_install("vision"))
-
-
-def _has_vision_weights(checkpoint: Checkpoint) -> bool:
-    return any("vision" in name or "visual" in name for name in checkpoint.tensors)
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedVision:
-    """A model with vision before its weights are read.
-
-    Attributes:
-        family: mlx-vlm's name of the model family.
-        model: Lazily loaded.
-        files: The processor's process.
-    """
-
-    family: str
-    model: VisionLanguageModel
-    files: ProcessorFiles
-
-
-def refuse_own_code(checkpoint: Checkpoint, *, trust_remote_code: bool) -> None:
-    """Refuse a checkpoint that would be served with vision and brings Python code, before mlx-vlm and transformers see it.
-
-    Raises:
-        ModelCodeError: Its files name classes for transformers to import, whose code is there and may not run.
-    """
-    if checkpoint.has_runnable_code and not trust_remote_code and loads_vision(checkpoint):
-        raise ModelCodeError(
-            f"{checkpoint.path.name} brings Python code of its own for its images, named in "
-            f"{checkpoint.code_files[0]}: read it, and serve the model with `--model-trust-remote-code` if "
-            "you trust it, or try it without its .py files, which few families need"
-        )
-
-
-def build_vision_model(
-    checkpoint: Checkpoint,
-    *,
-    trust_remote_code: bool,
-    bounds: Callable[[str], AbstractContextManager[None]],
-) -> LoadedVision:
-    """Build the model with lazy weights, and start the process that loads the processor.
-
-    Args:
-        checkpoint: One that :func:`loads_vision`.
-        trust_remote_code: Whether the checkpoint's own Python code may run.
-        bounds: Limits of building the model, by its name.
-
-    Raises:
-        ModelArchitectureError: mlx-vlm has no such family.
-        ModelFormatError: The files do not fit it.
-        OverloadedError: The system has no room for a process.
-    """
-    from machd.engine.vision.vision_model import VisionLanguageModel  # noqa: PLC0415 - imports mlx
-
-    # Started first: it imports as much as this process, and both can do so at once.
-    files = ProcessorFiles(checkpoint.path, trust_remote_code=trust_remote_code)
-    try:
-        family = import_family(checkpoint.path)
-        try:
-            with bounds("building the model"):
-                model = VisionLanguageModel(family.load_model())
-        except ModelError:
-            raise
-        except Exception as error:  # mlx-vlm's, about files that do not fit its classes
-            raise ModelFormatError(
-                f"mlx-vlm's {family.name} cannot be built from {checkpoint.path.name}: {printable(error)}"
-            ) from error
-    except BaseException:
-        files.close()
-        raise
-    return LoadedVision(family.name, model, files)
 
 
 def open_processor(
     files: ProcessorFiles, tokenizer: Tokenizer, *, max_bytes: int
 ) -> CheckpointProcessor:
     """Wait for the processor, and find how prompts spell images and videos.
-
-    Args:
-        files: The processor's process, which is taken over.
-        tokenizer: Renders conversations.
-        max_bytes: Memory for processed files.
 
     Raises:
         ModelFormatError: The processor cannot be loaded.
@@ -170,7 +47,7 @@ def open_processor(
 
 
 def describe_vision(files: ProcessorFiles, processor: CheckpointProcessor) -> VisionDescription:
-    """Try an image on a processor, and describe what it takes.
+    """Process a test image, and describe the media that the processor takes.
 
     Raises:
         ModelFormatError: It processes no image.

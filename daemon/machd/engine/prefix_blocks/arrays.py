@@ -115,13 +115,9 @@ def copy_of_row(row: CachedRow, start: int, stop: int, *, has_state: bool) -> Bl
 
 
 def fill_caches(caches: Iterable[Cache], blocks: Sequence[BlockArrays], length: int) -> None:
-    """Put blocks into a row's empty caches.
+    """Put ``length`` positions of blocks that follow one another from position 0 into a row's empty caches.
 
-    Args:
-        caches: The caches as the model makes them.
-        blocks: Blocks that follow one another from position 0, with ``length`` positions or more.
-            If there are caches that have a state, the last block has it and ends there.
-        length: Positions that the row has then.
+    If there are caches that have a state, the last block has it and ends there.
     """
     layout, last = blocks[0].layout, blocks[-1]
     assert all(block.layout == layout for block in blocks), "the blocks are one model's"

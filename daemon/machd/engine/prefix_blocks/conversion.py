@@ -44,11 +44,7 @@ def content_of(block: BlockArrays) -> BlockContent:
 
 @dataclass(frozen=True, slots=True)
 class BlockForm:
-    """The form of a model's blocks, whatever their tokens.
-
-    Attributes:
-        state: The state of each cache that has one, with shapes for arrays.
-    """
+    """The form of a model's blocks, whatever their tokens; a state has shapes for arrays."""
 
     layout: BlockLayout
     state: tuple[CacheState, ...]

@@ -54,12 +54,7 @@ class KeyDirectory:
     """
 
     def __init__(self, fd: int, reopen: Callable[[], int] | None = None) -> None:
-        """Take over a directory's file descriptor.
-
-        Args:
-            fd: The directory.
-            reopen: Makes a directory that was removed again and opens it.
-        """
+        """Take over a directory's file descriptor."""
         self._fd = fd
         self._reopen = reopen
         self._spare_fd: int | None = None
@@ -102,12 +97,7 @@ class KeyDirectory:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def write(self, digest: bytes, pieces: Iterable[memoryview], used_unix_s: float) -> int:
-        """Write a block's file, in the place of one that is there; returns its length.
-
-        Args:
-            digest: The block's name.
-            pieces: The file's bytes.
-            used_unix_s: The time at which the block was last of use; 0 for now.
+        """Write a block's file, in the place of one that is there, as used now for the time 0; returns its length.
 
         Raises:
             OSError: It cannot be written, and nothing is left of it.
@@ -262,7 +252,6 @@ def check_block_directory(path: Path) -> None:
 
 
 def _open_locked(path: Path) -> tuple[int, int]:
-    """Open the directory and its lock."""
     try:
         for missing in [one for one in (path, *path.parents) if not os.path.lexists(one)][::-1]:
             missing.mkdir(mode=0o700, exist_ok=True)
@@ -300,11 +289,7 @@ def _open_private(path: Path, parent_fd: int | None = None) -> int:
 
 
 def _lock(path: Path, directory_fd: int) -> int:
-    """Lock a directory for as long as the file descriptor is open.
-
-    Raises:
-        SettingsError: Another process has done so, or it cannot be done there.
-    """
+    """Lock a directory for as long as the file descriptor is open, unless another process has done so."""
     import fcntl  # noqa: PLC0415 - other platforms have none, and this module is imported on all
 
     try:

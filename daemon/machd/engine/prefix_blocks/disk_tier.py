@@ -19,7 +19,7 @@ from machd.engine.prefix_blocks.encoding import BlockContent, decode_block, is_o
 from machd.engine.prefix_blocks.scan import FoundBlocks, OtherKeys, find_blocks
 from machd.engine.prefix_blocks.writer import BlockWriter, WrittenBlock
 from machd.engine.protocol.blocks import SavedBlock
-from machd.engine.protocol.engine import DiskReading
+from machd.engine.protocol.memory import DiskReading
 
 
 class DiskTier:
@@ -33,15 +33,10 @@ class DiskTier:
         budget_bytes: int | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Lock the directory, find the blocks in it, and delete files that are of no use.
+        """Lock the directory of all keys, find the blocks of this one in it, and delete files that are of no use.
 
-        Args:
-            directory: The directory of all keys; made if it is not there.
-            key: The key that blocks have to be made under to be of use.
-            budget_bytes: Bytes that the files of all keys may take. Other keys' files are deleted
-                for it, now and while this key's become more; this key's are not. None leaves the
-                others alone.
-            clock: Reads time; the machine's unless given.
+        Other keys' files are deleted for ``budget_bytes``, now and while this key's become more; this key's are
+        not. None leaves the others alone.
 
         Raises:
             SettingsError: The directory cannot be used, or another daemon uses it.
@@ -158,7 +153,6 @@ def _found(directory: KeyDirectory, key: bytes, others: OtherKeys) -> FoundBlock
 
 
 def _report_damage(count: int) -> None:
-    """Log how many damaged files were deleted since the start."""
     structlog.get_logger("machd.engine").warning(
         "blocks.damaged",
         count=count,

@@ -155,12 +155,9 @@ def decode_block(whole: bytes, saved: SavedBlock, key: bytes) -> BlockContent | 
 
 
 def read_head(first: bytes, size_bytes: int, key: bytes) -> BlockHead | None:
-    """Read which block a file says it is; None if that cannot be. The checksum is not looked at.
+    """Read which block a file says it is from its first bytes, with the whole header at least; None if that cannot be.
 
-    Args:
-        first: The file's first bytes, at least to the end of the header.
-        size_bytes: Bytes of the whole file.
-        key: The key that it has to be made under.
+    The checksum is not looked at.
     """
     stop = header_stop(first)
     if stop > min(len(first), MAX_HEADER_BYTES):

@@ -35,7 +35,7 @@ from machd.engine.protocol.blocks import (
     SplitBlock,
     StoreBlock,
 )
-from machd.engine.protocol.engine import DiskReading
+from machd.engine.protocol.memory import DiskReading
 
 _CLOSE_WITHIN_S = 10.0
 """Time for writing blocks that are queued when the engine closes."""
@@ -51,12 +51,7 @@ _Source = CachedRow | BlockArrays | None
 
 @dataclass(slots=True)
 class _Done:
-    """The effect of the changes so far.
-
-    Attributes:
-        made: Numbers of blocks that were to be made, and whether they were.
-        unsaved: Digests of blocks that were to be saved and were not; values mean nothing.
-    """
+    """The effect of the changes so far: blocks that were to be made, and digests that were not saved, as keys."""
 
     made: dict[int, bool] = field(default_factory=dict)
     unsaved: dict[bytes, None] = field(default_factory=dict)
@@ -72,13 +67,7 @@ class MemoryTier:
         form: BlockForm | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Begin without blocks.
-
-        Args:
-            disk_tier: Closed by this class; blocks are in memory alone unless given.
-            form: The form that loaded blocks must have; without it none can be loaded.
-            clock: Reads time; the machine's unless given.
-        """
+        """Begin without blocks. The disk tier is closed by this class; without a form no block can be loaded from it."""
         self._disk_tier = disk_tier
         self._form = form
         self._failed_count = 0

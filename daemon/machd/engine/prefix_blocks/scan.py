@@ -51,11 +51,7 @@ class FoundBlocks:
 
 @dataclass(slots=True)
 class _Seen:
-    """A file whose head can be right.
-
-    Attributes:
-        used_unix_s: When its block, or one that follows it, was last of use.
-    """
+    """A file whose head can be right, and when its block, or one that follows it, was last of use."""
 
     file: BlockFile
     head: BlockHead
@@ -69,7 +65,6 @@ class _Scan:
     Attributes:
         rooted: Files whose blocks follow one another from position 0, parents first.
         orphans: Files whose block follows one that was not seen.
-        damaged: Files whose head cannot be right.
         is_complete: Whether all heads could be read.
     """
 
@@ -105,13 +100,7 @@ class OtherKeys:
     """
 
     def __init__(self, root: BlockDirectory, key: bytes, budget_bytes: int | None) -> None:
-        """Count the bytes of other keys' files; directories without files are removed.
-
-        Args:
-            root: The directory of all keys.
-            key: The key whose files are not counted, and never deleted.
-            budget_bytes: Bytes that the files of all keys may take; None leaves the others alone.
-        """
+        """Count the bytes of files of keys but this one; directories without files are removed. No budget leaves all alone."""
         self._root = root
         self._budget_bytes = budget_bytes
         self._keys = [] if budget_bytes is None else root.other_keys(key)
@@ -173,11 +162,7 @@ def _scanned(directory: KeyDirectory, key: bytes) -> _Scan:
 
 
 def _read(directory: KeyDirectory, file: BlockFile, key: bytes) -> BlockHead | None:
-    """Read a file's head; None if it cannot be right.
-
-    Raises:
-        OSError: It cannot be read just now.
-    """
+    """Read a file's head; None if it cannot be right, and an OSError if it cannot be read just now."""
     if file.size_bytes > MAX_BLOCK_BYTES:
         return None
     try:

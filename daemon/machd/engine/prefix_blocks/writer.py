@@ -54,8 +54,6 @@ class BlockWriter:
 
     Attributes:
         file_bytes: Bytes of the files, without those that are about to be deleted.
-        written: Blocks that were written since the start.
-        dropped: Blocks that could not be written since the start.
     """
 
     def __init__(
@@ -69,14 +67,8 @@ class BlockWriter:
     ) -> None:
         """Start the thread.
 
-        Args:
-            directory: The directory to write to.
-            key: The key that the blocks are made under.
-            files: The files that are there, by digest.
-            clock: Reads time.
-            on_end: Called when the last block is written, which may be after :meth:`close`.
-            make_room: Called on the thread before a file is written, with the bytes that all files
-                will take.
+        ``on_end`` is called when the last block is written, which may be after :meth:`close`; ``make_room`` on the
+        thread before a file is written, with the bytes that all files will take.
         """
         self._directory = directory
         self._key = key

@@ -22,8 +22,6 @@ class StoreBlock:
 
     Attributes:
         block_id: A number that no block has.
-        start: First position.
-        stop: Position after the last one.
         has_state: Whether the state is copied, too; the row is then computed up to ``stop``.
     """
 
@@ -64,7 +62,6 @@ class SavedBlock:
         digest: The name that it is saved by: a digest of the model, the KV format, the namespace
             and all tokens up to its end.
         parent: The digest up to its start; at position 0 that of no tokens at all.
-        start: First position.
         token_ids: Its tokens, which are compared besides the digest.
         has_state: Whether it has the state at its end.
         nbytes: Bytes that it takes in memory.
@@ -108,12 +105,7 @@ BlockChange = StoreBlock | SplitBlock | DropBlocks | SaveBlock | LoadBlock | For
 
 @dataclass(frozen=True, slots=True)
 class HeldBlock:
-    """A block that is in memory since this step, or has another size since.
-
-    Attributes:
-        nbytes: Bytes that it takes in memory.
-        has_state: Whether it has the state at its end.
-    """
+    """A block that is in memory since this step, or has another size since."""
 
     block_id: int
     nbytes: int

@@ -100,7 +100,6 @@ class ChatFormat:
             none.
         shows_tools: Whether the chat template shows tools to the model.
         reasoning_markers: Texts before and behind thoughts; None for a model without thoughts.
-        has_reasoning_switch: Whether the template lets thinking be switched on and off.
         system_messages: Where the template takes system messages.
         takes_user_after_tool: Whether the template takes a user's turn behind the result of a call.
         structural_markers: Texts that frame plain text and are no part of it.
@@ -113,7 +112,6 @@ class ChatFormat:
     tool_markers: tuple[str, str] | None = None
     shows_tools: bool = False
     reasoning_markers: tuple[str, str] | None = None
-    has_reasoning_switch: bool = False
     system_messages: SystemMessages = SystemMessages.ANYWHERE
     takes_user_after_tool: bool = True
     structural_markers: tuple[str, ...] = ()
@@ -127,11 +125,7 @@ class ChatFormat:
         return TextState.named(self.first_state or TextState.NORMAL)
 
     def edges(self, *, tools: bool) -> dict[str, list[tuple[str, str]]]:
-        """Return the markers that end each state, with the next state, as mlx-lm's server joins them.
-
-        Args:
-            tools: Whether calls are looked for; without, their markers are text.
-        """
+        """Return the markers that end each state, with the next state, as mlx-lm's server joins them; of calls if ``tools``."""
         edges = [*self._thought_edges(), *(self._call_edges() if tools else ())]
         edges += [(TextState.NORMAL, one, TextState.NORMAL) for one in self.structural_markers]
         edges += [
@@ -175,11 +169,7 @@ class ChatFormat:
     def parse_tool_calls(
         self, text: str, tools: Sequence[Mapping[str, object]]
     ) -> list[ParsedToolCall]:
-        """Parse the text between the markers of calls.
-
-        Args:
-            text: Without the markers.
-            tools: As the template was given them, for formats that write values without types.
+        """Parse the text between the markers of calls; some formats write values without types, which ``tools`` have.
 
         Raises:
             ValueError: It is no call.

@@ -28,128 +28,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from msgspec import Struct
-
 from machd.capabilities.facts import CacheFacts
 from machd.capabilities.model_code import LoadedCode
 from machd.engine.protocol.blocks import SavedBlock
 from machd.engine.protocol.media import MediaProcessor
+from machd.engine.protocol.memory import MemoryReading
 from machd.engine.protocol.step import ProposerKind, StepPlan, StepResult
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.request.constraint import Constraint
 from machd.request.generation import NO_DEFAULT_SAMPLING, DefaultSampling, Grammar
 from machd.request.media import MediaKind
-
-
-class DiskReading(Struct, frozen=True):
-    """The disk tier of blocks at one moment; counts are since the start.
-
-    Attributes:
-        bytes: What its files take.
-        written: Blocks that were written.
-        loaded: Blocks that were read back.
-        damaged: Files that were not what they should be, and were deleted.
-        dropped: Blocks that were not written because writing could not keep up or failed.
-    """
-
-    bytes: int = 0
-    written: int = 0
-    loaded: int = 0
-    damaged: int = 0
-    dropped: int = 0
-
-
-class ExpertReading(Struct, frozen=True):
-    """The expert bank at one moment; counts are since the start.
-
-    A layer looks each expert up once a pass, however many tokens need it. A layer that is in memory whole
-    looks nothing up.
-
-    Attributes:
-        capacity_bytes: Memory of the bank, full or not.
-        resident_bytes: Memory of the experts in it.
-        entries: Experts in it, counted for each layer.
-        hits: Lookups of experts that were in memory when the layer before was computed.
-        misses: Lookups of experts that were not.
-        evictions: Experts that were evicted for others.
-        bytes_read: Bytes read from the model's files.
-        read_ahead_hits: Misses that read-ahead had read, or was reading, when they were needed.
-    """
-
-    capacity_bytes: int = 0
-    resident_bytes: int = 0
-    entries: int = 0
-    hits: int = 0
-    misses: int = 0
-    evictions: int = 0
-    bytes_read: int = 0
-    read_ahead_hits: int = 0
-
-
-class MediaReading(Struct, frozen=True):
-    """The encoder's cache at one moment; counts are since the start.
-
-    Attributes:
-        entries: Images and videos whose embeddings are kept.
-        bytes: Memory of these.
-        hits: Look-ups of embeddings that were there.
-        misses: Images and videos that were encoded.
-        encoding_s: Time that encoding took, in which no other row moves.
-    """
-
-    entries: int = 0
-    bytes: int = 0
-    hits: int = 0
-    misses: int = 0
-    encoding_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class RankReading:
-    """The memory of one rank at one moment.
-
-    Attributes:
-        active_bytes: Held by the array library, weights included.
-        available_bytes: What the process can still take.
-        heard_unix_s: When the rank last took part in a step or said this.
-    """
-
-    rank: int
-    active_bytes: int
-    available_bytes: int
-    heard_unix_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryReading:
-    """Bytes at one moment.
-
-    Attributes:
-        kv_used_bytes: KV and state held for occupied slots.
-        active_bytes: Held by the array library, weights included.
-        peak_bytes: The most ``active_bytes`` has been.
-        cache_bytes: Kept by the array library for reuse.
-        available_bytes: What the process can still take; None where that is unknown.
-        step_bytes: The part of it that steps may take; the rest is for everything else that the
-            process does. None where that is unknown.
-        disk: The disk tier of blocks; None without one.
-        experts: The bank of experts; None where all are in memory.
-        media: The encoder's cache; None for a model without vision.
-        ranks: Every rank of the model; none where this process computes it alone.
-        is_stale: Whether the memory could not be read, so that these are older bytes.
-    """
-
-    kv_used_bytes: int
-    active_bytes: int
-    peak_bytes: int
-    cache_bytes: int
-    available_bytes: int | None = None
-    step_bytes: int | None = None
-    disk: DiskReading | None = None
-    experts: ExpertReading | None = None
-    media: MediaReading | None = None
-    ranks: tuple[RankReading, ...] = ()
-    is_stale: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,11 +133,7 @@ class GrammarCompiler(Protocol):
         ...
 
     def compile(self, constraint: Constraint, *, is_wanted: Callable[[], bool] = ...) -> Grammar:
-        """A grammar for the model's vocabulary; cached.
-
-        Args:
-            constraint: To compile.
-            is_wanted: Asked now and then where compiling may take seconds; False ends it.
+        """A grammar for the model's vocabulary; cached. ``is_wanted`` is asked now and then, and False ends the work.
 
         Raises:
             GrammarError: It cannot be compiled or is beyond the limits; the message says why.
@@ -310,11 +194,7 @@ class Engine(ModelFront, Protocol):
         ...
 
     def reset(self, *, max_rows: int | None = None) -> None:
-        """Remove every row, as after an engine fault. Blocks stay.
-
-        Args:
-            max_rows: Rows that the batch lane can have from now on; None for as many as before.
-        """
+        """Remove every row, as after an engine fault, and change the rows of the batch lane if given. Blocks stay."""
         ...
 
     def close(self) -> None:

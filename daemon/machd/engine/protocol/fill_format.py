@@ -25,12 +25,9 @@ class FillTokens:
     """The ids of a model's fill-in-the-middle tokens.
 
     Attributes:
-        prefix: The token before the prefix.
-        suffix: The token before the suffix.
         middle: The token at which the model begins to write; None for a family without one, whose
             prompts have the suffix first.
         repository: The token before the name of a repository, where the model has it.
-        file: The token before the name of a file, where the model has it.
         ends: Tokens that end a fill when the model writes them.
     """
 
@@ -100,13 +97,7 @@ class FillFormat:
         encode_plain: Callable[[str], list[int]],
         opening: Sequence[int] = (),
     ) -> None:
-        """Take the model's markers.
-
-        Args:
-            tokens: The markers.
-            encode_plain: Encodes a text without special tokens, as plain text where it can.
-            opening: Tokens that begin every prompt, such as the begin-of-text token.
-        """
+        """Take a model's markers, an encoder of plain text, and tokens that begin every prompt, such as begin-of-text."""
         self._tokens = tokens
         self._encode_plain = encode_plain
         self._opening = tuple(opening)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from machd.engine.protocol.blocks import SavedBlock
-from machd.engine.protocol.engine import Engine, GrammarCompiler, MemoryReading, ModelDescription
+from machd.engine.protocol.engine import Engine, GrammarCompiler, ModelDescription
 from machd.engine.protocol.media import MediaProcessor
+from machd.engine.protocol.memory import MemoryReading
 from machd.engine.protocol.step import StepPlan, StepResult
 from machd.engine.protocol.tokenizer import Tokenizer
 
@@ -13,7 +14,6 @@ class ForwardingEngine:
     """An engine that hands every call to another one."""
 
     def __init__(self, engine: Engine) -> None:
-        """Take the engine to forward to."""
         self._engine = engine
 
     @property

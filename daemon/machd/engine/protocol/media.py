@@ -31,7 +31,6 @@ class PlainArray:
     content: memoryview
 
     def __init__(self, shape: tuple[int, ...], dtype: str, content: memoryview) -> None:
-        """Describe ``content``, which stays where it is."""
         self.shape = shape
         self.dtype = dtype
         self.content = content
@@ -70,11 +69,7 @@ class Media:
 
 @dataclass(frozen=True, slots=True)
 class MediaSpan:
-    """A media's place in a prompt.
-
-    Attributes:
-        start: Position of its first token.
-    """
+    """A media's place in a prompt."""
 
     start: int
     media: Media
@@ -91,13 +86,7 @@ def spans_between(spans: Sequence[MediaSpan], start: int, stop: int) -> Sequence
 
 
 def token_ids_of(keys: Sequence[int], spans: Sequence[MediaSpan], start: int = 0) -> list[int]:
-    """Replace the keys of images and videos by the model's tokens.
-
-    Args:
-        keys: A stretch of a prompt.
-        spans: The prompt's, in order.
-        start: Position of the first key.
-    """
+    """Replace the keys of images and videos in a stretch of a prompt from ``start`` on by the model's tokens."""
     token_ids = list(keys)
     for span in spans_between(spans, start, start + len(keys)):
         begin, end = max(span.start, start), min(span.stop, start + len(keys))
@@ -109,13 +98,7 @@ def token_ids_of(keys: Sequence[int], spans: Sequence[MediaSpan], start: int = 0
 
 @dataclass(frozen=True, slots=True)
 class MediaBounds:
-    """Limits of decoding one image or video.
-
-    Attributes:
-        max_pixels: Pixels of an image, or of one frame of a video.
-        max_frames: Frames taken of a video; a longer one is sampled more thinly.
-        max_decode_s: Time that decoding and processing may take.
-    """
+    """Limits of an image, or of a video's frames; a longer video is sampled more thinly. The time includes processing."""
 
     max_pixels: int
     max_frames: int
@@ -151,11 +134,7 @@ class MediaProcessor(Protocol):
     ) -> Media:
         """Decode and process one file, or take what is known of it.
 
-        Args:
-            source: With its content.
-            bounds: Limits.
-            namespace: Only requests of one namespace share what is computed of a file.
-            is_wanted: False once the request is gone; then work on the file ends.
+        Only requests of one namespace share what is computed of a file. Work on it ends once it is not wanted.
 
         Raises:
             InvalidRequestError: The file cannot be used; the message says why.

@@ -139,10 +139,13 @@ class SpanCost:
     Attributes:
         token_cost: Time that one more token of every row adds.
         max_lost_passes: Time that the pass may lose if every draft is wrong.
+        least_batched_gain: Tokens a second with tokens ahead over those without that justify them where other
+            rows wait.
     """
 
     token_cost: float = 0.0
     max_lost_passes: float = inf
+    least_batched_gain: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,24 +275,18 @@ class DraftFault:
 
 
 @dataclass(frozen=True, slots=True)
-class SettledRow:
-    """Part of a pass that a row keeps.
+class EncodeOutcome:
+    """Result of a step's encoding.
 
     Attributes:
-        kept_tokens: Tokens of its span whose keys and values stay.
-        last_token_id: Input of its next pass; None if its logits cannot be used.
-        is_finite: No key or value behind the kept ones is NaN.
-        has_failed: It leaves the lane.
+        encoded: Digests of what is ready.
+        faults: Rows whose image or video cannot be encoded.
+        duration_s: Time that it took.
     """
 
-    kept_tokens: int
-    last_token_id: int | None
-    is_finite: bool
-    has_failed: bool
-
-
-LEAST_BATCHED_GAIN = 1.1
-"""Tokens a second with tokens ahead over those without that justify them where other rows wait."""
+    encoded: tuple[bytes, ...]
+    faults: tuple[RowFault, ...]
+    duration_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,18 +323,3 @@ class StepResult:
         """Pick the tokens, which several parts of the scheduler count."""
         tokens = [one for one in self.outputs if isinstance(one, SampledToken)]
         object.__setattr__(self, "tokens", tuple(tokens))
-
-
-class StepMemoryError(Exception):
-    """A step needs more memory than is left for it.
-
-    Attributes:
-        needed_bytes: Upper estimate of the step's peak.
-        left_bytes: Bytes that steps may take at that moment.
-    """
-
-    def __init__(self, *, needed_bytes: int, left_bytes: int) -> None:
-        """Keep the numbers for the log and for the scheduler."""
-        super().__init__(f"a step needs {needed_bytes} bytes and {left_bytes} are left for it")
-        self.needed_bytes = needed_bytes
-        self.left_bytes = left_bytes

@@ -106,6 +106,7 @@ class Tokenizer(Protocol):
             ChatTemplateMissingError: The model has no template.
             InvalidRequestError: The template refuses the conversation, or takes too much time,
                 memory or text to render it.
+            OverloadedError: The system has no room for the process that renders.
         """
 
     def template_notes(self) -> tuple[str, ...]:
@@ -118,8 +119,4 @@ class Tokenizer(Protocol):
         """Return the bytes of a token, which need not be whole characters."""
 
     def detokenizer(self, *, keeps: Sequence[str] = ()) -> Detokenizer:
-        """Make the detokenizer of one completion.
-
-        Args:
-            keeps: Texts that are decoded even where special tokens stand for them, or for parts.
-        """
+        """Make the detokenizer of one completion; ``keeps`` are decoded even where special tokens stand for them."""

@@ -8,11 +8,11 @@ from typing import TypeVar
 import mlx.core as mx
 import msgspec
 
-from machd.engine.protocol.step import RowFault, SampledToken, SettledRow
+from machd.engine.protocol.step import RowFault, SampledToken
 from machd.engine.ranks.rank_group import RankGroup
-from machd.engine.step.decider import Decider
 from machd.engine.step.decode_pass import DecodePass
-from machd.engine.step.decoder_row import Decoded
+from machd.engine.step.ports import Decider
+from machd.engine.step.row import Decoded, SettledRow
 from machd.engine.step.verification import Span
 from machd.errors import EngineFaultError
 
@@ -31,7 +31,6 @@ _SETTLED: msgspec.msgpack.Decoder[list[SettledRow] | None] = msgspec.msgpack.Dec
 
 class _RankDecider(Decider):
     def __init__(self, group: RankGroup) -> None:
-        """Decide with the ranks of ``group``."""
         self._group = group
         self._steps = 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from machd.engine.protocol.step import StepMemoryError
+from machd.engine.protocol.memory import StepMemoryError
 from machd.engine.ranks.orders import Close, Report, Reset, Run, decoded
 from machd.engine.ranks.rank_group import RankGroup
 from machd.engine.ranks.rank_memory import gathered_memory
@@ -13,12 +13,7 @@ from machd.errors import EngineFaultError
 
 
 def follow(engine: MlxEngine, group: RankGroup, on_order: Callable[[], None]) -> None:
-    """Run orders until the group is closed.
-
-    Args:
-        engine: Computes this rank's shard.
-        group: The ranks.
-        on_order: Called at each order, which is a heartbeat: rank 0 sends one a second when nothing runs.
+    """Run orders until the group is closed; ``on_order`` is called at each, and so once a second when nothing runs.
 
     Raises:
         EngineFaultError: This rank does not have the rows that rank 0 has, or has missed an order.

@@ -26,12 +26,7 @@ _BACKENDS = {"MLX_IBV_DEVICES": "jaccl", "NCCL_HOST_IP": "nccl", "MLX_HOSTFILE":
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
-    """A process's place among ranks, before they are connected.
-
-    Attributes:
-        rank: Its number.
-        backend: The backend of mlx.distributed.
-    """
+    """A process's place among ranks, before they are connected."""
 
     rank: int
     backend: str

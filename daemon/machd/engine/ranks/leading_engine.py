@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from machd.engine.protocol.engine import MemoryReading, RankReading
 from machd.engine.protocol.forwarding import ForwardingEngine
-from machd.engine.protocol.step import StepMemoryError, StepPlan, StepResult
+from machd.engine.protocol.memory import MemoryReading, RankReading, StepMemoryError
+from machd.engine.protocol.step import StepPlan, StepResult
 from machd.engine.ranks.orders import Close, Order, Report, Reset, Run, encoded
 from machd.engine.ranks.rank_group import RankGroup
 from machd.engine.ranks.rank_memory import gathered_memory
@@ -26,13 +26,7 @@ class LeadingEngine(ForwardingEngine):
     """An engine whose steps all ranks run. Lives on the engine thread."""
 
     def __init__(self, engine: MlxEngine, group: RankGroup, unix_s: Callable[[], float]) -> None:
-        """Lead the ranks of ``group``.
-
-        Args:
-            engine: Computes this rank's shard.
-            group: The ranks; those that follow wait for orders.
-            unix_s: Reads the time.
-        """
+        """Lead the ranks of ``group``."""
         super().__init__(engine)
         self._shard = engine
         self._group = group

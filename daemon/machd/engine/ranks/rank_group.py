@@ -23,7 +23,6 @@ class RankGroup:
     """This process's place among the ranks. Used on the thread that computes."""
 
     def __init__(self, group: mx.distributed.Group) -> None:
-        """Take the group over."""
         self.group = group
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from machd.engine.protocol.engine import MemoryReading
+from machd.engine.protocol.memory import MemoryReading
 from machd.engine.ranks.rank_group import RankGroup
 
 _UNKNOWN_BYTES = 1 << 62

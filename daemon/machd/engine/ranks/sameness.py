@@ -25,10 +25,6 @@ _DECODER = msgspec.msgpack.Decoder(dict[str, str])
 def common_facts(settings: Settings, source: ModelSource) -> dict[str, str]:
     """Return what decides on a rank's computation, by name.
 
-    Args:
-        settings: This rank's.
-        source: Files of the model.
-
     Raises:
         ModelNotFoundError: A file cannot be read.
     """

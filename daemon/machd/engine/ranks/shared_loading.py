@@ -29,12 +29,7 @@ class SharedLoading:
     """Receives the stages of one rank's loading on its engine thread; see :class:`LoadProgress`."""
 
     def __init__(self, group: RankGroup, progress: LoadProgress) -> None:
-        """Begin; every rank has one of these.
-
-        Args:
-            group: The ranks.
-            progress: Told about this rank's stages, and on rank 0 about the bytes of all ranks.
-        """
+        """Begin; every rank has one of these."""
         self._group = group
         self._progress = progress
         self._total_bytes: int | None = None

@@ -31,12 +31,7 @@ _EMPTY_TEMPLATE = "none"
 
 @dataclass(frozen=True, slots=True)
 class ProposerChoice:
-    """A proposer, or none, and why.
-
-    Attributes:
-        proposer: None for no drafts.
-        reason: Why it is this one or none, for the operator.
-    """
+    """A proposer, or None for no drafts, and why, for the operator."""
 
     proposer: Proposer | None
     reason: str
@@ -54,13 +49,6 @@ def choose_proposer(
 
     No draft model is loaded for a served model whose caches cannot roll back.
 
-    Args:
-        settings: Validated settings.
-        loaded: The served model.
-        open_draws: Begins a row's draws, for proposers that draw from a model's logits.
-        cache_directory: The user's cache directory.
-        progress: Shows loading.
-
     Raises:
         SettingsError: The draft model does not fit the served one.
         ModelError: The draft model cannot be loaded.
@@ -70,7 +58,7 @@ def choose_proposer(
         return ProposerChoice(None, "speculation.mode is off")
     verdict = speculation(loaded.description.cache)
     if verdict.support is Support.BLOCKED:
-        return _none(verdict.reason)
+        return ProposerChoice(None, verdict.reason)
     if kind is ProposerKind.NGRAM:
         reason = "tokens that followed the same ones before, in prompt and completion, are drafted"
         return ProposerChoice(NgramProposer(), reason)
@@ -85,11 +73,6 @@ def _asked_kind(settings: Settings) -> ProposerKind:
     if section.mode != "auto":
         return ProposerKind(section.mode)
     return ProposerKind.NGRAM if section.draft_model is None else ProposerKind.DRAFT
-
-
-def _none(reason: str) -> ProposerChoice:
-    """Return no proposer; the log says so once all is decided."""
-    return ProposerChoice(None, reason)
 
 
 def _draft(
@@ -137,11 +120,12 @@ def _dflash(
 ) -> ProposerChoice:
     obstacle = dflash_obstacle(loaded.description.backend)
     if obstacle is not None:
-        return _none(obstacle)
+        return ProposerChoice(None, obstacle)
     named = settings.speculation.draft_model
     name = named or known_draft(loaded.description.model_id)
     if name is None:
-        return _none(
+        return ProposerChoice(
+            None,
             "dflash-mlx knows no draft for the model at model.path; name one in "
             "speculation.draft_model, or set speculation.mode to auto",
         )
@@ -152,7 +136,7 @@ def _dflash(
         )
     except ModelError as error:
         if named is None:
-            return _none(f"the DFlash draft of the model: {error.message}")
+            return ProposerChoice(None, f"the DFlash draft of the model: {error.message}")
         raise _of_draft(error) from error
     progress.stage("loading the weights", None)
     draft = load_block_draft(loaded, source.path)

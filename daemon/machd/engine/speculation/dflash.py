@@ -62,12 +62,7 @@ class DFlashProposer:
     """Proposer of whole blocks for any number of rows."""
 
     def __init__(self, draft: BlockDraft, *, open_draws: OpenDraws) -> None:
-        """Take over a draft model.
-
-        Args:
-            draft: The model.
-            open_draws: Begins a row's draws.
-        """
+        """Take over a draft model."""
         self._draft: BlockDraft | None = draft
         self._open_draws = open_draws
 
@@ -102,7 +97,6 @@ class _BlockRow:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of the reader's caches."""
         return 0 if self._reader is None else self._reader.nbytes
 
     def extend(self, token_ids: Sequence[int]) -> None:
@@ -138,7 +132,6 @@ class _BlockRow:
         return self._block
 
     def close(self) -> None:
-        """Drop the reader's caches."""
         self._reader = None
         self._read_tokens = self._drafted_at_tokens = 0
         self._block = ()

@@ -38,11 +38,7 @@ _Library: TypeAlias = Any
 
 
 def dflash_obstacle(backend: str) -> str | None:
-    """Why no block draft can run here, in plain words; None where one can.
-
-    Args:
-        backend: ``cpu``, ``metal`` or ``cuda``.
-    """
+    """Why no block draft can run here, in plain words; None where one can."""
     if backend != "metal":
         return (
             f"speculation.mode dflash needs dflash-mlx, which runs on Apple silicon alone, and this "
@@ -63,10 +59,6 @@ def known_draft(model_id: str) -> str | None:
 
 def load_block_draft(loaded: LoadedModel, path: Path) -> BlockDraft:
     """Load a draft for a model and try it.
-
-    Args:
-        loaded: The served model.
-        path: The draft's directory.
 
     Raises:
         SettingsError: The package cannot listen in the model, or the draft is another model's.
@@ -143,7 +135,6 @@ class _LibraryDraft:
         return int(self.draft.args.num_target_layers) == len(self.ops.text_model(self.model).layers)
 
     def open(self) -> BlockReader:
-        """Begin with empty caches of both models."""
         return _LibraryReader(self)
 
     def make_caches(self) -> list[Cache]:
@@ -184,7 +175,6 @@ class _LibraryReader:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of both models' caches."""
         arrays = [one for cache in self._draft_caches for one in cache.fetch() if one is not None]
         held = sum(int(cache.nbytes) for cache in self._model_caches)
         return held + sum(int(array.nbytes) for array in arrays)

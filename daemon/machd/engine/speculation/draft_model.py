@@ -38,14 +38,7 @@ class DraftModelProposer:
     def __init__(
         self, loaded: LoadedModel, *, open_draws: OpenDraws, end_token_ids: Iterable[int] = ()
     ) -> None:
-        """Take over a loaded model.
-
-        Args:
-            loaded: The model; its vocabulary is the served one's
-                (see :func:`~machd.engine.speculation.vocabulary.check_vocabulary`).
-            open_draws: Begins a row's draws.
-            end_token_ids: Tokens behind which nothing is drafted.
-        """
+        """Take over a loaded model, whose vocabulary is the served one's; nothing is drafted behind an end token."""
         if loaded.description.backend == "cpu":
             fuse_layers(loaded.model)
         self._model: LanguageModel = loaded.model
@@ -109,7 +102,6 @@ class _DraftRow:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of its caches, copies included."""
         return 0 if self._caches is None else self._caches.nbytes
 
     def extend(self, token_ids: Sequence[int]) -> None:
@@ -136,7 +128,6 @@ class _DraftRow:
         return () if logits is None else self._draw(caches, logits, count)
 
     def close(self) -> None:
-        """Drop the caches."""
         self._caches = None
 
     def _catch_up(self, caches: _DraftCaches) -> mx.array | None:
@@ -210,11 +201,9 @@ class _DraftCaches:
         return held + sum(int(cache.nbytes) for cache in uncut)
 
     def wait(self) -> None:
-        """Until what was begun is in the caches."""
         mx.eval([cache.state for cache in self.layers])
 
     def checkpoint(self) -> None:
-        """Checkpoint the caches: tokens from now on are drafts."""
         inner = innermost(self.layers)
         self._checkpoint = CacheCheckpoint.of(inner) if all(map(supports_rollback, inner)) else None
 

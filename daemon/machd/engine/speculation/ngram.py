@@ -71,12 +71,7 @@ class NgramRow:
     """
 
     def __init__(self, prompt: Sequence[int], *, predicted: Sequence[int] = ()) -> None:
-        """Hold a prompt's tokens.
-
-        Args:
-            prompt: Tokens.
-            predicted: Tokens that the client expects; an earlier text, which the row begins to copy.
-        """
+        """Hold a prompt's tokens; ``predicted`` is an earlier text, which the row begins to copy."""
         self._text = array("i", [*predicted, *prompt])
         self._latest: dict[int, int] = {}
         self._earlier = array("i")

@@ -1,6 +1,6 @@
-"""The step: prefill, forward passes, sampling, verification.
+"""The step: prefill, forward passes, verification.
 
-Reading order: mlx_engine, decoder_row, verification (spans), decode_pass, sampling with filters, proposals,
-tokens_ahead, span_choice, decider, decoder; then prompts, memory, draft_sampling. ports names what the step asks of
-grammars, proposers and blocks; absent_parts are those that an engine does without.
+Reading order: mlx_engine, row, verification (spans), decode_pass, span_choice, decoder; then prompts (prefill:
+one prompt; strategies: the ways to compute chunks; prefills: all prompts; scores), and memory. ports names what the step
+asks of proposers, blocks, experts, images and other ranks.
 """

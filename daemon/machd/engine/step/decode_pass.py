@@ -23,7 +23,7 @@ import mlx.core as mx
 from machd.engine.backend.untyped import Cache
 from machd.engine.kv.lane_kv import LaneKv
 from machd.engine.protocol.step import DraftOutcome
-from machd.engine.step.decoder_row import DecoderRow
+from machd.engine.step.row import DecoderRow
 from machd.engine.step.verification import Span
 
 Forward = Callable[[mx.array, list[Any], Mapping[str, mx.array]], mx.array]
@@ -151,7 +151,7 @@ class Passes:
             spans: Each row's span; plain ones unless given.
             beside: Chunks of prompts to compute as well; only beside plain spans.
         """
-        spans = spans or [Span((), (row.sampling,)) for row in rows]
+        spans = spans or [Span()] * len(rows)
         lengths = [span.length for span in spans]
         longest = max(lengths)
         token_ids = last_ids[:, None]

@@ -17,23 +17,14 @@ from functools import partial
 
 import mlx.core as mx
 
-from machd.engine.kv.lane_kv import CachedRow, LaneKv, PrefilledRow
-from machd.engine.kv.row_positions import JoiningRow
-from machd.engine.protocol.step import (
-    DecodeRow,
-    DraftFault,
-    DraftOutcome,
-    RowFault,
-    SettledRow,
-    SpanCost,
-)
-from machd.engine.step.decider import Decider
+from machd.engine.kv.lane_kv import CachedRow, JoiningRow, LaneKv, PrefilledRow
+from machd.engine.protocol.step import DecodeRow, DraftFault, DraftOutcome, RowFault, SpanCost
+from machd.engine.sampling.sampler import Masks, Sampler, Selection
+from machd.engine.sampling.sampling_state import SamplingState
 from machd.engine.step.decode_pass import Chunk, DecodePass, Passes
-from machd.engine.step.decoder_row import Decoded, DecoderRow
-from machd.engine.step.ports import Masks
-from machd.engine.step.sampling import Sampler, Selection
-from machd.engine.step.span_choice import choose_spans, expects_tokens_ahead
-from machd.engine.step.tokens_ahead import MAX_FORCED_TOKENS
+from machd.engine.step.ports import Decider
+from machd.engine.step.row import Decoded, DecoderRow, SettledRow
+from machd.engine.step.span_choice import MAX_FORCED_TOKENS, choose_spans, expects_tokens_ahead
 from machd.engine.step.verification import Span, Verdict, verify
 
 
@@ -66,7 +57,7 @@ class Decoder:
         vocabulary_tokens: int,
         masks: Masks,
         decider: Decider,
-        on_finished: Callable[[int, CachedRow], None] | None,
+        keep_finished: Callable[[int, CachedRow], None],
     ) -> None:
         """Begin without rows.
 
@@ -77,15 +68,14 @@ class Decoder:
             vocabulary_tokens: Width of the logits.
             masks: Fills the masks of rows with a grammar.
             decider: Decides each row's span, and what it keeps of a pass.
-            on_finished: With look-ahead, takes the slot and the caches of a row that has its last token, before
-                it leaves: copies it, so that blocks can still be made of it.
+            keep_finished: With look-ahead, takes the slot and the caches of a row that has its last token.
         """
         self._passes = passes
         self._kv = kv
         self._vocabulary_tokens = vocabulary_tokens
         self._masks = masks
         self._decider = decider
-        self._on_finished = on_finished
+        self._keep_finished = keep_finished
         self._under_way: DecodePass | None = None
         self._rows: list[DecoderRow] = []
         self._sampler: Sampler | None = None
@@ -104,8 +94,7 @@ class Decoder:
     @property
     def kv_bytes(self) -> int:
         """Bytes that the rows' caches hold, those of draft models included."""
-        drafting = sum(row.proposals.kv_bytes for row in self._rows if row.proposals is not None)
-        return self._kv.nbytes + drafting
+        return self._kv.nbytes + sum(row.proposals.kv_bytes for row in self._rows)
 
     def growth_bytes(
         self, joining: Sequence[JoiningRow], draft_tokens: int, bytes_per_token: int
@@ -138,12 +127,6 @@ class Decoder:
         """Remove rows."""
         self.remove([row for row in self._rows if row.slot_index in slot_indices])
 
-    def close(self) -> None:
-        """Give back what proposers hold for the rows."""
-        for row in self._rows:
-            if row.proposals is not None:
-                row.proposals.close()
-
     def decode(
         self, plan_rows: Mapping[int, DecodeRow], cost: SpanCost, beside: Sequence[Chunk] = ()
     ) -> Decoded:
@@ -157,17 +140,9 @@ class Decoder:
         Returns:
             Tokens or a fault for each row; with look-ahead, neither for a row that has just joined.
         """
-        if not self._passes.is_eager:
-            return self._decode_in_turn(plan_rows, cost, beside)
-        assert not beside, "the pass is under way before its chunk is known"
-        return self._decode_ahead(plan_rows, cost)
-
-    # The two loops over the verbs below
-
-    def _decode_in_turn(
-        self, plan_rows: Mapping[int, DecodeRow], cost: SpanCost, beside: Sequence[Chunk]
-    ) -> Decoded:
-        """Dispatch a pass, sample it, then read the tokens."""
+        if self._passes.is_eager:
+            assert not beside, "the pass is under way before its chunk is known"
+            return self._decode_ahead(plan_rows, cost)
         spans = [] if beside else self.choose(plan_rows, cost)
         return self._finish(self.dispatch(spans, beside))
 
@@ -187,7 +162,7 @@ class Decoder:
             current = self.recompute(current)
         if current.longest == 1:
             self.remove([row for row, _ in sampled.failed])
-            self._remove_finished()
+            self._remove_finished(sampled.rows)
             if self._rows and not expects_tokens_ahead(self._rows, self._kv, plan_rows, cost):
                 next_ids = _next_ids(self._rows, sampled)
                 self._under_way = self._passes.dispatch(self._rows, next_ids)
@@ -205,16 +180,14 @@ class Decoder:
         sampled = self.sample(current)
         return None if sampled is None else self.settle(sampled)
 
-    def _remove_finished(self) -> None:
-        """Remove rows whose last token is sampled, though not read, so that the next pass skips them."""
-        finished = [row for row in self._rows if row.tokens_left < 1]
+    def _remove_finished(self, rows: Sequence[DecoderRow]) -> None:
+        """Remove those of ``rows`` whose token, sampled and not read, is the last, so that the next pass skips them."""
+        finished = [row for row in rows if row.tokens_left <= 1]
         for row in finished:
             cached_row = self.cached_row(row.slot_index)
-            if cached_row is not None and self._on_finished is not None:
-                self._on_finished(row.slot_index, cached_row)
+            if cached_row is not None:
+                self._keep_finished(row.slot_index, cached_row)
         self.remove(finished)
-
-    # Choice, forward and sampling
 
     def choose(self, plan_rows: Mapping[int, DecodeRow], cost: SpanCost) -> list[Span]:
         """Have each row's span decided; empty for plain ones."""
@@ -232,36 +205,43 @@ class Decoder:
         If that raises with tokens ahead, rows with both a grammar and a proposer have no more drafts, and the
         pass is to be computed again without tokens ahead: None. In a plain pass each row is then sampled alone.
         """
-        if current.longest == 1:
-            sampled = self._sample_plain(current)
-        else:
-            samplings = [one for span in current.spans for one in span.samplings]
-            try:
-                sampler = Sampler(samplings, self._vocabulary_tokens, self._masks)
-                sampled = Sampled(current, [(current.rows, sampler.sample(current.logits))], [])
-            except BaseException as cause:  # noqa: BLE001 - if it comes again, _sample_plain finds the row
+        pairs = zip(current.rows, current.spans, strict=True)
+        states = [one for row, span in pairs for one in row.states(span)]
+        sampled: Sampled | None = None
+        try:
+            selection = self._sampler_of(current, states).sample(states, current.logits)
+            sampled = Sampled(current, [(current.rows, selection)], [])
+        except BaseException as cause:  # noqa: BLE001 - if it comes again without tokens ahead, it is its row's
+            if current.longest > 1:
                 for row in current.rows:  # a grammar may fail on a drafted path alone
-                    if row.sampling.matcher is not None and row.proposals is not None:
+                    if row.sampling.matcher is not None and row.proposals.is_open:
                         row.proposals.fail(cause)
                 return None
+        sampled = sampled or self._sample_each(current)
         mx.async_eval([array for _, selection in sampled.parts for array in selection.arrays])
         return sampled
 
-    def _sample_plain(self, current: DecodePass) -> Sampled:
-        rows = current.rows
-        try:
-            if self._sampler is None or self._sampler_rows != rows:
-                samplings = [row.sampling for row in rows]
-                self._sampler = Sampler(samplings, self._vocabulary_tokens, self._masks)
-                self._sampler_rows = rows
-            return Sampled(current, [(rows, self._sampler.sample(current.logits))], [])
-        except BaseException:  # noqa: BLE001 - comes again below, from its own row
-            self._sampler = None
+    def _sampler_of(self, current: DecodePass, states: Sequence[SamplingState]) -> Sampler:
+        """Return a pass's sampler: a plain pass over the same rows as the last plain one has the same."""
+        if (
+            current.longest == 1
+            and self._sampler is not None
+            and self._sampler_rows == current.rows
+        ):
+            return self._sampler
+        params = [one.params for one in states]
+        sampler = Sampler(params, self._vocabulary_tokens, self._masks)
+        if current.longest == 1:
+            self._sampler, self._sampler_rows = sampler, current.rows
+        return sampler
+
+    def _sample_each(self, current: DecodePass) -> Sampled:
+        """Sample each row of a plain pass alone, and so find the one whose sampler raises."""
         sampled = Sampled(current, [], [])
-        for place, row in enumerate(rows):
+        for place, row in enumerate(current.rows):
             try:
-                sampler = Sampler([row.sampling], self._vocabulary_tokens, self._masks)
-                selection = sampler.sample(current.logits[place : place + 1])
+                sampler = Sampler([row.sampling.params], self._vocabulary_tokens, self._masks)
+                selection = sampler.sample([row.sampling], current.logits[place : place + 1])
             except BaseException as cause:  # noqa: BLE001 - a row's fault, a panic in llguidance included
                 sampled.failed.append((row, cause))
             else:
@@ -283,20 +263,18 @@ class Decoder:
         rejected = [one for row, span in pairs for one in _outcome(row, span, 0)]
         return replace(self.dispatch(), outcomes=tuple(rejected))
 
-    # Settling rows
-
     def settle(self, sampled: Sampled) -> Decoded | None:
         """Read the sampled tokens and move every row on; None if tokens ahead may be to blame for a NaN."""
         current, verdicts = sampled.current, _verdicts(sampled)
         if current.longest > 1 and any(one.tokens[-1] is None for one in verdicts.values()):
             return None
         decoded = Decoded(drafts=list(current.outcomes), span_tokens=current.longest)
-        if current.longest > 1:
-            for row, span in zip(current.rows, current.spans, strict=True):
-                decoded.drafts += _outcome(row, span, verdicts[row].accepted_tokens)
         causes = dict(sampled.failed)
-        for row, verdict in verdicts.items():
-            if (cause := self._move_on(row, verdict)) is not None:
+        for row, span in zip(current.rows, current.spans, strict=True):
+            if (verdict := verdicts.get(row)) is None:
+                continue
+            decoded.drafts += _outcome(row, span, verdict.accepted_tokens)
+            if (cause := _move_on(row, span, verdict)) is not None:
                 causes[row] = cause
             else:
                 decoded.tokens += [token for token in verdict.tokens if token is not None]
@@ -305,33 +283,6 @@ class Decoder:
             _settled(verdicts.get(row), has_failed=row in causes) for row in current.rows
         ]
         return decoded
-
-    def _take_draft_faults(self) -> list[DraftFault]:
-        """Return the faults of proposers; a row that leaves with a fault of its own reports that alone."""
-        proposing = [(row, row.proposals) for row in self._rows if row.proposals is not None]
-        faults = [(row, proposals.take_fault()) for row, proposals in proposing]
-        return [DraftFault(row.slot_index, fault) for row, fault in faults if fault is not None]
-
-    def _move_on(self, row: DecoderRow, verdict: Verdict) -> BaseException | None:
-        """Let a row continue after its accepted tokens; returns its fault, if any."""
-        last = verdict.tokens[-1]
-        if last is None:
-            return FloatingPointError("the row's logits are not numbers")
-        row.sampling.take(verdict.sampling)
-        if row.proposals is not None:
-            row.proposals.extend([token.token_id for token in verdict.tokens if token is not None])
-        matcher = row.sampling.matcher
-        if matcher is None:
-            return None
-        try:
-            if not matcher.take_forced(1):  # a forced token is the one that was sampled
-                matcher.accept(last.token_id)
-        except BaseException as cause:  # noqa: BLE001 - a row's fault, a panic in llguidance included
-            return cause
-        if matcher.is_done:
-            row.sampling.matcher = None
-            self._sampler = None  # it was made with the matcher
-        return None
 
     def keep(self, current: DecodePass, decoded: Decoded) -> Decoded:
         """Roll back what rows do not keep of a pass, and remove those that failed; returns the whole result."""
@@ -347,7 +298,11 @@ class Decoder:
                 # pass, before which look-ahead removes no row.
                 self._kv.wipe(self._rows.index(row), row.length)
         self.remove([row for row, one in pairs if one.has_failed])
-        decoded.draft_faults = self._take_draft_faults()
+        # A row that leaves with a fault of its own reports that alone.
+        faults = [(row, row.proposals.take_fault()) for row in self._rows]
+        decoded.draft_faults = [
+            DraftFault(row.slot_index, one) for row, one in faults if one is not None
+        ]
         return decoded
 
     def _roll_back(self, current: DecodePass, kept: Sequence[int]) -> None:
@@ -366,8 +321,7 @@ class Decoder:
             return
         for row in rows:
             row.is_gone = True
-            if row.proposals is not None:
-                row.proposals.close()
+            row.proposals.close()
         if self._under_way is not None and all(row.is_gone for row in self._under_way.rows):
             self._under_way = None  # a row that joins now need not wait for it
         order = _compact([row.is_gone for row in before])
@@ -378,14 +332,26 @@ class Decoder:
         self._kv.keep(order)
 
 
+def _move_on(row: DecoderRow, span: Span, verdict: Verdict) -> BaseException | None:
+    """Let a row continue behind its last right token; returns its fault, if any."""
+    last = verdict.tokens[-1]
+    if last is None:
+        return FloatingPointError("the row's logits are not numbers")
+    row.proposals.extend([token.token_id for token in verdict.tokens if token is not None])
+    try:
+        row.sampling = row.states(span)[verdict.accepted_tokens].after([last.token_id])
+    except BaseException as cause:  # noqa: BLE001 - a row's fault, a panic in llguidance included
+        return cause
+    return None
+
+
 def _verdicts(sampled: Sampled) -> dict[DecoderRow, Verdict]:
     """Wait for the sampled tokens and compare them with the tokens ahead."""
     spans = dict(zip(sampled.current.rows, sampled.current.spans, strict=True))
     verdicts: dict[DecoderRow, Verdict] = {}
     for rows, selection in sampled.parts:
-        places = [(row, one) for row in rows for one in spans[row].samplings]
-        slot_indices = [row.slot_index for row, _ in places]
-        chosen = selection.read(slot_indices, [one.params for _, one in places])
+        slot_indices = [row.slot_index for row in rows for _ in range(spans[row].length)]
+        chosen = selection.read(slot_indices)
         begin = 0
         for row in rows:
             span = spans[row]

@@ -14,8 +14,8 @@ from functools import partial
 import mlx.core as mx
 
 from machd.clock import Clock
-from machd.engine.protocol.step import StepMemoryError
-from machd.engine.step.decider import Decider
+from machd.engine.protocol.memory import StepMemoryError
+from machd.engine.step.ports import Decider
 
 _RESERVED_SHARE = 0.05
 _MIN_RESERVED_BYTES = 128 << 20

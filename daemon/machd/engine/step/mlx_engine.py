@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
@@ -22,15 +22,10 @@ from machd.engine.backend.device import (
     give_memory_back,
 )
 from machd.engine.backend.untyped import Cache
-from machd.engine.kv.batch_lane import BatchLaneKv
-from machd.engine.kv.kv_format import KvFormat
-from machd.engine.kv.lane_kv import CachedRow, LaneKv
-from machd.engine.kv.row_caches import make_row_caches
-from machd.engine.kv.row_positions import JoiningRow
-from machd.engine.kv.serial_lane import SerialLaneKv
+from machd.engine.kv.lane_kv import CachedRow, JoiningRow, LaneKv
 from machd.engine.protocol.blocks import SavedBlock
-from machd.engine.protocol.engine import GrammarCompiler, MemoryReading, ModelDescription
 from machd.engine.protocol.media import FIRST_MEDIA_KEY, MediaProcessor
+from machd.engine.protocol.memory import MemoryReading
 from machd.engine.protocol.slab_size import COLUMN_STEP
 from machd.engine.protocol.step import (
     Lane,
@@ -39,26 +34,28 @@ from machd.engine.protocol.step import (
     StepPlan,
     StepResult,
 )
-from machd.engine.protocol.tokenizer import Tokenizer
-from machd.engine.step.decider import Decider
+from machd.engine.sampling.sampler import Masks
+from machd.engine.sampling.sampling_state import Matcher, SamplingState
 from machd.engine.step.decode_pass import NO_FEATURES, Packing, Passes
 from machd.engine.step.decoder import Decoder
-from machd.engine.step.decoder_row import DecoderRow
 from machd.engine.step.memory import StepMemory, StepNeed
 from machd.engine.step.ports import (
     BlockTier,
+    Decider,
     Experts,
-    Masks,
-    Matcher,
     PromptMedia,
     Proposer,
 )
 from machd.engine.step.prompts.prefill import Prefill
 from machd.engine.step.prompts.prefills import Prefills
 from machd.engine.step.prompts.scores import scoring_bytes
-from machd.engine.step.proposals import RowProposals
-from machd.engine.step.sampling import RowSampling
+from machd.engine.step.row import DecoderRow
 from machd.request.generation import SamplingParams
+
+if TYPE_CHECKING:
+    from machd.engine.kv.model_kv import ModelKv
+    from machd.engine.protocol.engine import GrammarCompiler, ModelDescription
+    from machd.engine.protocol.tokenizer import Tokenizer
 
 _WARM_UP_TOKENS = 8
 
@@ -74,12 +71,13 @@ class EngineParts:
         model: mlx-lm's module.
         description: Facts about the model.
         tokenizer: The model's tokenizer.
-        kv_format: Format of the rows' keys and values.
+        kv: Makes the rows' caches and lanes.
         grammars: Compiler of the model's grammars.
         open_matcher: Makes a matcher for a row; None for parameters that allow every token.
         masks: Fills the masks of matchers.
         blocks: Blocks of the prefix cache.
-        keeps_finished_rows: True if finished rows are copied, so that blocks can still be made of them.
+        keep_finished: With look-ahead, takes the slot and the caches of a row that has its last token, before it
+            leaves, so that blocks can still be made of it.
         memory: Memory that steps take.
         proposer: Source of draft tokens; None for none.
         looks_ahead: True if each pass is dispatched before the last one's tokens are read.
@@ -92,12 +90,12 @@ class EngineParts:
     model: Any
     description: ModelDescription
     tokenizer: Tokenizer
-    kv_format: KvFormat
+    kv: ModelKv
     grammars: GrammarCompiler
     open_matcher: Callable[[SamplingParams], Matcher | None]
     masks: Masks
     blocks: BlockTier
-    keeps_finished_rows: bool
+    keep_finished: Callable[[int, CachedRow], None]
     memory: StepMemory
     proposer: Proposer | None
     looks_ahead: bool
@@ -123,17 +121,15 @@ class MlxEngine:
         self._max_rows = max_rows
         self._blocks = parts.blocks
         self._dropped_bytes = 0
-        make_caches = partial(make_row_caches, parts.model, parts.kv_format)
         self._prefills = Prefills(
             self._forward_whole,
-            make_caches,
+            parts.kv,
             parts.blocks,
-            parts.description,
-            parts.kv_format,
-            media=parts.media,
-            packing=parts.packing,
+            parts.description.vocabulary_tokens,
+            parts.media,
+            parts.packing,
         )
-        self._batch = self._decoder(self._batch_kv())
+        self._batch = self._decoder(parts.kv.batch_lane(max_rows))
         self._serial: dict[int, Decoder] = {}
         self._memory = parts.memory
         self._warm_up()
@@ -170,7 +166,14 @@ class MlxEngine:
         Raises:
             StepMemoryError: The plan needs more memory than is left; nothing of it was done.
         """
-        result = self._run_bounded(plan)
+        if plan.prefill or plan.decode:
+            need = self._need_of(plan)
+            self._memory.check(need)
+            self._memory.begin()
+            result = self._run(plan)
+            self._memory.end(need, has_decoded=bool(result.tokens))
+        else:
+            result = self._run(plan)
         if not plan.encode:
             return result
         outcome = self._parts.media.encode(plan.encode, plan.encode_s)
@@ -180,16 +183,6 @@ class MlxEngine:
             encoded=outcome.encoded,
             encoding_s=outcome.duration_s,
         )
-
-    def _run_bounded(self, plan: StepPlan) -> StepResult:
-        if not (plan.prefill or plan.decode):
-            return self._run(plan)
-        need = self._need_of(plan)
-        self._memory.check(need)
-        self._memory.begin()
-        result = self._run(plan)
-        self._memory.end(need, has_decoded=bool(result.tokens))
-        return result
 
     def _run(self, plan: StepPlan) -> StepResult:
         blocks = self._blocks.apply(plan.blocks, self._cached_row)
@@ -259,11 +252,11 @@ class MlxEngine:
             self._max_rows = max_rows
         self._prefills.clear()
         for decoder in self._decoders:
-            decoder.close()
+            decoder.leave(decoder.slot_indices)
         self._serial.clear()
         self._blocks.forget_rows()
         self._parts.media.forget_rows()
-        self._batch = self._decoder(self._batch_kv())
+        self._batch = self._decoder(self._parts.kv.batch_lane(self._max_rows))
         mx.clear_cache()
 
     def close(self) -> None:
@@ -278,10 +271,6 @@ class MlxEngine:
         self._model = None
         del self._parts
         mx.clear_cache()
-
-    def _batch_kv(self) -> BatchLaneKv:
-        has_length_classes = self._description.has_length_classes
-        return BatchLaneKv(self._max_rows, has_length_classes=has_length_classes)
 
     @property
     def _decoders(self) -> list[Decoder]:
@@ -300,7 +289,7 @@ class MlxEngine:
     def _release(self, slot_indices: Sequence[int]) -> None:
         for slot_index in slot_indices:
             if (decoder := self._serial.pop(slot_index, None)) is not None:
-                decoder.close()
+                decoder.leave((slot_index,))
         self._prefills.drop(slot_indices)
         self._blocks.forget_rows(slot_indices)
         self._parts.media.forget_rows(slot_indices)
@@ -320,7 +309,8 @@ class MlxEngine:
             prefill, row = begun.pop(slot_index)  # nothing else holds its caches
             decoder = self._batch
             if prefill.opening.lane is Lane.SERIAL:
-                decoder = self._serial[slot_index] = self._decoder(SerialLaneKv())
+                decoder = self._decoder(self._parts.kv.serial_lane())
+                self._serial[slot_index] = decoder
             decoder.join(row, prefill.finish())
         return set(seated)
 
@@ -335,17 +325,17 @@ class MlxEngine:
             prompt = [one for one in prompt if one < FIRST_MEDIA_KEY]
         try:
             matcher = self._parts.open_matcher(params)
-            sampling = RowSampling.for_prompt(params, prompt, vocabulary_tokens, matcher)
-            sampling.resume(completion)
+            state = SamplingState.for_prompt(params, prompt, vocabulary_tokens, matcher)
+            state = state.after(completion)
         except BaseException as cause:  # noqa: BLE001 - a row's fault, a panic in llguidance included
             faults.append(RowFault(opening.slot_index, cause))
             return None
-        row = DecoderRow(opening.slot_index, sampling, opening.reserved_tokens - prompt_tokens)
+        row = DecoderRow(opening.slot_index, state, opening.reserved_tokens - prompt_tokens)
         if opening.media:
             row.position_shift = media.shift(opening.media)
             media.forget_rows((opening.slot_index,))
         if (proposer := self._parts.proposer) is not None:
-            row.proposals = RowProposals(proposer, prompt, params, vocabulary_tokens)
+            row.proposals.open(proposer, prompt, params, vocabulary_tokens)
             row.proposals.extend(completion)
         return row
 
@@ -364,7 +354,7 @@ class MlxEngine:
             self._description.vocabulary_tokens,
             parts.masks,
             parts.decider,
-            self._blocks.keep_row if parts.keeps_finished_rows else None,
+            parts.keep_finished,
         )
 
     def _forward(
@@ -394,9 +384,7 @@ class MlxEngine:
         if (cause := self._parts.experts.take_fault()) is None:
             return faults
         return [
-            RowFault(
-                one.slot_index, cause if isinstance(one.cause, FloatingPointError) else one.cause
-            )
+            replace(one, cause=cause) if isinstance(one.cause, FloatingPointError) else one
             for one in faults
         ]
 

@@ -1,23 +1,28 @@
-"""Ports of the step: what it asks of grammars, proposers, blocks, experts and images, in plain data.
+"""Ports of the step: what it asks of proposers, blocks, experts, images and other ranks, in plain data.
 
-The rooms grammar/, speculation/, prefix_blocks/, experts/ and vision/ satisfy these protocols by structure, without importing
-this module; machd.engine.assembly plugs them in. What a step decides is asked of :mod:`machd.engine.step.decider`.
+The rooms speculation/, prefix_blocks/, experts/ and vision/ satisfy these protocols by structure, without importing
+this module; machd.engine.assembly plugs them in; ranks/ has deciders of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Protocol
 
 import mlx.core as mx
 
 from machd.engine.backend.untyped import Cache
 from machd.engine.kv.lane_kv import CachedRow
-from machd.engine.protocol.blocks import BlockChange, HeldBlock, ReusedPrefix, SavedBlock
-from machd.engine.protocol.engine import DiskReading, ExpertReading, MediaReading
+from machd.engine.protocol.blocks import BlockChange, BlockOutcome, ReusedPrefix, SavedBlock
 from machd.engine.protocol.media import MediaProcessor, MediaSpan
-from machd.engine.protocol.step import EncodeRow, ProposerKind, RowFault
+from machd.engine.protocol.memory import DiskReading, ExpertReading, MediaReading
+from machd.engine.protocol.step import EncodeOutcome, EncodeRow, ProposerKind
 from machd.request.generation import SamplingParams
+
+if TYPE_CHECKING:
+    from machd.engine.step.decode_pass import DecodePass
+    from machd.engine.step.row import Decoded
+    from machd.engine.step.verification import Span
 
 FindRow = Callable[[int], CachedRow | None]
 """Locates a slot's row; None if there is none that blocks can be copied from."""
@@ -28,37 +33,22 @@ class Experts(Protocol):
 
     def reading(self) -> ExpertReading | None:
         """Return the bank at this moment; None if all experts are in memory."""
-        ...
+        return None
 
     def take_fault(self) -> OSError | None:
         """Return why experts could not be read since the last call, if any.
 
         Rows that needed one have NaN where it would have counted.
         """
-        ...
+        return None
 
     def close(self) -> None:
         """End all reading, and give the memory back."""
-        ...
+        return
 
 
-class EncodeOutcome(Protocol):
-    """Result of a step's encoding; see :class:`machd.engine.protocol.step.StepResult`."""
-
-    @property
-    def encoded(self) -> tuple[bytes, ...]:
-        """Digests of what is ready."""
-        ...
-
-    @property
-    def faults(self) -> tuple[RowFault, ...]:
-        """Rows whose image or video cannot be encoded."""
-        ...
-
-    @property
-    def duration_s(self) -> float:
-        """Time that it took."""
-        ...
+class NoExperts(Experts):
+    """All experts are in memory, if the model has any: each default of the port."""
 
 
 class PromptMedia(Protocol):
@@ -67,24 +57,24 @@ class PromptMedia(Protocol):
     @property
     def processor(self) -> MediaProcessor | None:
         """Decoder and processor of images and videos; None for a model that takes text only."""
-        ...
+        return None
 
     @property
     def has_features(self) -> bool:
         """True if the model is given features beside token ids, which are made for one prompt at a time."""
-        ...
+        return False
 
     @property
     def has_positions(self) -> bool:
         """True if the model is told the positions of rows, which images move."""
-        ...
+        return False
 
     def encode(self, rows: Sequence[EncodeRow], limit_s: float) -> EncodeOutcome:
         """Encode what rows wait for, and pause after ``limit_s``.
 
         A row fails with StepMemoryError if its image or video does not fit into the memory that is left.
         """
-        ...
+        raise AssertionError(f"a model without vision is given {len(rows)} images ({limit_s} s)")
 
     def inputs(
         self, keys: Sequence[int], start: int, spans: Sequence[MediaSpan]
@@ -102,77 +92,29 @@ class PromptMedia(Protocol):
         Raises:
             MediaEncodingError: An image or video cannot be encoded.
         """
-        ...
+        del start, spans
+        return mx.array([keys], dtype=mx.int32), {}
 
     def shift(self, spans: Sequence[MediaSpan]) -> int:
         """Return the position of the first token behind a prompt's images, less its place."""
-        ...
+        del spans
+        return 0
 
     def reading(self) -> MediaReading | None:
         """Return the encoder's cache at this moment; None without an encoder."""
-        ...
+        return None
 
     def forget_rows(self, slot_indices: Iterable[int] | None = None) -> None:
         """Keep nothing more for rows that are past their prefill, or gone; None for all."""
-        ...
+        del slot_indices
 
     def close(self) -> None:
         """Drop the encoder's cache, and close the processor."""
-        ...
+        return
 
 
-class Matcher(Protocol):
-    """A grammar's state for one row, after the tokens that it has accepted."""
-
-    @property
-    def forced(self) -> Sequence[int]:
-        """Tokens that the grammar dictates next, in order."""
-        ...
-
-    @property
-    def is_done(self) -> bool:
-        """True once every token is allowed for good."""
-        ...
-
-    @property
-    def needs_mask(self) -> bool:
-        """True if some tokens are not allowed next and none is forced."""
-        ...
-
-    def allows(self, token_id: int) -> bool:
-        """Return True if the token may come next."""
-        ...
-
-    def accept(self, token_id: int) -> None:
-        """Advance past a token that was sampled.
-
-        Raises:
-            GrammarError: The token is not allowed, or the grammar became too complex.
-        """
-        ...
-
-    def take_forced(self, max_tokens: int) -> list[int]:
-        """Advance past the next forced tokens, ``max_tokens`` at most, and return them."""
-        ...
-
-    def fork(self) -> Self:
-        """Return a copy that moves on by itself."""
-        ...
-
-
-class Masks(Protocol):
-    """Masks of the tokens that matchers allow."""
-
-    def fill(self, matchers: Sequence[Any]) -> mx.array:
-        """Return bool [matchers, vocabulary], true for allowed tokens.
-
-        Args:
-            matchers: Matchers that need a mask, all made by the same grammar room.
-
-        Raises:
-            GrammarError: One row's grammar became too complex.
-        """
-        ...
+class NoMedia(PromptMedia):
+    """The model takes text only: each default of the port."""
 
 
 class RowProposer(Protocol):
@@ -213,30 +155,6 @@ class Proposer(Protocol):
         ...
 
 
-class BlockOutcome(Protocol):
-    """Result of a step's changes to blocks; see :class:`machd.engine.protocol.step.StepResult`."""
-
-    @property
-    def held(self) -> tuple[HeldBlock, ...]:
-        """Blocks in memory since this step."""
-        ...
-
-    @property
-    def lost(self) -> tuple[int, ...]:
-        """Numbers of blocks that could not be stored or loaded."""
-        ...
-
-    @property
-    def unsaved(self) -> tuple[bytes, ...]:
-        """Digests that the disk tier could not keep."""
-        ...
-
-    @property
-    def dropped_bytes(self) -> int:
-        """Bytes of the blocks that were dropped."""
-        ...
-
-
 class BlockTier(Protocol):
     """Blocks of the prefix cache, in memory and perhaps on disk."""
 
@@ -272,3 +190,37 @@ class BlockTier(Protocol):
     def close(self) -> None:
         """Drop all blocks and finish writing."""
         ...
+
+
+class Decider:
+    """Decides what a step does: alone this process, as here, and of several ranks rank 0; see ``ranks/deciding.py``.
+
+    Between two decisions all ranks compute the same passes over the same tokens. Rank 0 alone has grammars, proposers
+    and samplers: two ranks whose logits differ in the last bit would not choose the same token. For ranks every
+    method is a collective: all call it at the same place of a step.
+    """
+
+    def tightest(
+        self, measure: Callable[[], tuple[int, int]], *, only_decodes: bool
+    ) -> tuple[int, int] | None:
+        """Return the bytes that a step needs, and those left for it, on the rank that has least to spare.
+
+        ``measure`` returns both for this process. None if no rank looks before this step.
+        """
+        del only_decodes
+        return measure()
+
+    def seated(self, slot_indices: Sequence[int]) -> Sequence[int]:
+        """Return which rows join their lanes, of those that can begin to decode here."""
+        return slot_indices
+
+    def spans(self, choose: Callable[[], list[Span]], rows: int) -> list[Span]:
+        """Return the span of each of so many rows in the next pass; empty for plain ones."""
+        del rows
+        return choose()
+
+    def settled(
+        self, current: DecodePass, settle: Callable[[DecodePass], Decoded | None]
+    ) -> Decoded | None:
+        """Return the result of a pass; None if it is to be computed again without tokens ahead."""
+        return settle(current)

@@ -1,14 +1,46 @@
-"""Choice of each row's span for the next pass of a lane: tokens ahead are proposed or forced, and weighed."""
+"""Choice of each row's span for the next pass of a lane: tokens ahead are proposed or forced, and weighed.
+
+A pass over more tokens of each row takes longer and may yield more tokens. The plan says how much longer
+(:class:`~machd.engine.protocol.step.SpanCost`), which is weighed against the tokens expected, without a clock:
+one plan gives one choice, wherever it is run.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from machd.engine.kv.lane_kv import LaneKv
 from machd.engine.protocol.step import DecodeRow, SpanCost
-from machd.engine.step.decoder_row import DecoderRow
-from machd.engine.step.tokens_ahead import MAX_FORCED_TOKENS, Offer, worthwhile_tokens
+from machd.engine.step.row import DecoderRow
 from machd.engine.step.verification import Span, span_of
+
+MAX_FORCED_TOKENS = 16
+"""Forced tokens in one pass: a longer run is spread over several."""
+
+_MAX_STRETCH = 2.0
+"""Longest a pass that other rows wait for may last, in passes over one token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The tokens ahead that one row could take.
+
+    Attributes:
+        forced_tokens: Dictated by the row's grammar; always accepted.
+        draft_tokens: Proposed after them.
+        acceptance: Probability that a draft token is right if those before it are.
+    """
+
+    forced_tokens: int
+    draft_tokens: int
+    acceptance: float
+
+    def expected_tokens(self, ahead_tokens: int) -> float:
+        """Tokens expected to be accepted of the first ``ahead_tokens``."""
+        forced = min(self.forced_tokens, ahead_tokens)
+        drafts = min(self.draft_tokens, ahead_tokens - forced)
+        return forced + sum(self.acceptance**place for place in range(1, drafts + 1))
 
 
 def choose_spans(
@@ -47,7 +79,7 @@ def expects_tokens_ahead(
     for row in rows:
         one = _plan_row(row, plan_rows)
         proposals, drafts = row.proposals, 0
-        if proposals is not None and one.max_draft_tokens:
+        if one.max_draft_tokens:
             # A lookup that finds nothing after the read tokens seldom does after the next one.
             is_likely = proposals.propose(1) if proposals.is_lookup else proposals.is_open
             drafts = one.max_draft_tokens if is_likely else 0
@@ -55,6 +87,30 @@ def expects_tokens_ahead(
         forced = row.forced_tokens - 1 if kv.takes_ragged_spans else 0
         offers.append(Offer(max(0, forced), drafts, one.acceptance))
     return worthwhile_tokens(offers, cost) > 0
+
+
+def worthwhile_tokens(offers: Sequence[Offer], cost: SpanCost) -> int:
+    """Choose how many tokens ahead make the most tokens a second; 0 where none gain enough.
+
+    Rows are padded to the longest, so every row pays for each token ahead of one row. A gain that other
+    rows wait for has to reach ``cost.least_batched_gain``. The pass may lose at most ``cost.max_lost_passes`` if
+    every draft is wrong.
+    """
+    rows = len(offers)
+    best, best_gain = 0, 1.0
+    most = max((one.forced_tokens + one.draft_tokens for one in offers), default=0)
+    for ahead in range(1, most + 1):
+        length = 1.0 + cost.token_cost * ahead  # in passes over one token
+        if rows > 1 and length > _MAX_STRETCH:
+            break
+        certain = sum(min(one.forced_tokens, ahead) for one in offers) / rows  # never lost
+        if length - 1.0 - certain > cost.max_lost_passes:
+            continue
+        gain = (1.0 + sum(one.expected_tokens(ahead) for one in offers) / rows) / length
+        least = cost.least_batched_gain if rows > 1 and length > 1.0 else 1.0
+        if gain > max(best_gain, least):
+            best, best_gain = ahead, gain
+    return best
 
 
 def _plan_row(row: DecoderRow, plan_rows: Mapping[int, DecodeRow]) -> DecodeRow:
@@ -65,7 +121,7 @@ def _propose(
     row: DecoderRow, plan_row: DecodeRow, cost: SpanCost, room_tokens: int
 ) -> tuple[int, ...]:
     """Ask the row's proposer for draft tokens, as many as could be of use."""
-    if row.proposals is None or not row.proposals.is_open:
+    if not row.proposals.is_open:
         return ()
     # After its accepted drafts a row gets one token more.
     limit = min(plan_row.max_draft_tokens, room_tokens, row.tokens_left - 1)
@@ -80,6 +136,6 @@ def _span_of(row: DecoderRow, proposed: Sequence[int], room_tokens: int) -> Span
     try:
         return span_of(row.sampling, proposed, limit)
     except BaseException as cause:  # noqa: BLE001 - a panic of the grammar on a drafted path
-        if row.proposals is not None:
+        if row.proposals.is_open:
             row.proposals.fail(cause)
         return span_of(row.sampling, (), 0)

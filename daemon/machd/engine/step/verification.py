@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from machd.engine.protocol.step import SampledToken
-from machd.engine.step.sampling import RowSampling
+from machd.engine.sampling.sampling_state import SamplingState
 from machd.errors import GrammarError
 
 
@@ -27,14 +27,13 @@ class Span:
 
     Attributes:
         ahead_ids: Token ids that follow the row's last token, forced or drafted.
-        samplings: The row's sampling state before each of them and after the last one; sampling moves
-            them on. Forks in a padded pass; the row's own state in a plain or packed one.
+        ahead_states: The row's sampling state behind each of them; none where nothing is sampled.
         forced_tokens: How many of the first tokens ahead the row's grammar dictates. One that it
             dictates after a draft token depends on that and counts as drafted.
     """
 
-    ahead_ids: tuple[int, ...]
-    samplings: tuple[RowSampling, ...]
+    ahead_ids: tuple[int, ...] = ()
+    ahead_states: tuple[SamplingState, ...] = ()
     forced_tokens: int = 0
 
     @property
@@ -50,7 +49,7 @@ class Span:
     def first(self, tokens: int) -> Span:
         """Return the span with at most ``tokens`` tokens ahead."""
         forced = min(self.forced_tokens, tokens)
-        return Span(self.ahead_ids[:tokens], self.samplings[: tokens + 1], forced)
+        return Span(self.ahead_ids[:tokens], self.ahead_states[:tokens], forced)
 
 
 @dataclass(slots=True)
@@ -59,12 +58,10 @@ class Verdict:
 
     Attributes:
         tokens: The accepted tokens ahead and one token more, which is None if its logits are NaN.
-        sampling: The row's state after them; its matcher has not accepted the last one yet.
         is_finite: True if no logits after rejected tokens are NaN either.
     """
 
     tokens: tuple[SampledToken | None, ...]
-    sampling: RowSampling
     is_finite: bool
 
     @property
@@ -73,42 +70,39 @@ class Verdict:
         return len(self.tokens) - 1
 
 
-def span_of(sampling: RowSampling, proposed: Sequence[int], max_ahead_tokens: int) -> Span:
+def span_of(state: SamplingState, proposed: Sequence[int], max_ahead_tokens: int) -> Span:
     """Return a span of the proposed tokens that the row's grammar allows.
 
     Where the grammar dictates a token, that one is taken, whatever was proposed; the rest of the proposal
     is dropped if it said otherwise.
 
     Args:
-        sampling: The row's state; not changed.
+        state: The row's sampling state; not changed.
         proposed: Token ids that may follow.
         max_ahead_tokens: Upper limit for the tokens ahead.
     """
     ahead_ids: list[int] = []
-    samplings = [sampling.fork()]
+    ahead_states: list[SamplingState] = []
     forced_tokens = 0
-    while len(ahead_ids) < max_ahead_tokens:
-        place, matcher = len(ahead_ids), samplings[-1].matcher
+    while (place := len(ahead_ids)) < max_ahead_tokens:
+        matcher = state.matcher
         forced = () if matcher is None else matcher.forced
-        if forced:
-            token_id = forced[0]
-        elif place < len(proposed):
-            token_id = proposed[place]
-        else:
+        if not forced and place >= len(proposed):
+            break
+        token_id = forced[0] if forced else proposed[place]
+        if matcher is not None and not matcher.allows(token_id):
             break
         try:
-            following = samplings[-1].after(token_id)
+            state = state.fork().after([token_id])
         except GrammarError:
             break  # if the row samples this token, settling gets the same error, as the row's fault
-        if following is None:
-            break
         if forced and forced_tokens == place:
             forced_tokens += 1
         if tuple(proposed[place : place + 1]) != (token_id,):
             proposed = ()
         ahead_ids.append(token_id)
-        samplings.append(following)
-    return Span(tuple(ahead_ids), tuple(samplings), forced_tokens)
+        ahead_states.append(state)
+    return Span(tuple(ahead_ids), tuple(ahead_states), forced_tokens)
 
 
 def verify(span: Span, chosen: Sequence[SampledToken | None]) -> Verdict:
@@ -123,8 +117,4 @@ def verify(span: Span, chosen: Sequence[SampledToken | None]) -> Verdict:
         if token is None or token.token_id != expected:
             break
         accepted += 1
-    return Verdict(
-        tuple(chosen[: accepted + 1]),
-        span.samplings[accepted],
-        is_finite=None not in chosen[accepted + 1 :],
-    )
+    return Verdict(tuple(chosen[: accepted + 1]), is_finite=None not in chosen[accepted + 1 :])

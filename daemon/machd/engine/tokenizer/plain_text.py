@@ -25,7 +25,6 @@ class PlainTextEncoder:
     """
 
     def __init__(self, backend: Backend, tokens: Collection[str]) -> None:
-        """Take the tokenizer to copy, and added tokens to read as plain text besides special ones."""
         self._backend = backend
         self._tokens = frozenset(tokens)
         self._copy: Backend | None = None

@@ -37,11 +37,7 @@ _LATER: tuple[_Messages, ...] = (
 
 
 def find_system_messages(render: Callable[[_Messages], str | None]) -> SystemMessages:
-    """Find where the template shows a system message.
-
-    Args:
-        render: Messages to text; None where the template refuses them.
-    """
+    """Find where the template shows a system message; ``render`` gives None where it refuses the messages."""
 
     def shows(messages: _Messages) -> bool:
         return MARK in (render(messages) or "")

@@ -76,16 +76,11 @@ class TemplateRenderer:
     """
 
     def __init__(self, bounds: RenderBounds | None = None) -> None:
-        """Start nothing yet."""
         self._bounds = bounds or RenderBounds()
         self._child = SharedChild("the chat template", _CHILD_MODULE)
 
     def start(self) -> None:
-        """Let the process begin its imports; returns at once.
-
-        Raises:
-            OverloadedError: The system has no room for a process.
-        """
+        """Let the process begin its imports; returns at once."""
         self._child.start()
 
     def render(

@@ -7,13 +7,13 @@ import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from types import MappingProxyType
 
 from machd.engine.backend.untyped import Backend, WrappedTokenizer
 from machd.engine.protocol.chat_format import ChatFormat
 from machd.engine.protocol.fill_format import FillFormat, find_fill_tokens
 from machd.engine.protocol.tokenizer import ChatMessages, Detokenizer, TokenizerInfo
-from machd.engine.tokenizer.chat_format import read_chat_format
 from machd.engine.tokenizer.detokenizer import ByteDetokenizer, WindowDetokenizer, decode_bytes
 from machd.engine.tokenizer.plain_text import PlainTextEncoder
 from machd.engine.tokenizer.system_probe import find_system_messages, takes_user_after_tool
@@ -43,7 +43,6 @@ class MlxTokenizer:
     """
 
     def __init__(self, wrapped: WrappedTokenizer, *, chat: bool = True) -> None:
-        """Wrap a tokenizer; ``chat`` tells whether its chat templates are served."""
         self.wrapped = wrapped
         self._has_chat = chat and bool(wrapped.has_chat_template)
         self._renderer = TemplateRenderer()
@@ -123,7 +122,6 @@ class MlxTokenizer:
         return FillFormat(tokens, encode, around[:1] if around[:1] == [bos] else ())
 
     def _added_tokens(self) -> dict[str, int]:
-        """List the tokens that are recognised as a whole in a text, with their ids."""
         if self._backend is not None:
             decoder = self._backend.get_added_tokens_decoder()
         else:
@@ -159,28 +157,22 @@ class MlxTokenizer:
     def chat_format(self) -> ChatFormat:
         """The format of a conversation; found by rendering a few words the first time."""
         shown = self._rendered_quietly(tools=[TOOL])
-        thinking = self._rendered_quietly(variables={"enable_thinking": True})
         rendered = ChatFormat(
             shows_tools=shown is not None and MARK in shown,
-            has_reasoning_switch=(
-                thinking is not None
-                and thinking != self._rendered_quietly(variables={"enable_thinking": False})
-            ),
             system_messages=find_system_messages(self._rendered_quietly),
             takes_user_after_tool=takes_user_after_tool(self._rendered_quietly),
         )
-        return read_chat_format(self.wrapped, rendered)
+        return _with_markers(rendered, self.wrapped)
 
     def _rendered_quietly(
         self,
         messages: ChatMessages = (USER,),
         tools: Sequence[Mapping[str, object]] = (),
-        variables: Mapping[str, object] = MappingProxyType({}),
     ) -> str | None:
         if self._template_problem is not None:
             return None  # a second attempt would take as long
         try:
-            return self.render_chat(messages, tools=tools, variables=variables)
+            return self.render_chat(messages, tools=tools)
         except TemplateLimitError as error:
             self._template_problem = error.message
         except MachdError:
@@ -216,14 +208,7 @@ class MlxTokenizer:
         tools: Sequence[Mapping[str, object]] = (),
         variables: Mapping[str, object] = MappingProxyType({}),
     ) -> str:
-        """Render a conversation in transformers' sandbox and within bounds.
-
-        Raises:
-            ChatTemplateMissingError: There is no template, or chat is switched off.
-            InvalidRequestError: The template refuses the conversation; its own words are given. Or
-                it was stopped, because it took too much time, memory or text.
-            OverloadedError: The system has no room for the process that renders.
-        """
+        """Render a conversation in transformers' sandbox and within bounds."""
         if not self._has_chat:
             raise ChatTemplateMissingError(
                 "this model has no chat template, so it takes prompts and no messages"
@@ -292,6 +277,30 @@ class MlxTokenizer:
             return str(self._backend.decode(ids, skip_special_tokens=not kept))
         with self._lock:
             return str(self.wrapped.decode(ids, skip_special_tokens=not kept))
+
+
+def _with_markers(rendered: ChatFormat, wrapped: WrappedTokenizer) -> ChatFormat:
+    """Add what mlx-lm has inferred of a tokenizer to what was found by rendering."""
+    known = replace(
+        rendered,
+        reasoning_markers=(
+            (wrapped.think_start, wrapped.think_end) if wrapped.has_thinking else None
+        ),
+        structural_markers=tuple(wrapped.structural_markers),
+        transitions=dict(wrapped.response_transitions),
+        first_state=wrapped.response_initial_state,
+    )
+    parser = wrapped.tool_parser if wrapped.has_tool_calling else None
+    if parser is None:
+        return known
+    # mlx-lm's loader notes the format; of another loader's tokenizer the parser's module tells it.
+    named = getattr(wrapped, "init_kwargs", {}).get("tool_parser_type")
+    return replace(
+        known,
+        tool_format=str(named or parser.__module__.rpartition(".")[2]),
+        tool_markers=(wrapped.tool_call_start, wrapped.tool_call_end or ""),
+        parse=parser,
+    )
 
 
 def _has_own_renderer(wrapped: WrappedTokenizer) -> bool:

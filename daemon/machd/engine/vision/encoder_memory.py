@@ -42,10 +42,6 @@ def encoder_need(stages: Sequence[mx.array], results: Sequence[mx.array]) -> Enc
     mlx describes neither operations that it has compiled from several nor a GPU's own kernels. The CPU computes with neither, as
     ``engine.open`` has switched compilation off there. Of any other graph nothing is known, and no need is told: on a GPU an allocation
     that fails raises an error.
-
-    Args:
-        stages: Lazy arrays, in the order in which they are evaluated.
-        results: Lazy arrays that are evaluated behind them.
     """
     events: list[dict[str, Any]] = []
     try:
@@ -110,11 +106,9 @@ class _Graph:
         return EncoderNeed(peak_bytes, tuple(stage_bytes))
 
     def _evaluate(self, wanted: Sequence[str]) -> tuple[int, list[str]]:
-        """Evaluate what is not evaluated yet of some arrays.
+        """Evaluate what is not evaluated yet of some arrays; returns the bytes of all that this makes, and what it used.
 
-        Returns:
-            Bytes of all arrays that this makes, none of them freed on the way: mlx allocates ahead of what it computes. And the
-            arrays that it used.
+        None of it is freed on the way: mlx allocates ahead of what it computes.
         """
         added_bytes, used, open_names = 0, list[str](), list(wanted)
         while open_names:

@@ -57,18 +57,9 @@ def _attend_in_blocks(
     mask: mx.array | str | None = None,
     **named: object,
 ) -> mx.array:
-    """Compute attention for some of the queries at a time, each block a stage.
+    """Compute attention for some of the queries [rows, heads, tokens, dim] at a time, each recorded block a stage.
 
     A query's output depends on no other query. A GPU's own attention keeps no scores; there blocks bound the time of a stage.
-
-    Args:
-        attend: mlx's attention.
-        recorded: Gets the blocks' outputs.
-        queries: [rows, heads, tokens, dim]; all from here on are attention's own arguments.
-        keys: [rows, heads, tokens, dim].
-        others: The values.
-        mask: None for none.
-        named: The scale and others.
     """
     rows, heads, tokens, _ = queries.shape
     bytes_per_query = rows * heads * keys.shape[2] * queries.dtype.size

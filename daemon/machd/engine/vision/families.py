@@ -59,11 +59,7 @@ _BIDIRECTIONAL = (
 
 
 def why_refused(config: Mapping[str, object]) -> str:
-    """Return why a checkpoint's images are not served, empty if they are.
-
-    Args:
-        config: Of a checkpoint with a vision tower.
-    """
+    """Return why a checkpoint's images are not served, empty if they are."""
     model_type = str(config["model_type"])
     if model_type not in COMPARED_FAMILIES:
         return REFUSED_FAMILIES.get(model_type, _NOT_COMPARED)

@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from machd.clock import Clock
 from machd.engine.backend.device import give_memory_back
-from machd.engine.protocol.engine import MediaReading
 from machd.engine.protocol.media import (
     Media,
     MediaEncodingError,
@@ -28,7 +27,8 @@ from machd.engine.protocol.media import (
     spans_between,
     token_ids_of,
 )
-from machd.engine.protocol.step import EncodeRow, RowFault, StepMemoryError
+from machd.engine.protocol.memory import MediaReading, StepMemoryError
+from machd.engine.protocol.step import EncodeOutcome, EncodeRow, RowFault
 from machd.engine.vision.encoder_memory import encoder_need
 from machd.engine.vision.encoder_stages import record_outputs, recording
 from machd.engine.vision.vision_model import GRIDS, VisionLanguageModel
@@ -81,7 +81,6 @@ class _Encoded:
         return sum(int(one.nbytes) for one in self.arrays)
 
     def between(self, start: int, stop: int) -> _Encoded:
-        """Cut to some of the tokens."""
         seen = int(self.is_visual[:start].sum())
         end = seen + int(self.is_visual[start:stop].sum())
         return _Encoded(
@@ -106,21 +105,6 @@ class _Encoding:
     result_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class EncodeOutcome:
-    """Result of a step's encoding; satisfies the step's port of the same name.
-
-    Attributes:
-        encoded: Digests of what is ready.
-        faults: Rows whose image or video cannot be encoded.
-        duration_s: Time that it took.
-    """
-
-    encoded: tuple[bytes, ...]
-    faults: tuple[RowFault, ...]
-    duration_s: float
-
-
 class MediaEncoder:
     """A model's vision encoder with a cache of embeddings. Lives on the engine thread.
 
@@ -136,15 +120,7 @@ class MediaEncoder:
         max_bytes: int,
         read_left_bytes: Callable[[], int],
     ) -> None:
-        """Begin with nothing encoded.
-
-        Args:
-            model: The served model.
-            processor: Makes what is encoded; closed with the encoder.
-            clock: Measures encoding.
-            max_bytes: Memory for what was encoded; the least recently used goes first.
-            read_left_bytes: Memory that a step may take at that moment.
-        """
+        """Begin with nothing encoded."""
         self.processor = processor
         self._read_left_bytes = read_left_bytes
         self._idle_bytes = read_left_bytes()
@@ -216,15 +192,7 @@ class MediaEncoder:
     def inputs(
         self, keys: Sequence[int], start: int, spans: Sequence[MediaSpan]
     ) -> tuple[mx.array, dict[str, mx.array]]:
-        """Return what the model takes of a stretch of a prompt.
-
-        Args:
-            keys: The stretch.
-            start: Its place in the prompt.
-            spans: All of the prompt's, in order.
-
-        Returns:
-            Token ids int32 [1, n], and features by name.
+        """Return what the model takes of a stretch of a prompt: token ids int32 [1, n], and features by name.
 
         Raises:
             MediaEncodingError: The encoder failed on what had been dropped, or was never asked for.
@@ -314,11 +282,7 @@ class MediaEncoder:
         return _Encoded(by_token, np.zeros(token_ids.shape[1], dtype=np.bool_), ())
 
     def _encoded_now(self, media: Media) -> _Encoded:
-        """Return the features of an image or video, whose encoding begins or ends here if it has to.
-
-        Raises:
-            MediaEncodingError: The encoder failed.
-        """
+        """Return the features of an image or video, whose encoding begins or ends here if it has to."""
         if media.digest not in self._encoded:
             try:
                 self._advance(media, math.inf)
@@ -328,11 +292,7 @@ class MediaEncoder:
         return self._encoded[media.digest]
 
     def _advance(self, media: Media, until_s: float) -> bool:
-        """Encode stages of an image or video, at least one; returns True once it is encoded.
-
-        Raises:
-            MediaEncodingError: The encoder failed.
-        """
+        """Encode stages of an image or video, at least one; returns True once it is encoded."""
         if media.digest in self._encoded:
             self._encoded.move_to_end(media.digest)
             self._hits += 1
@@ -364,7 +324,8 @@ class MediaEncoder:
         self._misses += 1
         self._check_room(media.nbytes)
         with _encoder_errors(media):
-            stages, result = self._graph(media)
+            with recording() as stages:
+                result = self._compute(media)
             need = encoder_need(stages, result.arrays)
         self._check_room(need.peak_bytes)
         *stage_bytes, result_bytes = need.stage_bytes
@@ -392,12 +353,6 @@ class MediaEncoder:
             )
         if needed_bytes > left_bytes:
             raise StepMemoryError(needed_bytes=needed_bytes, left_bytes=left_bytes)
-
-    def _graph(self, media: Media) -> tuple[list[mx.array], _Encoded]:
-        """Return the lazy outputs of the encoder's modules, and its lazy features."""
-        with recording() as stages:
-            result = self._compute(media)
-        return list(stages), result
 
     def _compute(self, media: Media) -> _Encoded:
         token_ids = mx.array([media.token_ids], dtype=mx.int32)
@@ -433,7 +388,6 @@ class MediaEncoder:
             self._bytes -= self._encoded.pop(digest).nbytes
 
     def _needed_digests(self) -> set[bytes]:
-        """Return the digests of what rows in prefill have."""
         return set().union(*self._digests.values())
 
     def _layout(self, media: Media) -> MediaLayout:

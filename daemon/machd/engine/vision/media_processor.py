@@ -61,10 +61,6 @@ class ProcessorFiles:
     def __init__(self, directory: Path, *, trust_remote_code: bool = False) -> None:
         """Start the process; it loads the processor while the daemon goes on.
 
-        Args:
-            directory: The checkpoint.
-            trust_remote_code: Whether its own Python code may run.
-
         Raises:
             OverloadedError: The system has no room for it.
         """
@@ -115,11 +111,7 @@ class ProcessorFiles:
 
 
 class CheckpointProcessor:
-    """A checkpoint's processor; satisfies :class:`machd.engine.protocol.media.MediaProcessor`.
-
-    Attributes:
-        max_bytes: Memory for what was processed.
-    """
+    """A checkpoint's processor; satisfies :class:`machd.engine.protocol.media.MediaProcessor`."""
 
     def __init__(
         self,
@@ -128,13 +120,7 @@ class CheckpointProcessor:
         *,
         max_bytes: int,
     ) -> None:
-        """Take the process over.
-
-        Args:
-            files: Decodes and processes.
-            placeholders: Of each kind that the model takes.
-            max_bytes: Memory for what was processed; the least recently used goes first.
-        """
+        """Take the process over."""
         self._files = files
         self._placeholders = placeholders
         self.max_bytes = max_bytes
@@ -153,11 +139,7 @@ class CheckpointProcessor:
         return self._placeholders[MediaKind.IMAGE].is_part
 
     def placeholder(self, kind: MediaKind, number: int) -> str:
-        """Return the text that stands for a rendered prompt's ``number``-th one, from 1.
-
-        Raises:
-            InvalidRequestError: The model takes none of this kind.
-        """
+        """Return the text that stands for a rendered prompt's ``number``-th one, from 1."""
         if kind not in self._placeholders:
             raise InvalidRequestError(f"the served model takes no {kind}", param="messages")
         return self._placeholders[kind].of(number)
@@ -169,12 +151,7 @@ class CheckpointProcessor:
         namespace: str,
         is_wanted: Callable[[], bool] | None = None,
     ) -> Media:
-        """Decode and process one file, or take what is known of it.
-
-        Raises:
-            InvalidRequestError: The file cannot be used; the message says why.
-            OverloadedError: The system has no room for the process that decodes, or other requests hold too much.
-        """
+        """Decode and process one file, or take what is known of it."""
         assert source.content is not None, "URLs are fetched before"
         max_frames = min(source.max_frames or bounds.max_frames, bounds.max_frames)
         digest = _digest(source, max_frames, namespace)
@@ -257,11 +234,7 @@ _MARK = "zq7marker"
 def find_placeholder(render: RenderParts, kind: MediaKind, texts: Sequence[str]) -> Placeholder:
     """Find the text that stands for an image or a video in a rendered prompt.
 
-    Args:
-        render: Renders a user's message of parts.
-        kind: Of the part.
-        texts: The processor's own, the likeliest first. Where the template writes nothing for a part, the first
-            of them is to be written into the message.
+    Where the template writes nothing for a part, the first of the processor's texts is to be written into the message.
     """
     text: dict[str, object] = {"type": "text", "text": _MARK}
     part: dict[str, object] = {"type": str(kind)}

@@ -19,7 +19,6 @@ from machd.errors import ModelArchitectureError
 if TYPE_CHECKING:
     from mlx.nn.layers.base import Module
 
-PACKAGE = "mlx_vlm.models."
 _VISION_KEYS = ("vision_config", "img_processor", "mm_vision_tower", "vision_tower")
 """Keys of ``config.json`` that say a checkpoint has a vision tower."""
 
@@ -36,12 +35,7 @@ def is_installed() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A checkpoint's family of mlx-vlm's.
-
-    Attributes:
-        name: mlx-vlm's name of it.
-        directory: The checkpoint.
-    """
+    """A checkpoint's family of mlx-vlm's."""
 
     name: str
     directory: Path
@@ -60,9 +54,6 @@ class Family:
 
     def load_processor(self, *, trust_remote_code: bool = False) -> Any:  # noqa: ANN401 - processors have no common class
         """Load the checkpoint's processor.
-
-        Args:
-            trust_remote_code: Whether the checkpoint's own Python code may run.
 
         Raises:
             Exception: Any error of mlx-vlm's or transformers' about the files.

@@ -61,13 +61,8 @@ class ProcessRequest(msgspec.Struct, frozen=True):
     """One file to decode and process.
 
     Attributes:
-        content: The file's bytes.
         placeholder: Text that stands for one image or video in a rendered prompt.
         fps: Frames to take of each second of a video; None leaves it to the processor.
-        max_frames: Most frames to take of a video.
-        max_pixels: Most pixels of an image, or of one frame.
-        limit_s: Time that decoding and processing may take.
-        memory_bytes: Memory that they may take.
     """
 
     kind: MediaKind
@@ -107,7 +102,6 @@ class Ready(msgspec.Struct, frozen=True):
     """Description of the checkpoint's processor, sent once it is loaded.
 
     Attributes:
-        name: Class of the processor.
         image_texts: Texts that may stand for an image in a prompt, the likeliest first.
         has_video: It takes videos, and those of its family are served.
     """
@@ -139,15 +133,7 @@ def main() -> None:
 
 
 def _load_processor(directory: str, *, trust_remote_code: bool) -> tuple[str, Any]:
-    """Load a checkpoint's processor; mlx-vlm's and transformers' have no common class.
-
-    Args:
-        directory: The checkpoint.
-        trust_remote_code: Whether its own Python code may run.
-
-    Returns:
-        The name of its family, and the processor.
-    """
+    """Load a checkpoint's processor, and the name of its family; mlx-vlm's and transformers' have no common class."""
     import mlx.core as mx  # noqa: PLC0415 - the first import of this process
 
     # The daemon has the device; what is small is computed here.
@@ -213,11 +199,7 @@ def _processed(processor: Any, request: ProcessRequest) -> Processed:  # noqa: A
 
 
 def _inputs(processor: Any, placeholder: str, **given: Any) -> Processed:  # noqa: ANN401 - the same
-    """Process one image or video as mlx-vlm's own generation does.
-
-    Raises:
-        _RefusedError: The processor, or the codec of a video, raised.
-    """
+    """Process one image or video as mlx-vlm's own generation does."""
     try:
         inputs = _called(processor, placeholder, given)
     except MemoryError:
@@ -292,11 +274,7 @@ def _arrays(inputs: Mapping[str, Any]) -> dict[str, ProcessedArray]:
 
 
 def _decoded_image(request: ProcessRequest) -> Image:
-    """Decode an image to RGB, turned as its EXIF data say.
-
-    Raises:
-        _RefusedError: It is none of the known formats, too large, or damaged.
-    """
+    """Decode an image of a known format to RGB, turned as its EXIF data say."""
     from PIL import Image, ImageOps, UnidentifiedImageError  # noqa: PLC0415 - a part of the extra
 
     Image.MAX_IMAGE_PIXELS = None  # ours is a limit, Pillow's a warning
@@ -356,11 +334,7 @@ def _is_video(content: bytes) -> bool:
 
 
 def _check_video(path: str, max_pixels: int) -> None:
-    """Read a video's header.
-
-    Raises:
-        _RefusedError: OpenCV cannot read it, it has no known number of frames, or they are too large.
-    """
+    """Refuse a video that OpenCV cannot read, without a known number of frames, or with too large ones."""
     import cv2  # noqa: PLC0415 - a dependency of mlx-vlm
 
     capture = cv2.VideoCapture(path)

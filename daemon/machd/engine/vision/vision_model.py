@@ -22,15 +22,9 @@ _CLASSES = ("KVCache", "RotatingKVCache", "ArraysCache", "CacheList", "ChunkedKV
 
 
 class VisionLanguageModel(Module):
-    """A model of mlx-vlm's.
-
-    Attributes:
-        model: mlx-vlm's module.
-        has_positions: The language model takes positions of rows (``position_ids``), which an image moves.
-    """
+    """A model of mlx-vlm's, whose language model may take positions of rows, which an image moves."""
 
     def __init__(self, model: Layer) -> None:
-        """Wrap a model, whose weights may be lazy."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.model = model
         rope_index = getattr(model.language_model, "get_rope_index", None)
@@ -40,16 +34,10 @@ class VisionLanguageModel(Module):
     def __call__(
         self, token_ids: mx.array, cache: list[Cache] | None = None, **features: mx.array
     ) -> mx.array:
-        """Compute logits.
+        """Compute logits [rows, n, vocabulary] of token ids int32 [rows, n].
 
-        Args:
-            token_ids: int32 [rows, n].
-            cache: One for each cache of the model.
-            features: What the language model takes besides: ``inputs_embeds`` [rows, n, dim], ``position_ids``
-                [3, rows, n] and others of the family's.
-
-        Returns:
-            [rows, n, vocabulary].
+        ``features`` is what the language model takes besides: ``inputs_embeds`` [rows, n, dim], ``position_ids``
+        [3, rows, n] and others of the family's.
         """
         if self.has_positions and "position_ids" not in features:
             features["position_ids"] = _own_positions(token_ids, cache)
@@ -120,14 +108,9 @@ def _complete_state_caches() -> None:
 def _update_window(
     cache: Cache, index: int, source: mx.array, width: int, *, lengths: mx.array | None = None
 ) -> mx.array:
-    """Keep the last ``width`` inputs of a convolution.
+    """Keep the last ``width`` inputs of a convolution, of ``lengths`` new tokens of each row.
 
-    Args:
-        cache: Of states.
-        index: The state's.
-        source: The state before and the new inputs, [rows, width + tokens, dim].
-        width: Inputs that the convolution looks back.
-        lengths: New tokens of each row that count; None for all.
+    ``source`` is the state before and the new inputs, [rows, width + tokens, dim].
     """
     tokens = source.shape[1] - width
     if lengths is None:
@@ -145,11 +128,7 @@ def _update_recurrent(
     length: int,  # noqa: ARG001 - mlx-vlm's signature
     update: Callable[[mx.array | None, None], tuple[mx.array, ...]],
 ) -> tuple[mx.array, mx.array]:
-    """Compute a recurrent state's next value, and keep it.
-
-    Returns:
-        The layer's output and the new state.
-    """
+    """Compute a recurrent state's next value, and keep it; returns the layer's output and the new state."""
     output, state = update(cache[index], None)[:2]
     cache[index] = state
     return output, state

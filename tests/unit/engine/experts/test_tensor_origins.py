@@ -14,10 +14,11 @@ from mlx.utils import tree_flatten
 from support.engines.banked_models import moe_model
 from support.engines.rounding import is_equal_but_for_rounding
 
+from machd.engine.backend.own_code import OwnCode
 from machd.engine.experts.residency import Residency
 from machd.engine.experts.tensor_origins import TensorOrigins, projections, switch_layers
-from machd.engine.loading.formats.checkpoint import read_checkpoint
-from machd.engine.loading.formats.opened import Opened, OwnCode
+from machd.engine.loading.formats.checkpoint import read_directory
+from machd.engine.loading.formats.opened import Opened
 from machd.engine.loading.formats.opening import open_model
 from machd.engine.loading.placing.banked import place_banked
 from machd.engine.loading.placing.settings import PlacingSettings
@@ -63,8 +64,7 @@ def _opened(directory: Path) -> Opened:
 
 def _banked_logits(directory: Path, bank_bytes: int = 200_000) -> mx.array:
     opened = _opened(directory)
-    assert opened.tensors is not None
-    origins = TensorOrigins(opened.tensors)
+    origins = TensorOrigins(opened.checkpoint.tensors)
     built = opened.build(origins)
     model = built.model
     assert type(model).__name__ == "Model"
@@ -116,7 +116,7 @@ def test_computed_experts_are_refused(tmp_path: Path) -> None:
     model = moe_model().model
     weights = _weights(model)
     directory = _write(tmp_path, weights, tiny_configuration("qwen3_moe").config)
-    origins = TensorOrigins(read_checkpoint(directory, trust_remote_code=False).tensors)
+    origins = TensorOrigins(read_directory(directory, OwnCode.REFUSED).tensors)
     with origins.recording(weights):
         _, switch = switch_layers(model)[0]
         up = dict(projections(switch))["up_proj"]

@@ -83,7 +83,7 @@ def _check(seeds: range) -> None:
 
 
 def test_random_answers_of_random_schemas_are_valid() -> None:
-    """What a grammar of any keywords lets through, its schema takes."""
+    """Any text of a grammar is valid under its schema, whatever the keywords."""
     _check(range(80))
 
 

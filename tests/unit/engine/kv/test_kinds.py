@@ -15,9 +15,8 @@ from machd.capabilities.rules import PrefixExtent, kv_quantization, prefix_cache
 from machd.capabilities.verdict import Support
 from machd.engine.kv.batch_lane import BatchLaneKv
 from machd.engine.kv.formats import kv_format_named
-from machd.engine.kv.lane_kv import PrefilledRow
+from machd.engine.kv.lane_kv import JoiningRow, PrefilledRow
 from machd.engine.kv.layers.kinds import kind_of
-from machd.engine.kv.row_positions import JoiningRow
 
 from mlx_lm.models.cache import (  # isort: skip - after the engine
     ArraysCache,

@@ -170,7 +170,7 @@ class _PrivateCache(KVCache):  # type: ignore[misc] # mlx-lm has no types
     ],
     ids=[
         "standard",
-        "coded",
+        "affine4",
         "window",
         "window with sinks",
         "state",

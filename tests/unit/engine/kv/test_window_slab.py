@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from machd.engine.kv.lane_kv import JoiningRow
 from machd.engine.kv.layers import window
 from machd.engine.kv.layers.window import WindowSlab
-from machd.engine.kv.row_positions import JoiningRow, RowPositions
+from machd.engine.kv.row_positions import RowPositions
 from machd.engine.kv.slab_layout import OneSlab
 
 _HEADS, _HEAD_DIM, _MAX_ROWS = 2, 4, 16

@@ -74,7 +74,7 @@ def test_experts_that_machd_computes_stay_16_bit_and_compute_in_float32(
     assert loaded.description.dtype == "float32"
     assert loaded.description.weights_bytes <= 1.05 * stored_bytes
     assert _is_finite(loaded)
-    found = inspect_model(source)
+    found = inspect_model(source).description
     assert (found.dtype, found.weights_bytes) == ("float32", loaded.description.weights_bytes)
     _memory(monkeypatch, int(0.9 * stored_bytes))
     with pytest.raises(ModelMemoryError):

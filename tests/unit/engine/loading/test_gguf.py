@@ -23,9 +23,8 @@ from unit.engine.tiny_llama import TOKENS, TinyLlama, largest
 
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.backend.native_kernels import native_kernels
-from machd.engine.loading.formats.gguf import check_gguf
 from machd.engine.loading.formats.gguf_header import read_gguf_header
-from machd.engine.loading.formats.gguf_llama import llama_config
+from machd.engine.loading.formats.gguf_llama import check_gguf, llama_config
 from machd.engine.loading.formats.gguf_tensors import read_tensor
 from machd.engine.loading.formats.gguf_tokenizer import build_tokenizer
 from machd.engine.loading.inspection import inspect_model
@@ -413,7 +412,8 @@ def test_check_names_the_code_that_serves_llama_3_factors(tmp_path: Path) -> Non
     factors = quantised("F32", np.linspace(1, 8, 32).astype(np.float32))
     tensors = {**_q6_k_tensors(), "rope_freqs.weight": factors}
     source = _source(write_gguf(tmp_path / "x.gguf", _WIDE, tensors))
-    code = inspect_model(source).code
+    code = inspect_model(source).description.code
+    assert code is not None
     assert any("SuScaledRoPE" in layer for layer in code.layers)
     assert code == load_model(source).description.code
 
@@ -425,8 +425,8 @@ def test_unpacked_file_is_quantised_anew_by_serve_and_check(tmp_path: Path, dtyp
     found = inspect_model(source, dtype=dtype, quantize="affine4")
     served = load_model(source, dtype=dtype, quantize="affine4").description
     assert served.quantization == str(found.quantised_to) == "affine 4-bit, group 64"
-    assert served.weights_bytes == found.weights_bytes
-    assert served.is_native == found.is_native
+    assert served.weights_bytes == found.description.weights_bytes
+    assert served.is_native == found.description.is_native
 
 
 def test_the_embedded_model_knows_its_capital(embedded_model_path: Path) -> None:

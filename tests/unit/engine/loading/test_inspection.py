@@ -57,15 +57,10 @@ def inspected(path: Path, **settings: Any) -> ModelInspection:
 
 @pytest.mark.parametrize("dtype", ["auto", "float32", "float16"])
 def test_inspection_agrees_with_loading(tiny: TinyLlama, dtype: str) -> None:
-    """Every figure that the loader's description has, too, is the same without the weights."""
+    """The description without the weights is the loader's, but for what comes of the tokenizer and the files' age."""
     found = inspected(tiny.path, dtype=dtype)
     loaded = load_model(tiny.source, dtype=dtype).description
-    assert found.cache == loaded.cache
-    assert found.weights_bytes == loaded.weights_bytes
-    assert found.parameters == loaded.parameters
-    assert found.dtype == loaded.dtype
-    assert found.context_tokens == loaded.context_tokens
-    assert found.architecture == loaded.architecture
+    assert found.description == replace(loaded, eos_token_ids=frozenset(), created_unix_s=0)
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "F16", "F32"])
@@ -75,10 +70,9 @@ def test_inspection_of_a_gguf_file_agrees_with_loading(tmp_path: Path, kind: str
     source = ModelSource(SourceKind.GGUF, path, "tiny")
     found = inspected(path)
     loaded = load_model(source).description
-    assert found.cache == loaded.cache
-    assert found.weights_bytes == loaded.weights_bytes
-    assert found.parameters == loaded.parameters
-    assert (found.quantization is not None) == kind.startswith("Q")
+    expected = replace(loaded, model_id=path.name, eos_token_ids=frozenset(), created_unix_s=0)
+    assert found.description == expected
+    assert (found.stored_as is not None) == kind.startswith("Q")
 
 
 @pytest.mark.parametrize(
@@ -116,7 +110,7 @@ def test_inspection_computes_no_weight(tmp_path: Path) -> None:
     found = inspected(path)
     assert mx.get_peak_memory() - before < 16 << 20
     assert found.stored_bytes == 141_107_412_992
-    assert found.cache.bytes_per_token == 2 * 80 * 8 * 128 * 2
+    assert found.description.cache.bytes_per_token == 2 * 80 * 8 * 128 * 2
 
 
 def test_quantisation_is_reported_as_stored(
@@ -126,15 +120,15 @@ def test_quantisation_is_reported_as_stored(
     quantised = quantised_copy(tiny, mode="affine", bits=4, group_size=32)
     if native_kernels() is not None:
         kept = inspected(quantised)
-        assert kept.keeps_quantized
-        assert kept.weights_bytes < 0.5 * inspected(tiny.path).weights_bytes
-        assert kept.dtype == "float32"
+        assert kept.description.quantization is not None
+        assert kept.description.weights_bytes < 0.5 * inspected(tiny.path).description.weights_bytes
+        assert kept.description.dtype == "float32"
     without_kernels(monkeypatch)
     found = inspected(quantised)
-    assert str(found.quantization) == "affine 4-bit, group 32"
-    assert not found.keeps_quantized
-    assert found.weights_bytes == inspected(tiny.path).weights_bytes
-    assert inspected(tiny.path).quantization is None
+    assert str(found.stored_as) == "affine 4-bit, group 32"
+    assert found.description.quantization is None
+    assert found.description.weights_bytes == inspected(tiny.path).description.weights_bytes
+    assert inspected(tiny.path).stored_as is None
 
 
 @pytest.mark.skipif(native_kernels() is None, reason="make setup has found no compiler")
@@ -151,7 +145,7 @@ def test_model_is_native_when_machds_kernels_compute_all_of_it(
         num_attention_heads=64 // head_dim,
         num_key_value_heads=32 // head_dim,
     )
-    assert inspected(tiny.path, dtype=dtype).is_native is is_native
+    assert inspected(tiny.path, dtype=dtype).description.is_native is is_native
     assert load_model(tiny.source, dtype=dtype).description.is_native is is_native
 
 
@@ -160,7 +154,7 @@ def test_model_is_not_native_without_machds_kernels(
 ) -> None:
     """Then mlx computes everything."""
     without_kernels(monkeypatch)
-    assert not inspected(tiny.path).is_native
+    assert not inspected(tiny.path).description.is_native
     assert not load_model(tiny.source).description.is_native
 
 
@@ -168,8 +162,8 @@ def test_model_is_not_native_without_machds_kernels(
 def test_quantisation_mode_is_reported(tiny: TinyLlama, mode: str, bits: int, group: int) -> None:
     """The microscaling formats are told from affine packing."""
     found = inspected(quantised_copy(tiny, mode=mode, bits=bits, group_size=group))
-    assert found.quantization is not None
-    assert (found.quantization.mode, found.quantization.bits) == (mode, bits)
+    assert found.stored_as is not None
+    assert (found.stored_as.mode, found.stored_as.bits) == (mode, bits)
 
 
 def test_native_products_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,7 +287,7 @@ def test_inspection_repairs_a_model_as_loading_does(tmp_path: Path, name: str) -
     flat = tree_flatten(tiny_architecture(name).parameters())
     mx.save_safetensors(str(path / "model.safetensors"), dict(flat), {"format": "mlx"})
     loaded = load_model(ModelSource(SourceKind.DIRECTORY, path, name)).description
-    assert inspected(path).cache == loaded.cache
+    assert inspected(path).description.cache == loaded.cache
 
 
 def test_a_tokenizer_that_serve_cannot_build_is_found(tiny: TinyLlama) -> None:
@@ -359,7 +353,7 @@ def test_every_number_of_layers_is_compared(tiny: TinyLlama) -> None:
     with pytest.raises(ModelFormatError, match="n_layers"):
         inspected(tiny.path)
     tiny.change_config(text_config={"n_layers": 2})
-    assert inspected(tiny.path).architecture == "llama"
+    assert inspected(tiny.path).description.architecture == "llama"
 
 
 class Reader(Module):

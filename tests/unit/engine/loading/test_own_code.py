@@ -18,14 +18,18 @@ from support.checkpoints.planted_code import (
 from unit.engine.tiny_llama import TinyLlama
 
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
-from machd.engine.backend.own_code import auto_map_files, closed_to_own_code, is_runnable
-from machd.engine.loading import vision
-from machd.engine.loading.formats.checkpoint import read_checkpoint
+from machd.engine.backend.own_code import (
+    OwnCode,
+    auto_map_files,
+    closed_to_own_code,
+    is_runnable,
+)
+from machd.engine.loading.formats import directory
+from machd.engine.loading.formats.checkpoint import read_directory
 from machd.engine.loading.inspection import inspect_model
 from machd.engine.loading.loader import load_model
 from machd.engine.loading.source import ModelSource, SourceKind
 from machd.engine.loading.tokenizer_files import directory_tokenizer
-from machd.engine.loading.vision import refuse_own_code
 from machd.engine.vision.families import COMPARED_FAMILIES
 from machd.engine.vision.mlx_vlm_import import import_family
 from machd.errors import InvalidRequestError, ModelCodeError, ModelError, TemplateLimitError
@@ -37,8 +41,8 @@ import_mlx_lm()
 
 @pytest.fixture(name="vision_checkpoint", scope="module")
 def _vision_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("vision") / "qwen2_vl"
-    return write_family("qwen2_vl", directory, user_cache_directory(os.environ))
+    path = tmp_path_factory.mktemp("vision") / "qwen2_vl"
+    return write_family("qwen2_vl", path, user_cache_directory(os.environ))
 
 
 @pytest.fixture(name="witness")
@@ -57,7 +61,7 @@ def test_text_models_tokenizer_runs_no_planted_code(
 ) -> None:
     """The tokenizer of a text model is made, and its template rendered, without code that a file names or holds."""
     plant(tiny.path, witness, {**NAMED_PLACES, **OTHER_PLACES}[place])
-    checkpoint = read_checkpoint(tiny.path, trust_remote_code=False)
+    checkpoint = read_directory(tiny.path, OwnCode.REFUSED)
     with contextlib.suppress(ModelError):
         tokenizer = directory_tokenizer(checkpoint, None, trust_remote_code=False)
         for number in range(TEMPLATE_ESCAPES if "template" in place else 0):
@@ -91,8 +95,8 @@ def test_vision_model_that_names_its_own_code_is_refused_unseen(
     def seen(*_: object, **__: object) -> None:
         pytest.fail("a library has seen the checkpoint")
 
-    monkeypatch.setattr(vision, "import_family", seen)
-    monkeypatch.setattr(vision, "ProcessorFiles", seen)
+    monkeypatch.setattr(directory, "import_family", seen)
+    monkeypatch.setattr(directory, "ProcessorFiles", seen)
     monkeypatch.setattr("mlx_lm.tokenizer_utils.load", seen)
     path = shutil.copytree(vision_checkpoint, tmp_path / "model")
     plant(path, witness, NAMED_PLACES[place])
@@ -146,9 +150,8 @@ def test_processor_needs_no_python_files_that_were_not_fetched(tmp_path: Path) -
         value = json.loads((path / file).read_text("utf-8"))
         value["auto_map"] = dict.fromkeys(classes, "modeling_internvl.InternVL")
         (path / file).write_text(json.dumps(value), encoding="utf-8")
-    checkpoint = read_checkpoint(path, trust_remote_code=False)
+    checkpoint = read_directory(path, OwnCode.REFUSED)
     assert len(checkpoint.code_files) == len(names)
-    refuse_own_code(checkpoint, trust_remote_code=False)
     assert type(import_family(path).load_processor()).__name__ == "InternVLChatProcessor"
 
 

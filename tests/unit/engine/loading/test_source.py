@@ -9,8 +9,9 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
+from machd.engine.backend.own_code import OwnCode
 from machd.engine.loading import embedded
-from machd.engine.loading.formats.checkpoint import read_checkpoint
+from machd.engine.loading.formats.checkpoint import read_directory
 from machd.engine.loading.source import ModelSource, SourceKind, resolve_model
 from machd.errors import ModelDownloadError, ModelNotFoundError
 
@@ -90,10 +91,10 @@ def test_a_missing_relative_path_is_said_to_be_one(
     "name", ["adapter_config.json", "adapters.safetensors", "adapter_model.safetensors"]
 )
 def test_a_directory_of_an_adapter_is_said_to_be_one(tmp_path: Path, name: str) -> None:
-    """Whoever has just trained one is told what to do with it."""
+    """The error for an adapter's directory says how to use the adapter."""
     (tmp_path / name).write_bytes(b"{}")
     with pytest.raises(ModelNotFoundError, match=r"holds an adapter.*fuse it"):
-        read_checkpoint(tmp_path, trust_remote_code=False)
+        read_directory(tmp_path, OwnCode.REFUSED)
 
 
 def test_a_hub_id_offline_reads_the_local_cache_alone(

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from machd.engine.backend.safetensors_header import StoredTensor
-from machd.engine.loading import vision
+from machd.engine.loading.formats import checkpoint as checkpoints
 from machd.engine.loading.formats.checkpoint import Checkpoint
-from machd.engine.loading.vision import loads_vision, why_text_only
 from machd.engine.vision.media_processor import ProcessorFiles
 from machd.errors import ModelFormatError
 from machd.installed import how_to_install
@@ -28,8 +27,8 @@ _WHOLE = Checkpoint(
 
 def test_vision_is_loaded_for_a_compared_family() -> None:
     """A checkpoint with a tower, its weights and a family that was compared is served with it."""
-    assert loads_vision(_WHOLE)
-    assert not why_text_only(_WHOLE)
+    assert _WHOLE.takes_images
+    assert not _WHOLE.vision_reason
 
 
 @pytest.mark.parametrize(
@@ -54,20 +53,20 @@ def test_vision_is_loaded_for_a_compared_family() -> None:
 )
 def test_vision_is_left_out_with_a_reason(checkpoint: Checkpoint, said: str) -> None:
     """The operator is told why such a checkpoint takes text only."""
-    assert not loads_vision(checkpoint)
-    assert said in why_text_only(checkpoint)
+    assert not checkpoint.takes_images
+    assert said in checkpoint.vision_reason
 
 
 def test_vision_needs_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without mlx-vlm the text is served, and the command that installs it is named."""
-    monkeypatch.setattr(vision, "is_installed", lambda: False)
-    assert not loads_vision(_WHOLE)
-    assert how_to_install("vision") in why_text_only(_WHOLE)
+    monkeypatch.setattr(checkpoints, "is_installed", lambda: False)
+    assert not _WHOLE.takes_images
+    assert how_to_install("vision") in _WHOLE.vision_reason
 
 
 def test_a_text_model_has_no_reason() -> None:
     """Nothing is said of a model without a tower."""
-    assert not why_text_only(replace(_WHOLE, config={"model_type": "llama"}))
+    assert not replace(_WHOLE, config={"model_type": "llama"}).vision_reason
 
 
 def test_processor_that_cannot_be_loaded_is_one_line(tmp_path: Path) -> None:

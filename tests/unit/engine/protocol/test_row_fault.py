@@ -1,4 +1,4 @@
-"""What a step returns."""
+"""Row faults in a step's result."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ from machd.engine.ranks.deciding import decider_of
 from machd.engine.ranks.following import follow
 from machd.engine.ranks.leading_engine import LeadingEngine
 from machd.engine.ranks.rank_group import RankGroup
+from machd.engine.sampling.sampling_state import Matcher
 from machd.engine.step.mlx_engine import MlxEngine
-from machd.engine.step.ports import Matcher
 from machd.errors import EngineFaultError
 from machd.request.generation import SamplingParams
 from machd_probes.play import GREEDY, Join
@@ -81,8 +81,8 @@ def messages(monkeypatch: pytest.MonkeyPatch) -> deque[bytes]:
     right = oracle._Row.propose
 
     def propose(this: oracle._Row, max_tokens: int) -> tuple[int, ...]:
-        guess = right(this, max_tokens)
-        return (poison,) * len(guess) if len(this._said) < 3 else guess
+        proposed = right(this, max_tokens)
+        return (poison,) * len(proposed) if len(this._said) < 3 else proposed
 
     monkeypatch.setattr(oracle._Row, "propose", propose)
     model = tiny_model(TinyKind.STANDARD)

@@ -1,4 +1,4 @@
-"""The settings' mode becomes a proposer, or nobody and a reason that an operator understands."""
+"""The settings' mode gives a proposer, or none with a reason for the operator."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _kind(chosen: ProposerChoice) -> ProposerKind:
         ("draft", True, ProposerKind.DRAFT),
     ],
 )
-def test_the_mode_says_who_guesses(
+def test_the_mode_chooses_the_proposer(
     mode: str,
     *,
     is_named: bool,
@@ -82,7 +82,7 @@ def test_the_mode_says_who_guesses(
     tiny: TinyLlama,
     tmp_path: Path,
 ) -> None:
-    """Auto takes the draft model that is named, and looks words up where none is; each has a reason."""
+    """Auto takes a draft model that is named, else prompt lookup; each choice has a reason."""
     chosen = _choose(served, tmp_path, mode, tiny.source.path if is_named else None)
     assert _kind(chosen) is kind
     assert chosen.reason
@@ -92,8 +92,10 @@ def test_the_mode_says_who_guesses(
         chosen.proposer.close()
 
 
-def test_the_engine_shows_who_guesses(served: LoadedModel, tiny: TinyLlama, tmp_path: Path) -> None:
-    """What was chosen reaches the engine's description, with its size."""
+def test_the_engine_shows_its_proposer(
+    served: LoadedModel, tiny: TinyLlama, tmp_path: Path
+) -> None:
+    """The engine's description has the chosen proposer, and the reason has its size."""
     chosen = _choose(served, tmp_path, "draft", tiny.source.path)
     engine = _engine(served, Settings(), None, chosen.proposer)
     assert engine.model.proposer is ProposerKind.DRAFT
@@ -115,7 +117,7 @@ def test_draft_without_a_model_is_a_wrong_setting(tmp_path: Path) -> None:
     assert loaded.settings.speculation.mode == "draft"
 
 
-def test_nothing_is_loaded_for_a_model_that_cannot_take_guesses_back(
+def test_nothing_is_loaded_for_a_model_that_cannot_roll_drafts_back(
     served: LoadedModel, tmp_path: Path
 ) -> None:
     """The rule's own reason is given, which is logged when all is decided."""

@@ -1,4 +1,4 @@
-"""Block drafts read what rows say, once and in order, and guess blocks where the package can run."""
+"""DFlash reads a row's tokens once and in order, and drafts blocks where the package can run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ needs_package = pytest.mark.skipif(
 
 
 class _Counting:
-    """A draft that says the numbers after the last token, and remembers what it was told."""
+    """A draft that proposes the numbers after the last token, and remembers what it read."""
 
     block_tokens = BLOCK_TOKENS
 
@@ -76,7 +76,7 @@ def _kind(proposer: Proposer) -> ProposerKind:
 
 
 def test_what_a_row_says_is_read_once_and_in_order() -> None:
-    """All but its last token, which the block begins with; nothing that was guessed."""
+    """All but the last token, with which the block begins, and no rejected draft."""
     draft = _Counting()
     proposer = _proposer(draft)
     assert _kind(proposer) is ProposerKind.DFLASH
@@ -84,8 +84,8 @@ def test_what_a_row_says_is_read_once_and_in_order() -> None:
     assert not draft.readers
     said = list(PROMPT)
     for step in ([3], [7, 8, 9], [1], [100, 101]):
-        guess = row.propose(4) or row.propose(4)  # the first time it reads the prompt
-        assert guess == tuple(said[-1] + i for i in (1, 2, 3, 4))
+        proposed = row.propose(4) or row.propose(4)  # the first time it reads the prompt
+        assert proposed == tuple(said[-1] + i for i in (1, 2, 3, 4))
         row.extend(step)
         said += step
     assert row.propose(4)
@@ -93,8 +93,8 @@ def test_what_a_row_says_is_read_once_and_in_order() -> None:
     assert reader.read_ids == said[:-1]
 
 
-def test_a_guess_is_a_block_at_the_most() -> None:
-    """More is asked for in vain; asking again without news gives the same, and reads nothing."""
+def test_a_proposal_is_a_block_at_the_most() -> None:
+    """Asking for more gives one block; asking again without new tokens gives the same and reads nothing."""
     draft = _Counting()
     row = _proposer(draft).open([1, 2, 3], GREEDY)
     assert row.propose(64) == (4, 5, 6, 7, 8)
@@ -103,39 +103,39 @@ def test_a_guess_is_a_block_at_the_most() -> None:
     assert draft.readers[0].read_ids == [1, 2]
 
 
-def test_guesses_are_drawn_as_the_row_is() -> None:
-    """Penalties, biases and forced tokens count for them, and so does a temperature."""
+def test_drafts_are_sampled_as_the_row_is() -> None:
+    """The row's penalties, biases, forced tokens and temperature apply to its drafts."""
     draft = _Counting()
 
-    def guess(**params: object) -> tuple[int, ...]:
+    def propose(**params: object) -> tuple[int, ...]:
         sampling = replace(SamplingParams(temperature=0.0), **params)  # type: ignore[arg-type]
         return _proposer(draft).open([1, 2, 3], sampling).propose(3)
 
-    assert guess() == (4, 5, 6)
-    assert guess(logit_bias=((50, 20.0),)) == (50, 50, 50)
-    assert guess(logit_bias=((50, 20.0),), frequency_penalty=15.0)[1:] == (5, 6)
-    assert guess(forced_token_ids=(9, 9)) == (9, 9, 6)
-    drawn = {guess(temperature=8.0, seed=seed) for seed in range(20)}
+    assert propose() == (4, 5, 6)
+    assert propose(logit_bias=((50, 20.0),)) == (50, 50, 50)
+    assert propose(logit_bias=((50, 20.0),), frequency_penalty=15.0)[1:] == (5, 6)
+    assert propose(forced_token_ids=(9, 9)) == (9, 9, 6)
+    drawn = {propose(temperature=8.0, seed=seed) for seed in range(20)}
     assert len(drawn) > 10
 
 
 def test_a_long_prompt_is_read_a_part_each_time() -> None:
-    """Nothing is guessed until it is read, and the row goes on saying things meanwhile."""
+    """There are no drafts until the prompt is read; the row generates tokens meanwhile."""
     draft = _Counting()
     prompt = PROMPT * 30
     row = _proposer(draft).open(prompt, GREEDY)
     said = list(prompt)
-    while not (guess := row.propose(2)):
+    while not (proposed := row.propose(2)):
         row.extend([77])
         said.append(77)
     (reader,) = draft.readers
-    assert guess == (78, 79)
+    assert proposed == (78, 79)
     assert reader.read_ids == said[:-1]
     assert reader.longest == 256
 
 
-def test_nothing_is_held_unless_somebody_asks() -> None:
-    """Not before, not after the row has left or was not asked for long; then all is read again."""
+def test_no_bytes_are_held_without_proposals() -> None:
+    """None before the first proposal, after 256 tokens without one, or after closing; then all is read anew."""
     draft = _Counting()
     row = _proposer(draft).open([1, 2, 3], GREEDY)
     assert row.kv_bytes == 0
@@ -152,8 +152,8 @@ def test_nothing_is_held_unless_somebody_asks() -> None:
     assert row.kv_bytes == 0
 
 
-def test_one_token_is_nothing_to_guess_from() -> None:
-    """A draft hears what layers make of tokens before the last; of a first token there are none."""
+def test_one_token_is_not_enough_to_draft_from() -> None:
+    """A draft reads the target's hidden states of tokens before the last; a first token has none."""
     row = _proposer(_Counting()).open([1], GREEDY)
     assert row.propose(4) == ()
     row.extend([5])
@@ -161,7 +161,7 @@ def test_one_token_is_nothing_to_guess_from() -> None:
 
 
 def test_logits_that_are_not_numbers_are_a_fault() -> None:
-    """Whoever asks is told, and decodes without."""
+    """The error reaches the caller, which decodes without drafts."""
     with pytest.raises(FloatingPointError):
         _proposer(_Counting(is_broken=True)).open([1, 2, 3], GREEDY).propose(4)
 
@@ -227,7 +227,7 @@ def _drawn(array: mx.array) -> mx.array:
 
 @needs_package
 def test_what_a_draft_of_the_package_hears_is_carried_over(tmp_path: Path) -> None:
-    """Read in steps, with blocks guessed in between, a text gives the logits of one read at once."""
+    """A text that is read in steps, with drafts in between, gives the logits of one read at once."""
     draft = load_block_draft(loaded(TinyKind.HYBRID_GDN), _save_draft(tmp_path / "draft"))
     reader = draft.open()
     said: list[int] = []
@@ -244,8 +244,8 @@ def test_what_a_draft_of_the_package_hears_is_carried_over(tmp_path: Path) -> No
 
 
 @needs_package
-def test_a_draft_of_the_package_guesses_for_rows(tmp_path: Path) -> None:
-    """Whole blocks of tokens that are served, drawn as the row is, and nothing held afterwards."""
+def test_a_draft_of_the_package_drafts_for_rows(tmp_path: Path) -> None:
+    """Whole blocks of served tokens, sampled as the row is; closing the row frees its caches."""
     served = loaded(TinyKind.HYBRID_GDN)
     draft = load_block_draft(served, _save_draft(tmp_path / "draft"))
     proposer = DFlashProposer(draft, open_draws=open_draws(served.description.vocabulary_tokens))
@@ -253,12 +253,12 @@ def test_a_draft_of_the_package_guesses_for_rows(tmp_path: Path) -> None:
     row = proposer.open(PROMPT, sampled)
     said: list[int] = []
     for step in ([3], [7, 8, 9], [100, 101]):
-        guess = row.propose(64)
-        assert len(guess) == BLOCK_TOKENS
-        assert max(guess) < VOCABULARY_TOKENS
+        proposed = row.propose(64)
+        assert len(proposed) == BLOCK_TOKENS
+        assert max(proposed) < VOCABULARY_TOKENS
         fresh = proposer.open(PROMPT, sampled)
         fresh.extend(said)
-        assert fresh.propose(64) == guess
+        assert fresh.propose(64) == proposed
         row.extend(step)
         said += step
     assert row.kv_bytes > 0

@@ -1,4 +1,4 @@
-"""A draft model guesses what a model of its weights says, and forgets what the row did not say."""
+"""A draft model drafts what a model with its weights generates, and rolls rejected drafts back."""
 
 from __future__ import annotations
 
@@ -44,28 +44,30 @@ def _proposer(
     return DraftModelProposer(model, open_draws=draws, end_token_ids=end_token_ids)
 
 
-def _guess(row: RowProposer, count: int) -> tuple[int, ...]:
-    """Return what it guesses as soon as it has read what there is."""
+def _propose(row: RowProposer, count: int) -> tuple[int, ...]:
+    """Return its drafts as soon as it has read the row's tokens."""
     return row.propose(count) or row.propose(count)
 
 
 def _said(kind: TinyKind, params: SamplingParams, prompt: tuple[int, ...] = PROMPT) -> list[int]:
-    """Return what a row says without anybody guessing."""
+    """Return a row's tokens without drafts."""
     tokens = alone(kind).tokens(Join(prompt, SAID_TOKENS, params))
     return [token.token_id for token in tokens]
 
 
 def _follow(row: RowProposer, said: Sequence[int], counts: Sequence[int]) -> list[int]:
-    """Ask before each of the tokens; returns how many of each guess were right."""
+    """Propose before each step of the answer; return the accepted drafts of each proposal."""
     right: list[int] = []
     place = turn = 0
     while place < len(said):
-        guess = _guess(row, counts[turn % len(counts)])
+        proposed = _propose(row, counts[turn % len(counts)])
         rest = said[place:]
-        pairs = zip(guess, rest, strict=False)
-        accepted = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(guess), len(rest)))
+        pairs = zip(proposed, rest, strict=False)
+        accepted = next(
+            (i for i, (a, b) in enumerate(pairs) if a != b), min(len(proposed), len(rest))
+        )
         right.append(accepted)
-        assert accepted == min(len(guess), len(rest)), f"{guess} at {place} of {said}"
+        assert accepted == min(len(proposed), len(rest)), f"{proposed} at {place} of {said}"
         step = rest[: accepted + 1]
         row.extend(step)
         place += len(step)
@@ -79,8 +81,10 @@ def _is_proposer(proposer: Proposer) -> ProposerKind:
 
 @pytest.mark.parametrize("name", PARAMS)
 @each_kind()
-def test_a_draft_of_the_same_weights_guesses_what_the_row_says(kind: TinyKind, name: str) -> None:
-    """Every guess is right, whatever the caches are and however tokens are chosen."""
+def test_a_draft_of_the_same_weights_drafts_what_the_row_generates(
+    kind: TinyKind, name: str
+) -> None:
+    """Every draft is right, whatever the caches are and however tokens are chosen."""
     params = PARAMS[name]
     said = _said(kind, params)
     assert len(set(said)) > SAID_TOKENS // 4, "a row that repeats itself would prove nothing"
@@ -94,39 +98,39 @@ def test_a_draft_of_the_same_weights_guesses_what_the_row_says(kind: TinyKind, n
 @each_kind()
 @pytest.mark.parametrize("params", [GREEDY, PARAMS["penalised"]], ids=["greedy", "penalised"])
 def test_what_the_row_did_not_say_is_forgotten(kind: TinyKind, params: SamplingParams) -> None:
-    """After guesses that went wrong at any place, the next is the one of a row that never guessed."""
+    """After drafts that were rejected at any place, the next are those of a row that never drafted."""
     proposer = _proposer(loaded(kind))
     row = proposer.open(PROMPT, params)
     said: list[int] = []
     for right in (0, 1, 2, 3, 4, 0, 0, 2):
-        guess = _guess(row, 5)
-        assert len(guess) == 5
-        other = (guess[min(right, 4)] + 1 + right) % VOCABULARY_TOKENS
-        step = [*guess[:right], other]
+        proposed = _propose(row, 5)
+        assert len(proposed) == 5
+        other = (proposed[min(right, 4)] + 1 + right) % VOCABULARY_TOKENS
+        step = [*proposed[:right], other]
         row.extend(step)
         said += step
         fresh = proposer.open(PROMPT, params)
         fresh.extend(said)
-        assert _guess(row, 6) == _guess(fresh, 6), f"after {right} right ones, {len(said)} said"
+        assert _propose(row, 6) == _propose(fresh, 6), f"after {right} right ones, {len(said)} said"
 
 
 @each_kind()
-def test_guesses_that_nobody_verified_do_no_harm(kind: TinyKind) -> None:
-    """Asking twice gives the same; a row may also say more than was asked for, or all of it."""
+def test_unverified_drafts_change_no_later_draft(kind: TinyKind) -> None:
+    """Asking twice gives the same; a row may also generate more tokens than were drafted, or as many."""
     said = _said(kind, SAMPLED)
     row = _proposer(loaded(kind)).open(PROMPT, SAMPLED)
-    assert _guess(row, 8) == _guess(row, 8) == tuple(said[:8])
-    assert _guess(row, 3) == tuple(said[:3])
+    assert _propose(row, 8) == _propose(row, 8) == tuple(said[:8])
+    assert _propose(row, 3) == tuple(said[:3])
     row.extend(said[:6])
-    assert _guess(row, 4) == tuple(said[6:10])
+    assert _propose(row, 4) == tuple(said[6:10])
     row.extend(said[6:8])
     row.extend(said[8:16])
-    assert _guess(row, 8) == tuple(said[16:24])
+    assert _propose(row, 8) == tuple(said[16:24])
 
 
 @pytest.mark.parametrize("kind", [TinyKind.STANDARD, TinyKind.HYBRID_GDN, TinyKind.ROTATING])
 def test_a_long_prompt_is_read_a_part_each_time(kind: TinyKind) -> None:
-    """Nothing is guessed until it is read, and the row goes on saying things meanwhile."""
+    """There are no drafts until the prompt is read; the row generates tokens meanwhile."""
     prompt = PROMPT * 17
     said = _said(kind, SAMPLED, prompt)
     row = _proposer(loaded(kind)).open(prompt, SAMPLED)
@@ -139,76 +143,76 @@ def test_a_long_prompt_is_read_a_part_each_time(kind: TinyKind) -> None:
     assert waits == len(prompt) // 256 + 1
     assert held[0] == 0
     assert sorted(held) == held
-    assert _guess(row, 4) == tuple(said[waits : waits + 4])
+    assert _propose(row, 4) == tuple(said[waits : waits + 4])
 
 
-def test_a_stranger_guesses_within_the_vocabulary_that_is_served() -> None:
-    """A draft may have logits for ids that nobody serves, or lack some: neither is guessed."""
+def test_drafts_stay_within_the_served_vocabulary() -> None:
+    """A draft may have logits for ids that the served model lacks, or lack some: neither is drafted."""
     model = tiny_model(TinyKind.STANDARD, seed=5)
     wide = _proposer(model, vocabulary_tokens=40)
-    guessed = {
+    drafted = {
         token
         for seed in range(8)
-        for token in _guess(wide.open((1, 2, 3), replace(SAMPLED, seed=seed)), 16)
+        for token in _propose(wide.open((1, 2, 3), replace(SAMPLED, seed=seed)), 16)
     }
-    assert max(guessed) < 40
+    assert max(drafted) < 40
     narrow = _proposer(model, vocabulary_tokens=VOCABULARY_TOKENS + 64)
     same = _proposer(model)
     params = replace(SAMPLED, logit_bias=((VOCABULARY_TOKENS + 3, 100.0),))
-    assert _guess(narrow.open(PROMPT, params), 8) == _guess(same.open(PROMPT, SAMPLED), 8)
+    assert _propose(narrow.open(PROMPT, params), 8) == _propose(same.open(PROMPT, SAMPLED), 8)
 
 
-def test_tokens_that_the_draft_cannot_read_end_its_guessing() -> None:
-    """The served model may have some more; in the draft there is nothing at their places."""
+def test_tokens_that_the_draft_cannot_read_end_its_drafts() -> None:
+    """The served model may have more token ids than the draft has embeddings."""
     proposer = _proposer(loaded(TinyKind.STANDARD), vocabulary_tokens=VOCABULARY_TOKENS + 2)
-    assert _guess(proposer.open((1, VOCABULARY_TOKENS), GREEDY), 4) == ()
+    assert _propose(proposer.open((1, VOCABULARY_TOKENS), GREEDY), 4) == ()
     row = proposer.open((1, 2), GREEDY)
-    assert len(_guess(row, 4)) == 4
+    assert len(_propose(row, 4)) == 4
     row.extend([VOCABULARY_TOKENS + 1])
-    assert _guess(row, 4) == ()
+    assert _propose(row, 4) == ()
     assert row.kv_bytes == 0
 
 
-def test_nothing_is_guessed_after_the_end_or_beyond_the_context() -> None:
-    """A completion's end ends the guess; the draft may have a shorter context than the model."""
+def test_nothing_is_drafted_after_the_end_or_beyond_the_context() -> None:
+    """An end-of-text token ends the drafts; the draft may have a shorter context than the model."""
     said = _said(TinyKind.STANDARD, SAMPLED)
     ends = _proposer(loaded(TinyKind.STANDARD), end_token_ids=[said[3]])
-    assert _guess(ends.open(PROMPT, SAMPLED), 8) == tuple(said[: said.index(said[3]) + 1])
+    assert _propose(ends.open(PROMPT, SAMPLED), 8) == tuple(said[: said.index(said[3]) + 1])
     model = loaded(TinyKind.STANDARD)
     short = replace(model, description=replace(model.description, context_tokens=len(PROMPT) + 3))
     row = _proposer(short).open(PROMPT, SAMPLED)
-    assert _guess(row, 8) == tuple(said[:3])
+    assert _propose(row, 8) == tuple(said[:3])
     row.extend(said[:3])
-    assert _guess(row, 8) == ()
+    assert _propose(row, 8) == ()
     assert row.kv_bytes == 0
 
 
 @pytest.mark.parametrize("kind", [TinyKind.STANDARD, TinyKind.HYBRID])
-def test_caches_are_held_only_while_somebody_asks(kind: TinyKind) -> None:
-    """None before the first question, none after the row has left or was not asked for long."""
+def test_caches_are_held_only_while_drafts_are_asked_for(kind: TinyKind) -> None:
+    """None before the first proposal, none after the row was closed or had no proposal for long."""
     row = _proposer(loaded(kind)).open(PROMPT, SAMPLED)
     assert row.kv_bytes == 0
-    before = _guess(row, 4)
+    before = _propose(row, 4)
     assert row.kv_bytes > 0
     row.close()
     assert row.kv_bytes == 0
-    assert _guess(row, 4) == before
+    assert _propose(row, 4) == before
     for token_id in range(1, 100):
         row.extend([token_id] * 2)
         assert row.kv_bytes > 0
     row.extend([3] * 100)
     assert row.kv_bytes == 0
-    assert len(_guess(row, 4)) in {0, 4}
+    assert len(_propose(row, 4)) in {0, 4}
 
 
 def test_logits_that_are_not_numbers_are_a_fault() -> None:
-    """Whoever asks is told, and decodes without."""
+    """The error reaches the caller, which decodes without drafts."""
     model = tiny_model(TinyKind.STANDARD)
     model.model.load_weights(
         [("lm_head.weight", mx.full((VOCABULARY_TOKENS, 64), mx.nan))], strict=False
     )
     with pytest.raises(FloatingPointError):
-        _guess(_proposer(model).open(PROMPT, SAMPLED), 4)
+        _propose(_proposer(model).open(PROMPT, SAMPLED), 4)
 
 
 # Not all tokens: many of the unlikely ones are nearer to one another than the noise between a pass over
@@ -218,7 +222,7 @@ def test_logits_that_are_not_numbers_are_a_fault() -> None:
 def test_the_embedded_model_is_its_own_draft(
     embedded_engine: Engine, embedded_model: LoadedModel, name: str
 ) -> None:
-    """The served model's answer is guessed token for token, also through its fused layers."""
+    """The served model's answer is drafted token for token, also through its fused layers."""
     params = PARAMS[name]
     prompt = embedded_engine.tokenizer.encode(
         "Write a short story about a lighthouse keeper who finds a letter.", add_special_tokens=True

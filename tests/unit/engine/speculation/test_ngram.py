@@ -1,4 +1,4 @@
-"""What a row says next, found where it was said before."""
+"""Prompt lookup proposes the tokens that followed the same n-gram earlier in the text."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def row_of(prompt: Sequence[int], said: Sequence[int] = ()) -> NgramRow:
 
 
 def passes_to_say(prompt: Sequence[int], answer: Sequence[int], max_tokens: int = 8) -> int:
-    """Return how many passes an answer takes whose right guesses are accepted."""
+    """Return how many passes an answer takes when right drafts are accepted."""
     row = row_of(prompt)
     said = passes = 0
     while said < len(answer):
-        guess = row.propose(max_tokens)
+        proposed = row.propose(max_tokens)
         right = 0
-        while right < len(guess) and list(answer[said : said + right + 1]) == list(
-            guess[: right + 1]
+        while right < len(proposed) and list(answer[said : said + right + 1]) == list(
+            proposed[: right + 1]
         ):
             right += 1
         row.extend(answer[said : said + right + 1])
@@ -57,13 +57,13 @@ def test_it_is_the_proposer_it_says_it_is() -> None:
     proposer.close()
 
 
-def test_what_followed_the_same_words_is_the_guess() -> None:
+def test_the_tokens_after_the_same_ngram_are_proposed() -> None:
     """In the prompt, and in what the row has said itself."""
     assert row_of([1, 2, 3, 4, 5, 6, 7, 8, 9], [2, 3, 4, 5]).propose(3) == (6, 7, 8)
     assert row_of([], [1, 2, 3, 4, 5, 9, 1, 2, 3, 4]).propose(2) == (5, 9)
 
 
-def test_new_words_are_not_guessed_after() -> None:
+def test_nothing_is_proposed_after_a_new_ngram() -> None:
     """Nothing is proposed for an empty text, one token, or tokens never seen together."""
     assert row_of([]).propose(5) == ()
     assert row_of([1]).propose(5) == ()
@@ -77,12 +77,12 @@ def test_the_most_words_in_common_win() -> None:
 
 
 def test_of_equal_places_the_latest_wins() -> None:
-    """What was said last is likelier to be said again."""
+    """The latest of several equal matches is the likeliest to repeat."""
     assert row_of([3, 4, 10, 0, 3, 4, 20, 0], [3, 4]).propose(1) == (20,)
 
 
-def test_a_guess_on_few_words_is_short() -> None:
-    """Two words in common are chance more often than not: who asked for eight gets three."""
+def test_a_proposal_after_a_short_match_is_short() -> None:
+    """A match of two tokens is mostly chance: of eight drafts allowed, three are proposed."""
     prompt = list(range(30))
     assert row_of(prompt, [5, 6]).propose(8) == (7, 8, 9)
     assert row_of(prompt, [3, 4, 5, 6]).propose(8) == (7, 8, 9, 10, 11, 12, 13, 14)
@@ -126,7 +126,7 @@ def test_an_inserted_or_left_out_word_is_no_end() -> None:
         assert row.propose(3) == tuple(text[place + 1 : place + 4])
 
 
-def test_quoting_takes_one_pass_for_eight_guesses_and_a_token() -> None:
+def test_quoting_takes_one_pass_for_eight_drafts_and_a_token() -> None:
     """A text given back costs little more than a ninth of its passes, an edited one a third."""
     text = prose(900)
     assert passes_to_say([0, *text, 0], text) <= 900 / 9 + 20
@@ -134,8 +134,8 @@ def test_quoting_takes_one_pass_for_eight_guesses_and_a_token() -> None:
     assert passes_to_say([0, *text, 0], edited) <= 900 / 3
 
 
-def test_free_text_is_guessed_at_rarely() -> None:
-    """Where nothing is said twice there is nothing to verify."""
+def test_free_text_has_no_drafts() -> None:
+    """Without repeated tokens there are no drafts."""
     row = row_of(range(1000))
     for token in range(2000, 2200):
         assert row.propose(8) == ()
@@ -143,10 +143,10 @@ def test_free_text_is_guessed_at_rarely() -> None:
 
 
 @given(tokens, tokens, st.integers(1, 12), st.lists(st.booleans(), max_size=60))
-def test_guesses_are_copies_of_the_text(
+def test_drafts_are_copies_of_the_text(
     prompt: list[int], said: list[int], max_tokens: int, asked: list[bool]
 ) -> None:
-    """Whatever was asked before, a guess is what follows an earlier place with the same last token."""
+    """Whatever was asked before, drafts follow an earlier place with the same last token."""
     row = row_of(prompt)
     text = list(prompt)
     for i, token in enumerate(said):
@@ -154,28 +154,28 @@ def test_guesses_are_copies_of_the_text(
             row.propose(max_tokens)
         row.extend([token])
         text.append(token)
-    guess = row.propose(max_tokens)
-    assert len(guess) <= max_tokens
-    if guess:
+    proposed = row.propose(max_tokens)
+    assert len(proposed) <= max_tokens
+    if proposed:
         places = [i for i in range(1, len(text)) if text[i - 1] == text[-1]]
-        whole = text + list(guess)
-        assert any(whole[place : place + len(guess)] == list(guess) for place in places)
+        whole = text + list(proposed)
+        assert any(whole[place : place + len(proposed)] == list(proposed) for place in places)
 
 
 @given(tokens, tokens)
 def test_a_pair_seen_before_is_always_found(prompt: list[int], said: list[int]) -> None:
-    """There is a guess if the last two tokens stand anywhere before, and asking again repeats it."""
+    """There is a proposal if the last two tokens occur earlier, and asking again repeats it."""
     row = row_of(prompt, said)
     text = prompt + said
     pairs = list(pairwise(text))
-    guess = row.propose(4)
-    assert bool(guess) == (len(pairs) > 1 and pairs[-1] in pairs[:-1])
-    assert row.propose(4) == guess
+    proposed = row.propose(4)
+    assert bool(proposed) == (len(pairs) > 1 and pairs[-1] in pairs[:-1])
+    assert row.propose(4) == proposed
 
 
 @given(tokens, tokens, st.integers(1, 8))
 def test_how_tokens_come_does_not_matter(prompt: list[int], said: list[int], step: int) -> None:
-    """One by one or several at a time, the same text gives the same guess."""
+    """One by one or several at a time, the same text gives the same drafts."""
     one = row_of(prompt, said)
     several = row_of(prompt)
     for start in range(0, len(said), step):
@@ -197,14 +197,14 @@ def test_what_it_holds_is_bounded_by_the_text() -> None:
 
 
 def test_a_frequent_pair_costs_no_more_looks_than_another() -> None:
-    """Of a hundred places of a pair only the latest are looked at, whatever stands at the first."""
+    """Of a hundred places of a pair only the latest are compared."""
     frequent = [token for i in range(100) for token in (3, 4, 1000 + i)]
     row = row_of([1, 2, 3, 4, 77, *frequent], [1, 2, 3, 4])
     assert row.propose(1) == (1099,)
 
 
 def test_predicted_text_is_proposed_from_its_beginning() -> None:
-    """A client's prediction is the first guess, and is followed for as long as it is right."""
+    """A client's prediction is proposed first, and followed for as long as it is right."""
     predicted = (11, 12, 13, 14, 15, 16, 17, 18, 19)
     row = NgramProposer().open((1, 2, 3), SamplingParams(predicted_token_ids=predicted))
     assert row.propose(4) == predicted[:4]

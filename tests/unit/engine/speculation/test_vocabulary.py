@@ -48,7 +48,7 @@ def _refusal(served: Tokenizer, draft: Tokenizer) -> str:
 
 
 def test_a_vocabulary_is_its_own(tiny: TinyLlama, embedded_model: LoadedModel) -> None:
-    """Of the same files, and of any kind of tokenizer."""
+    """Vocabularies of the same files are equal, for any kind of tokenizer."""
     loaded = load_model(tiny.source)
     for tokenizer in (loaded.tokenizer, embedded_model.tokenizer, tiny_tokenizer()):
         check_vocabulary(tokenizer, tokenizer)
@@ -73,7 +73,7 @@ def test_another_token_is_named(token_id: int) -> None:
 
 
 def test_another_special_token_is_one_too(tiny: TinyLlama) -> None:
-    """What ends a text in one and is a word in the other would be guessed for it."""
+    """A token that ends a text in one vocabulary and is a word in the other would be drafted."""
     served = load_model(tiny.source).tokenizer
     problem = _refusal(served, _Renamed(served, {2: b"<|im_close|>"}))
     assert "token 2 stands for '<|im_end|>' there and for '<|im_close|>' here" in problem

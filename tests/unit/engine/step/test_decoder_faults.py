@@ -1,4 +1,4 @@
-"""What goes wrong in one row stays there, and a step that fails leaves nothing in the engine."""
+"""A row's fault affects no other row, and a failed step leaves no rows in the engine."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from machd.engine.kv.layers import slab
 from machd.engine.kv.layers.slab import SlabCache
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import DecodeRow, PrefillChunk, RowFault, SampledToken, StepPlan
-from machd.engine.step import gumbel_noise
+from machd.engine.sampling import gumbel_noise
+from machd.engine.sampling.sampling_state import SamplingState
 from machd.engine.step.decoder import Decoder
 from machd.engine.step.mlx_engine import MlxEngine
-from machd.engine.step.sampling import RowSampling
 from machd.request.generation import SamplingParams
 from machd_probes.play import Join
 from machd_probes.scripts import MIXED, random_prompt
@@ -41,7 +41,7 @@ class _PlantedError(BaseException):
 
 
 class _Batch:
-    """Rows stepped by hand. A row is named by its slot, which nobody else gets in a test."""
+    """Rows stepped by hand. A row is named by its slot, which no other row gets in a test."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -138,7 +138,7 @@ def test_a_sampler_that_fails_ends_its_row_alone(
     looks_ahead: bool,  # noqa: FBT001
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Those whose draw fails keep what they had and fail; all others say what they say alone."""
+    """Rows whose draw fails keep their tokens and fail; all others generate what they do alone."""
     _draw_fails_at(monkeypatch, position)
     engine = make_engine(loaded(TinyKind.STANDARD), looks_ahead=looks_ahead)
     batch = _Batch(engine)
@@ -166,15 +166,15 @@ def test_the_first_sampling_state_that_fails_ends_its_row_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A row whose state cannot be made never joins; those beside it say what they say alone."""
-    right = RowSampling.for_prompt.__func__  # type: ignore[attr-defined]
+    right = SamplingState.for_prompt.__func__  # type: ignore[attr-defined]
 
-    def for_prompt(cls: type[RowSampling], params: SamplingParams, *rest: Any) -> RowSampling:
+    def for_prompt(cls: type[SamplingState], params: SamplingParams, *rest: Any) -> SamplingState:
         if params.seed == _BAD_SEED:
             raise _PlantedError
-        state: RowSampling = right(cls, params, *rest)
+        state: SamplingState = right(cls, params, *rest)
         return state
 
-    monkeypatch.setattr(RowSampling, "for_prompt", classmethod(for_prompt))
+    monkeypatch.setattr(SamplingState, "for_prompt", classmethod(for_prompt))
     engine = make_engine(loaded(TinyKind.STANDARD), looks_ahead=looks_ahead)
     batch = _Batch(engine)
     good = _rows(3)
@@ -204,7 +204,7 @@ _MIDDLE = Join(random_prompt(20, 3), _TOKENS)
 
 @cache
 def _poison(kind: TinyKind) -> int:
-    """A token that no row of these tests says or reads, its embedding being no number."""
+    """Return a token id that no row of these tests has, and make its embedding NaN."""
     said = {
         token.token_id for join in (_LONG, _SHORT, _MIDDLE) for token in alone(kind).tokens(join)
     }
@@ -221,7 +221,7 @@ def _poisoned_engine(kind: TinyKind, *, looks_ahead: bool) -> MlxEngine:
 
 
 def _bad(kind: TinyKind, *, tokens: int = _TOKENS) -> Join:
-    """A row of forty tokens whose second half is no number."""
+    """Return a row of forty tokens, of which the second half computes NaN."""
     return Join((*random_prompt(20, 7), *[_poison(kind)] * 20), tokens)
 
 
@@ -258,7 +258,7 @@ def _before_its_first_step(batch: _Batch, bad: Join) -> None:
 
 
 def _while_a_step_is_under_way(batch: _Batch, bad: Join) -> None:
-    """It leaves when a step was dispatched with it that nobody has read."""
+    """The row leaves while a dispatched step with it is unread."""
     batch.step(joins={1: bad})
     if not batch.faults:
         batch.step()
@@ -278,13 +278,13 @@ _ENDINGS: tuple[_Ending, ...] = (
 @pytest.mark.parametrize("tokens", [1, 2, _TOKENS])
 @pytest.mark.parametrize("ending", _ENDINGS)
 @pytest.mark.parametrize("kind", [TinyKind.STANDARD, TinyKind.NESTED])
-def test_what_a_row_of_no_numbers_leaves_behind_reaches_nobody(
+def test_a_nan_that_a_row_leaves_behind_reaches_no_other_row(
     kind: TinyKind,
     ending: _Ending,
     tokens: int,
     looks_ahead: bool,  # noqa: FBT001
 ) -> None:
-    """Whoever takes its place in the slab, by joining or by moving there, says what it says alone."""
+    """A row that takes its place in the slab, by joining or moving, generates what it does alone."""
     engine = _poisoned_engine(kind, looks_ahead=looks_ahead)
     batch = _Batch(engine)
     batch.step(joins={0: _LONG})
@@ -318,10 +318,10 @@ def test_who_moves_into_the_gap_of_a_row_of_no_numbers_is_not_harmed(
 
 
 @_LOOKS_AHEAD
-def test_a_row_of_no_numbers_that_moves_leaves_nothing_where_it_was(
+def test_a_nan_row_that_moves_leaves_no_nan_in_its_old_place(
     looks_ahead: bool,  # noqa: FBT001
 ) -> None:
-    """It moves into a gap before its fault is read; who joins at its first place is right."""
+    """It moves into a gap before its fault is read; a row that joins at its old place is right."""
     engine = _poisoned_engine(TinyKind.STANDARD, looks_ahead=looks_ahead)
     batch = _Batch(engine)
     ends_first = Join(_MIDDLE.prompt, 1)
@@ -337,10 +337,10 @@ def test_a_row_of_no_numbers_that_moves_leaves_nothing_where_it_was(
         assert _wrong(TinyKind.STANDARD, join, batch.tokens[slot_index]) == []
 
 
-def test_without_zeros_a_later_row_fails_in_the_place_of_a_row_of_no_numbers(
+def test_without_zeros_a_later_row_fails_in_the_place_of_a_nan_row(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """So a place is zeroed when it is taken: a mask alone does not keep out what is no number."""
+    """A mask alone does not keep a NaN out, so a place is zeroed when it is taken."""
     take = slab._take
     monkeypatch.setattr(
         slab, "_take", lambda arrays, place, row, **_: take(arrays, place, row, is_blank=True)

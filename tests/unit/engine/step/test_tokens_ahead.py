@@ -5,13 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from machd.engine.protocol.step import LEAST_BATCHED_GAIN, SpanCost
-from machd.engine.step.tokens_ahead import Offer, worthwhile_tokens
+from machd.engine.protocol.step import SpanCost
+from machd.engine.step.span_choice import Offer, worthwhile_tokens
+from machd.scheduler.draft_reading import LEAST_BATCHED_GAIN
 
 
 def _cost(rows: int) -> SpanCost:
     """Cost where a pass takes as long before its first token as for 20 tokens of one row."""
-    return SpanCost(rows / (20 + rows))
+    return SpanCost(rows / (20 + rows), least_batched_gain=LEAST_BATCHED_GAIN)
 
 
 def _forced(*tokens: int) -> list[Offer]:
@@ -73,7 +74,8 @@ def test_pass_never_yields_fewer_tokens_a_second_than_a_plain_one(
     offers: list[Offer], token_cost: float
 ) -> None:
     """The expected gain is at least 1, at least LEAST_BATCHED_GAIN where other rows wait."""
-    ahead = worthwhile_tokens(offers, SpanCost(token_cost))
+    cost = SpanCost(token_cost, least_batched_gain=LEAST_BATCHED_GAIN)
+    ahead = worthwhile_tokens(offers, cost)
     rows, length = len(offers), 1 + token_cost * ahead
     tokens = 1 + sum(one.expected_tokens(ahead) for one in offers) / rows
     assert ahead <= max(one.forced_tokens + one.draft_tokens for one in offers)

@@ -1,6 +1,6 @@
-"""Guesses are accepted exactly as far as they are what would have been sampled, in every distribution.
+"""Drafts are accepted exactly as far as they equal the row's own draws, in every distribution.
 
-The distribution of what is said is held against the model's own by chi-square, and verifiers that are
+The distribution of the tokens is compared with the model's own by chi-square, and verifiers that are
 wrong on purpose fail that.
 """
 
@@ -21,8 +21,9 @@ from machd.engine.fake.tokenizer import END_OF_TEXT, VOCABULARY_TOKENS, FakeToke
 from machd.engine.grammar.grammar import LlguidanceCompiler
 from machd.engine.grammar.matcher import matcher_for
 from machd.engine.protocol.step import SampledToken
+from machd.engine.sampling.sampler import Sampler
+from machd.engine.sampling.sampling_state import SamplingState
 from machd.engine.step import verification
-from machd.engine.step.sampling import RowSampling, Sampler
 from machd.engine.step.verification import Span, Verdict, span_of
 from machd.request.constraint import Constraint, ConstraintKind
 from machd.request.generation import Grammar, SamplingParams
@@ -41,17 +42,34 @@ _FloatArray = NDArray[np.float64]
 
 def _verdicts(
     drafts: Sequence[Span],
+    rows: Sequence[SamplingState],
     slots: Sequence[int],
     logits: mx.array,
     vocabulary_tokens: int = VOCABULARY_TOKENS,
 ) -> list[Verdict]:
-    """Sample every position of every draft, and verify each."""
+    """Sample every position of every row's draft, and verify each."""
     places = [
-        (slot, one) for slot, draft in zip(slots, drafts, strict=True) for one in draft.samplings
+        (slot, one)
+        for slot, row, draft in zip(slots, rows, drafts, strict=True)
+        for one in (row, *draft.ahead_states)
     ]
-    selection = Sampler([one for _, one in places], vocabulary_tokens).sample(logits)
-    chosen = iter(selection.read([slot for slot, _ in places], [one.params for _, one in places]))
-    return [verification.verify(draft, [next(chosen) for _ in draft.samplings]) for draft in drafts]
+    states = [one for _, one in places]
+    selection = _sampler(states, vocabulary_tokens).sample(states, logits)
+    chosen = iter(selection.read([slot for slot, _ in places]))
+    return [
+        verification.verify(draft, [next(chosen) for _ in range(draft.length)]) for draft in drafts
+    ]
+
+
+def _sampler(states: Sequence[SamplingState], vocabulary_tokens: int) -> Sampler:
+    return Sampler([one.params for one in states], vocabulary_tokens)
+
+
+def _after(row: SamplingState, draft: Span, verdict: Verdict) -> SamplingState:
+    """Return a row's state behind the tokens that it has said."""
+    last = verdict.tokens[-1]
+    assert last is not None
+    return (row, *draft.ahead_states)[verdict.accepted_tokens].after([last.token_id])
 
 
 # --- distributions ----------------------------------------------------------------------------
@@ -65,7 +83,7 @@ class _Chain:
     params: SamplingParams
 
     def probabilities(self) -> _FloatArray:
-        """Of every text of three tokens, after token 0."""
+        """Return the probability of every text of three tokens after token 0."""
         scaled = self.logits.astype(np.float64) / self.params.temperature
         weights = np.exp(scaled - scaled.max(axis=1, keepdims=True))
         each = weights / weights.sum(axis=1, keepdims=True)
@@ -78,25 +96,26 @@ class _Chain:
 
     def said(self, seeds: Sequence[int]) -> list[list[int]]:
         """Return what rows say without guesses."""
-        samplings = [RowSampling(replace(self.params, seed=seed)) for seed in seeds]
-        sampler = Sampler(samplings, _SYMBOLS)
+        states = [SamplingState(replace(self.params, seed=seed)) for seed in seeds]
+        sampler = _sampler(states, _SYMBOLS)
         last = [0] * len(seeds)
         texts: list[list[int]] = [[] for _ in seeds]
         for _ in range(_SAID):
-            token_ids = sampler.sample(self.after(last)).token_ids.tolist()
+            token_ids = sampler.sample(states, self.after(last)).token_ids.tolist()
             assert isinstance(token_ids, list)
             last = [int(str(one)) for one in token_ids]
+            states = [state.after([one]) for state, one in zip(states, last, strict=True)]
             for text, token_id in zip(texts, last, strict=True):
                 text.append(token_id)
         return texts
 
-    def said_with(self, seeds: Sequence[int], guesses: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Return what rows say if somebody guesses so for them, in as many passes as that takes."""
-        rows = [RowSampling(replace(self.params, seed=seed)) for seed in seeds]
+    def said_with(self, seeds: Sequence[int], proposed: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Return what rows say if somebody proposes so for them, in as many passes as that takes."""
+        rows = [SamplingState(replace(self.params, seed=seed)) for seed in seeds]
         texts: list[list[int]] = [[] for _ in seeds]
         while waiting := [row for row, text in enumerate(texts) if len(text) < _SAID]:
             drafts = [
-                span_of(rows[row], guesses[row][len(texts[row]) :], _SAID - 1 - len(texts[row]))
+                span_of(rows[row], proposed[row][len(texts[row]) :], _SAID - 1 - len(texts[row]))
                 for row in waiting
             ]
             read = [
@@ -104,10 +123,11 @@ class _Chain:
                 for row, draft in zip(waiting, drafts, strict=True)
                 for token_id in ((texts[row] or [0])[-1], *draft.ahead_ids)
             ]
-            found = _verdicts(drafts, waiting, self.after(read), _SYMBOLS)
-            for row, verdict in zip(waiting, found, strict=True):
+            states = [rows[row] for row in waiting]
+            found = _verdicts(drafts, states, waiting, self.after(read), _SYMBOLS)
+            for row, draft, verdict in zip(waiting, drafts, found, strict=True):
                 texts[row] += [token.token_id for token in verdict.tokens if token is not None]
-                rows[row].take(verdict.sampling)
+                rows[row] = _after(rows[row], draft, verdict)
         return texts
 
 
@@ -136,21 +156,18 @@ _TEMPERATURES = pytest.mark.parametrize("temperature", [1.0, 0.8])
 
 
 @_TEMPERATURES
-@pytest.mark.parametrize("guesser", ["another seed", "the same seed", "always 1"])
-def test_what_is_said_has_the_models_distribution(temperature: float, guesser: str) -> None:
-    """With guesses of another draw, of the same draw and with bad ones: as without any.
-
-    And for each seed it is the very same text.
-    """
+@pytest.mark.parametrize("proposer", ["another seed", "the same seed", "always 1"])
+def test_what_is_said_has_the_models_distribution(temperature: float, proposer: str) -> None:
+    """Drafts of another seed, of the same seed and bad ones change neither distribution nor text."""
     chain = _chain(temperature)
     plain = chain.said(_SEEDS)
-    guesses = {
+    proposed = {
         "another seed": chain.said([_ROWS + seed for seed in _SEEDS]),
         "the same seed": plain,
         "always 1": [[1] * _SAID for _ in _SEEDS],
-    }[guesser]
+    }[proposer]
 
-    texts = chain.said_with(_SEEDS, guesses)
+    texts = chain.said_with(_SEEDS, proposed)
 
     assert _chi_square(texts, chain.probabilities()) < 1
     assert texts == plain
@@ -160,14 +177,14 @@ _WrongVerify = Callable[[Span, Sequence[SampledToken | None]], Verdict]
 
 
 def _accepting(is_right: Callable[[int, int, int], bool]) -> _WrongVerify:
-    """A verifier that also accepts other guesses; told the row's slot, a place and the guess."""
+    """Make a verifier that also accepts drafts for which ``is_right(slot, place, draft)`` is true."""
 
     def wrong(draft: Span, chosen: Sequence[SampledToken | None]) -> Verdict:
         taken = list(chosen)
-        for place, guess in enumerate(draft.ahead_ids):
+        for place, proposed in enumerate(draft.ahead_ids):
             token = taken[place]
-            if token is not None and is_right(token.slot_index, place, guess):
-                taken[place] = structs.replace(token, token_id=guess)
+            if token is not None and is_right(token.slot_index, place, proposed):
+                taken[place] = structs.replace(token, token_id=proposed)
         return _RIGHT_VERIFY(draft, taken)
 
     return wrong
@@ -176,30 +193,30 @@ def _accepting(is_right: Callable[[int, int, int], bool]) -> _WrongVerify:
 @pytest.mark.parametrize(
     "wrong",
     [
-        _accepting(lambda _slot, _place, _guess: True),
-        _accepting(lambda _slot, place, guess: place == 0 and guess == _LIKELY),
-        _accepting(lambda slot, _place, _guess: slot % 4 == 0),
+        _accepting(lambda _slot, _place, _proposed: True),
+        _accepting(lambda _slot, place, proposed: place == 0 and proposed == _LIKELY),
+        _accepting(lambda slot, _place, _proposed: slot % 4 == 0),
     ],
     ids=["accepts all", "accepts the most likely", "accepts one in four too many"],
 )
 def test_a_wrong_verifier_has_another_distribution(
     wrong: _WrongVerify, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The check notices a verifier that takes guesses that were not drawn, or some of them."""
+    """The check notices a verifier that accepts all or some drafts that were not drawn."""
     chain = _chain(1.0)
     assert int(np.argmax(chain.logits[0])) == _LIKELY
     monkeypatch.setattr(verification, "verify", wrong)
 
-    # Guesses that the model draws have its distribution, so it takes a guesser that has not.
-    guesses = [[_LIKELY] * _SAID for _ in _SEEDS]
-    assert _chi_square(chain.said_with(_SEEDS, guesses), chain.probabilities()) > 1
+    # Drafts that the model samples have its distribution, so these are of another one.
+    proposed = [[_LIKELY] * _SAID for _ in _SEEDS]
+    assert _chi_square(chain.said_with(_SEEDS, proposed), chain.probabilities()) > 1
 
 
 # --- drafts -----------------------------------------------------------------------------------
 
 
-def _sampling(params: SamplingParams, prompt: Sequence[int] = (1,)) -> RowSampling:
-    return RowSampling.for_prompt(params, prompt, VOCABULARY_TOKENS, matcher_for(params))
+def _sampling(params: SamplingParams, prompt: Sequence[int] = (1,)) -> SamplingState:
+    return SamplingState.for_prompt(params, prompt, VOCABULARY_TOKENS, matcher_for(params))
 
 
 def _grammar(pattern: str) -> Grammar:
@@ -207,33 +224,32 @@ def _grammar(pattern: str) -> Grammar:
     return compiler.compile(Constraint(ConstraintKind.REGEX, pattern, "test"))
 
 
-def test_a_draft_has_one_state_more_than_tokens() -> None:
+def test_a_draft_has_a_state_behind_each_token() -> None:
     """Each state is of its own position and has counted the tokens before it; the row's stays."""
-    row = _sampling(SamplingParams(presence_penalty=1.0))
-    row.add((7,))
+    row = _sampling(SamplingParams(presence_penalty=1.0)).after((7,))
 
     draft = span_of(row, (5, 5, 6, 8), 3)
 
     assert draft.ahead_ids == (5, 5, 6)
-    assert [one.position for one in draft.samplings] == [1, 2, 3, 4]
-    counted = [one.counts for one in draft.samplings]
-    assert [None if one is None else one[5].item() for one in counted] == [0, 1, 2, 2]
+    assert [one.position for one in draft.ahead_states] == [2, 3, 4]
+    counted = [one.counts for one in draft.ahead_states]
+    assert [None if one is None else one[5].item() for one in counted] == [1, 2, 2]
     assert row.position == 1
     assert row.counts is not None
     assert row.counts[5].item() == 0
-    assert draft.first(1) == Span((5,), draft.samplings[:2])
+    assert draft.first(1) == Span((5,), draft.ahead_states[:1])
     assert span_of(row, (), 3).ahead_ids == span_of(row, (5,), 0).ahead_ids == ()
 
 
 def test_a_draft_ends_before_what_a_grammar_rules_out() -> None:
-    """What cannot come true is not computed; the row's matcher sees nothing of it."""
+    """Drafts that the grammar rules out are not computed, and do not advance the row's matcher."""
     row = _sampling(SamplingParams(grammar=_grammar("[ab]{5}")))
     draft = span_of(row, tuple(b"abcab"), 5)
     assert bytes(draft.ahead_ids) == b"ab"
     assert row.matcher is not None
     assert row.matcher.allows(ord("a"))
     assert not row.matcher.allows(ord("c"))
-    last = draft.samplings[-1].matcher
+    last = draft.ahead_states[-1].matcher
     assert last is not None
     assert last is not row.matcher
 
@@ -261,7 +277,7 @@ _GREEDY = SamplingParams(temperature=0.0)
 
 
 @pytest.mark.parametrize(
-    ("guess", "said"),
+    ("proposed", "said"),
     [
         ((4, 5, 6), [4, 5, 6, 7]),
         ((4, 5, 9), [4, 5, 6]),
@@ -272,24 +288,27 @@ _GREEDY = SamplingParams(temperature=0.0)
 )
 def test_guesses_count_up_to_the_first_wrong_one(guess: tuple[int, ...], said: list[int]) -> None:
     """Then comes the token that was sampled in its place, and the state behind that."""
-    drafts = [span_of(_sampling(_GREEDY), guess, 9)]
+    row = _sampling(_GREEDY)
+    draft = span_of(row, guess, 9)
     logits = _favouring(*(4, 5, 6, 7)[: len(guess) + 1])
 
-    (verdict,) = _verdicts(drafts, [3], logits)
+    (verdict,) = _verdicts([draft], [row], [3], logits)
 
     assert verdict.tokens == tuple(SampledToken(3, one) for one in said)
     assert verdict.accepted_tokens == len(said) - 1
-    assert verdict.sampling.position == len(said)
+    assert _after(row, draft, verdict).position == len(said)
     assert verdict.is_finite
 
 
 def test_rows_of_a_pass_are_judged_by_their_own_positions() -> None:
-    """Ragged guesses beside one another; log-probabilities come with every token that is said."""
+    """Rows of one pass have different numbers of drafts; log-probabilities come with every token."""
     asked = replace(_GREEDY, top_logprobs=1)
     rows = [_sampling(_GREEDY), _sampling(asked), _sampling(SamplingParams(seed=3))]
-    drafts = [span_of(row, guess, 4) for row, guess in zip(rows, ((4,), (5, 6), ()), strict=True)]
+    drafts = [
+        span_of(row, proposed, 4) for row, proposed in zip(rows, ((4,), (5, 6), ()), strict=True)
+    ]
 
-    verdicts = _verdicts(drafts, [7, 8, 9], _favouring(4, 1, 5, 2, 3, 6))
+    verdicts = _verdicts(drafts, rows, [7, 8, 9], _favouring(4, 1, 5, 2, 3, 6))
 
     assert [one.accepted_tokens for one in verdicts] == [1, 1, 0]
     said = [[token.token_id for token in one.tokens if token] for one in verdicts]
@@ -311,11 +330,11 @@ def test_rows_of_a_pass_are_judged_by_their_own_positions() -> None:
 )
 def test_what_is_no_number_is_told(at: int, said: list[int | None], *, is_finite: bool) -> None:
     """Where it would have been said, as a token that is missing; behind that, as a spot."""
-    drafts = [span_of(_sampling(_GREEDY), (4, 9, 6), 9)]
+    row = _sampling(_GREEDY)
     logits = _favouring(4, 5, 6, 7)
     logits[at] = mx.nan
 
-    (verdict,) = _verdicts(drafts, [0], logits)
+    (verdict,) = _verdicts([span_of(row, (4, 9, 6), 9)], [row], [0], logits)
 
     assert [token and token.token_id for token in verdict.tokens] == said
     assert verdict.is_finite is is_finite or at < 2

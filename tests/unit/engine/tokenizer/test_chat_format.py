@@ -73,7 +73,6 @@ def test_a_format_is_read_from_the_tokenizer_and_its_template() -> None:
     """Markers from the vocabulary, abilities from a few rendered words."""
     chat_format = _tokenizer(THINKING_TEMPLATE, plain=("<think>", "</think>")).chat_format
     assert chat_format.reasoning_markers == ("<think>", "</think>")
-    assert chat_format.has_reasoning_switch
     assert chat_format.shows_tools
     assert chat_format.tool_format == JSON_TOOLS
     assert chat_format.tool_markers == JSON_TOOL_MARKERS
@@ -81,7 +80,7 @@ def test_a_format_is_read_from_the_tokenizer_and_its_template() -> None:
 
 
 def test_a_plain_model_has_no_format() -> None:
-    """No markers, no tools, no switch; and a template that fails says no."""
+    """No markers and no tools; and a template that fails says no."""
     plain = "{% for message in messages %}{{ message.content }}{% endfor %}"
     assert _tokenizer(plain).chat_format == ChatFormat()
     failing = "{{ raise_exception('never') }}"

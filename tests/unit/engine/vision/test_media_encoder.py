@@ -15,7 +15,8 @@ from mlx.nn.layers.linear import Linear
 from support.clocks.manual_clock import ManualClock
 
 from machd.engine.protocol.media import Media, MediaEncodingError, MediaProcessor, PlainArray
-from machd.engine.protocol.step import EncodeRow, StepMemoryError
+from machd.engine.protocol.memory import StepMemoryError
+from machd.engine.protocol.step import EncodeRow
 from machd.engine.vision.media_encoder import MediaEncoder
 from machd.engine.vision.vision_model import VisionLanguageModel
 from machd.errors import InvalidRequestError

@@ -1,12 +1,13 @@
-"""What a cache without columns holds, as mlx-lm's ``state`` of it: copied, compared, and restored."""
+"""mlx-lm's ``state`` of a cache without columns: copied, compared, and restored."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import mlx.core as mx
+from mlx.utils import tree_map
 
 from machd.engine.backend.untyped import Cache
 
@@ -25,20 +26,28 @@ CacheState: TypeAlias = "mx.array | ArrayShape | int | float | str | Sequence[Ca
 
 def copied(state: CacheState) -> CacheState:
     """Copy a state, arrays and lists included."""
-    if isinstance(state, mx.array):
-        flat = state.reshape(-1)
-        # Of one array, concatenate gives the array itself, which may be a part of a larger one.
-        return mx.concatenate([flat[:0], flat]).reshape(state.shape)
-    if isinstance(state, tuple | list):
-        return [copied(one) for one in state]
-    return state
+    return _mapped(_copied, state)
+
+
+def _copied(array: mx.array) -> mx.array:
+    flat = array.reshape(-1)
+    # Of one array, concatenate gives the array itself, which may be a part of a larger one.
+    return mx.concatenate([flat[:0], flat]).reshape(array.shape)
+
+
+def _mapped(change: Callable[[mx.array], CacheState], state: CacheState) -> CacheState:
+    """Return a state like this one with other arrays, in lists of its own."""
+    changed: CacheState = tree_map(
+        lambda leaf: change(leaf) if isinstance(leaf, mx.array) else leaf, state
+    )
+    return changed
 
 
 def move_rows(arrays: Sequence[mx.array], order: Sequence[int]) -> None:
     """Write the rows of ``order`` to the first places of arrays [rows, ...]; only rows that change their place."""
     moving = [(place, row) for place, row in enumerate(order) if place != row]
     copies = [[mx.contiguous(array[row : row + 1]) for _, row in moving] for array in arrays]
-    # Or each array would be copied when it is written, to keep what they read.
+    # Evaluated first: mlx would otherwise copy each array at its write, for the pending reads.
     mx.eval(copies)
     for array, rows in zip(arrays, copies, strict=True):
         for (place, _), one in zip(moving, rows, strict=True):
@@ -56,17 +65,13 @@ def arrays_in(state: CacheState) -> Iterator[mx.array]:
 
 def shape_of(state: CacheState) -> CacheState:
     """Replace a state's arrays with their :class:`ArrayShape`."""
-    if isinstance(state, mx.array):
-        return ArrayShape(tuple(state.shape), state.dtype)
-    if isinstance(state, tuple | list):
-        return [shape_of(one) for one in state]
-    return state
+    return _mapped(lambda array: ArrayShape(tuple(array.shape), array.dtype), state)
 
 
 def is_like(state: CacheState, shape: CacheState) -> bool:
     """Return True if a state can be one of the caches that once had a state of this shape.
 
-    Numbers may differ, and so may how full a window or a history is, and arrays that are not there yet.
+    Numbers may differ, a window or a history may be less full, and arrays may still be missing.
     """
     if isinstance(shape, ArrayShape):
         return isinstance(state, mx.array) and _is_array_like(state, shape)
@@ -99,9 +104,8 @@ class StateCheckpoint:
     """
 
     def __init__(self, cache: Cache) -> None:
-        """Remember a cache of one row or of a batch."""
         self._cache = cache
-        self._state = _aliased(cache.state)
+        self._state = _mapped(_aliased, cache.state)
 
     def cut(self, count: int) -> bool:
         """Refuse, unless there is nothing to drop."""
@@ -112,10 +116,6 @@ class StateCheckpoint:
         self._cache.state = self._state
 
 
-def _aliased(state: CacheState) -> CacheState:
-    """Return a state's arrays under names of their own, safe from writes under other names."""
-    if isinstance(state, mx.array):
-        return mx.array(state)
-    if isinstance(state, tuple | list):
-        return [_aliased(one) for one in state]
-    return state
+def _aliased(array: mx.array) -> mx.array:
+    """Return an array under a name of its own, safe from writes under other names."""
+    return mx.array(array)

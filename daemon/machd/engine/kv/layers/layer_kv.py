@@ -1,9 +1,9 @@
 """The protocol of a kind of cache: one class, which holds a cache of the model for all rows of a batch.
 
-The class also says what can be done with the cache that the model makes for one row: that is the ``cache`` of
-its static methods. Where they take a row, it may be a batch's cache of this kind as well.
+Its static methods work on ``cache``, the cache that the model makes for one row. Methods that take a row's cache also
+take a batch's cache of this kind.
 
-Unless a kind says otherwise, its caches have no columns and are known only by mlx-lm's ``state`` of them.
+By default a kind has no columns, and is copied and restored through mlx-lm's ``state``.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import mlx.core as mx
 
 from machd.engine.backend.untyped import Cache
 from machd.engine.kv.kv_format import KvFormat
+from machd.engine.kv.lane_kv import JoiningRow
 from machd.engine.kv.layers.cache_state import CacheState, StateCheckpoint, copied
-from machd.engine.kv.row_positions import JoiningRow, RowPositions
+from machd.engine.kv.row_positions import RowPositions
 
 
 class Checkpoint(Protocol):
@@ -36,11 +37,11 @@ class LayerKv(ABC):
     """One cache of the model, of all rows of a batch.
 
     Attributes:
-        has_columns: Each position of a row has a column, where the batch's layout says. So blocks are cut from
-            the kind and prefixes shared, and padding lands after a row's end.
-        follows_positions: A row ends where the batch's positions say, and rollback cuts these. Any other kind is
-            told the rows' lengths in a padded pass, and makes a checkpoint of its own.
-        max_rolled_back_rows: Most rows at a time of which the tokens of a pass can be undone.
+        has_columns: Each position of a row has a column, given by the batch's layout. So blocks can be cut,
+            prefixes shared, and padding lies after a row's end.
+        follows_positions: The batch's positions give each row's end, and rollback cuts them. Any other kind gets
+            the rows' lengths in a padded pass, and makes its own checkpoint.
+        max_rolled_back_rows: Most rows for which a pass can be rolled back at a time.
         grows_ahead: There is a :meth:`grow_ahead` to call before each pass.
     """
 
@@ -52,13 +53,7 @@ class LayerKv(ABC):
     @classmethod
     @abstractmethod
     def of(cls, cache: Cache, positions: RowPositions, max_rows: int) -> Self:
-        """Begin a batch of caches like this one, without rows.
-
-        Args:
-            cache: One row's.
-            positions: The batch's, shared by its layers.
-            max_rows: Most rows that there will ever be.
-        """
+        """Begin a batch of caches like this one of a row, without rows."""
 
     @staticmethod
     def can_batch(cache: Cache) -> bool:
@@ -74,7 +69,7 @@ class LayerKv(ABC):
 
     @staticmethod
     def make_room(cache: Cache, tokens: int) -> None:
-        """Have a cache grow for so many tokens when it grows next, if it copies what it holds each time."""
+        """Have the cache's next growth make room for ``tokens`` tokens, if each growth copies the cache."""
         del cache, tokens
 
     @staticmethod
@@ -90,22 +85,22 @@ class LayerKv(ABC):
     @staticmethod
     def fill_columns(cache: Cache, arrays: Sequence[mx.array], length: int) -> None:
         """Put the first ``length`` positions into an empty cache; see :meth:`columns_of`."""
-        raise NotImplementedError
+        assert not arrays, f"{type(cache).__name__} has no columns for {length} positions"
 
     @staticmethod
     def state_of(cache: Cache, row: int) -> CacheState:
-        """Copy the state of one row, such that an empty cache can take it."""
+        """Copy the state of one row in a form that an empty cache can be given."""
         assert row == 0, "a cache of another class has one row"
         return copied(cache.state)
 
     @staticmethod
     def checkpoint_of(cache: Cache) -> Checkpoint:
-        """Remember a cache before a pass."""
+        """Make a checkpoint of a cache before a pass."""
         return StateCheckpoint(cache)
 
     @property
     def model_cache(self) -> Cache:
-        """What the model's forward pass takes, the same object as long as there are rows."""
+        """The cache that the model's forward pass takes, the same object as long as there are rows."""
         return self
 
     @property
@@ -115,7 +110,7 @@ class LayerKv(ABC):
 
     @abstractmethod
     def join(self, cache: Cache, index: int) -> None:
-        """Copy in row ``index`` of a cache, as the last row of the positions, which have it already."""
+        """Copy row ``index`` of a cache in as the last row; the positions have it already."""
 
     @abstractmethod
     def keep(self, order: Sequence[int]) -> None:
@@ -130,15 +125,15 @@ class LayerKv(ABC):
         return False
 
     def set_lengths(self, lengths: Sequence[int]) -> None:
-        """Learn each row's tokens in a pass that pads some of them."""
+        """Set each row's number of tokens for a padded pass."""
         del lengths
 
     def drop_lengths(self) -> None:
-        """End a pass that pads."""
+        """End a padded pass."""
         return
 
     def checkpoint(self) -> Checkpoint:
-        """Remember all rows before a pass."""
+        """Make a checkpoint of all rows before a pass."""
         return self.checkpoint_of(self.model_cache)
 
     def wipe(self, row: int, begin: int = 0) -> None:
@@ -149,3 +144,26 @@ class LayerKv(ABC):
         """Return the bytes by which a pass of so many tokens grows it after rows have joined; columns not counted."""
         del joining, tokens
         return 0
+
+
+class PositionedKv(LayerKv):
+    """A cache whose rows end where the batch's positions say, with the attributes that mlx-lm's models ask for."""
+
+    follows_positions: ClassVar[bool] = True
+    _positions: RowPositions
+    _written_step = 0
+
+    @property
+    def offset(self) -> mx.array:
+        """Positions of each row, int32 [rows]; this layer's new tokens count once written."""
+        positions = self._positions
+        return positions.end if self._written_step == positions.step else positions.start
+
+    @property
+    def width(self) -> int:
+        """Positions of the longest row, those of the running pass included."""
+        return self._positions.width
+
+    def is_trimmable(self) -> bool:
+        """Return False: rows end at different positions, so the whole cannot be cut."""
+        return False

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from typing import Self
 
 from machd.engine.backend.untyped import Cache
+from machd.engine.kv.lane_kv import JoiningRow
 from machd.engine.kv.layers.layer_kv import LayerKv
-from machd.engine.kv.row_positions import JoiningRow, RowPositions
+from machd.engine.kv.row_positions import RowPositions
 
 
 class MergedKv(LayerKv):
-    """One layer's cache of mlx-lm's, told of padding; nothing is known about a way back."""
+    """One layer's cache of mlx-lm's, which gets the rows' lengths; it has no rollback."""
 
     def __init__(self) -> None:
-        """Begin without rows."""
         self._merged: Cache = None
 
     @classmethod
@@ -25,7 +25,7 @@ class MergedKv(LayerKv):
 
     @staticmethod
     def can_batch(cache: Cache) -> bool:
-        """Return True if mlx-lm can merge it, which says nothing of the answers."""
+        """Return True if mlx-lm can merge the cache; whether answers are right is for a probe."""
         return hasattr(cache, "merge")
 
     @property
@@ -35,7 +35,7 @@ class MergedKv(LayerKv):
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Allocated bytes."""
         return int(self._merged.nbytes)
 
     def join(self, cache: Cache, index: int) -> None:
@@ -52,7 +52,7 @@ class MergedKv(LayerKv):
         self._merged.filter(list(order))
 
     def set_lengths(self, lengths: Sequence[int]) -> None:
-        """Learn each row's tokens in a pass that pads some of them."""
+        """Set each row's number of tokens for a padded pass."""
         self._merged.prepare(lengths=list(lengths))
 
     def drop_lengths(self) -> None:
@@ -65,5 +65,4 @@ class MergedKv(LayerKv):
         return self.nbytes if joining else 0
 
     def _extend(self, row: Cache) -> None:
-        """Add a row's merged cache after the others."""
         self._merged.extend(row)

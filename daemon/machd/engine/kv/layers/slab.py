@@ -24,14 +24,14 @@ import mlx.core as mx
 from machd.engine.backend.native_kernels import native_kernels
 from machd.engine.backend.untyped import Cache
 from machd.engine.kv.kv_format import PLAIN, FoldedKv, KvFormat, KvWidths
-from machd.engine.kv.layers.layer_kv import Checkpoint, LayerKv
+from machd.engine.kv.layers.layer_kv import Checkpoint, PositionedKv
 from machd.engine.kv.quantized_cache import FormatCache, QuantizedCache, format_of
 from machd.engine.kv.row_positions import RowPositions, SlabRows
 from machd.engine.kv.slab_layout import Layout, Slab
 from machd.engine.protocol.slab_size import COLUMN_STEP
 
 _SLICED_COST = 3
-"""Time that the CPU takes to make floats of a column in a slice, over that of one in the whole array."""
+"""Cost on the CPU of converting a column of a slice to floats, over that of a column of the whole array."""
 
 _Arriving = Mapping[int, Sequence[mx.array]]
 """Arrays [1, heads, length, n] of rows that join, by key."""
@@ -39,29 +39,21 @@ _Arriving = Mapping[int, Sequence[mx.array]]
 _NONE: _Arriving = MappingProxyType({})
 
 
-class SlabCache(FormatCache, LayerKv):
+class SlabCache(FormatCache, PositionedKv):
     """One layer's keys and values, with the methods that mlx-lm's models expect of a cache.
 
     A row comes from mlx-lm's ``KVCache``, or in a quantized format from a :class:`QuantizedCache`.
     """
 
     has_columns: ClassVar[bool] = True
-    follows_positions: ClassVar[bool] = True
     max_rolled_back_rows: ClassVar[float] = inf
 
     def __init__(self, positions: RowPositions, kv_format: KvFormat = PLAIN) -> None:
-        """Begin without rows.
-
-        Args:
-            positions: The batch's, shared by its layers.
-            kv_format: Storage of keys and values.
-        """
         super().__init__(kv_format)
         self._positions = positions
         self._layout: Layout = ()
         self._slabs: list[list[mx.array]] = []
         self._prefixes: dict[int, Sequence[mx.array]] = {}
-        self._written_step = 0
 
     @classmethod
     def of(cls, cache: Cache, positions: RowPositions, max_rows: int) -> Self:
@@ -76,13 +68,13 @@ class SlabCache(FormatCache, LayerKv):
 
     @staticmethod
     def make_room(cache: Cache, tokens: int) -> None:
-        """Have a row's cache grow for so many tokens when it grows next; a quantized one grows by what it needs."""
+        """Have the cache's next growth make room for ``tokens`` tokens; a quantized cache grows as needed anyway."""
         if not isinstance(cache, FormatCache):
             cache.step = -(-tokens // COLUMN_STEP) * COLUMN_STEP
 
     @staticmethod
     def columns_of(cache: Cache, row: int, begin: int) -> tuple[mx.array, ...]:
-        """Return a row's arrays; see :class:`LayerKv`."""
+        """Return a row's arrays; see :class:`PositionedKv`."""
         if isinstance(cache, FormatCache):
             return cache.row_arrays(row, begin)
         held = () if cache.keys is None else (cache.keys, cache.values)
@@ -90,7 +82,7 @@ class SlabCache(FormatCache, LayerKv):
 
     @staticmethod
     def fill_columns(cache: Cache, arrays: Sequence[mx.array], length: int) -> None:
-        """Put positions into an empty cache of one row; see :class:`LayerKv`."""
+        """Put positions into an empty cache of one row; see :class:`PositionedKv`."""
         if isinstance(cache, QuantizedCache):
             cache.arrays = list(arrays)
         elif arrays:
@@ -99,7 +91,7 @@ class SlabCache(FormatCache, LayerKv):
 
     @staticmethod
     def checkpoint_of(cache: Cache) -> Checkpoint:
-        """Remember the length of a row's cache."""
+        """Make a checkpoint of a row's cache: its length."""
         return ColumnCheckpoint(cache)
 
     @property
@@ -115,20 +107,9 @@ class SlabCache(FormatCache, LayerKv):
         return tuple(array for arrays in held for array in arrays)
 
     @property
-    def offset(self) -> mx.array:
-        """Positions of each row, int32 [rows]; this layer's new tokens count once written."""
-        positions = self._positions
-        return positions.end if self._written_step == positions.step else positions.start
-
-    @property
     def rows(self) -> int:
         """Rows of the batch."""
         return len(self._positions.lengths)
-
-    @property
-    def width(self) -> int:
-        """Positions of the longest row, those of the running pass included."""
-        return self._positions.width
 
     @property
     def is_plain(self) -> bool:
@@ -142,10 +123,6 @@ class SlabCache(FormatCache, LayerKv):
     def size(self) -> int:
         """Return the positions of the longest row."""
         return max(self._positions.lengths, default=0)
-
-    def is_trimmable(self) -> bool:
-        """Return False: rows end at different positions, so the whole cannot be cut."""
-        return False
 
     def make_mask(
         self,
@@ -174,14 +151,9 @@ class SlabCache(FormatCache, LayerKv):
         return self._positions.start
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Write the pass's tokens and read all columns that any row may see, of rows in one slab.
+        """Write the pass's tokens [rows, heads, tokens, n] and read [rows, heads, width, n], all columns that any row may see.
 
-        Args:
-            keys: [rows, heads, tokens, head_dim].
-            values: The same, with a head_dim of its own.
-
-        Returns:
-            Keys and values [rows, heads, width, head_dim].
+        The rows lie in one slab.
         """
         self.write(keys, values)
         return self.keys_and_values()
@@ -199,9 +171,9 @@ class SlabCache(FormatCache, LayerKv):
         self._widths = KvWidths.of(keys, values)
         self._written_step = self._positions.step
 
-    def takes_columns(self, mask: mx.array | str | None) -> bool:
-        """Return True if :meth:`slabs_to_write` has keys and values as they are, of rows that see all their positions so far."""
-        return self.is_plain and bool(self._slabs) and self.sees_all(mask)
+    def takes_columns(self) -> bool:
+        """Return True if :meth:`slabs_to_write` has keys and values as they are."""
+        return self.is_plain and bool(self._slabs)
 
     def slabs_to_write(self) -> list[tuple[SlabRows, list[mx.array]]]:
         """Return the rows of each slab and its arrays, which the caller replaces by those with the pass's tokens."""
@@ -257,7 +229,7 @@ class SlabCache(FormatCache, LayerKv):
         self._prefixes[number] = arrays
 
     def join(self, cache: Cache, index: int) -> None:
-        """Copy in the batch's last row; see :class:`LayerKv`."""
+        """Copy in the batch's last row; see :class:`PositionedKv`."""
         row = self.rows - 1
         base, length = self._positions.base(row), self._positions.lengths[row]
         # Without positions there need not be arrays yet, and a layer may never have any.
@@ -265,12 +237,7 @@ class SlabCache(FormatCache, LayerKv):
         self.place(row, [array[:, :, : length - base] for array in held])
 
     def place(self, row: int, arrays: Sequence[mx.array]) -> None:
-        """Copy a row in.
-
-        Args:
-            row: Its number, after all others.
-            arrays: Its own columns [1, heads, length, n] each, of this cache's format; none without any.
-        """
+        """Copy a row in, after all others: its own columns [1, heads, length, n] each; none without any."""
         self._follow({self._positions.keys[row]: arrays} if arrays else _NONE)
 
     def keep(self, order: Sequence[int]) -> None:
@@ -286,7 +253,7 @@ class SlabCache(FormatCache, LayerKv):
     def wipe(self, row: int, begin: int = 0) -> None:
         """Zero a row's own columns from a position on: a NaN reaches later tokens, as 0 x NaN is NaN.
 
-        A shared prefix stays: it has no NaN, and is others' as well.
+        A shared prefix stays: it has no NaN, and other rows read it.
         """
         arrays, place = self._place_of(row)
         begin = max(0, begin - self._positions.base(row))
@@ -319,7 +286,7 @@ class SlabCache(FormatCache, LayerKv):
         return array
 
     def _follow(self, arriving: _Arriving) -> None:
-        """Lay the arrays out as the batch's positions say."""
+        """Lay the arrays out in the batch's current layout."""
         before, after = self._layout, self._positions.layout
         self._layout = after
         if before is after or not (self._slabs or arriving):
@@ -350,7 +317,7 @@ class SlabCache(FormatCache, LayerKv):
             for key, (arrays, place) in places.items()
             if key not in stays and any(key in slab.rows for slab in after)
         }
-        # Or all of a slab would be copied when it is written, to keep what they read.
+        # Evaluated first: mlx would otherwise copy the whole slab at its write, for the pending reads.
         mx.eval(copies)
         return copies
 
@@ -361,7 +328,7 @@ class SlabCache(FormatCache, LayerKv):
         copies: _Arriving,
         like: Sequence[mx.array],
     ) -> list[mx.array]:
-        """Make a slab's arrays of those that were there and of the rows that have moved."""
+        """Make a slab's arrays from the old arrays and the rows that have moved."""
         origin = _origin(slab, [one for one, _ in held.values()], self._layout)
         arrays = [] if origin is None else held[origin.number][1]
         blank_from = slab.places  # what rows have left behind is still there
@@ -382,7 +349,6 @@ class ColumnCheckpoint:
     """A row's cache with a column for each position, before a pass."""
 
     def __init__(self, cache: Cache) -> None:
-        """Remember where it ends."""
         self._cache = cache
         # Not the row's length: a layer without attention never writes into its cache.
         self._offset = cache.offset
@@ -398,9 +364,9 @@ class ColumnCheckpoint:
 
 
 def _origin(slab: Slab, before: Sequence[Slab], after: Sequence[Slab]) -> Slab | None:
-    """Return the slab that this one was, or a slab without a future whose rows it begins with, if there is one.
+    """Return the old slab whose arrays this one can take over, if any: itself, or a dropped slab that has its first rows.
 
-    Rows that leave a slab which goes on are copied: others may take their places in the same step.
+    Rows that leave a slab which stays are copied: other rows may take their places in the same step.
     """
     numbers = {one.number: one for one in before}
     if slab.number in numbers:

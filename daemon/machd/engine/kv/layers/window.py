@@ -18,16 +18,17 @@ from typing import ClassVar, Self, TypeAlias
 import mlx.core as mx
 
 from machd.engine.backend.untyped import Cache
+from machd.engine.kv.lane_kv import JoiningRow
 from machd.engine.kv.layers.cache_state import CacheState, StateCheckpoint, copied, move_rows
-from machd.engine.kv.layers.layer_kv import Checkpoint, LayerKv
-from machd.engine.kv.row_positions import JoiningRow, RowPositions
+from machd.engine.kv.layers.layer_kv import Checkpoint, PositionedKv
+from machd.engine.kv.row_positions import RowPositions
 from machd.engine.protocol.slab_size import COLUMN_STEP
 
 _MAX_SPARE = 2
-"""When rows leave, the arrays are laid out anew if they are more than so many times what the rest may need."""
+"""Arrays are laid out anew when rows leave and the arrays exceed the other rows' needs by this factor."""
 
 _SPAN_STEP = 32
-"""The period becomes longer for passes of several tokens by multiples of so many columns."""
+"""Columns by whose multiples the period grows for passes of several tokens."""
 
 _AHEAD_TOKENS = 128
 """Positions before the last column at which arrays grow: passes enough for all layers of a model."""
@@ -37,7 +38,7 @@ RowWindow: TypeAlias = "tuple[mx.array | None, mx.array | None, int, int, int, i
 """``state`` of mlx-lm's window of one row: keys, values, positions, sinks, size and the next column."""
 
 
-class WindowSlab(LayerKv):
+class WindowSlab(PositionedKv):
     """One layer's windows, with the methods that mlx-lm's models expect of a cache.
 
     A row comes from mlx-lm's ``RotatingKVCache`` without sinks.
@@ -48,19 +49,11 @@ class WindowSlab(LayerKv):
         values: The same, with a head_dim of its own.
     """
 
-    follows_positions: ClassVar[bool] = True
     grows_ahead: ClassVar[bool] = True
-    # Rings could do it for several. The rules promise less than that, and no probe has measured it.
+    # Rings could roll back several rows. The rules promise one, and no probe has measured more.
     max_rolled_back_rows: ClassVar[float] = 1
 
     def __init__(self, positions: RowPositions, window_tokens: int, max_rows: int) -> None:
-        """Begin without rows.
-
-        Args:
-            positions: The batch's, shared by its layers.
-            window_tokens: Positions that a token sees, itself included.
-            max_rows: Most rows that there will ever be.
-        """
         self.max_size = window_tokens
         self.keys: mx.array | None = None
         self.values: mx.array | None = None
@@ -68,7 +61,6 @@ class WindowSlab(LayerKv):
         self._max_rows = max_rows
         self._places = self._columns = 0
         self._period = window_tokens
-        self._written_step = 0
 
     @classmethod
     def of(cls, cache: Cache, positions: RowPositions, max_rows: int) -> Self:
@@ -85,7 +77,7 @@ class WindowSlab(LayerKv):
 
     @staticmethod
     def checkpoint_of(cache: Cache) -> Checkpoint:
-        """Remember a row's cache."""
+        """Make a checkpoint of a row's cache."""
         return WindowCheckpoint(cache)
 
     @property
@@ -98,28 +90,13 @@ class WindowSlab(LayerKv):
         """Bytes held, room to spare included."""
         return sum(array.nbytes for array in self.state)
 
-    @property
-    def offset(self) -> mx.array:
-        """Positions of each row, int32 [rows]; this layer's new tokens count once written."""
-        positions = self._positions
-        return positions.end if self._written_step == positions.step else positions.start
-
     def empty(self) -> bool:
         """Return True before the first write."""
         return self.keys is None
 
-    @property
-    def width(self) -> int:
-        """Positions of the longest row, those of the running pass included."""
-        return self._positions.width
-
     def size(self) -> int:
         """Return the positions that the longest row keeps."""
         return min(max(self._positions.lengths, default=0), self.max_size)
-
-    def is_trimmable(self) -> bool:
-        """Return False: rows end at different positions, so the whole cannot be cut."""
-        return False
 
     def make_mask(
         self,
@@ -137,15 +114,7 @@ class WindowSlab(LayerKv):
         return (held >= oldest) & (held <= own)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Write the pass's tokens and read all columns that any row may see.
-
-        Args:
-            keys: [rows, kv_heads, tokens, head_dim].
-            values: The same, with a head_dim of its own.
-
-        Returns:
-            Keys and values [rows, kv_heads, width, head_dim], columns in any order.
-        """
+        """Write the pass's tokens [rows, kv_heads, tokens, n] and read all columns that any row may see, in any order."""
         self._make_room()
         if self.keys is None:
             self.keys, self.values = self._blank(keys), self._blank(values)
@@ -162,17 +131,15 @@ class WindowSlab(LayerKv):
         return keys, values
 
     def join(self, cache: Cache, index: int) -> None:
-        """Copy in the batch's last row; see :class:`LayerKv`."""
+        """Copy in the batch's last row; see :class:`PositionedKv`."""
         del index  # it is alone
         self.place(len(self._positions.lengths) - 1, _in_order(cache))
 
     def place(self, row: int, arrays: Sequence[mx.array]) -> None:
-        """Copy a row in; the others are copied only where there is no place for it.
+        """Copy a row in, after all others, which are copied only where there is no place for it.
 
-        Args:
-            row: Its number, after all others.
-            arrays: Keys and values [1, kv_heads, columns, n] of its last positions, in their order, no more
-                than the window has; none without positions.
+        Its keys and values [1, kv_heads, columns, n] are of its last positions, in their order, no more than
+        the window has; none without positions.
         """
         lengths = self._positions.lengths
         self._lay_out(
@@ -184,7 +151,7 @@ class WindowSlab(LayerKv):
         if self.keys is None and arrays:
             self.keys, self.values = (self._blank(one) for one in arrays)
         for array, one in zip(self.state, arrays or (None,) * len(self.state), strict=True):
-            # All of the place, as the row that was there may have left a NaN, and 0 x NaN is NaN.
+            # The whole place is written: its last row may have left a NaN, and 0 x NaN is NaN.
             array[row : row + 1] = 0 if one is None else self._ring(one, lengths[row])
 
     def keep(self, order: Sequence[int]) -> None:
@@ -238,16 +205,11 @@ class WindowSlab(LayerKv):
         return keys, values, length, 0, self.max_size, kept
 
     def added_bytes(self, joining: Sequence[JoiningRow], tokens: int) -> int:
-        """Return the bytes that new arrays have more than those of now."""
+        """Return the bytes by which new arrays exceed the present ones."""
         return max(0, self.growth_bytes(joining, tokens) - self.nbytes)
 
     def growth_bytes(self, joining: Sequence[JoiningRow], tokens: int) -> int:
-        """Return the bytes of new arrays, which a pass of so many tokens needs after rows have joined; 0 for none.
-
-        Args:
-            joining: Rows that join.
-            tokens: Tokens that the pass takes of each row.
-        """
+        """Return the bytes of the new arrays that a pass of so many tokens needs after rows have joined; 0 for none."""
         if self.keys is None:
             return 0
         lengths = [*self._positions.lengths, *(row.length for row in joining)]
@@ -266,17 +228,11 @@ class WindowSlab(LayerKv):
         return min(self._positions.width, self._columns)
 
     def _held(self, ends: mx.array, width: int) -> mx.array:
-        """Return the position that each column holds, int32 [rows, width]; negative for a column without one.
-
-        Args:
-            ends: int32 [rows], the position behind the last one that was written.
-            width: Columns, from the first one on.
-        """
+        """Return the position in each of the first columns of rows that end at ``ends``: int32 [rows, width], negative for none."""
         last = ends[:, None] - 1
         return last - (last - mx.arange(width, dtype=mx.int32)) % self._period
 
     def _make_room(self) -> None:
-        """Grow for the running pass."""
         positions = self._positions
         start, longest = positions.start, positions.width - positions.tokens
         self._lengthen_period(self._period_of(positions.tokens), start, longest)
@@ -290,7 +246,7 @@ class WindowSlab(LayerKv):
         return max(self._period, self.max_size + span)
 
     def _lengthen_period(self, period: int, ends: mx.array, longest: int) -> None:
-        """Turn the rings of rows that have gone round; of all layers in the same pass, as they share masks."""
+        """Re-lay the rings of rows that have wrapped, in all layers in the same pass, as layers share masks."""
         if period <= self._period:
             return
         held, self._period = self._period, period
@@ -306,17 +262,11 @@ class WindowSlab(LayerKv):
         return min(self._period, max(*positions.lengths, *positions.limits))
 
     def _roomy(self, rows: int) -> int:
-        """Return the places for so many rows and some more."""
+        """Return the number of places for these rows, spare ones included."""
         return max(rows, min(rows + max(1, rows // 4), self._max_rows))
 
     def _grown(self, needed: int, limit: int | None = None, period: int | None = None) -> int:
-        """Return the columns for rows of up to ``needed`` positions.
-
-        Args:
-            needed: Positions of the longest row.
-            limit: Positions that a row may come to have; of the rows that are there unless given.
-            period: The one from the next pass on; the present one unless given.
-        """
+        """Return the columns for rows of up to ``needed`` positions; limit and period are the present ones unless given."""
         limit = max(self._positions.limits, default=0) if limit is None else limit
         period = self._period if period is None else period
         if needed <= self._columns or self._columns == period:
@@ -326,14 +276,7 @@ class WindowSlab(LayerKv):
         return min(columns, max(needed, limit), period)
 
     def _lay_out(self, places: int, columns: int, ends: mx.array, longest: int) -> None:
-        """Make arrays of another shape, unless it is theirs.
-
-        Args:
-            places: Rows that there is room for.
-            columns: Columns of each; fewer than the period only if no row has more positions.
-            ends: int32 [rows], positions of the rows that are there.
-            longest: The greatest of them; 0 without rows.
-        """
+        """Make arrays of another shape, unless it is theirs, of rows that end at ``ends`` (int32 [rows]), the longest at ``longest``."""
         if (places, columns) == (self._places, self._columns):
             return
         assert columns == self._period or longest <= columns, (

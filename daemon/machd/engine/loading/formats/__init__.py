@@ -1,1 +1,1 @@
-"""Formats of a model's files: each gives the same, a model that is opened and not yet read."""
+"""Formats of a model's files: each gives an ``Opened``, checked and without a weight read."""

@@ -1,36 +1,41 @@
-"""A model directory in mlx-lm layout, read and checked without loading a weight.
+"""A checkpoint: what a model's files say of it, read and checked without mlx and without a weight.
 
-``config.json`` and the headers of the weight files tell what would make loading fail, crash or run
-foreign code.
+Serve, its front and check read a model's files here, and only here. Of a directory ``config.json`` and the headers of the
+weight files tell what would make loading fail, crash or run foreign code; :mod:`machd.engine.loading.formats.gguf_llama`
+reads the header of a GGUF file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from machd.engine.backend.inspection_bounds import check_counts, check_finite
 from machd.engine.backend.model_files import read_object, shortened
-from machd.engine.backend.own_code import auto_map_files, is_runnable
+from machd.engine.backend.own_code import OwnCode, auto_map_files, is_runnable
 from machd.engine.backend.safetensors_header import (
     MAX_TENSORS,
     SafetensorsHeader,
     StoredTensor,
     read_safetensors_header,
 )
+from machd.engine.loading.formats.gguf_header import GgufHeader
+from machd.engine.vision.families import why_refused
+from machd.engine.vision.mlx_vlm_import import has_vision, is_installed
 from machd.errors import ModelCodeError, ModelFormatError, ModelNotFoundError, SettingsError
+from machd.installed import how_to_install
 
 _PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 _MAX_NAME_CHARS = 80
 _INDEX = "model.safetensors.index.json"
 
 UNBOUNDED_CONTEXT_TOKENS = 32_768
-"""Positions of a model that names no limit, such as a recurrent one, unless
+"""Context length of a model without a limit, such as a recurrent one, unless
 ``model.max_context_tokens`` is set."""
 
 _LARGEST_CONTEXT_TOKENS = 1 << 53
-"""Integers beyond it are not exact in every reader of JSON."""
+"""Largest integer that every JSON parser reads exactly."""
 
 _CONTEXT_KEYS = (
     "max_position_embeddings",
@@ -41,27 +46,40 @@ _CONTEXT_KEYS = (
     "seq_length",
 )
 
+_NO_VISION_WEIGHTS = (
+    "config.json names a vision tower, and the weights hold none (mlx_lm.convert leaves it out), so the model "
+    "serves text only; for images take a checkpoint that mlx_vlm.convert made"
+)
+
+_NOT_INSTALLED = (
+    "the checkpoint has a vision tower, and the extra vision is not installed, so it serves text only; "
+    "for images: {how}"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A directory whose files agree with each other.
+    """A directory or a GGUF file whose parts agree with each other.
 
     Attributes:
-        config: ``config.json``.
-        weight_files: The safetensors files that mlx-lm will read, sorted.
+        path: Of the directory, or of the file.
+        config: What mlx-lm builds the model of: ``config.json``, or what a GGUF header has in its place.
+        weight_files: The files of the weights, sorted.
         stored_bytes: Size of all tensors as stored.
-        tensors: All tensors by name, each with its file.
+        tensors: All tensors by name, each with its file; empty for a GGUF file, whose tensors mlx cannot take as they lie.
         code_files: Files that name Python code of the checkpoint's own; empty for most.
         has_runnable_code: Code that they name is there, or may be.
+        header: A GGUF file's header, which holds the tokenizer; None for a directory.
     """
 
     path: Path
     config: dict[str, object]
     weight_files: tuple[Path, ...]
     stored_bytes: int
-    tensors: Mapping[str, tuple[Path, StoredTensor]]
+    tensors: Mapping[str, tuple[Path, StoredTensor]] = field(default_factory=dict)
     code_files: tuple[str, ...] = ()
     has_runnable_code: bool = False
+    header: GgufHeader | None = None
 
     @property
     def model_type(self) -> str:
@@ -73,17 +91,37 @@ class Checkpoint:
         """True if the model is built by Python code of the checkpoint's."""
         return "model_file" in self.config
 
+    @property
+    def takes_images(self) -> bool:
+        """True if the model is served with its vision tower."""
+        return has_vision(self.config) and not self._why_without_tower() and not self.has_own_model
 
-def read_checkpoint(path: Path, *, trust_remote_code: bool) -> Checkpoint:
+    @property
+    def vision_reason(self) -> str:
+        """Why a checkpoint with a vision tower is served without it; empty for all others."""
+        return self._why_without_tower() if has_vision(self.config) else ""
+
+    def _why_without_tower(self) -> str:
+        if reason := why_refused(self.config):
+            return (
+                f"the checkpoint has a vision tower, but images are not served: {reason}; it serves text only, and "
+                "docs/concepts/vision.md lists the families that take images"
+            )
+        if not any("vision" in name or "visual" in name for name in self.tensors):
+            return _NO_VISION_WEIGHTS
+        return "" if is_installed() else _NOT_INSTALLED.format(how=how_to_install("vision"))
+
+
+def read_directory(path: Path, own_code: OwnCode) -> Checkpoint:
     """Read the configuration and every weight file's header.
 
     Raises:
         ModelNotFoundError: A file that must be there is not.
         ModelFormatError: A file is corrupt, truncated, or of a format that machd does not read.
-        ModelCodeError: The model's own Python code would have to run, and that is not allowed.
+        ModelCodeError: Python code of the checkpoint's own would have to run, and that is not allowed.
     """
     config = _configuration(path)
-    if not trust_remote_code:
+    if own_code is OwnCode.REFUSED:
         refuse_own_model(config)
     weight_files = _weight_files(path)
     headers: list[SafetensorsHeader] = []
@@ -94,7 +132,7 @@ def read_checkpoint(path: Path, *, trust_remote_code: bool) -> Checkpoint:
     check_counts(config, tensor_count)
     check_finite(config)
     named = auto_map_files(path)
-    return Checkpoint(
+    checkpoint = Checkpoint(
         path=path,
         config=config,
         weight_files=weight_files,
@@ -108,6 +146,27 @@ def read_checkpoint(path: Path, *, trust_remote_code: bool) -> Checkpoint:
         has_runnable_code="model_file" in config
         or any(is_runnable(path, one) for one in named.values()),
     )
+    _refuse_own_code(checkpoint, own_code)
+    return checkpoint
+
+
+def _refuse_own_code(checkpoint: Checkpoint, own_code: OwnCode) -> None:
+    """Refuse code that would build the model or process its images, before mlx-vlm and transformers see it."""
+    name = checkpoint.path.name
+    if checkpoint.has_own_model and own_code is OwnCode.NEVER_RUN:
+        # The error does not ask for a flag that has no effect on a check.
+        raise ModelCodeError(
+            f"{name} is built by Python code of its own, which is never run to check "
+            "it: whether it runs here is not known; read the file that config.json names as "
+            "model_file, and serve it with `--model-trust-remote-code` if you trust it"
+        )
+    is_trusted = own_code is OwnCode.TRUSTED
+    if checkpoint.has_runnable_code and not is_trusted and checkpoint.takes_images:
+        raise ModelCodeError(
+            f"{name} brings Python code of its own for its images, named in "
+            f"{checkpoint.code_files[0]}: read it, and serve the model with `--model-trust-remote-code` if "
+            "you trust it, or try it without its .py files, which few families need"
+        )
 
 
 def refuse_own_model(config: Mapping[str, object]) -> None:
@@ -188,13 +247,9 @@ def _own_model(config: Mapping[str, object]) -> Iterator[str]:
 def context_tokens(config: Mapping[str, object], max_context_tokens: int | None) -> int:
     """Find the positions that a prompt and its completion share.
 
-    Args:
-        config: ``config.json``; models with several parts have theirs under ``text_config``.
-        max_context_tokens: The user's limit; None for the model's own.
-
     Raises:
         SettingsError: The user's limit is above the model's.
-        ModelFormatError: The model's is absurd.
+        ModelFormatError: The model's limit is out of bounds.
     """
     text_config = config.get("text_config")
     places = (config, text_config) if isinstance(text_config, dict) else (config,)

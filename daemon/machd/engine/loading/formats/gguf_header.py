@@ -30,6 +30,12 @@ _ARRAY = 9
 _SCALARS: Mapping[int, str] = {**dict(enumerate("BbHhIif?")), 10: "Q", 11: "q", 12: "d"}
 """GGUF's value types as struct formats; 8 is a string and 9 an array."""
 
+KEPT_BITS: Mapping[str, int] = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}
+"""Types of tensors that mlx can compute with as they are, with their bits; a scale and a bias for each 32 weights."""
+
+EXPANDED = frozenset({"F32", "F16", "Q6_K"})
+"""Types of tensors that become floats."""
+
 _MAX_ENTRIES = 1 << 22
 """Entries of all lists, keys and tensors together; a vocabulary of 262,000 tokens with types, scores
 and merges has a third of them."""
@@ -37,7 +43,7 @@ and merges has a third of them."""
 _MAX_HEADER_BYTES = 128 << 20
 _DEFAULT_ALIGNMENT_BYTES = 32
 _ALIGNMENT_UNIT_BYTES = 8
-"""The format wants a multiple of it."""
+"""``general.alignment`` has to be a multiple of it."""
 
 _MAX_DIMENSIONS = 4
 """ggml's limit."""
@@ -84,9 +90,9 @@ class GgufTensor:
     Attributes:
         shape: Row-major, outermost first, as numpy and mlx count.
         type_name: ggml's name, such as ``Q4_1``.
-        offset: Of its first byte, from the beginning of the file.
+        offset: Position of its first byte in the file.
         size_bytes: Size in the file.
-        elements: Count of numbers.
+        elements: Number of elements.
     """
 
     name: str
@@ -94,7 +100,6 @@ class GgufTensor:
     type_name: str
     offset: int
     size_bytes: int
-    elements: int
 
 
 class GgufHeader:
@@ -259,7 +264,7 @@ class _Reader:
         length = self._unpack("Q")
         start = self.position
         if start + length > min(len(self._data), _MAX_HEADER_BYTES):
-            # The caller has one message for all data that ends too early.
+            # The caller turns this into its message for truncated files.
             raise struct.error
         self.position = start + length
         return self._data[start : self.position].decode("utf-8")
@@ -307,7 +312,7 @@ class _Reader:
         size_bytes = elements // block_elements * block_bytes
         # GGUF counts dimensions innermost first.
         shape = tuple(reversed(dimensions))
-        return GgufTensor(name, shape, type_name, offset, size_bytes, elements)
+        return GgufTensor(name, shape, type_name, offset, size_bytes)
 
     def _corrupt(self, problem: str) -> ModelFormatError:
         return ModelFormatError(f"{self._path.name} is corrupt: {problem}; fetch the file again")

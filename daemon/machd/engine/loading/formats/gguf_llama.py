@@ -1,4 +1,4 @@
-"""The llama family of GGUF files as mlx-lm's llama: configuration, names of tensors, order of rows.
+"""The llama family of GGUF files as mlx-lm's llama, without mlx: configuration, names of tensors, order of rows.
 
 llama.cpp stores the rows of the query and key projections in another order, for rotary positions
 that pair neighbours; mlx-lm pairs the first half of a head with the second. The rows are put back
@@ -8,17 +8,31 @@ here, and those of the quantisation scales and biases with them.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import mlx.core as mx
-from mlx.nn.layers.base import Module
-
+from machd.engine.backend.inspection_bounds import check_counts, check_finite
 from machd.engine.backend.model_files import shortened
-from machd.engine.loading.formats.gguf_header import GgufHeader
+from machd.engine.loading.formats.checkpoint import Checkpoint
+from machd.engine.loading.formats.gguf_header import (
+    EXPANDED,
+    KEPT_BITS,
+    GgufHeader,
+    GgufTensor,
+    read_gguf_header,
+)
 from machd.errors import ModelArchitectureError, ModelFormatError
 
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+ARCHITECTURE = "llama"
+"""The one architecture of GGUF files that machd reads."""
+
 ROPE_FACTORS = "rope_freqs.weight"
-"""The tensor of one divisor a rotary frequency."""
+"""Name of the tensor with one divisor for each rotary frequency."""
 
 _GLOBAL_NAMES: Mapping[str, str] = {
     "token_embd": "model.embed_tokens",
@@ -41,7 +55,61 @@ _TENSOR_NAME = re.compile(
 )
 
 
-def refuse_experts(header: GgufHeader) -> None:
+def read_gguf(path: Path, bounds: Callable[[str], AbstractContextManager[None]]) -> Checkpoint:
+    """Read and check a file's header, under limits of time and memory.
+
+    Raises:
+        ModelArchitectureError: The file's architecture is none that machd reads.
+        ModelFormatError: The file is damaged, or holds what machd does not read.
+    """
+    with bounds("reading the header"):
+        header = read_gguf_header(path)
+    check_gguf(header)
+    return Checkpoint(
+        path=path,
+        config=llama_config(header),
+        weight_files=(path,),
+        stored_bytes=sum(tensor.size_bytes for tensor in header.tensors),
+        header=header,
+    )
+
+
+def check_gguf(header: GgufHeader) -> None:
+    """Refuse what cannot become a llama of mlx-lm, before anything large is read.
+
+    Raises:
+        ModelArchitectureError: Another architecture, or a mixture of experts.
+        ModelFormatError: A tensor type that machd does not read, a tensor that llama has not, or more
+            layers than tensors.
+    """
+    name = header.path.name
+    architecture = header.text("general.architecture")
+    if architecture != ARCHITECTURE:
+        raise ModelArchitectureError(
+            f"{name} holds the architecture {shortened(architecture)}; machd reads GGUF files of "
+            "the llama family: take the model in mlx-lm layout (safetensors) instead"
+        )
+    _refuse_experts(header)
+    for tensor in header.tensors:
+        if tensor.type_name not in KEPT_BITS and tensor.type_name not in EXPANDED:
+            raise ModelFormatError(
+                f"{name}: {shortened(tensor.name)} is stored as {tensor.type_name}, which machd does not "
+                "read; use a Q4_0, Q4_1, Q8_0, F16 or F32 file"
+            )
+        if len(tensor.shape) == 1 and tensor.type_name in KEPT_BITS:
+            raise ModelFormatError(
+                f"{name}: {shortened(tensor.name)} is a vector stored as {tensor.type_name}; no converter writes that"
+            )
+        if tensor.name != ROPE_FACTORS and module_path(tensor.name) is None:
+            raise ModelFormatError(f"{name}: a plain llama has no tensor {shortened(tensor.name)}")
+    if not any(tensor.name == "token_embd.weight" for tensor in header.tensors):
+        raise ModelFormatError(f"{name} holds no token_embd.weight; it is no language model")
+    config = llama_config(header)
+    check_counts(config, len(header.tensors))
+    check_finite(config)
+
+
+def _refuse_experts(header: GgufHeader) -> None:
     """Refuse a mixture of experts.
 
     Raises:
@@ -94,18 +162,6 @@ def llama_config(header: GgufHeader, rope_factors: list[float] | None = None) ->
     }
 
 
-def make_llama(config: dict[str, object]) -> Module:
-    """Make mlx-lm's llama of a configuration.
-
-    Raises:
-        Exception: Any error of mlx-lm's about a contradiction.
-    """
-    from mlx_lm.models.llama import Model, ModelArgs  # noqa: PLC0415 - after import_mlx_lm()
-
-    model: Module = Model(ModelArgs.from_dict(config))
-    return model
-
-
 def module_path(tensor_name: str) -> str | None:
     """Find mlx-lm's path of the module that a tensor belongs to; None for another tensor."""
     match = _TENSOR_NAME.fullmatch(tensor_name)
@@ -115,6 +171,12 @@ def module_path(tensor_name: str) -> str | None:
         return _GLOBAL_NAMES.get(match["module"])
     name = _LAYER_NAMES.get(match["module"])
     return None if name is None else f"model.layers.{match['layer']}.{name}"
+
+
+def module_tensors(header: GgufHeader) -> dict[str, GgufTensor]:
+    """Find the tensor of each module, by mlx-lm's path of the module."""
+    paths = ((module_path(tensor.name), tensor) for tensor in header.tensors)
+    return {path: tensor for path, tensor in paths if path is not None}
 
 
 def in_mlx_order(header: GgufHeader, path: str, rows: mx.array) -> mx.array:

@@ -1,7 +1,7 @@
-"""The numbers of a GGUF file's tensors, in the arrays that mlx computes with.
+"""Tensors of a GGUF file as arrays that mlx computes with.
 
-mlx reads GGUF files too, but rounds Q6_K to float16, and its reader divides by numbers of the header and so can end the
-process. Block formats are those of ggml-common.h; ggml-quants.c has the formulas.
+mlx reads GGUF files too, but rounds Q6_K to float16, and its reader divides by numbers of the header, which can kill
+the process. Block formats are those of ggml-common.h; ggml-quants.c has the formulas.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from machd.engine.loading.formats.gguf_header import GgufTensor
+from machd.engine.loading.formats.gguf_header import EXPANDED, KEPT_BITS, GgufTensor
 
 _Bytes: TypeAlias = NDArray[np.uint8]
 _Floats: TypeAlias = NDArray[np.float32]
@@ -23,12 +23,6 @@ _SUPER_BLOCK = 256
 
 _BLOCKS_AT_ONCE = 1 << 14
 """Blocks of Q6_K that are expanded at once: 4 million weights, whose steps take some 100 MB."""
-
-KEPT_BITS: Mapping[str, int] = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}
-"""Types that mlx can compute with as they are, with their bits; a scale and a bias for each 32 weights."""
-
-EXPANDED = frozenset({"F32", "F16", "Q6_K"})
-"""Types that become floats."""
 
 
 def read_tensor(file: BinaryIO, tensor: GgufTensor) -> dict[str, mx.array]:
@@ -93,14 +87,7 @@ def _halves(columns: _Bytes) -> NDArray[np.float16]:
 
 
 def _neighbours_packed(quants: NDArray[np.uint16]) -> _Bytes:
-    """Pack neighbours into a byte, as mlx does; ggml packs weight i with weight i + 16.
-
-    Args:
-        quants: Two of ggml's bytes each, [blocks, 8].
-
-    Returns:
-        [blocks, 2, 8].
-    """
+    """Pack neighbours of [blocks, 8] into [blocks, 2, 8], as mlx does; ggml packs weight i with weight i + 16."""
     packed = np.empty((len(quants), 2, 8), np.uint8)
     for half in range(2):
         pairs = (quants >> np.uint16(4 * half)) & np.uint16(0x0F0F)  # two weights, in a byte each

@@ -54,7 +54,7 @@ _WHOLE_TOKENS_FIRST = frozenset({"llama-bpe", "llama3", "llama-v3", "falcon3", "
 _END_NAMES = frozenset(
     {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>"}
 )
-"""Control tokens that end a turn whatever the metadata says, as in llama.cpp."""
+"""Control tokens that always end a turn, as in llama.cpp."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,6 @@ class GgufVocabulary:
 
     Attributes:
         special_tokens: ``bos_token``, ``eos_token``, ``unk_token`` and ``pad_token``, where set.
-        eos_token_ids: Tokens that end a completion.
-        chat_template: Jinja source; None where the file has none.
         notes: Warnings, such as a pre-tokenizer that machd does not know.
     """
 

@@ -1,36 +1,73 @@
-"""Open a model's files, whatever their format."""
+"""Read a model's files, whatever their format, and open them to build its model. Only opening imports mlx."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
-from machd.engine.loading.formats.directory import open_directory
-from machd.engine.loading.formats.gguf import open_gguf
-from machd.engine.loading.formats.opened import Bounds, Opened, OwnCode
+from machd.engine.backend.own_code import OwnCode
+from machd.engine.loading.architecture import check_architecture
+from machd.engine.loading.formats.checkpoint import Checkpoint, read_directory
+from machd.engine.loading.formats.gguf_llama import module_tensors, read_gguf
 from machd.engine.loading.source import ModelSource, SourceKind
+
+if TYPE_CHECKING:
+    from machd.engine.loading.formats.opened import Bounds, Opened  # imports mlx
+
+
+def _unbounded(_what: str) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def read_checkpoint(
+    source: ModelSource, own_code: OwnCode, bounds: Bounds = _unbounded
+) -> Checkpoint:
+    """Read and check what lies around the weights, which are not read; the arguments are those of :func:`open_model`.
+
+    Raises:
+        ModelError: One of its kinds, about the files.
+    """
+    if source.kind is SourceKind.GGUF:
+        return read_gguf(source.path, bounds)
+    return read_directory(source.path, own_code)
 
 
 def open_model(
     source: ModelSource,
     *,
     own_code: OwnCode,
-    bounds: Bounds = lambda _what: nullcontext(),
+    bounds: Bounds = _unbounded,
     import_for_text: Callable[[], None] = import_mlx_lm,
 ) -> Opened:
-    """Read and check what lies around the weights, which are not read.
+    """Read a model's files, then import mlx-lm to build the model.
 
     Args:
         source: The model's files.
-        own_code: What becomes of Python code that a checkpoint brings.
-        bounds: Limits of what trusts numbers of the files; none unless given.
+        own_code: Whether a checkpoint's own Python code runs.
+        bounds: Limits of code that trusts numbers of the files; none unless given.
         import_for_text: Imports mlx-lm where the model takes text only.
 
     Raises:
         ModelError: One of its kinds, about the files.
     """
-    if source.kind is SourceKind.GGUF:
-        import_for_text()
-        return open_gguf(source, bounds)
-    return open_directory(source, own_code, bounds, import_for_text)
+    checkpoint = read_checkpoint(source, own_code, bounds)
+    # The processor of images has classes of transformers'.
+    (import_mlx_lm if checkpoint.takes_images else import_for_text)()
+    header = checkpoint.header
+    if header is not None:
+        from machd.engine.loading.formats.gguf import OpenedGguf  # noqa: PLC0415 - imports mlx
+
+        return OpenedGguf(
+            checkpoint=checkpoint,
+            own_code=own_code,
+            bounds=bounds,
+            header=header,
+            modules=module_tensors(header),
+        )
+    from machd.engine.loading.formats.directory import OpenedDirectory  # noqa: PLC0415 - imports mlx
+
+    if not checkpoint.has_own_model and not checkpoint.takes_images:
+        check_architecture(checkpoint.config)
+    return OpenedDirectory(checkpoint=checkpoint, own_code=own_code, bounds=bounds)

@@ -37,7 +37,6 @@ class BankPlan:
         dense_dtype: Dtype of all weights but the experts; None if they stay as stored.
         dense_bytes: Bytes of all weights but the experts.
         experts_bytes: Bytes of all experts, as the bank would hold them.
-        bank_bytes: Bytes of the bank.
     """
 
     dense_dtype: mx.Dtype | None
@@ -48,12 +47,6 @@ class BankPlan:
 
 def plan_bank(model: Module, residency: Residency, dtype: str, *, available_bytes: int) -> BankPlan:
     """Size a model's bank.
-
-    Args:
-        model: Lazily loaded, with switch layers.
-        residency: Memory for the experts.
-        dtype: The setting ``model.dtype``.
-        available_bytes: Memory that the process can take before the model is loaded.
 
     Raises:
         ModelMemoryError: The dtype was named and does not fit.
@@ -105,13 +98,7 @@ def place_banked(
 ) -> BankedModel:
     """Open a bank for a model's experts, and read all other weights.
 
-    Args:
-        opened: The model's files.
-        built: Built of them; changed in place. Quantised experts stay quantised, whatever the dtype.
-        origins: Recorded while the model was built.
-        settings: The dtype of all other weights.
-        residency: Memory for the experts.
-        progress: Told about stages and bytes.
+    Quantised experts stay quantised, whatever the dtype.
 
     Raises:
         ModelError: The memory is too small, or files cannot be read.
@@ -129,7 +116,9 @@ def place_banked(
         what="the weights, experts.resident_gb and what steps take",
     )
     switches = [switch for _, switch in switch_layers(model)]
-    dense_stored_bytes = opened.stored_bytes - sum(weights_bytes(one) for one in switches)
+    dense_stored_bytes = opened.checkpoint.stored_bytes - sum(
+        weights_bytes(one) for one in switches
+    )
     layers = origins.stored_layers(model, plan.dense_dtype, backend=backend)
     origins.release()
     banked = open_bank(model, layers, capacity_bytes=plan.bank_bytes, progress=progress)

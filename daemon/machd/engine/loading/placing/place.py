@@ -25,7 +25,7 @@ from machd.errors import SettingsError
 
 @dataclass(frozen=True, slots=True)
 class PlacedModel:
-    """A model in memory, or as much of it as this process computes.
+    """A model, or this rank's shard of it, in memory.
 
     Attributes:
         built: The model, with its weights read.
@@ -37,11 +37,11 @@ class PlacedModel:
 
 
 def place(opened: Opened, settings: PlacingSettings, progress: LoadProgress) -> PlacedModel:
-    """Build a model and read its weights; refusals come before these, which take the time.
+    """Build a model and read its weights; refuse before reading, which takes most of the time.
 
     Args:
         opened: The model's files.
-        settings: How they are to be in memory.
+        settings: Dtype, quantisation, experts and ranks.
         progress: Told about stages and bytes.
 
     Raises:
@@ -57,10 +57,11 @@ def place(opened: Opened, settings: PlacingSettings, progress: LoadProgress) -> 
     if settings.sharding is not None:
         return PlacedModel(place_shard(opened, build, settings, settings.sharding, progress))
     # Code of the checkpoint's own cannot be recorded while it builds the model.
-    leaves_experts = not (opened.takes_images or opened.has_own_model)
-    if settings.residency is None or opened.tensors is None or not leaves_experts:
+    leaves_experts = not (opened.checkpoint.takes_images or opened.checkpoint.has_own_model)
+    tensors = opened.checkpoint.tensors
+    if settings.residency is None or not tensors or not leaves_experts:
         return PlacedModel(place_whole(opened, build, settings, progress))
-    origins = TensorOrigins(opened.tensors)
+    origins = TensorOrigins(tensors)
     built = build(origins)
     if switch_layers(built.model):
         experts = place_banked(opened, built, origins, settings, settings.residency, progress)

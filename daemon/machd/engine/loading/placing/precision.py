@@ -1,4 +1,4 @@
-"""The dtype of a model's weights in memory, and what they take in it."""
+"""The dtype of a model's weights in memory, and their size in it."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def choose_dtype(
         requested: The setting ``model.dtype``.
         backend: ``cpu``, ``metal`` or ``cuda``.
         parameters: Number of weights.
-        available_bytes: Memory that they may take.
-        float32_bytes: What they take if ``auto`` computes in float32; all of them expanded unless given.
+        available_bytes: Memory that the weights may take.
+        float32_bytes: Their bytes if ``auto`` computes in float32; all of them expanded unless given.
 
     Raises:
         ModelMemoryError: The dtype was named and does not fit.
@@ -76,12 +76,7 @@ def choose_dtype(
 
 @dataclass(frozen=True, slots=True)
 class NativeLayers:
-    """The layers that machd's own kernels compute, in float32.
-
-    Attributes:
-        within: The part of the model where they are, by its path; empty for the whole.
-        as_stored: Their weights stay as they are stored.
-    """
+    """The layers under a path that machd's own kernels compute in float32, perhaps with their weights as stored."""
 
     within: str = ""
     as_stored: bool = True
@@ -92,11 +87,9 @@ class NativeLayers:
 
 
 def native_layers(requested: str, within: str = "") -> NativeLayers | None:
-    """Return which layers machd's own kernels compute; None for no layer.
+    """Return which layers machd's own kernels compute, under the path ``within``; None for no layer.
 
-    Args:
-        requested: The setting ``model.dtype``: ``auto`` leaves their weights as they are stored, float32 unpacks them.
-        within: The part of the model that may be computed so, by its path; the whole of it unless given.
+    ``auto`` leaves their weights as they are stored, float32 unpacks them.
     """
     if requested not in ("auto", "float32") or native_kernels() is None:
         return None
@@ -105,7 +98,7 @@ def native_layers(requested: str, within: str = "") -> NativeLayers | None:
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What becomes of a model's weights as they are read.
+    """Conversion of a model's weights as they are read.
 
     Attributes:
         dtype: Dtype of all floating-point weights; None changes nothing.
@@ -121,7 +114,7 @@ class Conversion:
 def choose_conversion(
     opened: Opened, built: BuiltModel, settings: PlacingSettings, available_bytes: int
 ) -> Conversion:
-    """Choose what becomes of the weights of a model that is in memory as a whole, or cut.
+    """Choose the conversion of a model without experts on disk, whole or sharded.
 
     Raises:
         ModelMemoryError: The dtype was named and does not fit.
@@ -167,14 +160,6 @@ def model_dtype(
     mlx's ``gather_mm``, which multiplies tokens with plain experts, computes float32 only on the CPU. Experts that
     machd multiplies itself compute in float32, too, and keep their weights as they are stored.
 
-    Args:
-        model: Lazily built.
-        requested: The setting ``model.dtype``.
-        quantise_to: Format that plain layers are quantised to.
-        backend: ``cpu``, ``metal`` or ``cuda``.
-        available_bytes: Memory that the weights may take.
-        native: As of :class:`Conversion`.
-
     Raises:
         ModelMemoryError: The dtype was named and does not fit.
         SettingsError: The experts cannot be computed in the dtype that was named.
@@ -208,7 +193,7 @@ def model_dtype(
 def refuse_if_too_big(
     needed_bytes: int, available_bytes: int, *, what: str = "the weights"
 ) -> None:
-    """Compare two sizes before memory is taken.
+    """Refuse to take more memory than is available.
 
     Raises:
         ModelMemoryError: More is needed than available.
@@ -237,11 +222,11 @@ def computed_dtype(model: Module) -> str:
 
 
 def held_bytes(model: Module, dtype: mx.Dtype, native: NativeLayers | None) -> int:
-    """Return what a model's weights take in a dtype, before they are converted.
+    """Return the bytes of a model's weights in a dtype, before they are converted.
 
     Args:
         model: Lazily built.
-        dtype: Of all weights, but in float32 those that may stay as they are stored.
+        dtype: Dtype of all weights; under float32 some may stay as stored.
         native: As of :class:`Conversion`.
     """
     from mlx_lm.utils import get_total_parameters  # noqa: PLC0415 - after import_mlx_lm()

@@ -1,4 +1,4 @@
-"""What the settings say of a model in memory."""
+"""Settings of a model's placement in memory."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from machd.engine.loading.placing.sharding import Sharding
 
 @dataclass(frozen=True, slots=True)
 class PlacingSettings:
-    """What the settings say of a model in memory.
+    """Settings of a model's placement in memory.
 
     Attributes:
         dtype: ``model.dtype``: ``auto``, ``float32``, ``float16`` or ``bfloat16``; see ``precision.choose_dtype``.
-        quantize: ``model.quantize``.
-        kv_format: Format of keys and values in the caches.
         residency: Memory for the experts; None to keep the whole model in memory.
         sharding: The ranks that compute the model, of which this one places its shard; None for one process.
     """

@@ -29,7 +29,7 @@ from machd.engine.loading.formats.opened import ReadLeaf
 from machd.errors import ModelFormatError
 
 _MIN_PIECE_BYTES = 4096
-"""Smaller pieces are read together with what lies between them: a disk reads whole pages anyway."""
+"""Smaller pieces are read together with the bytes between them: a disk reads whole pages anyway."""
 
 _SPAN_BYTES = 8 << 20
 """Rows that are read at once where the pieces of a row are small."""
@@ -52,12 +52,7 @@ class StoredArray:
 
 @dataclass(frozen=True, slots=True)
 class StoredSlice:
-    """The part of a stored tensor that a rank keeps.
-
-    Attributes:
-        axis: The axis that is cut.
-        runs: Ranges of indices along the axis, in the order in which they are kept.
-    """
+    """The part of a stored tensor that a rank keeps: ranges along the axis that is cut, in their order."""
 
     stored: StoredArray
     axis: int
@@ -66,21 +61,16 @@ class StoredSlice:
 
 @dataclass(frozen=True, slots=True)
 class _CutArray:
-    """An array that ``_shard`` made, which is kept so that its id stays its own, and its place in a file."""
+    """An array that ``_shard`` made, with its place in a file; kept so that its ``id`` is not reused."""
 
     array: mx.array
     slice: StoredSlice
 
 
 class ShardReader(TensorOrigins):
-    """Records how a model is cut, and reads this rank's shard.
-
-    Attributes:
-        read_bytes: Bytes that were read by offset.
-    """
+    """Records how a model is cut, and reads this rank's shard."""
 
     def __init__(self, tensors: Mapping[str, tuple[Path, StoredTensor]], stored_bytes: int) -> None:
-        """Begin with the tensors of all weight files, by name, and the size of all of them."""
         # With a name in two files it is mlx-lm that chooses one, so nothing is read by offset.
         if sum(tensor.size_bytes for _, tensor in tensors.values()) != stored_bytes:
             tensors = {}
@@ -136,7 +126,7 @@ class ShardReader(TensorOrigins):
                     continue
                 axis, segments = chosen if isinstance(chosen, tuple) else (chosen, 1)
                 axis %= weight.ndim
-                # mlx itself cuts the indices, so that no arithmetic of its segments is repeated here.
+                # mlx itself cuts the indices, so that its arithmetic of segments is not repeated here.
                 indices = shard(
                     {"indices": mx.arange(weight.shape[axis])}, lambda *_, s=segments: (0, s), group
                 )["indices"]
@@ -151,10 +141,10 @@ class ShardReader(TensorOrigins):
             distributed._shard = shard  # noqa: SLF001
 
     def reading(self, model: Module) -> ReadLeaf:
-        """Return what reads a cut model's leaves: by offset where possible, and through mlx otherwise.
+        """Return a reader of a cut model's leaves: by offset where possible, and through mlx otherwise.
 
         Raises:
-            ModelFormatError: By what is returned: a file is shorter than it was.
+            ModelFormatError: Raised by the reader: a file is shorter than it was.
         """
         self._sources.clear()
         used = {id(array) for _, array in _arrays(model)}

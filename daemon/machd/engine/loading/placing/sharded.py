@@ -33,9 +33,10 @@ def place_shard(
         ModelError: The model cannot be cut, the memory is too small, or files cannot be read.
         SettingsError: The settings do not fit the model.
     """
-    if opened.takes_images:
+    checkpoint = opened.checkpoint
+    if checkpoint.takes_images:
         raise ModelShardingError("a model with vision is served by one rank")
-    if opened.tensors is None:
+    if not checkpoint.tensors:
         # No part of a tensor can be read by itself: the whole model is, and then it is cut.
         whole = place_whole(opened, lambda: build(None), settings, progress)
         model = cut(lambda: whole.model, sharding)
@@ -43,8 +44,8 @@ def place_shard(
         mx.clear_cache()
         return BuiltModel(model, whole.architecture)
     available_bytes, size = least(sharding.group, available_memory_bytes()), sharding.group.size()
-    refuse_if_too_big(opened.stored_bytes // size, available_bytes)
-    reader = ShardReader(opened.tensors, opened.stored_bytes)
+    refuse_if_too_big(checkpoint.stored_bytes // size, available_bytes)
+    reader = ShardReader(checkpoint.tensors, checkpoint.stored_bytes)
 
     def build_converted() -> Module:
         built = build(reader)
@@ -58,4 +59,4 @@ def place_shard(
     progress.stage("loading the weights", weights_bytes(model))
     with opened.reading():
         materialise(model, Conversion(None), progress, reader.reading(model))
-    return BuiltModel(model, architecture_name(model, str(opened.config["model_type"])))
+    return BuiltModel(model, architecture_name(model, checkpoint.model_type))

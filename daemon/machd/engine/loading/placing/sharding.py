@@ -1,7 +1,7 @@
 """A model's shard: the part of its layers, or of every layer, that one rank computes.
 
-mlx-lm's own model code cuts a model. machd checks what came of it, because some of that code divides
-numbers of heads without looking at the rest.
+mlx-lm's own model code cuts a model. machd checks the result, because some of that code divides numbers
+of heads and ignores a remainder.
 """
 
 from __future__ import annotations
@@ -29,12 +29,7 @@ class ShardMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """The ranks that a model is cut for.
-
-    Attributes:
-        group: The ranks.
-        mode: ``distributed.mode``.
-    """
+    """The ranks that a model is cut for."""
 
     group: mx.distributed.Group
     mode: str
@@ -43,7 +38,7 @@ class Sharding:
         """Return the ways to try, the better one first.
 
         Raises:
-            ModelShardingError: mlx-lm knows none, or not the one that was asked for.
+            ModelShardingError: mlx-lm has no way for this model, or not the requested one.
         """
         known = shard_modes(model)
         name = type(model).__module__.rpartition(".")[2]
@@ -103,7 +98,7 @@ def shard(model: LanguageModel, group: mx.distributed.Group, mode: ShardMode) ->
     """Cut a model with lazy weights to this rank's shard, in place.
 
     Args:
-        model: mlx-lm's; of no use if this raises.
+        model: mlx-lm's model; unusable if this raises.
         group: The ranks.
         mode: One of its :func:`shard_modes`.
 
@@ -116,7 +111,7 @@ def shard(model: LanguageModel, group: mx.distributed.Group, mode: ShardMode) ->
             model.shard(group)
         else:
             model.model.pipeline(group)
-    # Some of its code asserts, or divides the heads of a layer until none is left.
+    # Some of its code asserts, or leaves a layer without heads.
     except (ValueError, AssertionError, ZeroDivisionError) as error:
         raise ModelShardingError(f"{_ways(mode, group)}: {error}") from error
     if mode is ShardMode.TENSOR:
@@ -124,7 +119,7 @@ def shard(model: LanguageModel, group: mx.distributed.Group, mode: ShardMode) ->
 
 
 def _check_even(before: dict[str, int], after: dict[str, int], group: mx.distributed.Group) -> None:
-    """Refuse a number of heads that was divided with a remainder: each rank's slices are not its heads then.
+    """Refuse a number of heads that was divided with a remainder: slices would then cross heads.
 
     Raises:
         ModelShardingError: One was.

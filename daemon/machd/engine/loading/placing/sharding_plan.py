@@ -1,7 +1,7 @@
 """A model's shards for every number of ranks, without its weights and without other ranks.
 
-mlx-lm's own code cuts copies of a model whose arrays are not read, as :mod:`machd.engine.loading.placing.sharding` does when ranks
-load: what a plan says and what a start does cannot differ.
+mlx-lm's own code cuts copies of a model with lazy arrays, as :mod:`machd.engine.loading.placing.sharding` does when ranks
+load, so a plan and a start cannot differ.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ class RankPlan:
     """A model cut for a number of ranks in one way.
 
     Attributes:
-        ranks: Number of ranks.
         weights_bytes: Weights of the rank that has most of them; 0 if it cannot be cut so.
-        working_bytes: The most that a rank's step takes beside weights and KV cache; 0 likewise.
+        working_bytes: The most memory of a rank's step beside weights and KV cache; 0 if it cannot be cut so.
         reason: Why it cannot be cut so; empty if it can.
     """
 
@@ -43,13 +42,9 @@ class RankPlan:
 def plan_ranks(
     model: LanguageModel, working_bytes: Callable[[Module], int]
 ) -> tuple[RankPlan, ...]:
-    """Cut a model for each number of ranks, in each way that its code knows.
+    """Cut a model with lazy weights for each number of ranks, in each way that its code knows.
 
     Takes a few milliseconds for each. The model itself stays whole, and no array of it is read.
-
-    Args:
-        model: mlx-lm's, with lazy weights.
-        working_bytes: Estimates the memory of a step of a shard, besides weights and KV cache.
     """
     return tuple(
         _plan(model, mode, ranks, working_bytes)
@@ -84,22 +79,20 @@ def _plan(
 
 @dataclass(frozen=True, slots=True)
 class _PlannedGroup:
-    """A rank's place in a group that is not there; as much of ``mx.distributed.Group`` as cutting needs."""
+    """A rank of a planned group: the part of ``mx.distributed.Group`` that cutting needs."""
 
     number: int
     ranks: int
 
     def rank(self) -> int:
-        """Return the number of this rank."""
         return self.number
 
     def size(self) -> int:
-        """Return the number of ranks."""
         return self.ranks
 
 
 def _copied(part: Any, copies: dict[int, Any]) -> Any:  # noqa: ANN401 - a model holds anything
-    """Copy a model's modules and what holds them, and share everything else."""
+    """Copy a model's modules and their containers, and share everything else."""
     if isinstance(part, Module):
         if id(part) not in copies:
             copy = copies[id(part)] = type(part).__new__(type(part))

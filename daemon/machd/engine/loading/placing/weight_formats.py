@@ -1,4 +1,4 @@
-"""Formats of quantised weights: what a model has, and what ``model.quantize`` makes of a plain one."""
+"""Formats of quantised weights: a model's own, and those of ``model.quantize`` for plain ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ class Quantization:
 
     Attributes:
         mode: ``affine``, ``mxfp4``, ``nvfp4`` or ``mxfp8``.
-        group_size: Weights that share a scale.
     """
 
     mode: str
@@ -44,11 +43,7 @@ WEIGHT_FORMATS: Mapping[str, Quantization] = {
 
 
 def weight_format(name: str | None, packed: Quantization | None) -> Quantization | None:
-    """Return the format that ``model.quantize`` names; None without it.
-
-    Args:
-        name: The setting.
-        packed: The packing that the model's weights keep without it; None if they are plain then.
+    """Return the format that ``model.quantize`` names; None without it. ``packed`` is what the weights have already.
 
     Raises:
         SettingsError: The model is quantised already, or the backend cannot compute in this format.

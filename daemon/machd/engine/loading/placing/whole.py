@@ -27,7 +27,7 @@ from machd.engine.loading.placing.weight_formats import can_quantise
 from machd.engine.protocol.progress import LoadProgress
 
 _MAX_CACHED_BYTES = 64 << 20
-"""Freed memory that mlx may keep for reuse while weights are loaded; stored weights would add up in it."""
+"""Bytes of freed memory that mlx may keep while weights are loaded: each module's stored weights would add to it."""
 
 
 def place_whole(
@@ -42,7 +42,7 @@ def place_whole(
         ModelError: The memory is too small, or files cannot be read.
         SettingsError: The settings do not fit the model.
     """
-    refuse_if_too_big(opened.stored_bytes, available_memory_bytes())
+    refuse_if_too_big(opened.checkpoint.stored_bytes, available_memory_bytes())
     built, available_bytes = build(), available_memory_bytes()
     conversion = choose_conversion(opened, built, settings, available_bytes)
     if conversion.dtype is not None and conversion.quantise_to is None:
@@ -51,7 +51,7 @@ def place_whole(
             available_bytes,
             what=f"the weights in {dtype_name(conversion.dtype)}",
         )
-    progress.stage("loading the weights", opened.stored_bytes)
+    progress.stage("loading the weights", opened.checkpoint.stored_bytes)
     with opened.reading() as read:
         materialise(built.model, conversion, progress, read)
     return built
@@ -63,10 +63,10 @@ def materialise(
     progress: LoadProgress,
     read: ReadLeaf = leave_to_mlx,
 ) -> None:
-    """Load the weights of a lazily built model module by module, converting them on the way.
+    """Load the weights of a lazily built model module by module, converting them in place on the way.
 
     A module's stored weights are dropped before the next module's are read, so that memory holds
-    the converted model and one module more.
+    the converted model and one stored module.
 
     Args:
         model: Its parameters are replaced in place.
@@ -105,7 +105,7 @@ def _converted(
     leaves = flat[::-1]
     del flat
     while leaves:
-        # Removed from the list, so that nothing holds the stored weights when they are replaced.
+        # Removed from the list, so that the stored weights are freed when they are replaced.
         path, module = leaves.pop()
         stored_bytes = read(path, module)
         is_quantised = quantise_to is not None and can_quantise(model, path, module, quantise_to)
@@ -126,7 +126,7 @@ def _converted(
 
 
 def _in_dtype(model: Layer, path: str, module: Layer, dtype: mx.Dtype, *, stays: bool) -> Layer:
-    """Give a leaf's parameters the dtype, unpacked; of one whose weights stay as they are stored, the bias alone."""
+    """Unpack a leaf's parameters and cast them; cast only the bias where the weights stay as stored."""
     make = _plain_makers().get(type(module))
     if stays:
         if "bias" in module:
@@ -185,7 +185,7 @@ def _cast(
     model: Module,
     kept_paths: Collection[str] = (),
 ) -> None:
-    """Give a module's floating-point parameters the dtype, except those that the model wants kept, and those of some layers."""
+    """Cast a module's floating-point parameters, except those that the model excludes and those of given layers."""
     may_cast = getattr(model, "cast_predicate", None)
     prefix = f"{path}." if path else ""
 

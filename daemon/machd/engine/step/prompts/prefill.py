@@ -9,12 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import mlx.core as mx
-
 from machd.engine.backend.untyped import Cache
 from machd.engine.kv.lane_kv import CachedRow, PrefilledRow
-from machd.engine.kv.row_caches import make_room
-from machd.engine.protocol.slab_size import COLUMN_STEP
 from machd.engine.protocol.step import PrefillChunk, SharedPrefix
 from machd.engine.step.prompts.scores import PromptScores
 
@@ -61,10 +57,6 @@ class Prefill:
         self.prompt.extend(chunk.token_ids)
         return chunk.token_ids[:-1] if chunk.is_last else chunk.token_ids
 
-    def wait(self) -> None:
-        """Wait until all dispatched tokens are in the caches."""
-        mx.eval([cache.state for cache in self.caches])
-
     def adopt(self, caches: Sequence[Cache], index: int) -> None:
         """Take the chunk, a whole prompt, as computed in row ``index`` of ``caches``."""
         self.append()
@@ -73,7 +65,6 @@ class Prefill:
 
     def finish(self) -> PrefilledRow:
         """Return the whole prompt, ready to join its lane."""
-        make_room(self.caches, COLUMN_STEP)
         return PrefilledRow(
             self.caches,
             length=len(self.prompt) - 1,

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from machd.engine.backend.untyped import Cache
-from machd.engine.kv.kv_format import KvFormat
 from machd.engine.kv.lane_kv import CachedRow
-from machd.engine.kv.row_caches import make_room
-from machd.engine.protocol.engine import ModelDescription
+from machd.engine.protocol.slab_size import COLUMN_STEP
 from machd.engine.protocol.step import PrefillChunk
 from machd.engine.step.decode_pass import Forward, Packing
 from machd.engine.step.ports import BlockTier, PromptMedia
@@ -23,18 +21,19 @@ from machd.engine.step.prompts.strategies import (
     Single,
 )
 
+if TYPE_CHECKING:
+    from machd.engine.kv.model_kv import ModelKv
+
 
 class Prefills:
     """All prompts that are being computed, by slot."""
 
-    def __init__(  # noqa: PLR0913 - one argument for each part of the engine
+    def __init__(
         self,
         forward: Forward,
-        make_caches: Callable[[], list[Cache]],
+        kv: ModelKv,
         blocks: BlockTier,
-        model: ModelDescription,
-        kv_format: KvFormat,
-        *,
+        vocabulary_tokens: int,
         media: PromptMedia,
         packing: Packing,
     ) -> None:
@@ -42,19 +41,18 @@ class Prefills:
 
         Args:
             forward: The model.
-            make_caches: Makes empty caches of one row.
+            kv: Makes caches.
             blocks: Blocks that prompts may begin with.
-            model: Description of the model.
-            kv_format: Format of keys and values.
+            vocabulary_tokens: Width of the logits.
             media: Images and videos of prompts.
             packing: Lays chunks into one pass.
         """
-        self._make_caches = make_caches
+        self._kv = kv
         self._blocks = blocks
-        self._vocabulary_tokens = model.vocabulary_tokens
+        self._vocabulary_tokens = vocabulary_tokens
         self._strategies: tuple[PromptStrategy, ...] = (
             Packed(forward, packing),
-            Padded(forward, model.cache, kv_format, media),
+            Padded(forward, kv, media),
             Scored(forward),
             Single(forward, media),
         )
@@ -95,8 +93,10 @@ class Prefills:
         return step
 
     def pop(self, slot_index: int) -> Prefill:
-        """Remove and return a prompt."""
-        return self._open.pop(slot_index)
+        """Remove and return a whole prompt, with room for its completion to grow into."""
+        prefill = self._open.pop(slot_index)
+        self._kv.make_room(prefill.caches, COLUMN_STEP)
+        return prefill
 
     def drop(self, slot_indices: Iterable[int]) -> None:
         """Remove the prompts of these slots, if any."""
@@ -111,10 +111,10 @@ class Prefills:
         """Return the chunk's prompt, which an opening chunk begins."""
         if chunk.opens:
             assert chunk.slot_index not in self._open, "a slot is freed before it is taken"
-            caches = self._make_caches()
+            caches = self._kv.row_caches()
             if chunk.reused is not None:
                 self._blocks.fill(caches, chunk.reused)
-            make_room(caches, chunk.opened_tokens)
+            self._kv.make_room(caches, chunk.opened_tokens)
             self._open[chunk.slot_index] = Prefill(chunk, caches, self._vocabulary_tokens)
         prefill = self._open[chunk.slot_index]
         prefill.chunk = chunk

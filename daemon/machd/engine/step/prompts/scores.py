@@ -8,7 +8,6 @@ chunk are kept for the first token of the next one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import mlx.core as mx
 
@@ -18,10 +17,9 @@ from machd.engine.protocol.step import (
     PromptLogprob,
     RowOutput,
     ScoredPrompt,
-    TokenLogprob,
 )
+from machd.engine.sampling.logprobs import score_tokens
 from machd.engine.step.decode_pass import NO_FEATURES, Forward
-from machd.engine.step.sampling import likeliest
 
 _PASS_TOKENS = 128
 """Prompt tokens in one pass at the most. Each pass reads all weights, so fewer cost time."""
@@ -71,16 +69,15 @@ class PromptScores:
             FloatingPointError: The logits are not numbers.
         """
         if self._last_logits is not None:
-            self._scored += self._score(self._last_logits, token_ids[:1])
+            self._score(self._last_logits, token_ids[:1])
         for start in range(0, computed_tokens, self._pass_tokens):
             stop = min(start + self._pass_tokens, computed_tokens)
             inputs = mx.array([token_ids[start:stop]], dtype=mx.int32)
-            logits = forward(inputs, list(caches), NO_FEATURES)[0].astype(
-                mx.float32
-            )  # [positions, vocabulary]
+            logits = forward(inputs, list(caches), NO_FEATURES)[0]  # [positions, vocabulary]
+            logits = logits.astype(mx.float32)
             targets = token_ids[start + 1 : stop + 1]
             if targets:
-                self._scored += self._score(logits[: len(targets)], targets)
+                self._score(logits[: len(targets)], targets)
             # `take` copies: a slice would keep the logits of the whole pass in memory.
             self._last_logits = mx.take(logits, mx.array([stop - start - 1]), axis=0)
             mx.eval(self._last_logits, [cache.state for cache in caches])
@@ -88,34 +85,9 @@ class PromptScores:
             return []
         return [ScoredPrompt(self._slot_index, tuple(self._scored))]
 
-    def _score(self, logits: mx.array, targets: Sequence[int]) -> list[PromptLogprob]:
-        """Score one token for each row of ``logits`` [positions, vocabulary]."""
-        ids = mx.array(list(targets), dtype=mx.int32)[:, None]
-        normaliser = mx.logsumexp(logits, axis=-1, keepdims=True)
-        chosen = mx.take_along_axis(logits, ids, axis=-1)
-        columns = [
-            (chosen - normaliser)[:, 0],
-            1 + mx.sum(logits > chosen, axis=-1),
-            mx.isnan(chosen - normaliser)[:, 0],
-        ]
-        if self._top_logprobs:
-            top_ids, top_logits = likeliest(logits, self._top_logprobs)
-            columns += [top_ids, top_logits - normaliser]
-        mx.eval(columns)
-        values: list[Any] = [column.tolist() for column in columns]
-        logprobs, ranks, poisoned, *top = values
-        if any(poisoned):
-            raise FloatingPointError("the logits of the row's prompt are not numbers")
-        return [
-            PromptLogprob(
-                len(self._scored) + 1 + index,
-                token_id,
-                logprobs[index],
-                ranks[index],
-                tuple(map(TokenLogprob, top[0][index], top[1][index])) if top else (),
-            )
-            for index, token_id in enumerate(targets)
-        ]
+    def _score(self, logits: mx.array, targets: Sequence[int]) -> None:
+        position = len(self._scored) + 1
+        self._scored += score_tokens(logits, targets, position, self._top_logprobs)
 
 
 def scoring_bytes(chunks: Iterable[PrefillChunk], vocabulary_tokens: int) -> int:

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import mlx.core as mx
 
-from machd.capabilities.facts import CacheFacts, KvCacheKind
-from machd.engine.kv.batch_lane import padded_caches
-from machd.engine.kv.kv_format import KvFormat
 from machd.engine.protocol.media import MediaEncodingError
 from machd.engine.protocol.step import Lane, RowFault, RowOutput
 from machd.engine.step.decode_pass import NO_FEATURES, Chunk, Forward, Packing
-from machd.engine.step.decoder_row import Decoded
 from machd.engine.step.ports import PromptMedia
 from machd.engine.step.prompts.prefill import Prefill
+from machd.engine.step.row import Decoded
+
+if TYPE_CHECKING:
+    from machd.engine.kv.model_kv import ModelKv
 
 _PADDING_TOKENS = 16
 """Padding up to which sharing a call is cheaper than a call of one's own."""
@@ -52,19 +52,6 @@ class PromptStep:
     outputs: list[RowOutput] = field(default_factory=list)
     decoded: Decoded = field(default_factory=Decoded)
     has_decoded: bool = False
-
-
-class PromptStrategy(Protocol):
-    """A way to compute chunks."""
-
-    def compute(self, prefills: Sequence[Prefill], step: PromptStep) -> Sequence[Prefill]:
-        """Compute chunks, wait for them, and return the prompts with a chunk that is left to compute.
-
-        Args:
-            prefills: Prompts, each with a chunk to compute.
-            step: Gets what the chunks give, and the rows if they are decoded beside.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +85,13 @@ class Padded:
     """Whole prompts of like length in one call, padded at their ends."""
 
     forward: Forward
-    cache: CacheFacts
-    kv_format: KvFormat
+    kv: ModelKv
     media: PromptMedia
 
     def compute(self, prefills: Sequence[Prefill], step: PromptStep) -> Sequence[Prefill]:
         """Compute prompts that have a like; those of a group that lacks weights are left."""
         del step
-        groups = padded_groups(one for one in prefills if self._can_share(one))
+        groups = _padded_groups(one for one in prefills if self._can_share(one))
         shared = [group for group in groups if len(group) > 1 and self._share(group)]
         return [one for one in prefills if not any(one in group for group in shared)]
 
@@ -119,15 +105,19 @@ class Padded:
         chunk = prefill.chunk
         is_whole = chunk.start == 0 and chunk.is_last and len(chunk.token_ids) > 1
         is_plain = chunk.lane is Lane.BATCH and not chunk.is_scored
-        can_pad = self.cache.kind is KvCacheKind.STANDARD and not self.media.has_features
-        return is_whole and is_plain and can_pad
+        return is_whole and is_plain and self.kv.can_pad and not self.media.has_features
 
     def _share(self, group: Sequence[Prefill]) -> bool:
         """Compute a group in one call; False if a prompt of it needs weights that could not be read."""
+        prompts = [prefill.opening.token_ids[:-1] for prefill in group]
+        caches, token_ids = self.kv.padded_caches(prompts)
         try:
-            compute_together(self.forward, group, len(self.cache.layers), self.kv_format)
+            self.forward(token_ids, caches, NO_FEATURES)
+            mx.eval([cache.state for cache in caches])
         except OSError:
             return False  # each alone tells which
+        for index, prefill in enumerate(group):
+            prefill.adopt(caches, index)
         return True
 
 
@@ -166,8 +156,12 @@ class Single:
                 key_ids, prefill.chunk.start, prefill.opening.media
             )
             self.forward(token_ids, list(prefill.caches), features)
-            prefill.wait()
+            mx.eval([cache.state for cache in prefill.caches])
         return []
+
+
+PromptStrategy: TypeAlias = Packed | Padded | Scored | Single
+"""A way to compute chunks: ``compute`` waits for them, and returns the prompts with a chunk that is left."""
 
 
 def _compute_each(
@@ -181,7 +175,7 @@ def _compute_each(
             step.decoded.faults.append(RowFault(prefill.chunk.slot_index, cause))
 
 
-def padded_groups(prefills: Iterable[Prefill]) -> list[list[Prefill]]:
+def _padded_groups(prefills: Iterable[Prefill]) -> list[list[Prefill]]:
     """Group whole prompts by length, so that padding stays cheaper than a call of one's own."""
     groups: list[list[Prefill]] = []
     longest = 0
@@ -193,25 +187,6 @@ def padded_groups(prefills: Iterable[Prefill]) -> list[list[Prefill]]:
             groups.append([prefill])
             longest = _opening_tokens(prefill)
     return groups
-
-
-def compute_together(
-    forward: Forward, prefills: Sequence[Prefill], layer_count: int, kv_format: KvFormat
-) -> None:
-    """Compute whole prompts of a standard model in one call, and wait for it.
-
-    Args:
-        forward: The model.
-        prefills: Prompts of two tokens or more of which nothing is computed yet.
-        layer_count: Caches that the model takes.
-        kv_format: Format of keys and values.
-    """
-    prompts = [prefill.opening.token_ids[:-1] for prefill in prefills]
-    caches, token_ids = padded_caches(prompts, layer_count, kv_format)
-    forward(token_ids, caches, NO_FEATURES)
-    mx.eval([cache.state for cache in caches])
-    for index, prefill in enumerate(prefills):
-        prefill.adopt(caches, index)
 
 
 def _opening_tokens(prefill: Prefill) -> int:

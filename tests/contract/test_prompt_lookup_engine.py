@@ -34,7 +34,7 @@ class _Same:
         self.kv_bytes = 0
 
     def extend(self, token_ids: object) -> None:
-        """It does not listen."""
+        """Ignore generated tokens."""
 
     def propose(self, max_tokens: int) -> tuple[int, ...]:
         return (5,) * max_tokens if self._is_on else ()
@@ -50,7 +50,7 @@ class _SameForAll(NgramProposer):
 
 
 def _start(engine: MlxEngine, *rows: tuple[tuple[int, ...], int]) -> None:
-    """Prompts and the positions that they are promised."""
+    """Prefill prompts, each with the number of positions that it reserves."""
     for slot, (prompt, positions) in enumerate(rows):
         sampling = SamplingParams(temperature=1.0, seed=slot)
         chunk = PrefillChunk(
@@ -67,7 +67,7 @@ def _decode(engine: MlxEngine, *slots: int, max_draft_tokens: int = 8) -> StepRe
 @pytest.mark.parametrize("name", ["staggered", "down to one and up again", "mixed parameters"])
 @pytest.mark.parametrize("looks_ahead", [False, True], ids=["in step", "looking ahead"])
 def test_prompt_lookup_changes_nothing(kind: TinyKind, name: str, looks_ahead: bool) -> None:  # noqa: FBT001
-    """Whatever it finds and the pacing allows, in every width, some of which are met for the first time."""
+    """Answers stay the same whatever prompt lookup finds and the pace allows, at every batch width."""
     engine = make_engine(loaded(kind), looks_ahead=looks_ahead, proposer=NgramProposer())
     script = SCRIPTS[name]
     loops = Join((7, 8, 9, 7, 8, 9, 7, 8), 40, replace(GREEDY, logit_bias=((7, 9.0), (8, 9.0))))
@@ -77,8 +77,8 @@ def test_prompt_lookup_changes_nothing(kind: TinyKind, name: str, looks_ahead: b
     assert engine.memory().kv_used_bytes == 0
 
 
-def test_guesses_need_no_more_than_rows_were_promised() -> None:
-    """Padding to a neighbour's drafts stays within what was reserved, up to the last token."""
+def test_drafts_need_no_more_than_rows_reserved() -> None:
+    """Padding to a neighbour's drafts stays within the reserved columns, up to the last token."""
     engine = make_engine(tiny_model(TinyKind.STANDARD), proposer=_SameForAll(), max_rows=2)
     _start(engine, (tuple(range(1, 101)) * 3, 330), ((1, 2, 3), 300))
     drafted = 0
@@ -90,8 +90,8 @@ def test_guesses_need_no_more_than_rows_were_promised() -> None:
     assert drafted
 
 
-def test_what_is_no_number_behind_a_failing_row_is_wiped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row that fails at its matcher after such drafts leaves nothing to the next one in its place."""
+def test_nan_behind_a_failing_row_is_wiped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that fails at its matcher after NaN drafts leaves no NaN to the next row of its slot."""
     engine = make_engine(tiny_model(TinyKind.STANDARD), proposer=_SameForAll())
     _start(engine, ((1, 2, 3, 4), 400), ((1, 2, 3, 5), 400))
 
@@ -113,7 +113,9 @@ def test_what_is_no_number_behind_a_failing_row_is_wiped(monkeypatch: pytest.Mon
             length = engine._batch._kv._positions.lengths[1]  # type: ignore[attr-defined]
             for array in cache.state:
                 array[1:2, :, length - 1 : length] = float("nan")
-        verdict.sampling.matcher = Refusing()  # type: ignore[assignment]
+        row = engine._batch._rows[1]
+        row.sampling = replace(row.sampling, matcher=Refusing())  # type: ignore[arg-type]
+        draft.ahead_states = (row.sampling,) * len(draft.ahead_ids)
         return replace(verdict, is_finite=False)
 
     monkeypatch.setattr(decoder, "verify", poisoned)

@@ -11,7 +11,8 @@ from dataclasses import replace
 
 import mlx.core as mx
 
-from machd.engine.step.sampling import RowSampling, Sampler, Selection
+from machd.engine.sampling.sampler import Sampler, Selection
+from machd.engine.sampling.sampling_state import SamplingState
 from machd.request.generation import SamplingParams
 
 
@@ -29,16 +30,15 @@ class RowDraws:
             vocabulary_tokens: Width of the served model's logits; no draft token is beyond it.
         """
         params = replace(sampling, grammar=None, thinking=None, top_logprobs=None)
-        self._row = RowSampling.for_prompt(params, prompt, vocabulary_tokens)
+        self._generated = SamplingState.for_prompt(params, prompt, vocabulary_tokens)
+        self._drafted = self._generated
         self._vocabulary_tokens = vocabulary_tokens
-        self._sampler = Sampler([self._row], vocabulary_tokens)
-        self._generated = self._row.fork()
+        self._sampler = Sampler([params], vocabulary_tokens)
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """Append tokens that the row has generated; drafts after them are rolled back."""
+        self._generated = self._generated.after(token_ids)
         self.roll_back()
-        self._row.add(token_ids)
-        self._generated = self._row.fork()
 
     def choose(self, logits: mx.array) -> Selection:
         """Draw the next draft token, lazily.
@@ -49,8 +49,10 @@ class RowDraws:
         missing = self._vocabulary_tokens - logits.shape[-1]
         if missing > 0:
             logits = mx.pad(logits, [(0, 0), (0, missing)], constant_values=-mx.inf)
-        return self._sampler.sample(logits[:, : self._vocabulary_tokens])
+        selection = self._sampler.sample([self._drafted], logits[:, : self._vocabulary_tokens])
+        self._drafted = self._drafted.after(selection.token_ids)
+        return selection
 
     def roll_back(self) -> None:
         """Drop all drafts after the last generated token."""
-        self._row.take(self._generated)
+        self._drafted = self._generated

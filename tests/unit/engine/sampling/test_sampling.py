@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from machd.engine.protocol.step import SampledToken
-from machd.engine.step import gumbel_noise as noise_module
-from machd.engine.step.sampling import RowSampling, Sampler
+from machd.engine.sampling import gumbel_noise as noise_module
+from machd.engine.sampling.sampler import Sampler
+from machd.engine.sampling.sampling_state import SamplingState
 from machd.request.generation import SamplingParams
 
 VOCABULARY = 64
@@ -31,13 +32,13 @@ def logits_of(rows: int, seed: int = 0) -> Floats:
 
 def choose(params: list[SamplingParams], logits: Floats, steps: int = 1) -> list[list[int]]:
     """Token ids that a fresh batch of rows gets in each of some steps on the same logits."""
-    sampler = Sampler(
-        [RowSampling.for_prompt(one, (1, 2, 3), VOCABULARY) for one in params], VOCABULARY
-    )
+    sampler = Sampler(params, VOCABULARY)
+    states = [SamplingState.for_prompt(one, (1, 2, 3), VOCABULARY) for one in params]
     chosen: list[list[int]] = []
     for _ in range(steps):
-        selection = sampler.sample(mx.array(logits))
+        selection = sampler.sample(states, mx.array(logits))
         chosen.append([int(one) for one in np.array(selection.token_ids)])
+        states = [state.after([one]) for state, one in zip(states, chosen[-1], strict=True)]
     return chosen
 
 
@@ -166,13 +167,10 @@ def test_logprobs_are_the_models_own() -> None:
         temperature=0.0, logit_bias=((7, 100.0),), presence_penalty=2.0, top_logprobs=4
     )
     logits = logits_of(2, seed=3)
-    rows = [
-        RowSampling.for_prompt(one, (1,), VOCABULARY)
-        for one in (SamplingParams(temperature=0.0), params)
-    ]
-    sampler = Sampler(rows, VOCABULARY)
+    rows = [SamplingParams(temperature=0.0), params]
+    states = [SamplingState.for_prompt(one, (1,), VOCABULARY) for one in rows]
 
-    first, second = sampler.sample(mx.array(logits)).read([0, 1], sampler.params)
+    first, second = Sampler(rows, VOCABULARY).sample(states, mx.array(logits)).read([0, 1])
 
     reference = logits[1].astype(np.float64)
     reference = reference - np.log(np.exp(reference).sum())
@@ -206,10 +204,10 @@ def test_a_poisoned_row_is_named_and_the_others_go_on() -> None:
     logits = logits_of(3)
     clean = choose([SamplingParams(temperature=0.0)] * 3, logits)[0]
     logits[1, 20] = np.nan
-    rows = [RowSampling(SamplingParams(temperature=0.0)) for _ in range(3)]
-    sampler = Sampler(rows, VOCABULARY)
+    states = [SamplingState(GREEDY_PARAMS)] * 3
+    sampler = Sampler([GREEDY_PARAMS] * 3, VOCABULARY)
 
-    tokens = sampler.sample(mx.array(logits)).read([4, 5, 6], sampler.params)
+    tokens = sampler.sample(states, mx.array(logits)).read([4, 5, 6])
 
     assert tokens == [SampledToken(4, clean[0]), None, SampledToken(6, clean[2])]
 
@@ -223,13 +221,15 @@ def test_a_row_keeps_its_state_when_the_batch_is_built_anew() -> None:
     logits = logits_of(2, seed=4)
     undisturbed = [tokens[0] for tokens in choose(params[:1], logits[:1], steps=6)]
 
-    first = RowSampling.for_prompt(params[0], (1, 2, 3), VOCABULARY)
-    second = RowSampling.for_prompt(params[1], (1, 2, 3), VOCABULARY)
+    states = [SamplingState.for_prompt(one, (1, 2, 3), VOCABULARY) for one in params]
     tokens = []
-    for rows in ([first], [first, second], [second, first], [first]):
-        sampler = Sampler(rows, VOCABULARY)
-        selection = sampler.sample(mx.array(logits[[0 if row is first else 1 for row in rows]]))
-        tokens.append(int(np.array(selection.token_ids)[rows.index(first)]))
+    for rows in ([0], [0, 1], [1, 0], [0]):
+        sampler = Sampler([params[row] for row in rows], VOCABULARY)
+        selection = sampler.sample([states[row] for row in rows], mx.array(logits[rows]))
+        chosen = [int(one) for one in np.array(selection.token_ids)]
+        for row, token_id in zip(rows, chosen, strict=True):
+            states[row] = states[row].after([token_id])
+        tokens.append(chosen[rows.index(0)])
 
     assert tokens == undisturbed[:4]
 
@@ -240,9 +240,11 @@ def test_draw_moves_only_where_rounding_decides_between_two_tokens() -> None:
     generator = np.random.default_rng(3)
     logits = generator.normal(0, 3, vocabulary).astype(np.float32)
     rounded = logits + np.linspace(-1e-6, 1e-6, vocabulary, dtype=np.float32)
+    params = [SamplingParams(seed=seed) for seed in range(rows)]
+    states = [SamplingState(one) for one in params]
     chosen = [
-        Sampler([RowSampling(SamplingParams(seed=seed)) for seed in range(rows)], vocabulary)
-        .sample(mx.array(np.broadcast_to(one, (rows, vocabulary))))
+        Sampler(params, vocabulary)
+        .sample(states, mx.array(np.broadcast_to(one, (rows, vocabulary))))
         .token_ids.tolist()
         for one in (logits, rounded)
     ]
@@ -255,8 +257,8 @@ def test_row_whose_logits_are_no_numbers_has_no_usable_token(min_p: float) -> No
     params = SamplingParams(min_p=min_p, presence_penalty=1.0)
     logits = logits_of(2)
     logits[0] = np.nan
-    rows = [RowSampling.for_prompt(params, (1, 2), VOCABULARY) for _ in range(2)]
-    selection = Sampler(rows, VOCABULARY).sample(mx.array(logits))
+    states = [SamplingState.for_prompt(params, (1, 2), VOCABULARY) for _ in range(2)]
+    selection = Sampler([params] * 2, VOCABULARY).sample(states, mx.array(logits))
     assert np.array(selection.usable).tolist() == [False, True]
     assert int(np.array(selection.token_ids).max()) < VOCABULARY
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from machd.engine.step.gumbel_noise import draw_key, gumbel_noise
+from machd.engine.sampling.gumbel_noise import draw_key, gumbel_noise
 
 _DRAWS = 256
 _TOKENS = 4096

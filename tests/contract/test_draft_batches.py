@@ -1,7 +1,7 @@
-"""What a row says does not depend on guesses, whoever joins, leaves, and whenever guessing begins.
+"""A row's tokens do not depend on drafts, on rows that join or leave, or on when drafting begins.
 
-Rows in a batch are guessed for together, each with another number of right guesses; or guessing stops
-when others come and begins again when they are gone, at every step at which that can be.
+Rows of a batch verify drafts together, each accepting a different number; or drafting stops when other
+rows join and begins again when they have left, at every step where that is possible.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.engines import parity
-from support.engines.guessed_rows import GUESSES, GuessedScripts, always, if_alone
+from support.engines.drafted_scripts import DRAFT_TOKENS, DraftedScripts, always, if_alone
 from support.engines.tiny_models import TinyKind, each_kind, each_kind_and_look_ahead
 
 from machd.engine.protocol.step import Lane
@@ -22,7 +22,7 @@ from machd_probes.scripts import LENGTHS, MIXED, Script, random_prompt, scripts
 PROMPTS = [random_prompt(length, number) for number, length in enumerate(LENGTHS)]
 SCRIPTS = scripts(PROMPTS, 16)
 _FORMATS = ("affine8", "affine4", "turboquant")
-_CODED_SCRIPTS = ("early leaves", "down to one and up again", "chunked prefill", "two lanes")
+_QUANTISED_SCRIPTS = ("early leaves", "down to one and up again", "chunked prefill", "two lanes")
 _STEP_NATS = 0.05
 """A number at the border of two quantisation steps may be rounded either way (test_quantised_parity)."""
 
@@ -37,9 +37,9 @@ def _noise_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @_AHEAD
 @pytest.mark.parametrize("name", list(SCRIPTS))
-def test_rows_that_are_guessed_for_together(name: str, looks_ahead: bool) -> None:  # noqa: FBT001
-    """Every row goes on by as many tokens as its own guesses were right, and says what it says alone."""
-    stage = GuessedScripts(TinyKind.STANDARD, looks_ahead=looks_ahead)
+def test_rows_that_verify_drafts_together(name: str, looks_ahead: bool) -> None:  # noqa: FBT001
+    """Every row advances by its own accepted drafts, and generates what it generates alone."""
+    stage = DraftedScripts(TinyKind.STANDARD, looks_ahead=looks_ahead)
 
     assert stage.differences(SCRIPTS[name], always) == []
     together = [len(result.drafts) for result in stage.engine.results]
@@ -58,16 +58,16 @@ def test_rows_that_are_guessed_for_together(name: str, looks_ahead: bool) -> Non
             name,
             kv_format,
             marks=()
-            if name == _CODED_SCRIPTS[0] or kv_format == _FORMATS[-1]
+            if name == _QUANTISED_SCRIPTS[0] or kv_format == _FORMATS[-1]
             else pytest.mark.long,
         )
-        for name in _CODED_SCRIPTS
+        for name in _QUANTISED_SCRIPTS
         for kv_format in _FORMATS
     ],
 )
-def test_rows_in_fewer_bits_that_are_guessed_for_together(name: str, kv_format: str) -> None:
-    """The same in every format of keys and values."""
-    stage = GuessedScripts(TinyKind.STANDARD, kv_format=kv_format)
+def test_rows_with_quantised_kv_that_verify_drafts_together(name: str, kv_format: str) -> None:
+    """The same holds in every KV format."""
+    stage = DraftedScripts(TinyKind.STANDARD, kv_format=kv_format)
 
     assert stage.differences(SCRIPTS[name], always) == []
     assert stage.engine.accepted_tokens > 0
@@ -75,24 +75,28 @@ def test_rows_in_fewer_bits_that_are_guessed_for_together(name: str, kv_format: 
 
 @_KINDS
 @pytest.mark.parametrize("name", ["down to one and up again", "two lanes", "chunked prefill"])
-def test_caches_that_take_no_guesses_in_a_batch(kind: TinyKind, name: str) -> None:
-    """Whatever the plan allows, an engine guesses only where it can take wrong guesses back."""
-    stage = GuessedScripts(kind)
+def test_caches_that_verify_no_drafts_in_a_batch(kind: TinyKind, name: str) -> None:
+    """Whatever the plan allows, an engine drafts only where it can roll rejected drafts back."""
+    stage = DraftedScripts(kind)
     assert stage.differences(SCRIPTS[name], always) == []
     assert stage.engine.accepted_tokens > 0
 
 
 @each_kind_and_look_ahead()
-def test_guessing_begins_and_ends_at_every_step(kind: TinyKind, looks_ahead: bool) -> None:  # noqa: FBT001
-    """A lonely row is guessed for up to a step, or from it on, or at every other step."""
-    stage = GuessedScripts(kind, looks_ahead=looks_ahead)
+def test_drafting_begins_and_ends_at_every_step(kind: TinyKind, looks_ahead: bool) -> None:  # noqa: FBT001
+    """A row alone has drafts up to a step, or from it on, or at every other step."""
+    stage = DraftedScripts(kind, looks_ahead=looks_ahead)
     for step in range(1, 9):
         row = Join(PROMPTS[2], 16, MIXED[step % len(MIXED)])
         lane = (Lane.BATCH, Lane.SERIAL)[step % 2]
         changing = range(step % 2, 99, 1 + step // 2)
         for allowed in (range(step), changing if step % 3 else range(step, 99)):
             script = Script((replace(row, lane=lane),))
-            found = stage.differences(script, lambda at, _rows, on=allowed: GUESSES * (at in on))  # type: ignore[misc]
+
+            def drafts(at: int, _rows: int, on: range = allowed) -> int:
+                return DRAFT_TOKENS * (at in on)
+
+            found = stage.differences(script, drafts)
             assert found == [], (step, allowed)
             assert stage.engine.passes == 16 - stage.engine.accepted_tokens
 
@@ -104,8 +108,8 @@ def test_a_second_row_comes_and_goes_at_every_step(
     looks_ahead: bool,  # noqa: FBT001
     drafts: DraftSchedule,
 ) -> None:
-    """A row that is guessed for is joined by another and is alone again, and both are right."""
-    stage = GuessedScripts(kind, looks_ahead=looks_ahead)
+    """A drafting row is joined by another and is alone again, and both generate what they do alone."""
+    stage = DraftedScripts(kind, looks_ahead=looks_ahead)
     modes = set()
     for step in range(1, 8):
         first = Join(PROMPTS[step % 3], 24, MIXED[step % len(MIXED)])
@@ -127,7 +131,7 @@ def test_a_second_row_comes_and_goes_at_every_step(
 @pytest.mark.parametrize("kind", [TinyKind.STANDARD, TinyKind.ROTATING, TinyKind.NESTED])
 def test_three_come_and_go(kind: TinyKind) -> None:
     """One alone, four together, one alone again; in a slab whose rows move when others leave."""
-    stage = GuessedScripts(kind)
+    stage = DraftedScripts(kind)
     others = [
         Join(PROMPTS[number], 8, MIXED[number], at_step=3 + number % 2) for number in (1, 4, 5)
     ]
@@ -164,12 +168,12 @@ _JOINS = st.builds(
 
 @each_kind_and_look_ahead()
 @pytest.mark.parametrize("max_examples", [3, pytest.param(30, marks=pytest.mark.long)])
-def test_no_history_with_guesses_changes_a_row(
+def test_no_history_of_drafts_changes_a_row(
     kind: TinyKind,
     looks_ahead: bool,  # noqa: FBT001
     max_examples: int,
 ) -> None:
-    """A row says what it says alone, however many tokens may be guessed at any step."""
+    """A row generates what it generates alone, however many drafts any step allows."""
 
     @settings(max_examples=max_examples, derandomize=True)
     @given(
@@ -178,7 +182,7 @@ def test_no_history_with_guesses_changes_a_row(
         ),
         slots=st.integers(1, 5),
         prefills_alone=st.booleans(),
-        guesses=st.lists(st.integers(0, 6), min_size=1, max_size=5),
+        draft_tokens=st.lists(st.integers(0, 6), min_size=1, max_size=5),
         right_of_ten=st.integers(3, 10),
     )
     def _holds(
@@ -186,14 +190,16 @@ def test_no_history_with_guesses_changes_a_row(
         joins: list[Join],
         slots: int,
         prefills_alone: bool,
-        guesses: list[int],
+        draft_tokens: list[int],
         right_of_ten: int,
     ) -> None:
-        played = GuessedScripts(kind, looks_ahead=looks_ahead)
+        played = DraftedScripts(kind, looks_ahead=looks_ahead)
         played.oracle.right_of_ten = right_of_ten
         script = Script(tuple(joins), slots, prefills_alone)
 
-        found = played.differences(script, lambda step, _rows: guesses[step % len(guesses)])
+        found = played.differences(
+            script, lambda step, _rows: draft_tokens[step % len(draft_tokens)]
+        )
 
         assert found == []
 

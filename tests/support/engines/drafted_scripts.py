@@ -1,4 +1,4 @@
-"""Rows with guesses on an engine, played to their ends and compared with the same rows without."""
+"""Rows with drafts on an engine, played to their ends and compared with the same rows without."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from support.engines.parity import differences
 from support.engines.tiny_engines import alone, loaded
 from support.engines.tiny_models import TinyKind
 
-GUESSES = 4
+DRAFT_TOKENS = 4
 
 
 def always(_step: int, _rows: int) -> int:
-    """As many rows as there may be are guessed for."""
-    return GUESSES
+    """Allow drafts for every row."""
+    return DRAFT_TOKENS
 
 
 def if_alone(_step: int, rows: int) -> int:
-    """A lonely row is guessed for."""
-    return GUESSES if rows == 1 else 0
+    """Allow drafts for a row that runs alone."""
+    return DRAFT_TOKENS if rows == 1 else 0
 
 
-class GuessedScripts:
-    """An engine on which scripts are played with an oracle's guesses.
+class DraftedScripts:
+    """An engine on which scripts are played with an oracle's drafts.
 
     Attributes:
-        oracle: Right at seven places of ten, unless told otherwise.
+        oracle: Right at seven places of ten by default.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class GuessedScripts:
         self.engine = WatchedEngine(model, self.oracle, looks_ahead=looks_ahead)
 
     def differences(self, script: Script, drafts: DraftSchedule) -> list[str]:
-        """Return where the script's rows said something else than alone; all of them are gone again."""
+        """Return where the script's rows differ from the same rows alone; the engine is empty afterwards."""
         self.oracle.answers = self._answers(script)
         self.engine.forget()
         said = play(
@@ -60,7 +60,7 @@ class GuessedScripts:
         return self._alone.differences(script, said)
 
     def _answers(self, script: Script) -> Answers:
-        """Of rows that differ in nothing but their length, the longest."""
+        """Return each row's answer alone; of rows that differ only in length, the longest."""
         rows = sorted(script.joins, key=lambda row: row.given_tokens)
         return {
             (row.prompt, row.sampling): [one.token_id for one in self._alone.tokens(row)]
@@ -70,12 +70,12 @@ class GuessedScripts:
 
 @dataclass
 class Said:
-    """The outcome of rows that began together.
+    """The results of rows that began together.
 
     Attributes:
-        tokens: Of each row, up to its end of text.
-        faults: Of rows that failed.
-        results: Of all steps.
+        tokens: Each row's tokens up to its end of text.
+        faults: Causes of failed rows, by slot.
+        results: The results of all steps.
     """
 
     tokens: list[list[SampledToken]]
@@ -84,34 +84,34 @@ class Said:
 
     @property
     def token_ids(self) -> list[list[int]]:
-        """Of each row."""
+        """Token ids of each row."""
         return [[token.token_id for token in tokens] for tokens in self.tokens]
 
     @property
     def accepted_tokens(self) -> int:
-        """Guesses that were right."""
+        """Number of accepted drafts of all rows."""
         return sum(one.accepted_tokens for result in self.results for one in result.drafts)
 
     @property
     def draft_faults(self) -> list[int]:
-        """Slots of rows for which guessing failed."""
+        """Slots of rows whose proposer failed."""
         return [one.slot_index for result in self.results for one in result.draft_faults]
 
 
 def say(
     engine: Engine,
     joins: Sequence[Join],
-    guesses: int = 0,
+    draft_tokens: int = 0,
     *,
     is_end: Callable[[SampledToken], bool] | None = None,
 ) -> Said:
-    """Prefill all rows in one step, then decode until each has ended, failed or has enough.
+    """Prefill all rows in one step, then decode until each has ended, failed or reached its length.
 
     Args:
-        engine: With no rows; it is left with none.
-        joins: Rows, by slot; how they come and go counts for nothing.
-        guesses: That are allowed for each row.
-        is_end: What ends a row; what the model says at the end of a text unless given.
+        engine: An engine without rows; it is left without rows.
+        joins: Rows by slot; their times of joining and leaving are ignored.
+        draft_tokens: Drafts that each row is allowed in a step.
+        is_end: Tells whether a token ends its row; the model's end-of-text tokens unless given.
     """
     ends = is_end or (lambda token: token.token_id in engine.model.eos_token_ids)
     said = Said([[] for _ in joins])
@@ -119,7 +119,7 @@ def say(
     release: tuple[int, ...] = ()
     chunks = tuple(_whole(slot_index, join) for slot_index, join in enumerate(joins))
     while running or release:
-        decode = () if chunks else tuple(DecodeRow(row, guesses) for row in sorted(running))
+        decode = () if chunks else tuple(DecodeRow(row, draft_tokens) for row in sorted(running))
         result = engine.run(StepPlan(release, chunks, decode))
         said.results.append(result)
         release, chunks = (), ()
@@ -137,11 +137,11 @@ def say(
     return said
 
 
-def constrained_differences(plain: Said, guessed: Said, joins: Sequence[Join]) -> list[str]:
-    """Return where rows that began together said something else with guesses than without."""
-    found = [f"faults {plain.faults} and {guessed.faults}"] if guessed.faults else []
+def constrained_differences(plain: Said, drafted: Said, joins: Sequence[Join]) -> list[str]:
+    """Return where rows that began together differ with drafts and without."""
+    found = [f"faults {plain.faults} and {drafted.faults}"] if drafted.faults else []
     for number, join in enumerate(joins):
-        pair = plain.tokens[number], guessed.tokens[number]
+        pair = plain.tokens[number], drafted.tokens[number]
         found += [f"row {number}: {one}" for one in differences(*pair, join.sampling)]
     return found
 
