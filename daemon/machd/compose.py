@@ -42,7 +42,7 @@ from machd.settings.model import Settings
 from machd.settings.models import ModelsSettings
 from machd.settings.sources import LoadedSettings, SettingsSources
 from machd.telemetry.announcements import Announcements
-from machd.telemetry.gauges import watch_gauges
+from machd.telemetry.gauges import watch_daemon_gauges, watch_model_gauges
 from machd.telemetry.lag import EventLoopLag
 from machd.telemetry.logs import RequestLog, SchedulerLog, configure_logs
 from machd.telemetry.metrics import Metrics
@@ -100,20 +100,31 @@ class Parts:
         )
         self.configuration = Configuration(sources, loaded, self._prepare, clock)
         self.metrics = Metrics()
+        self.model_metrics = self.metrics.add_model()
         self.lifecycle = Lifecycle()
         self.lag = EventLoopLag(clock)
         self.throughput = Throughput(clock)
         self.feed = EventFeed(clock)
         self.tracers = tracers(settings.tracing.otlp_endpoint, clock)
+        model_feed = self.feed.add_model(lambda: self.model_metrics.model_id)
         self._fanout = Fanout(
-            self._event_loop, [self.metrics, SchedulerLog(), self.throughput, self.feed]
+            self._event_loop,
+            [
+                self.model_metrics,
+                SchedulerLog(lambda: self.model_metrics.model_id),
+                self.throughput,
+                model_feed,
+            ],
         )
         self.engine = open_engine(settings, self)
         self.served = ServedModel(
             self.engine, lambda: self.configuration.settings, self.lifecycle.check_accepting
         )
         self.announcements = Announcements(
-            self.served, self.configuration, self.metrics, self.feed.on_verdict
+            self.served,
+            lambda: self.configuration.settings,
+            self.model_metrics,
+            model_feed.on_verdict,
         )
         self.service = GenerationService(
             served=self.served,
@@ -133,16 +144,20 @@ class Parts:
         self.metrics.export_vllm_names(on=settings.metrics.vllm_names)
         # Last: it binds sockets and has to be closed.
         self.kv_events = open_kv_events(settings.kv_events, settings.cache, clock)
-        watch_gauges(
+        watch_daemon_gauges(
             self.metrics,
-            served=self.served,
             lifecycle=self.lifecycle,
             lag=self.lag,
             configuration=self.configuration,
             responses=self._responses,
             in_flight=lambda: self._open_requests.count,
-            open_generations=lambda: self.service.open_count,
             versions=_version_labels(installed_versions()),
+        )
+        watch_model_gauges(
+            self.model_metrics,
+            self.served,
+            lambda: self.configuration.settings,
+            open_generations=lambda: self.service.open_count,
         )
 
     def admin_app(self, token: AdminToken) -> ASGIApp:
@@ -179,7 +194,7 @@ class Parts:
     def engine_ended(self, reason: RestartReason) -> None:
         """Count it, and tell routers until another process serves."""
         self._on_event_loop(self.lifecycle.restart)
-        self._on_event_loop(self.metrics.count_restart, reason)
+        self._on_event_loop(self.model_metrics.count_restart, reason)
 
     def engine_served(self) -> None:
         """Tell routers that requests are computed again."""

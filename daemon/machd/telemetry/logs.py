@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TextIO
 
 import structlog
+from structlog.stdlib import BoundLogger
 from structlog.typing import EventDict, Processor
 
 from machd.clock import Clock, SystemClock
@@ -39,7 +40,7 @@ _MODEL_LOGGERS = (
 
 
 class _ModelField:
-    """The processor that adds ``model`` to lines about the model.
+    """The processor that adds ``model`` to lines about a model, where it is not on them already.
 
     A field of the process, and no context variable: those do not reach the threads that log.
     """
@@ -49,9 +50,13 @@ class _ModelField:
         self.loggers: tuple[str, ...] = ()
 
     def __call__(self, _logger: object, _method: str, event: EventDict) -> EventDict:
-        """Return the event, with the model's name if it is about the model and the name is known."""
-        if self.model_id is not None and self._is_about_model(event):
-            event.setdefault("model", self.model_id)
+        """Return the event, with the model's name if it is about a model and the name is known."""
+        # Taken out first: whatever names the model, the field has one place on the line.
+        model_id = event.pop("model", None)
+        if model_id is None and self.model_id is not None and self._is_about_model(event):
+            model_id = self.model_id
+        if model_id is not None:
+            event["model"] = model_id
         return event
 
     def _is_about_model(self, event: EventDict) -> bool:
@@ -64,13 +69,21 @@ _MODEL_FIELD = _ModelField()
 
 
 def log_model(model_id: str | None, *, loggers: tuple[str, ...] = _MODEL_LOGGERS) -> None:
-    """Name the model on each line about it from now on, however the logs are configured.
+    """Name the process's only model on each line about it from now on, however the logs are configured.
+
+    A process with several has :func:`model_logger` for each.
 
     Args:
         model_id: As ``/v1/models`` names it; None for no name.
         loggers: Beginnings of the names of the loggers whose lines are about the model.
     """
     _MODEL_FIELD.model_id, _MODEL_FIELD.loggers = model_id, loggers
+
+
+def model_logger(name: str, model_id: str | None) -> BoundLogger:
+    """The logger of this name for lines about one model; they have ``model`` unless the id is None."""
+    log: BoundLogger = structlog.get_logger(name)
+    return log if model_id is None else log.bind(model=model_id)
 
 
 def configure_logs(
@@ -156,11 +169,11 @@ def _renderers(*, is_console: bool, is_terminal: bool) -> list[Processor]:
 
 
 class SchedulerLog:
-    """A line for each admission, each resumption, each shared decode and each change of how tokens are made."""
+    """Of one model: a line for each admission, each resumption, each shared decode and each change of how tokens are made."""
 
-    def __init__(self) -> None:
-        """Write to the configured log."""
-        self._log = structlog.get_logger("machd.scheduler")
+    def __init__(self, model_id: Callable[[], str | None]) -> None:
+        """Write to the configured log; ``model_id`` reads the model's name, None until it is known."""
+        self._model_id = model_id
 
     def on_events(self, events: Sequence[Event]) -> None:
         """Write the lines of a step."""
@@ -178,6 +191,10 @@ class SchedulerLog:
                 self._log.debug(
                     "decode_mode.changed", previous=event.previous.value, mode=event.mode.value
                 )
+
+    @property
+    def _log(self) -> BoundLogger:
+        return model_logger("machd.scheduler", self._model_id())
 
     def _write_admission(self, event: SequenceAdmitted) -> None:
         self._log.debug(
@@ -200,15 +217,12 @@ class SchedulerLog:
 
 
 class RequestLog:
-    """One ``request.finished`` line a request."""
-
-    def __init__(self) -> None:
-        """Write to the configured log."""
-        self._log = structlog.get_logger("machd.request.generation")
+    """One ``request.finished`` line a request, whatever its model."""
 
     def on_request(self, record: RequestRecord) -> None:
         """Write the line."""
-        self._log.info(
+        log = model_logger("machd.request.generation", record.model or None)
+        log.info(
             "request.finished",
             request_id=record.request_id,
             endpoint=record.endpoint,

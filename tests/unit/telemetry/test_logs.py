@@ -25,7 +25,7 @@ from machd.scheduler.events import (
     StepCompleted,
 )
 from machd.telemetry.log_repeats import RepeatFilter
-from machd.telemetry.logs import RequestLog, SchedulerLog, configure_logs, log_model
+from machd.telemetry.logs import RequestLog, SchedulerLog, configure_logs, log_model, model_logger
 
 CANARY = "my secret prompt"
 
@@ -221,6 +221,36 @@ def test_every_line_of_an_engine_process_names_the_model() -> None:
     structlog.get_logger("machd.daemon").info("daemon.ready", model="another")
 
     assert [line["model"] for line in _lines(stream)] == ["some/model", "some/model", "another"]
+
+
+def test_lines_of_two_models_name_their_own() -> None:
+    """Observers of two models in one process write each model's name, from the moment that it is known."""
+    stream = _configured(level="debug")
+    name: list[str | None] = [None]
+    first, second = SchedulerLog(lambda: "first"), SchedulerLog(lambda: name[0])
+    change = DecodeModeChanged(DecodeMode.SINGLE, DecodeMode.BATCHED)
+    second.on_events([change])
+    name[0] = "second"
+    for log in (first, second):
+        log.on_events([change, _admission(coalesced_with="req-a", fanout=2)])
+    for model in ("first", "second"):
+        RequestLog().on_request(replace(RECORD, model=model))
+
+    assert [line.get("model") for line in _lines(stream)] == [
+        None, *["first"] * 3, *["second"] * 3, "first", "second",
+    ]  # fmt: skip
+
+
+def test_a_line_is_the_same_whoever_names_the_model() -> None:
+    """A line of the only model has the same fields in the same order, named by the process or by itself."""
+    lines = []
+    for process_model, line_model in (("m", None), (None, "m"), ("m", "m")):
+        stream = _configured()
+        log_model(process_model)
+        model_logger("machd.scheduler", line_model).info("thing.happened", count=3)
+        lines.append([one for one in _lines(stream)[0].items() if one[0] != "timestamp"])
+    assert lines[0] == lines[1] == lines[2]
+    assert [name for name, _ in lines[0]] == ["count", "event", "logger", "model", "level"]
 
 
 def test_libraries_write_the_same_lines() -> None:
@@ -419,7 +449,7 @@ def test_a_hand_over_is_a_line_for_those_who_look_closely() -> None:
     """At debug, one line a change, and nothing of other events."""
     stream = _configured(level="debug")
     change = DecodeModeChanged(DecodeMode.SPECULATIVE, DecodeMode.BATCHED)
-    SchedulerLog().on_events([StepCompleted(1, 0, 0.1), change])
+    SchedulerLog(lambda: None).on_events([StepCompleted(1, 0, 0.1), change])
     (line,) = _lines(stream)
     assert (line["event"], line["level"]) == ("decode_mode.changed", "debug")
     assert (line["previous"], line["mode"]) == ("speculative", "batched")
@@ -428,7 +458,7 @@ def test_a_hand_over_is_a_line_for_those_who_look_closely() -> None:
 def test_a_hand_over_is_no_news_otherwise() -> None:
     """With requests that come and go it happens all the time."""
     stream = _configured(level="info")
-    SchedulerLog().on_events([DecodeModeChanged(DecodeMode.SINGLE, DecodeMode.BATCHED)])
+    SchedulerLog(lambda: None).on_events([DecodeModeChanged(DecodeMode.SINGLE, DecodeMode.BATCHED)])
     assert _lines(stream) == []
 
 
@@ -453,7 +483,7 @@ def _admission(**fields: Any) -> SequenceAdmitted:
 def test_an_admission_is_a_line_for_those_who_look_closely() -> None:
     """At debug, with what the sequence asks for and how many may decode at once."""
     stream = _configured(level="debug")
-    SchedulerLog().on_events([_admission()])
+    SchedulerLog(lambda: None).on_events([_admission()])
     (line,) = _lines(stream)
     assert {name: line[name] for name in set(line) - ENVELOPE} == {
         "request_id": "req-b",
@@ -470,7 +500,9 @@ def test_an_admission_is_a_line_for_those_who_look_closely() -> None:
 def test_a_shared_decode_is_a_line_with_its_fanout() -> None:
     """At info, and only for the sequence that joins."""
     stream = _configured(level="info")
-    SchedulerLog().on_events([_admission(), _admission(coalesced_with="req-a", fanout=3)])
+    SchedulerLog(lambda: None).on_events(
+        [_admission(), _admission(coalesced_with="req-a", fanout=3)]
+    )
     (line,) = _lines(stream)
     assert line["event"] == "sequence.coalesced"
     assert (line["request_id"], line["coalesced_with"], line["fanout"]) == ("req-b", "req-a", 3)
