@@ -34,7 +34,6 @@ from machd.process.notify import ServiceNotifier
 from machd.process.service_report import ServiceReport
 from machd.served.engine_watch import EngineWatch
 from machd.settings.sources import LoadedSettings, SettingsSources
-from machd.telemetry.logs import log_model
 
 _ENGINE_JOIN_S = 5.0
 """How long a step in flight may take to end when the daemon leaves."""
@@ -239,7 +238,6 @@ class Daemon:
             parts.lifecycle.become(State.FAILED)
             self._log.critical("model.load_failed", exc_info=error)
             raise EngineFaultError("the model could not be loaded; the log says why") from error
-        log_model(parts.served.model.model_id)
         self._decode_mode = parts.announcements.announce()
         parts.lifecycle.become(State.READY)
         await servers.start_all()

@@ -28,9 +28,6 @@ from machd.telemetry.logs import configure_logs, log_model
 from machd.user_directories import user_cache_directory
 from machd_probes.startup import startup_measures
 
-_ALL_LOGGERS = ("",)
-"""Whatever this process logs is about the model that it computes."""
-
 
 def main() -> None:
     """Serve the front at the other end of the link until it is told to stop, or the front is gone."""
@@ -93,7 +90,7 @@ def _serve(frames: Frames, settings: Settings, log: TextIO) -> None:
             cache_directory=cache_directory,
             progress=link,
         )
-        log_model(source.model_id, loggers=_ALL_LOGGERS)
+        log_model(source.model_id)
         link.located(source.kind.value, str(source.path), source.model_id)
         return load()
 

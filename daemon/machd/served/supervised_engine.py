@@ -288,6 +288,7 @@ class SupervisedEngine:
         is_first = self.front is None
         if is_first:
             self.front = self._open_front(state.model, EngineGrammars(self._work))
+            self._log = structlog.get_logger("machd.engine", model=state.model.model_id)
         self._work.begin(process, is_isolating=self._restarts.is_isolating)
         if is_first:
             self.loaded.set_result(None)

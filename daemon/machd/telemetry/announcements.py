@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import structlog
 from msgspec import UnsetType, structs
 from structlog.stdlib import BoundLogger
 
@@ -18,7 +19,6 @@ from machd.scheduler.events import DecodeMode
 from machd.served.served_model import ServedModel
 from machd.settings.model import Settings
 from machd.telemetry.gauges import watch_ranks
-from machd.telemetry.logs import model_logger
 from machd.telemetry.model_metrics import ModelMetrics
 
 
@@ -63,7 +63,7 @@ class Announcements:
         self._metrics.watch_one_of(
             "machd_speculation_mode", "mode", list(ProposerKind), lambda: speculation.active
         )
-        log = model_logger("machd.scheduler", model.model_id)
+        log = structlog.get_logger("machd.scheduler", model=model.model_id)
         _log_decision(log, decision, verdicts.continuous_batching)
         _log_speculation(log, speculation)
         if decision.active is DecodeMode.BATCHED:
@@ -78,7 +78,7 @@ class Announcements:
             self._export(verdicts)
             return
         before = self._announced
-        log = model_logger("machd.probe", self._served.model.model_id)
+        log = structlog.get_logger("machd.probe", model=self._served.model.model_id)
         for feature, verdict in verdicts.by_feature().items():
             if feature in changed:
                 log.info(

@@ -29,61 +29,37 @@ _QUIET = (
 )
 """Libraries whose own chatter is shown from warnings on; access lines are ours to write."""
 
-_MODEL_LOGGERS = (
-    "machd.engine",
-    "machd.output",
-    "machd.probe",
-    "machd.request",
-    "machd.scheduler",
-)
-"""Beginnings of the names of loggers whose lines are about the model, its engine or its requests."""
-
 
 class _ModelField:
-    """The processor that adds ``model`` to lines about a model, where it is not on them already.
+    """The processor that puts ``model`` on lines: what a line binds by itself, else the process's only model.
 
     A field of the process, and no context variable: those do not reach the threads that log.
     """
 
     def __init__(self) -> None:
         self.model_id: str | None = None
-        self.loggers: tuple[str, ...] = ()
 
     def __call__(self, _logger: object, _method: str, event: EventDict) -> EventDict:
-        """Return the event, with the model's name if it is about a model and the name is known."""
+        """Return the event, with the model's name if it is about one and the name is known."""
         # Taken out first: whatever names the model, the field has one place on the line.
-        model_id = event.pop("model", None)
-        if model_id is None and self.model_id is not None and self._is_about_model(event):
-            model_id = self.model_id
+        model_id = event.pop("model", None) or self.model_id
         if model_id is not None:
             event["model"] = model_id
         return event
-
-    def _is_about_model(self, event: EventDict) -> bool:
-        # A watch of the daemon's says that the engine hangs.
-        is_engine_event = str(event["event"]).startswith("engine.")
-        return is_engine_event or str(event["logger"]).startswith(self.loggers)
 
 
 _MODEL_FIELD = _ModelField()
 
 
-def log_model(model_id: str | None, *, loggers: tuple[str, ...] = _MODEL_LOGGERS) -> None:
-    """Name the process's only model on each line about it from now on, however the logs are configured.
+def log_model(model_id: str | None) -> None:
+    """Name the model on each line of a process that computes one, from now on, however the logs are configured.
 
-    A process with several has :func:`model_logger` for each.
+    In the front, which may serve several, a line about a model binds ``model`` by itself; None is not shown.
 
     Args:
         model_id: As ``/v1/models`` names it; None for no name.
-        loggers: Beginnings of the names of the loggers whose lines are about the model.
     """
-    _MODEL_FIELD.model_id, _MODEL_FIELD.loggers = model_id, loggers
-
-
-def model_logger(name: str, model_id: str | None) -> BoundLogger:
-    """The logger of this name for lines about one model; they have ``model`` unless the id is None."""
-    log: BoundLogger = structlog.get_logger(name)
-    return log if model_id is None else log.bind(model=model_id)
+    _MODEL_FIELD.model_id = model_id
 
 
 def configure_logs(
@@ -194,7 +170,8 @@ class SchedulerLog:
 
     @property
     def _log(self) -> BoundLogger:
-        return model_logger("machd.scheduler", self._model_id())
+        log: BoundLogger = structlog.get_logger("machd.scheduler", model=self._model_id())
+        return log
 
     def _write_admission(self, event: SequenceAdmitted) -> None:
         self._log.debug(
@@ -221,7 +198,7 @@ class RequestLog:
 
     def on_request(self, record: RequestRecord) -> None:
         """Write the line."""
-        log = model_logger("machd.request.generation", record.model or None)
+        log = structlog.get_logger("machd.request.generation", model=record.model or None)
         log.info(
             "request.finished",
             request_id=record.request_id,

@@ -25,7 +25,7 @@ from machd.scheduler.events import (
     StepCompleted,
 )
 from machd.telemetry.log_repeats import RepeatFilter
-from machd.telemetry.logs import RequestLog, SchedulerLog, configure_logs, log_model, model_logger
+from machd.telemetry.logs import RequestLog, SchedulerLog, configure_logs, log_model
 
 CANARY = "my secret prompt"
 
@@ -172,55 +172,34 @@ def test_a_json_line_holds_the_event_and_its_envelope() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("logger", "is_named"),
-    [
-        ("machd.engine", True),
-        ("machd.output", True),
-        ("machd.probe", True),
-        ("machd.request.generation", True),
-        ("machd.scheduler", True),
-        ("machd.admin", False),
-        ("machd.configuration", False),
-        ("machd.daemon", False),
-        ("machd.http", False),
-        ("some.library", False),
-    ],
-)
-def test_a_line_about_the_model_names_it(logger: str, *, is_named: bool) -> None:
-    """From the moment that its name is known, on every thread, after a change of the settings too."""
+def test_every_line_of_an_engine_process_names_the_model() -> None:
+    """From the moment that its name is known, on every thread, libraries' too; a field of that name stays."""
     first = _configured()
-    structlog.get_logger(logger).info("thing.happened")
+    structlog.get_logger("machd.engine").info("thing.happened")
     log_model("some/model")
     second = _configured()
-    thread = threading.Thread(target=structlog.get_logger(logger).info, args=["thing.happened"])
+    thread = threading.Thread(
+        target=structlog.get_logger("machd.engine").info, args=["thing.happened"]
+    )
     thread.start()
     thread.join(CEILING_S)
-    logging.getLogger(logger).warning("from a library's thread")
-
-    named = ["some/model" if is_named else None] * 2
-    assert [line.get("model") for line in _lines(first)] == [None]
-    assert [line.get("model") for line in _lines(second)] == named
-
-
-def test_a_hung_engine_is_a_line_about_the_model() -> None:
-    """The daemon's watch writes it, and says of which model the engine is."""
-    stream = _configured()
-    log_model("some/model")
-    structlog.get_logger("machd.daemon").critical("engine.stalled", heartbeat_age_s=30.0)
-    structlog.get_logger("machd.daemon").info("daemon.stopped")
-    assert [line.get("model") for line in _lines(stream)] == ["some/model", None]
-
-
-def test_every_line_of_an_engine_process_names_the_model() -> None:
-    """Lines of libraries, and of loggers that are the daemon's elsewhere, too; a field of that name stays."""
-    stream = _configured()
-    log_model("some/model", loggers=("",))
     logging.getLogger("some.library").warning("it is late")
     structlog.get_logger("machd.daemon").critical("model.load_failed")
     structlog.get_logger("machd.daemon").info("daemon.ready", model="another")
 
-    assert [line["model"] for line in _lines(stream)] == ["some/model", "some/model", "another"]
+    assert [line.get("model") for line in _lines(first)] == [None]
+    assert [line["model"] for line in _lines(second)] == [*["some/model"] * 3, "another"]
+
+
+def test_a_line_of_the_front_names_no_model_but_its_own() -> None:
+    """Lines of the daemon, and lines about a model that has no name yet, have no such field."""
+    stream = _configured()
+    structlog.get_logger("machd.daemon").info("daemon.stopped")
+    structlog.get_logger("machd.scheduler", model=None).info("thing.happened")
+    structlog.get_logger("machd.scheduler", model="some/model").info("thing.happened")
+    lines = _lines(stream)
+    assert ["model" in line for line in lines] == [False, False, True]
+    assert lines[2]["model"] == "some/model"
 
 
 def test_lines_of_two_models_name_their_own() -> None:
@@ -247,7 +226,7 @@ def test_a_line_is_the_same_whoever_names_the_model() -> None:
     for process_model, line_model in (("m", None), (None, "m"), ("m", "m")):
         stream = _configured()
         log_model(process_model)
-        model_logger("machd.scheduler", line_model).info("thing.happened", count=3)
+        structlog.get_logger("machd.scheduler", model=line_model).info("thing.happened", count=3)
         lines.append([one for one in _lines(stream)[0].items() if one[0] != "timestamp"])
     assert lines[0] == lines[1] == lines[2]
     assert [name for name, _ in lines[0]] == ["count", "event", "logger", "model", "level"]
