@@ -38,7 +38,7 @@ from machd.served.turns import Rules
 from machd.settings.model import Settings
 from machd.settings.models import DEFAULT_NAME, ModelsSettings
 from machd.settings.sources import LoadedSettings, SettingsSources
-from machd.telemetry.gauges import watch_gauges
+from machd.telemetry.gauges import watch_daemon_gauges
 from machd.telemetry.lag import EventLoopLag
 from machd.telemetry.logs import RequestLog, configure_logs
 from machd.telemetry.metrics import Metrics
@@ -126,15 +126,13 @@ class Parts:
         self.kv_events: KvEventPublisher | None = open_kv_events(
             settings.kv_events, settings.cache, clock
         )
-        watch_gauges(
+        watch_daemon_gauges(
             self.metrics,
-            served=self.default.served,
             lifecycle=self.lifecycle,
             lag=self.lag,
             configuration=self.configuration,
             responses=self._responses,
             in_flight=lambda: self._open_requests.count,
-            open_generations=lambda: len(self.open_generations),
             versions=_version_labels(installed_versions()),
         )
 

@@ -28,6 +28,7 @@ from machd.served.served_models import ServedModels
 from machd.served.throughput import Throughput
 from machd.settings.model import Settings
 from machd.telemetry.announcements import Announcements
+from machd.telemetry.gauges import watch_model_gauges
 from machd.telemetry.logs import SchedulerLog
 from machd.telemetry.metrics import Metrics
 
@@ -79,9 +80,12 @@ class ModelParts:
         self._models = models
         self._watching: asyncio.Task[None] | None = None
         self._event_loop = asyncio.get_running_loop()
-        self._fanout = Fanout(
-            self._event_loop, [shared.metrics, SchedulerLog(), shared.throughput, shared.feed]
-        )
+        self._metrics = shared.metrics.add_model()
+        if not is_one:
+            self._metrics.name_model(name)
+        feed = shared.feed.add_model(lambda: self._metrics.model_id)
+        log = SchedulerLog(lambda: self._metrics.model_id)
+        self._fanout = Fanout(self._event_loop, [self._metrics, log, shared.throughput, feed])
         self.served = ServedModel(
             open_engine(settings, self), lambda: self.model.settings, self._check_loaded
         )
@@ -97,7 +101,13 @@ class ModelParts:
             is_one=is_one,
         )
         self.announcements = Announcements(
-            self.served, shared.configuration, shared.metrics, shared.feed.on_verdict
+            self.served, lambda: self.model.settings, self._metrics, feed.on_verdict
+        )
+        watch_model_gauges(
+            self._metrics,
+            self.served,
+            lambda: self.model.settings,
+            open_generations=lambda: shared.open_generations.count_of(self.model.shown_name),
         )
         self.service = GenerationService(
             served=self.served, fanout=self._fanout, open_=shared.open_generations
@@ -122,7 +132,7 @@ class ModelParts:
         """Count it, and tell routers until another process serves."""
         if self._is_one:
             self._on_event_loop(self._shared.lifecycle.restart)
-        self._on_event_loop(self._shared.metrics.count_restart, reason)
+        self._on_event_loop(self._metrics.count_restart, reason)
 
     def engine_served(self) -> None:
         """Tell routers that requests are computed again."""
@@ -149,7 +159,7 @@ class ModelParts:
         return EngineWatch(
             self.served.link,
             lambda: self._shared.configuration.settings.engine.stall_timeout_s,
-            lambda: self._shared.metrics.count_fault("engine"),
+            lambda: self._metrics.count_fault("engine"),
         )
 
     def _ready(self) -> None:

@@ -20,7 +20,8 @@ DASHBOARD_ROWS: tuple[PanelRow, ...] = (
 """From the most to the least looked at."""
 
 _VARIABLES = (
-    Variable("model", "Model", "label_values(machd_model_info, model)"),
+    # All are also those of no model: requests that were turned away before it was known for which one.
+    Variable("model", "Model", "label_values(machd_model_info, model)", all_value=".*"),
     Variable("instance", "Instance", 'label_values(machd_model_info{model=~"$model"}, instance)'),
 )
 

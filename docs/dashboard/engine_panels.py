@@ -22,8 +22,8 @@ FAILURES = PanelRow(
             "on in the next one.",
             "short",
             Query(
-                f"sum by (reason) (increase({of('machd_engine_restarts_total')}[$__rate_interval]))",
-                "{{reason}}",
+                f"sum by (reason, model) (increase({of('machd_engine_restarts_total')}[$__rate_interval]))",
+                "{{reason}} {{model}}",
             ),
             is_stacked=True,
         ),

@@ -15,7 +15,6 @@ from machd.engine.protocol.step import ProposerKind
 from machd.errors import MachdError
 from machd.link.decode_mode import DecodeModeDecision
 from machd.link.kv_memory import KvMemory
-from machd.link.port import RestartReason
 from machd.process.configuration import ChangeKind, Configuration
 from machd.process.lifecycle import State
 from machd.served.cache_stats import CacheStats, cache_stats
@@ -215,10 +214,7 @@ async def get_status(admin: NamedDependency[AdminContext]) -> AdminStatus:
             # Read off the metrics, so that the two cannot disagree.
             row=admin.metrics.count_of("machd_faults_total", scope="row"),
             engine=admin.metrics.count_of("machd_faults_total", scope="engine"),
-            engine_restarts=sum(
-                admin.metrics.count_of("machd_engine_restarts_total", reason=one.value)
-                for one in RestartReason
-            ),
+            engine_restarts=admin.metrics.count_of("machd_engine_restarts_total"),
         ),
         ranks=tuple(
             RankStatus(

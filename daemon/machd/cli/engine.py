@@ -28,9 +28,6 @@ from machd.telemetry.logs import configure_logs, log_model
 from machd.user_directories import user_cache_directory
 from machd_probes.startup import startup_measures
 
-_ALL_LOGGERS = ("",)
-"""Whatever this process logs is about the model that it computes."""
-
 
 def main() -> None:
     """Serve the front at the other end of the link until it is told to stop, or the front is gone."""
@@ -96,7 +93,7 @@ def _serve(frames: Frames, settings: Settings, name: str, log: TextIO) -> None:
             progress=link,
         )
         model_id = name or source.model_id
-        log_model(model_id, loggers=_ALL_LOGGERS)
+        log_model(model_id)
         link.located(source.kind.value, str(source.path), model_id)
         return load(source)
 

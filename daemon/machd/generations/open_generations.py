@@ -120,6 +120,10 @@ class OpenGenerations:
         """Return them, oldest first."""
         return tuple(self._open.values())
 
+    def count_of(self, model_id: str) -> int:
+        """Return the number of those of one model."""
+        return sum(one.identity.model == model_id for one in self._open.values())
+
     def set_limits(self, limits: GenerationLimits) -> None:
         """Hold requests that come from now on against other limits."""
         self.limits = limits

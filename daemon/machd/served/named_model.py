@@ -114,9 +114,8 @@ class NamedModel:
         self._is_granted = self._is_unwanted = False
         self._failed_s = 0.0
         self._loads = 0
-        self._max_loads = 1 if is_one else _MAX_LOADS
-        self._log = structlog.get_logger("machd.models")
-        self._say = _say_nothing if is_one else self._log.info
+        self._is_one = is_one
+        self._log = structlog.get_logger("machd.models", model=name)
         self._is_spent = self._is_started = False
 
     @property
@@ -231,7 +230,8 @@ class NamedModel:
         """Start its engine process, which opens the files and says what they need."""
         self.state, self._is_granted = ModelState.LOADING, False
         self._loads += 1
-        self._say("model.loading", model=self.name)
+        if not self._is_one:
+            self._log.info("model.loading")
         if self._is_spent:
             self.served.link = self._open_engine()
             self._is_spent = self._is_started = False
@@ -270,7 +270,8 @@ class NamedModel:
     def give_way(self) -> None:
         """End its engine process; what is open goes on when it is loaded again."""
         self.state = ModelState.SUSPENDING
-        self._say("model.suspending", model=self.name, leases=self._leases)
+        if not self._is_one:
+            self._log.info("model.suspending", leases=self._leases)
         begun = self.served.link.suspend()
         assert begun is not None, "models that share memory have processes of their own"
         begun.add_done_callback(lambda _: self._soon(self._suspended))
@@ -297,7 +298,8 @@ class NamedModel:
         self._ready_since_s = self._idle_since_s = now_s
         self._loads = 0
         self.served.link.finished.add_done_callback(lambda ended: self._soon(self._finished, ended))
-        self._say("model.ready", model=self.name)
+        if not self._is_one:
+            self._log.info("model.ready")
         self._on_ready()
         self._resolve(None)
         self._on_change()
@@ -305,12 +307,17 @@ class NamedModel:
     def _not_loaded(self, error: BaseException) -> None:
         self._is_spent = True
         has_died = isinstance(error, EngineFaultError)
-        if has_died and self._loads < self._max_loads and (self._leases or self._waiters):
+        if (
+            has_died
+            and not self._is_one
+            and self._loads < _MAX_LOADS
+            and (self._leases or self._waiters)
+        ):
             self.state = ModelState.UNLOADED  # the next turn tries again
             self._on_change()
             return
-        if self._max_loads > 1:
-            self._log.error("model.failed", model=self.name, error=str(error))
+        if not self._is_one:
+            self._log.error("model.failed", error=str(error))
         self._fail(
             ModelNotLoadedError(
                 f"the model {self.name!r} could not be loaded; its operator finds the reason in the log"
@@ -360,10 +367,6 @@ class NamedModel:
             self._event_loop.call_soon_threadsafe(call, *arguments)
         except RuntimeError:
             return  # the event loop has closed
-
-
-def _say_nothing(_event: str, **_facts: object) -> None:
-    """Log nothing."""
 
 
 def kv_bytes(needs: MemoryNeeds) -> int:

@@ -393,6 +393,7 @@ class SupervisedEngine:
             return
         if self.front is None:
             self.front = self._open_front(state.model, EngineGrammars(self._work))
+            self._log = structlog.get_logger("machd.engine", model=state.model.model_id)
         with self._lock:
             if self._suspension is not None:
                 return  # this process is about to end

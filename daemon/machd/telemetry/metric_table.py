@@ -56,6 +56,12 @@ class MetricSpec:
     is_read: bool = False
 
     @property
+    def family_name(self) -> str:
+        """The name without what prometheus_client adds to a counter's."""
+        is_counter = self.kind is MetricKind.COUNTER
+        return self.name.removesuffix("_total") if is_counter else self.name
+
+    @property
     def is_of_model(self) -> bool:
         """Whether its series are a model's."""
         return MODEL_LABEL in self.labels
@@ -85,7 +91,7 @@ def _histogram(
     return MetricSpec(name, MetricKind.HISTOGRAM, text, labels, buckets)
 
 
-_OF_DAEMON: tuple[MetricSpec, ...] = (
+DAEMON_METRICS: tuple[MetricSpec, ...] = (
     _gauge("machd_build_info", "Versions; always 1.", "version", "mlx", "mlx_lm", "python"),
     _gauge("machd_state", "1 on the state that the daemon is in.", "state"),
     _gauge("machd_start_time_seconds", "When the daemon started, since the epoch."),
@@ -196,7 +202,10 @@ _OF_MODEL: tuple[MetricSpec, ...] = (
     _counter("machd_invariant_violations_total", "Moments at which the scheduler's books did not add up: a bug of machd's."),
 )  # fmt: skip
 
-METRICS: tuple[MetricSpec, ...] = (
-    *_OF_DAEMON,
-    *(replace(one, labels=(MODEL_LABEL, *one.labels)) for one in _OF_MODEL),
+MODEL_METRICS: tuple[MetricSpec, ...] = tuple(
+    replace(one, labels=(MODEL_LABEL, *one.labels)) for one in _OF_MODEL
 )
+"""Metrics of a model, its engine and its requests."""
+
+METRICS: tuple[MetricSpec, ...] = (*DAEMON_METRICS, *MODEL_METRICS)
+"""Every metric, in the order of the page."""
