@@ -22,7 +22,7 @@ _GB = 1_000_000_000
 _LEAST_KV_BYTES = 100_000
 """The least that ``continuous_batching.kv_budget_gb`` may be."""
 
-_MAX_LOADS = 3
+_MAX_LOADS = 5
 """Engine processes that may die while they load, before the model counts as one that cannot be loaded."""
 
 _REST_S = 10.0
