@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import signal
+import zlib
 from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
@@ -58,6 +59,26 @@ for _phase in ("connect", "read", "write", "pool"):
 
 # No test speaks TLS, and each client reads all of the system's certificates for it: 22 ms of processor time.
 vars(httpx_transports)["create_ssl_context"] = cache(httpx_config.create_ssl_context)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a machine run a part of the files."""
+    parser.addoption(
+        "--share",
+        metavar="K/N",
+        help="run the K-th of N shares of the test files, K from 0 on; a file is always in the same share",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests of other shares."""
+    share: str | None = config.getoption("--share")
+    if share is None:
+        return
+    number, count = map(int, share.split("/"))
+    others = [one for one in items if zlib.crc32(one.location[0].encode()) % count != number]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [one for one in items if one not in set(others)]
 
 
 def pytest_collection_finish() -> None:

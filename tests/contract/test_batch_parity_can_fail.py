@@ -13,10 +13,10 @@ from support.engines.tiny_models import TinyKind
 
 from machd.engine.assembly import make_engine
 from machd.engine.kernels import packed
-from machd.engine.kv.layers.layer_kv import PositionedKv
-from machd.engine.kv.layers.slab import SlabCache
+from machd.engine.kv.layers.batched_cache import PositionedKv
+from machd.engine.kv.layers.slab import SlabKv
 from machd.engine.kv.layers.state import StateKv
-from machd.engine.kv.layers.window import WindowSlab
+from machd.engine.kv.layers.window import WindowKv
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.sampling import gumbel_noise, sampler
 from machd.engine.sampling.filters import filters_of
@@ -64,27 +64,27 @@ def positions_are_the_longest_rows(patch: pytest.MonkeyPatch) -> None:
     """Every row is rotated as if it were as long as the longest."""
     own: property = vars(PositionedKv)["offset"]
 
-    def offset(cache: SlabCache) -> mx.array:
+    def offset(cache: SlabKv) -> mx.array:
         offsets: mx.array = own.__get__(cache)
         return mx.broadcast_to(mx.max(offsets), offsets.shape)
 
-    patch.setattr(SlabCache, "offset", property(offset))
+    patch.setattr(SlabKv, "offset", property(offset))
 
 
 def rows_lose_their_keys_when_they_move(patch: pytest.MonkeyPatch) -> None:
     """A row that moves into a gap finds nothing there."""
-    patch.setattr(SlabCache, "_moving", lambda *_: {})
+    patch.setattr(SlabKv, "_moving", lambda *_: {})
 
 
 def the_window_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     """Decoding rows see columns of their windows that hold no position of theirs."""
-    patch.setattr(WindowSlab, "make_mask", lambda *_args, **_kwargs: None)
+    patch.setattr(WindowKv, "make_mask", lambda *_args, **_kwargs: None)
 
 
 def states_do_not_follow_their_rows(patch: pytest.MonkeyPatch) -> None:
     """When a row leaves, the others get the states of the first places."""
-    right = StateKv.keep
-    patch.setattr(StateKv, "keep", lambda self, order: right(self, range(len(order))))
+    right = StateKv.select
+    patch.setattr(StateKv, "select", lambda self, order: right(self, range(len(order))))
 
 
 def newcomers_go_first(patch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ def test_stateful_rows_verify_drafts_together(
 
 
 def _unpadded(self: BatchLaneKv, lengths: Sequence[int] | None = None) -> None:
-    self._positions.open_pass(lengths)
+    self._positions.begin_pass(lengths)
 
 
 def _all_done(self: CacheCheckpoint, counts: Sequence[int], added: Sequence[int]) -> bool:
@@ -56,14 +56,14 @@ def _all_done(self: CacheCheckpoint, counts: Sequence[int], added: Sequence[int]
 
 def _whole(self: Passes, current: object, kept_tokens: Sequence[int]) -> None:
     longest = [max(kept_tokens)] * len(kept_tokens)
-    self._kv.open_pass(longest)
-    self._forward(current.token_ids[:, : longest[0]], self._kv.layers, {})  # type: ignore[attr-defined]
+    self._kv.begin_pass(longest)
+    self._forward(current.token_ids[:, : longest[0]], self._kv.caches, {})  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
     ("owner", "method", "fault"),
     [
-        (BatchLaneKv, "open_pass", _unpadded),
+        (BatchLaneKv, "begin_pass", _unpadded),
         (CacheCheckpoint, "roll_back", _all_done),
         (Passes, "compute_again", _whole),
     ],

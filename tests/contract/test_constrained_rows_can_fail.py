@@ -110,12 +110,12 @@ def _wrong_logits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _wrong_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     """All rows are moved on as far as the one with the most tokens."""
-    open_pass = RowPositions.open_pass
+    begin_pass = RowPositions.begin_pass
 
     def longest(self: RowPositions, lengths: Sequence[int] | None = None) -> None:
-        open_pass(self, None if lengths is None else [max(lengths)] * len(lengths))
+        begin_pass(self, None if lengths is None else [max(lengths)] * len(lengths))
 
-    monkeypatch.setattr(RowPositions, "open_pass", longest)
+    monkeypatch.setattr(RowPositions, "begin_pass", longest)
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ from support.engines.tiny_models import EVERY_RUN, TinyKind, each_kind
 from machd.engine.kernels.fused_llama import fuse_layers
 from machd.engine.kv.formats import kv_format_named
 from machd.engine.kv.layers.cache_state import StateCheckpoint
-from machd.engine.kv.layers.slab import ColumnCheckpoint, SlabCache
-from machd.engine.kv.layers.window import WindowCheckpoint, WindowSlab
+from machd.engine.kv.layers.slab import ColumnCheckpoint, SlabKv
+from machd.engine.kv.layers.window import WindowCheckpoint, WindowKv
 from machd.engine.kv.row_positions import RowPositions
 
 _STEP_NATS = 0.05
@@ -387,7 +387,7 @@ def _a_window_short_of_a_column(patch: pytest.MonkeyPatch) -> None:
 
 def _a_ring_that_is_never_wider(patch: pytest.MonkeyPatch) -> None:
     """A pass of several tokens overwrites what its first token would still see."""
-    patch.setattr(WindowSlab, "_lengthen_period", lambda *_: None)
+    patch.setattr(WindowKv, "_lengthen_period", lambda *_: None)
 
 
 _FAULTS: list[tuple[Plant, TinyKind, str]] = [
@@ -457,7 +457,7 @@ def test_nan_behind_a_rows_end_is_wiped() -> None:
     rows.join(Text(50, 30))
     rows.join(Text(51, 9))
     rows.draft([1, 2], [4, 3])
-    slabs = [layer for layer in rows.caches.layers if isinstance(layer, SlabCache)]
+    slabs = [layer for layer in rows.caches.caches if isinstance(layer, SlabKv)]
     assert slabs
     for slab in slabs:
         for array in slab.arrays:

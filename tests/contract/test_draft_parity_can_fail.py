@@ -178,15 +178,15 @@ def nothing_is_computed_again(patch: pytest.MonkeyPatch) -> None:
 
 def the_next_token_is_the_first_rows(patch: pytest.MonkeyPatch) -> None:
     """Every row goes on from what the first one said."""
-    right = Decoder.keep
+    right = Decoder.apply
 
-    def keep(this: Decoder, current: DecodePass, decoded: Decoded) -> Decoded:
+    def apply(this: Decoder, current: DecodePass, decoded: Decoded) -> Decoded:
         right(this, current, decoded)
         for row in this._rows:
             row.last_token_id = this._rows[0].last_token_id
         return decoded
 
-    patch.setattr(Decoder, "keep", keep)
+    patch.setattr(Decoder, "apply", apply)
 
 
 def a_proposer_is_not_told(patch: pytest.MonkeyPatch) -> None:

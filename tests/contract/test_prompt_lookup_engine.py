@@ -84,7 +84,7 @@ def test_drafts_need_no_more_than_rows_reserved() -> None:
     drafted = 0
     for _ in range(28):
         drafted += len(_decode(engine, 0, 1, max_draft_tokens=16).drafts)
-        keys_and_values = innermost(engine._batch._kv.layers)[0].state
+        keys_and_values = innermost(engine._batch._kv.caches)[0].state
         columns = sum(array.shape[0] * array.shape[2] for array in keys_and_values[::2])
         assert columns <= reserved_columns([330, 300])
     assert drafted
@@ -109,7 +109,7 @@ def test_nan_behind_a_failing_row_is_wiped(monkeypatch: pytest.MonkeyPatch) -> N
         verdict = verify(draft, chosen)
         if chosen[0].slot_index != 1:
             return verdict
-        for cache in innermost(engine._batch._kv.layers):
+        for cache in innermost(engine._batch._kv.caches):
             length = engine._batch._kv._positions.lengths[1]  # type: ignore[attr-defined]
             for array in cache.state:
                 array[1:2, :, length - 1 : length] = float("nan")
@@ -121,7 +121,7 @@ def test_nan_behind_a_failing_row_is_wiped(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(decoder, "verify", poisoned)
     (fault,) = _decode(engine, 0, 1).faults
     assert fault.slot_index == 1
-    arrays = [array for cache in innermost(engine._batch._kv.layers) for array in cache.state]
+    arrays = [array for cache in innermost(engine._batch._kv.caches) for array in cache.state]
     assert not any(bool(mx.any(mx.isnan(array))) for array in arrays)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from machd.engine.assembly import make_engine
 from machd.engine.backend.native_kernels import native_kernels
 from machd.engine.kernels import native_attention
-from machd.engine.kv.layers.slab import SlabCache
+from machd.engine.kv.layers.slab import SlabKv
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.protocol.step import Lane
 from machd.engine.step.mlx_engine import MlxEngine
@@ -115,6 +115,6 @@ def test_other_bits_are_noticed(engine: MlxEngine, monkeypatch: pytest.MonkeyPat
     right = _said(engine, rows)
     assert right == [_said(engine, [row])[0] for row in rows]
     monkeypatch.setattr(native_attention, "_takes", lambda *_: False)
-    monkeypatch.setattr(SlabCache, "takes_columns", lambda *_: False)  # or a block's kernel attends
+    monkeypatch.setattr(SlabKv, "takes_columns", lambda *_: False)  # or a block's kernel attends
     together = _said(engine, rows)
     assert together != [_said(engine, [row])[0] for row in rows]

@@ -25,8 +25,8 @@ from support.engines.tiny_models import TinyKind
 from machd.engine.assembly import make_engine
 from machd.engine.kv import batch_lane
 from machd.engine.kv.lane_kv import PrefilledRow
-from machd.engine.kv.layers.layer_kv import PositionedKv
-from machd.engine.kv.layers.slab import SlabCache
+from machd.engine.kv.layers.batched_cache import PositionedKv
+from machd.engine.kv.layers.slab import SlabKv
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.protocol.step import DecodeRow, Lane, SampledToken, SharedPrefix, StepPlan
 from machd.engine.step.prompts.prefill import Prefill
@@ -267,9 +267,9 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 def the_prefix_lacks_its_end(patch: pytest.MonkeyPatch) -> None:
     """A block of the prefix is not read."""
-    right = SlabCache.prefix
+    right = SlabKv.prefix
     patch.setattr(
-        SlabCache,
+        SlabKv,
         "prefix",
         lambda self, rows: (found := right(self, rows)) and [one[:, :, :-8] for one in found],
     )
@@ -283,7 +283,7 @@ def the_base_is_a_block_late(patch: pytest.MonkeyPatch) -> None:
         if row.shared is not None and row.length >= row.shared.tokens + 4:
             late = SharedPrefix(row.shared.number, row.shared.tokens + 4)
             right(self, replace(row, shared=late))
-            for slab in self.layers:
+            for slab in self.caches:
                 slab._prefixes[late.number] = [
                     one[:, :, : row.shared.tokens] for one in slab._prefixes[late.number]
                 ]
@@ -295,45 +295,45 @@ def the_base_is_a_block_late(patch: pytest.MonkeyPatch) -> None:
 
 def the_prefix_goes_with_its_first_row(patch: pytest.MonkeyPatch) -> None:
     """When any row leaves, what the others share is given back and holds something else."""
-    right = SlabCache.keep
+    right = SlabKv.select
 
-    def keep(self: SlabCache, order: Sequence[int]) -> None:
+    def select(self: SlabKv, order: Sequence[int]) -> None:
         right(self, order)
         for number, arrays in self._prefixes.items():
             self._prefixes[number] = [mx.zeros_like(one) for one in arrays]
 
-    patch.setattr(SlabCache, "keep", keep)
+    patch.setattr(SlabKv, "select", select)
 
 
 def positions_begin_behind_the_prefix(patch: pytest.MonkeyPatch) -> None:
     """Rows are rotated by their columns."""
     own: property = vars(PositionedKv)["offset"]
 
-    def offset(cache: SlabCache) -> mx.array:
+    def offset(cache: SlabKv) -> mx.array:
         offsets: mx.array = own.__get__(cache)
         bases = [cache._positions.base(row) for row in range(cache.rows)]
         return offsets - mx.array(bases, dtype=mx.int32)
 
-    patch.setattr(SlabCache, "offset", property(offset))
+    patch.setattr(SlabKv, "offset", property(offset))
 
 
 def all_rows_share_the_newest_prefix(patch: pytest.MonkeyPatch) -> None:
     """A prefix is not told from another of the same length."""
-    right = SlabCache.hold_prefix
+    right = SlabKv.hold_prefix
 
-    def hold(self: SlabCache, number: int, arrays: Sequence[mx.array]) -> None:
+    def hold(self: SlabKv, number: int, arrays: Sequence[mx.array]) -> None:
         right(self, number, arrays)
         for other, held in self._prefixes.items():
             if held[0].shape == arrays[0].shape:
                 self._prefixes[other] = arrays
 
-    patch.setattr(SlabCache, "hold_prefix", hold)
+    patch.setattr(SlabKv, "hold_prefix", hold)
 
 
 def a_moved_row_takes_too_few_columns(patch: pytest.MonkeyPatch) -> None:
     """A row that moves leaves its last columns behind."""
     right = RowPositions.filled
-    patch.setattr(RowPositions, "filled", lambda self, key: max(0, right(self, key) - 3))
+    patch.setattr(RowPositions, "filled", lambda self, row_id: max(0, right(self, row_id) - 3))
 
 
 @pytest.mark.parametrize(
@@ -363,7 +363,7 @@ def test_a_prefix_with_a_nan_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -
         batch_lane,
         "_copies_without_nan",
         lambda row, tokens: [
-            (one.keys[:, :, :tokens], one.values[:, :, :tokens]) for one in row.layers
+            (one.keys[:, :, :tokens], one.values[:, :, :tokens]) for one in row.caches
         ],
     )
 

@@ -21,7 +21,7 @@ from support.engines.step_gate import StepGate
 
 from machd.dialects.completions.handler import _CompletionDialect
 from machd.engine.kv.batch_lane import BatchLaneKv
-from machd.engine.kv.layers.slab import SlabCache
+from machd.engine.kv.layers.slab import SlabKv
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import StepPlan
 from machd.engine.protocol.tokenizer import Detokenizer
@@ -256,13 +256,13 @@ class _Fault:
 _FAULTS = [
     _Fault(MlxEngine, "_forward", _Moment.JOINS),
     _Fault(BatchLaneKv, "join", _Moment.JOINS),
-    _Fault(SlabCache, "place", _Moment.JOINS),
+    _Fault(SlabKv, "place", _Moment.JOINS),
     _Fault(MlxEngine, "_forward", _Moment.DECODES),
     _Fault(Decoder, "settle", _Moment.DECODES),
-    _Fault(BatchLaneKv, "keep", _Moment.LEAVES),
-    _Fault(SlabCache, "keep", _Moment.LEAVES),
+    _Fault(BatchLaneKv, "select", _Moment.LEAVES),
+    _Fault(SlabKv, "select", _Moment.LEAVES),
 ]
-_AHEAD_TOO = [one for one in _FAULTS[1:] if one.owner is not SlabCache]
+_AHEAD_TOO = [one for one in _FAULTS[1:] if one.owner is not SlabKv]
 _CASES = [(one, False) for one in _FAULTS] + [(one, True) for one in _AHEAD_TOO]
 
 

@@ -115,7 +115,7 @@ def engine_parts(
             loaded.vision,
             SystemClock(),
             max_bytes=loaded.media_bytes,
-            read_left_bytes=memory.read_left_bytes,
+            read_usable_bytes=memory.read_usable_bytes,
         )
     return EngineParts(
         model=model,

@@ -123,7 +123,7 @@ class DraftedRows:
         """Rows that stay."""
         self.rows = [self.rows[row] for row in order]
         if order:
-            self.caches.keep(order)
+            self.caches.select(order)
         else:
             self.caches.clear()
 
@@ -161,9 +161,9 @@ class DraftedRows:
             assert len(own) == count, "the text is long enough"
             garbage = self._random.integers(1, row.text.vocabulary_tokens, extra).tolist()
             tokens.append([*own, *garbage, *[0] * (longest - count - extra)])
-        self.caches.open_pass(lengths if longest > 1 else None)
-        said = self.plain.logprobs(tokens, self.caches.layers)
-        self.caches.close_pass()
+        self.caches.begin_pass(lengths if longest > 1 else None)
+        said = self.plain.logprobs(tokens, self.caches.caches)
+        self.caches.end_pass()
         for row, count, own in zip(self.rows, kept, said, strict=True):
             if count:
                 start = row.length - row.text.prompt_tokens

@@ -14,10 +14,10 @@ from machd.engine.kv import model_kv, row_caches
 from machd.engine.kv.batch_lane import BatchLaneKv
 from machd.engine.kv.kv_format import PLAIN, KvFormat
 from machd.engine.kv.layers import slab
-from machd.engine.kv.layers.layer_kv import PositionedKv
-from machd.engine.kv.layers.slab import SlabCache
+from machd.engine.kv.layers.batched_cache import PositionedKv
+from machd.engine.kv.layers.slab import SlabKv
 from machd.engine.kv.layers.state import StateKv
-from machd.engine.kv.layers.window import WindowSlab
+from machd.engine.kv.layers.window import WindowKv
 from machd.engine.kv.quantized_cache import QuantizedCache
 from machd.engine.kv.row_positions import RowPositions, SlabRows
 from machd.engine.kv.slab_layout import Layout
@@ -47,33 +47,33 @@ def what_lies_behind_a_row_is_seen(patch: pytest.MonkeyPatch) -> None:
 
 def what_lies_in_front_of_a_row_is_seen(patch: pytest.MonkeyPatch) -> None:
     """Rows with windows see the columns that hold no position of theirs yet."""
-    right = WindowSlab.make_mask
+    right = WindowKv.make_mask
 
-    def make_mask(self: WindowSlab, count: int, *args: Any, **kwargs: Any) -> mx.array:
+    def make_mask(self: WindowKv, count: int, *args: Any, **kwargs: Any) -> mx.array:
         mask = right(self, count, *args, **kwargs)
         held = self._held(self._positions.start + count, mask.shape[-1])
         return mask | (held < 0)[:, None, None]
 
-    patch.setattr(WindowSlab, "make_mask", make_mask)
+    patch.setattr(WindowKv, "make_mask", make_mask)
 
 
 def one_window_for_all(patch: pytest.MonkeyPatch) -> None:
     """Every row sees as much of its window as the row in the first place."""
-    right = WindowSlab.make_mask
+    right = WindowKv.make_mask
 
-    def make_mask(self: WindowSlab, *args: Any, **kwargs: Any) -> mx.array:
+    def make_mask(self: WindowKv, *args: Any, **kwargs: Any) -> mx.array:
         mask = right(self, *args, **kwargs)
         return mx.broadcast_to(mask[:1], mask.shape)
 
-    patch.setattr(WindowSlab, "make_mask", make_mask)
+    patch.setattr(WindowKv, "make_mask", make_mask)
 
 
 def windows_are_a_token_short(patch: pytest.MonkeyPatch) -> None:
     """Decoding rows do not see the oldest token of their windows."""
-    rotating, own = WindowSlab.make_mask, RowPositions.mask
+    rotating, own = WindowKv.make_mask, RowPositions.mask
 
     def make_mask(
-        self: WindowSlab, count: int, window_size: int | None = None, **kwargs: Any
+        self: WindowKv, count: int, window_size: int | None = None, **kwargs: Any
     ) -> mx.array:
         window_tokens = (window_size or self.max_size) - 1
         return rotating(self, count, window_size=window_tokens, **kwargs)
@@ -81,13 +81,13 @@ def windows_are_a_token_short(patch: pytest.MonkeyPatch) -> None:
     def mask(self: RowPositions, window_tokens: int | None) -> mx.array:
         return own(self, None if window_tokens is None else window_tokens - 1)
 
-    patch.setattr(WindowSlab, "make_mask", make_mask)
+    patch.setattr(WindowKv, "make_mask", make_mask)
     patch.setattr(RowPositions, "mask", mask)
 
 
 def windows_are_taken_for_whole_texts(patch: pytest.MonkeyPatch) -> None:
     """Merged llama layers believe that each row sees all it has, whatever the mask says."""
-    patch.setattr(SlabCache, "sees_all", lambda *_: True)
+    patch.setattr(SlabKv, "sees_all", lambda *_: True)
 
 
 def sinks_are_kept(patch: pytest.MonkeyPatch) -> None:
@@ -107,13 +107,13 @@ def _rows_are_told(patch: pytest.MonkeyPatch, wrong: Callable[[mx.array], mx.arr
     def told(own: property) -> property:
         return property(lambda cache: wrong(own.__get__(cache)))
 
-    for kind in (SlabCache, WindowSlab):
+    for kind in (SlabKv, WindowKv):
         patch.setattr(kind, "offset", told(vars(PositionedKv)["offset"]))
 
 
 def late_rows_are_a_position_ahead(patch: pytest.MonkeyPatch) -> None:
     """Rows that join others are told, once they decode, the position behind their own."""
-    append, keep = RowPositions.append, RowPositions.keep
+    append, select = RowPositions.append, RowPositions.select
 
     def late(positions: RowPositions) -> list[int]:
         ahead: list[int] = vars(positions).setdefault("late", [])
@@ -125,12 +125,12 @@ def late_rows_are_a_position_ahead(patch: pytest.MonkeyPatch) -> None:
         late(self).append(int(bool(self.lengths)))
         append(self, length, limit, shared)
 
-    def late_keep(self: RowPositions, order: list[int]) -> None:
+    def late_select(self: RowPositions, order: list[int]) -> None:
         late(self)[:] = [late(self)[row] for row in order]
-        keep(self, order)
+        select(self, order)
 
     def told(own: property) -> property:
-        def offset(cache: SlabCache | WindowSlab) -> mx.array:
+        def offset(cache: SlabKv | WindowKv) -> mx.array:
             offsets: mx.array = own.__get__(cache)
             positions = cache._positions
             return offsets + mx.array(late(positions)) if positions.tokens == 1 else offsets
@@ -138,54 +138,54 @@ def late_rows_are_a_position_ahead(patch: pytest.MonkeyPatch) -> None:
         return property(offset)
 
     patch.setattr(RowPositions, "append", late_append)
-    patch.setattr(RowPositions, "keep", late_keep)
-    for kind in (SlabCache, WindowSlab):
+    patch.setattr(RowPositions, "select", late_select)
+    for kind in (SlabKv, WindowKv):
         patch.setattr(kind, "offset", told(vars(PositionedKv)["offset"]))
 
 
 def a_neighbours_place_is_written(patch: pytest.MonkeyPatch) -> None:
     """A step's keys and values go to the row in the next place."""
-    write, write_window = SlabCache._write_rows, WindowSlab._write
+    write, write_window = SlabKv._write_rows, WindowKv._write
 
-    def rolled_write(self: SlabCache, array: mx.array, new: mx.array, rows: SlabRows) -> mx.array:
+    def rolled_write(self: SlabKv, array: mx.array, new: mx.array, rows: SlabRows) -> mx.array:
         return write(self, array, mx.roll(new, 1, 0) if new.shape[2] == 1 else new, rows)
 
-    def rolled_window(self: WindowSlab, array: mx.array, new: mx.array) -> None:
+    def rolled_window(self: WindowKv, array: mx.array, new: mx.array) -> None:
         write_window(self, array, mx.roll(new, 1, 0) if new.shape[2] == 1 else new)
 
-    patch.setattr(SlabCache, "_write_rows", rolled_write)
-    patch.setattr(WindowSlab, "_write", rolled_window)
+    patch.setattr(SlabKv, "_write_rows", rolled_write)
+    patch.setattr(WindowKv, "_write", rolled_window)
 
 
 def the_wrong_row_moves(patch: pytest.MonkeyPatch) -> None:
     """Into the place of a row that left goes what the one before the last holds."""
-    moving = SlabCache._moving
+    moving = SlabKv._moving
 
-    def move(self: SlabCache, before: Layout, after: Layout) -> Any:
+    def move(self: SlabKv, before: Layout, after: Layout) -> Any:
         shifted = (replace(one, rows=(*one.rows[1:], one.rows[0])) for one in before)
         return moving(self, tuple(shifted), after)
 
-    _others_keep(
+    _others_select(
         patch, lambda order: [old if old == place else old - 1 for place, old in enumerate(order)]
     )
-    patch.setattr(SlabCache, "_moving", move)
+    patch.setattr(SlabKv, "_moving", move)
 
 
 def a_lists_states_are_in_reverse(patch: pytest.MonkeyPatch) -> None:
     """When rows leave, of a list of caches those with a state keep it in reverse order."""
-    _others_keep(patch, lambda order: order[::-1])
+    _others_select(patch, lambda order: order[::-1])
 
 
-def _others_keep(
+def _others_select(
     patch: pytest.MonkeyPatch, wrong: Callable[[Sequence[int]], Sequence[int]]
 ) -> None:
     """Caches without columns keep rows of another order."""
 
-    def keep(right: Callable[[Any, Sequence[int]], None]) -> Callable[[Any, Sequence[int]], None]:
+    def select(right: Callable[[Any, Sequence[int]], None]) -> Callable[[Any, Sequence[int]], None]:
         return lambda self, order: right(self, wrong(order))
 
-    for kind in (WindowSlab, StateKv):
-        patch.setattr(kind, "keep", keep(kind.keep))
+    for kind in (WindowKv, StateKv):
+        patch.setattr(kind, "select", select(kind.select))
 
 
 def a_former_rows_token_stays(patch: pytest.MonkeyPatch) -> None:
@@ -213,29 +213,29 @@ def the_last_quantized_column_is_lost_when_rows_move(patch: pytest.MonkeyPatch) 
     _columns_are_lost(patch, lambda cache: cache.kv_format is not PLAIN)
 
 
-def _columns_are_lost(patch: pytest.MonkeyPatch, is_affected: Callable[[SlabCache], bool]) -> None:
+def _columns_are_lost(patch: pytest.MonkeyPatch, is_affected: Callable[[SlabKv], bool]) -> None:
     small_classes(patch)  # or the probes' short rows would never move
-    follow, filled = SlabCache._follow, RowPositions.filled
+    follow, filled = SlabKv._follow, RowPositions.filled
 
-    def short_follow(self: SlabCache, arriving: Any) -> None:
-        before = {key: one.number for one in self._layout for key in one.rows}
+    def short_follow(self: SlabKv, arriving: Any) -> None:
+        before = {row_id: one.number for one in self._layout for row_id in one.rows}
         follow(self, arriving)
         if not (self._slabs and is_affected(self)):
             return
         for one, arrays in zip(self._layout, self._slabs, strict=True):
-            for place, key in enumerate(one.rows):
-                last = filled(self._positions, key) - 1
-                if last >= 0 and before.get(key, one.number) != one.number:
+            for place, row_id in enumerate(one.rows):
+                last = filled(self._positions, row_id) - 1
+                if last >= 0 and before.get(row_id, one.number) != one.number:
                     for array in arrays:
                         array[place : place + 1, :, last : last + 1] = 0
 
-    patch.setattr(SlabCache, "_follow", short_follow)
+    patch.setattr(SlabKv, "_follow", short_follow)
 
 
 def two_rows_exchange_their_states(patch: pytest.MonkeyPatch) -> None:
     """When a row leaves, the first two others get one another's state."""
-    right = StateKv.keep
-    patch.setattr(StateKv, "keep", lambda self, order: right(self, [*order[1::-1], *order[2:]]))
+    right = StateKv.select
+    patch.setattr(StateKv, "select", lambda self, order: right(self, [*order[1::-1], *order[2:]]))
 
 
 def a_new_row_begins_in_an_old_state(patch: pytest.MonkeyPatch) -> None:
@@ -288,14 +288,14 @@ def scales_are_dropped(patch: pytest.MonkeyPatch) -> None:
 
 def joining_rows_lose_their_last_scales(patch: pytest.MonkeyPatch) -> None:
     """A row that joins a batch in 8 bits gets its last token's words without their scales."""
-    right = SlabCache.place
+    right = SlabKv.place
 
-    def place(self: SlabCache, row: int, arrays: Sequence[mx.array]) -> None:
+    def place(self: SlabKv, row: int, arrays: Sequence[mx.array]) -> None:
         if self.kv_format is not PLAIN:
             arrays = [_without_last(array) if n % 2 else array for n, array in enumerate(arrays)]
         right(self, row, arrays)
 
-    patch.setattr(SlabCache, "place", place)
+    patch.setattr(SlabKv, "place", place)
 
 
 def _without_last(array: mx.array) -> mx.array:
@@ -304,13 +304,13 @@ def _without_last(array: mx.array) -> mx.array:
 
 def scales_are_the_next_rows(patch: pytest.MonkeyPatch) -> None:
     """A step's scales in 8 bits are written to the row in the next place, its words to its own."""
-    right = SlabCache._write_rows
+    right = SlabKv._write_rows
 
-    def write(self: SlabCache, array: mx.array, new: mx.array, rows: SlabRows) -> mx.array:
+    def write(self: SlabKv, array: mx.array, new: mx.array, rows: SlabRows) -> mx.array:
         is_scales = self.kv_format is not PLAIN and new.dtype != mx.uint32
         return right(self, array, mx.roll(new, 1, 0) if is_scales else new, rows)
 
-    patch.setattr(SlabCache, "_write_rows", write)
+    patch.setattr(SlabKv, "_write_rows", write)
 
 
 def a_left_batch_is_not_dropped(patch: pytest.MonkeyPatch) -> None:

@@ -117,7 +117,7 @@ def padding_is_remembered(patch: pytest.MonkeyPatch) -> None:
         return chunk.start == 0 and chunk.is_last and len(chunk.token_ids) > 1
 
     def share(this: strategies.Padded, prefills: Sequence[Prefill]) -> bool:
-        prompts = [prefill.opening.token_ids[:-1] for prefill in prefills]
+        prompts = [prefill.first_chunk.token_ids[:-1] for prefill in prefills]
         longest = max(map(len, prompts))
         padded = [[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts]
         caches = list(prefills[0].caches)
@@ -126,8 +126,8 @@ def padding_is_remembered(patch: pytest.MonkeyPatch) -> None:
             prefill.adopt([_of_row(cache, row, len(prompt)) for cache in caches], 0)
         return True
 
-    patch.setattr(strategies.Padded, "_can_share", can_share)
-    patch.setattr(strategies.Padded, "_share", share)
+    patch.setattr(strategies.Padded, "_can_pad", can_share)
+    patch.setattr(strategies.Padded, "_compute_group", share)
 
 
 def _of_row(cache: Cache, row: int, length: int) -> Cache:

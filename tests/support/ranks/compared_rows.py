@@ -75,11 +75,11 @@ Tokens = list[list[int]]
 class Selfish(Following):
     """A fault: a follower that keeps other tokens than it is told."""
 
-    def settled(
+    def agree_on_result(
         self, current: DecodePass, settle: Callable[[DecodePass], Decoded | None]
     ) -> Decoded | None:
         """Return what rank 0 keeps, with tokens of this rank's own."""
-        if (told := super().settled(current, settle)) is not None:
+        if (told := super().agree_on_result(current, settle)) is not None:
             told.settled = [
                 replace(row, last_token_id=1 + (row.last_token_id or 0)) for row in told.settled
             ]

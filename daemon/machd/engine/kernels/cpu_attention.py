@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 import mlx.core as mx
 
 from machd.engine.kernels.exponential import MIN_EXPONENT, exp2
-from machd.engine.kv.kv_format import FoldedKv, KvFormat
-from machd.engine.kv.layers.slab import SlabCache
+from machd.engine.kv.kv_format import KvFormat, UnpackedKv
+from machd.engine.kv.layers.slab import SlabKv
 
 _BLOCK_SCORES = 256 * 1024
 """Scores computed at once: with the temporaries of their exponentials they stay near the core."""
@@ -79,7 +79,7 @@ def attend_rows(
     queries: mx.array,
     keys: mx.array,
     values: mx.array,
-    cache: SlabCache,
+    cache: SlabKv,
     *,
     scale: float,
     mask: mx.array | str | None = None,
@@ -90,7 +90,7 @@ def attend_rows(
     """
     cache.write(keys, values)
     sees_all = cache.sees_all(mask)
-    is_foldable = sees_all and queries.shape[2] == 1 and queries.dtype == mx.float32
+    can_unpack = sees_all and queries.shape[2] == 1 and queries.dtype == mx.float32
     parts = []
     for rows, arrays in cache.by_slab():
         seeing = rows.of(queries)
@@ -100,10 +100,10 @@ def attend_rows(
             own = cache.decoded_rows(rows, arrays)
             parts.append(_attend_behind(seeing, prefix, own, scale, rows.mask))
             continue
-        folded = cache.folded(rows, arrays) if is_foldable else None
-        if folded is not None:
+        unpacked = cache.unpacked(rows, arrays) if can_unpack else None
+        if unpacked is not None:
             kv_format = cache.kv_format
-            parts.append(_attend_folded(seeing, folded, kv_format, scale, rows.mask))
+            parts.append(_attend_unpacked(seeing, unpacked, kv_format, scale, rows.mask))
             continue
         own_mask = rows.mask
         if not sees_all:
@@ -152,9 +152,9 @@ def _attend_behind(
     return mixed.reshape(rows, heads, tokens, -1)
 
 
-def _attend_folded(
+def _attend_unpacked(
     queries: mx.array,
-    folded: FoldedKv,
+    unpacked: UnpackedKv,
     kv_format: KvFormat,
     scale: float,
     mask: mx.array | str | None,
@@ -165,7 +165,7 @@ def _attend_folded(
     position, are applied to scores and weights: fewer numbers by a factor of head_dim.
     """
     rows, heads, _, head_dim = queries.shape
-    keys, values = folded.keys, folded.values
+    keys, values = unpacked.keys, unpacked.values
     kv_heads = keys.scales.shape[1]
     queries = (queries * (scale * _LOG2_E)).reshape(
         rows, kv_heads, -1, head_dim

@@ -11,7 +11,7 @@ from machd.engine.backend.native_kernels import native_kernels
 from machd.engine.backend.untyped import Cache, LanguageModel
 from machd.engine.kernels import cpu_attention
 from machd.engine.kernels.native_layers import is_left_to_mlx
-from machd.engine.kv.layers.slab import SlabCache
+from machd.engine.kv.layers.slab import SlabKv
 
 HEAD_NUMBERS = 16
 """A head has a multiple of so many."""
@@ -37,7 +37,7 @@ def attend_rows(
     queries: mx.array,
     keys: mx.array,
     values: mx.array,
-    cache: SlabCache,
+    cache: SlabKv,
     *,
     scale: float,
     mask: mx.array | str | None = None,
@@ -95,7 +95,7 @@ def _own_attention(mlx_lms: Callable[..., mx.array]) -> Callable[..., mx.array]:
         is_plain = native is not None and sinks is None and not hasattr(cache, "bits")
         if not (is_plain and all(isinstance(one, mx.array) for one in arrays) and _takes(*arrays)):
             return mlx_lms(queries, keys, values, cache, scale, mask, sinks)
-        if isinstance(cache, SlabCache):
+        if isinstance(cache, SlabKv):
             starts, window = cache.starts, cache.window_of(mask)
         else:
             starts, window = _ends(queries, keys), 0 if _is_causal(queries, mask) else None

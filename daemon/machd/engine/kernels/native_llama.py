@@ -17,7 +17,7 @@ from machd.engine.kernels.native_attention import HEAD_NUMBERS, attend, attend_r
 from machd.engine.kernels.native_layers import is_native_norm, layer_weights
 from machd.engine.kernels.packed import PackedCache, PackedPrompt, attend_cached
 from machd.engine.kernels.started_layers import class_of
-from machd.engine.kv.layers.slab import SlabCache
+from machd.engine.kv.layers.slab import SlabKv
 from machd.engine.kv.row_positions import SlabRows
 
 _TABLE_POSITIONS = 1024
@@ -172,7 +172,7 @@ class NativeLayers:
 
     def _columns_of(
         self,
-        caches: Sequence[SlabCache],
+        caches: Sequence[SlabKv],
         layers: Sequence[tuple[SlabRows, list[mx.array]]],
         tokens: int,
     ) -> object:
@@ -196,7 +196,7 @@ class NativeLayers:
 
 def _parts(
     caches: Sequence[Cache],
-) -> tuple[Sequence[SlabCache], list[tuple[PackedPrompt, ...]]]:
+) -> tuple[Sequence[SlabKv], list[tuple[PackedPrompt, ...]]]:
     """Return the rows' caches, one a layer or none, and each prompt's."""
     if not isinstance(caches[0], PackedCache):
         return caches, []
@@ -212,7 +212,7 @@ def _in_slab_order(x: mx.array, slabs: Sequence[SlabRows]) -> mx.array:
     return mx.concatenate([*(slab.of(x) for slab in slabs), x[count:]])
 
 
-def _in_row_order(x: mx.array, slabs: Sequence[SlabRows], rows: Sequence[SlabCache]) -> mx.array:
+def _in_row_order(x: mx.array, slabs: Sequence[SlabRows], rows: Sequence[SlabKv]) -> mx.array:
     """Undo :func:`_in_slab_order`."""
     if all(slab.index is None for slab in slabs):
         return x
@@ -226,7 +226,7 @@ def _turned(pairs: Sequence[Sequence[mx.array]]) -> tuple[list[mx.array], list[m
 
 
 def _takes_columns(cache: Cache) -> bool:
-    if isinstance(cache, SlabCache):
+    if isinstance(cache, SlabKv):
         return cache.takes_columns()
     if not isinstance(cache, PackedCache):
         return False

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 import mlx.core as mx
 
 from machd.engine.backend.untyped import Cache
-from machd.engine.kv.layers.slab import SlabCache
+from machd.engine.kv.layers.slab import SlabKv
 
 Attend: TypeAlias = Callable[..., mx.array]
 """Attention as :func:`machd.engine.kernels.cpu_attention.attend`, or as ``attend_rows`` there."""
@@ -35,7 +35,7 @@ class PackedCache:
     """
 
     def __init__(
-        self, rows: SlabCache | None, prompts: Sequence[PackedPrompt], positions: mx.array
+        self, rows: SlabKv | None, prompts: Sequence[PackedPrompt], positions: mx.array
     ) -> None:
         """Borrow the decoding rows, if any, the prompts behind them, and the position of each of the pass's tokens in its row."""
         self.rows = rows
@@ -95,7 +95,7 @@ def attend_cached(
         return cache.attend(
             queries, keys, values, scale=scale, attend=attend, attend_rows=attend_rows
         )
-    if isinstance(cache, SlabCache):
+    if isinstance(cache, SlabKv):
         return attend_rows(queries, keys, values, cache, scale=scale, mask=mask)
     if cache is not None:
         keys, values = cache.update_and_fetch(keys, values)
@@ -103,7 +103,7 @@ def attend_cached(
 
 
 def packed_caches(
-    rows: Sequence[SlabCache], prompts: Sequence[tuple[Sequence[Cache], int]]
+    rows: Sequence[SlabKv], prompts: Sequence[tuple[Sequence[Cache], int]]
 ) -> list[PackedCache]:
     """Make one cache a layer for a pass of all rows, perhaps none, and of so many tokens of each prompt."""
     starts = [mx.array([caches[0].offset], dtype=mx.int32) for caches, _ in prompts]

@@ -1,10 +1,10 @@
 """The KV of the rows that share a forward pass: one object of its kind for each cache of the model.
 
-Standard caches become a :class:`~machd.engine.kv.layers.slab.SlabCache` a layer, in their KV format, and windows
-a :class:`~machd.engine.kv.layers.window.WindowSlab`. Others stay in mlx-lm's own arrays. The caches
-inside cache lists are held in the same ways.
+Standard caches become a :class:`~machd.engine.kv.layers.slab.SlabKv` a layer, in their KV format, and windows
+a :class:`~machd.engine.kv.layers.window.WindowKv`. Others stay in mlx-lm's own arrays. Caches inside mlx-lm's
+cache lists become the same kinds.
 
-Rows that share a prefix read one copy of it, taken from the first such row that joins.
+The first row with a shared prefix brings the prefix's arrays, and all rows of that prefix read them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import mlx.core as mx
 from machd.engine.backend.untyped import Cache
 from machd.engine.kv.kv_format import PLAIN, KvFormat
 from machd.engine.kv.lane_kv import JoiningRow, LaneKv, PrefilledRow, held_bytes
+from machd.engine.kv.layers.batched_cache import BatchedCache
 from machd.engine.kv.layers.kinds import kind_of
-from machd.engine.kv.layers.layer_kv import LayerKv
-from machd.engine.kv.layers.slab import SlabCache
+from machd.engine.kv.layers.slab import SlabKv
 from machd.engine.kv.rollback import CacheCheckpoint
 from machd.engine.kv.row_caches import innermost, kv_arrays, replaced
 from machd.engine.kv.row_positions import RowPositions
@@ -36,10 +36,10 @@ class BatchLaneKv(LaneKv):
         self._checkpoint: CacheCheckpoint | None = None
         self._checkpoint_lengths: list[int] = []
         self._positions = RowPositions(self._rule)
-        self.layers: list[Cache] = []
-        self._opened: list[LayerKv] = []
-        self._padded: list[LayerKv] = []
-        self._ask_layers()
+        self.caches: list[Cache] = []
+        self._layers: list[BatchedCache] = []  # of ``caches``, lists flattened
+        self._told_lengths: list[BatchedCache] = []
+        self._refresh_layer_groups()
 
     @property
     def takes_ragged_spans(self) -> bool:
@@ -65,54 +65,57 @@ class BatchLaneKv(LaneKv):
             # A NaN must not reach other rows, so this row gets columns of its own before it fails.
             row = row if prefix else replace(row, shared=None)
         self._positions.append(row.length, row.limit, row.shared)
-        caches = innermost(row.layers)
-        opened = self._opened or [
+        caches = innermost(row.caches)
+        layers = self._layers or [
             kind_of(cache).of(cache, self._positions, self._max_rows) for cache in caches
         ]
-        for layer, cache in zip(opened, caches, strict=True):
+        for layer, cache in zip(layers, caches, strict=True):
             layer.join(cache, row.index)
-        if not self._opened:
-            held = iter(opened)
-            self.layers = [replaced(one, lambda _: next(held).model_cache) for one in row.layers]
-            self._opened = opened
-        self._ask_layers()
+        if not self._layers:
+            in_order = iter(layers)  # `replaced` walks the caches in the order of `innermost`
+            self.caches = [
+                replaced(one, lambda _: next(in_order).model_cache) for one in row.caches
+            ]
+            self._layers = layers
+        self._refresh_layer_groups()
         if row.shared is not None and prefix is not None:
-            for layer, arrays in zip(opened, prefix, strict=True):
+            for layer, arrays in zip(layers, prefix, strict=True):
                 layer.hold_prefix(row.shared.number, arrays)
 
-    def keep(self, order: Sequence[int]) -> None:
+    def select(self, order: Sequence[int]) -> None:
         """Keep the rows of ``order``, in that order."""
-        self._positions.keep(order)
-        for layer in self._opened:
-            layer.keep(order)
-        self._ask_layers()
+        self._positions.select(order)
+        for layer in self._layers:
+            layer.select(order)
+        self._refresh_layer_groups()
 
     def clear(self) -> None:
         """Drop the batch."""
         self._positions = RowPositions(self._rule)
-        self.layers, self._opened, self._checkpoint = [], [], None
-        self._ask_layers()
+        self.caches, self._layers, self._checkpoint = [], [], None
+        self._refresh_layer_groups()
 
-    def open_pass(self, lengths: Sequence[int] | None = None) -> None:
-        """Begin a forward pass; kinds without positions get each row's length without padding."""
-        self._positions.open_pass(lengths)
+    def begin_pass(self, lengths: Sequence[int] | None = None) -> None:
+        """Begin a forward pass; if it is padded, layers that count for themselves get each row's number of tokens."""
+        self._positions.begin_pass(lengths)
         for layer in self._growing:
-            if layer.grow_ahead():
+            if layer.grow_early():
                 break  # the next layer's turn is the next pass
-        self._padded = self._counting if lengths is not None and len(set(lengths)) > 1 else []
-        for layer in self._padded:
+        is_padded = lengths is not None and len(set(lengths)) > 1
+        self._told_lengths = self._self_positioned if is_padded else []
+        for layer in self._told_lengths:
             layer.set_lengths(lengths or ())
 
-    def close_pass(self) -> None:
-        """Drop the pass's padding from caches without positions."""
-        for layer in self._padded:
+    def end_pass(self) -> None:
+        """Drop the pass's padding from the layers that count for themselves."""
+        for layer in self._told_lengths:
             layer.drop_lengths()
 
     def checkpoint(self) -> None:
-        """Save each row's length, and the state of layers without positions."""
+        """Save each row's length, and the state of layers that count for themselves."""
         assert self.can_roll_back, "there is a way back"
         self._checkpoint_lengths = list(self._positions.lengths)
-        self._checkpoint = CacheCheckpoint(layer.checkpoint() for layer in self._counting)
+        self._checkpoint = CacheCheckpoint(layer.checkpoint() for layer in self._self_positioned)
 
     def roll_back(self, counts: Sequence[int]) -> bool:
         """Remove each row's last positions; returns False for recurrent state."""
@@ -127,7 +130,7 @@ class BatchLaneKv(LaneKv):
 
     def wipe(self, row: int, begin: int = 0) -> None:
         """Zero a row's own keys and values from a position on."""
-        for layer in self._opened:
+        for layer in self._layers:
             layer.wipe(row, begin)
 
     def growth_bytes(self, joining: Sequence[JoiningRow], tokens: int, bytes_per_token: int) -> int:
@@ -141,29 +144,29 @@ class BatchLaneKv(LaneKv):
         before, after = self._positions.layout, self._positions.after(joining, tokens)
         if before == after:
             return other_bytes
-        slab_bytes = held_bytes([layer for layer in self._opened if layer.has_columns])
+        slab_bytes = held_bytes([layer for layer in self._layers if layer.has_columns])
         columns = sum(slab.places * slab.columns for slab in after)
         shared = {one.shared for one in joining if one.shared is not None}
         columns += sum(
             one.tokens for one in shared.union(self._positions.shared) if one is not None
         )
-        layers = max(len(self._opened), 1)
+        layers = max(len(self._layers), 1)
         return max(0, columns * bytes_per_token - slab_bytes) + slab_bytes // layers + other_bytes
 
-    def _ask_layers(self) -> None:
-        """Ask the layers once for their abilities with the current rows, so that no pass has to."""
+    def _refresh_layer_groups(self) -> None:
+        """Group the layers by what they need of a pass with the current rows, so that no pass has to."""
         rows = len(self._positions.lengths)
-        self._growing = [layer for layer in self._opened if layer.grows_ahead]
-        self._counting = [layer for layer in self._opened if not layer.follows_positions]
-        self._columnless = [layer for layer in self._opened if not layer.has_columns]
-        self._can_roll_back = all(rows <= layer.max_rolled_back_rows for layer in self._opened)
+        self._growing = [layer for layer in self._layers if layer.grows_early]
+        self._self_positioned = [layer for layer in self._layers if not layer.follows_positions]
+        self._columnless = [layer for layer in self._layers if not layer.has_columns]
+        self._can_roll_back = all(rows <= layer.max_rolled_back_rows for layer in self._layers)
 
 
 def _copies_without_nan(row: PrefilledRow, tokens: int) -> list[tuple[mx.array, ...]] | None:
     """Copy a row's first positions, [1, heads, tokens, n] of each cache's arrays, and wait for it; None if there is a NaN."""
     copies = [
         tuple(mx.contiguous(array[:, :, :tokens]) for array in kv_arrays(cache, row.index) or ())
-        for cache in innermost(row.layers)
+        for cache in innermost(row.caches)
     ]
     has_nan = mx.any(mx.stack([mx.isnan(array).any() for arrays in copies for array in arrays]))
     mx.eval(copies)  # or they would keep the row's own caches alive
@@ -182,8 +185,8 @@ def padded_caches(
     lengths = [len(prompt) for prompt in prompts]
     for length in lengths:
         positions.append(0, length)
-    positions.open_pass(lengths)
+    positions.begin_pass(lengths)
     longest = max(lengths)
     padded = [[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts]
-    caches: list[Cache] = [SlabCache(positions, kv_format) for _ in range(layer_count)]
+    caches: list[Cache] = [SlabKv(positions, kv_format) for _ in range(layer_count)]
     return caches, mx.array(padded, dtype=mx.int32)

@@ -1,6 +1,7 @@
 """KV formats: how keys and values are stored, as arrays whose third axis is the position.
 
-Slabs, caches and blocks copy and cut a format's arrays by position, whatever they contain.
+Slabs, caches and blocks copy and cut a format's arrays by position, whatever they contain. On the CPU attention
+reads quantised keys and values without dequantising them: codes are unpacked, and scales multiply scores (``unpack``).
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ class KvWidths:
 
 
 @dataclass(frozen=True, slots=True)
-class FoldedVectors:
-    """Keys or values as sums of products: a vector is ``scale * parts + offset``.
+class UnpackedVectors:
+    """Quantised keys or values, not dequantised: a vector is ``scale * parts + offset``.
 
     Attributes:
-        parts: float32 [rows, heads, width, n] each, to be used with :meth:`KvFormat.split_queries` and
+        parts: Codes as float32 [rows, heads, width, n] each, to be used with :meth:`KvFormat.split_queries` and
             :meth:`KvFormat.join_outputs`.
         scales: [rows, heads, 1, width].
         offsets: The same, added to every number of a vector; None for none.
@@ -47,11 +48,11 @@ class FoldedVectors:
 
 
 @dataclass(frozen=True, slots=True)
-class FoldedKv:
-    """Keys and values for attention without decoding."""
+class UnpackedKv:
+    """Keys and values for attention without dequantising."""
 
-    keys: FoldedVectors
-    values: FoldedVectors
+    keys: UnpackedVectors
+    values: UnpackedVectors
 
 
 class KvFormat(Protocol):
@@ -70,17 +71,17 @@ class KvFormat(Protocol):
         """Invert :meth:`encode`, exactly or nearly."""
         ...
 
-    def fold(self, arrays: Sequence[mx.array], widths: KvWidths, width: int) -> FoldedKv | None:
-        """Fold the first ``width`` columns for :mod:`machd.engine.kernels.cpu_attention`; None where that has to decode."""
+    def unpack(self, arrays: Sequence[mx.array], widths: KvWidths, width: int) -> UnpackedKv | None:
+        """Unpack the first ``width`` columns for :mod:`machd.engine.kernels.cpu_attention`; None where that has to decode."""
         del arrays, widths, width
         return None
 
     def split_queries(self, queries: mx.array) -> tuple[mx.array, ...]:
-        """Turn queries [..., head_dim] into one for each part of the folded keys."""
+        """Turn queries [..., head_dim] into one for each part of the unpacked keys."""
         return (queries,)
 
     def join_outputs(self, parts: Sequence[mx.array]) -> mx.array:
-        """Turn sums over the parts of folded values [..., n] into the values' [..., head_dim]."""
+        """Turn sums over the parts of unpacked values [..., n] into the values' [..., head_dim]."""
         return parts[0]
 
 
@@ -131,8 +132,8 @@ class VectorFormat(KvFormat, ABC):
         keys, values = mx.split(both, 2, axis=1)
         return keys, values
 
-    def fold(self, arrays: Sequence[mx.array], widths: KvWidths, width: int) -> FoldedKv | None:
-        """Fold if keys and values share arrays, a vector has one scale, and words are full."""
+    def unpack(self, arrays: Sequence[mx.array], widths: KvWidths, width: int) -> UnpackedKv | None:
+        """Unpack if keys and values share arrays, a vector has one scale, and words are full."""
         words, parameters = arrays[0], arrays[1]
         is_shared = len(arrays) == _SHARED and parameters.shape[-1] == 1
         if not is_shared or not self._fills_words(widths.keys):
@@ -144,9 +145,9 @@ class VectorFormat(KvFormat, ABC):
         )  # [rows, heads of all parameters, 1, width]
         # Scales of keys, of values; then offsets of both, where there are any.
         split = [*mx.split(along, 2 * self.parameter_count, axis=1), None, None]
-        return FoldedKv(
-            FoldedVectors(tuple(part[:, :heads, :width] for part in parts), split[0], split[2]),
-            FoldedVectors(tuple(part[:, heads:, :width] for part in parts), split[1], split[3]),
+        return UnpackedKv(
+            UnpackedVectors(tuple(part[:, :heads, :width] for part in parts), split[0], split[2]),
+            UnpackedVectors(tuple(part[:, heads:, :width] for part in parts), split[1], split[3]),
         )
 
     @abstractmethod
@@ -165,4 +166,4 @@ class VectorFormat(KvFormat, ABC):
 
     @abstractmethod
     def _parts(self, words: mx.array) -> tuple[mx.array, ...]:
-        """Turn words into float32 parts; see :class:`FoldedVectors`."""
+        """Turn words into float32 parts; see :class:`UnpackedVectors`."""

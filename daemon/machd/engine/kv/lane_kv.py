@@ -20,7 +20,7 @@ class PrefilledRow:
     """A prompt with the keys and values of all its tokens but the last.
 
     Attributes:
-        layers: One cache for each cache of the model, of this row or of several.
+        caches: One cache for each cache of the model, of this row or of several.
         length: Positions that the row has there.
         limit: Positions that prompt and completion may take together.
         last_token_id: The token that the first decode step starts from.
@@ -28,7 +28,7 @@ class PrefilledRow:
         shared: Prefix that it may share with other rows of a lane.
     """
 
-    layers: Sequence[Cache]
+    caches: Sequence[Cache]
     length: int
     limit: int
     last_token_id: int
@@ -72,21 +72,21 @@ class LaneKv(Protocol):
     """Keys, values and recurrent state of the rows of one lane.
 
     Attributes:
-        layers: One entry for each cache of the model, as its forward pass takes them.
+        caches: One entry for each cache of the model, as its forward pass takes them.
     """
 
-    layers: list[Cache]
+    caches: list[Cache]
 
     @property
     def nbytes(self) -> int:
         """Allocated bytes, spare columns included."""
-        return held_bytes(self.layers)
+        return held_bytes(self.caches)
 
     @property
     def takes_ragged_spans(self) -> bool:
-        """True if unequal spans need no proof: every cache is a slab, whose padding lands after a row's end.
+        """True if unequal spans need no measurement of the model: every cache has columns, and padding lands after a row's end.
 
-        Other caches take them where the plan allows drafts, that is, where batched_drafts has passed.
+        Other caches take them where the plan allows drafts: the model passed batched_drafts (``capabilities/``).
         """
         ...
 
@@ -105,13 +105,13 @@ class LaneKv(Protocol):
 
     def locate(self, row: int, length: int) -> CachedRow:
         """Find a row's caches."""
-        return CachedRow(self.layers, row, length)
+        return CachedRow(self.caches, row, length)
 
     def join(self, row: PrefilledRow) -> None:
         """Add a row after the others."""
         ...
 
-    def keep(self, order: Sequence[int]) -> None:
+    def select(self, order: Sequence[int]) -> None:
         """Keep the rows of ``order``, in that order; at least one."""
         ...
 
@@ -119,11 +119,11 @@ class LaneKv(Protocol):
         """Drop all rows and free their memory."""
         ...
 
-    def open_pass(self, lengths: Sequence[int] | None = None) -> None:
+    def begin_pass(self, lengths: Sequence[int] | None = None) -> None:
         """Begin a forward pass of ``lengths`` tokens of each row, shorter spans padded at the end; of one each unless given."""
         ...
 
-    def close_pass(self) -> None:
+    def end_pass(self) -> None:
         """End the pass once it is dispatched."""
         return
 
@@ -147,7 +147,7 @@ class LaneKv(Protocol):
         ...
 
     def wipe(self, row: int, begin: int = 0) -> None:
-        """Keep a NaN of a row, which ends at ``begin`` or is about to leave, from reaching later tokens."""
+        """Zero a row from its new end ``begin`` on, so that a NaN there does not reach later tokens."""
         del row, begin
 
     def growth_bytes(self, joining: Sequence[JoiningRow], tokens: int, bytes_per_token: int) -> int:

@@ -46,9 +46,9 @@ class ModelKv:
         return padded_caches(prompts, self.layer_count, self.kv_format)
 
     def batch_lane(self, max_rows: int) -> LaneKv:
-        """Open a lane of rows that are computed together."""
+        """Make a lane of rows that are computed together."""
         return BatchLaneKv(max_rows, has_length_classes=self.has_length_classes)
 
     def serial_lane(self) -> LaneKv:
-        """Open a lane of one row."""
+        """Make a lane of one row."""
         return SerialLaneKv()

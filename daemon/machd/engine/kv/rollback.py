@@ -1,8 +1,8 @@
 """Rollback of the last tokens of a pass, cache by cache.
 
-A standard cache has a column for each position, and its last columns are dropped. A window's last columns
-are dropped too after one pass of several tokens: mlx-lm then keeps its columns in order of position, and as
-many older ones as the first token sees. Recurrent state has no columns: it is restored whole, for all rows.
+A standard cache has a column for each position: its last columns are dropped. A window's last columns are
+dropped too after one pass of several tokens: mlx-lm then keeps a window's columns in order of position, and as
+many older ones as the first token sees. Recurrent state has no columns: the state of all rows is restored.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from typing import Self
 
 from machd.engine.backend.untyped import Cache
+from machd.engine.kv.layers.batched_cache import Checkpoint
 from machd.engine.kv.layers.kinds import kind_of
-from machd.engine.kv.layers.layer_kv import Checkpoint
 
 
 def supports_rollback(cache: Cache) -> bool:
@@ -29,7 +29,7 @@ class CacheCheckpoint:
     @classmethod
     def of(cls, caches: Iterable[Cache]) -> Self:
         """Make a checkpoint of a row's innermost caches, each of a class that supports rollback."""
-        return cls(kind_of(cache).checkpoint_of(cache) for cache in caches)
+        return cls(kind_of(cache).row_checkpoint(cache) for cache in caches)
 
     def roll_back(self, counts: Sequence[int], added: Sequence[int]) -> bool:
         """Remove ``counts`` of the last positions of each row, of those ``added`` in one pass; the checkpoint is then of no use.

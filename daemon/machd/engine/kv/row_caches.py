@@ -1,4 +1,4 @@
-"""The caches of one row: made for a model, opened, and read through their kinds.
+"""The caches of one row: made for a model, flattened, and read through their kinds.
 
 A standard cache has KV arrays with a column for each position, which can be copied, cut and joined.
 All others (windows, recurrent state) have only their present state. Models write into
@@ -38,15 +38,15 @@ def is_cache_list(cache: Cache) -> bool:
 
 
 def innermost(caches: Iterable[Cache]) -> list[Cache]:
-    """Return the caches that hold arrays themselves, lists opened, however deep."""
-    opened: list[Cache] = []
+    """Flatten cache lists, however deep: return the caches that hold arrays, in order."""
+    flattened: list[Cache] = []
     for cache in caches:
-        opened.extend(innermost(cache.caches) if is_cache_list(cache) else [cache])
-    return opened
+        flattened.extend(innermost(cache.caches) if is_cache_list(cache) else [cache])
+    return flattened
 
 
 def replaced(cache: Cache, replacement: Callable[[Cache], Cache]) -> Cache:
-    """Return a cache's replacement, or a list like it of those of the caches inside."""
+    """Replace a cache, or each cache inside a list, in the order of :func:`innermost`; lists stay lists."""
     from mlx_lm.models.cache import CacheList  # noqa: PLC0415 - after import_mlx_lm()
 
     if is_cache_list(cache):
@@ -55,5 +55,5 @@ def replaced(cache: Cache, replacement: Callable[[Cache], Cache]) -> Cache:
 
 
 def kv_arrays(cache: Cache, row: int = 0, begin: int = 0) -> tuple[mx.array, ...] | None:
-    """Return a row's arrays from a position on, None without columns; see ``LayerKv.columns_of``."""
-    return kind_of(cache).columns_of(cache, row, begin)
+    """Return a row's arrays from a position on, None without columns; see ``BatchedCache.row_columns``."""
+    return kind_of(cache).row_columns(cache, row, begin)

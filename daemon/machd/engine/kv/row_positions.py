@@ -1,7 +1,7 @@
 """The positions of a batch's rows, the slabs where they lie, and their masks: one for all layers.
 
-A row that shares a prefix has columns of its own from the prefix's end on. Positions count from the text's
-beginning, columns from there; for other rows they are the same.
+Positions count from the beginning of the text. A row that shares a prefix has columns of its own only from the
+prefix's end on, and its columns count from there; for all other rows position and column are the same.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class SlabRows:
 
     Attributes:
         rows: Number of rows, in places 0 to ``rows``.
-        index: int32 [rows], each one's number in the batch; None where the slab has all rows in their order.
+        index: int32 [rows], each row's place in the batch; None where the slab has all rows in their order.
         places: int32 [rows], 0 to ``rows``.
         start: int32 [rows], columns before the pass.
-        shared_start: The start of all rows where it is the same; None where it differs.
-        width: Columns that the longest of them has.
-        prefix: Number of the shared prefix that comes before the columns of all these rows, if any.
+        common_start: The start of all rows where it is the same; None where it differs.
+        width: Columns that the longest row has.
+        prefix: Number of the shared prefix that comes before the columns of all rows, if any.
         mask: bool [rows, 1, tokens, width], the columns that each token sees; mlx-lm's "causal" where all rows
             begin at one place; None for all columns.
     """
@@ -36,7 +36,7 @@ class SlabRows:
     index: mx.array | None
     places: mx.array
     start: mx.array
-    shared_start: int | None
+    common_start: int | None
     width: int
     prefix: int | None
     mask: mx.array | str | None
@@ -53,28 +53,28 @@ class RowPositions:
         lengths: Positions that each row has, in row order; those of the running pass included.
         limits: Positions that each row may ever have.
         shared: The prefix that each row shares, if any.
-        keys: Each row's key in the layout.
+        row_ids: Each row's id in the layout, the same as long as the row is in the batch.
         layout: The slabs, with room for the running pass.
-        step: Number of the running pass.
+        pass_number: Number of the running pass.
         start: int32 [rows], positions before the running pass.
         end: int32 [rows], positions after it.
         tokens: Columns that the running pass writes for each row, padding included.
         width: Columns that the pass reads: up to the end of the longest row.
-        shared_start: The start of all rows where it is the same; None where it differs.
+        common_start: The start of all rows where it is the same; None where it differs.
     """
 
     def __init__(self, rule: LayoutRule) -> None:
         self._rule = rule
-        self._next_key = 0
+        self._next_row_id = 0
         self.lengths: list[int] = []
         self.limits: list[int] = []
         self.shared: list[SharedPrefix | None] = []
-        self.keys: list[int] = []
+        self.row_ids: list[int] = []
         self.layout: Layout = ()
-        self.step = 0
+        self.pass_number = 0
         self.tokens = 0
         self.width = 0
-        self.shared_start: int | None = None
+        self.common_start: int | None = None
         self.start = self.end = mx.zeros((0,), dtype=mx.int32)
         self._columns: list[int] = []
         self._filled: dict[int, int] = {}
@@ -90,17 +90,17 @@ class RowPositions:
         self.lengths.append(length)
         self.limits.append(limit)
         self.shared.append(shared)
-        self.keys.append(self._next_key)
-        self._next_key += 1
+        self.row_ids.append(self._next_row_id)
+        self._next_row_id += 1
         self._lay_out()
         self._is_changed = True
 
-    def keep(self, order: Sequence[int]) -> None:
+    def select(self, order: Sequence[int]) -> None:
         """Keep the rows of ``order``, in that order."""
         self.lengths = [self.lengths[row] for row in order]
         self.limits = [self.limits[row] for row in order]
         self.shared = [self.shared[row] for row in order]
-        self.keys = [self.keys[row] for row in order]
+        self.row_ids = [self.row_ids[row] for row in order]
         self._lay_out()
         self._is_changed = True
 
@@ -109,15 +109,15 @@ class RowPositions:
         self.lengths = [one - count for one, count in zip(self.lengths, counts, strict=True)]
         self.end = _int32(self.lengths)
 
-    def open_pass(self, lengths: Sequence[int] | None = None) -> None:
+    def begin_pass(self, lengths: Sequence[int] | None = None) -> None:
         """Begin a forward pass, with room for it."""
-        self.step += 1
+        self.pass_number += 1
         self.tokens = 1 if lengths is None else max(lengths)
         needed = [one + self.tokens for one in self._own(self.lengths)]
         if any(one > columns for one, columns in zip(needed, self._columns, strict=True)):
             self._lay_out(self.tokens)
         first = self.lengths[0]
-        self.shared_start = first if all(one == first for one in self.lengths) else None
+        self.common_start = first if all(one == first for one in self.lengths) else None
         # The end of the last step is on the device already, unless rows have changed since.
         self.start = _int32(self.lengths) if self._is_changed else self.end
         self._is_changed = False
@@ -144,9 +144,9 @@ class RowPositions:
     def by_slab(self) -> list[SlabRows]:
         """Return the rows of each slab in the running pass."""
         if not self._by_slab:
-            numbers = {key: number for number, key in enumerate(self.keys)}
+            numbers = {row_id: number for number, row_id in enumerate(self.row_ids)}
             self._by_slab = [self._rows_of(slab, numbers) for slab in self.layout]
-            order = [numbers[key] for slab in self.layout for key in slab.rows]
+            order = [numbers[row_id] for slab in self.layout for row_id in slab.rows]
             back = sorted(range(len(order)), key=order.__getitem__)
             self._back = None if order == sorted(order) else _int32(back)
         return self._by_slab
@@ -161,15 +161,15 @@ class RowPositions:
         shared = self.shared[row]
         return 0 if shared is None else shared.tokens
 
-    def filled(self, key: int) -> int:
+    def filled(self, row_id: int) -> int:
         """Return the number of columns that a row had when the layout was made, which are copied when it moves."""
-        return self._filled[key]
+        return self._filled[row_id]
 
     def after(self, joining: Sequence[JoiningRow], tokens: int) -> Layout:
-        """Return the layout of a pass of so many tokens after these rows have joined."""
+        """Return the layout of a pass of so many tokens once rows have joined; nothing changes."""
         rows = self._extents(tokens)
-        for key, row in enumerate(joining, start=self._next_key):
-            rows.append(_extent(key, row, tokens))
+        for row_id, row in enumerate(joining, start=self._next_row_id):
+            rows.append(_extent(row_id, row, tokens))
         return self._rule.lay_out(self.layout, rows) if rows else ()
 
     def mask(self, window_tokens: int | None) -> mx.array:
@@ -184,12 +184,12 @@ class RowPositions:
         return next((window for (_, window), made in self._masks.items() if made is mask), None)
 
     def _rows_of(self, slab: Slab, numbers: dict[int, int]) -> SlabRows:
-        order = [numbers[key] for key in slab.rows]
+        order = [numbers[row_id] for row_id in slab.rows]
         starts = [self._starts[row] for row in order]
         width = max(starts) + self.tokens
         shared = starts[0] if min(starts) == max(starts) else None
         places = mx.arange(len(order), dtype=mx.int32)
-        is_whole = len(order) == len(self.keys) and order == sorted(order)
+        is_whole = len(order) == len(self.row_ids) and order == sorted(order)
         index = None if is_whole else _int32(order)
         # The starts of the last step are on the device already.
         start = self.start if is_whole and slab.prefix is None else _int32(starts)
@@ -208,18 +208,20 @@ class RowPositions:
 
     def _extents(self, tokens: int = 0) -> list[RowExtent]:
         rows = map(JoiningRow, self.lengths, self.limits, self.shared)
-        return [_extent(key, row, tokens) for key, row in zip(self.keys, rows, strict=True)]
+        return [
+            _extent(row_id, row, tokens) for row_id, row in zip(self.row_ids, rows, strict=True)
+        ]
 
     def _lay_out(self, tokens: int = 0) -> None:
         self.layout = self._rule.lay_out(self.layout, self._extents(tokens))
-        columns = {key: slab.columns for slab in self.layout for key in slab.rows}
-        self._columns = [columns[key] for key in self.keys]
-        self._filled = dict(zip(self.keys, self._own(self.lengths), strict=True))
+        columns = {row_id: slab.columns for slab in self.layout for row_id in slab.rows}
+        self._columns = [columns[row_id] for row_id in self.row_ids]
+        self._filled = dict(zip(self.row_ids, self._own(self.lengths), strict=True))
 
 
-def _extent(key: int, row: JoiningRow, tokens: int) -> RowExtent:
+def _extent(row_id: int, row: JoiningRow, tokens: int) -> RowExtent:
     base, prefix = (0, None) if row.shared is None else (row.shared.tokens, row.shared.number)
-    return RowExtent(key, row.length + tokens - base, row.limit - base, prefix)
+    return RowExtent(row_id, row.length + tokens - base, row.limit - base, prefix)
 
 
 def _mask(start: mx.array, tokens: int, width: int, window_tokens: int | None = None) -> mx.array:

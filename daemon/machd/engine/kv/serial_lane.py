@@ -15,7 +15,7 @@ class SerialLaneKv(LaneKv):
     """A lane of one row. It needs no wiping, as its caches give no column after the row's end."""
 
     def __init__(self) -> None:
-        self.layers: list[Cache] = []
+        self.caches: list[Cache] = []
         self._can_roll_back = False
         self._room_tokens = 0
         self._checkpoint: CacheCheckpoint | None = None
@@ -38,22 +38,22 @@ class SerialLaneKv(LaneKv):
 
     def join(self, row: PrefilledRow) -> None:
         """Take over the row's caches."""
-        assert not self.layers, "there is one row"
+        assert not self.caches, "there is one row"
         assert row.index == 0, "the row was computed alone"
-        self.layers = list(row.layers)
+        self.caches = list(row.caches)
         self._room_tokens = row.limit - row.length
-        self._can_roll_back = all(supports_rollback(cache) for cache in innermost(self.layers))
+        self._can_roll_back = all(supports_rollback(cache) for cache in innermost(self.caches))
 
-    def keep(self, order: Sequence[int]) -> None:
+    def select(self, order: Sequence[int]) -> None:
         """Keep the only row."""
         assert list(order) == [0], "there is one row"
 
     def clear(self) -> None:
         """Drop the row."""
-        self.layers = []
+        self.caches = []
         self._checkpoint = None
 
-    def open_pass(self, lengths: Sequence[int] | None = None) -> None:
+    def begin_pass(self, lengths: Sequence[int] | None = None) -> None:
         """Count the pass's tokens; the caches count their positions themselves."""
         added = 1 if lengths is None else lengths[0]
         self._added += added
@@ -61,7 +61,7 @@ class SerialLaneKv(LaneKv):
 
     def checkpoint(self) -> None:
         """Remember the state of every cache."""
-        self._checkpoint = CacheCheckpoint.of(innermost(self.layers))
+        self._checkpoint = CacheCheckpoint.of(innermost(self.caches))
         self._added = 0
 
     def roll_back(self, counts: Sequence[int]) -> bool:
@@ -74,4 +74,4 @@ class SerialLaneKv(LaneKv):
 
     def growth_bytes(self, joining: Sequence[JoiningRow], tokens: int, bytes_per_token: int) -> int:
         """Growth by 256 positions at a time; the row that joins brings its own caches."""
-        return max(tokens, COLUMN_STEP) * bytes_per_token if self.layers or joining else 0
+        return max(tokens, COLUMN_STEP) * bytes_per_token if self.caches or joining else 0

@@ -3,8 +3,8 @@
 Rows that share a prefix have columns for what follows it, and lie in slabs of their own.
 
 A layout is planned once for all layers. Two rules make one: :class:`LengthClasses`, in which a long row adds no
-columns to short ones, for models whose attention reads slab by slab; and :class:`OneSlab` for all others,
-which read one array. Both stay close to the reservations of the scheduler.
+columns to short ones, where ``kernels/fused_llama.py`` attends slab by slab (the CPU, one process); and :class:`OneSlab`
+for all other models, which read one array. Both stay close to the reservations of the scheduler.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class RowExtent:
     """A row's demand of columns.
 
     Attributes:
-        key: Identifies the row as long as it is in the batch.
+        row_id: Identifies the row as long as it is in the batch.
         needed: Columns that it needs now.
         limit: Columns that it may ever need.
         prefix: Number of the shared prefix that its columns follow; None where they begin at position 0.
     """
 
-    key: int
+    row_id: int
     needed: int
     limit: int
     prefix: int | None = None
@@ -57,7 +57,7 @@ class Slab:
     Attributes:
         number: Its name as long as it exists.
         places: Rows that there is room for.
-        rows: Keys of the rows, from place 0 on.
+        rows: Ids of the rows, from place 0 on.
         prefix: Number of the shared prefix that all its rows' columns follow, if any.
     """
 
@@ -93,22 +93,22 @@ class OneSlab:
 
     def lay_out(self, before: Layout, rows: Sequence[RowExtent]) -> Layout:
         """Keep the slab while it is large enough and at most ``_MAX_SPARE`` times too large."""
-        keys = tuple(row.key for row in rows)
+        row_ids = tuple(row.row_id for row in rows)
         held_places, held_columns = (before[0].places, before[0].columns) if before else (0, 0)
         needed, limit = max(row.needed for row in rows), max(row.limit for row in rows)
         least_places = slab_rows(len(rows), self._max_rows)
         least_columns = max(needed, min(held_columns, limit))
         if least_places * least_columns * _MAX_SPARE < held_places * held_columns:
-            return (Slab(next(self._numbers), least_columns, least_places, keys),)
+            return (Slab(next(self._numbers), least_columns, least_places, row_ids),)
         if len(rows) <= held_places and needed <= held_columns:
-            return (replace(before[0], rows=keys),)
+            return (replace(before[0], rows=row_ids),)
         # Half as much again, so that growing stays rare; never more than any row may use, which is
         # less than there was if a longer row has left.
         columns = held_columns
         if needed > held_columns:
             columns = _rounded(max(needed, held_columns * 3 // 2))
         columns = min(columns, max(needed, limit))
-        return (Slab(next(self._numbers), columns, max(held_places, least_places), keys),)
+        return (Slab(next(self._numbers), columns, max(held_places, least_places), row_ids),)
 
 
 class LengthClasses:
@@ -119,33 +119,35 @@ class LengthClasses:
 
     def lay_out(self, before: Layout, rows: Sequence[RowExtent]) -> Layout:
         """Keep rows in their places while these are long enough, and fill the gaps that others leave."""
-        held = {key: slab.columns for slab in before for key in slab.rows}
-        wanted = {row.key: (_columns_of(row, held.get(row.key, 0)), row.prefix) for row in rows}
+        held = {row_id: slab.columns for slab in before for row_id in slab.rows}
+        wanted = {
+            row.row_id: (_columns_of(row, held.get(row.row_id, 0)), row.prefix) for row in rows
+        }
         slabs = [_Filling(slab, wanted) for slab in before]
-        settled = {key for slab in slabs for key in slab.rows}
-        homeless = [key for key in wanted if key not in settled]
-        for key in homeless:
-            self._place(slabs, key, wanted[key])
+        settled = {row_id for slab in slabs for row_id in slab.rows}
+        homeless = [row_id for row_id in wanted if row_id not in settled]
+        for row_id in homeless:
+            self._place(slabs, row_id, wanted[row_id])
         for kind in {slab.kind for slab in slabs}:
             _close_gaps([slab for slab in slabs if slab.kind == kind])
-        filled = [slab for slab in slabs if slab.keys]
+        filled = [slab for slab in slabs if slab.row_ids]
         promised = reserved_columns(max(row.limit, row.needed) for row in rows)
         return _within(filled, int(promised * (_MAX_ROOM if homeless else _MAX_SPARE)))
 
-    def _place(self, slabs: list[_Filling], key: int, kind: _Kind) -> None:
+    def _place(self, slabs: list[_Filling], row_id: int, kind: _Kind) -> None:
         alike = [slab for slab in slabs if slab.kind == kind]
         columns, prefix = kind
         for slab in alike:
-            if slab.take(key):
+            if slab.take(row_id):
                 return
         most = max(1, _SLAB_COLUMNS // columns)
         for slab in alike:
             if slab.places < most:
                 slab.places = min(2 * slab.places, most)
-                slab.take(key)
+                slab.take(row_id)
                 return
-        begun = Slab(next(self._numbers), columns, 1, (key,), prefix)
-        slabs.append(_Filling(begun, {key: kind}))
+        begun = Slab(next(self._numbers), columns, 1, (row_id,), prefix)
+        slabs.append(_Filling(begun, {row_id: kind}))
 
 
 _Kind = tuple[int, int | None]
@@ -159,13 +161,13 @@ class _Filling:
         self.number, self.places = slab.number, slab.places
         self.kind = slab.columns, slab.prefix
         self.rows: list[int | None] = [
-            key if wanted.get(key) == self.kind else None for key in slab.rows
+            row_id if wanted.get(row_id) == self.kind else None for row_id in slab.rows
         ]
 
     @property
-    def keys(self) -> list[int]:
+    def row_ids(self) -> list[int]:
         """Its rows, gaps left out."""
-        return [key for key in self.rows if key is not None]
+        return [row_id for row_id in self.rows if row_id is not None]
 
     @property
     def columns(self) -> int:
@@ -175,19 +177,19 @@ class _Filling:
     def slab(self) -> Slab:
         """The slab, once its rows are placed."""
         columns, prefix = self.kind
-        return Slab(self.number, columns, self.places, tuple(self.keys), prefix)
+        return Slab(self.number, columns, self.places, tuple(self.row_ids), prefix)
 
     @property
     def has_room(self) -> bool:
         return None in self.rows or len(self.rows) < self.places
 
-    def take(self, key: int) -> bool:
+    def take(self, row_id: int) -> bool:
         """Place a row, if there is room."""
         if None in self.rows:
-            self.rows[self.rows.index(None)] = key
+            self.rows[self.rows.index(None)] = row_id
             return True
         if len(self.rows) < self.places:
-            self.rows.append(key)
+            self.rows.append(row_id)
             return True
         return False
 
@@ -216,9 +218,9 @@ def _close_gaps(slabs: Sequence[_Filling]) -> None:
 
 
 def _taken(slab: _Filling) -> int:
-    key = slab.rows.pop()
-    assert key is not None, "trailing gaps are gone"
-    return key
+    row_id = slab.rows.pop()
+    assert row_id is not None, "trailing gaps are gone"
+    return row_id
 
 
 def _within(slabs: Sequence[_Filling], columns: int) -> Layout:

@@ -97,7 +97,7 @@ def copy_of_row(row: CachedRow, start: int, stop: int, *, has_state: bool) -> Bl
     columns: dict[KvShape, list[mx.array]] = {}
     layout: list[tuple[KvShape, ...] | None] = []
     for cache in caches:
-        arrays = kind_of(cache).columns_of(
+        arrays = kind_of(cache).row_columns(
             cache, row.index, start
         )  # [1, heads, columns, width] each
         shapes = None
@@ -109,7 +109,7 @@ def copy_of_row(row: CachedRow, start: int, stop: int, *, has_state: bool) -> Bl
     others = [cache for cache, shapes in zip(caches, layout, strict=True) if shapes is None]
     state: tuple[CacheState, ...] | None = None
     if not others or (has_state and row.is_exact and row.length == stop):
-        state = tuple(kind_of(cache).state_of(cache, row.index) for cache in others)
+        state = tuple(kind_of(cache).row_state(cache, row.index) for cache in others)
     stacks = tuple(_joined(parts, axis=0) for parts in columns.values())
     return BlockArrays(BlockLayout(tuple(layout)), stop - start, stacks, state)
 

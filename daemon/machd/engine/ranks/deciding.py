@@ -34,7 +34,7 @@ class _RankDecider(Decider):
         self._group = group
         self._steps = 0
 
-    def tightest(
+    def agree_on_memory(
         self, measure: Callable[[], tuple[int, int]], *, only_decodes: bool
     ) -> tuple[int, int] | None:
         """Return the need, and what is left for it, of the rank that has least to spare."""
@@ -49,22 +49,22 @@ class _RankDecider(Decider):
 class Leading(_RankDecider):
     """The decider of rank 0."""
 
-    def seated(self, slot_indices: Sequence[int]) -> Sequence[int]:
+    def agree_on_joining(self, slot_indices: Sequence[int]) -> Sequence[int]:
         """Tell which rows can begin to decode."""
         self._group.tell(_encode(slot_indices))
         return slot_indices
 
-    def spans(self, choose: Callable[[], list[Span]], rows: int) -> list[Span]:
+    def agree_on_spans(self, choose: Callable[[], list[Span]], rows: int) -> list[Span]:
         """Choose, and tell the tokens ahead."""
-        spans = super().spans(choose, rows)
+        spans = super().agree_on_spans(choose, rows)
         self._group.tell(_encode([span.ahead_ids for span in spans]))
         return spans
 
-    def settled(
+    def agree_on_result(
         self, current: DecodePass, settle: Callable[[DecodePass], Decoded | None]
     ) -> Decoded | None:
         """Settle, and tell what rows keep."""
-        decoded = super().settled(current, settle)
+        decoded = super().agree_on_result(current, settle)
         if decoded is None:
             mx.eval(
                 current.logits
@@ -76,12 +76,12 @@ class Leading(_RankDecider):
 class Following(_RankDecider):
     """The decider of any other rank."""
 
-    def seated(self, slot_indices: Sequence[int]) -> Sequence[int]:
+    def agree_on_joining(self, slot_indices: Sequence[int]) -> Sequence[int]:
         """Return the rows that could begin on rank 0."""
         del slot_indices
         return self._told(_SLOTS)
 
-    def spans(self, choose: Callable[[], list[Span]], rows: int) -> list[Span]:
+    def agree_on_spans(self, choose: Callable[[], list[Span]], rows: int) -> list[Span]:
         """Return spans with the tokens that rank 0 put ahead; nothing is sampled here.
 
         Raises:
@@ -92,7 +92,7 @@ class Following(_RankDecider):
         _check_rows(len(told) or rows, rows)
         return [Span(ahead_ids, ()) for ahead_ids in told]
 
-    def settled(
+    def agree_on_result(
         self, current: DecodePass, settle: Callable[[DecodePass], Decoded | None]
     ) -> Decoded | None:
         """Compute the pass, and return what rank 0 keeps: each row's last token, or a fault.

@@ -1,12 +1,13 @@
 """Forward passes over the rows of a lane: each row's span of tokens, from its last one on.
 
-Shapes of a pass, as the decoder chooses its spans and the engine what rides beside them:
+Shapes of a pass:
 
 - plain: one token of each row, ``[rows, 1]``;
 - padded: spans of unequal length, ``[rows, longest]``. Short ones end in zeros, which
-  :meth:`~machd.engine.kv.lane_kv.LaneKv.open_pass` keeps out of attention and of recurrent state;
-- packed: one token of each row and, each as a row of its own, the tokens of prompts' chunks,
-  ``[rows + chunk tokens, 1]``. The model's attention reads each row's own caches.
+  :meth:`~machd.engine.kv.lane_kv.LaneKv.begin_pass` keeps out of attention and of recurrent state;
+- packed: a mixed batch of flattened tokens, ``[rows + chunk tokens, 1]``: one token of each row, then those of
+  prompts' chunks. ``kernels/packed.py`` attends each to its own caches. Only with llama layers that ``kernels/`` fuses,
+  which it does on the CPU in one process, and without look-ahead.
 
 A pass is dispatched, not computed: its logits are lazy until they are sampled.
 """
@@ -59,23 +60,25 @@ class Packing:
     Attributes:
         pack: Makes the caches of a packed pass.
         forward: The model in such a pass.
-        is_possible: False where the model's layers cannot compute one, and with look-ahead, whose pass is under
-            way before a chunk is known.
+        is_possible: False where the model's layers cannot compute one; and under look-ahead, because the rows' pass
+            is dispatched before the plan that has the chunks.
     """
 
     pack: PackCaches
     forward: ForwardPacked
     is_possible: bool = True
 
-    def inputs(self, layers: list[Cache], chunks: Sequence[Chunk]) -> tuple[mx.array, list[Any]]:
+    def inputs(
+        self, row_caches: list[Cache], chunks: Sequence[Chunk]
+    ) -> tuple[mx.array, list[Any]]:
         """Return the token ids int32 [tokens, 1] of chunks, and the caches of the pass that computes them.
 
         Args:
-            layers: The decoding rows' caches; none where no row decodes.
-            chunks: At least one.
+            row_caches: The decoding rows' caches; none where no row decodes.
+            chunks: At least one; one of each prompt at the most, since its caches' offset is where its tokens begin.
         """
         token_ids = [token_id for chunk in chunks for token_id in chunk.token_ids]
-        caches = self.pack(layers, [(chunk.caches, len(chunk.token_ids)) for chunk in chunks])
+        caches = self.pack(row_caches, [(chunk.caches, len(chunk.token_ids)) for chunk in chunks])
         return mx.array(token_ids, dtype=mx.int32)[:, None], caches
 
 
@@ -116,7 +119,7 @@ class Passes:
         forward: Forward,
         kv: LaneKv,
         *,
-        is_eager: bool = False,
+        looks_ahead: bool = False,
         packing: Packing = NO_PACKING,
         has_positions: bool = False,
     ) -> None:
@@ -125,14 +128,14 @@ class Passes:
         Args:
             forward: The model.
             kv: Caches of the lane's rows.
-            is_eager: Look ahead: start every pass on the device at once. Otherwise a pass starts early only
+            looks_ahead: Look ahead: start every pass on the device at once. Otherwise a pass starts early only
                 where masks are filled meanwhile.
-            packing: Functions of passes with chunks beside.
+            packing: Functions of packed passes.
             has_positions: The model is told the positions of rows.
         """
         self._forward = forward
         self._kv = kv
-        self.is_eager = is_eager
+        self.looks_ahead = looks_ahead
         self._packing = packing
         self._has_positions = has_positions
 
@@ -141,15 +144,15 @@ class Passes:
         rows: Sequence[DecoderRow],
         last_ids: mx.array,
         spans: Sequence[Span] = (),
-        beside: Sequence[Chunk] = (),
+        chunks: Sequence[Chunk] = (),
     ) -> DecodePass:
-        """Dispatch the pass over every row's span; raises the rows' lengths.
+        """Dispatch the pass over every row's span, and add each span to its row's length.
 
         Args:
             rows: All rows of the lane, at least one.
             last_ids: int32 [rows], their last tokens.
             spans: Each row's span; plain ones unless given.
-            beside: Chunks of prompts to compute as well; only beside plain spans.
+            chunks: Chunks of prompts to compute as well; only with plain spans.
         """
         spans = spans or [Span()] * len(rows)
         lengths = [span.length for span in spans]
@@ -159,33 +162,33 @@ class Passes:
             self._kv.checkpoint()
             padded = [[*span.ahead_ids, *[0] * (longest - span.length)] for span in spans]
             token_ids = mx.concatenate([token_ids, mx.array(padded, dtype=mx.int32)], axis=1)
-        self._kv.open_pass(lengths if longest > 1 else None)
-        layers, features = self._kv.layers, NO_FEATURES
-        if beside:
-            assert longest == 1, "a chunk rides beside plain spans"
-            packed_ids, layers = self._packing.inputs(layers, beside)
+        self._kv.begin_pass(lengths if longest > 1 else None)
+        caches, features = self._kv.caches, NO_FEATURES
+        if chunks:
+            assert longest == 1, "a packed pass has plain spans"
+            packed_ids, caches = self._packing.inputs(caches, chunks)
             token_ids = mx.concatenate([token_ids, packed_ids])  # [rows + tokens, 1]
-            logits = self._packing.forward(token_ids, layers, len(rows))
+            logits = self._packing.forward(token_ids, caches, len(rows))
         else:
             if self._has_positions:
                 features = {"position_ids": _positions(rows, longest)}
-            logits = self._forward(token_ids, layers, features)
+            logits = self._forward(token_ids, caches, features)
         logits = _at_spans(logits, lengths)
-        self._kv.close_pass()
+        self._kv.end_pass()
         for row, length in zip(rows, lengths, strict=True):
             row.length += length
-        if self.is_eager or any(row.sampling.matcher is not None for row in rows):
+        if self.looks_ahead or any(row.sampling.matcher is not None for row in rows):
             mx.async_eval(logits)
         return DecodePass(list(rows), list(spans), token_ids, logits, longest, features=features)
 
     def compute_again(self, current: DecodePass, kept_tokens: Sequence[int]) -> None:
         """Compute the first ``kept_tokens`` of each span again, on caches that were rolled back."""
         longest = max(kept_tokens)
-        self._kv.open_pass(kept_tokens if longest > 1 else None)
+        self._kv.begin_pass(kept_tokens if longest > 1 else None)
         features = {name: one[..., :longest] for name, one in current.features.items()}
-        self._forward(current.token_ids[:, :longest], self._kv.layers, features)
-        self._kv.close_pass()
-        mx.eval([cache.state for cache in self._kv.layers])
+        self._forward(current.token_ids[:, :longest], self._kv.caches, features)
+        self._kv.end_pass()
+        mx.eval([cache.state for cache in self._kv.caches])
 
 
 def _positions(rows: Sequence[DecoderRow], tokens: int) -> mx.array:

@@ -1,5 +1,7 @@
 """Decoding of a lane's rows, one step at a time: read :meth:`Decoder.decode` first.
 
+choose -> Span, dispatch -> DecodePass, sample -> Sampled (Selection), settle -> Verdict, Decoded (SettledRow), apply.
+
 Every row has a span in a step: its last token, whose keys and values are not computed yet, and tokens
 ahead of it. Tokens ahead are forced (dictated by the row's grammar) or drafts (proposed). All spans go
 through one forward pass, every position is sampled as if it were decoded alone, and the caches are rolled
@@ -112,8 +114,7 @@ class Decoder:
         for index, row in enumerate(self._rows):
             if row.slot_index == slot_index:
                 if self._under_way is not None and row in self._under_way.rows:
-                    cached_row = self._kv.locate(index, row.length - 1)
-                    return replace(cached_row, is_exact=False)
+                    return replace(self._kv.locate(index, row.length - 1), is_exact=False)
                 return self._kv.locate(index, row.length)
         return None
 
@@ -128,31 +129,34 @@ class Decoder:
         self.remove([row for row in self._rows if row.slot_index in slot_indices])
 
     def decode(
-        self, plan_rows: Mapping[int, DecodeRow], cost: SpanCost, beside: Sequence[Chunk] = ()
+        self, plan_rows: Mapping[int, DecodeRow], cost: SpanCost, chunks: Sequence[Chunk] = ()
     ) -> Decoded:
         """Decode all rows of the lane, at least one: each gets its accepted tokens ahead and one token more.
 
         Args:
             plan_rows: The plan's rows by slot; a row that joined in this step may be missing, and decodes too.
             cost: Cost of tokens ahead.
-            beside: Chunks of prompts to compute in the same pass, which has no tokens ahead then.
+            chunks: Chunks of prompts to compute in the same pass, which has no tokens ahead then.
 
         Returns:
             Tokens or a fault for each row; with look-ahead, neither for a row that has just joined.
         """
-        if self._passes.is_eager:
-            assert not beside, "the pass is under way before its chunk is known"
-            return self._decode_ahead(plan_rows, cost)
-        spans = [] if beside else self.choose(plan_rows, cost)
-        return self._finish(self.dispatch(spans, beside))
+        if self._passes.looks_ahead:
+            assert not chunks, "the pass is under way before its chunks are known"
+            return self._decode_with_look_ahead(plan_rows, cost)
+        spans = [] if chunks else self.choose(plan_rows, cost)
+        return self._finish(self.dispatch(spans, chunks))
 
-    def _decode_ahead(self, plan_rows: Mapping[int, DecodeRow], cost: SpanCost) -> Decoded:
+    def _decode_with_look_ahead(
+        self, plan_rows: Mapping[int, DecodeRow], cost: SpanCost
+    ) -> Decoded:
         """Sample the pass under way, dispatch the next one, then read the tokens.
 
         On Metal and CUDA the device then computes while the program reads tokens, fills masks and plans. On
         the CPU a dispatch waits for most of the work itself, so it would only make every token a step late.
         Where tokens ahead are expected, the next pass is not dispatched: they follow tokens that have to be
-        read. A row that joined while a pass was under way has neither a token nor a fault yet.
+        read. A row that joined while a pass was under way has neither a token nor a fault yet. Ranks
+        never look ahead, so results are settled without the decider.
         """
         current, self._under_way = self._under_way, None
         if current is None:
@@ -168,13 +172,13 @@ class Decoder:
                 self._under_way = self._passes.dispatch(self._rows, next_ids)
         if (decoded := self.settle(sampled)) is None:
             return self._finish(self.recompute(current))
-        return self.keep(current, decoded)
+        return self.apply(current, decoded)
 
     def _finish(self, current: DecodePass) -> Decoded:
         """Sample a pass, or the plain one that takes its place, and let rows keep what is right of it."""
-        while (decoded := self._decider.settled(current, self._sample_and_settle)) is None:
+        while (decoded := self._decider.agree_on_result(current, self._sample_and_settle)) is None:
             current = self.recompute(current)
-        return self.keep(current, decoded)
+        return self.apply(current, decoded)
 
     def _sample_and_settle(self, current: DecodePass) -> Decoded | None:
         sampled = self.sample(current)
@@ -192,12 +196,12 @@ class Decoder:
     def choose(self, plan_rows: Mapping[int, DecodeRow], cost: SpanCost) -> list[Span]:
         """Have each row's span decided; empty for plain ones."""
         choose = partial(choose_spans, self._rows, self._kv, plan_rows, cost)
-        return self._decider.spans(choose, len(self._rows))
+        return self._decider.agree_on_spans(choose, len(self._rows))
 
-    def dispatch(self, spans: Sequence[Span] = (), beside: Sequence[Chunk] = ()) -> DecodePass:
+    def dispatch(self, spans: Sequence[Span] = (), chunks: Sequence[Chunk] = ()) -> DecodePass:
         """Dispatch the pass over every row's span, on tokens that have been read."""
         last_ids = mx.array([row.last_token_id for row in self._rows], dtype=mx.int32)
-        return self._passes.dispatch(self._rows, last_ids, spans, beside)
+        return self._passes.dispatch(self._rows, last_ids, spans, chunks)
 
     def sample(self, current: DecodePass) -> Sampled | None:
         """Sample every position in one call.
@@ -214,7 +218,7 @@ class Decoder:
         except BaseException as cause:  # noqa: BLE001 - if it comes again without tokens ahead, it is its row's
             if current.longest > 1:
                 for row in current.rows:  # a grammar may fail on a drafted path alone
-                    if row.sampling.matcher is not None and row.proposals.is_open:
+                    if row.sampling.matcher is not None and row.proposals.is_active:
                         row.proposals.fail(cause)
                 return None
         sampled = sampled or self._sample_each(current)
@@ -223,15 +227,11 @@ class Decoder:
 
     def _sampler_of(self, current: DecodePass, states: Sequence[SamplingState]) -> Sampler:
         """Return a pass's sampler: a plain pass over the same rows as the last plain one has the same."""
-        if (
-            current.longest == 1
-            and self._sampler is not None
-            and self._sampler_rows == current.rows
-        ):
+        is_plain = current.longest == 1
+        if is_plain and self._sampler is not None and self._sampler_rows == current.rows:
             return self._sampler
-        params = [one.params for one in states]
-        sampler = Sampler(params, self._vocabulary_tokens, self._masks)
-        if current.longest == 1:
+        sampler = Sampler([one.params for one in states], self._vocabulary_tokens, self._masks)
+        if is_plain:
             self._sampler, self._sampler_rows = sampler, current.rows
         return sampler
 
@@ -284,8 +284,8 @@ class Decoder:
         ]
         return decoded
 
-    def keep(self, current: DecodePass, decoded: Decoded) -> Decoded:
-        """Roll back what rows do not keep of a pass, and remove those that failed; returns the whole result."""
+    def apply(self, current: DecodePass, decoded: Decoded) -> Decoded:
+        """Apply a result: roll back what rows do not keep, and remove those that failed; returns the whole result."""
         if current.longest > 1:
             self._roll_back(current, [one.kept_tokens for one in decoded.settled])
         pairs = list(zip(current.rows, decoded.settled, strict=True))
@@ -326,10 +326,10 @@ class Decoder:
             self._under_way = None  # a row that joins now need not wait for it
         order = _compact([row.is_gone for row in before])
         self._rows = [before[place] for place in order]
-        if not order:
+        if order:
+            self._kv.select(order)
+        else:
             self._kv.clear()
-            return
-        self._kv.keep(order)
 
 
 def _move_on(row: DecoderRow, span: Span, verdict: Verdict) -> BaseException | None:

@@ -1,4 +1,6 @@
-"""Memory that a step takes, checked against what is left before the step computes anything.
+"""Memory that a step takes, checked against the free bytes before the step computes anything.
+
+The engine process catches StepMemoryError: the scheduler gives blocks or rows up, and plans the step again.
 
 It has to be judged beforehand on the CPU: mlx 0.32.4 does not look at what its allocator returns
 there, so an allocation that fails ends the process. What a step takes besides keys and values is
@@ -58,12 +60,7 @@ class StepNeed:
 class StepMemory:
     """Memory that steps take, and what is left for them. Lives on the engine thread."""
 
-    def __init__(
-        self,
-        read_available: Callable[[], int],
-        clock: Clock,
-        decider: Decider,
-    ) -> None:
+    def __init__(self, read_available: Callable[[], int], clock: Clock, decider: Decider) -> None:
         """Look at what is left now, with the model loaded, and have mlx keep within it.
 
         Args:
@@ -81,20 +78,20 @@ class StepMemory:
         self._peak_bytes = 0
         self._bytes_per_prompt_token = 0
         self._bytes_per_row = 0
-        self._learnt_tokens = 1
+        self._learnt_tokens = 1  # prompt tokens of the step that the bytes a token were learnt from
         self._active_bytes = 0
-        self._pending_bytes = 0
+        self._pending_bytes = 0  # growth for rows that joined, not allocated until their first pass
         # Beyond its limit mlx waits for running operations before it allocates for the next ones.
-        mx.set_memory_limit(mx.get_active_memory() + self.left_of(self._available_bytes))
+        mx.set_memory_limit(mx.get_active_memory() + self.usable_bytes(self._available_bytes))
 
-    def left_of(self, available_bytes: int) -> int:
+    def usable_bytes(self, available_bytes: int) -> int:
         """The part of ``available_bytes`` that steps may take."""
         return max(0, available_bytes - self._reserved_bytes)
 
-    def read_left_bytes(self) -> int:
+    def read_usable_bytes(self) -> int:
         """Return what steps may take now."""
         self._look(max_age_s=0.0)
-        return self.left_of(self._available_bytes)
+        return self.usable_bytes(self._available_bytes)
 
     @property
     def peak_bytes(self) -> int:
@@ -122,7 +119,7 @@ class StepMemory:
             StepMemoryError: It does not.
         """
         measure = partial(self._measure, need)
-        tightest = self._decider.tightest(measure, only_decodes=not need.prompt_tokens)
+        tightest = self._decider.agree_on_memory(measure, only_decodes=not need.prompt_tokens)
         if tightest is None:
             return
         needed_bytes, left_bytes = tightest
@@ -133,7 +130,7 @@ class StepMemory:
         """Return the bytes that a step takes here, and those that are left for it."""
         takes_little = need.prompt_tokens <= _FEW_PROMPT_TOKENS and not need.kv_bytes
         self._look(max_age_s=_MAX_READING_AGE_S if takes_little else 0.0)
-        return self.needed_bytes(need), self.left_of(self._available_bytes)
+        return self.needed_bytes(need), self.usable_bytes(self._available_bytes)
 
     def begin(self) -> None:
         """Watch the step that begins now."""
@@ -153,11 +150,9 @@ class StepMemory:
         if need.prompt_tokens >= self._learnt_tokens:
             per_token = (passing_bytes - need.rows * self._bytes_per_row) // need.prompt_tokens
             known = self._bytes_per_prompt_token
-            if (
-                need.prompt_tokens > 2 * self._learnt_tokens
-                and self._learnt_tokens < _LEARNING_TOKENS
-            ):
-                known = 0  # what a few tokens take in common was counted for each of them
+            has_doubled = need.prompt_tokens > 2 * self._learnt_tokens
+            if has_doubled and self._learnt_tokens < _LEARNING_TOKENS:
+                known = 0  # too high: what few tokens take in common was counted for each of them
             self._bytes_per_prompt_token = max(known, per_token)
             self._learnt_tokens = min(need.prompt_tokens, _LEARNING_TOKENS)
         elif need.rows and not need.prompt_tokens:

@@ -81,7 +81,7 @@ class EngineParts:
         memory: Memory that steps take.
         proposer: Source of draft tokens; None for none.
         looks_ahead: True if each pass is dispatched before the last one's tokens are read.
-        packing: Functions of passes that compute rows and prompts together.
+        packing: Functions of packed passes; see :mod:`machd.engine.step.decode_pass`.
         decider: Decides, with the other ranks where several compute the model.
         experts: Experts on disk.
         media: Images and videos of prompts.
@@ -122,7 +122,7 @@ class MlxEngine:
         self._blocks = parts.blocks
         self._dropped_bytes = 0
         self._prefills = Prefills(
-            self._forward_whole,
+            self._forward_or_raise,
             parts.kv,
             parts.blocks,
             parts.description.vocabulary_tokens,
@@ -170,10 +170,10 @@ class MlxEngine:
             need = self._need_of(plan)
             self._memory.check(need)
             self._memory.begin()
-            result = self._run(plan)
+            result = self._compute(plan)
             self._memory.end(need, has_decoded=bool(result.tokens))
         else:
-            result = self._run(plan)
+            result = self._compute(plan)
         if not plan.encode:
             return result
         outcome = self._parts.media.encode(plan.encode, plan.encode_s)
@@ -184,37 +184,32 @@ class MlxEngine:
             encoding_s=outcome.duration_s,
         )
 
-    def _run(self, plan: StepPlan) -> StepResult:
+    def _compute(self, plan: StepPlan) -> StepResult:
         blocks = self._blocks.apply(plan.blocks, self._cached_row)
         self._release(plan.release)
         plan_rows = {row.slot_index: row for row in plan.decode}
         decoders = self._decoders_of(plan_rows)
-        beside = None
-        if decoders == [self._batch]:
-            beside = partial(self._batch.decode, plan_rows, plan.span_cost)
-        prompts = self._prefills.run(plan.prefill, beside)
-        step = prompts.decoded
-        seated = self._seat(prompts.whole, step.faults)
+        decode = partial(self._batch.decode, plan_rows, plan.span_cost)
+        # Prompts run first, and their pass may be that of the batch's rows: a packed pass.
+        prompts = self._prefills.run(plan.prefill, decode if decoders == [self._batch] else None)
+        decoded = prompts.result
+        joined = self._join_lanes(prompts.whole, decoded.faults)
         if not prompts.has_decoded:
-            # If the plan decodes no row, decode the lanes in which every row was added in this step.
-            decoders = decoders or [
-                one for one in self._decoders_of(seated) if one.slot_indices <= seated
-            ]
-            for decoder in decoders:
-                step.add(decoder.decode(plan_rows, plan.span_cost))
-        step.faults = self._explained(step.faults)
-        failed = {fault.slot_index for fault in step.faults}
+            for decoder in decoders or self._lanes_of_only(joined):
+                decoded.add(decoder.decode(plan_rows, plan.span_cost))
+        decoded.faults = self._explained(decoded.faults)
+        failed = {fault.slot_index for fault in decoded.faults}
         self._blocks.forget_rows(failed)
         self._free_unused(blocks.dropped_bytes)
         return StepResult(
-            (*[one for one in prompts.outputs if one.slot_index not in failed], *step.tokens),
-            tuple(step.faults),
+            (*[one for one in prompts.outputs if one.slot_index not in failed], *decoded.tokens),
+            tuple(decoded.faults),
             blocks.held,
             blocks.lost,
             blocks.unsaved,
-            tuple(step.drafts),
-            tuple(step.draft_faults),
-            step.span_tokens,
+            tuple(decoded.drafts),
+            tuple(decoded.draft_faults),
+            decoded.span_tokens,
         )
 
     def memory(self) -> MemoryReading:
@@ -231,7 +226,7 @@ class MlxEngine:
             peak_bytes=self._memory.peak_bytes,
             cache_bytes=mx.get_cache_memory(),
             available_bytes=available_memory_bytes(),
-            step_bytes=self._memory.left_of(computing_memory_bytes()),
+            step_bytes=self._memory.usable_bytes(computing_memory_bytes()),
             disk=self._blocks.reading(),
             experts=self._parts.experts.reading(),
             media=self._parts.media.reading(),
@@ -281,6 +276,10 @@ class MlxEngine:
         decoders = [self._serial.get(slot_index, self._batch) for slot_index in slot_indices]
         return list(dict.fromkeys(decoders))
 
+    def _lanes_of_only(self, joined: set[int]) -> list[Decoder]:
+        """Return the lanes of rows that joined in this step; a plan of prefill alone must not decode older rows."""
+        return [one for one in self._decoders_of(joined) if one.slot_indices <= joined]
+
     def _cached_row(self, slot_index: int) -> CachedRow | None:
         """Locate a slot's row, in prefill or in a lane; None if there is none."""
         prefilled = self._prefills.cached_row(slot_index)
@@ -295,8 +294,8 @@ class MlxEngine:
         self._parts.media.forget_rows(slot_indices)
         self._batch.leave(slot_indices)
 
-    def _seat(self, slot_indices: Sequence[int], faults: list[RowFault]) -> set[int]:
-        """Move whole prompts into their lanes; returns the slots seated, and adds to ``faults``."""
+    def _join_lanes(self, slot_indices: Sequence[int], faults: list[RowFault]) -> set[int]:
+        """Move whole prompts into their lanes; returns the slots of those rows, and adds to ``faults``."""
         if not slot_indices:
             return set()
         begun = dict[int, tuple[Prefill, DecoderRow]]()
@@ -304,23 +303,23 @@ class MlxEngine:
             prefill = self._prefills.pop(slot_index)
             if (row := self._begin(prefill, faults)) is not None:
                 begun[slot_index] = prefill, row
-        seated = self._parts.decider.seated([*begun])
-        for slot_index in seated:
+        joining = self._parts.decider.agree_on_joining([*begun])
+        for slot_index in joining:
             prefill, row = begun.pop(slot_index)  # nothing else holds its caches
             decoder = self._batch
-            if prefill.opening.lane is Lane.SERIAL:
+            if prefill.first_chunk.lane is Lane.SERIAL:
                 decoder = self._decoder(self._parts.kv.serial_lane())
                 self._serial[slot_index] = decoder
             decoder.join(row, prefill.finish())
-        return set(seated)
+        return set(joining)
 
     def _begin(self, prefill: Prefill, faults: list[RowFault]) -> DecoderRow | None:
         """Return a whole prompt's row, or None if it cannot begin to decode: a fault of it."""
-        opening, vocabulary_tokens = prefill.opening, self._description.vocabulary_tokens
-        params, media = opening.sampling, self._parts.media
-        prompt_tokens = len(prefill.prompt) - opening.resumed_tokens
+        first, vocabulary_tokens = prefill.first_chunk, self._description.vocabulary_tokens
+        params, media = first.sampling, self._parts.media
+        prompt_tokens = len(prefill.prompt) - first.resumed_tokens
         prompt, completion = prefill.prompt[:prompt_tokens], prefill.prompt[prompt_tokens:]
-        if opening.media:
+        if first.media:
             # Penalties and proposers know tokens, and an image has none of its own.
             prompt = [one for one in prompt if one < FIRST_MEDIA_KEY]
         try:
@@ -328,14 +327,14 @@ class MlxEngine:
             state = SamplingState.for_prompt(params, prompt, vocabulary_tokens, matcher)
             state = state.after(completion)
         except BaseException as cause:  # noqa: BLE001 - a row's fault, a panic in llguidance included
-            faults.append(RowFault(opening.slot_index, cause))
+            faults.append(RowFault(first.slot_index, cause))
             return None
-        row = DecoderRow(opening.slot_index, state, opening.reserved_tokens - prompt_tokens)
-        if opening.media:
-            row.position_shift = media.shift(opening.media)
-            media.forget_rows((opening.slot_index,))
+        row = DecoderRow(first.slot_index, state, first.reserved_tokens - prompt_tokens)
+        if first.media:
+            row.position_shift = media.shift(first.media)
+            media.forget_rows((first.slot_index,))
         if (proposer := self._parts.proposer) is not None:
-            row.proposals.open(proposer, prompt, params, vocabulary_tokens)
+            row.proposals.begin(proposer, prompt, params, vocabulary_tokens)
             row.proposals.extend(completion)
         return row
 
@@ -344,7 +343,7 @@ class MlxEngine:
         passes = Passes(
             self._forward,
             kv,
-            is_eager=parts.looks_ahead,
+            looks_ahead=parts.looks_ahead,
             packing=parts.packing,
             has_positions=parts.media.has_positions,
         )
@@ -366,13 +365,13 @@ class MlxEngine:
         logits: mx.array = self._model(token_ids, cache=caches, **features)
         return logits
 
-    def _forward_whole(
+    def _forward_or_raise(
         self, token_ids: mx.array, caches: list[Cache], features: Mapping[str, mx.array]
     ) -> mx.array:
-        """Compute a prompt's tokens, of which nothing may be kept if an expert is missing.
+        """Compute prompts' tokens; packed passes of rows do without, as no model with experts has them.
 
         Raises:
-            OSError: An expert could not be read.
+            OSError: An expert could not be read, so nothing that was computed may be kept.
         """
         logits = self._forward(token_ids, caches, features)
         if fault := self._parts.experts.take_fault():
@@ -394,7 +393,7 @@ class MlxEngine:
         kv_tokens, joining = 0, list[JoiningRow]()
         for chunk in plan.prefill:
             reused_tokens = len(chunk.reused.token_ids) if chunk.reused is not None else 0
-            # A prompt's own caches grow at its opening, or by COLUMN_STEP at a time, and each layer is copied to do so.
+            # A prompt's own caches grow with its first chunk, or by COLUMN_STEP at a time, and each layer is copied to do so.
             kv_tokens += reused_tokens + chunk.opened_tokens + COLUMN_STEP
             if chunk.is_last and chunk.lane is Lane.BATCH:
                 length = chunk.start + len(chunk.token_ids)

@@ -1,6 +1,6 @@
 """Ports of the step: what it asks of proposers, blocks, experts, images and other ranks, in plain data.
 
-The rooms speculation/, prefix_blocks/, experts/ and vision/ satisfy these protocols by structure, without importing
+The packages speculation/, prefix_blocks/, experts/ and vision/ satisfy these protocols by structure, without importing
 this module; machd.engine.assembly plugs them in; ranks/ has deciders of its own.
 """
 
@@ -193,14 +193,20 @@ class BlockTier(Protocol):
 
 
 class Decider:
-    """Decides what a step does: alone this process, as here, and of several ranks rank 0; see ``ranks/deciding.py``.
+    """Decides what a step does. This one is of a process that computes the model alone: it returns what it is given.
 
-    Between two decisions all ranks compute the same passes over the same tokens. Rank 0 alone has grammars, proposers
-    and samplers: two ranks whose logits differ in the last bit would not choose the same token. For ranks every
-    method is a collective: all call it at the same place of a step.
+    With ranks (``ranks/deciding.py``) each method is a collective, called by all in this order, the last two for each lane:
+
+    - agree_on_memory: every rank sends its need and its free bytes; all take the tightest;
+    - agree_on_joining: rank 0 sends the slots of the rows that can begin to decode;
+    - agree_on_spans: rank 0 sends the tokens ahead of each row;
+    - agree_on_result: rank 0 sends what each row keeps of the pass (SettledRow), or that it is computed again.
+
+    Between them all ranks compute the same passes over the same tokens. Only rank 0 samples, drafts and has grammars:
+    two ranks whose logits differ in the last bit would not choose the same token.
     """
 
-    def tightest(
+    def agree_on_memory(
         self, measure: Callable[[], tuple[int, int]], *, only_decodes: bool
     ) -> tuple[int, int] | None:
         """Return the bytes that a step needs, and those left for it, on the rank that has least to spare.
@@ -210,16 +216,16 @@ class Decider:
         del only_decodes
         return measure()
 
-    def seated(self, slot_indices: Sequence[int]) -> Sequence[int]:
+    def agree_on_joining(self, slot_indices: Sequence[int]) -> Sequence[int]:
         """Return which rows join their lanes, of those that can begin to decode here."""
         return slot_indices
 
-    def spans(self, choose: Callable[[], list[Span]], rows: int) -> list[Span]:
+    def agree_on_spans(self, choose: Callable[[], list[Span]], rows: int) -> list[Span]:
         """Return the span of each of so many rows in the next pass; empty for plain ones."""
         del rows
         return choose()
 
-    def settled(
+    def agree_on_result(
         self, current: DecodePass, settle: Callable[[DecodePass], Decoded | None]
     ) -> Decoded | None:
         """Return the result of a pass; None if it is to be computed again without tokens ahead."""

@@ -37,7 +37,7 @@ class RowProposals:
         self._fault: BaseException | None = None
         self._row: RowProposer | None = None
 
-    def open(
+    def begin(
         self,
         proposer: Proposer,
         prompt: Sequence[int],
@@ -53,7 +53,7 @@ class RowProposals:
             self.fail(cause)
 
     @property
-    def is_open(self) -> bool:
+    def is_active(self) -> bool:
         """True until the proposer has failed or was closed."""
         return self._row is not None
 

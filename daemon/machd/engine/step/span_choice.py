@@ -48,8 +48,8 @@ def choose_spans(
 ) -> list[Span]:
     """Choose each row's span; empty if no tokens ahead are worth a longer pass."""
     planned = [(row, _plan_row(row, plan_rows)) for row in rows]
-    # Where kv/ cannot keep padding out, the probe batched_drafts has to have passed: a plan that allows
-    # drafts says so, and then padding with forced tokens is safe as well.
+    # Where kv/ cannot keep padding out, the model must have passed the measurement batched_drafts (capabilities/):
+    # only then does a plan allow drafts, and padding with forced tokens is safe as well.
     may_pad = kv.takes_ragged_spans or any(one.max_draft_tokens for _, one in planned)
     if not (kv.can_roll_back and may_pad):
         return []
@@ -81,7 +81,7 @@ def expects_tokens_ahead(
         proposals, drafts = row.proposals, 0
         if one.max_draft_tokens:
             # A lookup that finds nothing after the read tokens seldom does after the next one.
-            is_likely = proposals.propose(1) if proposals.is_lookup else proposals.is_open
+            is_likely = proposals.propose(1) if proposals.is_lookup else proposals.is_active
             drafts = one.max_draft_tokens if is_likely else 0
         # The sampled token is the first of the forced ones.
         forced = row.forced_tokens - 1 if kv.takes_ragged_spans else 0
@@ -121,7 +121,7 @@ def _propose(
     row: DecoderRow, plan_row: DecodeRow, cost: SpanCost, room_tokens: int
 ) -> tuple[int, ...]:
     """Ask the row's proposer for draft tokens, as many as could be of use."""
-    if not row.proposals.is_open:
+    if not row.proposals.is_active:
         return ()
     # After its accepted drafts a row gets one token more.
     limit = min(plan_row.max_draft_tokens, room_tokens, row.tokens_left - 1)
@@ -136,6 +136,6 @@ def _span_of(row: DecoderRow, proposed: Sequence[int], room_tokens: int) -> Span
     try:
         return span_of(row.sampling, proposed, limit)
     except BaseException as cause:  # noqa: BLE001 - a panic of the grammar on a drafted path
-        if row.proposals.is_open:
+        if row.proposals.is_active:
             row.proposals.fail(cause)
         return span_of(row.sampling, (), 0)

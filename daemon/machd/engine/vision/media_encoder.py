@@ -118,12 +118,12 @@ class MediaEncoder:
         clock: Clock,
         *,
         max_bytes: int,
-        read_left_bytes: Callable[[], int],
+        read_usable_bytes: Callable[[], int],
     ) -> None:
         """Begin with nothing encoded."""
         self.processor = processor
-        self._read_left_bytes = read_left_bytes
-        self._idle_bytes = read_left_bytes()
+        self._read_usable_bytes = read_usable_bytes
+        self._idle_bytes = read_usable_bytes()
         self._wrapped = model
         self._model = model.model
         self._clock = clock
@@ -341,10 +341,10 @@ class MediaEncoder:
             InvalidRequestError: It would not fit into the memory that was left when the model was loaded.
         """
         needed_bytes = int(needed_bytes * _MARGIN)
-        if needed_bytes <= self._read_left_bytes():
+        if needed_bytes <= self._read_usable_bytes():
             return
         give_memory_back()
-        left_bytes = self._read_left_bytes()
+        left_bytes = self._read_usable_bytes()
         if needed_bytes > max(self._idle_bytes, left_bytes):
             raise InvalidRequestError(
                 f"messages: to encode an image or video of this size takes {needed_bytes / 1e9:.1f} GB, and the "

@@ -12,7 +12,7 @@ from support.engines.cpu_layers import for_cpu_layers
 from machd.engine.backend.native_kernels import native_kernels
 from machd.engine.kernels import cpu_attention, native_attention
 from machd.engine.kernels.cpu_attention import attend
-from machd.engine.kv.layers.slab import SlabCache
+from machd.engine.kv.layers.slab import SlabKv
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.kv.slab_layout import LengthClasses, OneSlab
 from machd.engine.protocol.step import SharedPrefix
@@ -134,12 +134,12 @@ def test_attend_rows_does_not_depend_on_slabs(tokens: int, implementation: Modul
     mixed = []
     for rule, slabs in ((OneSlab(len(lengths)), 1), (LengthClasses(), 4)):
         positions = RowPositions(rule)
-        cache = SlabCache(positions)
+        cache = SlabKv(positions)
         for row, length in enumerate(lengths):
             positions.append(length, 1000)
             _, keys, values = _tensors(1, 4, 2, 1, length)
             cache.place(row, [keys, values])
-        positions.open_pass([tokens] * len(lengths))
+        positions.begin_pass([tokens] * len(lengths))
         queries, keys, values = _tensors(len(lengths), 4, 2, tokens, tokens)
         mixed.append(implementation.attend_rows(queries, keys, values, cache, scale=_SCALE))
         assert len(positions.layout) == slabs
@@ -158,7 +158,7 @@ def test_attend_rows_does_not_depend_on_what_rows_share(
     mixed = []
     for sharing in ((False,) * 5, (True,) * 5, (True, False, True, True, False)):
         positions = RowPositions(LengthClasses())
-        cache = SlabCache(positions)
+        cache = SlabKv(positions)
         cache.hold_prefix(prefix.number, begun)
         for row, (length, shares) in enumerate(zip(lengths, sharing, strict=True)):
             positions.append(length, 1000, prefix if shares else None)
@@ -168,7 +168,7 @@ def test_attend_rows_does_not_depend_on_what_rows_share(
                 for one, other in zip(begun, going_on, strict=True)
             ]
             cache.place(row, [one[:, :, prefix.tokens * shares :] for one in whole])
-        positions.open_pass([tokens] * len(lengths))
+        positions.begin_pass([tokens] * len(lengths))
         assert cache.offset.tolist() == list(lengths), "positions count from the text's beginning"
         queries, keys, values = _tensors(len(lengths), 4, 2, tokens, tokens)
         mixed.append(implementation.attend_rows(queries, keys, values, cache, scale=_SCALE))

@@ -15,7 +15,7 @@ from machd.engine.kv.batch_lane import BatchLaneKv
 from machd.engine.kv.formats import kv_format_named
 from machd.engine.kv.kv_format import PLAIN, KvFormat, KvWidths
 from machd.engine.kv.lane_kv import PrefilledRow
-from machd.engine.kv.layers.slab import SlabCache
+from machd.engine.kv.layers.slab import SlabKv
 from machd.engine.kv.quantized_cache import QuantizedCache
 from machd.engine.kv.row_caches import kv_arrays, make_row_caches
 from machd.engine.kv.row_positions import RowPositions
@@ -137,7 +137,7 @@ def test_quantized_cache_reads_the_same_however_a_prompt_is_cut(name: str) -> No
     for begin, end in ((0, 1), (1, 250), (250, 280), (280, 299)):
         cut.update_and_fetch(keys[:, :, begin:end], values[:, :, begin:end])
     filled = QuantizedCache(kv_format)
-    SlabCache.fill_columns(filled, [array[:, :, :299] for array in kv_arrays(cut) or ()], 299)
+    SlabKv.fill_columns(filled, [array[:, :, :299] for array in kv_arrays(cut) or ()], 299)
     assert filled.trim(9) == 9
     filled.update_and_fetch(keys[:, :, 290:299], values[:, :, 290:299])
 
@@ -170,14 +170,14 @@ class _Rows:
 
     def keep(self, *order: int) -> None:
         """Keep these rows, in that order."""
-        self.batch.keep(order)
+        self.batch.select(order)
         self.alone = [self.alone[place] for place in order]
 
     def step(self) -> None:
         """Write a token a row; each row reads what it reads alone, to the bit."""
         keys, values = self._tokens(len(self.alone), 1)
-        self.batch.open_pass()
-        (layer,) = self.batch.layers
+        self.batch.begin_pass()
+        (layer,) = self.batch.caches
         together = layer.update_and_fetch(keys, values)
         for row, single in enumerate(self.alone):
             place = slice(row, row + 1)
@@ -209,7 +209,7 @@ def test_batched_rows_read_as_single_rows(name: str) -> None:
     rows.keep(0)
     rows.step()
 
-    (layer,) = rows.batch.layers
+    (layer,) = rows.batch.caches
     assert layer.arrays[0].shape[2] < 400
 
 
@@ -220,7 +220,7 @@ def test_join_copies_encoded_arrays(name: str) -> None:
     rows.join(9, 20)
     rows.join(13, 20)
 
-    (layer,) = rows.batch.layers
+    (layer,) = rows.batch.caches
     for row, single in enumerate(rows.alone):
         for array, own in zip(layer.arrays, single.arrays, strict=True):
             place = array[row : row + 1, :, : single.offset]
@@ -233,7 +233,7 @@ def test_wipe_zeroes_one_row(name: str) -> None:
     rows = _Rows(name)
     rows.join(9, 20)
     rows.join(13, 20)
-    (layer,) = rows.batch.layers
+    (layer,) = rows.batch.caches
     before = [mx.array(array[1]) for array in layer.arrays]
 
     rows.batch.wipe(0)
@@ -245,18 +245,20 @@ def test_wipe_zeroes_one_row(name: str) -> None:
 
 @_formats
 @pytest.mark.parametrize("lengths", [(40, 40, 40), (3, 200, 90), (700, 5, 9)])
-def test_folded_attention_equals_decoded_attention(name: str, lengths: tuple[int, ...]) -> None:
-    """Attention over folded keys and values equals attention over decoded ones."""
+def test_attention_over_unpacked_codes_equals_decoded_attention(
+    name: str, lengths: tuple[int, ...]
+) -> None:
+    """Attention over unpacked codes equals attention over decoded keys and values."""
     kv_format = kv_format_named(name)
     positions = RowPositions(OneSlab(len(lengths)))
-    slab = SlabCache(positions, kv_format)
+    slab = SlabKv(positions, kv_format)
     for row, length in enumerate(lengths):
         positions.append(length, length + 50)
         arrays = kv_format.encode(_random(1, 3, length, 64, seed=row), _random(1, 3, length, 64))
         slab.place(row, arrays)
     rows = len(lengths)
     queries, keys, values = (_random(rows, heads, 1, 64, seed=heads) for heads in (9, 3, 3))
-    positions.open_pass()
+    positions.begin_pass()
 
     heard = attend_rows(queries, keys, values, slab, scale=0.125)
 

@@ -62,13 +62,13 @@ def test_any_other_class_is_batched_by_mlx_lm() -> None:
         cache = _PrivateCache(1)
         cache[0] = mx.full((1, 4), name)
         batch.join(PrefilledRow([cache], 0, 9, 1))
-    (merged,) = batch.layers
+    (merged,) = batch.caches
     assert isinstance(merged, _PrivateCache)
-    batch.keep([2, 0])
+    batch.select([2, 0])
     assert merged[0][:, 0].tolist() == [3.0, 1.0]
-    batch.open_pass([2, 1])
+    batch.begin_pass([2, 1])
     assert merged.make_mask(2).tolist() == [[True, True], [True, False]]
-    batch.close_pass()
+    batch.end_pass()
     assert merged.make_mask(2) is None
     assert not batch.can_roll_back
     assert batch.growth_bytes([JoiningRow(1, 9)], 1, 0) == merged.nbytes

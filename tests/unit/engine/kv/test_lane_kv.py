@@ -46,7 +46,7 @@ def test_lane_locates_the_row_that_joined(make: Callable[[], LaneKv]) -> None:
 
     lane.clear()
 
-    assert lane.layers == []
+    assert lane.caches == []
     assert lane.nbytes == 0
 
 
@@ -57,6 +57,6 @@ def test_batch_lane_locates_rows_after_others_left() -> None:
         lane.join(_prefilled(name, length))
     assert _names(lane, [3, 9, 6]) == [1.0, 2.0, 3.0]
 
-    lane.keep([2, 1])
+    lane.select([2, 1])
 
     assert _names(lane, [6, 9]) == [3.0, 2.0]

@@ -12,7 +12,7 @@ from machd.engine.kv.batch_lane import BatchLaneKv
 from machd.engine.kv.formats import kv_format_named
 from machd.engine.kv.lane_kv import PrefilledRow
 from machd.engine.kv.layers import cache_state
-from machd.engine.kv.layers.slab import SlabCache
+from machd.engine.kv.layers.slab import SlabKv
 from machd.engine.kv.quantized_cache import QuantizedCache
 from machd.engine.kv.rollback import CacheCheckpoint, supports_rollback
 from machd.engine.kv.row_positions import RowPositions
@@ -198,7 +198,7 @@ def test_batch_can_roll_back_if_its_rows_can_one_by_one() -> None:
         assert batch.can_roll_back
         assert state.can_roll_back
         assert window.can_roll_back is (count == 1)
-    window.keep([1])
+    window.select([1])
 
     assert window.can_roll_back
     assert not state.takes_ragged_spans
@@ -227,12 +227,12 @@ def test_state_is_told_of_padding_for_one_pass() -> None:
     state = ArraysCache(1)
     for _ in range(2):
         batch.join(PrefilledRow([KVCache(), state], 0, 9, 1))
-    state = batch.layers[1]
-    batch.open_pass([3, 1])
+    state = batch.caches[1]
+    batch.begin_pass([3, 1])
     assert state.make_mask(3).tolist() == [[True, True, True], [True, False, False]]
-    batch.close_pass()
+    batch.end_pass()
     assert state.make_mask(1) is None
-    batch.open_pass([2, 2])
+    batch.begin_pass([2, 2])
     assert state.make_mask(2) is None, "nothing is padded"
 
 
@@ -262,27 +262,27 @@ def test_row_positions_are_cut_on_host_and_device() -> None:
     positions = RowPositions(LengthClasses())
     positions.append(5, 30)
     positions.append(9, 30)
-    positions.open_pass([4, 2])
+    positions.begin_pass([4, 2])
 
     positions.cut([3, 0])
 
     assert positions.lengths == [6, 11]
     assert positions.end.tolist() == [6, 11]
-    positions.open_pass()
+    positions.begin_pass()
     assert positions.start.tolist() == [6, 11]
     assert positions.end.tolist() == [7, 12]
     assert positions.width == 12
     positions.cut([0, 1])
-    positions.keep([1])
-    positions.open_pass()
+    positions.select([1])
+    positions.begin_pass()
     assert positions.start.tolist() == [11]
-    assert positions.shared_start == 11
+    assert positions.common_start == 11
 
 
 def test_wipe_zeroes_a_row_from_a_column_on() -> None:
     """Wiping keeps earlier columns and other rows, and a column behind the last is none."""
     positions = RowPositions(OneSlab(2))
-    slab = SlabCache(positions)
+    slab = SlabKv(positions)
     for _ in range(2):
         positions.append(6, 20)
         slab.place(len(positions.lengths) - 1, [mx.ones((1, 1, 6, 2))] * 2)

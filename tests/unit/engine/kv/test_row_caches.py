@@ -6,7 +6,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import CacheList, KVCache, RotatingKVCache
 
 from machd.engine.backend.untyped import Cache
-from machd.engine.kv.layers.slab import SlabCache
+from machd.engine.kv.layers.slab import SlabKv
 from machd.engine.kv.row_caches import make_room
 from machd.engine.protocol.slab_size import COLUMN_STEP
 
@@ -31,6 +31,6 @@ def test_a_reused_prefix_is_copied_once() -> None:
     """The rest of the prompt finds its columns behind the prefix."""
     cache = KVCache()
     held = mx.ones((1, 1, 512, 4))
-    SlabCache.fill_columns(cache, (held, held), 512)
+    SlabKv.fill_columns(cache, (held, held), 512)
     make_room([cache], 300)
     assert {_write(cache, 100) for _ in range(3)} == {512 + 512}

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.engines.small_classes import small_classes
 
-from machd.engine.kv.layers.slab import SlabCache
+from machd.engine.kv.layers.slab import SlabKv
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.kv.slab_layout import LayoutRule, LengthClasses, OneSlab
 from machd.engine.protocol.step import SharedPrefix
@@ -28,7 +28,7 @@ class _Slab:
 
     def __init__(self, rule: LayoutRule) -> None:
         self.positions = RowPositions(rule)
-        self.cache = SlabCache(self.positions)
+        self.cache = SlabKv(self.positions)
         self.names: list[int] = []
         self._next_name = 1
 
@@ -48,13 +48,13 @@ class _Slab:
     def keep(self, *order: int) -> None:
         """Keep these rows."""
         self.names = [self.names[row] for row in order]
-        self.positions.keep(order)
-        self.cache.keep(order)
+        self.positions.select(order)
+        self.cache.select(order)
 
     def step(self, *lengths: int) -> None:
         """Write a span a row, one token each unless given; what pads it is NaN."""
         starts = list(self.positions.lengths)
-        self.positions.open_pass(lengths or None)
+        self.positions.begin_pass(lengths or None)
         spans = lengths or (1,) * len(starts)
         longest = max(spans)
         keys = mx.concatenate(
@@ -279,11 +279,11 @@ def test_masks_show_a_row_its_own_columns() -> None:
     positions = RowPositions(LengthClasses())
     for length in (10, 12, 400, 9):
         positions.append(length, 500)
-    positions.open_pass()
+    positions.begin_pass()
 
     short, long = positions.by_slab()
 
-    assert [(one.rows, one.width, one.shared_start) for one in (short, long)] == [
+    assert [(one.rows, one.width, one.common_start) for one in (short, long)] == [
         (3, 13, None),
         (1, 401, 400),
     ]

@@ -36,15 +36,15 @@ class _Batch:
     rule: LayoutRule
     rows: list[RowExtent] = field(default_factory=list)
     layout: Layout = ()
-    next_key: int = 0
+    next_row_id: int = 0
 
     def play(self, event: tuple[str, int, int]) -> Layout:
         """Play an event; returns the layout before it."""
         name, number, limit = event
         if name == "joins" and len(self.rows) < _MAX_ROWS:
             needed = min(number, limit)
-            self.rows.append(RowExtent(self.next_key, needed, max(limit, needed)))
-            self.next_key += 1
+            self.rows.append(RowExtent(self.next_row_id, needed, max(limit, needed)))
+            self.next_row_id += 1
         elif name == "leaves" and len(self.rows) > 1:
             # As a decoder does it: the last row moves into the gap.
             gap = number % len(self.rows)
@@ -53,7 +53,7 @@ class _Batch:
                 self.rows[gap] = last
         elif name == "grow":
             self.rows = [
-                RowExtent(row.key, min(row.needed + number, row.limit), row.limit)
+                RowExtent(row.row_id, min(row.needed + number, row.limit), row.limit)
                 for row in self.rows
             ]
         before = self.layout
@@ -63,7 +63,9 @@ class _Batch:
 
 
 def _places(layout: Layout) -> dict[int, tuple[int, int]]:
-    return {key: (slab.number, place) for slab in layout for place, key in enumerate(slab.rows)}
+    return {
+        row_id: (slab.number, place) for slab in layout for place, row_id in enumerate(slab.rows)
+    }
 
 
 def _columns(layout: Layout) -> int:
@@ -76,10 +78,10 @@ def test_each_row_has_one_place_that_is_long_enough(events: list[tuple[str, int,
     for batch in (_Batch(LengthClasses()), _Batch(OneSlab(_MAX_ROWS))):
         for event in events:
             batch.play(event)
-            every = [key for slab in batch.layout for key in slab.rows]
-            assert sorted(every) == sorted(row.key for row in batch.rows)
-            columns = {key: slab.columns for slab in batch.layout for key in slab.rows}
-            assert all(columns[row.key] >= row.needed for row in batch.rows)
+            every = [row_id for slab in batch.layout for row_id in slab.rows]
+            assert sorted(every) == sorted(row.row_id for row in batch.rows)
+            columns = {row_id: slab.columns for slab in batch.layout for row_id in slab.rows}
+            assert all(columns[row.row_id] >= row.needed for row in batch.rows)
             assert all(0 < len(slab.rows) <= slab.places for slab in batch.layout)
 
 
@@ -116,7 +118,7 @@ def test_one_slab_keeps_near_the_reservation(events: list[tuple[str, int, int]])
         if batch.rows:
             limit = max(row.limit for row in batch.rows)
             assert _columns(batch.layout) <= 2 * slab_rows(len(batch.rows), _MAX_ROWS) * limit
-            assert batch.layout[0].rows == tuple(row.key for row in batch.rows)
+            assert batch.layout[0].rows == tuple(row.row_id for row in batch.rows)
 
 
 @given(_EVENTS)
@@ -126,13 +128,13 @@ def test_a_row_moves_only_to_grow_or_into_a_gap(events: list[tuple[str, int, int
     for event in events:
         before = _places(batch.play(event))
         after = _places(batch.layout)
-        moved = [key for key, place in after.items() if before.get(key, place) != place]
+        moved = [row_id for row_id, place in after.items() if before.get(row_id, place) != place]
         if event[0] == "joins":
             assert not moved
         elif event[0] == "leaves":
             assert len(moved) <= 1
         else:
-            grown = [key for key in moved if before[key][0] != after[key][0]]
+            grown = [row_id for row_id in moved if before[row_id][0] != after[row_id][0]]
             assert len(moved) <= 2 * len(grown)
 
 

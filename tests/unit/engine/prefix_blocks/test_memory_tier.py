@@ -195,7 +195,7 @@ def test_writing_into_a_cache_does_not_change_its_copy() -> None:
     """Models write into lists and arrays in place."""
     cache = ArraysCache(2)
     cache[0] = mx.zeros((1, 3))
-    state = kind_of(cache).state_of(cache, 0)
+    state = kind_of(cache).row_state(cache, 0)
     filled = ArraysCache(2)
     filled.state = copied(state)
 
@@ -220,7 +220,7 @@ def test_state_of_a_rotating_cache_is_its_window(keep: int, length: int, singles
         original.update_and_fetch(_array(1, 2, 1, 4), _array(1, 2, 1, 4))
 
     restored = RotatingKVCache(16, keep=keep)
-    restored.state = kind_of(original).state_of(original, 0)
+    restored.state = kind_of(original).row_state(original, 0)
 
     assert restored.keys.shape[2] == min(length + singles, 16)
     for tokens in (1, 1, 5, 1, 30, 1):
@@ -538,11 +538,11 @@ def test_form_allows_windows_of_any_fill() -> None:
     """The form comes from a few tokens; windows and histories fill, and states come into being."""
     caches = [RotatingKVCache(8), ArraysCache(2)]
     caches[0].update_and_fetch(_array(1, 2, 3, 4), _array(1, 2, 3, 4))
-    pattern = shape_of([kind_of(one).state_of(one, 0) for one in caches])
+    pattern = shape_of([kind_of(one).row_state(one, 0) for one in caches])
 
     caches[0].update_and_fetch(_array(1, 2, 20, 4), _array(1, 2, 20, 4))
     caches[1][0] = _array(1, 6)
-    later = [kind_of(one).state_of(one, 0) for one in caches]
+    later = [kind_of(one).row_state(one, 0) for one in caches]
 
     assert is_like(later, pattern)
     assert not is_like(shape_of(later), pattern)

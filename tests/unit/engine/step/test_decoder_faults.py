@@ -15,7 +15,7 @@ from support.engines.tiny_models import VOCABULARY_TOKENS, TinyKind, tiny_model
 from machd.engine.assembly import make_engine
 from machd.engine.kv.batch_lane import BatchLaneKv
 from machd.engine.kv.layers import slab
-from machd.engine.kv.layers.slab import SlabCache
+from machd.engine.kv.layers.slab import SlabKv
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import DecodeRow, PrefillChunk, RowFault, SampledToken, StepPlan
 from machd.engine.sampling import gumbel_noise
@@ -396,11 +396,11 @@ def _fails_once(patch: pytest.MonkeyPatch, owner: type, name: str) -> None:
     ("owner", "name"),
     [
         (MlxEngine, "_forward"),
-        (BatchLaneKv, "open_pass"),
+        (BatchLaneKv, "begin_pass"),
         (BatchLaneKv, "join"),
-        (BatchLaneKv, "keep"),
-        (SlabCache, "place"),
-        (SlabCache, "keep"),
+        (BatchLaneKv, "select"),
+        (SlabKv, "place"),
+        (SlabKv, "select"),
         (Decoder, "settle"),
     ],
     ids=lambda one: one if isinstance(one, str) else one.__name__,

@@ -95,7 +95,7 @@ class _Chain:
         return mx.array(self.logits[np.array(tokens, dtype=np.int64)])
 
     def said(self, seeds: Sequence[int]) -> list[list[int]]:
-        """Return what rows say without guesses."""
+        """Return what rows say without drafts."""
         states = [SamplingState(replace(self.params, seed=seed)) for seed in seeds]
         sampler = _sampler(states, _SYMBOLS)
         last = [0] * len(seeds)
@@ -286,11 +286,13 @@ _GREEDY = SamplingParams(temperature=0.0)
         ((), [4]),
     ],
 )
-def test_guesses_count_up_to_the_first_wrong_one(guess: tuple[int, ...], said: list[int]) -> None:
+def test_draft_tokens_count_up_to_the_first_wrong_one(
+    proposed: tuple[int, ...], said: list[int]
+) -> None:
     """Then comes the token that was sampled in its place, and the state behind that."""
     row = _sampling(_GREEDY)
-    draft = span_of(row, guess, 9)
-    logits = _favouring(*(4, 5, 6, 7)[: len(guess) + 1])
+    draft = span_of(row, proposed, 9)
+    logits = _favouring(*(4, 5, 6, 7)[: len(proposed) + 1])
 
     (verdict,) = _verdicts([draft], [row], [3], logits)
 

@@ -93,7 +93,7 @@ def _encoder(
         create_autospec(MediaProcessor),
         ManualClock(),
         max_bytes=max_bytes,
-        read_left_bytes=lambda: next(readings),
+        read_usable_bytes=lambda: next(readings),
     )
 
 

@@ -7,12 +7,12 @@ from typing import Self
 
 from machd.engine.backend.untyped import Cache
 from machd.engine.kv.lane_kv import JoiningRow
-from machd.engine.kv.layers.layer_kv import LayerKv
+from machd.engine.kv.layers.batched_cache import BatchedCache
 from machd.engine.kv.row_positions import RowPositions
 
 
-class MergedKv(LayerKv):
-    """One layer's cache of mlx-lm's, which gets the rows' lengths; it has no rollback."""
+class MergedKv(BatchedCache):
+    """One layer's cache as mlx-lm batches it. It counts its positions itself, and cannot be rolled back."""
 
     def __init__(self) -> None:
         self._merged: Cache = None
@@ -25,7 +25,7 @@ class MergedKv(LayerKv):
 
     @staticmethod
     def can_batch(cache: Cache) -> bool:
-        """Return True if mlx-lm can merge the cache; whether answers are right is for a probe."""
+        """Return True if mlx-lm can merge the cache; whether its results are right is measured (``capabilities/``)."""
         return hasattr(cache, "merge")
 
     @property
@@ -47,7 +47,7 @@ class MergedKv(LayerKv):
         else:
             self._extend(row)
 
-    def keep(self, order: Sequence[int]) -> None:
+    def select(self, order: Sequence[int]) -> None:
         """Keep the rows of ``order``, in that order."""
         self._merged.filter(list(order))
 

@@ -23,8 +23,8 @@ import mlx.core as mx
 
 from machd.engine.backend.native_kernels import native_kernels
 from machd.engine.backend.untyped import Cache
-from machd.engine.kv.kv_format import PLAIN, FoldedKv, KvFormat, KvWidths
-from machd.engine.kv.layers.layer_kv import Checkpoint, PositionedKv
+from machd.engine.kv.kv_format import PLAIN, KvFormat, KvWidths, UnpackedKv
+from machd.engine.kv.layers.batched_cache import Checkpoint, PositionedKv
 from machd.engine.kv.quantized_cache import FormatCache, QuantizedCache, format_of
 from machd.engine.kv.row_positions import RowPositions, SlabRows
 from machd.engine.kv.slab_layout import Layout, Slab
@@ -34,12 +34,12 @@ _SLICED_COST = 3
 """Cost on the CPU of converting a column of a slice to floats, over that of a column of the whole array."""
 
 _Arriving = Mapping[int, Sequence[mx.array]]
-"""Arrays [1, heads, length, n] of rows that join, by key."""
+"""Arrays [1, heads, length, n] of rows that join or move, by row id."""
 
 _NONE: _Arriving = MappingProxyType({})
 
 
-class SlabCache(FormatCache, PositionedKv):
+class SlabKv(FormatCache, PositionedKv):
     """One layer's keys and values, with the methods that mlx-lm's models expect of a cache.
 
     A row comes from mlx-lm's ``KVCache``, or in a quantized format from a :class:`QuantizedCache`.
@@ -73,7 +73,7 @@ class SlabCache(FormatCache, PositionedKv):
             cache.step = -(-tokens // COLUMN_STEP) * COLUMN_STEP
 
     @staticmethod
-    def columns_of(cache: Cache, row: int, begin: int) -> tuple[mx.array, ...]:
+    def row_columns(cache: Cache, row: int, begin: int) -> tuple[mx.array, ...]:
         """Return a row's arrays; see :class:`PositionedKv`."""
         if isinstance(cache, FormatCache):
             return cache.row_arrays(row, begin)
@@ -90,7 +90,7 @@ class SlabCache(FormatCache, PositionedKv):
         cache.offset = length
 
     @staticmethod
-    def checkpoint_of(cache: Cache) -> Checkpoint:
+    def row_checkpoint(cache: Cache) -> Checkpoint:
         """Make a checkpoint of a row's cache: its length."""
         return ColumnCheckpoint(cache)
 
@@ -133,7 +133,7 @@ class SlabCache(FormatCache, PositionedKv):
         """Make the mask of the running pass, or mlx-lm's name for it where rows are equally long."""
         positions = self._positions
         assert positions.tokens == N, "the pass was opened for so many tokens"
-        if positions.shared_start is not None and window_size is None and not return_array:
+        if positions.common_start is not None and window_size is None and not return_array:
             return None if N == 1 else "causal"
         return positions.mask(window_size)
 
@@ -153,7 +153,7 @@ class SlabCache(FormatCache, PositionedKv):
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Write the pass's tokens [rows, heads, tokens, n] and read [rows, heads, width, n], all columns that any row may see.
 
-        The rows lie in one slab.
+        Only under OneSlab; with length classes the kernels use :meth:`write` and :meth:`by_slab`.
         """
         self.write(keys, values)
         return self.keys_and_values()
@@ -169,7 +169,7 @@ class SlabCache(FormatCache, PositionedKv):
                 if one.size:
                     arrays[at] = self._write_rows(arrays[at], rows.of(one), rows)
         self._widths = KvWidths.of(keys, values)
-        self._written_step = self._positions.step
+        self._written_pass = self._positions.pass_number
 
     def takes_columns(self) -> bool:
         """Return True if :meth:`slabs_to_write` has keys and values as they are."""
@@ -179,7 +179,7 @@ class SlabCache(FormatCache, PositionedKv):
         """Return the rows of each slab and its arrays, which the caller replaces by those with the pass's tokens."""
         self._follow(_NONE)
         self._widths = self._widths or KvWidths.of(*self._slabs[0])
-        self._written_step = self._positions.step
+        self._written_pass = self._positions.pass_number
         return self.by_slab()
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
@@ -195,12 +195,12 @@ class SlabCache(FormatCache, PositionedKv):
         return self._positions.in_row_order(parts)
 
     def decoded_rows(self, rows: SlabRows, arrays: Sequence[mx.array]) -> tuple[mx.array, mx.array]:
-        """Decode the rows of a slab up to their longest one's end: [rows, heads, width, head_dim] each."""
+        """Decode the rows of a slab up to the end of the longest: [rows, heads, width, head_dim] each."""
         seen = [array[: rows.rows, :, : rows.width] for array in arrays]
         return self.kv_format.decode(seen, self._known_widths)
 
-    def folded(self, rows: SlabRows, arrays: Sequence[mx.array]) -> FoldedKv | None:
-        """Fold the rows of a slab up to their longest one's end, for attention without decoding.
+    def unpacked(self, rows: SlabRows, arrays: Sequence[mx.array]) -> UnpackedKv | None:
+        """Unpack the rows of a slab up to the end of the longest, for attention without dequantising.
 
         The parts cover more columns where those cost less than a slice.
         """
@@ -208,7 +208,7 @@ class SlabCache(FormatCache, PositionedKv):
         seen = columns if columns <= rows.width * _SLICED_COST else rows.width
         if (rows.rows, seen) != (places, columns):
             arrays = [array[: rows.rows, :, :seen] for array in arrays]
-        return self.kv_format.fold(arrays, self._known_widths, rows.width)
+        return self.kv_format.unpack(arrays, self._known_widths, rows.width)
 
     def row_arrays(self, row: int, begin: int = 0) -> tuple[mx.array, ...]:
         """Return a row's arrays from a position on, its shared prefix included; see :class:`FormatCache`."""
@@ -233,14 +233,14 @@ class SlabCache(FormatCache, PositionedKv):
         row = self.rows - 1
         base, length = self._positions.base(row), self._positions.lengths[row]
         # Without positions there need not be arrays yet, and a layer may never have any.
-        held = self.columns_of(cache, index, base) if length else ()
+        held = self.row_columns(cache, index, base) if length else ()
         self.place(row, [array[:, :, : length - base] for array in held])
 
     def place(self, row: int, arrays: Sequence[mx.array]) -> None:
         """Copy a row in, after all others: its own columns [1, heads, length, n] each; none without any."""
-        self._follow({self._positions.keys[row]: arrays} if arrays else _NONE)
+        self._follow({self._positions.row_ids[row]: arrays} if arrays else _NONE)
 
-    def keep(self, order: Sequence[int]) -> None:
+    def select(self, order: Sequence[int]) -> None:
         """Keep the rows that the batch's positions have kept; a row is copied only if it changes its place."""
         del order
         held_bytes = self.nbytes
@@ -248,7 +248,7 @@ class SlabCache(FormatCache, PositionedKv):
         self._prefixes = {number: one for number, one in self._prefixes.items() if number in read}
         self._follow(_NONE)
         if self.nbytes < held_bytes:
-            mx.eval(self.state)  # frees what was held
+            mx.eval(self.state)  # frees the old arrays
 
     def wipe(self, row: int, begin: int = 0) -> None:
         """Zero a row's own columns from a position on: a NaN reaches later tokens, as 0 x NaN is NaN.
@@ -263,16 +263,16 @@ class SlabCache(FormatCache, PositionedKv):
 
     def _place_of(self, row: int) -> tuple[Sequence[mx.array], int]:
         """Return the arrays of a row's slab, none before the first write, and its place there."""
-        key = self._positions.keys[row]
+        row_id = self._positions.row_ids[row]
         for slab, arrays in zip(self._layout, self._slabs, strict=bool(self._slabs)):
-            if key in slab.rows:
-                return arrays, slab.rows.index(key)
+            if row_id in slab.rows:
+                return arrays, slab.rows.index(row_id)
         return (), 0
 
     def _write_rows(self, array: mx.array, new: mx.array, rows: SlabRows) -> mx.array:
         """Write a pass's tokens, in place; a shorter row's padding lands after its end, where its next tokens will overwrite it."""
         native = native_kernels()
-        start, tokens = rows.shared_start, new.shape[2]
+        start, tokens = rows.common_start, new.shape[2]
         if native is not None:
             written: mx.array = native.written(array, new, rows.start)
             return written
@@ -286,7 +286,11 @@ class SlabCache(FormatCache, PositionedKv):
         return array
 
     def _follow(self, arriving: _Arriving) -> None:
-        """Lay the arrays out in the batch's current layout."""
+        """Lay the arrays out in the batch's current layout.
+
+        First :meth:`_moving` copies the rows that change their place. Then :meth:`_laid_out` makes each slab from the arrays
+        of :func:`_origin`, in which the rows of :func:`_staying` stay, and :func:`_take` puts the others in.
+        """
         before, after = self._layout, self._positions.layout
         self._layout = after
         if before is after or not (self._slabs or arriving):
@@ -303,19 +307,21 @@ class SlabCache(FormatCache, PositionedKv):
         """Copy the rows that leave their place, before anything is written there."""
         if not self._slabs:
             return {}
-        stays = {key for slab in after for key in _staying(_origin(slab, before, after), slab)}
+        stays = {
+            row_id for slab in after for row_id in _staying(_origin(slab, before, after), slab)
+        }
         places = {
-            key: (arrays, place)
+            row_id: (arrays, place)
             for slab, arrays in zip(before, self._slabs, strict=True)
-            for place, key in enumerate(slab.rows)
+            for place, row_id in enumerate(slab.rows)
         }
         copies = {
-            key: [
-                mx.contiguous(array[place : place + 1, :, : self._positions.filled(key)])
+            row_id: [
+                mx.contiguous(array[place : place + 1, :, : self._positions.filled(row_id)])
                 for array in arrays
             ]
-            for key, (arrays, place) in places.items()
-            if key not in stays and any(key in slab.rows for slab in after)
+            for row_id, (arrays, place) in places.items()
+            if row_id not in stays and any(row_id in slab.rows for slab in after)
         }
         # Evaluated first: mlx would otherwise copy the whole slab at its write, for the pending reads.
         mx.eval(copies)
@@ -331,7 +337,8 @@ class SlabCache(FormatCache, PositionedKv):
         """Make a slab's arrays from the old arrays and the rows that have moved."""
         origin = _origin(slab, [one for one, _ in held.values()], self._layout)
         arrays = [] if origin is None else held[origin.number][1]
-        blank_from = slab.places  # what rows have left behind is still there
+        # The first place of zeros: none in old arrays, where the numbers of former rows are still there.
+        blank_from = slab.places
         if origin is None or origin.shape != slab.shape:
             old, arrays = arrays, _blank(slab, like)
             blank_from = 0 if origin is None else min(len(origin.rows), slab.places)
@@ -339,9 +346,9 @@ class SlabCache(FormatCache, PositionedKv):
                 columns = min(array.shape[2], one.shape[2])
                 array[:blank_from, :, :columns] = one[:blank_from, :, :columns]
         stays = _staying(origin, slab)
-        for place, key in enumerate(slab.rows):
-            if key not in stays:
-                _take(arrays, place, copies.get(key, ()), is_blank=place >= blank_from)
+        for place, row_id in enumerate(slab.rows):
+            if row_id not in stays:
+                _take(arrays, place, copies.get(row_id, ()), is_blank=place >= blank_from)
         return arrays
 
 
@@ -364,9 +371,10 @@ class ColumnCheckpoint:
 
 
 def _origin(slab: Slab, before: Sequence[Slab], after: Sequence[Slab]) -> Slab | None:
-    """Return the old slab whose arrays this one can take over, if any: itself, or a dropped slab that has its first rows.
+    """Return the old slab whose arrays a new one may take over; None for none.
 
-    Rows that leave a slab which stays are copied: other rows may take their places in the same step.
+    It has the same number; or its number ends with the old layout, and its rows are the new slab's first rows. From an
+    old slab whose number stays, rows are copied, as other rows may take their places in the same step.
     """
     numbers = {one.number: one for one in before}
     if slab.number in numbers:
@@ -389,7 +397,7 @@ def _staying(origin: Slab | None, slab: Slab) -> set[int]:
 def _take(
     arrays: Sequence[mx.array], place: int, row: Sequence[mx.array], *, is_blank: bool
 ) -> None:
-    """Put a row into a place, and zeros after it: a row that was there may have left a NaN."""
+    """Put a row into a place, and zeros after it, since an earlier row may have left a NaN there."""
     length = row[0].shape[2] if row else 0
     for array, one in zip(arrays, row, strict=bool(row)):
         if one.size:

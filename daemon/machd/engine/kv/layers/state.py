@@ -19,17 +19,20 @@ from machd.engine.kv.layers.merged import MergedKv
 
 
 class StateKv(MergedKv):
-    """One layer's recurrent state, rolled back whole for all rows."""
+    """One layer's recurrent state, rolled back whole for all rows.
+
+    A MergedKv, because the model writes into mlx-lm's ``ArraysCache``; machd only moves its rows and rolls it back.
+    """
 
     max_rolled_back_rows: ClassVar[float] = inf
 
     @staticmethod
-    def state_of(cache: Cache, row: int) -> CacheState:
+    def row_state(cache: Cache, row: int) -> CacheState:
         """Copy the state of one row."""
         rows = [None if one is None else one[row : row + 1] for one in cache.cache]
         return copied((rows, None, None))
 
-    def keep(self, order: Sequence[int]) -> None:
+    def select(self, order: Sequence[int]) -> None:
         """Keep the rows of ``order``, in that order; only rows that change their place are copied."""
         batch = self.model_cache
         move_rows([array for array in batch.cache if array is not None], order)

@@ -19,8 +19,8 @@ import mlx.core as mx
 
 from machd.engine.backend.untyped import Cache
 from machd.engine.kv.lane_kv import JoiningRow
+from machd.engine.kv.layers.batched_cache import Checkpoint, PositionedKv
 from machd.engine.kv.layers.cache_state import CacheState, StateCheckpoint, copied, move_rows
-from machd.engine.kv.layers.layer_kv import Checkpoint, PositionedKv
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.protocol.slab_size import COLUMN_STEP
 
@@ -38,7 +38,7 @@ RowWindow: TypeAlias = "tuple[mx.array | None, mx.array | None, int, int, int, i
 """``state`` of mlx-lm's window of one row: keys, values, positions, sinks, size and the next column."""
 
 
-class WindowSlab(PositionedKv):
+class WindowKv(PositionedKv):
     """One layer's windows, with the methods that mlx-lm's models expect of a cache.
 
     A row comes from mlx-lm's ``RotatingKVCache`` without sinks.
@@ -49,7 +49,7 @@ class WindowSlab(PositionedKv):
         values: The same, with a head_dim of its own.
     """
 
-    grows_ahead: ClassVar[bool] = True
+    grows_early: ClassVar[bool] = True
     # Rings could roll back several rows. The rules promise one, and no probe has measured more.
     max_rolled_back_rows: ClassVar[float] = 1
 
@@ -68,15 +68,15 @@ class WindowSlab(PositionedKv):
         return cls(positions, cache.max_size, max_rows)
 
     @staticmethod
-    def state_of(cache: Cache, row: int) -> CacheState:
+    def row_state(cache: Cache, row: int) -> CacheState:
         """Copy the window of one row."""
-        if isinstance(cache, WindowSlab):
-            return cache.row_state(row)
+        if isinstance(cache, WindowKv):
+            return cache.window_state(row)
         assert row == 0, "mlx-lm's window is of one row"
         return copied(_whole(cache.state))
 
     @staticmethod
-    def checkpoint_of(cache: Cache) -> Checkpoint:
+    def row_checkpoint(cache: Cache) -> Checkpoint:
         """Make a checkpoint of a row's cache."""
         return WindowCheckpoint(cache)
 
@@ -121,7 +121,7 @@ class WindowSlab(PositionedKv):
         assert self.values is not None, "there are both or none"
         self._write(self.keys, keys)
         self._write(self.values, values)
-        self._written_step = self._positions.step
+        self._written_pass = self._positions.pass_number
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
@@ -154,17 +154,17 @@ class WindowSlab(PositionedKv):
             # The whole place is written: its last row may have left a NaN, and 0 x NaN is NaN.
             array[row : row + 1] = 0 if one is None else self._ring(one, lengths[row])
 
-    def keep(self, order: Sequence[int]) -> None:
+    def select(self, order: Sequence[int]) -> None:
         """Keep the rows of ``order``, in that order, which the positions have kept already."""
         move_rows(self.state, order)
         places, columns = self._roomy(len(order)), self._least_columns()
         if places * columns * _MAX_SPARE < self._places * self._columns:
             lengths = self._positions.lengths
             self._lay_out(places, columns, mx.array(lengths, dtype=mx.int32), max(lengths))
-            mx.eval(self.state)  # frees what was held
+            mx.eval(self.state)  # frees the old arrays
 
-    def grow_ahead(self) -> bool:
-        """Make room for a row more and for the next positions; return False if there is."""
+    def grow_early(self) -> bool:
+        """Grow before it is needed, for a row more and for the next positions; return False if there is room."""
         if self.keys is None:
             return False
         positions = self._positions
@@ -189,7 +189,7 @@ class WindowSlab(PositionedKv):
         for array in self.state:
             array[row : row + 1] = mx.where(is_kept, array[row : row + 1], 0)
 
-    def row_state(self, row: int) -> RowWindow:
+    def window_state(self, row: int) -> RowWindow:
         """Copy a row as the state of mlx-lm's window of one row.
 
         Returns:
@@ -206,10 +206,10 @@ class WindowSlab(PositionedKv):
 
     def added_bytes(self, joining: Sequence[JoiningRow], tokens: int) -> int:
         """Return the bytes by which new arrays exceed the present ones."""
-        return max(0, self.growth_bytes(joining, tokens) - self.nbytes)
+        return max(0, self.new_array_bytes(joining, tokens) - self.nbytes)
 
-    def growth_bytes(self, joining: Sequence[JoiningRow], tokens: int) -> int:
-        """Return the bytes of the new arrays that a pass of so many tokens needs after rows have joined; 0 for none."""
+    def new_array_bytes(self, joining: Sequence[JoiningRow], tokens: int) -> int:
+        """Return the whole size of the new arrays that a pass of so many tokens needs after rows have joined; 0 for none."""
         if self.keys is None:
             return 0
         lengths = [*self._positions.lengths, *(row.length for row in joining)]
@@ -276,7 +276,7 @@ class WindowSlab(PositionedKv):
         return min(columns, max(needed, limit), period)
 
     def _lay_out(self, places: int, columns: int, ends: mx.array, longest: int) -> None:
-        """Make arrays of another shape, unless it is theirs, of rows that end at ``ends`` (int32 [rows]), the longest at ``longest``."""
+        """Make arrays of another shape, unless they have it, for rows that end at ``ends`` (int32 [rows]), the longest at ``longest``."""
         if (places, columns) == (self._places, self._columns):
             return
         assert columns == self._period or longest <= columns, (
@@ -310,7 +310,7 @@ class WindowSlab(PositionedKv):
     def _write(self, array: mx.array, new: mx.array) -> None:
         positions = self._positions
         rows, _, tokens, _ = new.shape
-        shared = positions.shared_start
+        shared = positions.common_start
         first = None if shared is None else shared % self._period
         if first is not None and first + tokens <= self._columns:
             array[:rows, :, first : first + tokens] = new

@@ -1,8 +1,7 @@
 """One prompt while it is computed into caches of its own.
 
 The last token of a prompt with a completion is never prefilled: it is the first span of the row's decode.
-So the output head runs over no prompt but those whose log-probabilities were asked for, and over a chunk
-that rides in the rows' pass, since one call computes both.
+So the output head runs over no prompt but those whose log-probabilities were asked for.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ class Prefill:
     """One prompt while it is computed.
 
     Attributes:
-        opening: The first chunk; its parameters, lane and reservation are the row's.
+        first_chunk: Its parameters, lane and reservation are the row's.
         chunk: The chunk of this step.
         prompt: The tokens so far.
         caches: One for each cache of the model.
@@ -27,15 +26,16 @@ class Prefill:
     """
 
     def __init__(
-        self, opening: PrefillChunk, caches: Sequence[Cache], vocabulary_tokens: int
+        self, first_chunk: PrefillChunk, caches: Sequence[Cache], vocabulary_tokens: int
     ) -> None:
-        """Begin with caches that hold the prefix that the opening chunk reuses."""
-        assert opening.opens, "the first chunk opens the row"
-        assert not (opening.is_scored and opening.reused), "a scored prompt is computed whole"
-        self.opening = self.chunk = opening
-        self.prompt: list[int] = [] if opening.reused is None else [*opening.reused.token_ids]
+        """Begin with caches that hold the prefix that the first chunk reuses."""
+        assert first_chunk.opens, "the first chunk opens the row"
+        reused = first_chunk.reused
+        assert not (first_chunk.is_scored and reused), "a scored prompt is computed whole"
+        self.first_chunk = self.chunk = first_chunk
+        self.prompt: list[int] = [] if reused is None else [*reused.token_ids]
         self.caches = caches
-        self.scores = PromptScores(opening, vocabulary_tokens)
+        self.scores = PromptScores(first_chunk, vocabulary_tokens)
         self._shared: SharedPrefix | None = None
         self._index = 0
 
@@ -68,7 +68,7 @@ class Prefill:
         return PrefilledRow(
             self.caches,
             length=len(self.prompt) - 1,
-            limit=self.opening.reserved_tokens,
+            limit=self.first_chunk.reserved_tokens,
             last_token_id=self.prompt[-1],
             index=self._index,
             shared=self._shared,

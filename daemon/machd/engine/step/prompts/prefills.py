@@ -12,7 +12,7 @@ from machd.engine.step.decode_pass import Forward, Packing
 from machd.engine.step.ports import BlockTier, PromptMedia
 from machd.engine.step.prompts.prefill import Prefill
 from machd.engine.step.prompts.strategies import (
-    DecodeBeside,
+    DecodeWith,
     Packed,
     Padded,
     PromptStep,
@@ -56,66 +56,68 @@ class Prefills:
             Scored(forward),
             Single(forward, media),
         )
-        self._open: dict[int, Prefill] = {}
+        self._prefills: dict[int, Prefill] = {}
 
     def __bool__(self) -> bool:
         """True while a prompt is being computed."""
-        return bool(self._open)
+        return bool(self._prefills)
 
     @property
     def kv_bytes(self) -> int:
         """Bytes that the prompts' caches hold."""
-        return sum(prefill.kv_bytes for prefill in self._open.values())
+        return sum(prefill.kv_bytes for prefill in self._prefills.values())
 
     def cached_row(self, slot_index: int) -> CachedRow | None:
         """Locate a slot's row; None if its prompt is not being computed."""
-        prefill = self._open.get(slot_index)
+        prefill = self._prefills.get(slot_index)
         return None if prefill is None else prefill.cached_row
 
-    def run(self, chunks: Sequence[PrefillChunk], beside: DecodeBeside | None = None) -> PromptStep:
+    def run(
+        self, chunks: Sequence[PrefillChunk], decode_with: DecodeWith | None = None
+    ) -> PromptStep:
         """Compute chunks, together where that costs less; a prompt that fails is removed.
 
         Args:
             chunks: At most one of each prompt.
-            beside: Decodes the batch's rows in the pass of the chunks, if they are all computed in one; None if
-                the plan decodes other rows, or none.
+            decode_with: Decodes the batch's rows and computes chunks in one pass; None if the plan decodes
+                other rows, or none. A strategy that calls it sets ``has_decoded``.
         """
-        step = PromptStep(beside)
+        step = PromptStep(decode_with)
         if not chunks:
             return step
-        prefills: Sequence[Prefill] = [self._opened(chunk) for chunk in chunks]
+        prefills: Sequence[Prefill] = [self._prefill_of(chunk) for chunk in chunks]
         for strategy in self._strategies:
             prefills = strategy.compute(prefills, step)
-        self.drop(fault.slot_index for fault in step.decoded.faults)
+        self.drop(fault.slot_index for fault in step.result.faults)
         step.whole = [
-            one.slot_index for one in chunks if one.is_last and one.slot_index in self._open
+            one.slot_index for one in chunks if one.is_last and one.slot_index in self._prefills
         ]
         return step
 
     def pop(self, slot_index: int) -> Prefill:
         """Remove and return a whole prompt, with room for its completion to grow into."""
-        prefill = self._open.pop(slot_index)
+        prefill = self._prefills.pop(slot_index)
         self._kv.make_room(prefill.caches, COLUMN_STEP)
         return prefill
 
     def drop(self, slot_indices: Iterable[int]) -> None:
         """Remove the prompts of these slots, if any."""
         for slot_index in slot_indices:
-            self._open.pop(slot_index, None)
+            self._prefills.pop(slot_index, None)
 
     def clear(self) -> None:
         """Remove all prompts."""
-        self._open.clear()
+        self._prefills.clear()
 
-    def _opened(self, chunk: PrefillChunk) -> Prefill:
-        """Return the chunk's prompt, which an opening chunk begins."""
+    def _prefill_of(self, chunk: PrefillChunk) -> Prefill:
+        """Return the chunk's prompt, which its first chunk begins."""
         if chunk.opens:
-            assert chunk.slot_index not in self._open, "a slot is freed before it is taken"
+            assert chunk.slot_index not in self._prefills, "a slot is freed before it is taken"
             caches = self._kv.row_caches()
             if chunk.reused is not None:
                 self._blocks.fill(caches, chunk.reused)
             self._kv.make_room(caches, chunk.opened_tokens)
-            self._open[chunk.slot_index] = Prefill(chunk, caches, self._vocabulary_tokens)
-        prefill = self._open[chunk.slot_index]
+            self._prefills[chunk.slot_index] = Prefill(chunk, caches, self._vocabulary_tokens)
+        prefill = self._prefills[chunk.slot_index]
         prefill.chunk = chunk
         return prefill

@@ -36,16 +36,16 @@ _FLOAT_BYTES = 4
 class PromptScores:
     """The log-probabilities of one prompt's tokens."""
 
-    def __init__(self, opening: PrefillChunk, vocabulary_tokens: int) -> None:
+    def __init__(self, first_chunk: PrefillChunk, vocabulary_tokens: int) -> None:
         """Begin before the prompt's first token, which has no log-probability.
 
         Args:
-            opening: The row's first chunk.
+            first_chunk: The row's first chunk.
             vocabulary_tokens: Width of the logits.
         """
-        self._slot_index = opening.slot_index
-        self._prompt_tokens = opening.opened_tokens
-        self._top_logprobs = min(opening.sampling.prompt_logprobs or 0, vocabulary_tokens)
+        self._slot_index = first_chunk.slot_index
+        self._prompt_tokens = first_chunk.opened_tokens
+        self._top_logprobs = min(first_chunk.sampling.prompt_logprobs or 0, vocabulary_tokens)
         self._pass_tokens = _pass_tokens(vocabulary_tokens)
         self._scored: list[PromptLogprob] = []
         self._last_logits: mx.array | None = None  # float32 [1, vocabulary]

@@ -1,9 +1,9 @@
 """Strategies to compute the chunks of a step's prompts: packed, padded, scored, single.
 
-Packed means behind one another without padding, where the model's attention can tell prompts apart, and in
-the pass of the batch's rows where there is one. For other models of standard caches whole prompts of like length
-share a padded call. Each strategy computes the chunks that it is for and leaves the others to the next one;
-the last one takes every chunk.
+Packed means flattened without padding, where the model's attention can tell prompts apart, and in the pass of
+the batch's rows where there is one. For other models of standard caches whole prompts of like length share a padded
+call. Each strategy computes the chunks that it is for and leaves the others to the next one; the last one takes
+every chunk. A new strategy is a class here, and a line in :class:`~machd.engine.step.prompts.prefills.Prefills`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from machd.engine.kv.model_kv import ModelKv
 
 _PADDING_TOKENS = 16
-"""Padding up to which sharing a call is cheaper than a call of one's own."""
+"""Padding up to which a shared call is cheaper than one for each prompt."""
 
 _PADDING_SHARE = 4
 """Beyond that a row may be padded by one in so many tokens of the longest row."""
 
-DecodeBeside: TypeAlias = Callable[[Sequence[Chunk]], Decoded]
-"""Decodes the batch's rows, and computes chunks in the same pass."""
+DecodeWith: TypeAlias = Callable[[Sequence[Chunk]], Decoded]
+"""Decodes the batch's rows, and computes chunks in the same pass: ``Decoder.decode`` with the plan's rows."""
 
 
 @dataclass(slots=True)
@@ -39,39 +39,38 @@ class PromptStep:
     """Result of computing a step's chunks, filled by one strategy after another.
 
     Attributes:
-        beside: Decodes the batch's rows in the pass of the chunks; None where that pass is not theirs.
+        decode_with: Decodes the batch's rows in the pass of the chunks; None where that pass is not theirs.
         whole: Slots whose prompt is whole now.
         outputs: Outputs that prompts have with these chunks.
-        decoded: Rows whose logits are not finite, or whose experts could not be read or images encoded; and
-            the result of the batch's rows, if they were decoded in the same pass.
-        has_decoded: True if they were.
+        result: Faults of prompts; and the result of the batch's rows, if ``has_decoded``.
+        has_decoded: True if ``decode_with`` was called: the batch's rows have their tokens.
     """
 
-    beside: DecodeBeside | None = None
+    decode_with: DecodeWith | None = None
     whole: list[int] = field(default_factory=list)
     outputs: list[RowOutput] = field(default_factory=list)
-    decoded: Decoded = field(default_factory=Decoded)
+    result: Decoded = field(default_factory=Decoded)
     has_decoded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Chunks behind one another in one pass, and in the pass of the batch's rows if all chunks fit there."""
+    """Chunks flattened into one pass: that of the batch's rows if there is one and no chunk is scored."""
 
     forward: Forward
     packing: Packing
 
     def compute(self, prefills: Sequence[Prefill], step: PromptStep) -> Sequence[Prefill]:
-        """Compute all chunks beside the rows; without rows, or with a scored prompt, two chunks or more."""
-        scored = [one for one in prefills if one.opening.is_scored]
-        plain = [one for one in prefills if not one.opening.is_scored]
-        beside = None if scored else step.beside
-        if not self.packing.is_possible or (beside is None and len(plain) < 2):
+        """Compute all chunks but scored ones; none if there is one alone and no pass of rows to take it along."""
+        scored = [one for one in prefills if one.first_chunk.is_scored]
+        plain = [one for one in prefills if not one.first_chunk.is_scored]
+        decode_with = None if scored else step.decode_with
+        if not self.packing.is_possible or (decode_with is None and len(plain) < 2):
             return prefills
         appended = [Chunk(one.append(), one.caches) for one in plain]
         chunks = [chunk for chunk in appended if chunk.token_ids]
-        if beside is not None:
-            step.decoded.add(beside(chunks))
+        if decode_with is not None:
+            step.result.add(decode_with(chunks))
             step.has_decoded = True
         elif chunks:
             token_ids, caches = self.packing.inputs([], chunks)
@@ -91,11 +90,11 @@ class Padded:
     def compute(self, prefills: Sequence[Prefill], step: PromptStep) -> Sequence[Prefill]:
         """Compute prompts that have a like; those of a group that lacks weights are left."""
         del step
-        groups = _padded_groups(one for one in prefills if self._can_share(one))
-        shared = [group for group in groups if len(group) > 1 and self._share(group)]
-        return [one for one in prefills if not any(one in group for group in shared)]
+        groups = _padded_groups(one for one in prefills if self._can_pad(one))
+        computed = [group for group in groups if len(group) > 1 and self._compute_group(group)]
+        return [one for one in prefills if not any(one in group for group in computed)]
 
-    def _can_share(self, prefill: Prefill) -> bool:
+    def _can_pad(self, prefill: Prefill) -> bool:
         """Return True for a whole prompt that padding at its end cannot change.
 
         Only attention with a standard cache is blind to tokens after its own. A row of the serial
@@ -107,15 +106,15 @@ class Padded:
         is_plain = chunk.lane is Lane.BATCH and not chunk.is_scored
         return is_whole and is_plain and self.kv.can_pad and not self.media.has_features
 
-    def _share(self, group: Sequence[Prefill]) -> bool:
+    def _compute_group(self, group: Sequence[Prefill]) -> bool:
         """Compute a group in one call; False if a prompt of it needs weights that could not be read."""
-        prompts = [prefill.opening.token_ids[:-1] for prefill in group]
+        prompts = [prefill.first_chunk.token_ids[:-1] for prefill in group]
         caches, token_ids = self.kv.padded_caches(prompts)
         try:
             self.forward(token_ids, caches, NO_FEATURES)
             mx.eval([cache.state for cache in caches])
         except OSError:
-            return False  # each alone tells which
+            return False  # then each is computed alone, to find which
         for index, prefill in enumerate(group):
             prefill.adopt(caches, index)
         return True
@@ -129,8 +128,8 @@ class Scored:
 
     def compute(self, prefills: Sequence[Prefill], step: PromptStep) -> Sequence[Prefill]:
         """Compute and score every scored prompt's chunk."""
-        _compute_each([one for one in prefills if one.opening.is_scored], self._score, step)
-        return [one for one in prefills if not one.opening.is_scored]
+        _compute_each([one for one in prefills if one.first_chunk.is_scored], self._score, step)
+        return [one for one in prefills if not one.first_chunk.is_scored]
 
     def _score(self, prefill: Prefill) -> list[RowOutput]:
         computed_tokens = len(prefill.append())
@@ -153,7 +152,7 @@ class Single:
     def _pass(self, prefill: Prefill) -> list[RowOutput]:
         if key_ids := prefill.append():
             token_ids, features = self.media.inputs(
-                key_ids, prefill.chunk.start, prefill.opening.media
+                key_ids, prefill.chunk.start, prefill.first_chunk.media
             )
             self.forward(token_ids, list(prefill.caches), features)
             mx.eval([cache.state for cache in prefill.caches])
@@ -172,22 +171,18 @@ def _compute_each(
         try:
             step.outputs += compute(prefill)
         except (FloatingPointError, OSError, MediaEncodingError) as cause:
-            step.decoded.faults.append(RowFault(prefill.chunk.slot_index, cause))
+            step.result.faults.append(RowFault(prefill.chunk.slot_index, cause))
 
 
 def _padded_groups(prefills: Iterable[Prefill]) -> list[list[Prefill]]:
-    """Group whole prompts by length, so that padding stays cheaper than a call of one's own."""
+    """Group whole prompts by length, so that padding stays cheaper than a call for each."""
     groups: list[list[Prefill]] = []
     longest = 0
-    for prefill in sorted(prefills, key=_opening_tokens, reverse=True):
-        padding = longest - _opening_tokens(prefill)
-        if groups and padding <= max(_PADDING_TOKENS, longest // _PADDING_SHARE):
+    for prefill in sorted(prefills, key=lambda one: len(one.chunk.token_ids), reverse=True):
+        tokens = len(prefill.chunk.token_ids)
+        if groups and longest - tokens <= max(_PADDING_TOKENS, longest // _PADDING_SHARE):
             groups[-1].append(prefill)
         else:
             groups.append([prefill])
-            longest = _opening_tokens(prefill)
+            longest = tokens
     return groups
-
-
-def _opening_tokens(prefill: Prefill) -> int:
-    return len(prefill.opening.token_ids)

@@ -1,7 +1,4 @@
-"""The protocol of a kind of cache: one class, which holds a cache of the model for all rows of a batch.
-
-Its static methods work on ``cache``, the cache that the model makes for one row. Methods that take a row's cache also
-take a batch's cache of this kind.
+"""The protocol of a kind of cache, in two halves: what one row's cache can do, and one cache of all rows of a batch.
 
 By default a kind has no columns, and is copied and restored through mlx-lm's ``state``.
 """
@@ -33,27 +30,8 @@ class Checkpoint(Protocol):
         ...
 
 
-class LayerKv(ABC):
-    """One cache of the model, of all rows of a batch.
-
-    Attributes:
-        has_columns: Each position of a row has a column, given by the batch's layout. So blocks can be cut,
-            prefixes shared, and padding lies after a row's end.
-        follows_positions: The batch's positions give each row's end, and rollback cuts them. Any other kind gets
-            the rows' lengths in a padded pass, and makes its own checkpoint.
-        max_rolled_back_rows: Most rows for which a pass can be rolled back at a time.
-        grows_ahead: There is a :meth:`grow_ahead` to call before each pass.
-    """
-
-    has_columns: ClassVar[bool] = False
-    follows_positions: ClassVar[bool] = False
-    max_rolled_back_rows: ClassVar[float] = 0
-    grows_ahead: ClassVar[bool] = False
-
-    @classmethod
-    @abstractmethod
-    def of(cls, cache: Cache, positions: RowPositions, max_rows: int) -> Self:
-        """Begin a batch of caches like this one of a row, without rows."""
+class RowCacheMethods:
+    """Static methods on ``cache``, the cache that mlx-lm makes for one row; those with ``row`` take a batch's cache too."""
 
     @staticmethod
     def can_batch(cache: Cache) -> bool:
@@ -73,7 +51,7 @@ class LayerKv(ABC):
         del cache, tokens
 
     @staticmethod
-    def columns_of(cache: Cache, row: int, begin: int) -> tuple[mx.array, ...] | None:
+    def row_columns(cache: Cache, row: int, begin: int) -> tuple[mx.array, ...] | None:
         """Return a row's arrays [1, heads, columns, n], keys first, from position ``begin`` on.
 
         There may be more columns than positions, with any content. Empty before the first write; None for a
@@ -84,19 +62,42 @@ class LayerKv(ABC):
 
     @staticmethod
     def fill_columns(cache: Cache, arrays: Sequence[mx.array], length: int) -> None:
-        """Put the first ``length`` positions into an empty cache; see :meth:`columns_of`."""
+        """Put the first ``length`` positions into an empty cache; see :meth:`row_columns`."""
         assert not arrays, f"{type(cache).__name__} has no columns for {length} positions"
 
     @staticmethod
-    def state_of(cache: Cache, row: int) -> CacheState:
+    def row_state(cache: Cache, row: int) -> CacheState:
         """Copy the state of one row in a form that an empty cache can be given."""
         assert row == 0, "a cache of another class has one row"
         return copied(cache.state)
 
     @staticmethod
-    def checkpoint_of(cache: Cache) -> Checkpoint:
+    def row_checkpoint(cache: Cache) -> Checkpoint:
         """Make a checkpoint of a cache before a pass."""
         return StateCheckpoint(cache)
+
+
+class BatchedCache(RowCacheMethods, ABC):
+    """One cache of the model for all rows of a batch.
+
+    Attributes:
+        has_columns: Each position of a row has a column, given by the batch's layout. So blocks can be cut,
+            prefixes shared, and padding lies after a row's end.
+        follows_positions: The batch's positions give each row's end, and rollback cuts them. Any other kind gets
+            the rows' lengths in a padded pass, and makes its own checkpoint.
+        max_rolled_back_rows: Most rows for which a pass can be rolled back at a time.
+        grows_early: There is a :meth:`grow_early` to call before each pass.
+    """
+
+    has_columns: ClassVar[bool] = False
+    follows_positions: ClassVar[bool] = False
+    max_rolled_back_rows: ClassVar[float] = 0
+    grows_early: ClassVar[bool] = False
+
+    @classmethod
+    @abstractmethod
+    def of(cls, cache: Cache, positions: RowPositions, max_rows: int) -> Self:
+        """Begin a batch of caches like this one of a row, without rows."""
 
     @property
     def model_cache(self) -> Cache:
@@ -113,15 +114,15 @@ class LayerKv(ABC):
         """Copy row ``index`` of a cache in as the last row; the positions have it already."""
 
     @abstractmethod
-    def keep(self, order: Sequence[int]) -> None:
+    def select(self, order: Sequence[int]) -> None:
         """Keep the rows of ``order``, in that order, which the positions have kept already."""
 
     def hold_prefix(self, number: int, arrays: Sequence[mx.array]) -> None:
         """Keep a prefix [1, heads, tokens, n] as long as a row shares it."""
         assert not arrays, f"prefix {number} has columns"
 
-    def grow_ahead(self) -> bool:
-        """Make room for a row more and for the next positions; return False if there is."""
+    def grow_early(self) -> bool:
+        """Grow before it is needed, for a row more and for the next positions; return False if there is room."""
         return False
 
     def set_lengths(self, lengths: Sequence[int]) -> None:
@@ -134,7 +135,7 @@ class LayerKv(ABC):
 
     def checkpoint(self) -> Checkpoint:
         """Make a checkpoint of all rows before a pass."""
-        return self.checkpoint_of(self.model_cache)
+        return self.row_checkpoint(self.model_cache)
 
     def wipe(self, row: int, begin: int = 0) -> None:
         """Zero a row's own numbers from a position on: a NaN reaches later tokens, as 0 x NaN is NaN."""
@@ -146,18 +147,18 @@ class LayerKv(ABC):
         return 0
 
 
-class PositionedKv(LayerKv):
+class PositionedKv(BatchedCache):
     """A cache whose rows end where the batch's positions say, with the attributes that mlx-lm's models ask for."""
 
     follows_positions: ClassVar[bool] = True
     _positions: RowPositions
-    _written_step = 0
+    _written_pass = 0
 
     @property
     def offset(self) -> mx.array:
         """Positions of each row, int32 [rows]; this layer's new tokens count once written."""
         positions = self._positions
-        return positions.end if self._written_step == positions.step else positions.start
+        return positions.end if self._written_pass == positions.pass_number else positions.start
 
     @property
     def width(self) -> int:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from machd.engine.kv.lane_kv import JoiningRow
 from machd.engine.kv.layers import window
-from machd.engine.kv.layers.window import WindowSlab
+from machd.engine.kv.layers.window import WindowKv
 from machd.engine.kv.row_positions import RowPositions
 from machd.engine.kv.slab_layout import OneSlab
 
@@ -26,9 +26,9 @@ class _Window:
     def __init__(self, window_tokens: int) -> None:
         self.window_tokens = window_tokens
         self.positions = RowPositions(OneSlab(_MAX_ROWS))
-        self.slab = WindowSlab(self.positions, window_tokens, _MAX_ROWS)
+        self.slab = WindowKv(self.positions, window_tokens, _MAX_ROWS)
         self.names: list[int] = []
-        self.grows_ahead = False
+        self.grows_early = False
         self._next_name = 1
 
     def join(self, length: int, limit: int) -> None:
@@ -42,15 +42,15 @@ class _Window:
     def keep(self, *order: int) -> None:
         """Keep these rows."""
         self.names = [self.names[row] for row in order]
-        self.positions.keep(order)
-        self.slab.keep(order)
+        self.positions.select(order)
+        self.slab.select(order)
 
     def step(self, *lengths: int) -> None:
         """Write a span a row, one token each unless given, and check what each token sees."""
         starts = list(self.positions.lengths)
-        self.positions.open_pass(lengths or None)
-        if self.grows_ahead:
-            self.slab.grow_ahead()
+        self.positions.begin_pass(lengths or None)
+        if self.grows_early:
+            self.slab.grow_early()
         spans = lengths or (1,) * len(starts)
         longest = max(spans)
         keys = mx.concatenate(
@@ -84,7 +84,7 @@ class _Window:
     def check(self) -> None:
         """Check that a copy of each row holds its last keys, in order of position."""
         for row, (name, length) in enumerate(zip(self.names, self.positions.lengths, strict=True)):
-            keys, values, offset, sinks, size, index = self.slab.row_state(row)
+            keys, values, offset, sinks, size, index = self.slab.window_state(row)
             if keys is None or values is None:
                 assert not length
                 continue
@@ -135,7 +135,7 @@ def _play(window: _Window, events: list[tuple[str, int]]) -> None:
             last, gap = rows - 1, number % rows
             window.keep(*(last if row == gap else row for row in range(last)))
         elif name in {"steps", "drafts"} and rows:
-            window.grows_ahead = number % 3 == 0
+            window.grows_early = number % 3 == 0
             spans = [1 + (number * (row + 1)) % 7 for row in range(rows)]
             window.step(*(spans if name == "drafts" or number % 2 else ()))
             if name == "drafts":
@@ -183,7 +183,7 @@ def test_window_never_has_more_columns_than_rows_may_use() -> None:
 def test_row_that_joins_or_leaves_moves_no_other_row() -> None:
     """A row that joins is written into a spare place; a row that leaves is replaced by the last one."""
     window = _Window(8)
-    window.grows_ahead = True
+    window.grows_early = True
     for length in (30, 4, 12, 9, 21):
         window.join(length, 100)
     window.step()
@@ -232,7 +232,7 @@ def test_window_grows_ahead_of_need() -> None:
     window = _Window(1000)
     for _ in range(3):
         window.join(500, 5000)
-    window.grows_ahead = True
+    window.grows_early = True
     for _ in range(200):
         window.step()
         window.check()
@@ -241,13 +241,13 @@ def test_window_grows_ahead_of_need() -> None:
         assert columns > window.positions.width
     while window.slab.state[0].shape[2] < 1000:
         window.step()
-    assert not window.slab.grow_ahead()
+    assert not window.slab.grow_early()
 
 
 def test_layers_that_grow_in_different_passes_share_masks() -> None:
     """A mask of one layer fits another one that has grown earlier or later."""
     window = _Window(600)
-    other = WindowSlab(window.positions, 600, _MAX_ROWS)
+    other = WindowKv(window.positions, 600, _MAX_ROWS)
     window.join(250, 5000)
     window.join(3, 5000)
     for row, name in enumerate(window.names):
@@ -256,7 +256,7 @@ def test_layers_that_grow_in_different_passes_share_masks() -> None:
     for step in range(500):
         window.step()
         if step == 2:
-            other.grow_ahead()
+            other.grow_early()
         mask = other.make_mask(1)
         assert mx.array_equal(mask, window.slab.make_mask(1))
         last = [one - 1 for one in window.positions.lengths]
@@ -312,7 +312,7 @@ def test_mask_of_fewer_positions_than_the_window_has(narrow: int) -> None:
     window = _Window(8)
     for length in (2, 11):
         window.join(length, 100)
-    window.positions.open_pass()
+    window.positions.begin_pass()
 
     mask = window.slab.make_mask(1, window_size=narrow)
 
@@ -322,7 +322,7 @@ def test_mask_of_fewer_positions_than_the_window_has(narrow: int) -> None:
 def test_growth_is_what_the_next_pass_allocates() -> None:
     """The estimate for rows that join and for longer passes is the size of the new arrays, else 0."""
     window = _Window(40)
-    assert window.slab.growth_bytes([JoiningRow(9, 100)], 1) == 0, (
+    assert window.slab.new_array_bytes([JoiningRow(9, 100)], 1) == 0, (
         "nothing is known of its arrays yet"
     )
     for _ in range(2):
@@ -335,28 +335,28 @@ def test_growth_is_what_the_next_pass_allocates() -> None:
         (lambda: window.join(50, 400), [JoiningRow(50, 400)], 1),
     ]
     for happens, joining, tokens in cases:
-        held_bytes, grown_bytes = window.slab.nbytes, window.slab.growth_bytes(joining, tokens)
+        held_bytes, grown_bytes = window.slab.nbytes, window.slab.new_array_bytes(joining, tokens)
         happens()
         assert window.slab.nbytes == (grown_bytes or held_bytes)
 
 
 def _keys_go_to_the_first_row(patch: pytest.MonkeyPatch) -> None:
     """All rows write where the first one does."""
-    right = WindowSlab._write
+    right = WindowKv._write
 
-    def write(self: WindowSlab, array: mx.array, new: mx.array) -> None:
+    def write(self: WindowKv, array: mx.array, new: mx.array) -> None:
         start = self._positions.start
         self._positions.start = mx.broadcast_to(start[:1], start.shape)
         right(self, array, new)
         self._positions.start = start
 
-    patch.setattr(WindowSlab, "_write", write)
+    patch.setattr(WindowKv, "_write", write)
 
 
 def _rings_are_not_turned(patch: pytest.MonkeyPatch) -> None:
     """A row's columns stay where they are in a ring of another width."""
     patch.setattr(
-        WindowSlab,
+        WindowKv,
         "_turned",
         lambda self, array, *_: window._extended(array, self._period, 2),
     )
@@ -364,13 +364,13 @@ def _rings_are_not_turned(patch: pytest.MonkeyPatch) -> None:
 
 def _rows_are_in_order_of_position(patch: pytest.MonkeyPatch) -> None:
     """A row that joins lies from column 0 on."""
-    right = WindowSlab._ring
-    patch.setattr(WindowSlab, "_ring", lambda self, array, _: right(self, array, array.shape[2]))
+    right = WindowKv._ring
+    patch.setattr(WindowKv, "_ring", lambda self, array, _: right(self, array, array.shape[2]))
 
 
 def _rings_are_never_wider(patch: pytest.MonkeyPatch) -> None:
     """A pass of several tokens has as many columns as one of one token."""
-    patch.setattr(WindowSlab, "_lengthen_period", lambda *_: None)
+    patch.setattr(WindowKv, "_lengthen_period", lambda *_: None)
 
 
 @pytest.mark.parametrize(
