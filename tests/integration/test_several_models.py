@@ -166,7 +166,7 @@ def test_answers_are_whole_when_engine_processes_die_while_models_take_turns(mak
     with make(_three(0.1)) as daemon, ThreadPoolExecutor(6) as pool:
         answers = [pool.submit(ask, daemon.url, _asked(name, text)) for name in names * 2]
         for _ in range(4):
-            threading.Event().wait(1.5)
+            threading.Event().wait(0.9)
             if all(one.done() for one in answers):
                 break
             daemon.processes[-1].kill()

@@ -130,7 +130,7 @@ def _send(url: str, question: _Question, kind: str) -> tuple[str, ...] | None:
     if kind == "left":
         with suppress(httpx.TimeoutException):
             fields = dict(question.asked.fields) | {"stream": True}
-            httpx.post(f"{url}/v1/completions", json=fields, timeout=1.0)
+            httpx.post(f"{url}/v1/completions", json=fields, timeout=0.9)
         return None
     return (ask_streamed if kind == "streamed" else ask)(url, question.asked).texts
 
