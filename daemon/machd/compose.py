@@ -21,7 +21,7 @@ from machd.generations.media_fetch import FetchRules
 from machd.generations.open_generations import GenerationLimits, OpenGenerations
 from machd.generations.response_store import ResponseStore
 from machd.generations.service import GenerationService
-from machd.http.authentication import ApiKeys
+from machd.http.authentication import ApiKeys, HoldsToken
 from machd.http.context import ServerContext
 from machd.http.file_limit import fit_connections
 from machd.http.gate import OpenRequests
@@ -51,7 +51,7 @@ Access = Callable[[Settings], ApiKeys]
 class Parts:
     """Everything that lives as long as the daemon runs, wired once, on the event loop."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one argument for each thing from outside
         self,
         sources: SettingsSources,
         loaded: LoadedSettings,
@@ -60,6 +60,7 @@ class Parts:
         *,
         admit: Access,
         is_exposed: bool = False,
+        holds_admin_token: HoldsToken = lambda _: False,
     ) -> None:
         """Wire them; nothing runs yet.
 
@@ -70,6 +71,7 @@ class Parts:
             clock: Reads time.
             admit: Reads the API keys, for these settings and for later ones.
             is_exposed: Whether other machines can reach the public port.
+            holds_admin_token: Whether a header holds the admin token.
 
         Raises:
             SettingsError, ListenError: The daemon may not listen like that, an extra is not installed, or
@@ -81,6 +83,7 @@ class Parts:
         self._admit = admit
         self._in_force = settings
         self._is_exposed = is_exposed
+        self._holds_admin_token = holds_admin_token
         self._open_requests = OpenRequests()
         self.max_connections = fit_connections(
             settings.limits.max_connections, other_files=open_files(settings.kv_events)
@@ -179,6 +182,7 @@ class Parts:
             residence=model.residence,
             is_one=model.is_one,
             models=self.models,
+            files=model.files,
         )
 
     def _prepare(self, settings: Settings) -> Callable[[], None]:
@@ -230,6 +234,7 @@ class Parts:
             api_keys,
             open_requests=self._open_requests,
             max_connections=max_connections,
+            holds_admin_token=self._holds_admin_token,
         )
 
 

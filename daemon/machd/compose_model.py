@@ -22,6 +22,7 @@ from machd.process.configuration import Configuration
 from machd.process.lifecycle import Lifecycle
 from machd.scheduler.events import Event
 from machd.served.engine_watch import EngineWatch
+from machd.served.model_files import ModelFiles
 from machd.served.named_model import NamedModel, Residence
 from machd.served.served_model import ServedModel
 from machd.served.served_models import ServedModels
@@ -62,6 +63,7 @@ class ModelParts:
         residence: Residence,
         is_one: bool,
         models: ServedModels,
+        files: ModelFiles | None = None,
     ) -> None:
         """Wire them; nothing runs yet.
 
@@ -73,6 +75,7 @@ class ModelParts:
             residence: How it lives beside others.
             is_one: There is no other, so that the daemon lives as the model does.
             models: Of which it is to be one.
+            files: Its files, as they were at the start; None where they are not known.
         """
         self._shared = shared
         self.model_name = "" if is_one else name
@@ -99,6 +102,7 @@ class ModelParts:
             on_ready=self._ready,
             clock=shared.clock,
             is_one=is_one,
+            files=files,
         )
         self.announcements = Announcements(
             self.served, lambda: self.model.settings, self._metrics, feed.on_verdict

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Callable, Coroutine, Sequence
+from math import isinf
 from typing import Any, TypeVar
 
 from litestar import Request
@@ -17,7 +18,7 @@ from machd.engine.protocol.engine import ModelDescription
 from machd.errors import InvalidRequestError
 from machd.generations.generation import GenerationIdentity
 from machd.generations.trace_context import new_trace
-from machd.http.authentication import client_name
+from machd.http.authentication import client_name, is_operator
 from machd.http.context import ServerContext
 from machd.http.stamps import arrived_s, request_id, trace_context
 from machd.http.stream import Dialect, GenerationResponse, StreamPolicy, while_connected
@@ -26,6 +27,7 @@ from machd.reading.guidance import NO_GUIDANCE, Guidance
 from machd.request.constraint import Constraint
 from machd.request.conversation import Conversation
 from machd.request.generation import GenerationOptions
+from machd.served.named_model import NamedModel, Residence
 
 _R = TypeVar("_R", bound=GenerationRequest)
 _T = TypeVar("_T")
@@ -220,6 +222,41 @@ async def _read(
         type_: Of the body.
         check: Gets the body and the tokens of the model's vocabulary.
     """
+    body = await read_asked(request, context, type_)
+    return await _held(request, context, body, check)
+
+
+async def hold(
+    request: Request[Any, Any, Any], context: ServerContext, body: _R
+) -> tuple[_R, ServerContext]:
+    """Hold the model that a body asks for, and the body against it; see :func:`read_generation`."""
+    return await _held(request, context, body, _checked)
+
+
+async def _held(
+    request: Request[Any, Any, Any],
+    context: ServerContext,
+    body: _R,
+    check: Callable[[_R, int], _T],
+) -> tuple[_T, ServerContext]:
+    idle_s = None if context.models.is_one else body.idle_s
+    model = context.find(body.model)
+    context = await leased(request, context, body.model)
+    checked = await context.service.in_worker(check, body, context.served.model.vocabulary_tokens)
+    if idle_s is not None and is_operator(request.scope):
+        keep_loaded(context, model, idle_s)
+    return checked, context
+
+
+async def read_asked(
+    request: Request[Any, Any, Any], context: ServerContext, type_: type[_R]
+) -> _R:
+    """Read a body for a model that is served, and hold neither the body against it nor the model.
+
+    Raises:
+        RequestError: It is wrong by itself, or names no model that is served.
+        UnavailableError: No new work is taken, or none of this client's.
+    """
     body = await read_public_body(request, context, type_, takes_media=type_.takes_media)
     service = context.service
     service.lifecycle.check_accepting()
@@ -227,9 +264,22 @@ async def _read(
     if type_.uses_tokens:
         # Before any work is done for it; counting uses no tokens.
         service.check_client(client_name(request.scope))
-    context = await leased(request, context, body.model)
-    checked = await service.in_worker(check, body, context.served.model.vocabulary_tokens)
-    return checked, context
+    return body
+
+
+def keep_loaded(context: ServerContext, model: NamedModel, idle_s: float) -> None:
+    """Have a model unloaded after so many idle seconds from now on: 0 as soon as it is idle, infinity never.
+
+    One that its table pins stays loaded.
+    """
+    table = context.settings.models.tables.get(model.name)
+    if table is not None and table.pin:
+        return
+    if idle_s == 0:
+        model.unload()
+    else:
+        is_pinned = isinf(idle_s)
+        model.live(Residence(is_pinned=is_pinned, ttl_s=None if is_pinned else idle_s))
 
 
 async def known(

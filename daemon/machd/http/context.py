@@ -11,7 +11,8 @@ from machd.capabilities.versions import Versions
 from machd.clock import Clock
 from machd.generations.response_store import ResponseStore
 from machd.generations.service import GenerationService
-from machd.http.leases import keep
+from machd.http.authentication import require_operator
+from machd.http.leases import asked_autoload, keep
 from machd.http.model_names import ModelNames
 from machd.served.named_model import NamedModel
 from machd.served.served_model import ServedModel
@@ -51,12 +52,18 @@ class ServerContext:
     async def leased(self, scope: Scope, asked: str | None) -> ServerContext:
         """Return the context of the model that a request asks for, which is held until its answer has ended.
 
+        ``?autoload=true|false`` in the request says whether it is loaded if it has to be, as in llama.cpp's router.
+
         Raises:
             ModelNotServedError, InvalidRequestError: As of :meth:`find`.
+            OperatorRequiredError: The request wants it loaded where requests load none.
             UnavailableError: It is not loaded, and is not in time.
         """
         model = self.find(asked)
-        keep(scope, await self.models.lease(model))
+        loads = None if self.models.is_one else asked_autoload(scope)
+        if loads and not self.settings.models.autoload:
+            require_operator(scope)
+        keep(scope, await self.models.lease(model, loads=loads))
         return self.of(model)
 
     def of(self, model: NamedModel) -> ServerContext:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import parse_qs
+
 from litestar.types import Scope
 
 from machd.served.named_model import Lease
@@ -12,6 +14,12 @@ _LEASES_KEY = "machd_model_leases"
 def keep(scope: Scope, lease: Lease) -> None:
     """Have a lease end when the request's answer has."""
     scope["state"].setdefault(_LEASES_KEY, []).append(lease)
+
+
+def asked_autoload(scope: Scope) -> bool | None:
+    """Return what ``autoload`` in a request's query says, read as llama.cpp does; None where it is not there."""
+    given = parse_qs(scope.get("query_string", b"")).get(b"autoload")
+    return None if given is None else given[-1] in {b"true", b"1"}
 
 
 def end_leases(scope: Scope) -> None:

@@ -13,6 +13,7 @@ from machd.capabilities.fit import MemoryNeeds
 from machd.clock import Clock
 from machd.errors import EngineFaultError, MachdError, ModelNotLoadedError
 from machd.link.port import EnginePort
+from machd.served.model_files import ModelFiles
 from machd.served.served_model import ServedModel
 from machd.served.turns import Claim, ModelState
 from machd.settings.model import Settings
@@ -67,6 +68,7 @@ class NamedModel:
         state: What it does.
         cause: What it failed of; None unless it did.
         needs: As its engine process has found; None before.
+        files: Its files, as they were at the start; None where they are not known.
     """
 
     def __init__(  # noqa: PLR0913 - one argument for each thing that it calls
@@ -81,6 +83,7 @@ class NamedModel:
         on_ready: Callable[[], None],
         clock: Clock,
         is_one: bool = False,
+        files: ModelFiles | None = None,
     ) -> None:
         """Begin unloaded.
 
@@ -94,6 +97,7 @@ class NamedModel:
             on_ready: Called when it has been loaded.
             clock: Reads time.
             is_one: There is no other: the daemon says what becomes of it, and leaves when it cannot be loaded.
+            files: Its files, as they were at the start; None where they are not known.
         """
         self.name = name
         self.settings = settings
@@ -101,6 +105,7 @@ class NamedModel:
         self.state = ModelState.UNLOADED
         self.cause: BaseException | None = None
         self.needs: MemoryNeeds | None = None
+        self.files = files
         self._open_engine = open_engine
         self._residence = residence
         self._on_change = on_change
@@ -221,6 +226,18 @@ class NamedModel:
         """Have it unloaded once no request holds it, unless one comes before."""
         self._is_unwanted = True
         self._on_change()
+
+    def load(self) -> None:
+        """Have it loaded, even if it has failed just now, and do not wait for it."""
+        self.retry()
+        lease = self.hold()
+
+        def end(ready: asyncio.Future[None]) -> None:
+            if not ready.cancelled():
+                ready.exception()  # the model's cause has it
+            lease.close()
+
+        self.want().add_done_callback(end)
 
     def retry(self) -> None:
         """Forget a failure, so that the next request has it loaded."""

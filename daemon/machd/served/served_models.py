@@ -118,8 +118,12 @@ class ServedModels:
         self._rules, self._waiting = rules, waiting
         self.act()
 
-    async def lease(self, model: NamedModel) -> Lease:
+    async def lease(self, model: NamedModel, *, loads: bool | None = None) -> Lease:
         """Hold a model for a request, and wait until it is ready.
+
+        Args:
+            model: To hold.
+            loads: Whether it is loaded if it has to be; None as the settings have it.
 
         Raises:
             ModelNotLoadedError: It is not loaded and requests load none, it cannot be loaded, or has not been in time.
@@ -127,18 +131,19 @@ class ServedModels:
         lease = model.hold()
         try:
             if model.state is not ModelState.READY:
-                await self._ready(model)
+                await self._ready(model, loads=self._waiting.loads if loads is None else loads)
         except BaseException:
             lease.close()
             raise
         return lease
 
-    async def _ready(self, model: NamedModel) -> None:
+    async def _ready(self, model: NamedModel, *, loads: bool) -> None:
         is_coming = model.state in {ModelState.LOADING, ModelState.SUSPENDING}
-        if not self._waiting.loads and not is_coming:
-            raise ModelNotLoadedError(
-                f"the model {model.name!r} is not loaded, and models.autoload is off: an operator has to load it"
-            )
+        if not loads and not is_coming:
+            reason = "the request says autoload=false"
+            if not self._waiting.loads:
+                reason = "models.autoload is off: an operator has to load it"
+            raise ModelNotLoadedError(f"the model {model.name!r} is not loaded, and {reason}")
         try:
             async with asyncio.timeout(self._waiting.max_wait_s):
                 await model.want()

@@ -43,6 +43,17 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
 
     model: bounds.ModelName | None = None
 
+    @property
+    def idle_s(self) -> float | None:
+        """Idle seconds after which the model is to be unloaded from now on; None where the request says nothing.
+
+        0 is for once this answer has ended, infinity for never.
+
+        Raises:
+            InvalidRequestError: It says so in a wrong form.
+        """
+        return None
+
     def checked(self) -> Self:
         """The request, once what no single field's bounds can say holds too.
 
