@@ -89,7 +89,8 @@ def _status(http: httpx.Client, name: str) -> str:
 
 
 def _loaded(http: httpx.Client) -> list[str]:
-    return [one["name"] for one in http.get("/api/ps").raise_for_status().json()["models"]]
+    models = http.get("/api/ps").raise_for_status().json()["models"]
+    return [one["name"].removesuffix(":latest") for one in models]
 
 
 def _ask(http: httpx.Client, model: str, **fields: object) -> httpx.Response:
@@ -178,7 +179,7 @@ def test_autoload_in_a_query_says_whether_a_request_loads(http: httpx.Client) ->
 def test_ollamas_lists_tell_all_models_and_those_in_memory(http: httpx.Client) -> None:
     """A digest does not change when a model is loaded."""
     before = http.get("/api/tags").json()["models"]
-    assert [one["name"] for one in before] == _NAMES
+    assert [one["name"] for one in before] == [f"{name}:latest" for name in _NAMES]
     assert _loaded(http) == []
     shown = http.post("/api/show", json={"model": "alpha"}).json()
     assert (shown["capabilities"], shown["model_info"]) == (["completion"], {})
@@ -213,7 +214,7 @@ def test_keep_alive_says_when_a_model_is_unloaded(http: httpx.Client) -> None:
 def test_empty_prompt_with_keep_alive_0_unloads(http: httpx.Client) -> None:
     """As Open WebUI and ``ollama stop`` send it; a model that is not loaded is not loaded for it."""
     _generate(http, "alpha").raise_for_status()
-    answer = _generate(http, "alpha", prompt="", keep_alive=0).json()
+    answer = _generate(http, "alpha:latest", prompt="", keep_alive=0).json()
     assert (answer["model"], answer["done"], answer["done_reason"]) == ("alpha", True, "unload")
     wait_until(lambda: _loaded(http) == [], "it is unloaded")
     empty = {"model": "org/beta", "messages": [], "keep_alive": 0}
@@ -281,7 +282,7 @@ def test_a_model_that_its_table_pins_stays_loaded(tmp_path: Path) -> None:
         assert _generate(http, "kept", prompt="say yes", keep_alive=0).json()["response"] == "yes"
         assert _generate(http, "kept", prompt="say yes", keep_alive=60).json()["response"] == "yes"
         running = {one["name"]: one for one in http.get("/api/ps").json()["models"]}
-    assert running["kept"]["expires_at"].startswith("23")
+    assert running["kept:latest"]["expires_at"].startswith("23")
 
 
 def test_only_an_operator_changes_what_is_loaded_where_keys_are_required(

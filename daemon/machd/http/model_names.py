@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from machd.errors import InvalidRequestError, ModelNotServedError
-from machd.settings.models import DEFAULT_NAME, name_essence
+from machd.settings.models import DEFAULT_NAME, OLLAMA_TAG, name_essence
 from machd.settings.texts import MAX_MODEL_NAME_CHARS, looks_like_path
 
 
@@ -69,8 +69,9 @@ class ModelNames:
         """Return the name of the model that a name means; None where it means none."""
         if asked == default:
             return DEFAULT_NAME
-        if asked in self.others:
-            return self.others[asked]
+        for name in (asked, asked.removesuffix(OLLAMA_TAG)):
+            if name in self.others:
+                return self.others[name]
         essence = name_essence(asked)
         if essence in {name_essence(default), *self._aliases}:
             return DEFAULT_NAME

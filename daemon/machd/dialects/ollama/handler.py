@@ -32,6 +32,7 @@ from machd.http.endpoint import JSON_LINES
 from machd.reading.conversation import PreparedConversation
 from machd.reading.guidance import NO_GUIDANCE, Guidance
 from machd.served.named_model import NamedModel
+from machd.settings.models import OLLAMA_TAG
 
 _API_VERSION = "0.13.5"
 """The version of Ollama whose API this is: some clients refuse a server that names an older one, Codex
@@ -142,8 +143,8 @@ async def list_ollama_models(context: NamedDependency[ServerContext]) -> answer.
     return answer.OllamaModelList(
         models=[
             answer.OllamaModel(
-                name=one.name,
-                model=one.name,
+                name=_tagged(one),
+                model=_tagged(one),
                 modified_at=_timestamp(one.created_unix_s),
                 size=one.size_bytes or 0,
                 digest=_digest(one),
@@ -162,8 +163,8 @@ async def list_running_ollama_models(
     return answer.OllamaRunningModelList(
         models=[
             answer.OllamaRunningModel(
-                name=one.name,
-                model=one.name,
+                name=_tagged(one),
+                model=_tagged(one),
                 size=one.description.weights_bytes,
                 digest=_digest(one),
                 details=_details(one.description),
@@ -275,6 +276,16 @@ def _capabilities(tokenizer: Tokenizer) -> list[answer.OllamaCapability]:
     if tokenizer.chat_format.reasoning_markers is not None:
         found.append("thinking")
     return found
+
+
+def _tagged(listed: ListedModel) -> str:
+    """The name of one of several models with a tag, as Ollama's always have one.
+
+    Open WebUI unloads a model only if it finds the name with a tag in the list (``unload_model`` in its
+    ``backend/open_webui/routers/ollama.py``).
+    """
+    has_tag = listed.is_one or ":" in listed.name
+    return listed.name if has_tag else f"{listed.name}{OLLAMA_TAG}"
 
 
 def _digest(listed: ListedModel) -> str:
