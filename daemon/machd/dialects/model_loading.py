@@ -38,7 +38,7 @@ class LoadingBegun(Struct, frozen=True, kw_only=True):
     )
 
 
-@endpoint("POST /models/load", LoadingBegun, takes=ModelToLoad, also=(409,))
+@endpoint("POST /models/load", LoadingBegun, takes=ModelToLoad)
 async def load_model(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> LoadingBegun:
