@@ -243,10 +243,10 @@ def _take_on(parts: ModelParts, model: ModelToServe) -> None:
     settings, old = model.settings, parts.model.settings
     parts.model.settings = settings
     if _read_by_config(settings) != _read_by_config(old):
-        parts.change_config(settings)
+        parts.change_config(parts.model.settings_in_force)
     # Afterwards and at once: another config may have to wait for a step.
     if _read_by_engine(settings) != _read_by_engine(old):
-        parts.served.link.set_limits(settings)
+        parts.served.link.set_limits(parts.model.settings_in_force)
     parts.model.live(model.residence)
 
 
