@@ -11,7 +11,7 @@ from machd.capabilities.versions import Versions
 from machd.clock import Clock
 from machd.generations.response_store import ResponseStore
 from machd.generations.service import GenerationService
-from machd.http.leases import keep
+from machd.http.leases import keep, note_model
 from machd.http.model_names import ModelNames
 from machd.served.named_model import NamedModel
 from machd.served.served_model import ServedModel
@@ -56,6 +56,7 @@ class ServerContext:
             UnavailableError: It is not loaded, and is not in time.
         """
         model = self.find(asked)
+        note_model(scope, model.name)
         keep(scope, await self.models.lease(model))
         return self.of(model)
 
