@@ -162,7 +162,7 @@ class Parts:
                 started_unix_s=self._clock.unix_s(),
                 client_names=lambda: self._client_names,
                 probe=lambda model: self.parts_of[model.name].change_config(
-                    model.settings, measure=True
+                    model.settings_in_force, measure=True
                 ),
             ),
             token,
@@ -253,10 +253,10 @@ def _take_on(parts: ModelParts, model: ModelToServe) -> None:
     settings, old = model.settings, parts.model.settings
     parts.model.settings = settings
     if _read_by_config(settings) != _read_by_config(old):
-        parts.change_config(settings)
+        parts.change_config(parts.model.settings_in_force)
     # Afterwards and at once: another config may have to wait for a step.
     if _read_by_engine(settings) != _read_by_engine(old):
-        parts.served.link.set_limits(settings)
+        parts.served.link.set_limits(parts.model.settings_in_force)
     parts.model.live(model.residence)
 
 

@@ -87,7 +87,7 @@ class ModelParts:
         log = SchedulerLog(lambda: self._metrics.model_id)
         self._fanout = Fanout(self._event_loop, [self._metrics, log, shared.throughput, feed])
         self.served = ServedModel(
-            open_engine(settings, self), lambda: self.model.settings, self._check_loaded
+            open_engine(settings, self), lambda: self.model.settings_in_force, self._check_loaded
         )
         self.model = NamedModel(
             name,
@@ -101,12 +101,12 @@ class ModelParts:
             is_one=is_one,
         )
         self.announcements = Announcements(
-            self.served, lambda: self.model.settings, self._metrics, feed.on_verdict
+            self.served, lambda: self.model.settings_in_force, self._metrics, feed.on_verdict
         )
         watch_model_gauges(
             self._metrics,
             self.served,
-            lambda: self.model.settings,
+            lambda: self.model.settings_in_force,
             open_generations=lambda: shared.open_generations.count_of(self.model.shown_name),
         )
         if not is_one:

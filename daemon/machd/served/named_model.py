@@ -12,7 +12,7 @@ import structlog
 
 from machd.capabilities.fit import MemoryNeeds
 from machd.clock import Clock
-from machd.errors import EngineFaultError, MachdError, ModelNotLoadedError
+from machd.errors import EngineEndedError, EngineFaultError, MachdError, ModelNotLoadedError
 from machd.link.port import EnginePort
 from machd.served.served_model import ServedModel
 from machd.served.turns import Claim, ModelState
@@ -273,6 +273,15 @@ class NamedModel:
         """Forget a failure, so that the next request has it loaded."""
         self._failed_s = self._clock.monotonic_s() - _REST_S
 
+    @property
+    def settings_in_force(self) -> Settings:
+        """Its settings, with the KV budget that is reserved for it."""
+        if self._is_one or self.needs is None:
+            return self.settings
+        batching = self.settings.continuous_batching
+        batching = batching.model_copy(update={"kv_budget_gb": kv_bytes(self.needs) / _GB})
+        return self.settings.model_copy(update={"continuous_batching": batching})
+
     def start(self) -> None:
         """Start its engine process, which opens the files and says what they need."""
         self.state, self._is_granted = ModelState.LOADING, False
@@ -305,10 +314,7 @@ class NamedModel:
         assert self.needs is not None, "it has been asked for so much"
         self._is_granted = True
         self._load_begun_s = self._clock.monotonic_s()
-        budget_gb = kv_bytes(self.needs) / _GB
-        batching = self.settings.continuous_batching
-        batching = batching.model_copy(update={"kv_budget_gb": budget_gb})
-        self.served.link.place(self.settings.model_copy(update={"continuous_batching": batching}))
+        self.served.link.place(self.settings_in_force)
 
     def refuse(self, error: MachdError) -> None:
         """Give up its load."""
@@ -361,7 +367,7 @@ class NamedModel:
 
     def _not_loaded(self, error: BaseException) -> None:
         self._is_spent = True
-        has_died = isinstance(error, EngineFaultError)
+        has_died = isinstance(error, EngineEndedError)
         if (
             has_died
             and not self._is_one
