@@ -114,8 +114,8 @@ class Parts:
         self.models = ServedModels(_rules(settings), _waiting(settings), clock)
         self._open_engine = open_engine
         self._found = find_models(settings)
-        to_serve = models_to_serve(settings, self._found)
-        self.parts_of = {one.name: self._model_parts(one) for one in to_serve}
+        self._to_serve = models_to_serve(settings, self._found)
+        self.parts_of = {one.name: self._model_parts(one) for one in self._to_serve}
         self.models.add(one.model for one in self.parts_of.values())
         self._responses = ResponseStore(
             max_responses=settings.limits.max_stored_responses,
@@ -123,7 +123,9 @@ class Parts:
         )
         api_keys = admit(settings)
         self._client_names = api_keys.names
-        self.app = AppSwitch(self._make_app(settings, api_keys, self.max_connections))
+        self.app = AppSwitch(
+            self._make_app(settings, self._to_serve, api_keys, self.max_connections)
+        )
         self.metrics.export_vllm_names(on=settings.metrics.vllm_names)
         # Last: it binds sockets and has to be closed.
         self.kv_events: KvEventPublisher | None = open_kv_events(
@@ -143,11 +145,14 @@ class Parts:
         """The application for operators."""
         return create_admin_app(
             AdminContext(
-                served=self.default.served,
-                service=self.default.service,
+                model=self.models.default,
                 open_generations=self.open_generations,
                 models=self.models,
                 services=self._services,
+                names=lambda: _model_names(
+                    self._in_force.models, self._to_serve, accepts_any=False
+                ),
+                to_serve=lambda: {one.name: one for one in self._to_serve},
                 lifecycle=self.lifecycle,
                 metrics=self.metrics,
                 clock=self._clock,
@@ -159,7 +164,9 @@ class Parts:
                 versions=installed_versions(),
                 started_unix_s=self._clock.unix_s(),
                 client_names=lambda: self._client_names,
-                probe=lambda: self.default.change_config(self.default.model.settings, measure=True),
+                probe=lambda model: self.parts_of[model.name].change_config(
+                    model.settings_in_force, measure=True
+                ),
             ),
             token,
         )
@@ -191,11 +198,13 @@ class Parts:
         max_connections = fit_connections(
             settings.limits.max_connections, other_files=open_files(settings.kv_events)
         )
-        app = self._make_app(settings, api_keys, max_connections)
+        to_serve = models_to_serve(settings, self._found)
+        app = self._make_app(settings, to_serve, api_keys, max_connections)
 
         def take_on() -> None:
             # Noted first: if something below fails, what was begun is what has to be put back.
             old, self._in_force = self._in_force, settings
+            self._to_serve = to_serve
             self.app.app, self._client_names = app, api_keys.names
             self.max_connections = max_connections
             self.open_generations.set_limits(_generation_limits(settings))
@@ -206,13 +215,19 @@ class Parts:
             self.metrics.export_vllm_names(on=settings.metrics.vllm_names)
             if settings.logging != old.logging:
                 configure_logs(level=settings.logging.level, log_format=settings.logging.format)
-            for model in models_to_serve(settings, self._found):
+            for model in to_serve:
                 _take_on(self.parts_of[model.name], model)
             self.models.set_rules(_rules(settings), _waiting(settings))
 
         return take_on
 
-    def _make_app(self, settings: Settings, api_keys: ApiKeys, max_connections: int) -> ASGIApp:
+    def _make_app(
+        self,
+        settings: Settings,
+        models: Sequence[ModelToServe],
+        api_keys: ApiKeys,
+        max_connections: int,
+    ) -> ASGIApp:
         context = ServerContext(
             served=self.default.served,
             service=self.default.service,
@@ -224,8 +239,8 @@ class Parts:
             services=self._services,
             names=_model_names(
                 settings.models,
-                models_to_serve(settings, self._found),
-                is_exposed=self._is_exposed,
+                models,
+                accepts_any=_accepts_any(settings.models, models, is_exposed=self._is_exposed),
             ),
         )
         return create_app(
@@ -304,14 +319,20 @@ def _generation_limits(settings: Settings) -> GenerationLimits:
     )
 
 
-def _model_names(
+def _accepts_any(
     section: ModelsSettings, models: Sequence[ModelToServe], *, is_exposed: bool
+) -> bool:
+    """Whether every unknown name means the default model."""
+    if section.accept_any is not None:
+        return section.accept_any
+    # With several models an unknown name is more likely a mistake than a wish for the default one.
+    return not is_exposed and models[0].is_one
+
+
+def _model_names(
+    section: ModelsSettings, models: Sequence[ModelToServe], *, accepts_any: bool
 ) -> ModelNames:
     default, *others = models
-    # With several models an unknown name is more likely a mistake than a wish for the default one.
-    accepts_any = not is_exposed and default.is_one
-    if section.accept_any is not None:
-        accepts_any = section.accept_any
     own = () if default.name == DEFAULT_NAME else (default.name,)
     return ModelNames(
         (*own, *section.aliases, *default.aliases),

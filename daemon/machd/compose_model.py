@@ -29,7 +29,7 @@ from machd.served.served_models import ServedModels
 from machd.served.throughput import Throughput
 from machd.settings.model import Settings
 from machd.telemetry.announcements import Announcements
-from machd.telemetry.gauges import watch_model_gauges
+from machd.telemetry.gauges import watch_model_gauges, watch_turns
 from machd.telemetry.logs import SchedulerLog
 from machd.telemetry.metrics import Metrics
 
@@ -113,6 +113,8 @@ class ModelParts:
             lambda: self.model.settings_in_force,
             open_generations=lambda: shared.open_generations.count_of(self.model.shown_name),
         )
+        if not is_one:
+            watch_turns(self._metrics, self.model)
         self.service = GenerationService(
             served=self.served, fanout=self._fanout, open_=shared.open_generations
         )

@@ -20,6 +20,7 @@ from machd.generations.generation import GenerationIdentity
 from machd.generations.trace_context import new_trace
 from machd.http.authentication import client_name, is_operator
 from machd.http.context import ServerContext
+from machd.http.leases import note_model
 from machd.http.stamps import arrived_s, request_id, trace_context
 from machd.http.stream import Dialect, GenerationResponse, StreamPolicy, while_connected
 from machd.reading.conversation import PreparedConversation
@@ -260,7 +261,7 @@ async def read_asked(
     body = await read_public_body(request, context, type_, takes_media=type_.takes_media)
     service = context.service
     service.lifecycle.check_accepting()
-    context.find(body.model)
+    note_model(request.scope, context.find(body.model).name)
     if type_.uses_tokens:
         # Before any work is done for it; counting uses no tokens.
         service.check_client(client_name(request.scope))

@@ -12,7 +12,7 @@ from machd.clock import Clock
 from machd.generations.response_store import ResponseStore
 from machd.generations.service import GenerationService
 from machd.http.authentication import require_operator
-from machd.http.leases import asked_autoload, keep
+from machd.http.leases import asked_autoload, keep, note_model
 from machd.http.model_names import ModelNames
 from machd.served.named_model import NamedModel
 from machd.served.served_model import ServedModel
@@ -60,6 +60,7 @@ class ServerContext:
             UnavailableError: It is not loaded, and is not in time.
         """
         model = self.find(asked)
+        note_model(scope, model.name)
         loads = None if self.models.is_one else asked_autoload(scope)
         if loads and not self.settings.models.autoload:
             require_operator(scope)

@@ -1,4 +1,4 @@
-"""A request's leases on models, which end with its answer."""
+"""A request's model and its leases, which end with its answer."""
 
 from __future__ import annotations
 
@@ -9,6 +9,18 @@ from litestar.types import Scope
 from machd.served.named_model import Lease
 
 _LEASES_KEY = "machd_model_leases"
+_NAME_KEY = "machd_model_name"
+
+
+def note_model(scope: Scope, name: str) -> None:
+    """Note which model a request is for, before it is known whether that one takes it."""
+    scope["state"][_NAME_KEY] = name
+
+
+def noted_model(scope: Scope) -> str | None:
+    """Return the model that a request is for; None while that is not known."""
+    name: str | None = scope["state"].get(_NAME_KEY)
+    return name
 
 
 def keep(scope: Scope, lease: Lease) -> None:

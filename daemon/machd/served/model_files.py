@@ -112,6 +112,16 @@ def discover(directory: Path) -> list[FoundModel]:
     return [found[name] for name in sorted(found)]
 
 
+def size_on_disk(path: Path) -> int | None:
+    """Return the bytes of a model file, or of the files in a model's directory; None where there are none."""
+    try:
+        entries = [path] if path.is_file() else list(path.expanduser().iterdir())
+        statuses = [one.stat() for one in entries]
+    except OSError:
+        return None
+    return sum(one.st_size for one in statuses if stat.S_ISREG(one.st_mode))
+
+
 class _Walk:
     """One look at a directory, with its bounds: how many entries, and how far links lead."""
 

@@ -137,6 +137,26 @@ class ServedModels:
             raise
         return lease
 
+    async def load(self, model: NamedModel) -> None:
+        """Load a model for an operator, whatever ``models.autoload`` says, and wait until it is ready.
+
+        Raises:
+            ModelNotLoadedError: It cannot be loaded; the message says why.
+        """
+        lease = model.hold()
+        model.retry()
+        try:
+            await model.want()
+        except ModelNotLoadedError as error:
+            raise _with_cause(error, model) from None
+        finally:
+            lease.close()
+
+    def forget_pins(self) -> None:
+        """Pin the models that the settings pin, and no others."""
+        for one in self:
+            one.pin(is_pinned=None)
+
     async def _ready(self, model: NamedModel, *, loads: bool) -> None:
         is_coming = model.state in {ModelState.LOADING, ModelState.SUSPENDING}
         if not loads and not is_coming:
@@ -211,6 +231,13 @@ class ServedModels:
         delay_s = wake_s - self._clock.monotonic_s()
         if delay_s < _LONGEST_S:
             self._timer = asyncio.get_running_loop().call_later(max(0.0, delay_s), self.act)
+
+
+def _with_cause(error: ModelNotLoadedError, model: NamedModel) -> ModelNotLoadedError:
+    """Tell an operator what a client is not told."""
+    if model.cause is None or model.cause is error:
+        return error
+    return ModelNotLoadedError(f"the model {model.name!r} could not be loaded: {model.cause}")
 
 
 _LONGEST_S = 1e6
