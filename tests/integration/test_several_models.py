@@ -13,10 +13,10 @@ import pytest
 from structlog.testing import capture_logs
 from support.clients.cached_answers import Asked, ask, ask_streamed
 from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.several_models import several_models
 from support.daemon.supervised_daemon import SupervisedDaemon
 from support.engines.dialogue import chat
 
-_TURN_S = 2.0
 _TEXT = "an answer that goes on and on, whatever else is asked for " * 4
 
 Make = Callable[..., SupervisedDaemon]
@@ -26,26 +26,11 @@ Make = Callable[..., SupervisedDaemon]
 def _make(tmp_path: Path) -> Iterator[Make]:
     """Makes a daemon with memory for two of the models that are given, by the queries of their paths."""
 
-    def make(models: dict[str, str], **settings: object) -> SupervisedDaemon:
-        section = {"memory_gb": 0.1, "max_turn_s": _TURN_S} | settings
-        lines = ["[models]", *(f"{key} = {_toml(value)}" for key, value in section.items())]
-        for name, query in models.items():
-            lines += [f'[models."{name}"]', f'path = "fake?{query}"']
-        config = tmp_path / "machd.toml"
-        config.write_text("\n".join(lines))
-        flags: dict[str, object] = {
-            "continuous_batching.enabled": True,
-            "continuous_batching.max_b": 8,
-            "cache.prefix": False,
-        }
-        return SupervisedDaemon(flags, config_path=config)
+    def make(models: dict[str, str], **section: object) -> SupervisedDaemon:
+        return several_models(tmp_path, models, **section)
 
     with capture_logs():
         yield make
-
-
-def _toml(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _asked(model: str, text: str = _TEXT) -> Asked:

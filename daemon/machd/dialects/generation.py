@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import sys
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from machd.errors import InvalidRequestError
 from machd.generations.generation import GenerationIdentity
 from machd.generations.trace_context import new_trace
 from machd.http.authentication import client_name
+from machd.http.cold_stream import ColdRequest, note_cold
 from machd.http.context import ServerContext
 from machd.http.stamps import arrived_s, request_id, trace_context
 from machd.http.stream import Dialect, GenerationResponse, StreamPolicy, while_connected
@@ -26,6 +28,9 @@ from machd.reading.guidance import NO_GUIDANCE, Guidance
 from machd.request.constraint import Constraint
 from machd.request.conversation import Conversation
 from machd.request.generation import GenerationOptions
+
+_ANY_VOCABULARY = sys.maxsize
+"""Tokens of a vocabulary that has every token id, for a model that is not known yet."""
 
 _R = TypeVar("_R", bound=GenerationRequest)
 _T = TypeVar("_T")
@@ -60,9 +65,18 @@ async def read_conversation(
 
 
 def identify(
-    request: Request[Any, Any, Any], context: ServerContext, *, endpoint: str, prefix: str
+    request: Request[Any, Any, Any],
+    context: ServerContext,
+    *,
+    endpoint: str,
+    prefix: str,
+    model_name: str | None = None,
 ) -> GenerationIdentity:
-    """Name a request's generation; ``prefix`` is what its id begins with, such as ``chatcmpl-``."""
+    """Name a request's generation.
+
+    ``prefix`` is what its id begins with, such as ``chatcmpl-``; ``model_name`` stands for the id of a model that was
+    never loaded.
+    """
     trace = trace_context(request.scope)
     if trace is None and context.settings.tracing.otlp_endpoint is not None:
         trace = new_trace()
@@ -73,7 +87,7 @@ def identify(
         client=client_name(request.scope),
         arrived_s=arrived_s(request.scope),
         created_unix_s=int(context.clock.unix_s()),
-        model=context.served.model.model_id,
+        model=context.served.model.model_id if model_name is None else model_name,
         trace=trace,
     )
 
@@ -223,11 +237,15 @@ async def _read(
     body = await read_public_body(request, context, type_, takes_media=type_.takes_media)
     service = context.service
     service.lifecycle.check_accepting()
-    context.find(body.model)
+    model = context.find(body.model)
     if type_.uses_tokens:
         # Before any work is done for it; counting uses no tokens.
         service.check_client(client_name(request.scope))
-    context = await leased(request, context, body.model)
+    if not model.is_ready:
+        await service.in_worker(
+            check, body, _ANY_VOCABULARY
+        )  # what is wrong by itself loads no model
+    context = await leased(request, context, body.model, body if body.is_stream else None)
     checked = await service.in_worker(check, body, context.served.model.vocabulary_tokens)
     return checked, context
 
@@ -243,17 +261,29 @@ async def known(
 
 
 async def leased(
-    request: Request[Any, Any, Any], context: ServerContext, asked: str | None
+    request: Request[Any, Any, Any],
+    context: ServerContext,
+    asked: str | None,
+    streamed: GenerationRequest | None = None,
 ) -> ServerContext:
     """Hold the model that a request asks for until its answer has ended; a client that leaves waits no longer.
+
+    A stream, which ``streamed`` asks for, begins while the model is not ready.
 
     Raises:
         ClientDisconnectedError: The client left.
         MachdError: As of :meth:`machd.http.context.ServerContext.leased`.
     """
-    if context.find(asked).is_ready:
+    model = context.find(asked)
+    if model.is_ready:
         return await context.leased(request.scope, asked)
-    return await while_connected(request.receive, context.leased(request.scope, asked))
+
+    def begin_stream() -> None:
+        if streamed is not None:
+            note_cold(ColdRequest(request, context, model, streamed))
+
+    leasing = context.leased(request.scope, asked, begin_stream)
+    return await while_connected(request.receive, leasing)
 
 
 def _checked(body: _R, vocabulary_tokens: int) -> _R:

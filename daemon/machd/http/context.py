@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from litestar.types import Scope
@@ -48,15 +48,19 @@ class ServerContext:
         """
         return self.models[self.names.find(asked, self.models.default.shown_name)]
 
-    async def leased(self, scope: Scope, asked: str | None) -> ServerContext:
+    async def leased(
+        self, scope: Scope, asked: str | None, on_wait: Callable[[], None] = lambda: None
+    ) -> ServerContext:
         """Return the context of the model that a request asks for, which is held until its answer has ended.
+
+        ``on_wait`` is called if it has to be waited for.
 
         Raises:
             ModelNotServedError, InvalidRequestError: As of :meth:`find`.
             UnavailableError: It is not loaded, and is not in time.
         """
         model = self.find(asked)
-        keep(scope, await self.models.lease(model))
+        keep(scope, await self.models.lease(model, on_wait))
         return self.of(model)
 
     def of(self, model: NamedModel) -> ServerContext:

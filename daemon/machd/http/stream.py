@@ -26,14 +26,8 @@ _ROW_FAULT = "the generation failed inside the server"
 _Headers = list[tuple[bytes, bytes]]
 
 
-class Dialect(Protocol):
-    """Writer of one generation in one endpoint family's shapes: a fold over its deltas.
-
-    Every answer is pushed, delta by delta. A stream is the frames that this gives, between those of
-    ``opening`` and ``closing``; an unstreamed answer is what ``finish`` makes of the same pushes.
-    Frames are whole, made by :mod:`machd.http.sse`; several at once are joined, and no bytes at all
-    are no event.
-    """
+class StreamShape(Protocol):
+    """What a stream has before its answer begins, in one endpoint family's shapes."""
 
     @property
     def media_type(self) -> bytes:
@@ -45,6 +39,20 @@ class Dialect(Protocol):
         """The frame that is sent while there is no news."""
         ...
 
+    def failure(self, error: MachdError) -> bytes:
+        """Events that end a stream that has begun and cannot go on."""
+        ...
+
+
+class Dialect(StreamShape, Protocol):
+    """Writer of one generation in one endpoint family's shapes: a fold over its deltas.
+
+    Every answer is pushed, delta by delta. A stream is the frames that this gives, between those of
+    ``opening`` and ``closing``; an unstreamed answer is what ``finish`` makes of the same pushes.
+    Frames are whole, made by :mod:`machd.http.sse`; several at once are joined, and no bytes at all
+    are no event.
+    """
+
     def opening(self, usage: GenerationUsage) -> bytes:
         """Events that come before any text; of the usage, the prompt's part is known."""
         ...
@@ -55,10 +63,6 @@ class Dialect(Protocol):
 
     def closing(self, usage: GenerationUsage) -> bytes:
         """Events that end a stream whose choices are all finished."""
-        ...
-
-    def failure(self, error: MachdError) -> bytes:
-        """Events that end a stream that has begun and cannot go on."""
         ...
 
     def finish(self, usage: GenerationUsage) -> bytes:
@@ -198,15 +202,22 @@ class GenerationResponse:
     async def _start_events(self, sender: _Sender, admission: SequenceAdmitted) -> None:
         await sender.start(
             [
-                (b"content-type", self._dialect.media_type),
-                (b"cache-control", b"no-cache"),
-                (b"x-accel-buffering", b"no"),
+                *stream_headers(self._dialect),
                 *_mode_headers(admission),
                 *self._notes,
             ]
         )
         if opening := self._dialect.opening(self._generation.usage):
             await sender.send(opening)
+
+
+def stream_headers(shape: StreamShape) -> _Headers:
+    """Headers of every stream."""
+    return [
+        (b"content-type", shape.media_type),
+        (b"cache-control", b"no-cache"),
+        (b"x-accel-buffering", b"no"),
+    ]
 
 
 class _Sender:

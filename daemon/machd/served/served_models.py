@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -118,8 +118,8 @@ class ServedModels:
         self._rules, self._waiting = rules, waiting
         self.act()
 
-    async def lease(self, model: NamedModel) -> Lease:
-        """Hold a model for a request, and wait until it is ready.
+    async def lease(self, model: NamedModel, on_wait: Callable[[], None] = lambda: None) -> Lease:
+        """Hold a model for a request, and wait until it is ready; ``on_wait`` is called if that takes time.
 
         Raises:
             ModelNotLoadedError: It is not loaded and requests load none, it cannot be loaded, or has not been in time.
@@ -127,21 +127,35 @@ class ServedModels:
         lease = model.hold()
         try:
             if model.state is not ModelState.READY:
-                await self._ready(model)
+                self._check_loadable(model)
+                await self.until_ready(model, on_wait)
         except BaseException:
             lease.close()
             raise
         return lease
 
-    async def _ready(self, model: NamedModel) -> None:
+    def _check_loadable(self, model: NamedModel) -> None:
         is_coming = model.state in {ModelState.LOADING, ModelState.SUSPENDING}
         if not self._waiting.loads and not is_coming:
             raise ModelNotLoadedError(
                 f"the model {model.name!r} is not loaded, and models.autoload is off: an operator has to load it"
             )
+
+    async def until_ready(
+        self, model: NamedModel, on_wait: Callable[[], None] = lambda: None
+    ) -> None:
+        """Have a model loaded that a request holds, and wait until it is; ``on_wait`` is called if that takes time.
+
+        Raises:
+            ModelNotLoadedError: It cannot be loaded.
+            NotReadyError: It is not loaded in time.
+        """
+        ready = model.want()
+        if not ready.done():
+            on_wait()
         try:
             async with asyncio.timeout(self._waiting.max_wait_s):
-                await model.want()
+                await ready
         except TimeoutError:
             raise NotReadyError(
                 f"the model {model.name!r} was not loaded within limits.queue_timeout_s "

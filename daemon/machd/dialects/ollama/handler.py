@@ -25,6 +25,7 @@ from machd.dialects.ollama.stream import OllamaChatDialect, OllamaDialect, Ollam
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.generations.generation import GenerationIdentity
+from machd.http.cold_stream import ColdRequest
 from machd.http.context import ServerContext
 from machd.http.endpoint import JSON_LINES
 from machd.reading.conversation import PreparedConversation
@@ -45,6 +46,7 @@ _NEVER = "2318-01-01T00:00:00Z"
     streams=answer.OllamaChatLine,
     stream_type=JSON_LINES,
     errors=(answer.OllamaErrorBody,),
+    cold=lambda cold: _cold(OllamaChatDialect, cold),
 )
 async def create_ollama_chat(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
@@ -54,7 +56,7 @@ async def create_ollama_chat(
     service = context.service
     identity = identify(request, context, endpoint="ollama_chat", prefix="ollama-")
     dialect = _dialect(OllamaChatDialect, context, identity, body)
-    if not body.messages:
+    if not body.asks_for_text:
         return _loaded(dialect)
     conversation = await service.in_worker(body.conversation)
     preparing = service.prepare(conversation, client=identity.client)
@@ -68,6 +70,7 @@ async def create_ollama_chat(
     streams=answer.OllamaGenerateLine,
     stream_type=JSON_LINES,
     errors=(answer.OllamaErrorBody,),
+    cold=lambda cold: _cold(OllamaGenerateDialect, cold),
 )
 async def create_ollama_generate(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
@@ -76,7 +79,7 @@ async def create_ollama_generate(
     body, context = await read_generation(request, context, OllamaGenerateRequest)
     identity = identify(request, context, endpoint="ollama_generate", prefix="ollama-")
     dialect = _dialect(OllamaGenerateDialect, context, identity, body)
-    if not body.prompt and not body.images:
+    if not body.asks_for_text:
         return _loaded(dialect)
     return await converse(
         request,
@@ -172,6 +175,11 @@ def _dialect(
         _timestamp(identity.created_unix_s),
         context.served.tokenizer if body.logprobs else None,
     )
+
+
+def _cold(kind: type[OllamaDialect], cold: ColdRequest) -> OllamaDialect:
+    """A dialect that writes lines without text: no client of Ollama's skips a comment or an empty line."""
+    return kind(cold.model.shown_name, _timestamp(cold.context.clock.unix_s()), None)
 
 
 def _loaded(dialect: OllamaDialect) -> ASGIApp:

@@ -282,6 +282,16 @@ class OllamaRequest(GenerationRequest, frozen=True, kw_only=True):
     shift: Ignored = UNSET
     debug_render_only: FalseOnly = UNSET
 
+    @property
+    def is_stream(self) -> bool:
+        """Whether it asks for a stream; what asks for no text is answered in one piece."""
+        return self.stream is not False and self.asks_for_text
+
+    @property
+    def asks_for_text(self) -> bool:
+        """Whether it asks for more than that the model is loaded."""
+        return True
+
     def checked(self) -> Self:
         """Check as :meth:`GenerationRequest.checked`, and that ``format`` has one of its two forms."""
         refuse_unsupported(self)
@@ -300,7 +310,7 @@ class OllamaRequest(GenerationRequest, frozen=True, kw_only=True):
         """Return the options of the generation, free of this dialect."""
         return (self.options or OllamaOptions()).generation_options(
             top_logprobs=(self.top_logprobs or 0) if self.logprobs else None,
-            stream=self.stream is not False,
+            stream=self.is_stream,
         )
 
     def reasoning(self) -> ReasoningOptions:
@@ -315,6 +325,11 @@ class OllamaChatRequest(OllamaRequest, frozen=True, kw_only=True):
 
     messages: OllamaMessageList | None = None
     tools: ChatToolList | None = None
+
+    @property
+    def asks_for_text(self) -> bool:
+        """Whether it has messages."""
+        return bool(self.messages)
 
     def conversation(self) -> Conversation:
         """Return the conversation to continue, free of this dialect.
@@ -361,6 +376,11 @@ class OllamaGenerateRequest(OllamaRequest, frozen=True, kw_only=True):
     width: ZeroOnly = UNSET
     height: ZeroOnly = UNSET
     steps: ZeroOnly = UNSET
+
+    @property
+    def asks_for_text(self) -> bool:
+        """Whether it has a prompt."""
+        return bool(self.prompt or self.images)
 
     def checked(self) -> Self:
         """The request, as :meth:`OllamaRequest.checked`; a raw prompt has no system message and no image."""

@@ -43,6 +43,11 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
 
     model: bounds.ModelName | None = None
 
+    @property
+    def is_stream(self) -> bool:
+        """Whether it asks for a stream."""
+        return False
+
     def checked(self) -> Self:
         """The request, once what no single field's bounds can say holds too.
 
@@ -77,6 +82,11 @@ class SamplingFields(GenerationRequest, frozen=True, kw_only=True):
     stream_interval: bounds.StreamInterval | None = None
     priority: PriorityName | bounds.PriorityNumber | None = None
     cache_salt: bounds.CacheSalt | None = None
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether it asks for a stream."""
+        return bool(self.stream)
 
     def shared_options(
         self,
