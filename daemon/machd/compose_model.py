@@ -110,7 +110,10 @@ class ModelParts:
             open_generations=lambda: shared.open_generations.count_of(self.model.shown_name),
         )
         self.service = GenerationService(
-            served=self.served, fanout=self._fanout, open_=shared.open_generations
+            served=self.served,
+            fanout=self._fanout,
+            open_=shared.open_generations,
+            until_ready=lambda: models.until_ready(self.model),
         )
 
     def publish(self, events: list[Event]) -> None:

@@ -17,6 +17,9 @@ from support.daemon.several_models import several_models
 from support.daemon.supervised_daemon import SupervisedDaemon
 from support.engines.dialogue import chat
 
+from machd.request.constraint import Constraint
+from machd.served.engine_grammars import EngineGrammars
+
 _TEXT = "an answer that goes on and on, whatever else is asked for " * 4
 
 Make = Callable[..., SupervisedDaemon]
@@ -158,3 +161,41 @@ def test_answers_are_whole_when_engine_processes_die_while_models_take_turns(mak
         texts = {one.result(CEILING_S).texts for one in answers}
 
     assert texts == {(text,)}
+
+
+def test_a_request_whose_grammar_is_compiled_when_its_model_is_suspended_is_answered(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once its model is there again; another model's grammars do not wait for that."""
+    is_asked, may_go_on = threading.Event(), threading.Event()
+    is_separate = EngineGrammars.is_separate
+
+    def is_separate_later(grammars: EngineGrammars, constraint: Constraint) -> bool:
+        if "first" in constraint.source:
+            is_asked.set()
+            may_go_on.wait(CEILING_S)
+        return is_separate(grammars, constraint)
+
+    monkeypatch.setattr(EngineGrammars, "is_separate", is_separate_later)
+    models = {"alpha": "size=80000000", "beta": "size=80000000"}
+    with make(models, max_turn_s=0.1) as daemon, ThreadPoolExecutor(2) as pool:
+        first = pool.submit(ask, daemon.url, _formed("alpha", "first"))
+        assert is_asked.wait(CEILING_S)
+        second = pool.submit(ask, daemon.url, _formed("beta", "second"))
+        wait_until(lambda: daemon.processes[0].poll() is not None, "the first is suspended")
+        may_go_on.set()
+
+        assert second.result(CEILING_S).texts[0].startswith('{"second"')
+        assert first.result(CEILING_S).texts[0].startswith('{"first"')
+
+
+def _formed(model: str, key: str) -> Asked:
+    """A question whose answer is an object with one key."""
+    schema = {
+        "type": "object",
+        "properties": {key: {"type": "boolean"}},
+        "required": [key],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    return Asked(chat("hi", max_tokens=40) | {"model": model, "response_format": form})
