@@ -42,7 +42,7 @@ def _make(tmp_path: Path) -> Iterator[Make]:
         flags = {"streaming.keepalive_s": _KEEPALIVE_S} | {
             key.replace("__", "."): section.pop(key) for key in list(section) if "__" in key
         }
-        return several_models(tmp_path, models, flags=flags, **section)
+        return several_models(tmp_path, models, flags=flags, section=section)
 
     with capture_logs():
         yield make
@@ -300,6 +300,29 @@ def test_the_stream_of_a_suspended_model_gets_keep_alives(make: Make) -> None:
     assert _text(_events(streamed.body)) == text
     *_, paused = streamed.body.split(b": loading quick\n\n")
     assert paused.count(b": keep-alive\n\n") >= 2
+
+
+def test_a_stream_that_waits_for_a_slot_begins_when_its_model_is_suspended(make: Make) -> None:
+    """One that comes before its model gives way has no headers until then, and holds its answer."""
+    text = "an answer that goes on and on " * 12
+    section: dict[str, object] = {"memory_gb": 0.05, "max_turn_s": 0.5}
+    with (
+        make(**section, continuous_batching__max_b=1) as daemon,
+        ThreadPoolExecutor(3) as pool,
+    ):
+        path, body = _asked("anthropic", "quick")
+        long = chat(f"say {text}") | {"model": "quick"}
+        first = pool.submit(ask, daemon.url, Asked(long))
+        wait_until(lambda: scrape(daemon.url, "machd_active_loops") > 0, "it is answered")
+        waiting = pool.submit(_stream, daemon.url, path, body)
+        wait_until(lambda: scrape(daemon.url, "machd_requests_waiting") > 0, "it waits")
+        assert ask(daemon.url, Asked(chat("say short") | {"model": "slow"})).texts == ("short",)
+        streamed = waiting.result(CEILING_S)
+        assert first.result(CEILING_S).texts == (text,)
+
+    assert streamed.headers["x-model-state"] in {"suspending", "unloaded", "loading"}
+    assert streamed.body.startswith(b"event: ping\n")
+    assert _text(_events(streamed.body)) == "hello"
 
 
 def test_pages_of_an_allowed_origin_may_read_a_cold_stream(make: Make) -> None:

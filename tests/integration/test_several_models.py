@@ -30,7 +30,7 @@ def _make(tmp_path: Path) -> Iterator[Make]:
     """Makes a daemon with memory for two of the models that are given, by the queries of their paths."""
 
     def make(models: dict[str, str], **section: object) -> SupervisedDaemon:
-        return several_models(tmp_path, models, **section)
+        return several_models(tmp_path, models, section=section)
 
     with capture_logs():
         yield make

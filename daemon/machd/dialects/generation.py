@@ -161,6 +161,7 @@ def respond(  # noqa: PLR0913 - one argument for each part of an answer
         StreamPolicy(
             interval_tokens=options.stream_interval or settings.streaming.interval,
             keepalive_s=settings.streaming.keepalive_s,
+            pause=context.service.pause,
         ),
         is_stream=options.stream,
         notes=_notes(first, dropped_tools),

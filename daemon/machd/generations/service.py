@@ -34,6 +34,7 @@ from machd.request.media import media_of, without_tool_media
 from machd.scheduler.subscriber import Priority, SequenceRequest
 from machd.served.open_work import ModelSuspendedError
 from machd.served.served_model import ServedModel
+from machd.served.turns import ModelState
 
 
 class GenerationService:
@@ -46,6 +47,7 @@ class GenerationService:
         fanout: Fanout,
         open_: OpenGenerations,
         until_ready: Callable[[], Awaitable[None]],
+        pause: Callable[[], ModelState | None] = lambda: None,
     ) -> None:
         """Wire the parts that a generation needs.
 
@@ -54,8 +56,10 @@ class GenerationService:
             fanout: Has the events of its engine.
             open_: All generations, of whatever model.
             until_ready: Waits for the model, which a request holds, where it is suspended.
+            pause: Returns what the model does while another one has its turn, and None while it computes.
         """
         self.served = served
+        self.pause = pause
         self._until_ready = until_ready
         self._fanout = fanout
         self._open = open_

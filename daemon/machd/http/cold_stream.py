@@ -20,7 +20,7 @@ from machd.http.context import ServerContext
 from machd.http.failures import noted
 from machd.http.large_bodies import lease_of
 from machd.http.sse import COMMENT_KEEP_ALIVE, comment
-from machd.http.stream import StreamShape, stream_headers
+from machd.http.stream import StreamShape, state_header, stream_headers
 from machd.panics import ENDINGS
 from machd.served.named_model import NamedModel
 
@@ -88,8 +88,7 @@ class _ColdStream:
         """Answer; the handler ends with this, whatever happens."""
         body_lease = lease_of(scope)
         body_lease.outlasts_start = True  # the handler still needs the body
-        state = self._cold.model.state.value.encode()
-        headers = [*stream_headers(self._shape), (b"x-model-state", state)]
+        headers = [*stream_headers(self._shape), state_header(self._cold.model.state)]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         keeping_alive = asyncio.create_task(self._keep_alive(send))
         has_started = False

@@ -13,13 +13,13 @@ def several_models(
     models: Mapping[str, str],
     *,
     flags: Mapping[str, object] | None = None,
-    **section: object,
+    section: Mapping[str, object] | None = None,
 ) -> SupervisedDaemon:
     """Return a daemon of these models, by the queries of their paths, as :mod:`support.daemon.engine_child` reads them.
 
-    ``section`` are settings of ``[models]``; memory is for two models of 35 MB unless it says so.
+    ``section`` are settings of ``[models]``; memory is for two models of 35 MB unless they say so.
     """
-    shared = {"memory_gb": 0.1, "max_turn_s": 2.0} | section
+    shared = {"memory_gb": 0.1, "max_turn_s": 2.0} | dict(section or {})
     lines = ["[models]", *(f"{key} = {_toml(value)}" for key, value in shared.items())]
     for name, query in models.items():
         lines += [f'[models."{name}"]', f'path = "fake?{query}"']
