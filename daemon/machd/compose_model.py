@@ -27,6 +27,7 @@ from machd.served.named_model import NamedModel, Residence
 from machd.served.served_model import ServedModel
 from machd.served.served_models import ServedModels
 from machd.served.throughput import Throughput
+from machd.served.turns import ModelState
 from machd.settings.model import Settings
 from machd.telemetry.announcements import Announcements
 from machd.telemetry.gauges import watch_model_gauges, watch_turns
@@ -116,7 +117,11 @@ class ModelParts:
         if not is_one:
             watch_turns(self._metrics, self.model)
         self.service = GenerationService(
-            served=self.served, fanout=self._fanout, open_=shared.open_generations
+            served=self.served,
+            fanout=self._fanout,
+            open_=shared.open_generations,
+            until_ready=lambda: models.until_ready(self.model),
+            pause=self._pause,
         )
 
     def publish(self, events: list[Event]) -> None:
@@ -175,6 +180,11 @@ class ModelParts:
         self.announcements.announce()
         if self._watching is None or self._watching.done():
             self._watching = asyncio.create_task(self.watch().failed())
+
+    def _pause(self) -> ModelState | None:
+        """Return what the model does while another one has its turn; None while it computes."""
+        is_there = self._is_one or self.model.is_ready
+        return None if is_there else self.model.state
 
     def _check_loaded(self) -> None:
         """Raise why there is nothing to say of the model."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import sys
 from collections.abc import Callable, Coroutine, Sequence
 from math import isinf
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ from machd.errors import InvalidRequestError
 from machd.generations.generation import GenerationIdentity
 from machd.generations.trace_context import new_trace
 from machd.http.authentication import client_name, is_operator
+from machd.http.cold_stream import ColdRequest, note_cold
 from machd.http.context import ServerContext
 from machd.http.leases import note_model
 from machd.http.stamps import arrived_s, request_id, trace_context
@@ -29,6 +31,9 @@ from machd.request.constraint import Constraint
 from machd.request.conversation import Conversation
 from machd.request.generation import GenerationOptions
 from machd.served.named_model import NamedModel, Residence
+
+_ANY_VOCABULARY = sys.maxsize
+"""Tokens of a vocabulary that has every token id, for a model that is not known yet."""
 
 _R = TypeVar("_R", bound=GenerationRequest)
 _T = TypeVar("_T")
@@ -63,9 +68,18 @@ async def read_conversation(
 
 
 def identify(
-    request: Request[Any, Any, Any], context: ServerContext, *, endpoint: str, prefix: str
+    request: Request[Any, Any, Any],
+    context: ServerContext,
+    *,
+    endpoint: str,
+    prefix: str,
+    model_name: str | None = None,
 ) -> GenerationIdentity:
-    """Name a request's generation; ``prefix`` is what its id begins with, such as ``chatcmpl-``."""
+    """Name a request's generation.
+
+    ``prefix`` is what its id begins with, such as ``chatcmpl-``; ``model_name`` stands for the id of a model that was
+    never loaded.
+    """
     trace = trace_context(request.scope)
     if trace is None and context.settings.tracing.otlp_endpoint is not None:
         trace = new_trace()
@@ -76,7 +90,7 @@ def identify(
         client=client_name(request.scope),
         arrived_s=arrived_s(request.scope),
         created_unix_s=int(context.clock.unix_s()),
-        model=context.served.model.model_id,
+        model=context.served.model.model_id if model_name is None else model_name,
         trace=trace,
     )
 
@@ -150,6 +164,7 @@ def respond(  # noqa: PLR0913 - one argument for each part of an answer
         StreamPolicy(
             interval_tokens=options.stream_interval or settings.streaming.interval,
             keepalive_s=settings.streaming.keepalive_s,
+            pause=context.service.pause,
         ),
         is_stream=options.stream,
         notes=_notes(first, dropped_tools),
@@ -242,7 +257,10 @@ async def _held(
 ) -> tuple[_T, ServerContext]:
     idle_s = None if context.models.is_one else body.idle_s
     model = context.find(body.model)
-    context = await leased(request, context, body.model)
+    if not model.is_ready:
+        # What is wrong by itself loads no model.
+        await context.service.in_worker(check, body, _ANY_VOCABULARY)
+    context = await leased(request, context, body.model, body if body.is_stream else None)
     checked = await context.service.in_worker(check, body, context.served.model.vocabulary_tokens)
     if idle_s is not None and is_operator(request.scope):
         keep_loaded(context, model, idle_s)
@@ -294,17 +312,29 @@ async def known(
 
 
 async def leased(
-    request: Request[Any, Any, Any], context: ServerContext, asked: str | None
+    request: Request[Any, Any, Any],
+    context: ServerContext,
+    asked: str | None,
+    streamed: GenerationRequest | None = None,
 ) -> ServerContext:
     """Hold the model that a request asks for until its answer has ended; a client that leaves waits no longer.
+
+    A stream, which ``streamed`` asks for, begins while the model is not ready.
 
     Raises:
         ClientDisconnectedError: The client left.
         MachdError: As of :meth:`machd.http.context.ServerContext.leased`.
     """
-    if context.find(asked).is_ready:
+    model = context.find(asked)
+    if model.is_ready:
         return await context.leased(request.scope, asked)
-    return await while_connected(request.receive, context.leased(request.scope, asked))
+
+    def begin_stream() -> None:
+        if streamed is not None:
+            note_cold(ColdRequest(request, context, model, streamed))
+
+    leasing = context.leased(request.scope, asked, begin_stream)
+    return await while_connected(request.receive, leasing)
 
 
 def _checked(body: _R, vocabulary_tokens: int) -> _R:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from litestar.types import Scope
@@ -49,10 +49,13 @@ class ServerContext:
         """
         return self.models[self.names.find(asked, self.models.default.shown_name)]
 
-    async def leased(self, scope: Scope, asked: str | None) -> ServerContext:
+    async def leased(
+        self, scope: Scope, asked: str | None, on_wait: Callable[[], None] = lambda: None
+    ) -> ServerContext:
         """Return the context of the model that a request asks for, which is held until its answer has ended.
 
-        ``?autoload=true|false`` in the request says whether it is loaded if it has to be, as in llama.cpp's router.
+        ``on_wait`` is called if it has to be waited for. ``?autoload=true|false`` in the request says whether it is loaded
+        if it has to be, as in llama.cpp's router.
 
         Raises:
             ModelNotServedError, InvalidRequestError: As of :meth:`find`.
@@ -64,7 +67,7 @@ class ServerContext:
         loads = None if self.models.is_one else asked_autoload(scope)
         if loads and not self.settings.models.autoload:
             require_operator(scope)
-        keep(scope, await self.models.lease(model, loads=loads))
+        keep(scope, await self.models.lease(model, on_wait, loads=loads))
         return self.of(model)
 
     def of(self, model: NamedModel) -> ServerContext:

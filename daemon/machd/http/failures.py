@@ -122,6 +122,17 @@ def unexpected(error: BaseException) -> MachdError:
     return FaultError("the server failed to answer this request")
 
 
+def noted(request: Request[Any, Any, Any], error: BaseException) -> MachdError:
+    """Log and count an error that comes after the response has started, as the handlers do one that comes before.
+
+    Returns:
+        What the client may know of it.
+    """
+    known = error if isinstance(error, MachdError) else unexpected(error)
+    request.app.exception_handlers[MachdError](request, known)
+    return known
+
+
 @dataclass(frozen=True, slots=True)
 class Failures:
     """Exception handlers of one application.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -118,11 +118,18 @@ class ServedModels:
         self._rules, self._waiting = rules, waiting
         self.act()
 
-    async def lease(self, model: NamedModel, *, loads: bool | None = None) -> Lease:
+    async def lease(
+        self,
+        model: NamedModel,
+        on_wait: Callable[[], None] = lambda: None,
+        *,
+        loads: bool | None = None,
+    ) -> Lease:
         """Hold a model for a request, and wait until it is ready.
 
         Args:
             model: To hold.
+            on_wait: Called if that takes time.
             loads: Whether it is loaded if it has to be; None as the settings have it.
 
         Raises:
@@ -131,7 +138,8 @@ class ServedModels:
         lease = model.hold()
         try:
             if model.state is not ModelState.READY:
-                await self._ready(model, loads=self._waiting.loads if loads is None else loads)
+                self._check_loadable(model, loads=self._waiting.loads if loads is None else loads)
+                await self.until_ready(model, on_wait)
         except BaseException:
             lease.close()
             raise
@@ -157,16 +165,29 @@ class ServedModels:
         for one in self:
             one.pin(is_pinned=None)
 
-    async def _ready(self, model: NamedModel, *, loads: bool) -> None:
+    def _check_loadable(self, model: NamedModel, *, loads: bool) -> None:
         is_coming = model.state in {ModelState.LOADING, ModelState.SUSPENDING}
         if not loads and not is_coming:
             reason = "the request says autoload=false"
             if not self._waiting.loads:
                 reason = "models.autoload is off: an operator has to load it"
             raise ModelNotLoadedError(f"the model {model.name!r} is not loaded, and {reason}")
+
+    async def until_ready(
+        self, model: NamedModel, on_wait: Callable[[], None] = lambda: None
+    ) -> None:
+        """Have a model loaded that a request holds, and wait until it is; ``on_wait`` is called if that takes time.
+
+        Raises:
+            ModelNotLoadedError: It cannot be loaded.
+            NotReadyError: It is not loaded in time.
+        """
+        ready = model.want()
+        if not ready.done():
+            on_wait()
         try:
             async with asyncio.timeout(self._waiting.max_wait_s):
-                await model.want()
+                await ready
         except TimeoutError:
             raise NotReadyError(
                 f"the model {model.name!r} was not loaded within limits.queue_timeout_s "

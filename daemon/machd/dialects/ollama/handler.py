@@ -27,6 +27,7 @@ from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.generations.generation import GenerationIdentity
 from machd.http.authentication import require_operator
+from machd.http.cold_stream import ColdRequest
 from machd.http.context import ServerContext
 from machd.http.endpoint import JSON_LINES
 from machd.reading.conversation import PreparedConversation
@@ -52,6 +53,7 @@ _LONGEST_S = 1e9
     streams=answer.OllamaChatLine,
     stream_type=JSON_LINES,
     errors=(answer.OllamaErrorBody,),
+    cold=lambda cold: _cold(OllamaChatDialect, cold),
 )
 async def create_ollama_chat(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
@@ -78,6 +80,7 @@ async def create_ollama_chat(
     streams=answer.OllamaGenerateLine,
     stream_type=JSON_LINES,
     errors=(answer.OllamaErrorBody,),
+    cold=lambda cold: _cold(OllamaGenerateDialect, cold),
 )
 async def create_ollama_generate(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
@@ -195,6 +198,11 @@ def _dialect(
         _timestamp(identity.created_unix_s),
         context.served.tokenizer if body.logprobs else None,
     )
+
+
+def _cold(kind: type[OllamaDialect], cold: ColdRequest) -> OllamaDialect:
+    """A dialect that writes lines without text: no client of Ollama's skips a comment or an empty line."""
+    return kind(cold.model.shown_name, _timestamp(cold.context.clock.unix_s()), None)
 
 
 def _loaded(dialect: OllamaDialect, reason: answer.DoneReason = "load") -> ASGIApp:

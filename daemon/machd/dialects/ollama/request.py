@@ -286,9 +286,14 @@ class OllamaRequest(GenerationRequest, frozen=True, kw_only=True):
     debug_render_only: FalseOnly = UNSET
 
     @property
+    def is_stream(self) -> bool:
+        """Whether it asks for a stream; what asks for no text is answered in one piece."""
+        return self.stream is not False and self.asks_for_text
+
+    @property
     def asks_for_text(self) -> bool:
-        """Whether there is something to answer; otherwise the request loads or unloads the model."""
-        raise NotImplementedError
+        """Whether there is something to answer; otherwise it loads or unloads the model."""
+        return True
 
     @property
     def idle_s(self) -> float | None:
@@ -313,7 +318,7 @@ class OllamaRequest(GenerationRequest, frozen=True, kw_only=True):
         """Return the options of the generation, free of this dialect."""
         return (self.options or OllamaOptions()).generation_options(
             top_logprobs=(self.top_logprobs or 0) if self.logprobs else None,
-            stream=self.stream is not False,
+            stream=self.is_stream,
         )
 
     def reasoning(self) -> ReasoningOptions:
@@ -331,7 +336,7 @@ class OllamaChatRequest(OllamaRequest, frozen=True, kw_only=True):
 
     @property
     def asks_for_text(self) -> bool:
-        """Whether there is a conversation to continue."""
+        """Whether it has messages."""
         return bool(self.messages)
 
     def conversation(self) -> Conversation:
@@ -382,7 +387,7 @@ class OllamaGenerateRequest(OllamaRequest, frozen=True, kw_only=True):
 
     @property
     def asks_for_text(self) -> bool:
-        """Whether there is a prompt to answer."""
+        """Whether it has a prompt."""
         return bool(self.prompt or self.images)
 
     def checked(self) -> Self:
