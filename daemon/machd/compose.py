@@ -21,7 +21,7 @@ from machd.generations.media_fetch import FetchRules
 from machd.generations.open_generations import GenerationLimits, OpenGenerations
 from machd.generations.response_store import ResponseStore
 from machd.generations.service import GenerationService
-from machd.http.authentication import ApiKeys
+from machd.http.authentication import ApiKeys, HoldsToken
 from machd.http.context import ServerContext
 from machd.http.file_limit import fit_connections
 from machd.http.gate import OpenRequests
@@ -51,7 +51,7 @@ Access = Callable[[Settings], ApiKeys]
 class Parts:
     """Everything that lives as long as the daemon runs, wired once, on the event loop."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one argument for each thing from outside
         self,
         sources: SettingsSources,
         loaded: LoadedSettings,
@@ -60,6 +60,7 @@ class Parts:
         *,
         admit: Access,
         is_exposed: bool = False,
+        holds_admin_token: HoldsToken = lambda _: False,
     ) -> None:
         """Wire them; nothing runs yet.
 
@@ -70,6 +71,7 @@ class Parts:
             clock: Reads time.
             admit: Reads the API keys, for these settings and for later ones.
             is_exposed: Whether other machines can reach the public port.
+            holds_admin_token: Whether a header holds the admin token.
 
         Raises:
             SettingsError, ListenError: The daemon may not listen like that, an extra is not installed, or
@@ -81,6 +83,7 @@ class Parts:
         self._admit = admit
         self._in_force = settings
         self._is_exposed = is_exposed
+        self._holds_admin_token = holds_admin_token
         self._open_requests = OpenRequests()
         self.max_connections = fit_connections(
             settings.limits.max_connections, other_files=open_files(settings.kv_events)
@@ -111,8 +114,8 @@ class Parts:
         self.models = ServedModels(_rules(settings), _waiting(settings), clock)
         self._open_engine = open_engine
         self._found = find_models(settings)
-        to_serve = models_to_serve(settings, self._found)
-        self.parts_of = {one.name: self._model_parts(one) for one in to_serve}
+        self._to_serve = models_to_serve(settings, self._found)
+        self.parts_of = {one.name: self._model_parts(one) for one in self._to_serve}
         self.models.add(one.model for one in self.parts_of.values())
         self._responses = ResponseStore(
             max_responses=settings.limits.max_stored_responses,
@@ -120,7 +123,9 @@ class Parts:
         )
         api_keys = admit(settings)
         self._client_names = api_keys.names
-        self.app = AppSwitch(self._make_app(settings, api_keys, self.max_connections))
+        self.app = AppSwitch(
+            self._make_app(settings, self._to_serve, api_keys, self.max_connections)
+        )
         self.metrics.export_vllm_names(on=settings.metrics.vllm_names)
         # Last: it binds sockets and has to be closed.
         self.kv_events: KvEventPublisher | None = open_kv_events(
@@ -140,11 +145,14 @@ class Parts:
         """The application for operators."""
         return create_admin_app(
             AdminContext(
-                served=self.default.served,
-                service=self.default.service,
+                model=self.models.default,
                 open_generations=self.open_generations,
                 models=self.models,
                 services=self._services,
+                names=lambda: _model_names(
+                    self._in_force.models, self._to_serve, accepts_any=False
+                ),
+                to_serve=lambda: {one.name: one for one in self._to_serve},
                 lifecycle=self.lifecycle,
                 metrics=self.metrics,
                 clock=self._clock,
@@ -156,7 +164,9 @@ class Parts:
                 versions=installed_versions(),
                 started_unix_s=self._clock.unix_s(),
                 client_names=lambda: self._client_names,
-                probe=lambda: self.default.change_config(self.default.model.settings, measure=True),
+                probe=lambda model: self.parts_of[model.name].change_config(
+                    model.settings_in_force, measure=True
+                ),
             ),
             token,
         )
@@ -179,6 +189,7 @@ class Parts:
             residence=model.residence,
             is_one=model.is_one,
             models=self.models,
+            files=model.files,
         )
 
     def _prepare(self, settings: Settings) -> Callable[[], None]:
@@ -187,11 +198,13 @@ class Parts:
         max_connections = fit_connections(
             settings.limits.max_connections, other_files=open_files(settings.kv_events)
         )
-        app = self._make_app(settings, api_keys, max_connections)
+        to_serve = models_to_serve(settings, self._found)
+        app = self._make_app(settings, to_serve, api_keys, max_connections)
 
         def take_on() -> None:
             # Noted first: if something below fails, what was begun is what has to be put back.
             old, self._in_force = self._in_force, settings
+            self._to_serve = to_serve
             self.app.app, self._client_names = app, api_keys.names
             self.max_connections = max_connections
             self.open_generations.set_limits(_generation_limits(settings))
@@ -202,13 +215,19 @@ class Parts:
             self.metrics.export_vllm_names(on=settings.metrics.vllm_names)
             if settings.logging != old.logging:
                 configure_logs(level=settings.logging.level, log_format=settings.logging.format)
-            for model in models_to_serve(settings, self._found):
+            for model in to_serve:
                 _take_on(self.parts_of[model.name], model)
             self.models.set_rules(_rules(settings), _waiting(settings))
 
         return take_on
 
-    def _make_app(self, settings: Settings, api_keys: ApiKeys, max_connections: int) -> ASGIApp:
+    def _make_app(
+        self,
+        settings: Settings,
+        models: Sequence[ModelToServe],
+        api_keys: ApiKeys,
+        max_connections: int,
+    ) -> ASGIApp:
         context = ServerContext(
             served=self.default.served,
             service=self.default.service,
@@ -220,8 +239,8 @@ class Parts:
             services=self._services,
             names=_model_names(
                 settings.models,
-                models_to_serve(settings, self._found),
-                is_exposed=self._is_exposed,
+                models,
+                accepts_any=_accepts_any(settings.models, models, is_exposed=self._is_exposed),
             ),
         )
         return create_app(
@@ -230,6 +249,7 @@ class Parts:
             api_keys,
             open_requests=self._open_requests,
             max_connections=max_connections,
+            holds_admin_token=self._holds_admin_token,
         )
 
 
@@ -299,14 +319,20 @@ def _generation_limits(settings: Settings) -> GenerationLimits:
     )
 
 
-def _model_names(
+def _accepts_any(
     section: ModelsSettings, models: Sequence[ModelToServe], *, is_exposed: bool
+) -> bool:
+    """Whether every unknown name means the default model."""
+    if section.accept_any is not None:
+        return section.accept_any
+    # With several models an unknown name is more likely a mistake than a wish for the default one.
+    return not is_exposed and models[0].is_one
+
+
+def _model_names(
+    section: ModelsSettings, models: Sequence[ModelToServe], *, accepts_any: bool
 ) -> ModelNames:
     default, *others = models
-    # With several models an unknown name is more likely a mistake than a wish for the default one.
-    accepts_any = not is_exposed and default.is_one
-    if section.accept_any is not None:
-        accepts_any = section.accept_any
     own = () if default.name == DEFAULT_NAME else (default.name,)
     return ModelNames(
         (*own, *section.aliases, *default.aliases),

@@ -22,13 +22,15 @@ from machd.process.configuration import Configuration
 from machd.process.lifecycle import Lifecycle
 from machd.scheduler.events import Event
 from machd.served.engine_watch import EngineWatch
+from machd.served.model_files import ModelFiles
 from machd.served.named_model import NamedModel, Residence
 from machd.served.served_model import ServedModel
 from machd.served.served_models import ServedModels
 from machd.served.throughput import Throughput
+from machd.served.turns import ModelState
 from machd.settings.model import Settings
 from machd.telemetry.announcements import Announcements
-from machd.telemetry.gauges import watch_model_gauges
+from machd.telemetry.gauges import watch_model_gauges, watch_turns
 from machd.telemetry.logs import SchedulerLog
 from machd.telemetry.metrics import Metrics
 
@@ -62,6 +64,7 @@ class ModelParts:
         residence: Residence,
         is_one: bool,
         models: ServedModels,
+        files: ModelFiles | None = None,
     ) -> None:
         """Wire them; nothing runs yet.
 
@@ -73,6 +76,7 @@ class ModelParts:
             residence: How it lives beside others.
             is_one: There is no other, so that the daemon lives as the model does.
             models: Of which it is to be one.
+            files: Its files, as they were at the start; None where they are not known.
         """
         self._shared = shared
         self.model_name = "" if is_one else name
@@ -99,6 +103,7 @@ class ModelParts:
             on_ready=self._ready,
             clock=shared.clock,
             is_one=is_one,
+            files=files,
         )
         self.announcements = Announcements(
             self.served, lambda: self.model.settings_in_force, self._metrics, feed.on_verdict
@@ -109,8 +114,14 @@ class ModelParts:
             lambda: self.model.settings_in_force,
             open_generations=lambda: shared.open_generations.count_of(self.model.shown_name),
         )
+        if not is_one:
+            watch_turns(self._metrics, self.model)
         self.service = GenerationService(
-            served=self.served, fanout=self._fanout, open_=shared.open_generations
+            served=self.served,
+            fanout=self._fanout,
+            open_=shared.open_generations,
+            until_ready=lambda: models.until_ready(self.model),
+            pause=self._pause,
         )
 
     def publish(self, events: list[Event]) -> None:
@@ -169,6 +180,11 @@ class ModelParts:
         self.announcements.announce()
         if self._watching is None or self._watching.done():
             self._watching = asyncio.create_task(self.watch().failed())
+
+    def _pause(self) -> ModelState | None:
+        """Return what the model does while another one has its turn; None while it computes."""
+        is_there = self._is_one or self.model.is_ready
+        return None if is_there else self.model.state
 
     def _check_loaded(self) -> None:
         """Raise why there is nothing to say of the model."""

@@ -137,6 +137,7 @@ class Daemon:
                 self._clock,
                 admit=self._entrance.admit,
                 is_exposed=self._entrance.public.is_exposed,
+                holds_admin_token=self._entrance.holds_admin_token,
             )
             await self._run(parts)
         finally:

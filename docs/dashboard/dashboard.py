@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 
 from dashboard.cache_panels import CACHES
-from dashboard.engine_panels import ENGINE, FAILURES, INFOS
+from dashboard.engine_panels import ENGINE, FAILURES, INFOS, MODELS
 from dashboard.grafana import PanelRow, Variable, grafana_dashboard
 from dashboard.request_panels import BATCHING, GLANCE, LATENCY, TRAFFIC
 from dashboard.speculation_panels import SPECULATION
 
 DASHBOARD_ROWS: tuple[PanelRow, ...] = (
-    GLANCE, TRAFFIC, LATENCY, BATCHING, SPECULATION, CACHES, FAILURES, ENGINE, INFOS,
+    GLANCE, TRAFFIC, LATENCY, BATCHING, SPECULATION, CACHES, MODELS, FAILURES, ENGINE, INFOS,
 )  # fmt: skip
 """From the most to the least looked at."""
 

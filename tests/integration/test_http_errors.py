@@ -785,6 +785,10 @@ def test_a_loading_daemon_says_so_on_every_endpoint() -> None:
         "/api/chat": chat(),
         "/api/generate": completion(),
         "/api/show": {"model": "fake"},
+        "/models/load": {"model": "fake"},
+        "/models/unload": {"model": "fake"},
+        "/api/v1/models/load": {"model": "fake"},
+        "/api/v1/models/unload": {"instance_id": "fake"},
         "/tokenize": {"prompt": "a"},
         "/detokenize": {"tokens": [1]},
     }

@@ -13,10 +13,13 @@ import pytest
 from structlog.testing import capture_logs
 from support.clients.cached_answers import Asked, ask, ask_streamed
 from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.several_models import several_models
 from support.daemon.supervised_daemon import SupervisedDaemon
 from support.engines.dialogue import chat
 
-_TURN_S = 2.0
+from machd.request.constraint import Constraint
+from machd.served.engine_grammars import EngineGrammars
+
 _TEXT = "an answer that goes on and on, whatever else is asked for " * 4
 
 Make = Callable[..., SupervisedDaemon]
@@ -26,26 +29,11 @@ Make = Callable[..., SupervisedDaemon]
 def _make(tmp_path: Path) -> Iterator[Make]:
     """Makes a daemon with memory for two of the models that are given, by the queries of their paths."""
 
-    def make(models: dict[str, str], **settings: object) -> SupervisedDaemon:
-        section = {"memory_gb": 0.1, "max_turn_s": _TURN_S} | settings
-        lines = ["[models]", *(f"{key} = {_toml(value)}" for key, value in section.items())]
-        for name, query in models.items():
-            lines += [f'[models."{name}"]', f'path = "fake?{query}"']
-        config = tmp_path / "machd.toml"
-        config.write_text("\n".join(lines))
-        flags: dict[str, object] = {
-            "continuous_batching.enabled": True,
-            "continuous_batching.max_b": 8,
-            "cache.prefix": False,
-        }
-        return SupervisedDaemon(flags, config_path=config)
+    def make(models: dict[str, str], **section: object) -> SupervisedDaemon:
+        return several_models(tmp_path, models, section=section)
 
     with capture_logs():
         yield make
-
-
-def _toml(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _asked(model: str, text: str = _TEXT) -> Asked:
@@ -173,3 +161,41 @@ def test_answers_are_whole_when_engine_processes_die_while_models_take_turns(mak
         texts = {one.result(CEILING_S).texts for one in answers}
 
     assert texts == {(text,)}
+
+
+def test_a_request_whose_grammar_is_compiled_when_its_model_is_suspended_is_answered(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once its model is there again; another model's grammars do not wait for that."""
+    is_asked, may_go_on = threading.Event(), threading.Event()
+    is_separate = EngineGrammars.is_separate
+
+    def is_separate_later(grammars: EngineGrammars, constraint: Constraint) -> bool:
+        if "first" in constraint.source:
+            is_asked.set()
+            may_go_on.wait(CEILING_S)
+        return is_separate(grammars, constraint)
+
+    monkeypatch.setattr(EngineGrammars, "is_separate", is_separate_later)
+    models = {"alpha": "size=80000000", "beta": "size=80000000"}
+    with make(models, max_turn_s=0.1) as daemon, ThreadPoolExecutor(2) as pool:
+        first = pool.submit(ask, daemon.url, _formed("alpha", "first"))
+        assert is_asked.wait(CEILING_S)
+        second = pool.submit(ask, daemon.url, _formed("beta", "second"))
+        wait_until(lambda: daemon.processes[0].poll() is not None, "the first is suspended")
+        may_go_on.set()
+
+        assert second.result(CEILING_S).texts[0].startswith('{"second"')
+        assert first.result(CEILING_S).texts[0].startswith('{"first"')
+
+
+def _formed(model: str, key: str) -> Asked:
+    """A question whose answer is an object with one key."""
+    schema = {
+        "type": "object",
+        "properties": {key: {"type": "boolean"}},
+        "required": [key],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    return Asked(chat("hi", max_tokens=40) | {"model": model, "response_format": form})

@@ -15,7 +15,7 @@ from machd.dialects.endpoints import PUBLIC_HANDLERS, PUBLIC_ROUTES
 from machd.dialects.envelopes import envelope_of
 from machd.dialects.inspection import get_metrics
 from machd.dialects.openapi import HEADERS
-from machd.http.authentication import ApiKeys, require_api_key
+from machd.http.authentication import ApiKeys, HoldsToken, require_api_key
 from machd.http.context import ServerContext
 from machd.http.failures import Failures
 from machd.http.gate import Gate, OpenRequests
@@ -31,9 +31,17 @@ def create_app(
     *,
     open_requests: OpenRequests,
     max_connections: int,
+    holds_admin_token: HoldsToken = lambda _: False,
 ) -> ASGIApp:
-    """Build the application that answers on the public port."""
+    """Build the application that answers on the public port.
+
+    Where there are several models, requests may have the admin token in place of a key.
+    """
     settings = context.settings
+
+    def is_operators(authorization: str | None) -> bool:
+        return not context.models.is_one and holds_admin_token(authorization)
+
     handlers = [one for one in PUBLIC_HANDLERS if settings.metrics.public or one is not get_metrics]
     failures = Failures(
         PUBLIC_ROUTES,
@@ -48,7 +56,7 @@ def create_app(
         },
         exception_handlers=failures.handlers,
         guards=[require_api_key],
-        state=State({"api_keys": api_keys}),
+        state=State({"api_keys": api_keys, "holds_admin_token": is_operators}),
         request_max_body_size=None,  # read_json holds each endpoint's own limit
         cors_config=_cors(settings.http.allowed_origins),
         openapi_config=None,
@@ -57,7 +65,7 @@ def create_app(
     return Gate(
         app,
         clock=context.clock,
-        envelope_of=envelope_of,
+        envelope_of=lambda scope: envelope_of(scope, is_one=context.models.is_one),
         allowed_hosts=settings.http.allowed_hosts,
         allowed_origins=settings.http.allowed_origins,
         max_in_flight=settings.limits.max_in_flight,

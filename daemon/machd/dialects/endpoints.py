@@ -9,7 +9,16 @@ from litestar import Response
 from litestar.di import NamedDependency
 from litestar.handlers import HTTPRouteHandler
 
-from machd.dialects import embeddings, health, infill, inspection, models, server_info
+from machd.dialects import (
+    embeddings,
+    health,
+    infill,
+    inspection,
+    lm_studio,
+    model_loading,
+    models,
+    server_info,
+)
 from machd.dialects.anthropic import handler as anthropic
 from machd.dialects.chat import handler as chat
 from machd.dialects.completions import handler as completions
@@ -31,7 +40,7 @@ async def get_openapi(context: NamedDependency[ServerContext]) -> Response[bytes
 
 _MODULES = (
     *(chat, completions, infill, responses, anthropic, ollama, embeddings, models, tokens),
-    *(inspection, server_info, health),
+    *(model_loading, lm_studio, inspection, server_info, health),
 )
 """Modules in the order of the documentation, as the handlers in each of them are."""
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import sys
 from collections.abc import Callable, Coroutine, Sequence
+from math import isinf
 from typing import Any, TypeVar
 
 from litestar import Request
@@ -17,8 +19,10 @@ from machd.engine.protocol.engine import ModelDescription
 from machd.errors import InvalidRequestError
 from machd.generations.generation import GenerationIdentity
 from machd.generations.trace_context import new_trace
-from machd.http.authentication import client_name
+from machd.http.authentication import client_name, is_operator
+from machd.http.cold_stream import ColdRequest, note_cold
 from machd.http.context import ServerContext
+from machd.http.leases import note_model
 from machd.http.stamps import arrived_s, request_id, trace_context
 from machd.http.stream import Dialect, GenerationResponse, StreamPolicy, while_connected
 from machd.reading.conversation import PreparedConversation
@@ -26,6 +30,10 @@ from machd.reading.guidance import NO_GUIDANCE, Guidance
 from machd.request.constraint import Constraint
 from machd.request.conversation import Conversation
 from machd.request.generation import GenerationOptions
+from machd.served.named_model import NamedModel, Residence
+
+_ANY_VOCABULARY = sys.maxsize
+"""Tokens of a vocabulary that has every token id, for a model that is not known yet."""
 
 _R = TypeVar("_R", bound=GenerationRequest)
 _T = TypeVar("_T")
@@ -60,9 +68,18 @@ async def read_conversation(
 
 
 def identify(
-    request: Request[Any, Any, Any], context: ServerContext, *, endpoint: str, prefix: str
+    request: Request[Any, Any, Any],
+    context: ServerContext,
+    *,
+    endpoint: str,
+    prefix: str,
+    model_name: str | None = None,
 ) -> GenerationIdentity:
-    """Name a request's generation; ``prefix`` is what its id begins with, such as ``chatcmpl-``."""
+    """Name a request's generation.
+
+    ``prefix`` is what its id begins with, such as ``chatcmpl-``; ``model_name`` stands for the id of a model that was
+    never loaded.
+    """
     trace = trace_context(request.scope)
     if trace is None and context.settings.tracing.otlp_endpoint is not None:
         trace = new_trace()
@@ -73,7 +90,7 @@ def identify(
         client=client_name(request.scope),
         arrived_s=arrived_s(request.scope),
         created_unix_s=int(context.clock.unix_s()),
-        model=context.served.model.model_id,
+        model=context.served.model.model_id if model_name is None else model_name,
         trace=trace,
     )
 
@@ -147,6 +164,7 @@ def respond(  # noqa: PLR0913 - one argument for each part of an answer
         StreamPolicy(
             interval_tokens=options.stream_interval or settings.streaming.interval,
             keepalive_s=settings.streaming.keepalive_s,
+            pause=context.service.pause,
         ),
         is_stream=options.stream,
         notes=_notes(first, dropped_tools),
@@ -220,16 +238,67 @@ async def _read(
         type_: Of the body.
         check: Gets the body and the tokens of the model's vocabulary.
     """
+    body = await read_asked(request, context, type_)
+    return await _held(request, context, body, check)
+
+
+async def hold(
+    request: Request[Any, Any, Any], context: ServerContext, body: _R
+) -> tuple[_R, ServerContext]:
+    """Hold the model that a body asks for, and the body against it; see :func:`read_generation`."""
+    return await _held(request, context, body, _checked)
+
+
+async def _held(
+    request: Request[Any, Any, Any],
+    context: ServerContext,
+    body: _R,
+    check: Callable[[_R, int], _T],
+) -> tuple[_T, ServerContext]:
+    idle_s = None if context.models.is_one else body.idle_s
+    model = context.find(body.model)
+    if not model.is_ready:
+        # What is wrong by itself loads no model.
+        await context.service.in_worker(check, body, _ANY_VOCABULARY)
+    context = await leased(request, context, body.model, body if body.is_stream else None)
+    checked = await context.service.in_worker(check, body, context.served.model.vocabulary_tokens)
+    if idle_s is not None and is_operator(request.scope):
+        keep_loaded(context, model, idle_s)
+    return checked, context
+
+
+async def read_asked(
+    request: Request[Any, Any, Any], context: ServerContext, type_: type[_R]
+) -> _R:
+    """Read a body for a model that is served, and hold neither the body against it nor the model.
+
+    Raises:
+        RequestError: It is wrong by itself, or names no model that is served.
+        UnavailableError: No new work is taken, or none of this client's.
+    """
     body = await read_public_body(request, context, type_, takes_media=type_.takes_media)
     service = context.service
     service.lifecycle.check_accepting()
-    context.find(body.model)
+    note_model(request.scope, context.find(body.model).name)
     if type_.uses_tokens:
         # Before any work is done for it; counting uses no tokens.
         service.check_client(client_name(request.scope))
-    context = await leased(request, context, body.model)
-    checked = await service.in_worker(check, body, context.served.model.vocabulary_tokens)
-    return checked, context
+    return body
+
+
+def keep_loaded(context: ServerContext, model: NamedModel, idle_s: float) -> None:
+    """Have a model unloaded after so many idle seconds from now on: 0 as soon as it is idle, infinity never.
+
+    One that its table pins stays loaded.
+    """
+    table = context.settings.models.tables.get(model.name)
+    if table is not None and table.pin:
+        return
+    if idle_s == 0:
+        model.unload()
+    else:
+        is_pinned = isinf(idle_s)
+        model.live(Residence(is_pinned=is_pinned, ttl_s=None if is_pinned else idle_s))
 
 
 async def known(
@@ -243,17 +312,29 @@ async def known(
 
 
 async def leased(
-    request: Request[Any, Any, Any], context: ServerContext, asked: str | None
+    request: Request[Any, Any, Any],
+    context: ServerContext,
+    asked: str | None,
+    streamed: GenerationRequest | None = None,
 ) -> ServerContext:
     """Hold the model that a request asks for until its answer has ended; a client that leaves waits no longer.
+
+    A stream, which ``streamed`` asks for, begins while the model is not ready.
 
     Raises:
         ClientDisconnectedError: The client left.
         MachdError: As of :meth:`machd.http.context.ServerContext.leased`.
     """
-    if context.find(asked).is_ready:
+    model = context.find(asked)
+    if model.is_ready:
         return await context.leased(request.scope, asked)
-    return await while_connected(request.receive, context.leased(request.scope, asked))
+
+    def begin_stream() -> None:
+        if streamed is not None:
+            note_cold(ColdRequest(request, context, model, streamed))
+
+    leasing = context.leased(request.scope, asked, begin_stream)
+    return await while_connected(request.receive, leasing)
 
 
 def _checked(body: _R, vocabulary_tokens: int) -> _R:

@@ -52,6 +52,7 @@ class Compilations:
 
         Raises:
             GrammarError: The constraint cannot be used.
+            ModelSuspendedError: Another model has its turn.
             OverloadedError: There is no room for its process.
             TimeoutError: No grammar came within ``wait_s``.
         """
@@ -68,8 +69,9 @@ class Compilations:
             running.waiting -= 1
             if not running.is_wanted:
                 running.task.cancel()
-                if self._running.get(key) is running:
-                    del self._running[key]
+            is_over = running.task.done() or not running.is_wanted
+            if is_over and self._running.get(key) is running:
+                del self._running[key]
 
     def close(self) -> None:
         """Shut the threads down."""

@@ -7,7 +7,7 @@ that a long prompt never blocks the streams.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -32,21 +32,35 @@ from machd.request.conversation import Conversation
 from machd.request.generation import WHOLE_ROOM, GenerationOptions, Grammar, SamplingParams
 from machd.request.media import media_of, without_tool_media
 from machd.scheduler.subscriber import Priority, SequenceRequest
+from machd.served.open_work import ModelSuspendedError
 from machd.served.served_model import ServedModel
+from machd.served.turns import ModelState
 
 
 class GenerationService:
     """Opens generations of one model."""
 
-    def __init__(self, *, served: ServedModel, fanout: Fanout, open_: OpenGenerations) -> None:
+    def __init__(
+        self,
+        *,
+        served: ServedModel,
+        fanout: Fanout,
+        open_: OpenGenerations,
+        until_ready: Callable[[], Awaitable[None]],
+        pause: Callable[[], ModelState | None] = lambda: None,
+    ) -> None:
         """Wire the parts that a generation needs.
 
         Args:
             served: The model.
             fanout: Has the events of its engine.
             open_: All generations, of whatever model.
+            until_ready: Waits for the model, which a request holds, where it is suspended.
+            pause: Returns what the model does while another one has its turn, and None while it computes.
         """
         self.served = served
+        self.pause = pause
+        self._until_ready = until_ready
         self._fanout = fanout
         self._open = open_
         self.lifecycle = open_.lifecycle
@@ -119,7 +133,7 @@ class GenerationService:
         }
 
     async def compile(self, constraint: Constraint, *, client: str) -> Grammar:
-        """Compile a grammar for the served model.
+        """Compile a grammar for the served model; while that is suspended, no time counts.
 
         Args:
             constraint: The constraint of the completion.
@@ -128,15 +142,20 @@ class GenerationService:
         Raises:
             GrammarError: It cannot be used.
             OverloadedError: The work is not done in time.
+            UnavailableError: The model was suspended, and could not be loaded again.
         """
-        try:
-            grammar = await self._open.compilations.compile(
-                self.served.grammars, constraint, client=client, wait_s=self._open.max_preparation_s
-            )
-        except TimeoutError:
-            raise OverloadedError(
-                f"{constraint.param}: it was not compiled within {self._open.max_preparation_s:g} s"
-            ) from None
+        grammar, wait_s = None, self._open.max_preparation_s
+        while grammar is None:
+            try:
+                grammar = await self._open.compilations.compile(
+                    self.served.grammars, constraint, client=client, wait_s=wait_s
+                )
+            except ModelSuspendedError:
+                await self._until_ready()
+            except TimeoutError:
+                raise OverloadedError(
+                    f"{constraint.param}: it was not compiled within {wait_s:g} s"
+                ) from None
         self._check_keywords(grammar, param=constraint.param)
         return grammar
 

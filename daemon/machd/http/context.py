@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from litestar.types import Scope
@@ -11,7 +11,8 @@ from machd.capabilities.versions import Versions
 from machd.clock import Clock
 from machd.generations.response_store import ResponseStore
 from machd.generations.service import GenerationService
-from machd.http.leases import keep
+from machd.http.authentication import require_operator
+from machd.http.leases import asked_autoload, keep, note_model
 from machd.http.model_names import ModelNames
 from machd.served.named_model import NamedModel
 from machd.served.served_model import ServedModel
@@ -48,15 +49,25 @@ class ServerContext:
         """
         return self.models[self.names.find(asked, self.models.default.shown_name)]
 
-    async def leased(self, scope: Scope, asked: str | None) -> ServerContext:
+    async def leased(
+        self, scope: Scope, asked: str | None, on_wait: Callable[[], None] = lambda: None
+    ) -> ServerContext:
         """Return the context of the model that a request asks for, which is held until its answer has ended.
+
+        ``on_wait`` is called if it has to be waited for. ``?autoload=true|false`` in the request says whether it is loaded
+        if it has to be, as in llama.cpp's router.
 
         Raises:
             ModelNotServedError, InvalidRequestError: As of :meth:`find`.
+            OperatorRequiredError: The request wants it loaded where requests load none.
             UnavailableError: It is not loaded, and is not in time.
         """
         model = self.find(asked)
-        keep(scope, await self.models.lease(model))
+        note_model(scope, model.name)
+        loads = None if self.models.is_one else asked_autoload(scope)
+        if loads and not self.settings.models.autoload:
+            require_operator(scope)
+        keep(scope, await self.models.lease(model, on_wait, loads=loads))
         return self.of(model)
 
     def of(self, model: NamedModel) -> ServerContext:

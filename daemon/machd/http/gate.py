@@ -92,7 +92,8 @@ class Gate:
 
         async def send_stamped(message: Message) -> None:
             if message["type"] == "http.response.start":
-                lease.release()  # the handler is done with the body
+                if not lease.outlasts_start:
+                    lease.release()  # the handler is done with the body
                 message["headers"] = [*message.get("headers", []), *id_headers]
             await send(message)
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from machd.errors import InvalidRequestError, ModelNotServedError
-from machd.settings.models import DEFAULT_NAME, name_essence
+from machd.settings.models import DEFAULT_NAME, OLLAMA_TAG, name_essence
 from machd.settings.texts import MAX_MODEL_NAME_CHARS, looks_like_path
 
 
@@ -60,18 +60,22 @@ class ModelNames:
             if not self._accepts_any:
                 raise InvalidRequestError.at("model", "required, but missing")
             return DEFAULT_NAME
-        essence = name_essence(asked)
+        name = self._find(asked, default) if _is_name(asked) else None
+        if name is None:
+            raise ModelNotServedError(_refusal(default, set(self.others.values())), param="model")
+        return name
+
+    def _find(self, asked: str, default: str) -> str | None:
+        """Return the name of the model that a name means; None where it means none."""
         if asked == default:
             return DEFAULT_NAME
-        if (name := self.others.get(asked)) is not None:
-            return name
+        for name in (asked, asked.removesuffix(OLLAMA_TAG)):
+            if name in self.others:
+                return self.others[name]
+        essence = name_essence(asked)
         if essence in {name_essence(default), *self._aliases}:
             return DEFAULT_NAME
-        if (name := self._essences.get(essence)) is not None:
-            return name
-        if _is_name(asked) and self._accepts_any:
-            return DEFAULT_NAME
-        raise ModelNotServedError(_refusal(default, set(self.others.values())), param="model")
+        return self._essences.get(essence, DEFAULT_NAME if self._accepts_any else None)
 
 
 _MAX_NAMES = 8

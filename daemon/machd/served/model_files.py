@@ -63,6 +63,32 @@ class FoundModel:
     modified_unix_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """The files of a model, weights and all else.
+
+    Attributes:
+        size_bytes: Of all of them.
+        modified_unix_s: When the last of them was written.
+    """
+
+    size_bytes: int
+    modified_unix_s: float
+
+
+def files_at(path: Path) -> ModelFiles | None:
+    """Look at a file, or at the files in a directory; None where there are none that can be looked at."""
+    try:
+        paths = list(islice(path.iterdir(), _MAX_ENTRIES)) if path.is_dir() else [path]
+        statuses = [one.stat() for one in paths]
+    except OSError:
+        return None
+    files = [one for one in statuses if stat.S_ISREG(one.st_mode)]
+    if not files:
+        return None
+    return ModelFiles(sum(one.st_size for one in files), max(one.st_mtime for one in files))
+
+
 def discover(directory: Path) -> list[FoundModel]:
     """List the complete models of a directory by name, at most :data:`MAX_MODELS`.
 
@@ -84,6 +110,16 @@ def discover(directory: Path) -> list[FoundModel]:
             name = f"{model.name}{model.path.suffix}"
             found.setdefault(name, replace(model, name=name))
     return [found[name] for name in sorted(found)]
+
+
+def size_on_disk(path: Path) -> int | None:
+    """Return the bytes of a model file, or of the files in a model's directory; None where there are none."""
+    try:
+        entries = [path] if path.is_file() else list(path.expanduser().iterdir())
+        statuses = [one.stat() for one in entries]
+    except OSError:
+        return None
+    return sum(one.st_size for one in statuses if stat.S_ISREG(one.st_mode))
 
 
 class _Walk:

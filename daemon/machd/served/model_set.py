@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from machd.errors import SettingsError
-from machd.served.model_files import FoundModel, discover
+from machd.served.model_files import FoundModel, ModelFiles, discover, files_at
 from machd.served.named_model import Residence
 from machd.settings.model import Settings
 from machd.settings.models import DEFAULT_NAME
@@ -31,6 +31,14 @@ class ModelToServe:
     aliases: tuple[str, ...] = ()
     is_one: bool = False
     found: FoundModel | None = None
+
+    @property
+    def files(self) -> ModelFiles | None:
+        """Its files as they are now, one of several models; None where they are not on this machine."""
+        if self.found is not None:
+            return ModelFiles(self.found.size_bytes, self.found.modified_unix_s)
+        path = self.settings.model.path
+        return None if self.is_one or path is None else files_at(Path(path).expanduser())
 
 
 def models_to_serve(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 import structlog
 
@@ -13,6 +14,7 @@ from machd.capabilities.fit import MemoryNeeds
 from machd.clock import Clock
 from machd.errors import EngineEndedError, EngineFaultError, MachdError, ModelNotLoadedError
 from machd.link.port import EnginePort
+from machd.served.model_files import ModelFiles
 from machd.served.served_model import ServedModel
 from machd.served.turns import Claim, ModelState
 from machd.settings.model import Settings
@@ -42,6 +44,34 @@ class Residence:
     ttl_s: float | None = None
 
 
+class LoadOutcome(StrEnum):
+    """How a load ended."""
+
+    LOADED = "loaded"
+    FAILED = "failed"
+    """Its engine process could not load it."""
+
+    REFUSED = "refused"
+    """The memory that it needs can never be free."""
+
+
+@dataclass(slots=True)
+class LoadHistory:
+    """What became of a model's loads since the daemon started.
+
+    Attributes:
+        outcomes: How many ended in each way.
+        suspensions: How often it gave way while requests held it.
+        last_load_s: Seconds from the grant of its memory until it was ready, the last time; 0 before.
+        loaded_unix_s: When it was last ready; None before.
+    """
+
+    outcomes: dict[LoadOutcome, int] = field(default_factory=lambda: dict.fromkeys(LoadOutcome, 0))
+    suspensions: int = 0
+    last_load_s: float = 0.0
+    loaded_unix_s: float | None = None
+
+
 class Lease:
     """A request's hold on a model, from before its load to the end of the answer."""
 
@@ -67,6 +97,8 @@ class NamedModel:
         state: What it does.
         cause: What it failed of; None unless it did.
         needs: As its engine process has found; None before.
+        files: Its files, as they were at the start; None where they are not known.
+        history: What became of its loads.
     """
 
     def __init__(  # noqa: PLR0913 - one argument for each thing that it calls
@@ -81,6 +113,7 @@ class NamedModel:
         on_ready: Callable[[], None],
         clock: Clock,
         is_one: bool = False,
+        files: ModelFiles | None = None,
     ) -> None:
         """Begin unloaded.
 
@@ -94,6 +127,7 @@ class NamedModel:
             on_ready: Called when it has been loaded.
             clock: Reads time.
             is_one: There is no other: the daemon says what becomes of it, and leaves when it cannot be loaded.
+            files: Its files, as they were at the start; None where they are not known.
         """
         self.name = name
         self.settings = settings
@@ -101,8 +135,11 @@ class NamedModel:
         self.state = ModelState.UNLOADED
         self.cause: BaseException | None = None
         self.needs: MemoryNeeds | None = None
+        self.files = files
+        self.history = LoadHistory()
         self._open_engine = open_engine
         self._residence = residence
+        self._is_pinned: bool | None = None
         self._on_change = on_change
         self._on_ready = on_ready
         self._clock = clock
@@ -112,7 +149,7 @@ class NamedModel:
         self._waiting_since_s: float | None = None
         self._ready_since_s = self._idle_since_s = clock.monotonic_s()
         self._is_granted = self._is_unwanted = False
-        self._failed_s = 0.0
+        self._failed_s = self._load_begun_s = 0.0
         self._loads = 0
         self._is_one = is_one
         self._log = structlog.get_logger("machd.models", model=name)
@@ -136,8 +173,10 @@ class NamedModel:
 
     @property
     def residence(self) -> Residence:
-        """How it lives beside others."""
-        return self._residence
+        """How it lives beside others: as its settings say, unless an operator has pinned or unpinned it."""
+        if self._is_pinned is None:
+            return self._residence
+        return replace(self._residence, is_pinned=self._is_pinned)
 
     @property
     def idle_s(self) -> float | None:
@@ -157,20 +196,25 @@ class NamedModel:
         return Claim(
             self.name,
             self.state,
-            needed_bytes=None if self.needs is None else _needed_bytes(self.needs),
+            needed_bytes=None if self.needs is None else placed(self.needs).total_bytes,
             is_granted=self._is_granted,
-            is_pinned=self._residence.is_pinned,
+            is_pinned=self.residence.is_pinned,
             leases=self._leases,
             waiting_since_s=self._waiting_since_s,
             ready_since_s=self._ready_since_s,
             idle_since_s=self._idle_since_s,
-            ttl_s=None if self._residence.is_pinned else self._residence.ttl_s,
+            ttl_s=None if self.residence.is_pinned else self.residence.ttl_s,
             is_unwanted=self._is_unwanted,
         )
 
     def live(self, residence: Residence) -> None:
         """Live beside others in another way from now on."""
         self._residence = residence
+        self._on_change()
+
+    def pin(self, *, is_pinned: bool | None) -> None:
+        """Give way to no other model, or to any; None for what its settings say."""
+        self._is_pinned = is_pinned
         self._on_change()
 
     def hold(self) -> Lease:
@@ -184,6 +228,7 @@ class NamedModel:
         self._leases -= 1
         if not self._leases:
             self._idle_since_s = self._clock.monotonic_s()
+            self._waiters = [one for one in self._waiters if not one.done()]
             if self.state is ModelState.UNLOADED and not self._waiters:
                 self._waiting_since_s = None  # everybody who waited has left
         self._on_change()
@@ -222,6 +267,25 @@ class NamedModel:
         self._is_unwanted = True
         self._on_change()
 
+    def load(self) -> None:
+        """Have it loaded, even if it has failed just now, and do not wait for it."""
+        self.retry()
+        lease = self.hold()
+
+        def end(ready: asyncio.Future[None]) -> None:
+            if not ready.cancelled():
+                ready.exception()  # the model's cause has it
+            lease.close()
+
+        self.want().add_done_callback(end)
+
+    def suspend(self) -> None:
+        """Unload it now; answers that hold it wait until another request, or an operator, has it loaded."""
+        self._is_unwanted = True
+        if self.state is ModelState.READY:
+            self.give_way()
+        self._on_change()
+
     def retry(self) -> None:
         """Forget a failure, so that the next request has it loaded."""
         self._failed_s = self._clock.monotonic_s() - _REST_S
@@ -238,6 +302,7 @@ class NamedModel:
     def start(self) -> None:
         """Start its engine process, which opens the files and says what they need."""
         self.state, self._is_granted = ModelState.LOADING, False
+        self._load_begun_s = self._clock.monotonic_s()
         self._loads += 1
         if not self._is_one:
             self._log.info("model.loading")
@@ -265,17 +330,21 @@ class NamedModel:
         """Let it read its weights."""
         assert self.needs is not None, "it has been asked for so much"
         self._is_granted = True
+        self._load_begun_s = self._clock.monotonic_s()
         self.served.link.place(self.settings_in_force)
 
     def refuse(self, error: MachdError) -> None:
         """Give up its load."""
         self._is_spent = True
+        self.history.outcomes[LoadOutcome.REFUSED] += 1
         self.served.link.stop(error)
         self._fail(error)
 
     def give_way(self) -> None:
         """End its engine process; what is open goes on when it is loaded again."""
         self.state = ModelState.SUSPENDING
+        if self._leases:
+            self.history.suspensions += 1
         if not self._is_one:
             self._log.info("model.suspending", leases=self._leases)
         begun = self.served.link.suspend()
@@ -287,7 +356,7 @@ class NamedModel:
         if self.state is not ModelState.SUSPENDING:
             return
         self.state, self._is_granted = ModelState.UNLOADED, False
-        if self._leases and self._waiting_since_s is None:
+        if self._leases and self._waiting_since_s is None and not self._is_unwanted:
             self._waiting_since_s = self._clock.monotonic_s()
         self._on_change()
 
@@ -303,6 +372,9 @@ class NamedModel:
         self._waiting_since_s = None
         self._ready_since_s = self._idle_since_s = now_s
         self._loads = 0
+        self.history.outcomes[LoadOutcome.LOADED] += 1
+        self.history.last_load_s = now_s - self._load_begun_s
+        self.history.loaded_unix_s = self._clock.unix_s()
         self.served.link.finished.add_done_callback(lambda ended: self._soon(self._finished, ended))
         if not self._is_one:
             self._log.info("model.ready")
@@ -322,6 +394,7 @@ class NamedModel:
             self.state = ModelState.UNLOADED  # the next turn tries again
             self._on_change()
             return
+        self.history.outcomes[LoadOutcome.FAILED] += 1
         if not self._is_one:
             self._log.error("model.failed", error=str(error))
         self._fail(
@@ -375,11 +448,12 @@ class NamedModel:
             return  # the event loop has closed
 
 
+def placed(needs: MemoryNeeds) -> MemoryNeeds:
+    """Return what is reserved for a model beside others: its needs, with the KV budget that it gets."""
+    return replace(needs, kv_budget_bytes=kv_bytes(needs))
+
+
 def kv_bytes(needs: MemoryNeeds) -> int:
     """Return the KV budget of a model beside others: as it is set, but no more than one whole context."""
     context_bytes = needs.bytes_per_sequence + needs.bytes_per_token * needs.context_tokens
     return max(_LEAST_KV_BYTES, min(needs.kv_budget_bytes, context_bytes))
-
-
-def _needed_bytes(needs: MemoryNeeds) -> int:
-    return replace(needs, kv_budget_bytes=kv_bytes(needs)).total_bytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -118,8 +118,19 @@ class ServedModels:
         self._rules, self._waiting = rules, waiting
         self.act()
 
-    async def lease(self, model: NamedModel) -> Lease:
+    async def lease(
+        self,
+        model: NamedModel,
+        on_wait: Callable[[], None] = lambda: None,
+        *,
+        loads: bool | None = None,
+    ) -> Lease:
         """Hold a model for a request, and wait until it is ready.
+
+        Args:
+            model: To hold.
+            on_wait: Called if that takes time.
+            loads: Whether it is loaded if it has to be; None as the settings have it.
 
         Raises:
             ModelNotLoadedError: It is not loaded and requests load none, it cannot be loaded, or has not been in time.
@@ -127,21 +138,56 @@ class ServedModels:
         lease = model.hold()
         try:
             if model.state is not ModelState.READY:
-                await self._ready(model)
+                self._check_loadable(model, loads=self._waiting.loads if loads is None else loads)
+                await self.until_ready(model, on_wait)
         except BaseException:
             lease.close()
             raise
         return lease
 
-    async def _ready(self, model: NamedModel) -> None:
+    async def load(self, model: NamedModel) -> None:
+        """Load a model for an operator, whatever ``models.autoload`` says, and wait until it is ready.
+
+        Raises:
+            ModelNotLoadedError: It cannot be loaded; the message says why.
+        """
+        lease = model.hold()
+        model.retry()
+        try:
+            await model.want()
+        except ModelNotLoadedError as error:
+            raise _with_cause(error, model) from None
+        finally:
+            lease.close()
+
+    def forget_pins(self) -> None:
+        """Pin the models that the settings pin, and no others."""
+        for one in self:
+            one.pin(is_pinned=None)
+
+    def _check_loadable(self, model: NamedModel, *, loads: bool) -> None:
         is_coming = model.state in {ModelState.LOADING, ModelState.SUSPENDING}
-        if not self._waiting.loads and not is_coming:
-            raise ModelNotLoadedError(
-                f"the model {model.name!r} is not loaded, and models.autoload is off: an operator has to load it"
-            )
+        if not loads and not is_coming:
+            reason = "the request says autoload=false"
+            if not self._waiting.loads:
+                reason = "models.autoload is off: an operator has to load it"
+            raise ModelNotLoadedError(f"the model {model.name!r} is not loaded, and {reason}")
+
+    async def until_ready(
+        self, model: NamedModel, on_wait: Callable[[], None] = lambda: None
+    ) -> None:
+        """Have a model loaded that a request holds, and wait until it is; ``on_wait`` is called if that takes time.
+
+        Raises:
+            ModelNotLoadedError: It cannot be loaded.
+            NotReadyError: It is not loaded in time.
+        """
+        ready = model.want()
+        if not ready.done():
+            on_wait()
         try:
             async with asyncio.timeout(self._waiting.max_wait_s):
-                await model.want()
+                await ready
         except TimeoutError:
             raise NotReadyError(
                 f"the model {model.name!r} was not loaded within limits.queue_timeout_s "
@@ -206,6 +252,13 @@ class ServedModels:
         delay_s = wake_s - self._clock.monotonic_s()
         if delay_s < _LONGEST_S:
             self._timer = asyncio.get_running_loop().call_later(max(0.0, delay_s), self.act)
+
+
+def _with_cause(error: ModelNotLoadedError, model: NamedModel) -> ModelNotLoadedError:
+    """Tell an operator what a client is not told."""
+    if model.cause is None or model.cause is error:
+        return error
+    return ModelNotLoadedError(f"the model {model.name!r} could not be loaded: {model.cause}")
 
 
 _LONGEST_S = 1e6

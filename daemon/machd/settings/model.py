@@ -155,7 +155,8 @@ class StreamingSettings(SettingsSection):
         ge=0.001,
         le=_DAY_S,
         description="Seconds of silence after which a stream that has its slot gets a comment "
-        "line, so that proxies do not close it. One that still waits for a slot gets nothing.",
+        "line, so that proxies do not close it. One that still waits for a slot gets nothing, unless "
+        "its model is being loaded or has been suspended.",
     )
 
 

@@ -16,7 +16,9 @@ DEFAULT_NAME = "default"
 TABLE_SECTIONS = ("model", "continuous_batching", "speculation", "cache", "experts")
 """Sections whose keys a model's table may set for that model alone."""
 
-_OLLAMA_TAG = ":latest"
+OLLAMA_TAG = ":latest"
+"""What Ollama's clients put behind a name without a tag."""
+
 _DAY_S = 86_400.0
 _YEAR_S = 31_536_000.0
 
@@ -26,7 +28,7 @@ _MemoryGb: TypeAlias = Annotated[float, Field(ge=0.001, le=1_000_000.0)] | Liter
 
 def name_essence(name: str) -> str:
     """Return a name without its case, its organisation and Ollama's tag: what names are compared by."""
-    return name.rpartition("/")[2].casefold().removesuffix(_OLLAMA_TAG)
+    return name.rpartition("/")[2].casefold().removesuffix(OLLAMA_TAG)
 
 
 class ModelTable(SettingsSection):

@@ -12,7 +12,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, Metric, Sample
 from prometheus_client.registry import Collector
 
-from machd.errors import AbortError, MachdError, UnavailableError
+from machd.errors import AbortError, MachdError, ModelNotLoadedError, UnavailableError
 from machd.link.port import RestartReason
 from machd.scheduler.events import DecodeMode, SuspendReason
 from machd.telemetry.metric_table import MetricKind, MetricSpec
@@ -83,6 +83,10 @@ class Collectors:
 
         for value in values:
             self.watch(name, is_value(value), **{label: value})
+
+    def begin(self, name: str, *values: str) -> None:
+        """Show a counter's series with these values of the labels from now on, at zero if need be."""
+        self._counters[name].labels(*values)
 
     def count(self, name: str, *values: str) -> None:
         """Add 1 to the series of a counter that has these values of the labels."""
@@ -165,7 +169,10 @@ _KNOWN_VALUES: Mapping[str, Sequence[str]] = {
     "machd_prefix_cache_hits_total": ["full", "prefix"],
     "machd_sequences_resumed_total": list(SuspendReason),
     "machd_block_files_total": ["written", "loaded", "damaged", "dropped"],
-    "machd_rejections_total": _codes(UnavailableError),
+    # One of several models may be without a load; see begin.
+    "machd_rejections_total": [
+        code for code in _codes(UnavailableError) if code != ModelNotLoadedError.code
+    ],
     "machd_aborts_total": [*_codes(AbortError), UNKNOWN_REASON],
 }
 """Values of a counter's label, by the counter's name."""

@@ -8,13 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from machd.engine.protocol.memory import DiskReading, ExpertReading, MediaReading, RankReading
+from machd.errors import ModelNotLoadedError
 from machd.generations.response_store import ResponseStore
 from machd.process.configuration import Configuration
 from machd.process.lifecycle import Lifecycle
 from machd.scheduler.draft_reading import DraftReading
 from machd.scheduler.events import DecodeMode
 from machd.scheduler.prefix_limits import PrefixReading
+from machd.served.named_model import LoadOutcome, NamedModel
 from machd.served.served_model import ServedModel
+from machd.served.turns import ModelState
 from machd.settings.model import Settings
 from machd.telemetry.lag import EventLoopLag
 from machd.telemetry.metrics import Metrics
@@ -145,6 +148,22 @@ def watch_model_gauges(
     watch_drafts(metrics, served, settings)
     metrics.watch("machd_generations_open", open_generations)
     metrics.watch("machd_engine_heartbeat_age_seconds", lambda: served.heartbeat_age_s)
+
+
+def watch_turns(metrics: ModelMetrics, model: NamedModel) -> None:
+    """Point what is exported of one of several models at what it does."""
+
+    def outcomes_of(outcome: LoadOutcome) -> Callable[[], float]:
+        return lambda: model.history.outcomes[outcome]
+
+    metrics.begin("machd_rejections_total", ModelNotLoadedError.code)
+    metrics.watch_one_of("machd_model_state", "state", list(ModelState), lambda: model.state)
+    metrics.watch("machd_model_reserved_bytes", lambda: model.reserved_bytes)
+    metrics.watch("machd_model_leases", lambda: model.leases)
+    for outcome in LoadOutcome:
+        metrics.watch("machd_model_loads_total", outcomes_of(outcome), outcome=outcome)
+    metrics.watch("machd_model_suspensions_total", lambda: model.history.suspensions)
+    metrics.watch("machd_model_last_load_seconds", lambda: model.history.last_load_s)
 
 
 def watch_caches(metrics: ModelMetrics, served: ServedModel, settings: ReadSettings) -> None:

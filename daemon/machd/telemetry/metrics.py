@@ -115,10 +115,12 @@ class _ModelFamilies(Collector):
         labelled: list[tuple[str, Collectors]] = [
             (one.model_id, one) for one in self._models if one.model_id is not None
         ]
-        if len(self._models) > 1:
+        are_several = len(self._models) > 1
+        if are_several:
             labelled.append(("", self._no_model))
         for spec in MODEL_METRICS:
-            yield _family(spec, labelled)
+            if are_several or not spec.is_of_several:
+                yield _family(spec, labelled)
 
 
 def _family(spec: MetricSpec, labelled: Sequence[tuple[str, Collectors]]) -> Metric:

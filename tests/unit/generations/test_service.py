@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Never
 
@@ -37,11 +38,13 @@ from machd.generations.service import GenerationService
 from machd.link.snapshot import LoopSnapshot
 from machd.link.state import ServedState
 from machd.process.lifecycle import Lifecycle, State
+from machd.request.constraint import Constraint, ConstraintKind
 from machd.request.conversation import Conversation
-from machd.request.generation import WHOLE_ROOM, GenerationOptions, SamplingParams
+from machd.request.generation import WHOLE_ROOM, GenerationOptions, Grammar, SamplingParams
 from machd.request.media import MEDIA_KEY, MediaKind, MediaSource
 from machd.scheduler.events import FinishReason
 from machd.scheduler.subscriber import Priority, SequenceRequest
+from machd.served.open_work import ModelSuspendedError
 from machd.served.served_model import ServedModel
 from machd.settings.model import Settings
 
@@ -55,6 +58,10 @@ class _Records:
 
     def on_request(self, record: RequestRecord) -> None:
         self.seen.append(record)
+
+
+async def _never() -> None:
+    raise AssertionError("no model is suspended")
 
 
 class _Serving:
@@ -79,7 +86,9 @@ class _Serving:
             clock=self.clock,
             observers=[self.records],
         )
-        self.service = GenerationService(served=self.served, fanout=self.fanout, open_=self.open)
+        self.service = GenerationService(
+            served=self.served, fanout=self.fanout, open_=self.open, until_ready=_never
+        )
         if is_ready:
             engine = FakeEngine(context_tokens=CONTEXT_TOKENS)
             self.loop.state = ServedState.of(engine.model, None)
@@ -465,6 +474,42 @@ async def test_tokeniser_work_runs_beside_the_event_loop(serving: _Serving) -> N
     with pytest.raises(ZeroDivisionError):
         await serving.service.in_worker(lambda: 1 // 0)
     serving.open.close()
+
+
+async def test_time_without_a_model_is_no_preparation(
+    serving: _Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A grammar that is asked of a suspended model is asked again once it is ready, with all the time there is."""
+    monkeypatch.setattr("machd.generations.open_generations._PREPARATION_LIMIT_S", 0.2)
+    constraint = Constraint(ConstraintKind.REGEX, "a", "p")
+    happened: list[str] = []
+
+    class _Suspended:
+        def is_separate(self, _constraint: Constraint) -> bool:
+            return False
+
+        def compile(
+            self, constraint: Constraint, *, is_wanted: Callable[[], bool] = lambda: True
+        ) -> Grammar:
+            del is_wanted
+            happened.append("asked")
+            if len(happened) == 1:
+                raise ModelSuspendedError
+            return Grammar(constraint.source, constraint)
+
+    async def until_ready() -> None:
+        happened.append("ready")
+        await asyncio.sleep(0.3)
+
+    monkeypatch.setattr(ServedModel, "grammars", _Suspended())
+    service = GenerationService(
+        served=serving.served, fanout=serving.fanout, open_=serving.open, until_ready=until_ready
+    )
+
+    grammar = await service.compile(constraint, client="a")
+
+    assert grammar.constraint is constraint
+    assert happened == ["asked", "ready", "asked"]
 
 
 async def test_draining_an_idle_service_is_done_at_once(serving: _Serving) -> None:

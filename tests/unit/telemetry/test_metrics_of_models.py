@@ -139,6 +139,17 @@ def test_promtool_finds_nothing_to_say_of_two_models() -> None:
     assert (done.returncode, done.stdout + done.stderr) == (0, b"")
 
 
+def test_what_is_of_several_models_is_not_on_the_page_of_one() -> None:
+    """States and loads of models are exported once there is more than one."""
+    names = {spec.family_name for spec in METRICS if spec.is_of_several}
+    assert names
+    metrics = busy_metrics()
+    metrics.models[0].name_model("first")
+    assert not names & families_of(metrics.render().decode()).keys()
+    metrics.add_model().name_model("second")
+    assert names <= families_of(metrics.render().decode()).keys()
+
+
 def test_a_models_events_count_for_it_alone() -> None:
     """Tokens of two models that have the same sequence ids are not taken for one sequence's."""
     metrics, first, second = _two_models()

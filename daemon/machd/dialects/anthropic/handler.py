@@ -15,8 +15,18 @@ from machd.dialects.anthropic.stream import AnthropicDialect
 from machd.dialects.endpoint import endpoint
 from machd.dialects.generation import converse, identify, read_conversation
 from machd.http.authentication import client_name
+from machd.http.cold_stream import ColdRequest
 from machd.http.context import ServerContext
 from machd.http.stream import while_connected
+
+
+def _cold(cold: ColdRequest) -> AnthropicDialect:
+    """A dialect that writes pings and an error alone."""
+    name = cold.model.shown_name
+    identity = identify(
+        cold.request, cold.context, endpoint="messages", prefix="msg_", model_name=name
+    )
+    return AnthropicDialect(identity, name, shows_thoughts=False)
 
 
 @endpoint(
@@ -25,6 +35,7 @@ from machd.http.stream import while_connected
     takes=MessagesRequest,
     streams=StreamEvent,
     errors=(AnthropicErrorBody,),
+    cold=_cold,
 )
 async def create_message(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
