@@ -1,7 +1,7 @@
 """A stream whose model is not ready: it begins at once, and the answer follows in it.
 
 The endpoint's handler goes on in a task of its own. Once it waits for a model (:func:`note_cold`), the framework
-gets this application, which sends headers and keep-alives until the handler's answer starts. An error that comes
+gets this application, which sends headers and keep-alive frames until the handler's answer starts. An error that comes
 before that ends the stream in the dialect's shape, because its status is spent.
 """
 
@@ -75,7 +75,7 @@ def note_cold(cold: ColdRequest) -> None:
 
 
 class _ColdStream:
-    """An ASGI application: headers, keep-alives, and the answer that a handler is still making."""
+    """An ASGI application: headers, keep-alive frames, and the answer that a handler is still making."""
 
     def __init__(
         self, answering: asyncio.Task[ASGIApp], cold: ColdRequest, shape: StreamShape
