@@ -56,13 +56,12 @@ def begins_cold(handler: Handler, shape_of: Callable[[ColdRequest], StreamShape]
         try:
             tasks: set[asyncio.Future[Any]] = {answering, cold}
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if answering.done():
+                return answering.result()
+            return _ColdStream(answering, cold.result(), shape_of(cold.result()))
         except BaseException:
             await _end(answering)
             raise
-        if answering.done():
-            return answering.result()
-        found = cold.result()
-        return _ColdStream(answering, found, shape_of(found))
 
     return answer
 
@@ -86,6 +85,12 @@ class _ColdStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer; the handler ends with this, whatever happens."""
+        try:
+            await self._answer(scope, receive, send)
+        finally:
+            await _end(self._answering)  # so that its lease is one of the request's, or has ended
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         body_lease = lease_of(scope)
         body_lease.outlasts_start = True  # the handler still needs the body
         headers = [*stream_headers(self._shape), state_header(self._cold.model.state)]
@@ -115,7 +120,6 @@ class _ColdStream:
             await send({"type": "http.response.body", "body": ending, "more_body": False})
         finally:
             await _end(keeping_alive)
-            await _end(self._answering)  # so that its lease is one of the request's, or has ended
 
     async def _keep_alive(self, send: Send) -> None:
         pause_s = self._cold.context.settings.streaming.keepalive_s
