@@ -20,6 +20,7 @@ from support.daemon.several_models import several_models
 from support.daemon.supervised_daemon import SupervisedDaemon
 from support.engines.dialogue import chat
 
+from machd.http.large_bodies import BodyLease
 from machd.served.named_model import Lease, NamedModel
 
 _LOAD_S = 1.0
@@ -128,7 +129,7 @@ def _text(events: list[dict[str, Any]]) -> str:
 
 @pytest.mark.parametrize("dialect", _DIALECTS)
 def test_a_cold_stream_begins_at_once_and_holds_the_answer(url: str, dialect: str) -> None:
-    """Its headers come before the model is loaded, keep-alives follow, and then the answer as usual."""
+    """Its headers come before the model is loaded, keep-alive frames follow, and then the answer as usual."""
     path, body = _asked(dialect, f"slow {dialect}")
     cold = _stream(url, path, body)
     warm = _stream(url, path, body)
@@ -278,6 +279,27 @@ def test_a_client_that_leaves_during_the_load_holds_nothing(
         assert ask(daemon.url, Asked(chat("say here") | {"model": "slow"})).texts == ("here",)
 
 
+def test_a_large_body_is_counted_until_its_model_is_loaded(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is held in memory although the stream has begun."""
+    released_s: list[float] = []
+    release = BodyLease.release
+
+    def release_noted(lease: BodyLease) -> None:
+        released_s.append(time.monotonic())
+        release(lease)
+
+    path, body = _asked()
+    with make() as daemon:
+        monkeypatch.setattr(BodyLease, "release", release_noted)
+        start_s = time.monotonic()
+        streamed = _stream(daemon.url, path, body)
+
+    assert streamed.begun_s < _SOON_S
+    assert released_s[0] - start_s >= _LOAD_S
+
+
 def test_a_request_without_text_that_loads_a_model_is_answered_in_one_piece(make: Make) -> None:
     """Ollama's clients read one JSON object, whatever ``stream`` is by default."""
     with make() as daemon:
@@ -287,39 +309,48 @@ def test_a_request_without_text_that_loads_a_model_is_answered_in_one_piece(make
     assert "x-model-state" not in answer.headers
 
 
-def test_the_stream_of_a_suspended_model_gets_keep_alives(make: Make) -> None:
-    """While another model has its turn."""
-    text = "an answer that goes on and on " * 12
-    with make(memory_gb=0.05, max_turn_s=0.5) as daemon, ThreadPoolExecutor(1) as pool:
-        body = chat(f"say {text}", stream=True) | {"model": "quick"}
-        long = pool.submit(_stream, daemon.url, "/v1/chat/completions", body)
-        wait_until(lambda: scrape(daemon.url, "machd_active_loops") > 0, "it is answered")
-        assert ask(daemon.url, Asked(chat("say short") | {"model": "slow"})).texts == ("short",)
-        streamed = long.result(CEILING_S)
+_LONG = "an answer that goes on and on " * 60
+"""Longer than an engine process takes to start."""
 
-    assert _text(_events(streamed.body)) == text
-    *_, paused = streamed.body.split(b": loading quick\n\n")
-    assert paused.count(b": keep-alive\n\n") >= 2
+
+def test_the_stream_of_a_suspended_model_gets_keep_alives(make: Make) -> None:
+    """While another model has its turn; then it goes on."""
+    body = chat(f"say {_LONG}", stream=True) | {"model": "quick"}
+    lines: list[str] = []
+    with (
+        make(memory_gb=0.05, max_turn_s=0.5) as daemon,
+        ThreadPoolExecutor(1) as pool,
+        httpx.stream(
+            "POST", f"{daemon.url}/v1/chat/completions", json=body, timeout=CEILING_S
+        ) as response,
+    ):
+        short = pool.submit(ask, daemon.url, Asked(chat("say short") | {"model": "slow"}))
+        for line in response.iter_lines():
+            lines.append(line)
+            if short.done() and line.startswith("data: "):
+                break
+        assert short.result(0).texts == ("short",)
+
+    assert lines.count(": keep-alive") >= 2
 
 
 def test_a_stream_that_waits_for_a_slot_begins_when_its_model_is_suspended(make: Make) -> None:
-    """One that comes before its model gives way has no headers until then, and holds its answer."""
-    text = "an answer that goes on and on " * 12
+    """It has no headers until then, and holds its answer once it has its slot."""
     section: dict[str, object] = {"memory_gb": 0.05, "max_turn_s": 0.5}
     with (
         make(**section, continuous_batching__max_b=1) as daemon,
-        ThreadPoolExecutor(3) as pool,
+        ThreadPoolExecutor(1) as pool,
     ):
-        path, body = _asked("anthropic", "quick")
-        long = chat(f"say {text}") | {"model": "quick"}
-        first = pool.submit(ask, daemon.url, Asked(long))
-        wait_until(lambda: scrape(daemon.url, "machd_active_loops") > 0, "it is answered")
-        waiting = pool.submit(_stream, daemon.url, path, body)
-        wait_until(lambda: scrape(daemon.url, "machd_requests_waiting") > 0, "it waits")
-        assert ask(daemon.url, Asked(chat("say short") | {"model": "slow"})).texts == ("short",)
+        url = f"{daemon.url}/v1/chat/completions"
+        long = chat(f"say {_LONG}", stream=True) | {"model": "quick"}
+        with httpx.stream("POST", url, json=long, timeout=CEILING_S):
+            wait_until(lambda: scrape(daemon.url, "machd_active_loops") > 0, "it is answered")
+            waiting = pool.submit(_stream, daemon.url, *_asked("anthropic", "quick"))
+            wait_until(lambda: scrape(daemon.url, "machd_requests_waiting") > 0, "it waits")
+            short = ask(daemon.url, Asked(chat("say short") | {"model": "slow"}))
         streamed = waiting.result(CEILING_S)
-        assert first.result(CEILING_S).texts == (text,)
 
+    assert short.texts == ("short",)
     assert streamed.headers["x-model-state"] in {"suspending", "unloaded", "loading"}
     assert streamed.body.startswith(b"event: ping\n")
     assert _text(_events(streamed.body)) == "hello"

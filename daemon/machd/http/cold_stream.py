@@ -1,7 +1,7 @@
 """A stream whose model is not ready: it begins at once, and the answer follows in it.
 
 The endpoint's handler goes on in a task of its own. Once it waits for a model (:func:`note_cold`), the framework
-gets this application, which sends headers and keep-alives until the handler's answer starts. An error that comes
+gets this application, which sends headers and keep-alive frames until the handler's answer starts. An error that comes
 before that ends the stream in the dialect's shape, because its status is spent.
 """
 
@@ -56,13 +56,12 @@ def begins_cold(handler: Handler, shape_of: Callable[[ColdRequest], StreamShape]
         try:
             tasks: set[asyncio.Future[Any]] = {answering, cold}
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if answering.done():
+                return answering.result()
+            return _ColdStream(answering, cold.result(), shape_of(cold.result()))
         except BaseException:
             await _end(answering)
             raise
-        if answering.done():
-            return answering.result()
-        found = cold.result()
-        return _ColdStream(answering, found, shape_of(found))
 
     return answer
 
@@ -75,7 +74,7 @@ def note_cold(cold: ColdRequest) -> None:
 
 
 class _ColdStream:
-    """An ASGI application: headers, keep-alives, and the answer that a handler is still making."""
+    """An ASGI application: headers, keep-alive frames, and the answer that a handler is still making."""
 
     def __init__(
         self, answering: asyncio.Task[ASGIApp], cold: ColdRequest, shape: StreamShape
@@ -86,6 +85,12 @@ class _ColdStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer; the handler ends with this, whatever happens."""
+        try:
+            await self._answer(scope, receive, send)
+        finally:
+            await _end(self._answering)  # so that its lease is one of the request's, or has ended
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         body_lease = lease_of(scope)
         body_lease.outlasts_start = True  # the handler still needs the body
         headers = [*stream_headers(self._shape), state_header(self._cold.model.state)]
@@ -115,7 +120,6 @@ class _ColdStream:
             await send({"type": "http.response.body", "body": ending, "more_body": False})
         finally:
             await _end(keeping_alive)
-            await _end(self._answering)  # so that its lease is one of the request's, or has ended
 
     async def _keep_alive(self, send: Send) -> None:
         pause_s = self._cold.context.settings.streaming.keepalive_s

@@ -205,7 +205,7 @@ class GenerationResponse:
         return b"".join(self._dialect.push(delta) for delta in deltas)
 
     async def _admitted(self, sender: _Sender) -> SequenceAdmitted:
-        """Wait for a slot; where the model is suspended, the stream begins and gets keep-alives meanwhile."""
+        """Wait for a slot; where the model is suspended, the stream begins and gets keep-alive frames meanwhile."""
         waiting = asyncio.create_task(self._generation.admitted())
         try:
             while True:
