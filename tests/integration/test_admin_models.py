@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from dashboard.dashboard import DASHBOARD_ROWS
 from structlog.testing import capture_logs
 from support.clients.cached_answers import Asked, ask, ask_streamed
 from support.clocks.polling import CEILING_S, wait_until
@@ -19,6 +21,10 @@ from support.daemon.forked_commands import run_machd
 from support.daemon.scraping import families_of
 from support.daemon.supervised_daemon import SupervisedDaemon
 from support.engines.dialogue import chat
+from support.programs.installed_programs import needs_programs
+from support.programs.prometheus_server import ALERTS, PrometheusServer
+
+from machd.telemetry.metric_table import METRICS
 
 _SIZE_BYTES = 35_000_000
 _TEXT = "an answer that goes on and on, whatever else is asked for " * 8
@@ -296,6 +302,23 @@ def test_the_metrics_page_tells_of_each_model(make: Make) -> None:
     assert values("machd_model_last_load_seconds")["alpha"] > 0
     assert values("machd_engine_heartbeat_age_seconds")["gamma"] == 0
     assert values("machd_engine_heartbeat_age_seconds")["org/beta"] == 0
+
+
+@needs_programs("prometheus")
+def test_panels_and_alerts_of_several_models_have_numbers(make: Make) -> None:
+    """Each expression that a daemon of one model has no series for gives a number for one of three."""
+    operator = make(_three())
+    operator.steer("alpha", "load")
+    of_several = re.compile("|".join(spec.name for spec in METRICS if spec.is_of_several))
+    panels = [query.expr for row in DASHBOARD_ROWS for one in row.panels for query in one.queries]
+    alerts = re.findall(r"^ +expr: (.*) > \d+$", ALERTS.read_text("utf-8"), re.MULTILINE)
+    asked = [one for one in (*panels, *alerts) if of_several.search(one)]
+    assert len(asked) == 8
+    with PrometheusServer(operator.daemon.url, interval="1s") as prometheus:
+        for expr in asked:
+            narrow = re.sub(r"\[.*?\]", "[10s]", expr).replace('"$instance"', '".*"')
+            whole = narrow.replace('"$model"', '".*"')
+            wait_until(lambda whole=whole: prometheus.query(whole) != [], f"{whole} has data")
 
 
 def test_a_refusal_counts_for_the_model_that_was_asked_for(make: Make) -> None:
