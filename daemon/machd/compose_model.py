@@ -90,7 +90,7 @@ class ModelParts:
         feed = self._feed = shared.feed.add_model(lambda: self.metrics.model_id)
         log = SchedulerLog(lambda: self.metrics.model_id)
         self._fanout = Fanout(self._event_loop, [self.metrics, log, shared.throughput, feed])
-        self.served = ServedModel(engine, lambda: self.model.settings, self._check_loaded)
+        self.served = ServedModel(engine, lambda: self.model.settings_in_force, self._check_loaded)
         self.model = NamedModel(
             name,
             settings,
@@ -109,7 +109,7 @@ class ModelParts:
         watch_model_gauges(
             self.metrics,
             self.served,
-            lambda: self.model.settings,
+            lambda: self.model.settings_in_force,
             open_generations=lambda: shared.open_generations.count_of(self.model.shown_name),
         )
         self.service = GenerationService(

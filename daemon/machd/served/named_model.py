@@ -11,7 +11,13 @@ import structlog
 
 from machd.capabilities.fit import MemoryNeeds
 from machd.clock import Clock
-from machd.errors import DrainDeadlineError, EngineFaultError, MachdError, ModelNotLoadedError
+from machd.errors import (
+    DrainDeadlineError,
+    EngineEndedError,
+    EngineFaultError,
+    MachdError,
+    ModelNotLoadedError,
+)
 from machd.link.port import EnginePort
 from machd.served.served_model import ServedModel
 from machd.served.turns import Claim, ModelState
@@ -355,7 +361,7 @@ class NamedModel:
 
     def _not_loaded(self, error: BaseException) -> None:
         self._is_spent = True
-        has_died = isinstance(error, EngineFaultError)
+        has_died = isinstance(error, EngineEndedError)
         if (
             has_died
             and not self._is_one
