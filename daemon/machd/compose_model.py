@@ -16,7 +16,7 @@ from machd.generations.fanout import Fanout
 from machd.generations.open_generations import OpenGenerations
 from machd.generations.service import GenerationService
 from machd.kv_events.publisher import KvEventPublisher
-from machd.link.block_events import KvEvent
+from machd.link.block_events import AllBlocksCleared, KvEvent
 from machd.link.port import OpenEngine, RestartReason
 from machd.process.configuration import Configuration
 from machd.process.lifecycle import Lifecycle
@@ -124,7 +124,7 @@ class ModelParts:
         """Publish a change of the blocks in memory."""
         kv_events = self._shared.kv_events()
         if kv_events is not None:
-            kv_events.put(event)
+            kv_events.put(event, self.model_name)
 
     def model_sized(self, needs: MemoryNeeds, device_memory_bytes: int) -> None:
         """Have the model wait for the memory that it needs."""
@@ -173,6 +173,8 @@ class ModelParts:
         """
         if self._watching is not None:
             self._watching.cancel()
+        if not has_heir:
+            self.block_changed(AllBlocksCleared())
         self._shared.feed.forget_model(self._feed)
         if not has_heir:
             self._shared.metrics.forget_model(self.metrics)
