@@ -56,10 +56,14 @@ class PartsOfModels:
         self.services: Mapping[NamedModel, GenerationService] = self._services
         self.take_on(settings, models_to_serve(settings, find_models(settings)))
 
+    def __getitem__(self, name: str) -> ModelParts:
+        """Return the parts of the model that is served under a name."""
+        return self._served[name].parts
+
     @property
     def default(self) -> ModelParts:
         """The default model's."""
-        return self._served[self._models.default.name].parts
+        return self[self._models.default.name]
 
     @property
     def asked(self) -> tuple[ModelToServe, ...]:
