@@ -8,7 +8,7 @@ another one of its name: answers that run end on the old one, and requests that 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from machd.compose_model import ModelParts, Shared
@@ -97,7 +97,7 @@ class PartsOfModels:
 
         New ones are made first: if that fails, nothing has changed.
         """
-        made = {one.name: self._made(one) for one in models if self._needs_load(one)}
+        made = self._all_made([one for one in models if self._needs_load(one)])
         served = {
             one.name: _Served(
                 made[one.name] if one.name in made else self._served[one.name].parts, one
@@ -131,6 +131,18 @@ class PartsOfModels:
         changed = changed_keys(now.asked.settings, model.settings)
         return model.found != now.asked.found or not all(key.is_live for key in changed)
 
+    def _all_made(self, models: Sequence[ModelToServe]) -> dict[str, ModelParts]:
+        """Make the parts of new models, or of none."""
+        made = dict[str, ModelParts]()
+        try:
+            for one in models:
+                made[one.name] = self._made(one)
+        except BaseException:
+            for parts in made.values():
+                parts.forget(has_heir=self._has_heir(parts))
+            raise
+        return made
+
     def _made(self, model: ModelToServe) -> ModelParts:
         return ModelParts(
             model.name,
@@ -147,8 +159,12 @@ class PartsOfModels:
         """Forget a model that has left, once its last answer has ended."""
         self._leaving.remove(parts)
         del self._services[parts.model]
+        parts.forget(has_heir=self._has_heir(parts))
+
+    def _has_heir(self, parts: ModelParts) -> bool:
+        """Whether another model goes by the same name."""
         others = (*(one.parts for one in self._served.values()), *self._leaving)
-        parts.forget(has_heir=any(one.metrics is parts.metrics for one in others))
+        return any(one.metrics is parts.metrics for one in others)
 
 
 def _live_by(parts: ModelParts, model: ModelToServe) -> None:
@@ -156,8 +172,12 @@ def _live_by(parts: ModelParts, model: ModelToServe) -> None:
     settings, old = model.settings, parts.model.settings
     parts.model.settings = settings
     in_force = parts.model.settings_in_force
+    has_config = parts.model.is_one or parts.model.claim.holds_memory
     if _read_by_config(settings) != _read_by_config(old):
-        parts.change_config(in_force)
+        if has_config:
+            parts.change_config(in_force)
+        else:
+            parts.served.link.set_limits(in_force)  # its next process begins with them
     # Afterwards and at once: another config may have to wait for a step.
     if _read_by_engine(settings) != _read_by_engine(old):
         parts.served.link.set_limits(in_force)

@@ -18,6 +18,9 @@ from support.daemon.scraping import families_of
 from support.daemon.supervised_daemon import SupervisedDaemon
 from support.engines.dialogue import chat
 
+from machd.link.port import EngineListener, EnginePort, OpenEngine
+from machd.settings.model import Settings
+
 _TEXT = "an answer that goes on while models come and go " * 6
 _SIZE = 35_000_000
 _FLAGS: dict[str, object] = {
@@ -37,6 +40,18 @@ class _Daemon(SupervisedDaemon):
         self.write("alpha", "beta")
         environ = {"XDG_RUNTIME_DIR": str(directory), "HOME": str(directory)}
         super().__init__(_FLAGS, config_path=self._path, environ=environ)
+        self.unmakable: str | None = None
+
+    def _open_engine(self) -> OpenEngine:
+        """Fail to make an engine whose path has a word in it."""
+        make = super()._open_engine()
+
+        def open_engine(settings: Settings, listener: EngineListener) -> EnginePort:
+            if self.unmakable is not None and self.unmakable in (settings.model.path or ""):
+                raise OSError("there is no room for another thread")
+            return make(settings, listener)
+
+        return open_engine
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -224,6 +239,37 @@ def test_a_reload_that_is_refused_changes_no_model(daemon: _Daemon) -> None:
     assert daemon.say("beta").status_code == 200
 
 
+def test_a_model_whose_engine_cannot_be_made_changes_nothing(daemon: _Daemon) -> None:
+    """Where one of two new models cannot be prepared, neither is served, and the others are as they were."""
+    daemon.unmakable = "broken"
+    daemon.write("alpha", "gamma", tables={"delta": 'path = "fake?size=1&broken=1"'})
+    assert daemon.reload().status_code == 500
+    assert daemon.names == ["alpha", "beta"]
+    assert daemon.say("beta").status_code == 200
+    assert daemon.measured == {"alpha", "beta"}
+    daemon.unmakable = None
+    assert daemon.reload().status_code == 200
+    assert daemon.names == ["alpha", "delta", "gamma"]
+
+
+def test_a_batch_that_is_changed_before_a_load_keeps_to_its_budget(daemon: _Daemon) -> None:
+    """A model that is not loaded takes the new settings on when it is, with the KV budget that it is given."""
+    table = f'path = "fake?size={_SIZE}"\ncontinuous_batching.max_b = 2'
+    daemon.write("alpha", tables={"beta": table})
+    daemon.reload()
+    assert daemon.say("beta").status_code == 200
+    page = families_of(httpx.get(f"{daemon.url}/metrics").text)
+
+    def value(name: str, state: str) -> float:
+        (sample,) = [
+            one for one in page[name].samples if one.labels == {"model": "beta", "state": state}
+        ]
+        return sample.value
+
+    assert value("machd_slots", "free") + value("machd_slots", "occupied") == 2
+    assert value("machd_kv_cache_bytes", "budget") == 10_000 * 1024
+
+
 def test_no_answer_is_cut_while_models_are_added_changed_and_removed(daemon: _Daemon) -> None:
     """Requests come all the time; each that is taken gets its whole answer, from a model of its name."""
     done = threading.Event()
@@ -257,5 +303,7 @@ def test_no_answer_is_cut_while_models_are_added_changed_and_removed(daemon: _Da
         assert all(one.result(CEILING_S) for one in counts)
 
     assert refused
-    wait_until(lambda: daemon.alive() <= 2, "what is served no longer has no process")
-    assert daemon.measured <= {"alpha", "beta"}
+    wait_until(
+        lambda: daemon.measured <= {"alpha", "beta"}, "what is served no longer is forgotten"
+    )
+    wait_until(lambda: daemon.alive() <= 2, "and has no process")

@@ -26,6 +26,7 @@ class ServerContext:
     Attributes:
         services: What opens the generations of each model; those of models that come and go are in it, too.
         model: The model that the request asks for; None before that is known (:meth:`leased`).
+        own_service: What opens that model's generations; the model may leave before the request has ended.
     """
 
     clock: Clock
@@ -36,6 +37,7 @@ class ServerContext:
     services: Mapping[NamedModel, GenerationService]
     names: ModelNames = field(default_factory=ModelNames)
     model: NamedModel | None = None
+    own_service: GenerationService | None = None
 
     @property
     def served(self) -> ServedModel:
@@ -45,7 +47,7 @@ class ServerContext:
     @property
     def service(self) -> GenerationService:
         """What opens that model's generations."""
-        return self.services[self.model or self.models.default]
+        return self.own_service or self.services[self.models.default]
 
     def find(self, asked: str | None) -> NamedModel:
         """Return the model that a request asks for.
@@ -74,4 +76,4 @@ class ServerContext:
 
     def of(self, model: NamedModel) -> ServerContext:
         """Return the context of a model."""
-        return replace(self, model=model)
+        return replace(self, model=model, own_service=self.services[model])
