@@ -23,6 +23,7 @@ from machd.settings.model import Settings
 
 _TEXT = "an answer that goes on while models come and go " * 6
 _SIZE = 35_000_000
+_SECTION = "memory_gb = 0.1\nmax_turn_s = 1.0"
 _FLAGS: dict[str, object] = {
     "admin.listen": "127.0.0.1:0",
     "continuous_batching.enabled": True,
@@ -34,9 +35,10 @@ _FLAGS: dict[str, object] = {
 class _Daemon(SupervisedDaemon):
     """One whose file of settings is written anew."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, section: str = _SECTION) -> None:
         self._directory = directory
         self._path = directory / "machd.toml"
+        self._section = section
         self.write("alpha", "beta")
         environ = {"XDG_RUNTIME_DIR": str(directory), "HOME": str(directory)}
         super().__init__(_FLAGS, config_path=self._path, environ=environ)
@@ -66,12 +68,11 @@ class _Daemon(SupervisedDaemon):
         self,
         *names: str,
         tables: Mapping[str, str] | None = None,
-        section: str = "memory_gb = 0.1\nmax_turn_s = 1.0",
     ) -> None:
         """Write models of one size, and tables with other lines."""
         models = dict.fromkeys(names, f'path = "fake?size={_SIZE}"') | dict(tables or {})
         lines = [
-            f"[models]\n{section}",
+            f"[models]\n{self._section}",
             *(f"[models.{name}]\n{one}" for name, one in models.items()),
         ]
         self._path.write_text("\n".join(lines))
@@ -268,6 +269,26 @@ def test_a_batch_that_is_changed_before_a_load_keeps_to_its_budget(daemon: _Daem
 
     assert value("machd_slots", "free") + value("machd_slots", "occupied") == 2
     assert value("machd_kv_cache_bytes", "budget") == 10_000 * 1024
+
+
+def test_a_directory_is_looked_through_again(tmp_path: Path) -> None:
+    """A reload serves a file that has come, and no longer one that has gone, though no key has changed."""
+    models = tmp_path / "models"
+    models.mkdir()
+    (models / "one.gguf").write_bytes(b"GGUF")
+    with (
+        kept_logging(),
+        _Daemon(tmp_path, f'{_SECTION}\ndirectory = "{models}"') as daemon,
+        daemon.admin,
+    ):
+        assert daemon.names == ["alpha", "beta", "one"]
+        (models / "two.gguf").write_bytes(b"GGUF")
+        (models / "one.gguf").unlink()
+        assert daemon.reload().json()["changed"] == []
+        assert daemon.names == ["alpha", "beta", "two"]
+        daemon.write("alpha")
+        assert daemon.reload().status_code == 200
+        assert daemon.names == ["alpha", "two"]
 
 
 def test_no_answer_is_cut_while_models_are_added_changed_and_removed(daemon: _Daemon) -> None:
