@@ -113,8 +113,6 @@ _LM_STUDIO = ("/api/v0/", "/api/v1/")
 def _routes() -> list[tuple[str, set[str]]]:
     """Every path that the application has, parameters filled in, and its methods."""
     context = ServerContext(
-        served=cast("Any", None),
-        service=cast("Any", None),
         clock=SystemClock(),
         settings=Settings(),
         versions=installed_versions(),

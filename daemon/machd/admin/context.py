@@ -34,6 +34,7 @@ class AdminContext:
         model: The model that the request is about: the default one unless it names another (:meth:`asked`).
         names: Reads the names under which models are found.
         to_serve: Reads which models there are, by name.
+        services: What opens the generations of each model; those of models that come and go are in it, too.
         client_names: Reads the names of the API keys; none where requests need no key.
         probe: Measures a model at the next idle moment and then schedules as the verdict allows.
     """
@@ -41,7 +42,7 @@ class AdminContext:
     model: NamedModel
     open_generations: OpenGenerations
     models: ServedModels
-    services: Mapping[str, GenerationService]
+    services: Mapping[NamedModel, GenerationService]
     names: Callable[[], ModelNames]
     to_serve: Callable[[], Mapping[str, ModelToServe]]
     lifecycle: Lifecycle
@@ -65,7 +66,7 @@ class AdminContext:
     @property
     def service(self) -> GenerationService:
         """What opens that model's generations."""
-        return self.services[self.model.name]
+        return self.services[self.model]
 
     @property
     def settings(self) -> Settings:
@@ -97,8 +98,6 @@ class AdminContext:
     def public(self) -> ServerContext:
         """Return the context of endpoints that both listeners have, with the settings of now."""
         return ServerContext(
-            served=self.served,
-            service=self.service,
             clock=self.clock,
             settings=self.configuration.settings,
             versions=self.versions,

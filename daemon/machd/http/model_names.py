@@ -62,8 +62,12 @@ class ModelNames:
             return DEFAULT_NAME
         name = self._find(asked, default) if _is_name(asked) else None
         if name is None:
-            raise ModelNotServedError(_refusal(default, set(self.others.values())), param="model")
+            raise self.refusal(default)
         return name
+
+    def refusal(self, default: str) -> ModelNotServedError:
+        """Say that no model has the name that a request asks for, and which names there are."""
+        return ModelNotServedError(_refusal(default, set(self.others.values())), param="model")
 
     def _find(self, asked: str, default: str) -> str | None:
         """Return the name of the model that a name means; None where it means none."""

@@ -83,7 +83,7 @@ class _House:
         self.clock = ManualClock()
         rules = Rules(budget_bytes=places * _SIZE_BYTES, max_turn_s=60.0)
         self.models = ServedModels(rules, Waiting(loads=loads, max_wait_s=60.0), self.clock)
-        self.models.add([self._model(name) for name in names])
+        self.models.serve([self._model(name) for name in names])
 
     def _model(self, name: str) -> NamedModel:
         served = SimpleNamespace(link=_Engine(), snapshot=None, state=None)
@@ -95,6 +95,7 @@ class _House:
             residence=Residence(),
             on_change=self.models.act,
             on_ready=lambda: None,
+            on_gone=lambda: None,
             clock=self.clock,
         )
 
