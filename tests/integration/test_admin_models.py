@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,10 @@ def _make(tmp_path: Path) -> Iterator[Make]:
 
 def _asked(model: str, text: str = _TEXT) -> Asked:
     return Asked(chat(f"say {text}") | {"model": model})
+
+
+def _has_data(prometheus: PrometheusServer, expr: str) -> bool:
+    return prometheus.query(expr) != []
 
 
 def _three(load_s: float = 0.0) -> dict[str, str]:
@@ -318,7 +323,7 @@ def test_panels_and_alerts_of_several_models_have_numbers(make: Make) -> None:
         for expr in asked:
             narrow = re.sub(r"\[.*?\]", "[10s]", expr).replace('"$instance"', '".*"')
             whole = narrow.replace('"$model"', '".*"')
-            wait_until(lambda whole=whole: prometheus.query(whole) != [], f"{whole} has data")
+            wait_until(partial(_has_data, prometheus, whole), f"{whole} has data")
 
 
 def test_a_refusal_counts_for_the_model_that_was_asked_for(make: Make) -> None:
