@@ -116,6 +116,10 @@ def _asked(model: str, text: str = _TEXT) -> Asked:
     return Asked(chat(f"say {text}") | {"model": model})
 
 
+def _has_data(prometheus: PrometheusServer, expr: str) -> bool:
+    return prometheus.query(expr) != []
+
+
 def _three(load_s: float = 0.0) -> dict[str, str]:
     return dict.fromkeys(("alpha", "org/beta", "gamma"), f"size={_SIZE_BYTES}&load_s={load_s}")
 
@@ -320,10 +324,6 @@ def test_panels_and_alerts_of_several_models_have_numbers(make: Make) -> None:
             narrow = re.sub(r"\[.*?\]", "[10s]", expr).replace('"$instance"', '".*"')
             whole = narrow.replace('"$model"', '".*"')
             wait_until(partial(_has_data, prometheus, whole), f"{whole} has data")
-
-
-def _has_data(prometheus: PrometheusServer, expr: str) -> bool:
-    return prometheus.query(expr) != []
 
 
 def test_a_refusal_counts_for_the_model_that_was_asked_for(make: Make) -> None:
