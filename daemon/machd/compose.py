@@ -15,6 +15,7 @@ from machd.capabilities.versions import Versions, installed_versions
 from machd.clock import Clock
 from machd.compose_model import ModelParts, Shared
 from machd.dialects.app import AppSwitch, create_app
+from machd.engine.protocol.downloads import Downloaded
 from machd.engine.protocol.media import MediaBounds
 from machd.generations.decodings import MediaRules
 from machd.generations.media_fetch import FetchRules
@@ -31,6 +32,7 @@ from machd.kv_events.publishing import open_files, open_kv_events
 from machd.link.port import OpenEngine
 from machd.process.configuration import Configuration
 from machd.process.lifecycle import Lifecycle
+from machd.served.downloads import Downloads
 from machd.served.model_set import ModelToServe, find_models, models_to_serve
 from machd.served.served_models import ServedModels, Waiting
 from machd.served.throughput import Throughput
@@ -109,6 +111,7 @@ class Parts:
             kv_events=lambda: self.kv_events,
         )
         self.models = ServedModels(_rules(settings), _waiting(settings), clock)
+        self.downloads = Downloads(self._on_pulled)
         self._open_engine = open_engine
         self._found = find_models(settings)
         to_serve = models_to_serve(settings, self._found)
@@ -155,6 +158,7 @@ class Parts:
                 responses=self._responses,
                 versions=installed_versions(),
                 started_unix_s=self._clock.unix_s(),
+                downloads=self.downloads,
                 client_names=lambda: self._client_names,
                 probe=lambda: self.default.change_config(self.default.model.settings, measure=True),
             ),
@@ -180,6 +184,10 @@ class Parts:
             is_one=model.is_one,
             models=self.models,
         )
+
+    async def _on_pulled(self, _done: Downloaded) -> None:
+        """Serve a model that has come, where a directory of the settings covers it."""
+        await self.configuration.renew()
 
     def _prepare(self, settings: Settings) -> Callable[[], None]:
         """Get ready what other settings need; see :data:`machd.process.configuration.Prepare`."""
@@ -223,6 +231,7 @@ class Parts:
                 models_to_serve(settings, self._found),
                 is_exposed=self._is_exposed,
             ),
+            downloads=self.downloads,
         )
         return create_app(
             context,

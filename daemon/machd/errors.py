@@ -32,6 +32,7 @@ What an instance holds is annotated in its class, so that it can be sent to anot
         . TemplateLimitError          the model's chat template takes too much
       - AuthenticationError           401
       - ForbiddenOriginError          403
+      - OperatorRequiredError         403
       - NotFoundError                 404
         . ModelNotServedError
       - MethodNotAllowedError         405
@@ -258,6 +259,14 @@ class ForbiddenOriginError(RequestError):
     """A browser page of an origin that is not allowed sent this."""
 
     code = "origin_not_allowed"
+    http_status = 403
+    error_type = "permission_error"
+
+
+class OperatorRequiredError(RequestError):
+    """Only an operator may have that done, and the request's key is no operator's."""
+
+    code = "operator_required"
     http_status = 403
     error_type = "permission_error"
 

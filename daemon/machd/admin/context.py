@@ -15,6 +15,7 @@ from machd.generations.service import GenerationService
 from machd.http.context import ServerContext
 from machd.process.configuration import Configuration
 from machd.process.lifecycle import Lifecycle
+from machd.served.downloads import Downloads
 from machd.served.served_model import ServedModel
 from machd.served.served_models import ServedModels
 from machd.served.throughput import Throughput
@@ -46,6 +47,7 @@ class AdminContext:
     responses: ResponseStore
     versions: Versions
     started_unix_s: float
+    downloads: Downloads
     client_names: Callable[[], frozenset[str]]
     probe: Callable[[], Future[None]]
 

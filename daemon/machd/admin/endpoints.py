@@ -11,6 +11,7 @@ from machd.admin.config import get_config, patch_config, reload, set_log_level
 from machd.admin.errors import AdminErrorBody
 from machd.admin.events import watch_events
 from machd.admin.mode import drain, probe, resume, set_mode
+from machd.admin.pulling import pull_model, stop_pull
 from machd.admin.requests import abort_requests, list_requests
 from machd.admin.status import get_status
 from machd.admin.warming import warm_cache
@@ -31,6 +32,8 @@ _OWN_HANDLERS = (
     clear_cache,
     warm_cache,
     probe,
+    pull_model,
+    stop_pull,
     set_log_level,
     watch_events,
 )

@@ -15,7 +15,7 @@ from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 from litestar.types import Scope
 
-from machd.errors import AuthenticationError, SettingsError
+from machd.errors import AuthenticationError, OperatorRequiredError, SettingsError
 from machd.http.endpoint import PUBLIC
 from machd.http.secret_files import credential_path, read_secret
 from machd.settings.model import Settings
@@ -136,6 +136,14 @@ async def require_api_key(  # async so that the framework calls it here and not 
 def client_name(scope: Scope) -> str:
     """Return the client's name, which the guard has set."""
     return str(scope["state"].get(_CLIENT_KEY, ANONYMOUS))
+
+
+def require_operator(scope: Scope) -> None:
+    """Raise OperatorRequiredError for a request that may not change what is served."""
+    if client_name(scope) != ANONYMOUS:
+        raise OperatorRequiredError(
+            "only an operator may have models fetched here: ask the admin API, or run `machd model pull` on the server"
+        )
 
 
 def _parse(lines: Sequence[str]) -> tuple[dict[str, bytes], list[str]]:

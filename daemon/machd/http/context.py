@@ -13,6 +13,7 @@ from machd.generations.response_store import ResponseStore
 from machd.generations.service import GenerationService
 from machd.http.leases import keep
 from machd.http.model_names import ModelNames
+from machd.served.downloads import Downloads
 from machd.served.named_model import NamedModel
 from machd.served.served_model import ServedModel
 from machd.served.served_models import ServedModels
@@ -38,6 +39,7 @@ class ServerContext:
     models: ServedModels
     services: Mapping[str, GenerationService]
     names: ModelNames = field(default_factory=ModelNames)
+    downloads: Downloads = field(default_factory=Downloads)
 
     def find(self, asked: str | None) -> NamedModel:
         """Return the model that a request asks for.
