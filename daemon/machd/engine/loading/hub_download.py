@@ -160,7 +160,7 @@ class _Download:
         chosen = [
             one
             for one in files
-            if any(fnmatch(one.name, pattern) for pattern in patterns)
+            if any(fnmatch(one.name.lower(), pattern.lower()) for pattern in patterns)
             and not any(fnmatch(one.name.lower(), pattern) for pattern in _NEVER)
         ]
         has_weights = any(fnmatch(one.name.lower(), kind) for one in chosen for kind in _WEIGHTS)
