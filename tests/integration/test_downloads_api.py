@@ -79,7 +79,8 @@ def test_an_operator_pulls_a_model(daemon: AdminDaemon, cache: Path) -> None:
 
     assert lines[0]["status"] == "planned"
     assert lines[0]["total_bytes"] >= _SIZE_BYTES
-    assert lines[-1] == {
+    assert lines[-1].keys() >= {"note"}  # a daemon of one model goes on serving that one
+    assert {name: value for name, value in lines[-1].items() if name != "note"} == {
         "status": "success",
         "model": _MODEL,
         "revision": COMMIT,

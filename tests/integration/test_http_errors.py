@@ -51,7 +51,6 @@ _UNKNOWN_PATHS = [
     "/admin/status",
     "/metrics/x",
     "/api",
-    "/api/pull",
     "/api/delete",
     "/api/embed",
     "/api/chat/x",
@@ -785,6 +784,7 @@ def test_a_loading_daemon_says_so_on_every_endpoint() -> None:
         "/api/chat": chat(),
         "/api/generate": completion(),
         "/api/show": {"model": "fake"},
+        "/api/pull": {"model": "org/name"},
         "/tokenize": {"prompt": "a"},
         "/detokenize": {"tokens": [1]},
     }
@@ -817,6 +817,8 @@ def test_a_loading_daemon_says_so_on_every_endpoint() -> None:
         answer = answers[endpoint.path]
         if endpoint.path in needs_no_model:
             assert answer.status_code == 200, endpoint.path
+        elif endpoint.path == "/api/pull":
+            assert answer.status_code == 404  # one model is all that this daemon serves
         elif endpoint.path != "/health/ready":
             _check(answer, 503, "not_ready")
             assert int(answer.headers["retry-after"]) >= 1

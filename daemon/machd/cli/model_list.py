@@ -50,7 +50,7 @@ class LocalModel:
     size_bytes: int
 
 
-@click.command("list")
+@click.command("list", short_help="List the models on this machine.")
 @click.option(
     "--config",
     "config_path",

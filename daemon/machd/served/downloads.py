@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import msgspec
 import structlog
+from msgspec import structs
 
 from machd.engine.protocol.downloads import (
     Downloaded,
@@ -265,16 +266,14 @@ class _Running:
         finally:
             await _ended(process)
 
-    async def _served(self, done: Downloaded) -> Downloaded | DownloadFailed:
+    async def _served(self, done: Downloaded) -> Downloaded:
         self._log.info(
             "model.downloaded", model=done.model, revision=done.revision, bytes=done.total_bytes
         )
         try:
             await self._on_pulled(done)
         except MachdError as error:
-            return DownloadFailed(
-                code=error.code, message=f"{done.model} is here, and cannot be served: {error}"
-            )
+            return structs.replace(done, note=f"it is here, and not served yet: {error}")
         return done
 
     def _note(self, event: DownloadEvent) -> None:

@@ -28,7 +28,7 @@ from machd.errors import InvalidRequestError
 from machd.http.authentication import require_operator
 from machd.http.context import ServerContext
 from machd.http.download_stream import DownloadStream
-from machd.http.endpoint import JSON_LINES
+from machd.http.endpoint import JSON_LINES, Answer
 from machd.http.stream import while_connected
 from machd.served.downloads import DownloadWatch, check_online
 from machd.settings.texts import HUB_ID
@@ -88,9 +88,8 @@ class OllamaPullStatus(Struct, frozen=True, kw_only=True):
 @endpoint(
     "POST /api/pull",
     OllamaPullStatus,
+    Answer(200, OllamaPullStatus, JSON_LINES),
     takes=OllamaPullRequest,
-    streams=OllamaPullStatus,
-    stream_type=JSON_LINES,
     also=(409,),
     errors=(OllamaErrorBody,),
 )
@@ -98,11 +97,11 @@ async def pull_ollama_model(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> ASGIApp:
     """Fetch a model from the hub, in Ollama's words."""
+    body = await read_public_body(request, context, OllamaPullRequest)
     section = context.settings.models
     if context.models.is_one and not section.hub_cache and section.directory is None:
         raise ollama_not_found("/api/pull")  # nothing that comes would be served
     require_operator(request.scope)
-    body = await read_public_body(request, context, OllamaPullRequest)
     order = body.order()
     check_online(context.settings)
     watch = context.downloads.follow(order)

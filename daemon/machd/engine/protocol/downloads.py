@@ -54,12 +54,14 @@ class Downloaded(Struct, frozen=True, kw_only=True, tag_field="status", tag="suc
 
     Attributes:
         path: What `machd serve` takes: the directory, or the one GGUF file.
+        note: Why the daemon that fetched it does not serve it; empty where it does, or fetched nothing.
     """
 
     model: str
     revision: str
     path: str
     total_bytes: int
+    note: str = ""
 
 
 class DownloadFailed(Struct, frozen=True, kw_only=True, tag_field="status", tag="error"):
