@@ -14,6 +14,7 @@ from machd.admin.token import AdminToken
 from machd.capabilities.versions import Versions, installed_versions
 from machd.clock import Clock
 from machd.compose_model import ModelParts, Shared
+from machd.compose_models import PartsOfModels
 from machd.dialects.app import AppSwitch, create_app
 from machd.engine.protocol.downloads import Downloaded
 from machd.engine.protocol.media import MediaBounds
@@ -21,7 +22,6 @@ from machd.generations.decodings import MediaRules
 from machd.generations.media_fetch import FetchRules
 from machd.generations.open_generations import GenerationLimits, OpenGenerations
 from machd.generations.response_store import ResponseStore
-from machd.generations.service import GenerationService
 from machd.http.authentication import ApiKeys
 from machd.http.context import ServerContext
 from machd.http.file_limit import fit_connections
@@ -33,12 +33,13 @@ from machd.link.port import OpenEngine
 from machd.process.configuration import Configuration
 from machd.process.lifecycle import Lifecycle
 from machd.served.downloads import Downloads
-from machd.served.model_set import ModelToServe, find_models, models_to_serve
+from machd.served.model_set import ModelToServe
 from machd.served.served_models import ServedModels, Waiting
 from machd.served.throughput import Throughput
 from machd.served.turns import Rules
+from machd.settings.keys import SettingKey
 from machd.settings.model import Settings
-from machd.settings.models import DEFAULT_NAME, ModelsSettings
+from machd.settings.models import DEFAULT_NAME, TABLE_SECTIONS, ModelsSettings
 from machd.settings.sources import LoadedSettings, SettingsSources
 from machd.telemetry.gauges import watch_daemon_gauges
 from machd.telemetry.lag import EventLoopLag
@@ -87,7 +88,9 @@ class Parts:
         self.max_connections = fit_connections(
             settings.limits.max_connections, other_files=open_files(settings.kv_events)
         )
-        self.configuration = Configuration(sources, loaded, self._prepare, clock)
+        self.configuration = Configuration(
+            sources, loaded, self._prepare, clock, is_live=self._is_live
+        )
         self.metrics = Metrics()
         self.lifecycle = Lifecycle()
         self.lag = EventLoopLag(clock)
@@ -112,18 +115,15 @@ class Parts:
         )
         self.models = ServedModels(_rules(settings), _waiting(settings), clock)
         self.downloads = Downloads(self._on_pulled)
-        self._open_engine = open_engine
-        self._found = find_models(settings)
-        to_serve = models_to_serve(settings, self._found)
-        self.parts_of = {one.name: self._model_parts(one) for one in to_serve}
-        self.models.add(one.model for one in self.parts_of.values())
+        self._parts_of_models = PartsOfModels(settings, self._shared, open_engine, self.models)
         self._responses = ResponseStore(
             max_responses=settings.limits.max_stored_responses,
             max_bytes=settings.limits.max_stored_response_bytes,
         )
         api_keys = admit(settings)
         self._client_names = api_keys.names
-        self.app = AppSwitch(self._make_app(settings, api_keys, self.max_connections))
+        to_serve = self._parts_of_models.asked
+        self.app = AppSwitch(self._make_app(settings, to_serve, api_keys, self.max_connections))
         self.metrics.export_vllm_names(on=settings.metrics.vllm_names)
         # Last: it binds sockets and has to be closed.
         self.kv_events: KvEventPublisher | None = open_kv_events(
@@ -143,11 +143,9 @@ class Parts:
         """The application for operators."""
         return create_admin_app(
             AdminContext(
-                served=self.default.served,
-                service=self.default.service,
                 open_generations=self.open_generations,
                 models=self.models,
-                services=self._services,
+                services=self._parts_of_models.services,
                 lifecycle=self.lifecycle,
                 metrics=self.metrics,
                 clock=self._clock,
@@ -168,22 +166,11 @@ class Parts:
     @property
     def default(self) -> ModelParts:
         """The default model's."""
-        return self.parts_of[self.models.default.name]
+        return self._parts_of_models.default
 
-    @property
-    def _services(self) -> dict[str, GenerationService]:
-        return {name: one.service for name, one in self.parts_of.items()}
-
-    def _model_parts(self, model: ModelToServe) -> ModelParts:
-        return ModelParts(
-            model.name,
-            model.settings,
-            self._shared,
-            self._open_engine,
-            residence=model.residence,
-            is_one=model.is_one,
-            models=self.models,
-        )
+    def _is_live(self, key: SettingKey) -> bool:
+        """Whether another value of a key can be taken on; of several models each is loaded anew with what its load reads."""
+        return key.is_live or (key.section in TABLE_SECTIONS and not self.models.is_one)
 
     async def _on_pulled(self, _done: Downloaded) -> None:
         """Serve a model that has come, where a directory of the settings covers it."""
@@ -195,7 +182,8 @@ class Parts:
         max_connections = fit_connections(
             settings.limits.max_connections, other_files=open_files(settings.kv_events)
         )
-        app = self._make_app(settings, api_keys, max_connections)
+        to_serve = self._parts_of_models.prepare(settings)
+        app = self._make_app(settings, to_serve, api_keys, max_connections)
 
         def take_on() -> None:
             # Noted first: if something below fails, what was begun is what has to be put back.
@@ -210,27 +198,26 @@ class Parts:
             self.metrics.export_vllm_names(on=settings.metrics.vllm_names)
             if settings.logging != old.logging:
                 configure_logs(level=settings.logging.level, log_format=settings.logging.format)
-            for model in models_to_serve(settings, self._found):
-                _take_on(self.parts_of[model.name], model)
+            self._parts_of_models.take_on(settings, to_serve)
             self.models.set_rules(_rules(settings), _waiting(settings))
 
         return take_on
 
-    def _make_app(self, settings: Settings, api_keys: ApiKeys, max_connections: int) -> ASGIApp:
+    def _make_app(
+        self,
+        settings: Settings,
+        to_serve: Sequence[ModelToServe],
+        api_keys: ApiKeys,
+        max_connections: int,
+    ) -> ASGIApp:
         context = ServerContext(
-            served=self.default.served,
-            service=self.default.service,
             clock=self._clock,
             settings=settings,
             versions=installed_versions(),
             responses=self._responses,
             models=self.models,
-            services=self._services,
-            names=_model_names(
-                settings.models,
-                models_to_serve(settings, self._found),
-                is_exposed=self._is_exposed,
-            ),
+            services=self._parts_of_models.services,
+            names=_model_names(settings.models, to_serve, is_exposed=self._is_exposed),
             downloads=self.downloads,
         )
         return create_app(
@@ -240,18 +227,6 @@ class Parts:
             open_requests=self._open_requests,
             max_connections=max_connections,
         )
-
-
-def _take_on(parts: ModelParts, model: ModelToServe) -> None:
-    """Have a model live by other settings of its own."""
-    settings, old = model.settings, parts.model.settings
-    parts.model.settings = settings
-    if _read_by_config(settings) != _read_by_config(old):
-        parts.change_config(settings)
-    # Afterwards and at once: another config may have to wait for a step.
-    if _read_by_engine(settings) != _read_by_engine(old):
-        parts.served.link.set_limits(settings)
-    parts.model.live(model.residence)
 
 
 def _rules(settings: Settings) -> Rules:
@@ -264,16 +239,6 @@ def _rules(settings: Settings) -> Rules:
 def _waiting(settings: Settings) -> Waiting:
     """How requests wait for a model."""
     return Waiting(loads=settings.models.autoload, max_wait_s=settings.limits.queue_timeout_s)
-
-
-def _read_by_config(settings: Settings) -> tuple[object, ...]:
-    """Return the settings whose change needs a new scheduler config."""
-    return settings.continuous_batching, settings.speculation
-
-
-def _read_by_engine(settings: Settings) -> tuple[object, ...]:
-    """Return the settings that the engine takes on as they are."""
-    return settings.cache, settings.limits, settings.logging
 
 
 def _version_labels(versions: Versions) -> dict[str, str]:

@@ -16,7 +16,7 @@ from machd.generations.fanout import Fanout
 from machd.generations.open_generations import OpenGenerations
 from machd.generations.service import GenerationService
 from machd.kv_events.publisher import KvEventPublisher
-from machd.link.block_events import KvEvent
+from machd.link.block_events import AllBlocksCleared, KvEvent
 from machd.link.port import OpenEngine, RestartReason
 from machd.process.configuration import Configuration
 from machd.process.lifecycle import Lifecycle
@@ -62,6 +62,7 @@ class ModelParts:
         residence: Residence,
         is_one: bool,
         models: ServedModels,
+        on_gone: Callable[[ModelParts], None],
     ) -> None:
         """Wire them; nothing runs yet.
 
@@ -73,6 +74,7 @@ class ModelParts:
             residence: How it lives beside others.
             is_one: There is no other, so that the daemon lives as the model does.
             models: Of which it is to be one.
+            on_gone: Called when it is served no longer and its last answer has ended.
         """
         self._shared = shared
         self.model_name = "" if is_one else name
@@ -80,15 +82,15 @@ class ModelParts:
         self._models = models
         self._watching: asyncio.Task[None] | None = None
         self._event_loop = asyncio.get_running_loop()
-        self._metrics = shared.metrics.add_model()
+        engine = open_engine(settings, self)  # first: it may fail, and then nothing is to be undone
+        # The model that it takes the place of may have answers to end, which count for the same name.
+        self.metrics = shared.metrics.model(name) or shared.metrics.add_model()
         if not is_one:
-            self._metrics.name_model(name)
-        feed = shared.feed.add_model(lambda: self._metrics.model_id)
-        log = SchedulerLog(lambda: self._metrics.model_id)
-        self._fanout = Fanout(self._event_loop, [self._metrics, log, shared.throughput, feed])
-        self.served = ServedModel(
-            open_engine(settings, self), lambda: self.model.settings, self._check_loaded
-        )
+            self.metrics.name_model(name)
+        feed = self._feed = shared.feed.add_model(lambda: self.metrics.model_id)
+        log = SchedulerLog(lambda: self.metrics.model_id)
+        self._fanout = Fanout(self._event_loop, [self.metrics, log, shared.throughput, feed])
+        self.served = ServedModel(engine, lambda: self.model.settings_in_force, self._check_loaded)
         self.model = NamedModel(
             name,
             settings,
@@ -97,16 +99,17 @@ class ModelParts:
             residence=residence,
             on_change=models.act,
             on_ready=self._ready,
+            on_gone=lambda: on_gone(self),
             clock=shared.clock,
             is_one=is_one,
         )
         self.announcements = Announcements(
-            self.served, lambda: self.model.settings, self._metrics, feed.on_verdict
+            self.served, lambda: self.model.settings_in_force, self.metrics, feed.on_verdict
         )
         watch_model_gauges(
-            self._metrics,
+            self.metrics,
             self.served,
-            lambda: self.model.settings,
+            lambda: self.model.settings_in_force,
             open_generations=lambda: shared.open_generations.count_of(self.model.shown_name),
         )
         self.service = GenerationService(
@@ -121,7 +124,7 @@ class ModelParts:
         """Publish a change of the blocks in memory."""
         kv_events = self._shared.kv_events()
         if kv_events is not None:
-            kv_events.put(event)
+            kv_events.put(event, self.model_name)
 
     def model_sized(self, needs: MemoryNeeds, device_memory_bytes: int) -> None:
         """Have the model wait for the memory that it needs."""
@@ -132,7 +135,7 @@ class ModelParts:
         """Count it, and tell routers until another process serves."""
         if self._is_one:
             self._on_event_loop(self._shared.lifecycle.restart)
-        self._on_event_loop(self._metrics.count_restart, reason)
+        self._on_event_loop(self.metrics.count_restart, reason)
 
     def engine_served(self) -> None:
         """Tell routers that requests are computed again."""
@@ -159,8 +162,22 @@ class ModelParts:
         return EngineWatch(
             self.served.link,
             lambda: self._shared.configuration.settings.engine.stall_timeout_s,
-            lambda: self._metrics.count_fault("engine"),
+            lambda: self.metrics.count_fault("engine"),
         )
+
+    def forget(self, *, has_heir: bool) -> None:
+        """Leave nothing behind of a model that has gone.
+
+        Args:
+            has_heir: Another one has its name, and counts on in its metrics.
+        """
+        if self._watching is not None:
+            self._watching.cancel()
+        if not has_heir:
+            self.block_changed(AllBlocksCleared())
+        self._shared.feed.forget_model(self._feed)
+        if not has_heir:
+            self._shared.metrics.forget_model(self.metrics)
 
     def _ready(self) -> None:
         """Say what holds for it; look after its engine, which is the daemon's to do where there is one model."""

@@ -206,7 +206,9 @@ class Daemon:
             for tracer in parts.tracers:
                 await asyncio.to_thread(tracer.close, within_s=_LAST_SPANS_S)
             stall_timeout_s = parts.configuration.settings.engine.stall_timeout_s
-            loaded = [one.served.link for one in parts.models if one.served.state is not None]
+            loaded = [
+                one.served.link for one in parts.models.with_leaving if one.served.state is not None
+            ]
             await asyncio.gather(*(_join(one, stall_timeout_s) for one in loaded))
             if parts.kv_events is not None:
                 await asyncio.to_thread(parts.kv_events.close, within_s=_LAST_EVENTS_S)

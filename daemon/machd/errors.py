@@ -64,6 +64,7 @@ What an instance holds is annotated in its class, so that it can be sent to anot
     + FaultError                      machd's own failure               exit 70, 5xx
       - RowFaultError                 500, one request
       - EngineFaultError              503, the engine
+        . EngineEndedError            its process, while it loaded the model
 """
 
 from __future__ import annotations
@@ -493,3 +494,9 @@ class EngineFaultError(FaultError):
 
     code = "engine_fault"
     http_status = 503
+
+
+class EngineEndedError(EngineFaultError):
+    """An engine process has ended by itself while it loaded the model."""
+
+    code = "engine_ended"

@@ -12,11 +12,14 @@ from typing import Any
 import httpx
 import ollama
 import pytest
+from click.testing import CliRunner
 from huggingface_hub import constants
 from support.clocks.polling import wait_until
 from support.daemon.admin_daemon import AdminDaemon
 from support.daemon.loopback_hub import COMMIT, LoopbackHub
 
+from machd.cli.model import model
+from machd.errors import ConflictError
 from machd.served.model_files import discover
 
 _MODEL = "org/name"
@@ -205,3 +208,18 @@ def test_a_daemon_that_stops_ends_its_download(
         (partial,) = cache.glob("models--*/blobs/*.incomplete")
         assert 0 < partial.stat().st_size < _SIZE_BYTES
     assert last["status"] == "error"
+
+
+def test_remove_refuses_what_a_daemon_serves(cache: Path, tmp_path: Path) -> None:
+    """The command asks the daemon for its settings, and deletes nothing that they name."""
+    blobs = cache / "models--org--name" / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / "part").write_bytes(b"weights")
+    with AdminDaemon(tmp_path, flags={"model.path": _MODEL}) as daemon:
+        target = ("--address", daemon.admin_url, "--token-file", str(daemon.token_file))
+        refused = CliRunner().invoke(model, ["remove", _MODEL, "--yes", *target])
+        assert isinstance(refused.exception, ConflictError), refused.output
+        assert blobs.exists()
+    removed = CliRunner().invoke(model, ["remove", _MODEL, "--yes", *target])
+    assert removed.exit_code == 0, removed.output
+    assert not blobs.exists()

@@ -543,8 +543,6 @@ def test_a_key_that_is_not_ascii_is_refused(locked: httpx.Client) -> None:
 def _registered_routes() -> set[tuple[str, str]]:
     """Every (method, path) that the application has, as the framework knows them."""
     context = ServerContext(
-        served=cast("Any", None),
-        service=cast("Any", None),
         clock=SystemClock(),
         settings=Settings(),
         versions=installed_versions(),

@@ -230,10 +230,9 @@ def test_two_processes_fetch_a_model_once(hub: LoopbackHub, machine: _Machine) -
     second = machine.start("pull", _MODEL)
     assert "is being fetched" in machine.run("remove", _MODEL, "--yes", exit_code=1)
     hub.bytes_per_s = None
-    for process in (first, second):
-        _, errors = process.communicate(timeout=CEILING_S)
-        assert process.returncode == 0, errors
-    assert "another process fetches org/name; waiting for it" in errors
+    said = [process.communicate(timeout=CEILING_S)[1] for process in (first, second)]
+    assert (first.returncode, second.returncode) == (0, 0), said
+    assert "another process fetches org/name; waiting for it" in said[1]
     assert _ranges(hub) == [0]
 
 

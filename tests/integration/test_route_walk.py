@@ -109,8 +109,6 @@ ODD_HOSTS = [
 def _routes() -> list[tuple[str, set[str]]]:
     """Every path that the application has, parameters filled in, and its methods."""
     context = ServerContext(
-        served=cast("Any", None),
-        service=cast("Any", None),
         clock=SystemClock(),
         settings=Settings(),
         versions=installed_versions(),

@@ -89,7 +89,7 @@ async def get_config(admin: NamedDependency[AdminContext]) -> Response[bytes]:
     """The settings in force with their origins; secrets masked; the ETag names them."""
     configuration = admin.configuration
     shown = settings_json(configuration.loaded, origins=True)
-    live_keys = [key.dotted for key in setting_keys() if key.is_live]
+    live_keys = [key.dotted for key in setting_keys() if admin.configuration.is_live(key)]
     config = msgspec.convert({**shown, "live_keys": live_keys}, AdminConfig)
     return Response(
         msgspec.json.encode(config),

@@ -16,6 +16,7 @@ from machd.http.context import ServerContext
 from machd.process.configuration import Configuration
 from machd.process.lifecycle import Lifecycle
 from machd.served.downloads import Downloads
+from machd.served.named_model import NamedModel
 from machd.served.served_model import ServedModel
 from machd.served.served_models import ServedModels
 from machd.served.throughput import Throughput
@@ -28,15 +29,14 @@ class AdminContext:
     """Made once by ``compose.Parts``, read by every handler.
 
     Attributes:
+        services: What opens the generations of each model; those of models that come and go are in it, too.
         client_names: Reads the names of the API keys; none where requests need no key.
         probe: Measures the model at the next idle moment and then schedules as the verdict allows.
     """
 
-    served: ServedModel
-    service: GenerationService
     open_generations: OpenGenerations
     models: ServedModels
-    services: Mapping[str, GenerationService]
+    services: Mapping[NamedModel, GenerationService]
     lifecycle: Lifecycle
     metrics: Metrics
     clock: Clock
@@ -51,11 +51,19 @@ class AdminContext:
     client_names: Callable[[], frozenset[str]]
     probe: Callable[[], Future[None]]
 
+    @property
+    def served(self) -> ServedModel:
+        """The default model."""
+        return self.models.default.served
+
+    @property
+    def service(self) -> GenerationService:
+        """What opens its generations."""
+        return self.services[self.models.default]
+
     def public(self) -> ServerContext:
         """Return the context of endpoints that both listeners have, with the settings of now."""
         return ServerContext(
-            served=self.served,
-            service=self.service,
             clock=self.clock,
             settings=self.configuration.settings,
             versions=self.versions,

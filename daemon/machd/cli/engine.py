@@ -10,8 +10,10 @@ import signal
 import socket
 import sys
 import threading
+from dataclasses import replace
 from typing import TextIO
 
+from machd.capabilities.fit import MemoryNeeds
 from machd.clock import SystemClock
 from machd.engine.loading.source import resolve_model
 from machd.engine.open import choose_checked_blas, engine_loader
@@ -22,6 +24,7 @@ from machd.engine_process.front_link import FrontLink
 from machd.engine_process.loop import EngineLoop
 from machd.errors import MachdError
 from machd.link.frames import Frames
+from machd.link.kv_memory import effective_budget_bytes
 from machd.process.idle_heap import IdleHeap
 from machd.settings.model import Settings
 from machd.telemetry.logs import configure_logs, log_model
@@ -69,6 +72,13 @@ def _serve(frames: Frames, settings: Settings, name: str, log: TextIO) -> None:
     environ = os.environ  # noqa: TID251 - libraries read theirs by themselves
     cache_directory = user_cache_directory(environ)
     link = FrontLink(frames, on_settings=configure, model_name=name)
+
+    def wait_for_memory(needs: MemoryNeeds, device_memory_bytes: int) -> None:
+        asked_gb = settings.continuous_batching.kv_budget_gb
+        budget_bytes = effective_budget_bytes(asked_gb, device_memory_bytes)
+        link.model_sized(replace(needs, kv_budget_bytes=budget_bytes), device_memory_bytes)
+        link.wait_placed()
+
     try:
         blas = choose_checked_blas(
             settings.engine.blas, cache_directory=cache_directory, environ=environ
@@ -80,6 +90,7 @@ def _serve(frames: Frames, settings: Settings, name: str, log: TextIO) -> None:
             progress=link,
             blas=blas,
             place=rank_place(environ),
+            wait_for_memory=wait_for_memory if name else None,
         )
     except MachdError as error:
         link.refuse(error)
@@ -95,7 +106,7 @@ def _serve(frames: Frames, settings: Settings, name: str, log: TextIO) -> None:
         model_id = name or source.model_id
         log_model(model_id)
         link.located(source.kind.value, str(source.path), model_id)
-        return load(source)
+        return load(replace(source, model_id=model_id))
 
     loop = engine_loop(
         settings,

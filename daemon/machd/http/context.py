@@ -25,21 +25,29 @@ class ServerContext:
     """Made once by ``compose.Parts``, read by every handler.
 
     Attributes:
-        served: The model that the request asks for; the default one before that is known (:meth:`leased`).
-        service: Opens that model's generations.
-        services: Those of all models, by name.
+        services: What opens the generations of each model; those of models that come and go are in it, too.
+        model: The model that the request asks for; None before that is known (:meth:`leased`).
     """
 
-    served: ServedModel
-    service: GenerationService
     clock: Clock
     settings: Settings
     versions: Versions
     responses: ResponseStore
     models: ServedModels
-    services: Mapping[str, GenerationService]
+    services: Mapping[NamedModel, GenerationService]
     names: ModelNames = field(default_factory=ModelNames)
     downloads: Downloads = field(default_factory=Downloads)
+    model: NamedModel | None = None
+
+    @property
+    def served(self) -> ServedModel:
+        """The model that the request asks for; the default one before that is known."""
+        return (self.model or self.models.default).served
+
+    @property
+    def service(self) -> GenerationService:
+        """What opens that model's generations."""
+        return self.services[self.model or self.models.default]
 
     def find(self, asked: str | None) -> NamedModel:
         """Return the model that a request asks for.
@@ -48,7 +56,12 @@ class ServerContext:
             ModelNotServedError: It names one that is not served.
             InvalidRequestError: It names none, and not every name is accepted.
         """
-        return self.models[self.names.find(asked, self.models.default.shown_name)]
+        default = self.models.default.shown_name
+        name = self.names.find(asked, default)
+        if name not in self.models:
+            # These names are of a request that came before a reload took the model away.
+            raise ModelNames(others={one.name: one.name for one in self.models}).refusal(default)
+        return self.models[name]
 
     async def leased(self, scope: Scope, asked: str | None) -> ServerContext:
         """Return the context of the model that a request asks for, which is held until its answer has ended.
@@ -63,5 +76,4 @@ class ServerContext:
 
     def of(self, model: NamedModel) -> ServerContext:
         """Return the context of a model."""
-        service = self.services[model.name]
-        return replace(self, served=model.served, service=service)
+        return replace(self, model=model)

@@ -71,7 +71,11 @@ class ModelNames:
             return name
         if _is_name(asked) and self._accepts_any:
             return DEFAULT_NAME
-        raise ModelNotServedError(_refusal(default, set(self.others.values())), param="model")
+        raise self.refusal(default)
+
+    def refusal(self, default: str) -> ModelNotServedError:
+        """Say that no model has the name that a request asks for, and which names there are."""
+        return ModelNotServedError(_refusal(default, set(self.others.values())), param="model")
 
 
 _MAX_NAMES = 8

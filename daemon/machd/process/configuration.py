@@ -12,6 +12,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import attrgetter
 from typing import Any
 
 import structlog
@@ -25,7 +26,7 @@ from machd.errors import (
     SettingsError,
 )
 from machd.settings.explain import settings_toml
-from machd.settings.keys import changed_keys, changed_names, toml_key
+from machd.settings.keys import SettingKey, changed_keys, changed_names, toml_key
 from machd.settings.model import Settings
 from machd.settings.problems import printable
 from machd.settings.sources import LoadedSettings, SettingsSources, name_problems, overlaid
@@ -65,15 +66,34 @@ class LastChange:
 
 
 class Configuration:
-    """The one owner of the settings. Lives on the event loop."""
+    """The one owner of the settings. Lives on the event loop.
+
+    Attributes:
+        is_live: Whether the daemon can take on another value of a key.
+    """
 
     def __init__(
-        self, sources: SettingsSources, loaded: LoadedSettings, prepare: Prepare, clock: Clock
+        self,
+        sources: SettingsSources,
+        loaded: LoadedSettings,
+        prepare: Prepare,
+        clock: Clock,
+        *,
+        is_live: Callable[[SettingKey], bool] = attrgetter("is_live"),
     ) -> None:
-        """Begin with settings that are in force; ``prepare`` gets the daemon's parts ready for others."""
+        """Begin with settings that are in force.
+
+        Args:
+            sources: Where a reload reads settings.
+            loaded: What was read from there.
+            prepare: Gets the daemon's parts ready for other settings.
+            clock: Reads time.
+            is_live: Whether the daemon can take on another value of a key.
+        """
         self._sources = sources
         self._read = self._loaded = loaded
         self._prepare = prepare
+        self.is_live = is_live
         self._clock = clock
         self._overrides: dict[str, Any] = {}
         self._revision = 1
@@ -217,7 +237,7 @@ class Configuration:
 
     def _check_live(self, settings: Settings) -> None:
         changed = changed_keys(self.settings, settings)
-        if needs_restart := tuple(key.dotted for key in changed if not key.is_live):
+        if needs_restart := tuple(key.dotted for key in changed if not self.is_live(key)):
             raise RestartRequiredError(needs_restart)
 
     def _refuse(self, kind: ChangeKind, error: MachdError) -> None:

@@ -11,7 +11,13 @@ import structlog
 
 from machd.capabilities.fit import MemoryNeeds
 from machd.clock import Clock
-from machd.errors import EngineFaultError, MachdError, ModelNotLoadedError
+from machd.errors import (
+    DrainDeadlineError,
+    EngineEndedError,
+    EngineFaultError,
+    MachdError,
+    ModelNotLoadedError,
+)
 from machd.link.port import EnginePort
 from machd.served.served_model import ServedModel
 from machd.served.turns import Claim, ModelState
@@ -79,6 +85,7 @@ class NamedModel:
         residence: Residence,
         on_change: Callable[[], None],
         on_ready: Callable[[], None],
+        on_gone: Callable[[], None],
         clock: Clock,
         is_one: bool = False,
     ) -> None:
@@ -92,6 +99,7 @@ class NamedModel:
             residence: How it lives beside others.
             on_change: Called when something has changed on which turns depend.
             on_ready: Called when it has been loaded.
+            on_gone: Called when it has left: it is served no longer, and no request holds it.
             clock: Reads time.
             is_one: There is no other: the daemon says what becomes of it, and leaves when it cannot be loaded.
         """
@@ -105,6 +113,7 @@ class NamedModel:
         self._residence = residence
         self._on_change = on_change
         self._on_ready = on_ready
+        self._on_gone = on_gone
         self._clock = clock
         self._event_loop = asyncio.get_running_loop()
         self._leases = 0
@@ -116,7 +125,12 @@ class NamedModel:
         self._loads = 0
         self._is_one = is_one
         self._log = structlog.get_logger("machd.models", model=name)
-        self._is_spent = self._is_started = False
+        self._is_spent = self._is_started = self._is_leaving = False
+
+    @property
+    def is_one(self) -> bool:
+        """Whether it is the only model, which lives as long as the daemon."""
+        return self._is_one
 
     @property
     def shown_name(self) -> str:
@@ -147,6 +161,22 @@ class NamedModel:
         return self._clock.monotonic_s() - self._idle_since_s
 
     @property
+    def is_gone(self) -> bool:
+        """Whether it has left: no request holds it, and its engine process has ended."""
+        has_no_process = self.state in {ModelState.UNLOADED, ModelState.FAILED}
+        return self._is_leaving and not self._leases and has_no_process
+
+    @property
+    def settings_in_force(self) -> Settings:
+        """Its own, with no more KV budget than is reserved for it."""
+        if self.needs is None or not self._is_granted:
+            return self.settings
+        batching = self.settings.continuous_batching
+        budget_gb = min(batching.kv_budget_gb, kv_bytes(self.needs) / _GB)
+        batching = batching.model_copy(update={"kv_budget_gb": budget_gb})
+        return self.settings.model_copy(update={"continuous_batching": batching})
+
+    @property
     def reserved_bytes(self) -> int:
         """Memory that is reserved for it now."""
         return self.claim.reserved_bytes
@@ -165,7 +195,7 @@ class NamedModel:
             ready_since_s=self._ready_since_s,
             idle_since_s=self._idle_since_s,
             ttl_s=None if self._residence.is_pinned else self._residence.ttl_s,
-            is_unwanted=self._is_unwanted,
+            is_unwanted=self._is_unwanted or self._is_leaving,
         )
 
     def live(self, residence: Residence) -> None:
@@ -186,6 +216,7 @@ class NamedModel:
             self._idle_since_s = self._clock.monotonic_s()
             if self.state is ModelState.UNLOADED and not self._waiters:
                 self._waiting_since_s = None  # everybody who waited has left
+            self._end_idle_load()
         self._on_change()
 
     def want(self) -> asyncio.Future[None]:
@@ -222,6 +253,33 @@ class NamedModel:
         self._is_unwanted = True
         self._on_change()
 
+    def leave(self) -> None:
+        """Be served no longer: requests that hold it are answered, then its engine process ends.
+
+        It gives way as any other meanwhile, and its answers go on in their turn.
+        """
+        self._is_leaving = True
+        self._residence = Residence()
+        if not self._leases:
+            self._waiting_since_s = None
+            self._resolve(ModelNotLoadedError(f"the model {self.name!r} is served no longer"))
+        self._end_idle_load()
+
+    def go(self) -> None:
+        """End what is left of its engine, once it :attr:`is_gone`."""
+        self._is_spent = True
+        self.served.link.stop(DrainDeadlineError("the model is served no longer"))
+        self._on_gone()
+
+    def _end_idle_load(self) -> None:
+        """End the load of a model that has left, and that no request waits for."""
+        if not self._is_leaving or self._leases or self.state is not ModelState.LOADING:
+            return
+        self.state, self._is_spent = ModelState.SUSPENDING, True
+        link = self.served.link
+        link.finished.add_done_callback(lambda _: self._soon(self._suspended))
+        link.stop(DrainDeadlineError("the model is served no longer"))
+
     def retry(self) -> None:
         """Forget a failure, so that the next request has it loaded."""
         self._failed_s = self._clock.monotonic_s() - _REST_S
@@ -256,10 +314,7 @@ class NamedModel:
         """Let it read its weights."""
         assert self.needs is not None, "it has been asked for so much"
         self._is_granted = True
-        budget_gb = kv_bytes(self.needs) / _GB
-        batching = self.settings.continuous_batching
-        batching = batching.model_copy(update={"kv_budget_gb": budget_gb})
-        self.served.link.place(self.settings.model_copy(update={"continuous_batching": batching}))
+        self.served.link.place(self.settings_in_force)
 
     def refuse(self, error: MachdError) -> None:
         """Give up its load."""
@@ -306,7 +361,7 @@ class NamedModel:
 
     def _not_loaded(self, error: BaseException) -> None:
         self._is_spent = True
-        has_died = isinstance(error, EngineFaultError)
+        has_died = isinstance(error, EngineEndedError)
         if (
             has_died
             and not self._is_one

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -44,6 +44,7 @@ class ServedModels:
         self._waiting = waiting
         self._clock = clock
         self._models: dict[str, NamedModel] = {}
+        self._leaving: list[NamedModel] = []
         self._device_bytes: int | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_acting = self._has_changed = False
@@ -57,6 +58,10 @@ class ServedModels:
         """Return the model of a name, or the default one by :data:`DEFAULT_NAME`."""
         return self.default if name == DEFAULT_NAME else self._models[name]
 
+    def __contains__(self, name: str) -> bool:
+        """Whether a model of this name is served; the default one is by :data:`DEFAULT_NAME`."""
+        return name == DEFAULT_NAME or name in self._models
+
     @property
     def default(self) -> NamedModel:
         """The first of them, which requests get that name none."""
@@ -65,17 +70,22 @@ class ServedModels:
     @property
     def is_one(self) -> bool:
         """Whether there is the default model alone, which lives as long as the daemon."""
-        return len(self._models) == 1
+        return self.default.is_one
+
+    @property
+    def with_leaving(self) -> tuple[NamedModel, ...]:
+        """The models that are served, then those that are no longer, but have answers to end."""
+        return (*self, *self._leaving)
 
     @property
     def running_count(self) -> int:
         """Sequences that run, of all models."""
-        return sum(one.served.snapshot.running_count for one in self)
+        return sum(one.served.snapshot.running_count for one in self.with_leaving)
 
     @property
     def waiting_count(self) -> int:
         """Sequences that wait, of all models."""
-        return sum(one.served.snapshot.waiting_count for one in self)
+        return sum(one.served.snapshot.waiting_count for one in self.with_leaving)
 
     @property
     def slot_count(self) -> int:
@@ -85,7 +95,7 @@ class ServedModels:
     @property
     def heartbeat_age_s(self) -> float:
         """The longest time for which an engine that serves has given no sign of life."""
-        return max(one.served.heartbeat_age_s for one in self)
+        return max(one.served.heartbeat_age_s for one in self.with_leaving)
 
     @property
     def budget_bytes(self) -> int | None:
@@ -96,11 +106,16 @@ class ServedModels:
     @property
     def reserved_bytes(self) -> int:
         """Memory that is reserved for models."""
-        return sum(one.reserved_bytes for one in self)
+        return sum(one.reserved_bytes for one in self.with_leaving)
 
-    def add(self, models: Iterable[NamedModel]) -> None:
-        """Serve more models."""
-        self._models |= {one.name: one for one in models}
+    def serve(self, models: Iterable[NamedModel]) -> None:
+        """Serve these models from now on, the default one first; others that were served end their answers and go."""
+        old, self._models = self._models, {one.name: one for one in models}
+        for one in old.values():
+            if self._models.get(one.name) is not one:
+                self._leaving.append(one)
+                one.leave()
+        self.act()
 
     def to_load_first(self) -> list[NamedModel]:
         """Models that are loaded before the daemon is ready: pinned ones, and the default one unless requests load any."""
@@ -160,9 +175,12 @@ class ServedModels:
             wake_s = inf
             while self._has_changed:
                 self._has_changed = False
-                claims = [one.claim for one in self]
+                self._let_go()
+                # One that leaves and the one in its place have the same name.
+                models = {str(number): one for number, one in enumerate(self.with_leaving)}
+                claims = [replace(one.claim, name=key) for key, one in models.items()]
                 turn = next_turn(claims, rules, self._clock.monotonic_s())
-                self._take(turn)
+                self._take(turn, models)
                 wake_s = turn.wake_s
         finally:
             self._is_acting = False
@@ -171,20 +189,27 @@ class ServedModels:
     def stop(self, error: MachdError) -> None:
         """End every model's sequences with ``error``, and its engine process."""
         self._is_stopped = True
-        for one in self:
+        for one in self.with_leaving:
             one.served.link.stop(error)
         if self._timer is not None:
             self._timer.cancel()
 
-    def _take(self, turn: Turn) -> None:
-        for name in turn.give_way:
-            self._models[name].give_way()
+    def _let_go(self) -> None:
+        """Forget models that have left."""
+        gone = [one for one in self._leaving if one.is_gone]
+        self._leaving = [one for one in self._leaving if one not in gone]
+        for one in gone:
+            one.go()
+
+    def _take(self, turn: Turn, models: Mapping[str, NamedModel]) -> None:
+        for key in turn.give_way:
+            models[key].give_way()
         if turn.start is not None:
-            self._models[turn.start].start()
+            models[turn.start].start()
         if turn.grant is not None:
-            self._models[turn.grant].grant()
+            models[turn.grant].grant()
         if turn.refuse is not None:
-            self._refuse(self._models[turn.refuse])
+            self._refuse(models[turn.refuse])
         self._has_changed |= bool(turn.start or turn.grant or turn.refuse or turn.give_way)
 
     def _refuse(self, model: NamedModel) -> None:

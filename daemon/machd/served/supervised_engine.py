@@ -17,7 +17,7 @@ from machd.capabilities.fit import MemoryNeeds
 from machd.clock import Clock
 from machd.engine.protocol.engine import GrammarCompiler, ModelDescription, ModelFront
 from machd.engine.protocol.progress import LoadProgress
-from machd.errors import DrainDeadlineError, EngineFaultError, MachdError
+from machd.errors import DrainDeadlineError, EngineEndedError, EngineFaultError, MachdError
 from machd.link.messages import (
     Answered,
     Beat,
@@ -427,7 +427,7 @@ class SupervisedEngine:
         if not self._loading.done() and self._fault is not None:
             raise self._fault
         if self.front is None:
-            raise EngineFaultError(
+            raise EngineEndedError(
                 f"the engine process ended while it loaded the model: {end.status}"
             )
         reason = RestartReason.FAULT if self._fault is not None else self._reason

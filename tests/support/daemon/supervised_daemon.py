@@ -49,10 +49,14 @@ class SupervisedDaemon(RunningDaemon):
     engine: SupervisedEngine
 
     def __init__(
-        self, flags: Mapping[str, object] | None = None, *, config_path: Path | None = None
+        self,
+        flags: Mapping[str, object] | None = None,
+        *,
+        config_path: Path | None = None,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         """Prepare it; ``flags`` are settings by dotted key, beside those of a file."""
-        super().__init__(flags=flags, config_path=config_path)
+        super().__init__(flags=flags, config_path=config_path, environ=environ)
         self.processes: list[subprocess.Popen[bytes]] = []
         self.refused_starts = 0
 
