@@ -137,6 +137,25 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
         _REPORT,
     ),
     LogEvent(
+        "model.downloading",
+        ("info",),
+        ("model", "revision"),
+        "An operator has a model fetched from the hub.",
+    ),
+    LogEvent(
+        "model.downloaded",
+        ("info",),
+        ("model", "revision", "bytes"),
+        "Every file of the model is on this machine, and its hash is right; `bytes` are those of all files.",
+    ),
+    LogEvent(
+        "model.download_failed",
+        ("warning",),
+        ("model", "error"),
+        "The download ended without the model, or was stopped; what has come is kept.",
+        "Do what `error` says, and ask for it again.",
+    ),
+    LogEvent(
         "model.loading",
         ("info",),
         (),

@@ -16,6 +16,7 @@ from machd.clock import Clock
 from machd.compose_model import ModelParts, Shared
 from machd.compose_models import PartsOfModels
 from machd.dialects.app import AppSwitch, create_app
+from machd.engine.protocol.downloads import Downloaded
 from machd.engine.protocol.media import MediaBounds
 from machd.generations.decodings import MediaRules
 from machd.generations.media_fetch import FetchRules
@@ -31,6 +32,7 @@ from machd.kv_events.publishing import open_files, open_kv_events
 from machd.link.port import OpenEngine
 from machd.process.configuration import Configuration
 from machd.process.lifecycle import Lifecycle
+from machd.served.downloads import Downloads
 from machd.served.model_set import ModelToServe
 from machd.served.served_models import ServedModels, Waiting
 from machd.served.throughput import Throughput
@@ -115,6 +117,7 @@ class Parts:
             kv_events=lambda: self.kv_events,
         )
         self.models = ServedModels(_rules(settings), _waiting(settings), clock)
+        self.downloads = Downloads(self._on_pulled)
         self._parts_of_models = PartsOfModels(settings, self._shared, open_engine, self.models)
         self._responses = ResponseStore(
             max_responses=settings.limits.max_stored_responses,
@@ -161,6 +164,7 @@ class Parts:
                 responses=self._responses,
                 versions=installed_versions(),
                 started_unix_s=self._clock.unix_s(),
+                downloads=self.downloads,
                 client_names=lambda: self._client_names,
                 probe=lambda model: self._parts_of_models[model.name].change_config(
                     model.settings_in_force, measure=True
@@ -177,6 +181,10 @@ class Parts:
     def _is_live(self, key: SettingKey) -> bool:
         """Whether another value of a key can be taken on; of several models each is loaded anew with what its load reads."""
         return key.is_live or (key.section in TABLE_SECTIONS and not self.models.is_one)
+
+    async def _on_pulled(self, _done: Downloaded) -> None:
+        """Serve a model that has come, where a directory of the settings covers it."""
+        await self.configuration.renew()
 
     def _prepare(self, settings: Settings) -> Callable[[], None]:
         """Get ready what other settings need; see :data:`machd.process.configuration.Prepare`."""
@@ -224,6 +232,7 @@ class Parts:
                 to_serve,
                 accepts_any=_accepts_any(settings.models, to_serve, is_exposed=self._is_exposed),
             ),
+            downloads=self.downloads,
         )
         return create_app(
             context,

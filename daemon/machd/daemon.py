@@ -201,6 +201,7 @@ class Daemon:
             parts.lifecycle.become(State.STOPPED)
             parts.models.stop(DrainDeadlineError("the server has stopped"))
             self._entrance.withdraw_token()
+            await parts.downloads.stop()
             await servers.stop(_SERVER_JOIN_S)
             parts.open_generations.close()
             for tracer in parts.tracers:

@@ -51,7 +51,6 @@ _UNKNOWN_PATHS = [
     "/admin/status",
     "/metrics/x",
     "/api",
-    "/api/pull",
     "/api/delete",
     "/api/embed",
     "/api/chat/x",
@@ -787,6 +786,7 @@ def test_a_loading_daemon_says_so_on_every_endpoint() -> None:
         "/models/unload": {"model": "fake"},
         "/api/v1/models/load": {"model": "fake"},
         "/api/v1/models/unload": {"instance_id": "fake"},
+        "/api/pull": {"model": "org/name"},
         "/tokenize": {"prompt": "a"},
         "/detokenize": {"tokens": [1]},
     }
@@ -819,6 +819,8 @@ def test_a_loading_daemon_says_so_on_every_endpoint() -> None:
         answer = answers[endpoint.path]
         if endpoint.path in needs_no_model:
             assert answer.status_code == 200, endpoint.path
+        elif endpoint.path == "/api/pull":
+            assert answer.status_code == 404  # one model is all that this daemon serves
         elif endpoint.path != "/health/ready":
             _check(answer, 503, "not_ready")
             assert int(answer.headers["retry-after"]) >= 1

@@ -16,6 +16,7 @@ from machd.http.context import ServerContext
 from machd.http.model_names import ModelNames
 from machd.process.configuration import ChangeKind, Configuration, LastChange
 from machd.process.lifecycle import Lifecycle
+from machd.served.downloads import Downloads
 from machd.served.model_set import ModelToServe
 from machd.served.named_model import NamedModel
 from machd.served.served_model import ServedModel
@@ -55,6 +56,7 @@ class AdminContext:
     responses: ResponseStore
     versions: Versions
     started_unix_s: float
+    downloads: Downloads
     client_names: Callable[[], frozenset[str]]
     probe: Callable[[NamedModel], Future[None]]
 

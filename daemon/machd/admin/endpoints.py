@@ -12,6 +12,7 @@ from machd.admin.errors import AdminErrorBody
 from machd.admin.events import watch_events
 from machd.admin.mode import drain, probe, resume, set_mode
 from machd.admin.models import list_models, steer_model, steering_endpoints
+from machd.admin.pulling import pull_model, stop_pull
 from machd.admin.requests import abort_requests, list_requests
 from machd.admin.status import get_status
 from machd.admin.warming import warm_cache
@@ -34,6 +35,8 @@ _OWN_HANDLERS = (
     probe,
     list_models,
     steer_model,
+    pull_model,
+    stop_pull,
     set_log_level,
     watch_events,
 )

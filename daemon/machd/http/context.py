@@ -14,6 +14,7 @@ from machd.generations.service import GenerationService
 from machd.http.authentication import require_operator
 from machd.http.leases import asked_autoload, keep, note_model
 from machd.http.model_names import ModelNames
+from machd.served.downloads import Downloads
 from machd.served.named_model import NamedModel
 from machd.served.served_model import ServedModel
 from machd.served.served_models import ServedModels
@@ -37,6 +38,7 @@ class ServerContext:
     models: ServedModels
     services: Mapping[NamedModel, GenerationService]
     names: ModelNames = field(default_factory=ModelNames)
+    downloads: Downloads = field(default_factory=Downloads)
     model: NamedModel | None = None
     own_service: GenerationService | None = None
 

@@ -197,6 +197,16 @@ class Configuration:
             raise SettingsError(problems)
         return loaded
 
+    async def renew(self) -> None:
+        """Have the parts take on the settings in force again: what they find on this machine has changed.
+
+        Raises:
+            SettingsError: What is there now cannot be taken on.
+        """
+        async with self._turn:
+            take_on = await asyncio.to_thread(self._prepare, self.settings)
+            self._take_on(take_on)
+
     async def _change(
         self,
         kind: ChangeKind,

@@ -30,6 +30,9 @@ _MAX_SLASHES = 2
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 """A model's id on the hub, ``ORG/NAME``."""
 
+HUB_REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
+"""A branch, a tag or a commit of a repository on the hub."""
+
 MAX_SOCKET_PATH_BYTES = 107 if sys.platform == "linux" else 103
 """What ``sun_path`` holds beside the zero byte at its end."""
 

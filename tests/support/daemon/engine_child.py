@@ -72,7 +72,7 @@ def main() -> None:
 
     def load() -> FakeEngine:
         if name:
-            link.model_sized(_needs(int(model["size"][0])), DEVICE_BYTES)
+            link.model_sized(_needs(int(model.get("size", ["1000"])[0])), DEVICE_BYTES)
             link.wait_placed()
         time.sleep(float(model.get("load_s", ["0"])[0]))
         if "fails" in model:

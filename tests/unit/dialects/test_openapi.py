@@ -29,6 +29,7 @@ _CONTRACT = {
     ("post", "/api/chat"),
     ("post", "/api/generate"),
     ("post", "/api/show"),
+    ("post", "/api/pull"),
     ("get", "/api/tags"),
     ("get", "/api/ps"),
     ("get", "/api/version"),
