@@ -16,7 +16,12 @@ from pathlib import Path
 import click
 from dashboard.dashboard import dashboard_json
 from modules import modules_markdown
-from reference_tables import log_events_markdown, metrics_markdown, settings_markdown
+from reference_tables import (
+    log_events_markdown,
+    metrics_markdown,
+    model_tables_markdown,
+    settings_markdown,
+)
 from request_fields import request_fields_markdown
 
 from machd import errors
@@ -60,7 +65,7 @@ def main() -> None:
 def _pages() -> Iterator[tuple[Path, str]]:
     reference = _ROOT / "docs" / "reference"
     pages: tuple[tuple[str, str, str, Callable[[], str]], ...] = (
-        ("settings", "Settings", "machd.settings.model", settings_markdown),
+        ("settings", "Settings", "machd.settings.model", _settings_markdown),
         ("metrics", "Metrics", "machd.telemetry.metric_table", metrics_markdown),
         ("log-events", "Log events", "docs/log_events.py", log_events_markdown),
         ("errors", "Error codes", "machd.errors", _errors_markdown),
@@ -97,6 +102,10 @@ def _service_files() -> Iterator[tuple[str, str]]:
 
 def _differs(path: Path, text: str) -> bool:
     return not path.is_file() or path.read_text("utf-8") != text
+
+
+def _settings_markdown() -> str:
+    return f"{settings_markdown()}\n## Models' tables\n\n{model_tables_markdown()}"
 
 
 def _errors_markdown() -> str:

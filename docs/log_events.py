@@ -136,6 +136,51 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
         "Loading failed, and not for a reason that the operator can mend.",
         _REPORT,
     ),
+    LogEvent(
+        "model.downloading",
+        ("info",),
+        ("model", "revision"),
+        "An operator has a model fetched from the hub.",
+    ),
+    LogEvent(
+        "model.downloaded",
+        ("info",),
+        ("model", "revision", "bytes"),
+        "Every file of the model is on this machine, and its hash is right; `bytes` are those of all files.",
+    ),
+    LogEvent(
+        "model.download_failed",
+        ("warning",),
+        ("model", "error"),
+        "The download ended without the model, or was stopped; what has come is kept.",
+        "Do what `error` says, and ask for it again.",
+    ),
+    LogEvent(
+        "model.loading",
+        ("info",),
+        (),
+        "Of several models: its engine process starts, opens the files, and waits for memory.",
+    ),
+    LogEvent(
+        "model.ready",
+        ("info",),
+        (),
+        "Of several models: it is loaded, and its requests are computed.",
+    ),
+    LogEvent(
+        "model.suspending",
+        ("info",),
+        ("leases",),
+        "Of several models: it gives way to another one, or is idle for too long. `leases` requests hold it; "
+        "their answers go on when it is loaded again.",
+    ),
+    LogEvent(
+        "model.failed",
+        ("error",),
+        ("error",),
+        "Of several models: it could not be loaded. Others are served; a request tries it again after 10 s.",
+        "`error` says what to do.",
+    ),
     LogEvent("probe.started", ("info",), (), "The loaded model is measured, alone and in batches."),
     LogEvent(
         "probe.finished",

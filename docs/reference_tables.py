@@ -5,8 +5,9 @@ from __future__ import annotations
 from log_events import LOG_EVENTS
 
 from machd.settings.explain import full_description, value_text
-from machd.settings.keys import SettingKey, setting_keys
+from machd.settings.keys import SettingKey, setting_keys, table_keys
 from machd.settings.model import Settings
+from machd.settings.models import TABLE_SECTIONS
 from machd.telemetry.metric_table import METRICS
 from machd.telemetry.vllm_names import VLLM_NAMES
 
@@ -20,6 +21,26 @@ def settings_markdown(model: type[Settings] = Settings) -> str:
         *(_markdown_cells(key) for key in setting_keys(model)),
     ]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in rows) + "\n"
+
+
+def model_tables_markdown(model: type[Settings] = Settings) -> str:
+    """The keys that a model's table has of its own: key, default, description."""
+    sections = ", ".join(f"`{section}`" for section in TABLE_SECTIONS)
+    rows = [
+        f"| `models.NAME.{key.name}` | {_default_cell(key)} | {_description_cell(key)} |"
+        for key in table_keys(model)
+        if not key.section
+    ]
+    lines = [
+        "A table `[models.NAME]` of the settings file, or of a `PATCH /admin/config`, is of the model that is served as",
+        f"NAME. Any key of {sections} may stand in it, too, for that model alone: `models.NAME.cache.prefix`.",
+        "No flag and no variable reaches a table. A change of one needs no restart.",
+        "",
+        "| Key | Default | Description |",
+        "|---|---|---|",
+        *rows,
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def metrics_markdown() -> str:
@@ -51,12 +72,19 @@ def vllm_names_markdown() -> str:
 
 
 def _markdown_cells(key: SettingKey) -> tuple[str, ...]:
-    default = "unset" if key.default is None else f"`{value_text(key.default)}`"
     return (
         f"`{key.dotted}`",
-        default,
+        _default_cell(key),
         ", ".join(f"`{flag}`" for flag in key.flag_names),
         ", ".join(f"`{name}`" for name in key.environment_names),
         "reload" if key.is_live else "restart",
-        full_description(key).replace("|", r"\|"),
+        _description_cell(key),
     )
+
+
+def _default_cell(key: SettingKey) -> str:
+    return "unset" if key.default is None else f"`{value_text(key.default)}`"
+
+
+def _description_cell(key: SettingKey) -> str:
+    return full_description(key).replace("|", r"\|")

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable
-from concurrent.futures import Future
-from typing import TypeVarTuple, Unpack
+from collections.abc import Callable, Sequence
 
 from litestar.types import ASGIApp
 
@@ -16,37 +13,39 @@ from machd.admin.event_feed import EventFeed
 from machd.admin.token import AdminToken
 from machd.capabilities.versions import Versions, installed_versions
 from machd.clock import Clock
+from machd.compose_model import ModelParts, Shared
+from machd.compose_models import PartsOfModels
 from machd.dialects.app import AppSwitch, create_app
+from machd.engine.protocol.downloads import Downloaded
 from machd.engine.protocol.media import MediaBounds
 from machd.generations.decodings import MediaRules
-from machd.generations.fanout import Fanout
 from machd.generations.media_fetch import FetchRules
+from machd.generations.open_generations import GenerationLimits, OpenGenerations
 from machd.generations.response_store import ResponseStore
-from machd.generations.service import GenerationLimits, GenerationService
-from machd.http.authentication import ApiKeys
+from machd.http.authentication import ApiKeys, HoldsToken
 from machd.http.context import ServerContext
 from machd.http.file_limit import fit_connections
 from machd.http.gate import OpenRequests
 from machd.http.model_names import ModelNames
+from machd.kv_events.publisher import KvEventPublisher
 from machd.kv_events.publishing import open_files, open_kv_events
-from machd.link.block_events import KvEvent
-from machd.link.port import OpenEngine, RestartReason
+from machd.link.port import OpenEngine
 from machd.process.configuration import Configuration
 from machd.process.lifecycle import Lifecycle
-from machd.scheduler.events import Event
-from machd.served.served_model import ServedModel
+from machd.served.downloads import Downloads
+from machd.served.model_set import ModelToServe
+from machd.served.served_models import ServedModels, Waiting
 from machd.served.throughput import Throughput
+from machd.served.turns import Rules
+from machd.settings.keys import SettingKey
 from machd.settings.model import Settings
-from machd.settings.models import ModelsSettings
+from machd.settings.models import DEFAULT_NAME, TABLE_SECTIONS, ModelsSettings
 from machd.settings.sources import LoadedSettings, SettingsSources
-from machd.telemetry.announcements import Announcements
-from machd.telemetry.gauges import watch_gauges
+from machd.telemetry.gauges import watch_daemon_gauges
 from machd.telemetry.lag import EventLoopLag
-from machd.telemetry.logs import RequestLog, SchedulerLog, configure_logs
+from machd.telemetry.logs import RequestLog, configure_logs
 from machd.telemetry.metrics import Metrics
 from machd.telemetry.tracing import tracers
-
-_Arguments = TypeVarTuple("_Arguments")
 
 Access = Callable[[Settings], ApiKeys]
 """Reads who may ask under some settings; refuses those under which nobody may be let in."""
@@ -55,7 +54,7 @@ Access = Callable[[Settings], ApiKeys]
 class Parts:
     """Everything that lives as long as the daemon runs, wired once, on the event loop."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one argument for each thing from outside
         self,
         sources: SettingsSources,
         loaded: LoadedSettings,
@@ -64,6 +63,7 @@ class Parts:
         *,
         admit: Access,
         is_exposed: bool = False,
+        holds_admin_token: HoldsToken = lambda _: False,
     ) -> None:
         """Wire them; nothing runs yet.
 
@@ -74,6 +74,7 @@ class Parts:
             clock: Reads time.
             admit: Reads the API keys, for these settings and for later ones.
             is_exposed: Whether other machines can reach the public port.
+            holds_admin_token: Whether a header holds the admin token.
 
         Raises:
             SettingsError, ListenError: The daemon may not listen like that, an extra is not installed, or
@@ -85,54 +86,59 @@ class Parts:
         self._admit = admit
         self._in_force = settings
         self._is_exposed = is_exposed
+        self._holds_admin_token = holds_admin_token
         self._open_requests = OpenRequests()
         self.max_connections = fit_connections(
             settings.limits.max_connections, other_files=open_files(settings.kv_events)
         )
-        self.configuration = Configuration(sources, loaded, self._prepare, clock)
+        self.configuration = Configuration(
+            sources, loaded, self._prepare, clock, is_live=self._is_live
+        )
         self.metrics = Metrics()
         self.lifecycle = Lifecycle()
         self.lag = EventLoopLag(clock)
         self.throughput = Throughput(clock)
         self.feed = EventFeed(clock)
         self.tracers = tracers(settings.tracing.otlp_endpoint, clock)
-        self._fanout = Fanout(
-            self._event_loop, [self.metrics, SchedulerLog(), self.throughput, self.feed]
-        )
-        self.engine = open_engine(settings, self)
-        self.served = ServedModel(
-            self.engine, lambda: self.configuration.settings, self.lifecycle.check_accepting
-        )
-        self.announcements = Announcements(
-            self.served, self.configuration, self.metrics, self.feed.on_verdict
-        )
-        self.service = GenerationService(
-            served=self.served,
-            fanout=self._fanout,
+        self.open_generations = OpenGenerations(
             lifecycle=self.lifecycle,
             limits=_generation_limits(settings),
             clock=clock,
             observers=[self.metrics, RequestLog(), *self.tracers],
         )
+        self._shared = Shared(
+            open_generations=self.open_generations,
+            configuration=self.configuration,
+            metrics=self.metrics,
+            lifecycle=self.lifecycle,
+            throughput=self.throughput,
+            feed=self.feed,
+            clock=clock,
+            kv_events=lambda: self.kv_events,
+        )
+        self.models = ServedModels(_rules(settings), _waiting(settings), clock)
+        self.downloads = Downloads(self._on_pulled)
+        self._parts_of_models = PartsOfModels(settings, self._shared, open_engine, self.models)
         self._responses = ResponseStore(
             max_responses=settings.limits.max_stored_responses,
             max_bytes=settings.limits.max_stored_response_bytes,
         )
         api_keys = admit(settings)
         self._client_names = api_keys.names
-        self.app = AppSwitch(self._make_app(settings, api_keys, self.max_connections))
+        to_serve = self._parts_of_models.asked
+        self.app = AppSwitch(self._make_app(settings, to_serve, api_keys, self.max_connections))
         self.metrics.export_vllm_names(on=settings.metrics.vllm_names)
         # Last: it binds sockets and has to be closed.
-        self.kv_events = open_kv_events(settings.kv_events, settings.cache, clock)
-        watch_gauges(
+        self.kv_events: KvEventPublisher | None = open_kv_events(
+            settings.kv_events, settings.cache, clock
+        )
+        watch_daemon_gauges(
             self.metrics,
-            served=self.served,
             lifecycle=self.lifecycle,
             lag=self.lag,
             configuration=self.configuration,
             responses=self._responses,
             in_flight=lambda: self._open_requests.count,
-            open_generations=lambda: self.service.open_count,
             versions=_version_labels(installed_versions()),
         )
 
@@ -140,8 +146,14 @@ class Parts:
         """The application for operators."""
         return create_admin_app(
             AdminContext(
-                served=self.served,
-                service=self.service,
+                model=self.models.default,
+                open_generations=self.open_generations,
+                models=self.models,
+                services=self._parts_of_models.services,
+                names=lambda: _model_names(
+                    self._in_force.models, self._parts_of_models.asked, accepts_any=False
+                ),
+                to_serve=lambda: {one.name: one for one in self._parts_of_models.asked},
                 lifecycle=self.lifecycle,
                 metrics=self.metrics,
                 clock=self._clock,
@@ -152,39 +164,27 @@ class Parts:
                 responses=self._responses,
                 versions=installed_versions(),
                 started_unix_s=self._clock.unix_s(),
+                downloads=self.downloads,
                 client_names=lambda: self._client_names,
-                probe=lambda: self._change_config(measure=True),
+                probe=lambda model: self._parts_of_models[model.name].change_config(
+                    model.settings_in_force, measure=True
+                ),
             ),
             token,
         )
 
-    def publish(self, events: list[Event]) -> None:
-        """Hand the events of a step to their streams."""
-        self._fanout.publish(events)
+    @property
+    def default(self) -> ModelParts:
+        """The default model's."""
+        return self._parts_of_models.default
 
-    def block_changed(self, event: KvEvent) -> None:
-        """Publish a change of the blocks in memory."""
-        if self.kv_events is not None:
-            self.kv_events.put(event)
+    def _is_live(self, key: SettingKey) -> bool:
+        """Whether another value of a key can be taken on; of several models each is loaded anew with what its load reads."""
+        return key.is_live or (key.section in TABLE_SECTIONS and not self.models.is_one)
 
-    def engine_ended(self, reason: RestartReason) -> None:
-        """Count it, and tell routers until another process serves."""
-        self._on_event_loop(self.lifecycle.restart)
-        self._on_event_loop(self.metrics.count_restart, reason)
-
-    def engine_served(self) -> None:
-        """Tell routers that requests are computed again."""
-        self._on_event_loop(self.lifecycle.restarted)
-
-    def verdicts_changed(self, changed: frozenset[str]) -> None:
-        """Announce what else the model can do now."""
-        self._on_event_loop(self.announcements.announce_changes, changed)
-
-    def _on_event_loop(
-        self, call: Callable[[Unpack[_Arguments]], object], *arguments: *_Arguments
-    ) -> None:
-        with contextlib.suppress(RuntimeError):  # the event loop has closed
-            self._event_loop.call_soon_threadsafe(call, *arguments)
+    async def _on_pulled(self, _done: Downloaded) -> None:
+        """Serve a model that has come, where a directory of the settings covers it."""
+        await self.configuration.renew()
 
     def _prepare(self, settings: Settings) -> Callable[[], None]:
         """Get ready what other settings need; see :data:`machd.process.configuration.Prepare`."""
@@ -192,14 +192,15 @@ class Parts:
         max_connections = fit_connections(
             settings.limits.max_connections, other_files=open_files(settings.kv_events)
         )
-        app = self._make_app(settings, api_keys, max_connections)
+        to_serve = self._parts_of_models.prepare(settings)
+        app = self._make_app(settings, to_serve, api_keys, max_connections)
 
         def take_on() -> None:
             # Noted first: if something below fails, what was begun is what has to be put back.
             old, self._in_force = self._in_force, settings
             self.app.app, self._client_names = app, api_keys.names
             self.max_connections = max_connections
-            self.service.set_limits(_generation_limits(settings))
+            self.open_generations.set_limits(_generation_limits(settings))
             self._responses.set_bounds(
                 max_responses=settings.limits.max_stored_responses,
                 max_bytes=settings.limits.max_stored_response_bytes,
@@ -207,37 +208,31 @@ class Parts:
             self.metrics.export_vllm_names(on=settings.metrics.vllm_names)
             if settings.logging != old.logging:
                 configure_logs(level=settings.logging.level, log_format=settings.logging.format)
-            if _read_by_config(settings) != _read_by_config(old):
-                self._change_config(settings)
-            # Afterwards and at once: another config may have to wait for a step.
-            if _read_by_engine(settings) != _read_by_engine(old):
-                self.engine.set_limits(settings)
+            self._parts_of_models.take_on(settings, to_serve)
+            self.models.set_rules(_rules(settings), _waiting(settings))
 
         return take_on
 
-    def _change_config(
-        self, settings: Settings | None = None, *, measure: bool = False
-    ) -> Future[None]:
-        """Schedule as the settings say, and then say what came of it. On the event loop."""
-        settings = settings or self.configuration.settings
-        done = self.engine.change_config(settings, measure=measure)
-
-        def announce(done: Future[None]) -> None:
-            if done.exception() is None:  # what it was is in the log already
-                self._on_event_loop(self.announcements.announce)
-
-        done.add_done_callback(announce)
-        return done
-
-    def _make_app(self, settings: Settings, api_keys: ApiKeys, max_connections: int) -> ASGIApp:
+    def _make_app(
+        self,
+        settings: Settings,
+        to_serve: Sequence[ModelToServe],
+        api_keys: ApiKeys,
+        max_connections: int,
+    ) -> ASGIApp:
         context = ServerContext(
-            served=self.served,
-            service=self.service,
             clock=self._clock,
             settings=settings,
             versions=installed_versions(),
             responses=self._responses,
-            names=_model_names(settings.models, is_exposed=self._is_exposed),
+            models=self.models,
+            services=self._parts_of_models.services,
+            names=_model_names(
+                settings.models,
+                to_serve,
+                accepts_any=_accepts_any(settings.models, to_serve, is_exposed=self._is_exposed),
+            ),
+            downloads=self.downloads,
         )
         return create_app(
             context,
@@ -245,17 +240,20 @@ class Parts:
             api_keys,
             open_requests=self._open_requests,
             max_connections=max_connections,
+            holds_admin_token=self._holds_admin_token,
         )
 
 
-def _read_by_config(settings: Settings) -> tuple[object, ...]:
-    """Return the settings whose change needs a new scheduler config."""
-    return settings.continuous_batching, settings.speculation
+def _rules(settings: Settings) -> Rules:
+    """The memory that models share."""
+    section = settings.models
+    budget_bytes = None if section.memory_gb == "auto" else int(section.memory_gb * 1e9)
+    return Rules(budget_bytes, section.max_turn_s)
 
 
-def _read_by_engine(settings: Settings) -> tuple[object, ...]:
-    """Return the settings that the engine takes on as they are."""
-    return settings.cache, settings.limits, settings.logging
+def _waiting(settings: Settings) -> Waiting:
+    """How requests wait for a model."""
+    return Waiting(loads=settings.models.autoload, max_wait_s=settings.limits.queue_timeout_s)
 
 
 def _version_labels(versions: Versions) -> dict[str, str]:
@@ -290,6 +288,23 @@ def _generation_limits(settings: Settings) -> GenerationLimits:
     )
 
 
-def _model_names(section: ModelsSettings, *, is_exposed: bool) -> ModelNames:
-    accepts_any = not is_exposed if section.accept_any is None else section.accept_any
-    return ModelNames(section.aliases, accepts_any=accepts_any)
+def _accepts_any(
+    section: ModelsSettings, models: Sequence[ModelToServe], *, is_exposed: bool
+) -> bool:
+    """Whether every unknown name means the default model."""
+    if section.accept_any is not None:
+        return section.accept_any
+    # With several models an unknown name is more likely a mistake than a wish for the default one.
+    return not is_exposed and models[0].is_one
+
+
+def _model_names(
+    section: ModelsSettings, models: Sequence[ModelToServe], *, accepts_any: bool
+) -> ModelNames:
+    default, *others = models
+    own = () if default.name == DEFAULT_NAME else (default.name,)
+    return ModelNames(
+        (*own, *section.aliases, *default.aliases),
+        accepts_any=accepts_any,
+        others={name: one.name for one in others for name in (one.name, *one.aliases)},
+    )

@@ -7,7 +7,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Never
 
 import structlog
 
@@ -32,7 +32,6 @@ from machd.process.idle_heap import IdleHeap
 from machd.process.lifecycle import State
 from machd.process.notify import ServiceNotifier
 from machd.process.service_report import ServiceReport
-from machd.served.engine_watch import EngineWatch
 from machd.settings.sources import LoadedSettings, SettingsSources
 
 _ENGINE_JOIN_S = 5.0
@@ -70,7 +69,7 @@ class Daemon:
         open_engine: OpenEngine,
         *,
         clock: Clock | None = None,
-        on_ready: Callable[[str, ModelFront], None] = lambda _url, _front: None,
+        on_ready: Callable[[str, ModelFront | None], None] = lambda _url, _front: None,
     ) -> None:
         """Read the keys and bind the addresses, so that mistakes show before the model loads.
 
@@ -80,7 +79,7 @@ class Daemon:
             loaded: What was read from there.
             open_engine: Makes the engine that the settings ask for.
             clock: Reads time; the machine's clocks unless given.
-            on_ready: Told the URL and the model once requests are taken.
+            on_ready: Told the URL once requests are taken, and the model where there is but one.
 
         Raises:
             ListenError: An address is taken, or is public while no API key is required.
@@ -138,6 +137,7 @@ class Daemon:
                 self._clock,
                 admit=self._entrance.admit,
                 is_exposed=self._entrance.public.is_exposed,
+                holds_admin_token=self._entrance.holds_admin_token,
             )
             await self._run(parts)
         finally:
@@ -170,13 +170,13 @@ class Daemon:
             self._notifier,
             configuration=parts.configuration,
             lifecycle=parts.lifecycle,
-            loop=parts.engine,
-            open_requests=lambda: parts.service.open_count,
+            models=parts.models,
+            open_requests=lambda: len(parts.open_generations),
             throughput=parts.throughput,
             clock=self._clock,
         )
         heap = IdleHeap(
-            lambda: parts.lifecycle.state is State.READY and parts.service.open_count == 0
+            lambda: parts.lifecycle.state is State.READY and len(parts.open_generations) == 0
         )
         watches = [
             asyncio.create_task(watch)
@@ -192,7 +192,6 @@ class Daemon:
         )
         try:
             if not self._stop.is_set():
-                parts.engine.start()
                 await self._load_model(parts, servers, report)
             if not self._stop.is_set():
                 await self._wait_for_end(parts, servers, self._stop)
@@ -200,22 +199,25 @@ class Daemon:
             await self._drain(parts, servers, report)
         finally:
             parts.lifecycle.become(State.STOPPED)
-            parts.engine.stop(DrainDeadlineError("the server has stopped"))
+            parts.models.stop(DrainDeadlineError("the server has stopped"))
             self._entrance.withdraw_token()
+            await parts.downloads.stop()
             await servers.stop(_SERVER_JOIN_S)
-            parts.service.close()
+            parts.open_generations.close()
             for tracer in parts.tracers:
                 await asyncio.to_thread(tracer.close, within_s=_LAST_SPANS_S)
-            if parts.served.state is not None:
-                stall_timeout_s = parts.configuration.settings.engine.stall_timeout_s
-                await _join(parts.engine, stall_timeout_s)
+            stall_timeout_s = parts.configuration.settings.engine.stall_timeout_s
+            loaded = [
+                one.served.link for one in parts.models.with_leaving if one.served.state is not None
+            ]
+            await asyncio.gather(*(_join(one, stall_timeout_s) for one in loaded))
             if parts.kv_events is not None:
                 await asyncio.to_thread(parts.kv_events.close, within_s=_LAST_EVENTS_S)
             for watch in watches:
                 watch.cancel()
             self._log.info("daemon.stopped")
-        finished = parts.engine.finished
-        if finished.done() and (error := finished.exception()) is not None:
+        finished = parts.default.served.link.finished
+        if parts.models.is_one and finished.done() and (error := finished.exception()) is not None:
             raise EngineFaultError("the engine had failed when it was told to stop") from error
 
     async def _load_model(self, parts: Parts, servers: HttpServers, report: ServiceReport) -> None:
@@ -224,26 +226,31 @@ class Daemon:
         Raises:
             MachdError: It could not be loaded.
         """
-        loading = asyncio.wrap_future(parts.engine.loaded)
+        default = parts.models.default
+        loading = asyncio.gather(
+            *(one.want() for one in parts.models.to_load_first()), return_exceptions=True
+        )
         stop = asyncio.create_task(self._stop.wait())
         await _first_of(loading, stop)
         stop.cancel()
         if not loading.done():
             return
-        try:
-            loading.result()
-        except MachdError:
-            raise
-        except Exception as error:
-            parts.lifecycle.become(State.FAILED)
-            self._log.critical("model.load_failed", exc_info=error)
-            raise EngineFaultError("the model could not be loaded; the log says why") from error
-        self._decode_mode = parts.announcements.announce()
+        if parts.models.is_one:
+            for error in filter(None, loading.result()):
+                self._raise_load_failure(parts, default.cause or error)
+            self._decode_mode = parts.default.announcements.announce()
         parts.lifecycle.become(State.READY)
         await servers.start_all()
         report.ready()
-        self._log.info("daemon.ready", url=self.url, model=parts.served.model.model_id)
-        self._on_ready(self.url, parts.served.front)
+        self._log.info("daemon.ready", url=self.url, model=default.shown_name)
+        self._on_ready(self.url, default.served.front if parts.models.is_one else None)
+
+    def _raise_load_failure(self, parts: Parts, cause: BaseException) -> Never:
+        if isinstance(cause, MachdError):
+            raise cause
+        parts.lifecycle.become(State.FAILED)
+        self._log.critical("model.load_failed", exc_info=cause)
+        raise EngineFaultError("the model could not be loaded; the log says why") from cause
 
     async def _wait_for_end(
         self,
@@ -258,7 +265,7 @@ class Daemon:
             FaultError: One did.
         """
         stop = asyncio.create_task(stop_event.wait())
-        failed = asyncio.create_task(_engine_watch(parts).failed())
+        failed = asyncio.create_task(_engine_failed(parts))
         ended = asyncio.create_task(servers.wait_ended())
         await _first_of(stop, ended, failed, timeout_s=timeout_s)
         for task in (stop, failed, ended):
@@ -278,9 +285,9 @@ class Daemon:
             parts.lifecycle.become(State.FAILED)
         servers.leave()
         fault = EngineFaultError("the engine has stopped; the server is restarting")
-        parts.service.fail_open(fault)
-        await parts.service.drain(_LAST_ANSWER_S)
-        finished = parts.engine.finished
+        parts.open_generations.fail_open(fault)
+        await parts.open_generations.drain(_LAST_ANSWER_S)
+        finished = parts.default.served.link.finished
         raise fault from finished.exception() if finished.done() else None
 
     async def _give_notice(self, parts: Parts, servers: HttpServers, report: ServiceReport) -> None:
@@ -295,7 +302,9 @@ class Daemon:
         if notice_s == 0.0 or parts.lifecycle.state not in {State.READY, State.RESTARTING}:
             return
         parts.lifecycle.become(State.LEAVING)
-        self._log.info("daemon.leaving", notice_s=notice_s, open_requests=parts.service.open_count)
+        self._log.info(
+            "daemon.leaving", notice_s=notice_s, open_requests=len(parts.open_generations)
+        )
         report.stopping()
         await self._wait_for_end(parts, servers, self._stop_now, notice_s)
 
@@ -307,14 +316,14 @@ class Daemon:
         """
         parts.lifecycle.become(State.DRAINING)
         servers.leave()
-        self._log.info("daemon.draining", open_requests=parts.service.open_count)
+        self._log.info("daemon.draining", open_requests=len(parts.open_generations))
         report.stopping()
         timeout_s = parts.configuration.settings.limits.drain_timeout_s
-        drained = asyncio.create_task(parts.service.drain(timeout_s))
+        drained = asyncio.create_task(parts.open_generations.drain(timeout_s))
         at_once = asyncio.create_task(self._stop_now.wait())
         # A model that still loads makes no steps, so there is nothing that could hang.
-        is_loaded = parts.served.state is not None
-        failed = asyncio.create_task(_engine_watch(parts).failed()) if is_loaded else None
+        is_loaded = parts.default.served.state is not None
+        failed = asyncio.create_task(_engine_failed(parts)) if is_loaded else None
         await _first_of(drained, at_once, *([failed] if failed else []))
         at_once.cancel()
         if failed is not None and not failed.done():
@@ -323,7 +332,9 @@ class Daemon:
             drained.cancel()
             await self._give_up(parts, servers)
         if not drained.done():
-            parts.service.fail_open(DrainDeadlineError("the server was told to stop at once"))
+            parts.open_generations.fail_open(
+                DrainDeadlineError("the server was told to stop at once")
+            )
             await asyncio.wait({drained}, timeout=_LAST_ANSWER_S)
             drained.cancel()
 
@@ -368,12 +379,12 @@ async def _join(loop: EnginePort, stall_timeout_s: float) -> None:
         loop.kill()
 
 
-def _engine_watch(parts: Parts) -> EngineWatch:
-    return EngineWatch(
-        parts.engine,
-        lambda: parts.configuration.settings.engine.stall_timeout_s,
-        lambda: parts.metrics.count_fault("engine"),
-    )
+async def _engine_failed(parts: Parts) -> None:
+    """Return once the only model's engine can answer no request any more; of several, one that fails leaves the others."""
+    if parts.models.is_one:
+        await parts.default.watch().failed()
+    else:
+        await asyncio.Event().wait()
 
 
 async def _first_of(*futures: asyncio.Future[Any], timeout_s: float | None = None) -> None:

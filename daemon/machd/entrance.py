@@ -64,6 +64,10 @@ class Entrance:
             )
         return api_keys
 
+    def holds_admin_token(self, authorization: str | None) -> bool:
+        """Return True if a header holds the admin token, where there is one."""
+        return self.admin_token is not None and self.admin_token.is_in(authorization)
+
     def withdraw_token(self) -> None:
         """Remove the file of the token that was made here; call it while the listener is open.
 

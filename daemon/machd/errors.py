@@ -32,6 +32,7 @@ What an instance holds is annotated in its class, so that it can be sent to anot
         . TemplateLimitError          the model's chat template takes too much
       - AuthenticationError           401
       - ForbiddenOriginError          403
+      - OperatorRequiredError         403
       - NotFoundError                 404
         . ModelNotServedError
       - MethodNotAllowedError         405
@@ -50,6 +51,7 @@ What an instance holds is annotated in its class, so that it can be sent to anot
       - TooManyInFlightError          503
       - QueueTimeoutError             503
       - NotReadyError                 503
+      - ModelNotLoadedError           503, one of several models
       - DrainingError                 503
       - OverloadedError               503, memory, threads or descriptors ran out
     + AbortError                      a generation ended early
@@ -62,6 +64,7 @@ What an instance holds is annotated in its class, so that it can be sent to anot
     + FaultError                      machd's own failure               exit 70, 5xx
       - RowFaultError                 500, one request
       - EngineFaultError              503, the engine
+        . EngineEndedError            its process, while it loaded the model
 """
 
 from __future__ import annotations
@@ -261,6 +264,14 @@ class ForbiddenOriginError(RequestError):
     error_type = "permission_error"
 
 
+class OperatorRequiredError(RequestError):
+    """Only an operator may have that done, and the request's key is no operator's."""
+
+    code = "operator_required"
+    http_status = 403
+    error_type = "permission_error"
+
+
 class NotFoundError(RequestError):
     """Nothing is served at that path."""
 
@@ -399,6 +410,12 @@ class NotReadyError(UnavailableError):
     code = "not_ready"
 
 
+class ModelNotLoadedError(UnavailableError):
+    """The model is one of several, and is not loaded: nobody may load it, it cannot be loaded, or has no room."""
+
+    code = "model_not_loaded"
+
+
 class DrainingError(UnavailableError):
     """The daemon is finishing what it has and takes nothing new."""
 
@@ -477,3 +494,9 @@ class EngineFaultError(FaultError):
 
     code = "engine_fault"
     http_status = 503
+
+
+class EngineEndedError(EngineFaultError):
+    """An engine process has ended by itself while it loaded the model."""
+
+    code = "engine_ended"

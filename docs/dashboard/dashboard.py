@@ -9,18 +9,19 @@ from __future__ import annotations
 import json
 
 from dashboard.cache_panels import CACHES
-from dashboard.engine_panels import ENGINE, FAILURES, INFOS
+from dashboard.engine_panels import ENGINE, FAILURES, INFOS, MODELS
 from dashboard.grafana import PanelRow, Variable, grafana_dashboard
 from dashboard.request_panels import BATCHING, GLANCE, LATENCY, TRAFFIC
 from dashboard.speculation_panels import SPECULATION
 
 DASHBOARD_ROWS: tuple[PanelRow, ...] = (
-    GLANCE, TRAFFIC, LATENCY, BATCHING, SPECULATION, CACHES, FAILURES, ENGINE, INFOS,
+    GLANCE, TRAFFIC, LATENCY, BATCHING, SPECULATION, CACHES, MODELS, FAILURES, ENGINE, INFOS,
 )  # fmt: skip
 """From the most to the least looked at."""
 
 _VARIABLES = (
-    Variable("model", "Model", "label_values(machd_model_info, model)"),
+    # All are also those of no model: requests that were turned away before it was known for which one.
+    Variable("model", "Model", "label_values(machd_model_info, model)", all_value=".*"),
     Variable("instance", "Instance", 'label_values(machd_model_info{model=~"$model"}, instance)'),
 )
 

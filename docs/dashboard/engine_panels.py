@@ -22,8 +22,8 @@ FAILURES = PanelRow(
             "on in the next one.",
             "short",
             Query(
-                f"sum by (reason) (increase({of('machd_engine_restarts_total')}[$__rate_interval]))",
-                "{{reason}}",
+                f"sum by (reason, model) (increase({of('machd_engine_restarts_total')}[$__rate_interval]))",
+                "{{reason}} {{model}}",
             ),
             is_stacked=True,
         ),
@@ -40,6 +40,60 @@ FAILURES = PanelRow(
             "Moments at which the scheduler's books did not add up. Above 0 is a bug to report.",
             "short",
             total("machd_invariant_violations_total", "since the start"),
+        ),
+    ),
+)
+
+MODELS = PanelRow(
+    "Models",
+    (
+        panel(
+            "State of each model",
+            "Of several models: which are ready, which load, which have failed. Where none is shown, the daemon has one "
+            "model.",
+            "bool_yes_no",
+            Query(f"max by (model, state) ({of('machd_model_state')}) == 1", "{{model}} {{state}}"),
+            kind=PanelKind.STATES,
+        ),
+        panel(
+            "Memory that is reserved",
+            "Weights, working memory and KV budget of each model; together at most models.memory_gb.",
+            "bytes",
+            Query(f"sum by (model) ({of('machd_model_reserved_bytes')})", "{{model}}"),
+            is_stacked=True,
+        ),
+        panel(
+            "Requests that hold a model",
+            "Those that wait for its load included.",
+            "short",
+            Query(f"sum by (model) ({of('machd_model_leases')})", "{{model}}"),
+            is_stacked=True,
+        ),
+        panel(
+            "Loads",
+            "By outcome. A failed or refused one is retried by a later request; the log has why.",
+            "short",
+            Query(
+                f"sum by (outcome, model) (increase({of('machd_model_loads_total')}[$__rate_interval]))",
+                "{{outcome}} {{model}}",
+            ),
+            is_stacked=True,
+        ),
+        panel(
+            "Suspensions",
+            "Times that a busy model gave way. Many of them: the models in use do not fit together.",
+            "short",
+            Query(
+                f"sum by (model) (increase({of('machd_model_suspensions_total')}[$__rate_interval]))",
+                "{{model}}",
+            ),
+            is_stacked=True,
+        ),
+        panel(
+            "Time of the last load",
+            "From the grant of the memory until the model was ready.",
+            "s",
+            by_model("machd_model_last_load_seconds"),
         ),
     ),
 )

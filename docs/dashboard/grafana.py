@@ -75,11 +75,16 @@ class PanelRow:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A choice at the top of the dashboard; ``query`` says what there is to choose from."""
+    """A choice at the top of the dashboard; ``query`` says what there is to choose from.
+
+    Attributes:
+        all_value: Regular expression that stands for all; empty for one of each value that there is.
+    """
 
     name: str
     label: str
     query: str
+    all_value: str = ""
 
 
 def grafana_dashboard(
@@ -258,6 +263,7 @@ def _variable(variable: Variable) -> Json:
         "hide": 0,
         "multi": True,
         "includeAll": True,
+        **({"allValue": variable.all_value} if variable.all_value else {}),
         "options": [],
         "current": {"selected": True, "text": ["All"], "value": ["$__all"]},
     }

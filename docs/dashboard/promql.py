@@ -1,7 +1,8 @@
 """The queries that panels are made of, in PromQL.
 
-Counters are shown as rates, added up over the chosen instances and models; quantiles are taken over all of
-them together, since quantiles of several daemons cannot be averaged.
+Counters are shown as rates, added up over the chosen instances and models. Quantiles, means and shares have a
+line for each model: one of a small and a large model together would tell of neither. They are taken over all
+instances together, since quantiles of several daemons cannot be averaged.
 """
 
 from __future__ import annotations
@@ -48,14 +49,16 @@ def by_model(name: str) -> Query:
     return Query(of(name), "{{model}} {{instance}}")
 
 
-def by_mode(name: str, legend: str = "{{mode}}") -> Query:
-    """A line for each decode mode that is 1 on any instance."""
-    return Query(f"max by (mode) ({of(name)})", legend)
+def by_mode(name: str, legend: str = "{{mode}} {{model}}") -> Query:
+    """A line for each mode of each model that is 1 on any instance."""
+    return Query(f"max by (mode, model) ({of(name)})", legend)
 
 
 def share_of_rates(legend: str, part: str, whole: str) -> Query:
-    """How much of one counter's growth another's is."""
-    return Query(f"sum({rate(part)}) / sum({rate(whole)})", legend)
+    """How much of one counter's growth another's is, for each model."""
+    return Query(
+        f"sum by (model) ({rate(part)}) / sum by (model) ({rate(whole)})", f"{legend} {{{{model}}}}"
+    )
 
 
 def total(name: str, legend: str, *matchers: str) -> Query:
@@ -69,13 +72,13 @@ def total_rate(name: str, legend: str) -> Query:
 
 
 def mean(name: str, legend: str) -> Query:
-    """What a histogram observed on average."""
-    return Query(f"sum({rate(name + '_sum')}) / sum({rate(name + '_count')})", legend)
+    """What a histogram observed on average, for each model."""
+    return share_of_rates(legend, f"{name}_sum", f"{name}_count")
 
 
 def quantile(share: float, name: str) -> str:
-    """A quantile of a histogram."""
-    return f"histogram_quantile({share}, sum by (le) ({rate(name + '_bucket')}))"
+    """A quantile of a histogram, for each model."""
+    return f"histogram_quantile({share}, sum by (le, model) ({rate(name + '_bucket')}))"
 
 
 def panel(  # noqa: PLR0913 - what a panel has, each by its name
@@ -94,7 +97,10 @@ def panel(  # noqa: PLR0913 - what a panel has, each by its name
 
 def percentiles(title: str, name: str, description: str) -> Panel:
     """A histogram of seconds as its median, p90 and p99."""
-    queries = tuple(Query(quantile(share, name), legend) for legend, share in _QUANTILES.items())
+    queries = tuple(
+        Query(quantile(share, name), f"{legend} {{{{model}}}}")
+        for legend, share in _QUANTILES.items()
+    )
     return Panel(title, description, "s", queries, width=12)
 
 

@@ -43,13 +43,13 @@ GLANCE = PanelRow(
             "First token, median",
             "Half of the requests had their first token sooner.",
             "s",
-            Query(quantile(0.5, "machd_time_to_first_token_seconds"), "p50"),
+            Query(quantile(0.5, "machd_time_to_first_token_seconds"), "p50 {{model}}"),
         ),
         number(
             "KV cache in use",
-            "Of the budget, on the fullest daemon.",
+            "Of each model's budget, on the fullest daemon.",
             "percentunit",
-            Query(f"max({of('machd_kv_cache_usage_ratio')})", "used"),
+            Query(f"max by (model) ({of('machd_kv_cache_usage_ratio')})", "used {{model}}"),
         ),
         number(
             "Up since",
@@ -164,9 +164,9 @@ BATCHING = PanelRow(
             "How long an engine step takes: reading a prompt, decoding, or both.",
             "s",
             Query(
-                "histogram_quantile(0.5, sum by (le, phase) "
+                "histogram_quantile(0.5, sum by (le, phase, model) "
                 f"({rate('machd_step_duration_seconds_bucket')}))",
-                "{{phase}}",
+                "{{phase}} {{model}}",
             ),
         ),
         panel(
@@ -174,9 +174,9 @@ BATCHING = PanelRow(
             "The mode of the moment; whether the daemon batches at all; and whether it was asked to. "
             "Where the last two differ, the model may not be batched: the table of verdicts says why.",
             "none",
-            by_mode("machd_decode_mode", "now: {{mode}}"),
-            by_mode("machd_decode_mode_active", "at most: {{mode}}"),
-            by_mode("machd_decode_mode_requested", "asked: {{mode}}"),
+            by_mode("machd_decode_mode", "now: {{mode}} {{model}}"),
+            by_mode("machd_decode_mode_active", "at most: {{mode}} {{model}}"),
+            by_mode("machd_decode_mode_requested", "asked: {{mode}} {{model}}"),
             kind=PanelKind.STATES,
         ),
         panel(

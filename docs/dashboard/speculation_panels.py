@@ -36,9 +36,9 @@ SPECULATION = PanelRow(
             "from some position on say that a smaller speculation.max_draft_tokens would do.",
             "percentunit",
             Query(
-                f"sum by (position) ({rate(_ACCEPTED_BY_POSITION)}) / "
-                f"sum by (position) ({rate(_DRAFTED_BY_POSITION)})",
-                "{{position}}",
+                f"sum by (position, model) ({rate(_ACCEPTED_BY_POSITION)}) / "
+                f"sum by (position, model) ({rate(_DRAFTED_BY_POSITION)})",
+                "{{position}} {{model}}",
             ),
             maximum=1,
         ),
@@ -47,7 +47,10 @@ SPECULATION = PanelRow(
             "Tokens that a pass with drafts yields for its row, on average; without drafts it "
             "would be 1.",
             "short",
-            Query(f"1 + sum({rate(_ACCEPTED)}) / sum({rate(_CYCLES)})", "tokens"),
+            Query(
+                f"1 + sum by (model) ({rate(_ACCEPTED)}) / sum by (model) ({rate(_CYCLES)})",
+                "tokens {{model}}",
+            ),
         ),
         panel(
             "Changes of the decode mode",

@@ -148,6 +148,7 @@ def test_every_problem_of_a_patch_is_told(daemon: AdminDaemon) -> None:
         b"{",
         b'{"limits": 3}',
         b'{"limits": {"max_n": {}}}',
+        b'{"limits": {"max_n": {"a": 1}}}',
         b'{"limits": null}',
         b"\xff",
     ],
@@ -158,6 +159,59 @@ def test_a_patch_of_another_shape_is_refused(daemon: AdminDaemon, body: bytes) -
         "/admin/config", content=body, headers={"Content-Type": "application/json"}
     )
     _error(answer, 400, "invalid_request")
+
+
+@pytest.fixture
+def several(tmp_path: Path) -> Iterator[AdminDaemon]:
+    """A daemon with a table for its model, so that there may be others."""
+    path = tmp_path / "machd.toml"
+    path.write_text('[models.other]\npath = "/m/Other"\n')
+    with kept_logging(), AdminDaemon(tmp_path, config_path=path) as running:
+        yield running
+
+
+def test_a_table_beside_the_only_model_needs_a_restart(daemon: AdminDaemon) -> None:
+    """A daemon that lives as its model does cannot become one of several models."""
+    answer = daemon.admin.patch("/admin/config", json={"models": {"coder": {"path": "/m/Coder"}}})
+    error = _error(answer, 409, "restart_required")
+    assert "models.coder can only be changed by a restart" in error["message"]
+    assert "coder" not in daemon.admin.get("/admin/config").json()["settings"]["models"]
+
+
+def test_the_last_table_cannot_be_taken_away(several: AdminDaemon, tmp_path: Path) -> None:
+    """Several models cannot become one whose end is the daemon's."""
+    (tmp_path / "machd.toml").write_text("")
+    error = _error(several.admin.post("/admin/reload"), 409, "restart_required")
+    assert "models.other can only be changed by a restart" in error["message"]
+
+
+def test_keys_that_a_load_reads_are_live_with_several_models(
+    several: AdminDaemon, daemon: AdminDaemon
+) -> None:
+    """Each of several models can be loaded anew; the only one cannot."""
+    assert "model.dtype" in several.admin.get("/admin/config").json()["live_keys"]
+    assert "model.dtype" not in daemon.admin.get("/admin/config").json()["live_keys"]
+    assert "server.port" not in several.admin.get("/admin/config").json()["live_keys"]
+
+
+def test_a_models_table_is_patched_and_taken_away(several: AdminDaemon) -> None:
+    """It is shown as a file has it, with origins of what was given; null takes all of it away."""
+    daemon = several
+    table = {"path": "/m/Coder", "cache": {"prefix": False}}
+    answer = daemon.admin.patch("/admin/config", json={"models": {"coder": table}})
+    assert answer.json()["changed"] == ["models.coder"]
+    config = daemon.admin.get("/admin/config")
+    assert config.headers["etag"] == answer.headers["etag"]
+    shown = config.json()["settings"]["models"]["coder"]
+    assert shown == {"aliases": [], "pin": False, "ttl_s": None, **table}
+    origins = config.json()["origins"]
+    given = [one for one in origins if one.startswith("models.coder")]
+    assert given == ["models.coder.path", "models.coder.cache.prefix"]
+    assert daemon.status["config"]["overrides"] == given
+    refused = daemon.admin.patch("/admin/config", json={"models": {"coder": {"pin": 1}}})
+    _error(refused, 400, "invalid_settings")
+    daemon.admin.patch("/admin/config", json={"models": {"coder": None}})
+    assert "coder" not in daemon.admin.get("/admin/config").json()["settings"]["models"]
 
 
 def test_a_broken_file_changes_nothing(daemon: AdminDaemon, config_path: Path) -> None:

@@ -141,6 +141,24 @@ def test_the_last_lines_of_a_process_that_crashes_are_logged() -> None:
         assert any("in _before_step" in one for one in lines)
 
 
+def test_lines_of_the_front_about_a_model_name_it() -> None:
+    """So do those of its decode mode, its requests and its engine process, replaced or hung."""
+    flags = _FLAGS | {"engine.stall_timeout_s": _STALL_S, "logging.level": "debug"}
+    with capture_logs() as logs, SupervisedDaemon(flags) as daemon:
+        for number in (signal.SIGKILL, signal.SIGSTOP):
+            _kill(daemon, number)
+            wait_until(lambda: not _is_ready(daemon), "routers are told")
+            ask(daemon.url, _QUESTIONS[0])
+
+    of_model = ("engine.", "decode_mode.", "kv_budget.", "sequence.", "speculation.", "request.finished")  # fmt: skip
+    models = {one["event"]: one.get("model") for one in logs if one["event"].startswith(of_model)}
+    assert models.keys() >= {
+        "decode_mode.decided", "engine.process_ended", "engine.restarted", "engine.stalled",
+        "kv_budget.effective", "request.finished", "sequence.admitted", "speculation.decided",
+    }  # fmt: skip
+    assert set(models.values()) == {"fake"}
+
+
 def test_a_request_that_ends_the_process_beside_others_goes_on_alone(
     daemon: SupervisedDaemon,
 ) -> None:

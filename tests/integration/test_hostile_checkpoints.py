@@ -79,7 +79,7 @@ def _templated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Templated]
 
     with pytest.MonkeyPatch.context() as patch, RunningDaemon(make_engine) as daemon:
         # Three conversations in a row wait for processes that are started anew.
-        patch.setattr("machd.generations.service._PREPARATION_LIMIT_S", 3600.0)
+        patch.setattr("machd.generations.open_generations._PREPARATION_LIMIT_S", 3600.0)
         yield _Templated(daemon.url, renderers[0])
 
 

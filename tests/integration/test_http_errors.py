@@ -51,7 +51,6 @@ _UNKNOWN_PATHS = [
     "/admin/status",
     "/metrics/x",
     "/api",
-    "/api/pull",
     "/api/delete",
     "/api/embed",
     "/api/chat/x",
@@ -544,12 +543,12 @@ def test_a_key_that_is_not_ascii_is_refused(locked: httpx.Client) -> None:
 def _registered_routes() -> set[tuple[str, str]]:
     """Every (method, path) that the application has, as the framework knows them."""
     context = ServerContext(
-        served=cast("Any", None),
-        service=cast("Any", None),
         clock=SystemClock(),
         settings=Settings(),
         versions=installed_versions(),
         responses=ResponseStore(max_responses=0, max_bytes=0),
+        models=cast("Any", None),
+        services={},
     )
     gate = create_app(
         context,
@@ -783,6 +782,11 @@ def test_a_loading_daemon_says_so_on_every_endpoint() -> None:
         "/api/chat": chat(),
         "/api/generate": completion(),
         "/api/show": {"model": "fake"},
+        "/models/load": {"model": "fake"},
+        "/models/unload": {"model": "fake"},
+        "/api/v1/models/load": {"model": "fake"},
+        "/api/v1/models/unload": {"instance_id": "fake"},
+        "/api/pull": {"model": "org/name"},
         "/tokenize": {"prompt": "a"},
         "/detokenize": {"tokens": [1]},
     }
@@ -815,6 +819,8 @@ def test_a_loading_daemon_says_so_on_every_endpoint() -> None:
         answer = answers[endpoint.path]
         if endpoint.path in needs_no_model:
             assert answer.status_code == 200, endpoint.path
+        elif endpoint.path == "/api/pull":
+            assert answer.status_code == 404  # one model is all that this daemon serves
         elif endpoint.path != "/health/ready":
             _check(answer, 503, "not_ready")
             assert int(answer.headers["retry-after"]) >= 1

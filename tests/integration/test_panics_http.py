@@ -204,7 +204,7 @@ def test_a_text_that_takes_too_long_to_tokenise_is_a_503(
         return []
 
     with monkeypatch.context() as patched:
-        patched.setattr("machd.generations.service._PREPARATION_LIMIT_S", 0.5)
+        patched.setattr("machd.generations.open_generations._PREPARATION_LIMIT_S", 0.5)
         patched.setattr(_PanickingTokenizer, "encode", wait)
         answer = httpx.post(daemon.url + "/tokenize", json={"prompt": "hi"}, timeout=CEILING_S)
     gate.set()

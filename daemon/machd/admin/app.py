@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from litestar import Litestar
+from litestar import Litestar, Request
 from litestar.connection import ASGIConnection
 from litestar.datastructures import State
 from litestar.di import Provide
@@ -29,10 +30,11 @@ def create_admin_app(context: AdminContext, token: AdminToken) -> ASGIApp:
     """Build the application that answers on the admin listener; watchers hear of the daemon's state."""
     context.lifecycle.watch(context.feed.on_state)
     context.configuration.watch(context.feed.on_settings)
+    context.configuration.watch(context.forget_pins)
     app = Litestar(
         list(ADMIN_HANDLERS),
         dependencies={
-            "admin": Provide(lambda: context, sync_to_thread=False),
+            "admin": Provide(_asked(context), sync_to_thread=False),
             "context": Provide(context.public, sync_to_thread=False),
             "metrics": Provide(lambda: context.metrics, sync_to_thread=False),
         },
@@ -44,6 +46,15 @@ def create_admin_app(context: AdminContext, token: AdminToken) -> ASGIApp:
         logging_config=None,
     )
     return AdminGate(app, clock=context.clock)
+
+
+def _asked(context: AdminContext) -> Callable[[Request[Any, Any, Any]], AdminContext]:
+    """Return what finds the context of the model that the query names."""
+
+    def find(request: Request[Any, Any, Any]) -> AdminContext:
+        return context.asked(request.query_params.get("model"))
+
+    return find
 
 
 def _too_long(path: str) -> str:

@@ -52,7 +52,10 @@ _FLAGS = {"true": True, "false": False}
 async def clear_cache(
     request: Request[Any, Any, Any], admin: NamedDependency[AdminContext]
 ) -> CacheCleared:
-    """Forget the stored responses and the prefix cache, with disk=true also on disk."""
+    """Forget the stored responses and the prefix cache, with disk=true also on disk.
+
+    Of several models, the prefix cache is that of the default one, or of the one that the query names; responses are all.
+    """
     is_disk_included = _FLAGS.get(request.query_params.get("disk", "false"))
     if is_disk_included is None:
         raise InvalidRequestError.at("disk", "send true or false, or leave it out")
@@ -60,7 +63,8 @@ async def clear_cache(
         _check_disk(admin)
     responses = stored_responses(admin)
     admin.responses.clear()
-    cleared = await _clear_prefixes(admin, responses, is_disk_included=is_disk_included)
+    with contextlib.closing(admin.model.hold()):  # it stays loaded until that is done
+        cleared = await _clear_prefixes(admin, responses, is_disk_included=is_disk_included)
     structlog.get_logger("machd.admin").info(
         "cache.cleared",
         responses=responses.count,
@@ -130,7 +134,7 @@ async def _read_again(admin: AdminContext, reading: MemoryReading) -> None:
 
 def _check_disk(admin: AdminContext) -> None:
     """Raise ConflictError where there is a directory that this daemon does not use."""
-    section = admin.configuration.settings.cache
+    section = admin.settings.cache
     if not section.disk_dir or admin.served.snapshot.memory.disk is not None:
         return
     model = admin.served.model

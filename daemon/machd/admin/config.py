@@ -13,12 +13,15 @@ from machd.admin.context import AdminContext
 from machd.admin.endpoint import endpoint
 from machd.dialects.bodies import read_body
 from machd.dialects.wire.decoding import decode_body
+from machd.errors import InvalidRequestError
 from machd.http.bodies import read_json
 from machd.process.configuration import Configuration, LastChange
 from machd.settings.explain import settings_json
-from machd.settings.keys import setting_keys
+from machd.settings.keys import MODELS_SECTION, setting_keys
 from machd.settings.model import LogLevel
+from machd.settings.model_tables import MAX_TABLES
 from machd.settings.sources import Origin
+from machd.settings.texts import MAX_MODEL_NAME_CHARS
 
 _Name = Annotated[str, Meta(max_length=64)]
 _Text = Annotated[str, Meta(max_length=4096)]
@@ -31,10 +34,16 @@ _Value: TypeAlias = (
     | None
 )
 
+_ModelName = Annotated[str, Meta(max_length=MAX_MODEL_NAME_CHARS)]
+_Section = Annotated[dict[_Name, _Value], Meta(max_length=64)]
+_ModelTable = Annotated[dict[_Name, _Value | _Section], Meta(max_length=64)]
+
 ConfigPatch = Annotated[
-    dict[_Name, Annotated[dict[_Name, _Value], Meta(max_length=64)]], Meta(max_length=64)
+    dict[_Name, Annotated[dict[_ModelName, _Value | _ModelTable], Meta(max_length=MAX_TABLES)]],
+    Meta(max_length=64),
 ]
-"""Values by key by section, as a settings file has them; null takes an earlier change back."""
+"""Values by key by section, as a settings file has them, and models' tables in ``models``; null takes an
+earlier change back."""
 
 
 class AdminConfig(Struct, frozen=True, kw_only=True):
@@ -42,9 +51,10 @@ class AdminConfig(Struct, frozen=True, kw_only=True):
 
     Attributes:
         config_file: The settings file; null where there is none.
-        settings: Values by key by section; secrets are masked.
+        settings: Values by key by section, and models' tables in ``models``; secrets are masked.
         origins: By dotted key.
         live_keys: Dotted keys that can be changed while the daemon runs; the others need a restart.
+            All that is in models' tables can be changed.
     """
 
     config_file: str | None
@@ -79,7 +89,7 @@ async def get_config(admin: NamedDependency[AdminContext]) -> Response[bytes]:
     """The settings in force with their origins; secrets masked; the ETag names them."""
     configuration = admin.configuration
     shown = settings_json(configuration.loaded, origins=True)
-    live_keys = [key.dotted for key in setting_keys() if key.is_live]
+    live_keys = [key.dotted for key in setting_keys() if admin.configuration.is_live(key)]
     config = msgspec.convert({**shown, "live_keys": live_keys}, AdminConfig)
     return Response(
         msgspec.json.encode(config),
@@ -94,10 +104,11 @@ async def patch_config(
 ) -> Response[bytes]:
     """Change settings until the next reload; with If-Match, only those that were read.
 
-    Values lie above every source; null takes one away again.
+    Values lie above every source; null takes one away again, or all of a model's table.
     """
     body = await read_json(request, timeout_s=body_timeout_s(admin))
     changes = decode_body(body, cast("type[_Sections]", ConfigPatch))
+    _refuse_tables(changes)
     change = await admin.configuration.patch(changes, if_match=request.headers.get("if-match"))
     return _changed(admin.configuration, change)
 
@@ -121,6 +132,21 @@ async def set_log_level(
 def body_timeout_s(admin: AdminContext) -> float:
     """Seconds that a body may take to arrive."""
     return admin.configuration.settings.limits.stall_timeout_s
+
+
+def _refuse_tables(changes: _Sections) -> None:
+    """Refuse a table among the values of a section that has none.
+
+    Raises:
+        InvalidRequestError: There is one; the message names it.
+    """
+    for section, values in changes.items():
+        for name, value in values.items():
+            if isinstance(value, dict) and section != MODELS_SECTION:
+                key = f"{section}.{name}"
+                raise InvalidRequestError(
+                    f"{key}: is a value, and no table as those of {MODELS_SECTION}", param=key
+                )
 
 
 def _changed(configuration: Configuration, change: LastChange) -> Response[bytes]:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from machd.admin.event_feed import EventFeed
 from machd.capabilities.versions import Versions
 from machd.clock import Clock
+from machd.generations.open_generations import OpenGenerations
 from machd.generations.response_store import ResponseStore
 from machd.generations.service import GenerationService
 from machd.http.context import ServerContext
-from machd.process.configuration import Configuration
+from machd.http.model_names import ModelNames
+from machd.process.configuration import ChangeKind, Configuration, LastChange
 from machd.process.lifecycle import Lifecycle
+from machd.served.downloads import Downloads
+from machd.served.model_set import ModelToServe
+from machd.served.named_model import NamedModel
 from machd.served.served_model import ServedModel
+from machd.served.served_models import ServedModels
 from machd.served.throughput import Throughput
+from machd.settings.model import Settings
 from machd.telemetry.lag import EventLoopLag
 from machd.telemetry.metrics import Metrics
 
@@ -25,12 +32,20 @@ class AdminContext:
     """Made once by ``compose.Parts``, read by every handler.
 
     Attributes:
+        model: The model that the request is about: the default one unless it names another (:meth:`asked`).
+        names: Reads the names under which models are found.
+        to_serve: Reads which models there are, by name.
+        services: What opens the generations of each model; those of models that come and go are in it, too.
         client_names: Reads the names of the API keys; none where requests need no key.
-        probe: Measures the model at the next idle moment and then schedules as the verdict allows.
+        probe: Measures a model at the next idle moment and then schedules as the verdict allows.
     """
 
-    served: ServedModel
-    service: GenerationService
+    model: NamedModel
+    open_generations: OpenGenerations
+    models: ServedModels
+    services: Mapping[NamedModel, GenerationService]
+    names: Callable[[], ModelNames]
+    to_serve: Callable[[], Mapping[str, ModelToServe]]
     lifecycle: Lifecycle
     metrics: Metrics
     clock: Clock
@@ -41,16 +56,54 @@ class AdminContext:
     responses: ResponseStore
     versions: Versions
     started_unix_s: float
+    downloads: Downloads
     client_names: Callable[[], frozenset[str]]
-    probe: Callable[[], Future[None]]
+    probe: Callable[[NamedModel], Future[None]]
+
+    @property
+    def served(self) -> ServedModel:
+        """What is known of the model that the request is about."""
+        return self.model.served
+
+    @property
+    def service(self) -> GenerationService:
+        """What opens that model's generations."""
+        return self.services[self.model]
+
+    @property
+    def settings(self) -> Settings:
+        """Those in force for that model."""
+        return self.model.settings
+
+    def find(self, asked: str) -> NamedModel:
+        """Return the model of a name or an alias.
+
+        Raises:
+            ModelNotServedError: It is none's.
+        """
+        return self.models[self.names().find(asked, self.models.default.shown_name)]
+
+    def asked(self, asked: str | None) -> AdminContext:
+        """Return the context of the model that a request names, or of the default one.
+
+        Raises:
+            ModelNotServedError: As of :meth:`find`.
+        """
+        model = self.find(asked) if asked else self.models.default
+        return replace(self, model=model)
+
+    def forget_pins(self, change: LastChange) -> None:
+        """Pin what the settings pin, once they have been read again."""
+        if change.kind is ChangeKind.RELOAD and change.is_successful:
+            self.models.forget_pins()
 
     def public(self) -> ServerContext:
         """Return the context of endpoints that both listeners have, with the settings of now."""
         return ServerContext(
-            served=self.served,
-            service=self.service,
             clock=self.clock,
             settings=self.configuration.settings,
             versions=self.versions,
             responses=self.responses,
+            models=self.models,
+            services=self.services,
         )

@@ -11,6 +11,8 @@ from machd.admin.config import get_config, patch_config, reload, set_log_level
 from machd.admin.errors import AdminErrorBody
 from machd.admin.events import watch_events
 from machd.admin.mode import drain, probe, resume, set_mode
+from machd.admin.models import list_models, steer_model, steering_endpoints
+from machd.admin.pulling import pull_model, stop_pull
 from machd.admin.requests import abort_requests, list_requests
 from machd.admin.status import get_status
 from machd.admin.warming import warm_cache
@@ -31,6 +33,10 @@ _OWN_HANDLERS = (
     clear_cache,
     warm_cache,
     probe,
+    list_models,
+    steer_model,
+    pull_model,
+    stop_pull,
     set_log_level,
     watch_events,
 )
@@ -49,6 +55,7 @@ def _shared(handler: HTTPRouteHandler) -> Endpoint:
 
 
 ADMIN_ENDPOINTS: tuple[Endpoint, ...] = (
-    *map(endpoint_of, _OWN_HANDLERS),
+    *(endpoint_of(one) for one in _OWN_HANDLERS if one is not steer_model),
+    *steering_endpoints(),
     *map(_shared, _SHARED_HANDLERS),
 )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
 
-from msgspec import Struct, structs
+from msgspec import UNSET, Struct, UnsetType, structs
 
 from machd.capabilities.verdict import Support, Verdict
 from machd.clock import Clock
@@ -41,6 +41,16 @@ class _Happened(Struct, frozen=True, kw_only=True, tag_field="type"):
     at: float
 
 
+class _HappenedToModel(_Happened, frozen=True, kw_only=True):
+    """One event of a model, its engine or its sequences.
+
+    Attributes:
+        model: Name of the model; left out by a daemon of one model.
+    """
+
+    model: str | UnsetType = UNSET
+
+
 class StateChanged(_Happened, frozen=True, kw_only=True, tag="state"):
     """The daemon is in another state; also what a watcher is told first."""
 
@@ -56,7 +66,7 @@ class SettingsChanged(_Happened, frozen=True, kw_only=True, tag="settings"):
     problems: list[str]
 
 
-class CapabilityChanged(_Happened, frozen=True, kw_only=True, tag="capability"):
+class CapabilityChanged(_HappenedToModel, frozen=True, kw_only=True, tag="capability"):
     """A measurement while the engine was idle changed a verdict; the feature is on or off by it now."""
 
     feature: str
@@ -64,14 +74,14 @@ class CapabilityChanged(_Happened, frozen=True, kw_only=True, tag="capability"):
     reason: str
 
 
-class RequestQueued(_Happened, frozen=True, kw_only=True, tag="queued"):
+class RequestQueued(_HappenedToModel, frozen=True, kw_only=True, tag="queued"):
     """A sequence waits; ``position`` 0 is next. Its id begins with its request's."""
 
     sequence_id: str
     position: int
 
 
-class RequestAdmitted(_Happened, frozen=True, kw_only=True, tag="admitted"):
+class RequestAdmitted(_HappenedToModel, frozen=True, kw_only=True, tag="admitted"):
     """A sequence runs.
 
     Attributes:
@@ -85,7 +95,7 @@ class RequestAdmitted(_Happened, frozen=True, kw_only=True, tag="admitted"):
     coalesced_with: str | None
 
 
-class RequestResumed(_Happened, frozen=True, kw_only=True, tag="resumed"):
+class RequestResumed(_HappenedToModel, frozen=True, kw_only=True, tag="resumed"):
     """A sequence that had lost its slot runs again, behind its completion so far."""
 
     sequence_id: str
@@ -94,7 +104,7 @@ class RequestResumed(_Happened, frozen=True, kw_only=True, tag="resumed"):
     completion_tokens: int
 
 
-class RequestFinished(_Happened, frozen=True, kw_only=True, tag="finished"):
+class RequestFinished(_HappenedToModel, frozen=True, kw_only=True, tag="finished"):
     """A sequence ended; ``error`` is the code of why, for those that were ended or failed."""
 
     sequence_id: str
@@ -105,14 +115,14 @@ class RequestFinished(_Happened, frozen=True, kw_only=True, tag="finished"):
     completion_tokens: int
 
 
-class ModeChanged(_Happened, frozen=True, kw_only=True, tag="mode"):
+class ModeChanged(_HappenedToModel, frozen=True, kw_only=True, tag="mode"):
     """From this step on tokens are made in another way, because sequences have come or gone."""
 
     previous: DecodeMode
     mode: DecodeMode
 
 
-class StepComputed(_Happened, frozen=True, kw_only=True, tag="step"):
+class StepComputed(_HappenedToModel, frozen=True, kw_only=True, tag="step"):
     """The engine has done a step.
 
     Attributes:
@@ -131,7 +141,7 @@ class StepComputed(_Happened, frozen=True, kw_only=True, tag="step"):
     duration_s: float
 
 
-class FaultHappened(_Happened, frozen=True, kw_only=True, tag="fault"):
+class FaultHappened(_HappenedToModel, frozen=True, kw_only=True, tag="fault"):
     """The engine failed, or its books do not add up; the log says more."""
 
     scope: Literal["engine", "invariant"]
@@ -143,10 +153,8 @@ class EventsDropped(_Happened, frozen=True, kw_only=True, tag="dropped"):
     count: int
 
 
-AdminEvent = (
-    StateChanged
-    | SettingsChanged
-    | CapabilityChanged
+_ModelEvent = (
+    CapabilityChanged
     | RequestQueued
     | RequestAdmitted
     | RequestResumed
@@ -154,8 +162,8 @@ AdminEvent = (
     | ModeChanged
     | StepComputed
     | FaultHappened
-    | EventsDropped
 )
+AdminEvent = StateChanged | SettingsChanged | _ModelEvent | EventsDropped
 
 
 MAX_WATCHERS = 4
@@ -204,11 +212,22 @@ class Watcher:
 
 
 class EventFeed:
-    """Observes every event of the engine and every change of the daemon. Lives on the event loop."""
+    """Tells watchers of every change of the daemon and every event of its models. Lives on the event loop."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._watchers: set[Watcher] = set()
+        self._models: list[ModelFeed] = []
+
+    @property
+    def is_watched(self) -> bool:
+        """Return whether there is anybody to tell."""
+        return bool(self._watchers)
+
+    @property
+    def has_several_models(self) -> bool:
+        """Return whether an event has to name its model."""
+        return len(self._models) > 1
 
     def open(self) -> Watcher:
         """Watch from now on, until :meth:`close`; TooManyInFlightError beyond ``MAX_WATCHERS``."""
@@ -224,26 +243,29 @@ class EventFeed:
         """Watch no longer; again is no mistake."""
         self._watchers.discard(watcher)
 
-    def on_events(self, events: Sequence[Event]) -> None:
-        """Hand a step's events to all watchers."""
-        if not self._watchers:
-            return
-        at = self._clock.unix_s()
-        for event in events:
-            shown = _shown(event, at)
-            if shown is not None:
-                self._push(shown)
+    def add_model(self, model_id: Callable[[], str | None]) -> ModelFeed:
+        """Watch one more model.
+
+        Args:
+            model_id: Reads the model's name; None until it is known.
+        """
+        self._models.append(ModelFeed(self, self._clock, model_id))
+        return self._models[-1]
+
+    def forget_model(self, model: ModelFeed) -> None:
+        """Watch a model no longer."""
+        self._models.remove(model)
 
     def on_state(self, state: State) -> None:
         """The daemon is in another state; with the last one, every watch ends."""
-        self._push(StateChanged(at=self._clock.unix_s(), state=state))
+        self.push(StateChanged(at=self._clock.unix_s(), state=state))
         if state is State.STOPPED:
             for watcher in self._watchers:
                 watcher.end()
 
     def on_settings(self, change: LastChange) -> None:
         """Tell of an attempt to change the settings."""
-        self._push(
+        self.push(
             SettingsChanged(
                 at=change.at_unix_s,
                 kind=change.kind,
@@ -252,6 +274,31 @@ class EventFeed:
                 problems=list(change.problems),
             )
         )
+
+    def push(self, event: AdminEvent) -> None:
+        """Hand an event to all watchers."""
+        for watcher in self._watchers:
+            watcher.push(event)
+
+
+class ModelFeed:
+    """Observes every event of one model."""
+
+    def __init__(self, feed: EventFeed, clock: Clock, model_id: Callable[[], str | None]) -> None:
+        """Tell the watchers of ``feed``; see :meth:`EventFeed.add_model`."""
+        self._feed = feed
+        self._clock = clock
+        self._model_id = model_id
+
+    def on_events(self, events: Sequence[Event]) -> None:
+        """Hand a step's events to all watchers."""
+        if not self._feed.is_watched:
+            return
+        at = self._clock.unix_s()
+        for event in events:
+            shown = _shown(event, at)
+            if shown is not None:
+                self._push(shown)
 
     def on_verdict(self, feature: str, verdict: Verdict) -> None:
         """Something else is known of what the model can do."""
@@ -264,12 +311,14 @@ class EventFeed:
             )
         )
 
-    def _push(self, event: AdminEvent) -> None:
-        for watcher in self._watchers:
-            watcher.push(event)
+    def _push(self, event: _ModelEvent) -> None:
+        model_id = self._model_id()
+        if model_id is not None and self._feed.has_several_models:
+            event = structs.replace(event, model=model_id)
+        self._feed.push(event)
 
 
-_KINDS: Mapping[type[Event], type[AdminEvent]] = MappingProxyType(
+_KINDS: Mapping[type[Event], type[_ModelEvent]] = MappingProxyType(
     {
         SequenceQueued: RequestQueued,
         SequenceAdmitted: RequestAdmitted,
@@ -284,7 +333,7 @@ _KINDS: Mapping[type[Event], type[AdminEvent]] = MappingProxyType(
 _RENAMED = {"slot_index": "slot", "batch_width": "width"}
 
 
-def _shown(event: Event, at: float) -> AdminEvent | None:
+def _shown(event: Event, at: float) -> _ModelEvent | None:
     """An event as operators see it; None for one that they do not see."""
     if isinstance(event, EngineFaulted | InvariantBroken):
         is_engine = isinstance(event, EngineFaulted)
@@ -296,4 +345,4 @@ def _shown(event: Event, at: float) -> AdminEvent | None:
     facts |= {_RENAMED.get(name, name): value for name, value in structs.asdict(event).items()}
     if isinstance(event, SequenceFinished) and event.error is not None:
         facts["error"] = event.error.code
-    return kind(**{name: facts[name] for name in kind.__struct_fields__})
+    return kind(**{name: facts[name] for name in kind.__struct_fields__ if name in facts})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import structlog
@@ -14,17 +15,21 @@ from machd.admin.config import body_timeout_s
 from machd.admin.context import AdminContext
 from machd.admin.endpoint import endpoint
 from machd.dialects.bodies import read_body
-from machd.errors import ModeUnavailableError
+from machd.errors import ConflictError, ModelNotLoadedError, ModeUnavailableError
 from machd.scheduler.events import DecodeMode
 from machd.served.capabilities import model_capabilities
+from machd.settings.keys import dotted_table
 from machd.settings.model import Settings
+from machd.settings.models import DEFAULT_NAME
 
 
 @endpoint("POST /admin/drain", status.AdminState, also=(409,))
 async def drain(admin: NamedDependency[AdminContext]) -> status.AdminState:
     """Take nothing new and finish what there is; the process stays."""
     admin.lifecycle.hold()
-    structlog.get_logger("machd.admin").info("daemon.held", open_requests=admin.service.open_count)
+    structlog.get_logger("machd.admin").info(
+        "daemon.held", open_requests=len(admin.open_generations)
+    )
     return status.admin_state(admin)
 
 
@@ -44,15 +49,16 @@ async def set_mode(
 
     Changes ``continuous_batching.enabled`` until the next reload.
 
-    The switch itself happens when what runs is finished; requests that wait go on waiting.
+    The switch itself happens when what runs is finished; requests that wait go on waiting. Of several models, it is the
+    table of the default one that is changed, or of the one that the query names.
     """
     body = await read_body(request, status.ModeRequest, timeout_s=body_timeout_s(admin))
     enabled = body.mode != "single"
-    wanted = _with_batching(admin.configuration.settings, enabled=enabled)
+    wanted = _with_batching(admin.settings, enabled=enabled)
     decision = admin.served.decode_mode_under(wanted)
     if enabled and decision.active is not DecodeMode.BATCHED:
         raise ModeUnavailableError(f"this model cannot be batched: {decision.reason}")
-    await admin.configuration.patch({"continuous_batching": {"enabled": enabled}})
+    await admin.configuration.patch(_patch(admin, {"continuous_batching": {"enabled": enabled}}))
     return _mode(admin)
 
 
@@ -65,7 +71,12 @@ async def probe(admin: NamedDependency[AdminContext]) -> status.ProbeReport:
     measurement takes place all the same, and ``/v1/capabilities`` shows it.
     """
     admin.served.known  # noqa: B018 - raises while there is no model
-    await asyncio.shield(asyncio.wrap_future(admin.probe()))
+    if not (admin.models.is_one or admin.model.is_ready):
+        raise ModelNotLoadedError(
+            f"the model {admin.model.name!r} is not loaded; load it before it is measured"
+        )
+    with contextlib.closing(admin.model.hold()):  # it stays loaded until that is done
+        await asyncio.shield(asyncio.wrap_future(admin.probe(admin.model)))
     return status.ProbeReport(
         capabilities=model_capabilities(admin.served.known, admin.versions),
         decode_mode=_mode(admin),
@@ -75,6 +86,22 @@ async def probe(admin: NamedDependency[AdminContext]) -> status.ProbeReport:
 def _with_batching(settings: Settings, *, enabled: bool) -> Settings:
     section = settings.continuous_batching.model_copy(update={"enabled": enabled})
     return settings.model_copy(update={"continuous_batching": section})
+
+
+def _patch(admin: AdminContext, changes: dict[str, Any]) -> dict[str, Any]:
+    """Return the changes as those of the request's model: of its table, or of the sections where it has none.
+
+    Raises:
+        ConflictError: It was found in a directory and has no table.
+    """
+    name = admin.model.name
+    if name in admin.configuration.settings.models.tables:
+        return {"models": {name: changes}}
+    if name != DEFAULT_NAME and not admin.models.is_one:
+        raise ConflictError(
+            f"the model {name!r} has no settings of its own; give it a table [{dotted_table(name)}]"
+        )
+    return changes
 
 
 def _mode(admin: AdminContext) -> status.ModeStatus:

@@ -8,7 +8,7 @@ from typing import Literal
 import structlog
 from litestar.di import NamedDependency
 from litestar.params import FromPath
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType, structs
 
 from machd.admin.context import AdminContext
 from machd.admin.endpoint import endpoint
@@ -33,6 +33,7 @@ class OpenRequest(Struct, frozen=True, kw_only=True):
         prefilled_tokens: Of these, computed or found in the prefix cache so far.
         completion_tokens: Of all its completions, so far.
         decode_mode: Null while it waits.
+        model: Left out by a daemon of one model.
     """
 
     id: str
@@ -46,6 +47,7 @@ class OpenRequest(Struct, frozen=True, kw_only=True):
     prefilled_tokens: int
     completion_tokens: int
     decode_mode: DecodeMode | None
+    model: str | UnsetType = UNSET
 
 
 class OpenRequestList(Struct, frozen=True, kw_only=True):
@@ -71,12 +73,15 @@ async def list_requests(admin: NamedDependency[AdminContext]) -> OpenRequestList
     The oldest first.
     """
     now_s = admin.clock.monotonic_s()
-    prefilled_tokens = admin.served.snapshot.prefilled_tokens
-    return OpenRequestList(
-        requests=[
-            _open_request(one, now_s, prefilled_tokens) for one in admin.service.open_generations
-        ]
-    )
+    prefilled_tokens = {
+        sequence_id: tokens
+        for model in admin.models
+        for sequence_id, tokens in model.served.snapshot.prefilled_tokens.items()
+    }
+    requests = [_open_request(one, now_s, prefilled_tokens) for one in admin.open_generations.all]
+    if admin.models.is_one:
+        requests = [structs.replace(one, model=UNSET) for one in requests]
+    return OpenRequestList(requests=requests)
 
 
 @endpoint("DELETE /admin/requests/{id}", AbortedRequests, also=(404,), id_as="request_id:str")
@@ -90,7 +95,7 @@ async def abort_requests(
     """
     found = [
         one
-        for one in admin.service.open_generations
+        for one in admin.open_generations.all
         if request_id in {one.identity.generation_id, one.identity.request_id}
         and not one.is_finished
     ]
@@ -120,4 +125,5 @@ def _open_request(
         prefilled_tokens=generation.prefilled_tokens(prefilled_tokens),
         completion_tokens=usage.completion_tokens,
         decode_mode=None if admission is None else admission.decode_mode,
+        model=identity.model,
     )

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from litestar.di import NamedDependency
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import asdict
 
 from machd.admin.context import AdminContext
@@ -15,11 +15,12 @@ from machd.engine.protocol.step import ProposerKind
 from machd.errors import MachdError
 from machd.link.decode_mode import DecodeModeDecision
 from machd.link.kv_memory import KvMemory
-from machd.link.port import RestartReason
 from machd.process.configuration import ChangeKind, Configuration
 from machd.process.lifecycle import State
 from machd.served.cache_stats import CacheStats, cache_stats
 from machd.served.capabilities import ModelCapabilities
+from machd.served.named_model import NamedModel
+from machd.served.turns import ModelState
 from machd.settings.cache import KvFormatName
 
 
@@ -138,6 +139,19 @@ class ConfigStatus(Struct, frozen=True, kw_only=True):
     overrides: list[str]
 
 
+class ModelSummary(Struct, frozen=True, kw_only=True):
+    """One of several models, in short.
+
+    Attributes:
+        leases: Requests that hold it, those that wait for its load included.
+    """
+
+    name: str
+    state: ModelState
+    pinned: bool
+    leases: int
+
+
 class AdminStatus(AdminState, frozen=True, kw_only=True):
     """The whole daemon at one moment.
 
@@ -156,6 +170,8 @@ class AdminStatus(AdminState, frozen=True, kw_only=True):
         heartbeat_age_s: Since the engine last began a step or found itself idle.
         event_loop_lag_s: How late the event loop was when last measured.
         ranks: The ranks that compute the model; empty where this process computes it alone.
+        models: All models, the default one first; left out where there is one. What else is of a model is of the default
+            one, or of the one that the query names.
     """
 
     version: str
@@ -177,6 +193,7 @@ class AdminStatus(AdminState, frozen=True, kw_only=True):
     ranks: tuple[RankStatus, ...] = ()
     running_requests: int = 0
     waiting_requests: int = 0
+    models: tuple[ModelSummary, ...] | UnsetType = UNSET
 
 
 class ProbeReport(Struct, frozen=True, kw_only=True):
@@ -190,7 +207,7 @@ class ProbeReport(Struct, frozen=True, kw_only=True):
 async def get_status(admin: NamedDependency[AdminContext]) -> AdminStatus:
     """State, decode mode, load, memory, the last change of the settings."""
     state = asdict(admin_state(admin))
-    running = sum(1 for one in admin.service.open_generations if one.admission is not None)
+    running = sum(1 for one in admin.open_generations.all if one.admission is not None)
     snapshot, known = admin.served.snapshot, admin.served.state
     return AdminStatus(
         **state,
@@ -215,10 +232,7 @@ async def get_status(admin: NamedDependency[AdminContext]) -> AdminStatus:
             # Read off the metrics, so that the two cannot disagree.
             row=admin.metrics.count_of("machd_faults_total", scope="row"),
             engine=admin.metrics.count_of("machd_faults_total", scope="engine"),
-            engine_restarts=sum(
-                admin.metrics.count_of("machd_engine_restarts_total", reason=one.value)
-                for one in RestartReason
-            ),
+            engine_restarts=admin.metrics.count_of("machd_engine_restarts_total"),
         ),
         ranks=tuple(
             RankStatus(
@@ -229,6 +243,7 @@ async def get_status(admin: NamedDependency[AdminContext]) -> AdminStatus:
             )
             for one in snapshot.memory.ranks
         ),
+        models=UNSET if admin.models.is_one else tuple(map(_summary, admin.models)),
     )
 
 
@@ -244,7 +259,7 @@ def admin_state(admin: AdminContext) -> AdminState:
         state=lifecycle.state,
         is_held=lifecycle.is_held,
         reason=reason,
-        open_requests=admin.service.open_count,
+        open_requests=len(admin.open_generations),
     )
 
 
@@ -284,17 +299,26 @@ def _speculation_status(admin: AdminContext) -> SpeculationStatus | None:
     )
 
 
+def _summary(model: NamedModel) -> ModelSummary:
+    return ModelSummary(
+        name=model.name,
+        state=model.state,
+        pinned=model.residence.is_pinned,
+        leases=model.leases,
+    )
+
+
 def _kv_status(admin: AdminContext) -> KvStatus | None:
     if admin.served.state is None:
         return None
-    quantization = admin.configuration.settings.cache.kv_quantization
+    quantization = admin.settings.cache.kv_quantization
     return KvStatus(**asdict(admin.served.kv), quantization=quantization)
 
 
 def _cache_stats(admin: AdminContext) -> CacheStats | None:
     if admin.served.state is None:
         return None
-    return cache_stats(admin.served, admin.configuration.settings)
+    return cache_stats(admin.served, admin.settings)
 
 
 def _config_status(configuration: Configuration) -> ConfigStatus:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Self
@@ -296,16 +297,9 @@ async def warm_cache(
     """
     body = WarmRequest.decoded(await read_json(request, timeout_s=body_timeout_s(admin)))
     admin.lifecycle.check_accepting()
-    _check_cache(admin)
-    warmer = Warmer(
-        admin.service,
-        admin.clock,
-        client=_client(admin, body.client),
-        salt=body.cache_salt,
-        request_id=request_id(request.scope),
-        limit_bytes=lambda: _limit_bytes(admin),
-    )
-    warmed = await while_connected(request.receive, _warm(warmer, body.prompts))
+    loading = admin.models.lease(admin.model)
+    with contextlib.closing(await while_connected(request.receive, loading)):
+        warmed = await _warmed(request, admin, body)
     structlog.get_logger("machd.admin").info(
         "cache.warmed",
         prompts=len(warmed.prompts),
@@ -317,10 +311,26 @@ async def warm_cache(
     return warmed
 
 
+async def _warmed(
+    request: Request[Any, Any, Any], admin: AdminContext, body: WarmRequest
+) -> CacheWarmed:
+    """Compute the prompts with the model that the request holds."""
+    _check_cache(admin)
+    warmer = Warmer(
+        admin.service,
+        admin.clock,
+        client=_client(admin, body.client),
+        salt=body.cache_salt,
+        request_id=request_id(request.scope),
+        limit_bytes=lambda: _limit_bytes(admin),
+    )
+    return await while_connected(request.receive, _warm(warmer, body.prompts))
+
+
 def _check_cache(admin: AdminContext) -> None:
     """Raise ConflictError where nothing would be kept; the message says why."""
     verdicts = admin.served.verdicts
-    if not admin.configuration.settings.cache.prefix:
+    if not admin.settings.cache.prefix:
         raise ConflictError(
             "cache.prefix is off, so that nothing would be kept; turn it on and restart the daemon"
         )

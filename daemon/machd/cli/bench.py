@@ -379,7 +379,7 @@ def forwarded_arguments(loaded: LoadedSettings) -> list[str]:
     """
     arguments: list[str] = []
     origins = loaded.origins
-    if any(origin.kind is OriginKind.FILE for origin in origins.values()):
+    if loaded.config_file is not None:
         arguments += ["--config", str(loaded.config_file)]
     for key in setting_keys():
         if origins[key.dotted].kind is not OriginKind.FLAG:

@@ -14,7 +14,7 @@ from machd.capabilities.evidence import Results
 from machd.capabilities.facts import CacheFacts
 from machd.capabilities.verdict import Support
 from machd.cli.check_document import ModelCheck, QualityReport
-from machd.cli.options import SettingsCommand, model_argument, settings_options
+from machd.cli.options import SettingsCommand, models_argument, settings_options
 from machd.cli.progress import ProgressBar
 from machd.engine.backend.blas import BlasChoice, measure_blas
 from machd.engine.backend.mlx_environment import set_mlx_environment
@@ -49,14 +49,22 @@ _HOLDS_NOT = 1
     is_flag=True,
     help="With --all-archs or --arch: measure mlx-vlm's families with images instead.",
 )
+@click.option(
+    "--fits",
+    is_flag=True,
+    is_eager=True,
+    help="Add up the memory of several models; exit with 1 unless they fit together.",
+)
 @click.option("--no-cache", is_flag=True, help="Measure architectures anew, and keep nothing.")
-@model_argument
+@models_argument
 @settings_options
 @click.pass_context
 def check(
     ctx: click.Context,
     loaded: LoadedSettings,
     *,
+    models: tuple[str, ...],
+    fits: bool,
     as_json: bool,
     require: str | None,
     measure: bool,
@@ -71,6 +79,9 @@ def check(
     --measure says so: then every check runs on the weights, and serve finds what they say. MODEL is what serve takes; without it the embedded default is checked. With
     the options of serve it answers for a daemon that is started with them.
 
+    With --fits it says whether several models can be loaded at once: each MODEL is one of those that the settings name,
+    or what serve takes; without any, all that the settings name are meant.
+
     With --all-archs or --arch it measures tiny models of mlx-lm's architectures instead. With --vision too, it
     compares tiny models of mlx-vlm's families with mlx-vlm's own generation, and exits with 1 if one that is served
     with images answers otherwise.
@@ -79,6 +90,7 @@ def check(
     _refuse_conflicts(
         {
             "MODEL": is_model_given,
+            "--fits": fits,
             "--measure": measure,
             "--all-archs": all_archs,
             "--arch": bool(archs),
@@ -94,6 +106,16 @@ def check(
             blas=_chosen_blas(loaded.settings).for_other_processes,
         )
         ctx.exit(exit_code)
+    if fits:
+        from machd.cli.check_fits import check_fits  # noqa: PLC0415 - a help text does not need it
+
+        holds = check_fits(
+            models,
+            loaded.settings,
+            check=lambda settings: _checked(replace(loaded, settings=settings), measure=False),
+            as_json=as_json,
+        )
+        ctx.exit(_HOLDS if holds else _HOLDS_NOT)
     found = _checked(loaded, measure=measure)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
@@ -116,7 +138,9 @@ def _architecture_check(*, has_images: bool) -> Callable[..., int]:
 
 def _refuse_conflicts(given: dict[str, bool], *, with_archs: dict[str, bool]) -> None:
     """Raise UsageError where options about one model and about architectures are mixed."""
-    of_model = [name for name in ("MODEL", "--measure") if given[name]]
+    if given["--fits"] and given["--measure"]:
+        raise click.UsageError("--fits and --measure do not go together.")
+    of_model = [name for name in ("MODEL", "--fits", "--measure") if given[name]]
     of_archs = [name for name in ("--all-archs", "--arch") if given[name]]
     if of_archs and (of_model or len(of_archs) > 1):
         first, second = (*of_model, *of_archs)[:2]

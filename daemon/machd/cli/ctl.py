@@ -20,6 +20,7 @@ from machd.admin.status import AdminState, AdminStatus, ModeStatus
 from machd.cli.ctl_cache import cache
 from machd.cli.ctl_client import AdminClient
 from machd.cli.ctl_config import config
+from machd.cli.ctl_models import MODEL_COMMANDS
 from machd.cli.ctl_tables import event_line, print_requests, print_status
 from machd.cli.ctl_target import admin_client, target_options
 from machd.cli.ctl_text import counted, json_option, say, say_changed, show_answer, shown_json
@@ -178,8 +179,8 @@ def events(*, with_steps: bool, as_json: bool) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-ctl.add_command(cache)
-ctl.add_command(config)
+for _command in (cache, config, *MODEL_COMMANDS):
+    ctl.add_command(_command)
 
 
 def _event_line(data: bytes) -> str:

@@ -12,7 +12,14 @@ from rich.text import Text
 
 from machd.admin.event_feed import AdminEvent
 from machd.admin.requests import OpenRequest
-from machd.admin.status import AdminStatus, KvStatus, ModeStatus, SpeculationStatus
+from machd.admin.status import (
+    AdminStatus,
+    KvStatus,
+    ModelSummary,
+    ModeStatus,
+    RankStatus,
+    SpeculationStatus,
+)
 from machd.admin.warming import WarmedPrompt
 from machd.cli.ctl_text import counted, plain, print_lines, say, table_lines
 from machd.clock import SystemClock
@@ -28,7 +35,7 @@ _STATE_STYLES = {
     "draining": "bold yellow",
     "failed": "bold red",
 }
-_WORDS = {"STATE", "MODE", "PROMPT"}
+_WORDS = {"MODEL", "STATE", "MODE", "PROMPT"}
 _MB = 1_000_000
 _LARGEST_MB = 1000
 """From here on a size is shown in GB."""
@@ -46,7 +53,7 @@ def print_cache(stats: CacheStats) -> None:
 
 def print_warmed(warmed: Sequence[tuple[str, WarmedPrompt]]) -> None:
     """Write a line for each prompt under its name, and one for all of them together."""
-    table = _table("PROMPT", "TOKENS", "CACHED", "TIME")
+    table = words_table("PROMPT", "TOKENS", "CACHED", "TIME")
     table.add_column(overflow="fold")
     for name, one in warmed:
         failure = plain("" if one.error is None else one.error.message, "red")
@@ -60,7 +67,7 @@ def print_requests(requests: Sequence[OpenRequest]) -> None:
     if not requests:
         say("no open requests")
         return
-    table = _table("STATE", "MODE", "AGE", "TTFT", "PROMPT", "DONE")
+    table = words_table("STATE", "MODE", "AGE", "TTFT", "PROMPT", "DONE")
     for one in requests:
         table.add_row(
             plain(one.state),
@@ -76,12 +83,14 @@ def print_requests(requests: Sequence[OpenRequest]) -> None:
         click.echo(row, color=True)
         # Outside of the table, whose columns the ids would widen, and whole, for whoever copies them.
         say(f"  {one.id}")
-        say(f"  {one.endpoint}, {one.client}, {one.request_id}")
+        model = f", {one.model}" if isinstance(one.model, str) else ""
+        say(f"  {one.endpoint}, {one.client}, {one.request_id}{model}")
     running = sum(one.state == "running" for one in requests)
     say(_counts(running, len(requests) - running))
 
 
-def _table(*names: str) -> Table:
+def words_table(*names: str) -> Table:
+    """A table under these headings, words on the left and numbers on the right."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name in names:
         table.add_column(name, no_wrap=True, justify="left" if name in _WORDS else "right")
@@ -114,13 +123,17 @@ def event_line(event: AdminEvent, time_of_day: str) -> str:
     del facts["at"]
     if "sequence_id" in facts:
         facts = {"request_id": facts.pop("sequence_id").removesuffix("/0"), **facts}
-    told = " ".join(f"{name}={_fact(value)}" for name, value in facts.items() if value is not None)
+    told = " ".join(
+        f"{name}={_fact(value)}"
+        for name, value in facts.items()
+        if value is not None and value is not msgspec.UNSET
+    )
     return f"{time_of_day} {event.__struct_config__.tag:<9} {told}"
 
 
 def _status_lines(status: AdminStatus) -> Iterator[tuple[str, Text | str]]:
     yield "state", _state(status)
-    yield "up", f"{_duration(status.uptime_s)}, machd {status.version}"
+    yield "up", f"{duration(status.uptime_s)}, machd {status.version}"
     yield "model", status.model or "loading"
     if status.decode_mode is not None:
         yield "decode mode", _mode(status.decode_mode)
@@ -138,16 +151,27 @@ def _status_lines(status: AdminStatus) -> Iterator[tuple[str, Text | str]]:
     yield "responses", f"{responses.count} stored, {shown_size(responses.size_bytes)}"
     lag_ms = status.event_loop_lag_s * 1000
     yield "engine", f"heartbeat {status.heartbeat_age_s:.1f} s ago; event loop {lag_ms:.0f} ms late"
-    for rank in status.ranks:
-        held, left = shown_size(rank.active_bytes), shown_size(rank.available_bytes)
-        yield f"rank {rank.rank}", f"{held} held, {left} left; {rank.heartbeat_age_s:.1f} s ago"
+    yield from map(_rank_line, status.ranks)
     yield "settings", _settings(status)
     if status.config.overrides:
         keys = ", ".join(status.config.overrides)
         yield "overrides", f"{keys}; changed over the admin API, until the next reload"
+    yield from map(_model_line, status.models or ())
     yield "faults", f"{status.faults.row} of sequences, {status.faults.engine} of the engine"
     if status.faults.engine_restarts:
         yield "restarts", f"{status.faults.engine_restarts} of the engine process"
+
+
+def _rank_line(rank: RankStatus) -> tuple[str, str]:
+    held, left = shown_size(rank.active_bytes), shown_size(rank.available_bytes)
+    return f"rank {rank.rank}", f"{held} held, {left} left; {rank.heartbeat_age_s:.1f} s ago"
+
+
+def _model_line(model: ModelSummary) -> tuple[str, str]:
+    """One of several models; the label is short, as names may be long."""
+    pinned = ", pinned" if model.pinned else ""
+    held = f", held by {counted(model.leases, 'request')}" if model.leases else ""
+    return "of models", f"{model.name}: {model.state}{pinned}{held}"
 
 
 def _kept_lines(stats: CacheStats) -> Iterator[tuple[str, str]]:
@@ -273,11 +297,12 @@ def _settings(status: AdminStatus) -> Text:
 def _moment(at: str) -> str:
     """A moment in RFC 3339 as this machine's time of day, and how long ago it was."""
     moment = datetime.fromisoformat(at)
-    ago = _duration(max(0.0, SystemClock().unix_s() - moment.timestamp()))
+    ago = duration(max(0.0, SystemClock().unix_s() - moment.timestamp()))
     return f"{moment.astimezone():%H:%M:%S} ({ago} ago)"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Seconds for a person, in the two largest units."""
     minutes, rest_s = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)

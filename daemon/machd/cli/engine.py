@@ -10,8 +10,10 @@ import signal
 import socket
 import sys
 import threading
+from dataclasses import replace
 from typing import TextIO
 
+from machd.capabilities.fit import MemoryNeeds
 from machd.clock import SystemClock
 from machd.engine.loading.source import resolve_model
 from machd.engine.open import choose_checked_blas, engine_loader
@@ -22,14 +24,12 @@ from machd.engine_process.front_link import FrontLink
 from machd.engine_process.loop import EngineLoop
 from machd.errors import MachdError
 from machd.link.frames import Frames
+from machd.link.kv_memory import effective_budget_bytes
 from machd.process.idle_heap import IdleHeap
 from machd.settings.model import Settings
 from machd.telemetry.logs import configure_logs, log_model
 from machd.user_directories import user_cache_directory
 from machd_probes.startup import startup_measures
-
-_ALL_LOGGERS = ("",)
-"""Whatever this process logs is about the model that it computes."""
 
 
 def main() -> None:
@@ -46,15 +46,23 @@ def main() -> None:
         return
     # As Python opens standard error, and like that never closed: threads may log to the end.
     log = os.fdopen(log_number, "w", 1, encoding=sys.stderr.encoding, errors="backslashreplace")
-    _serve(frames, Settings.model_validate_json(first[0]), log)
+    settings, name = first
+    _serve(frames, Settings.model_validate_json(settings), bytes(name).decode(), log)
     # Threads may be inside native code: unwinding Python under them would abort the process with a core dump.
     for stream in (log, sys.stderr):
         stream.flush()
     os._exit(0)
 
 
-def _serve(frames: Frames, settings: Settings, log: TextIO) -> None:
-    """Compute for the front, whose standard error ``log`` is; this process's own is a pipe for what is no log."""
+def _serve(frames: Frames, settings: Settings, name: str, log: TextIO) -> None:
+    """Compute for the front.
+
+    Args:
+        frames: The link's end.
+        settings: In force until others come.
+        name: The model's among others; empty for the only one.
+        log: The front's standard error. This process's own is a pipe for what is no log.
+    """
 
     def configure(settings: Settings) -> None:
         chosen = settings.logging
@@ -63,7 +71,14 @@ def _serve(frames: Frames, settings: Settings, log: TextIO) -> None:
     configure(settings)
     environ = os.environ  # noqa: TID251 - libraries read theirs by themselves
     cache_directory = user_cache_directory(environ)
-    link = FrontLink(frames, on_settings=configure)
+    link = FrontLink(frames, on_settings=configure, model_name=name)
+
+    def wait_for_memory(needs: MemoryNeeds, device_memory_bytes: int) -> None:
+        asked_gb = settings.continuous_batching.kv_budget_gb
+        budget_bytes = effective_budget_bytes(asked_gb, device_memory_bytes)
+        link.model_sized(replace(needs, kv_budget_bytes=budget_bytes), device_memory_bytes)
+        link.wait_placed()
+
     try:
         blas = choose_checked_blas(
             settings.engine.blas, cache_directory=cache_directory, environ=environ
@@ -75,6 +90,7 @@ def _serve(frames: Frames, settings: Settings, log: TextIO) -> None:
             progress=link,
             blas=blas,
             place=rank_place(environ),
+            wait_for_memory=wait_for_memory if name else None,
         )
     except MachdError as error:
         link.refuse(error)
@@ -87,9 +103,10 @@ def _serve(frames: Frames, settings: Settings, log: TextIO) -> None:
             cache_directory=cache_directory,
             progress=link,
         )
-        log_model(source.model_id, loggers=_ALL_LOGGERS)
-        link.located(source.kind.value, str(source.path), source.model_id)
-        return load(source)
+        model_id = name or source.model_id
+        log_model(model_id)
+        link.located(source.kind.value, str(source.path), model_id)
+        return load(replace(source, model_id=model_id))
 
     loop = engine_loop(
         settings,

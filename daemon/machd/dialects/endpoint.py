@@ -7,8 +7,11 @@ from typing import Any
 
 from litestar.handlers import HTTPRouteHandler
 
+from machd.dialects.openai_stream import OpenAIStream
 from machd.dialects.wire.errors import ErrorBody
+from machd.http.cold_stream import ColdRequest, begins_cold
 from machd.http.endpoint import EVENTS, Answer, Body, served
+from machd.http.stream import StreamShape
 
 # 401, 403, 421 and 503: the key, the Origin, the Host and the room are looked at first of all.
 _OPEN = (403, 421)
@@ -27,11 +30,13 @@ def endpoint(  # noqa: PLR0913 - a property of the endpoint each
     errors: tuple[Body, ...] = (ErrorBody,),
     public: bool = False,
     id_as: str = "",
+    cold: Callable[[ColdRequest], StreamShape] = lambda _: OpenAIStream(),
 ) -> Callable[[Callable[..., Any]], HTTPRouteHandler]:
     """Describe and serve an endpoint; see :func:`machd.http.endpoint.served`.
 
     ``gives`` are bodies of a success, or whole answers, and ``errors`` those of an error in each dialect. ``streams`` is
-    what each event or line of a stream holds. ``also`` are statuses of errors beside those of every endpoint of its kind.
+    what each event or line of a stream holds. ``also`` are statuses of errors beside those of every endpoint of its kind. ``cold`` makes the shape of a
+    stream whose model is not ready.
     """
     answers = [one if isinstance(one, Answer) else Answer(200, one) for one in gives]
     statuses: tuple[int, ...] = _OPEN if public else _READING if takes is None else _POSTING
@@ -39,4 +44,9 @@ def endpoint(  # noqa: PLR0913 - a property of the endpoint each
         answers.append(Answer(200, streams, stream_type))
         statuses = _GENERATING
     answers += [Answer(status, body) for body in errors for status in (*statuses, *also)]
-    return served(route, tuple(answers), takes=takes, public=public, id_as=id_as)
+
+    def make(function: Callable[..., Any]) -> HTTPRouteHandler:
+        handler = function if streams is None else begins_cold(function, cold)
+        return served(route, tuple(answers), takes=takes, public=public, id_as=id_as)(handler)
+
+    return make

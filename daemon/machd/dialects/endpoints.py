@@ -9,12 +9,22 @@ from litestar import Response
 from litestar.di import NamedDependency
 from litestar.handlers import HTTPRouteHandler
 
-from machd.dialects import embeddings, health, infill, inspection, models, server_info
+from machd.dialects import (
+    embeddings,
+    health,
+    infill,
+    inspection,
+    lm_studio,
+    model_loading,
+    models,
+    server_info,
+)
 from machd.dialects.anthropic import handler as anthropic
 from machd.dialects.chat import handler as chat
 from machd.dialects.completions import handler as completions
 from machd.dialects.endpoint import endpoint
 from machd.dialects.ollama import handler as ollama
+from machd.dialects.ollama import pull as ollama_pull
 from machd.dialects.openapi import openapi_document
 from machd.dialects.responses import handler as responses
 from machd.dialects.tokens import handler as tokens
@@ -30,8 +40,8 @@ async def get_openapi(context: NamedDependency[ServerContext]) -> Response[bytes
 
 
 _MODULES = (
-    *(chat, completions, infill, responses, anthropic, ollama, embeddings, models, tokens),
-    *(inspection, server_info, health),
+    *(chat, completions, infill, responses, anthropic, ollama, ollama_pull, embeddings, models),
+    *(tokens, model_loading, lm_studio, inspection, server_info, health),
 )
 """Modules in the order of the documentation, as the handlers in each of them are."""
 

@@ -1,12 +1,13 @@
 """Envelopes of errors: the dialect whose shapes a request's client reads.
 
 Anthropic's below ``/v1/messages``, with or without ``/v1``, and where a list of models is asked for with
-``anthropic-version``; Ollama's below ``/api``; OpenAI's everywhere else.
+``anthropic-version``; Ollama's below ``/api``, but for LM Studio's paths; OpenAI's everywhere else.
 """
 
 from __future__ import annotations
 
 import re
+from functools import partial
 
 from litestar.types import Scope
 
@@ -20,13 +21,18 @@ _VERSION_PREFIX = re.compile(r"^(?:/v1)+(?=/|$)")
 _DOUBLED_PREFIX = re.compile(r"/v1/v1(?=/|$)")
 _ANTHROPIC_HEADER = b"anthropic-version"
 _OLLAMA_PATH = "/api"
+_LM_STUDIO_PATHS = ("/api/v0/models", "/api/v1/models")
 
 
-def envelope_of(scope: Scope) -> Envelope:
-    """Return the envelope that a request's client reads."""
+def envelope_of(scope: Scope, *, is_one: bool = True) -> Envelope:
+    """Return the envelope that a request's client reads; ``is_one`` where there is one model alone."""
     if speaks_anthropic(scope):
         return _ANTHROPIC
-    return _OLLAMA if _is_at_or_below(scope["path"], _OLLAMA_PATH) else _OPENAI
+    path = scope["path"]
+    is_lm_studios = any(_is_at_or_below(path, one) for one in _LM_STUDIO_PATHS)
+    if is_lm_studios or not _is_at_or_below(path, _OLLAMA_PATH):
+        return _OPENAI
+    return _OLLAMA if is_one else _OLLAMA_OF_SEVERAL
 
 
 def speaks_anthropic(scope: Scope) -> bool:
@@ -55,6 +61,9 @@ def _not_found(path: str) -> NotFoundError:
 
 _OPENAI = Envelope(lambda error, _id: error_json(error), _not_found)
 _OLLAMA = Envelope(lambda error, _id: ollama_error_json(error), ollama_not_found)
+_OLLAMA_OF_SEVERAL = Envelope(
+    lambda error, _id: ollama_error_json(error), partial(ollama_not_found, is_one=False)
+)
 _ANTHROPIC = Envelope(
     lambda error, request_id: anthropic_error_json(error, request_id=request_id),
     _not_found,

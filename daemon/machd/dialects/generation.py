@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import sys
 from collections.abc import Callable, Coroutine, Sequence
+from math import isinf
 from typing import Any, TypeVar
 
 from litestar import Request
@@ -17,8 +19,10 @@ from machd.engine.protocol.engine import ModelDescription
 from machd.errors import InvalidRequestError
 from machd.generations.generation import GenerationIdentity
 from machd.generations.trace_context import new_trace
-from machd.http.authentication import client_name
+from machd.http.authentication import client_name, is_operator
+from machd.http.cold_stream import ColdRequest, note_cold
 from machd.http.context import ServerContext
+from machd.http.leases import note_model
 from machd.http.stamps import arrived_s, request_id, trace_context
 from machd.http.stream import Dialect, GenerationResponse, StreamPolicy, while_connected
 from machd.reading.conversation import PreparedConversation
@@ -26,6 +30,10 @@ from machd.reading.guidance import NO_GUIDANCE, Guidance
 from machd.request.constraint import Constraint
 from machd.request.conversation import Conversation
 from machd.request.generation import GenerationOptions
+from machd.served.named_model import NamedModel, Residence
+
+_ANY_VOCABULARY = sys.maxsize
+"""Tokens of a vocabulary that has every token id, for a model that is not known yet."""
 
 _R = TypeVar("_R", bound=GenerationRequest)
 _T = TypeVar("_T")
@@ -33,8 +41,8 @@ _T = TypeVar("_T")
 
 async def read_generation(
     request: Request[Any, Any, Any], context: ServerContext, type_: type[_R]
-) -> _R:
-    """Read a request for a generation and hold it against the daemon and its model.
+) -> tuple[_R, ServerContext]:
+    """Read a request for a generation and hold it against the daemon and its model, whose context comes with it.
 
     Raises:
         RequestError: It is wrong, by itself or for this model.
@@ -48,20 +56,30 @@ async def read_conversation(
     context: ServerContext,
     type_: type[_R],
     conversation_of: Callable[[_R], Conversation],
-) -> tuple[_R, Conversation]:
+) -> tuple[_R, Conversation, ServerContext]:
     """Read a request that holds its whole conversation, as :func:`read_generation`."""
 
     def check(body: _R, vocabulary_tokens: int) -> tuple[_R, Conversation]:
         checked = _checked(body, vocabulary_tokens)
         return checked, conversation_of(checked)
 
-    return await _read(request, context, type_, check)
+    (body, conversation), context = await _read(request, context, type_, check)
+    return body, conversation, context
 
 
 def identify(
-    request: Request[Any, Any, Any], context: ServerContext, *, endpoint: str, prefix: str
+    request: Request[Any, Any, Any],
+    context: ServerContext,
+    *,
+    endpoint: str,
+    prefix: str,
+    model_name: str | None = None,
 ) -> GenerationIdentity:
-    """Name a request's generation; ``prefix`` is what its id begins with, such as ``chatcmpl-``."""
+    """Name a request's generation.
+
+    ``prefix`` is what its id begins with, such as ``chatcmpl-``; ``model_name`` stands for the id of a model that was
+    never loaded.
+    """
     trace = trace_context(request.scope)
     if trace is None and context.settings.tracing.otlp_endpoint is not None:
         trace = new_trace()
@@ -72,7 +90,7 @@ def identify(
         client=client_name(request.scope),
         arrived_s=arrived_s(request.scope),
         created_unix_s=int(context.clock.unix_s()),
-        model=context.served.model.model_id,
+        model=context.served.model.model_id if model_name is None else model_name,
         trace=trace,
     )
 
@@ -146,6 +164,7 @@ def respond(  # noqa: PLR0913 - one argument for each part of an answer
         StreamPolicy(
             interval_tokens=options.stream_interval or settings.streaming.interval,
             keepalive_s=settings.streaming.keepalive_s,
+            pause=context.service.pause,
         ),
         is_stream=options.stream,
         notes=_notes(first, dropped_tools),
@@ -208,19 +227,114 @@ async def _read(
     context: ServerContext,
     type_: type[_R],
     check: Callable[[_R, int], _T],
-) -> _T:
+) -> tuple[_T, ServerContext]:
     """Read a body and check it off the event loop; a draining daemon or another model come first.
 
-    ``check`` gets the body and the number of tokens in the model's vocabulary.
+    The model that it asks for is loaded if it has to be, and held until the answer has ended.
+
+    Args:
+        request: To read from.
+        context: What is served.
+        type_: Of the body.
+        check: Gets the body and the tokens of the model's vocabulary.
+    """
+    body = await read_asked(request, context, type_)
+    return await _held(request, context, body, check)
+
+
+async def hold(
+    request: Request[Any, Any, Any], context: ServerContext, body: _R
+) -> tuple[_R, ServerContext]:
+    """Hold the model that a body asks for, and the body against it; see :func:`read_generation`."""
+    return await _held(request, context, body, _checked)
+
+
+async def _held(
+    request: Request[Any, Any, Any],
+    context: ServerContext,
+    body: _R,
+    check: Callable[[_R, int], _T],
+) -> tuple[_T, ServerContext]:
+    idle_s = None if context.models.is_one else body.idle_s
+    model = context.find(body.model)
+    if not model.is_ready:
+        # What is wrong by itself loads no model.
+        await context.service.in_worker(check, body, _ANY_VOCABULARY)
+    context = await leased(request, context, body.model, body if body.is_stream else None)
+    checked = await context.service.in_worker(check, body, context.served.model.vocabulary_tokens)
+    if idle_s is not None and is_operator(request.scope):
+        keep_loaded(context, model, idle_s)
+    return checked, context
+
+
+async def read_asked(
+    request: Request[Any, Any, Any], context: ServerContext, type_: type[_R]
+) -> _R:
+    """Read a body for a model that is served, and hold neither the body against it nor the model.
+
+    Raises:
+        RequestError: It is wrong by itself, or names no model that is served.
+        UnavailableError: No new work is taken, or none of this client's.
     """
     body = await read_public_body(request, context, type_, takes_media=type_.takes_media)
     service = context.service
     service.lifecycle.check_accepting()
-    context.check_model(body.model)
+    note_model(request.scope, context.find(body.model).name)
     if type_.uses_tokens:
         # Before any work is done for it; counting uses no tokens.
         service.check_client(client_name(request.scope))
-    return await service.in_worker(check, body, context.served.model.vocabulary_tokens)
+    return body
+
+
+def keep_loaded(context: ServerContext, model: NamedModel, idle_s: float) -> None:
+    """Have a model unloaded after so many idle seconds from now on: 0 as soon as it is idle, infinity never.
+
+    One that its table pins stays loaded.
+    """
+    table = context.settings.models.tables.get(model.name)
+    if table is not None and table.pin:
+        return
+    if idle_s == 0:
+        model.unload()
+    else:
+        is_pinned = isinf(idle_s)
+        model.live(Residence(is_pinned=is_pinned, ttl_s=None if is_pinned else idle_s))
+
+
+async def known(
+    request: Request[Any, Any, Any], context: ServerContext, asked: str | None
+) -> ServerContext:
+    """Return the context of a model for what needs its texts alone; one that was never loaded is loaded for them."""
+    model = context.find(asked)
+    if context.models.is_one or model.served.state is not None:
+        return context.of(model)
+    return await leased(request, context, asked)
+
+
+async def leased(
+    request: Request[Any, Any, Any],
+    context: ServerContext,
+    asked: str | None,
+    streamed: GenerationRequest | None = None,
+) -> ServerContext:
+    """Hold the model that a request asks for until its answer has ended; a client that leaves waits no longer.
+
+    A stream, which ``streamed`` asks for, begins while the model is not ready.
+
+    Raises:
+        ClientDisconnectedError: The client left.
+        MachdError: As of :meth:`machd.http.context.ServerContext.leased`.
+    """
+    model = context.find(asked)
+    if model.is_ready:
+        return await context.leased(request.scope, asked)
+
+    def begin_stream() -> None:
+        if streamed is not None:
+            note_cold(ColdRequest(request, context, model, streamed))
+
+    leasing = context.leased(request.scope, asked, begin_stream)
+    return await while_connected(request.receive, leasing)
 
 
 def _checked(body: _R, vocabulary_tokens: int) -> _R:

@@ -113,12 +113,18 @@ class InfillAnswer(Struct, frozen=True, kw_only=True):
     stopping_word: str | UnsetType = UNSET
 
 
-@endpoint("POST /infill", InfillAnswer, takes=InfillRequest, streams=InfillAnswer)
+@endpoint(
+    "POST /infill",
+    InfillAnswer,
+    takes=InfillRequest,
+    streams=InfillAnswer,
+    cold=lambda _: _InfillStream(),
+)
 async def create_infill(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> ASGIApp:
     """Write what stands between a prefix and a suffix, in llama.cpp's words."""
-    body = await read_generation(request, context, InfillRequest)
+    body, context = await read_generation(request, context, InfillRequest)
     service = context.service
     form = await service.in_worker(fill_format, context.served.front, param="input_suffix")
     prompt = await service.in_worker(_prompt, form, body)
@@ -162,11 +168,19 @@ def _prompt(form: FillFormat, body: InfillRequest) -> tuple[int, ...]:
     return form.prompt(body.input_prefix + (body.prompt or ""), body.input_suffix, context)
 
 
-class _InfillDialect:
-    """llama.cpp's objects: pieces of content, and at the end what came of it. No ``[DONE]``."""
+class _InfillStream:
+    """llama.cpp's events: no ``[DONE]``."""
 
     media_type = EVENT_STREAM
     keep_alive = COMMENT_KEEP_ALIVE
+
+    def failure(self, error: MachdError) -> bytes:
+        """An error in place of a piece."""
+        return data_frame(error_json(error))
+
+
+class _InfillDialect(_InfillStream):
+    """llama.cpp's objects: pieces of content, and at the end what came of it."""
 
     def __init__(self, model_id: str) -> None:
         self._model_id = model_id
@@ -197,9 +211,6 @@ class _InfillDialect:
 
     def closing(self, usage: GenerationUsage) -> bytes:
         return data_frame(self._ended("", usage))
-
-    def failure(self, error: MachdError) -> bytes:
-        return data_frame(error_json(error))
 
     def finish(self, usage: GenerationUsage) -> bytes:
         return self._ended("".join(self._texts), usage)

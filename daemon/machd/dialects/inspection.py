@@ -55,7 +55,7 @@ async def get_capabilities(context: NamedDependency[ServerContext]) -> capabilit
             dtype=model.dtype,
             quantization=model.quantization,
         ),
-        features=_features(context.served.tokenizer, model),
+        features=features(context.served.tokenizer, model),
         device=capabilities.device_of(model),
     )
 
@@ -75,7 +75,7 @@ async def get_metrics(metrics: NamedDependency[Metrics]) -> Response[bytes]:
     return Response(metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
 
-def _features(tokenizer: Tokenizer, model: ModelDescription) -> capabilities.Features:
+def features(tokenizer: Tokenizer, model: ModelDescription) -> capabilities.Features:
     """Return the features of the tokenizer's chat format, and what the model sees."""
     chat_format = tokenizer.chat_format
     kinds = () if model.vision is None else model.vision.kinds

@@ -9,32 +9,62 @@ from litestar import Request
 from litestar.di import NamedDependency
 from litestar.params import FromPath
 from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.structs import replace
 
 from machd.dialects.anthropic.errors import AnthropicErrorBody
 from machd.dialects.endpoint import endpoint
 from machd.dialects.envelopes import speaks_anthropic
+from machd.dialects.listed_models import ListedModel, listed_model, listed_models
 from machd.dialects.wire.errors import ErrorBody
-from machd.engine.protocol.engine import ModelDescription
 from machd.http.context import ServerContext
+from machd.served.named_model import NamedModel
+from machd.served.turns import ModelState
+
+
+class ModelStatus(Struct, frozen=True, kw_only=True):
+    """What a model does, in the words of llama.cpp's router.
+
+    Attributes:
+        value: ``loading`` also while it waits for its turn.
+        failed: True where it could not be loaded, or its engine has failed for good.
+        exit_code: 1 where it has failed, as clients look for one.
+    """
+
+    value: Literal["loaded", "loading", "unloaded"]
+    failed: Literal[True] | UnsetType = UNSET
+    exit_code: Literal[1] | UnsetType = UNSET
 
 
 class Model(Struct, frozen=True, kw_only=True):
-    """A model that is served.
+    """A model that is served. From ``state`` on the fields are there where several models are.
+
+    ``status`` and ``in_cache`` are as ``GET /models`` of llama.cpp's router has them (``tools/server/README.md``, "Using
+    multiple models"); ``path`` and ``args`` are left out, as machd tells no paths.
 
     Attributes:
-        created: When its weights were written, in seconds since 1970.
+        created: When its weights were written, in seconds since 1970; 0 where that is not known.
         max_model_len: Positions that prompt and completion share, in tokens; spelled as other
-            servers spell this extension.
+            servers spell this extension. Left out while the model was never loaded.
         default_sampling: What holds where a request says nothing, of the checkpoint's
             ``generation_config.json``; left out where that says nothing.
+        size_bytes: Of its weights in memory, or else of its files; left out where neither is known.
+        capabilities: Names of its features in ``GET /v1/capabilities``; left out while it was never loaded.
+        aliases: Other names for it.
+        in_cache: Always false: machd fetches no model for a request.
     """
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "machd"
-    max_model_len: int
+    max_model_len: int | UnsetType = UNSET
     default_sampling: dict[str, float] | UnsetType = UNSET
+    state: ModelState | UnsetType = UNSET
+    size_bytes: int | UnsetType = UNSET
+    capabilities: list[str] | UnsetType = UNSET
+    aliases: list[str] | UnsetType = UNSET
+    in_cache: Literal[False] | UnsetType = UNSET
+    status: ModelStatus | UnsetType = UNSET
 
 
 class ModelList(Struct, frozen=True, kw_only=True):
@@ -48,7 +78,7 @@ class AnthropicModel(Struct, frozen=True, kw_only=True, tag="model", tag_field="
     """A model that is served, as Anthropic's clients read it.
 
     Attributes:
-        created_at: When its weights were written.
+        created_at: When its weights were written; the beginning of 1970 where that is not known, as Anthropic has it.
     """
 
     id: str
@@ -75,15 +105,16 @@ async def list_models(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> ModelList | AnthropicModelList:
     """The models that are served, each alias as one of its own behind them."""
-    model = context.served.model
-    names = tuple(dict.fromkeys((model.model_id, *context.names.aliases)))
+    models = listed_models(context)
+    named = {one.name: one for one in models}
+    named |= {alias: one for one in models for alias in one.aliases if alias not in named}
     if speaks_anthropic(request.scope):
         return AnthropicModelList(
-            data=[_anthropic_model(model, name) for name in names],
-            first_id=names[0],
-            last_id=names[-1],
+            data=[_anthropic_model(model, name) for name, model in named.items()],
+            first_id=next(iter(named)),
+            last_id=next(reversed(named)),
         )
-    return ModelList(data=[_model(model, name) for name in names])
+    return ModelList(data=[_model(model, name) for name, model in named.items()])
 
 
 @endpoint(
@@ -103,22 +134,45 @@ async def get_model(
 
     Ids of hub models hold a slash.
     """
-    model = context.served.model
-    context.check_model(model_id.removeprefix("/"))
-    name = model.model_id
-    return _anthropic_model(model, name) if speaks_anthropic(request.scope) else _model(model, name)
+    model = listed_model(context, context.find(model_id.removeprefix("/")))
+    if speaks_anthropic(request.scope):
+        return _anthropic_model(model, model.name)
+    return _model(model, model.name)
 
 
-def _model(model: ModelDescription, name: str) -> Model:
-    return Model(
-        id=name,
-        created=model.created_unix_s,
-        max_model_len=model.context_tokens,
-        default_sampling=model.default_sampling.named or UNSET,
+def _model(listed: ListedModel, name: str) -> Model:
+    model = listed.description
+    told = Model(id=name, created=listed.created_unix_s)
+    if model is not None:
+        told = replace(
+            told,
+            max_model_len=model.context_tokens,
+            default_sampling=model.default_sampling.named or UNSET,
+        )
+    if listed.is_one:
+        return told
+    return replace(
+        told,
+        state=listed.model.state,
+        size_bytes=UNSET if listed.size_bytes is None else listed.size_bytes,
+        capabilities=UNSET if listed.capabilities is None else listed.capabilities,
+        aliases=list(listed.aliases),
+        in_cache=False,
+        status=_status(listed.model),
     )
 
 
-def _anthropic_model(model: ModelDescription, name: str) -> AnthropicModel:
+def _status(model: NamedModel) -> ModelStatus:
+    if model.is_ready:
+        return ModelStatus(value="loaded")
+    if model.state is ModelState.FAILED:
+        return ModelStatus(value="unloaded", failed=True, exit_code=1)
+    if model.state is ModelState.LOADING or model.claim.waiting_since_s is not None:
+        return ModelStatus(value="loading")
+    return ModelStatus(value="unloaded")
+
+
+def _anthropic_model(model: ListedModel, name: str) -> AnthropicModel:
     created = datetime.fromtimestamp(model.created_unix_s, UTC)
     return AnthropicModel(
         id=name,

@@ -12,6 +12,7 @@ import msgspec
 
 from machd.http.endpoint import EVENTS, JSON, Answer, Endpoint
 from machd.scheduler.events import DecodeMode
+from machd.served.turns import ModelState
 
 Json: TypeAlias = dict[str, object]
 _Type: TypeAlias = object
@@ -33,6 +34,10 @@ _DESCRIBED: dict[str, tuple[str, Json]] = {
     ),
     "X-Active-Loops": ("Generation loops active in the scheduler.", _COUNT),
     "X-Coalesced": ("Id of the request whose decode was shared; only where one was.", _ID),
+    "X-Model-State": (
+        "What the model did where the stream began before it was ready; other headers are left out there.",
+        {"type": "string", "enum": list(ModelState)},
+    ),
     "X-Dropped-Messages": (
         "Oldest messages that were left out to make the rest fit; only where some were.",
         _SOME,

@@ -91,6 +91,30 @@ class ServerProperties(Struct, frozen=True, kw_only=True):
     build_info: str
 
 
+class NoGenerationDefaults(Struct, frozen=True, kw_only=True):
+    """Properties that differ between models, and so are empty."""
+
+    params: dict[str, int] = {}
+    n_ctx: Literal[0] = 0
+
+
+class RouterProperties(Struct, frozen=True, kw_only=True):
+    """A daemon with several models, as ``GET /props`` of llama.cpp's router tells it (``tools/server/server-models.cpp``).
+
+    Attributes:
+        max_instances: Number of models; how many of them are loaded at once, their sizes decide.
+        models_autoload: Whether a request loads the model that it asks for.
+    """
+
+    role: Literal["router"] = "router"
+    max_instances: int
+    models_autoload: bool
+    model_alias: Literal["machd"] = "machd"
+    model_path: Literal["none"] = "none"
+    default_generation_settings: NoGenerationDefaults = NoGenerationDefaults()
+    build_info: str
+
+
 class Slot(Struct, frozen=True, kw_only=True):
     """A place for a running sequence.
 
@@ -122,9 +146,20 @@ async def get_version(context: NamedDependency[ServerContext]) -> ServerVersion:
     return ServerVersion(version=context.versions.machd)
 
 
-@endpoint("GET /props", ServerProperties)
-async def get_properties(context: NamedDependency[ServerContext]) -> ServerProperties:
-    """The daemon and its model, in llama.cpp's shape."""
+@endpoint("GET /props", ServerProperties, RouterProperties)
+async def get_properties(
+    request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
+) -> ServerProperties | RouterProperties:
+    """The daemon and its model, in llama.cpp's shape.
+
+    Where there are several models and the query names none, the router's: llama.cpp's page then loads and unloads them.
+    """
+    if not context.models.is_one and "model" not in request.query_params:
+        return RouterProperties(
+            max_instances=len(list(context.models)),
+            models_autoload=context.settings.models.autoload,
+            build_info=f"machd {context.versions.machd}",
+        )
     model = context.served.model
     template = context.served.tokenizer.chat_template
     return ServerProperties(

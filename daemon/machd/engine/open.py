@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, MutableMapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import structlog
 
@@ -32,9 +32,13 @@ from machd.errors import SettingsError
 from machd.heap import map_large_arrays
 from machd.settings.model import Settings
 
+WaitForMemory: TypeAlias = "Callable[[MemoryNeeds, int], None]"
+"""Called with what a model needs and what the device can hold; returns once the model may be put into memory."""
+
 if TYPE_CHECKING:
+    from machd.capabilities.fit import MemoryNeeds
     from machd.engine.experts.residency import Residency  # imports mlx
-    from machd.engine.loading.loader import LoadedModel  # imports mlx
+    from machd.engine.loading.loader import LoadedModel, MemoryShare  # imports mlx
     from machd.engine.ranks.rank_group import RankGroup  # imports mlx
     from machd.engine.step.mlx_engine import MlxEngine  # imports mlx
     from machd.engine.step.ports import Proposer
@@ -66,7 +70,7 @@ def choose_checked_blas(
     return choose_blas(choice, environ=environ, check=check)
 
 
-def engine_loader(
+def engine_loader(  # noqa: PLR0913 - one argument for each thing that differs between its callers
     settings: Settings,
     *,
     cache_directory: Path,
@@ -74,11 +78,13 @@ def engine_loader(
     progress: LoadProgress,
     blas: BlasChoice | None = None,
     place: RankPlace | None = None,
+    wait_for_memory: WaitForMemory | None = None,
 ) -> Callable[[ModelSource], Engine]:
     """Prepare the process for mlx, then give the function that loads the model of these files.
 
     Chooses the private scratch directory now, and the BLAS, unchecked, unless it is given: both must be
-    settled before anything imports mlx; the function imports it, on the thread that calls it.
+    settled before anything imports mlx; the function imports it, on the thread that calls it. ``wait_for_memory`` is given
+    for a model among others.
 
     Raises:
         StartupError: The BLAS asked for cannot be loaded, or the scratch directory is not private.
@@ -99,6 +105,7 @@ def engine_loader(
         progress,
         blas or choose_blas(settings.engine.blas),
         place,
+        wait_for_memory=wait_for_memory,
     )
 
     def load(source: ModelSource) -> Engine:
@@ -160,13 +167,15 @@ def follower(
     return run
 
 
-def _prepared(
+def _prepared(  # noqa: PLR0913 - as of engine_loader
     settings: Settings,
     cache_directory: Path,
     environ: MutableMapping[str, str],
     progress: LoadProgress,
     choice: BlasChoice,
     place: RankPlace | None,
+    *,
+    wait_for_memory: WaitForMemory | None = None,
 ) -> Callable[[ModelSource], tuple[RankGroup | None, LoadedModel]]:
     """Prepare the process for mlx; gives what joins the other ranks, if there are any, and loads the model."""
     if place is not None:
@@ -209,6 +218,7 @@ def _prepared(
             quantize=model.quantize,
             media_bytes=settings.vision.cache_mb * 1_000_000 // 2,
             sharding=None if group is None else Sharding(group.group, settings.distributed.mode),
+            share=None if wait_for_memory is None else _memory_share(settings, wait_for_memory),
         )
         loaded = load_shard() if shared is None else shared.load(load_shard)
         refused = tuple(map(str, choice.refused))
@@ -226,6 +236,19 @@ def _prepared(
         return group, loaded
 
     return load
+
+
+def _memory_share(settings: Settings, wait_for_memory: WaitForMemory) -> MemoryShare:
+    """Return how a model gets its memory among others: weights may take all of their budget."""
+    from machd.engine.backend.device import device_memory_bytes  # noqa: PLC0415 - imports mlx
+    from machd.engine.loading.loader import MemoryShare  # noqa: PLC0415 - imports mlx
+
+    memory_gb, device_bytes = settings.models.memory_gb, device_memory_bytes()
+    return MemoryShare(
+        limit_bytes=device_bytes if memory_gb == "auto" else int(memory_gb * 1e9),
+        kv_budget_bytes=int(settings.continuous_batching.kv_budget_gb * 1e9),
+        wait=lambda needs: wait_for_memory(needs, device_bytes),
+    )
 
 
 def _logged_blas(choice: BlasChoice) -> BlasReport:

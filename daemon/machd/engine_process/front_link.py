@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import structlog
 
+from machd.capabilities.fit import MemoryNeeds
 from machd.engine.protocol.engine import GrammarCompiler, ModelFront
 from machd.engine_process.grammar_requests import GrammarRequests
 from machd.engine_process.loop import EngineLoop
@@ -31,10 +32,12 @@ from machd.link.messages import (
     Ended,
     LoadFailed,
     Located,
+    Place,
     Progress,
     Report,
     Served,
     SetLimits,
+    Sized,
     Stop,
     Submit,
     ToEngine,
@@ -54,13 +57,17 @@ _CLOSE_S = 15.0
 class FrontLink:
     """A :class:`machd.link.port.EngineListener` that reports to the front and reads its messages."""
 
-    def __init__(self, frames: Frames, on_settings: Callable[[Settings], None]) -> None:
+    def __init__(
+        self, frames: Frames, on_settings: Callable[[Settings], None], *, model_name: str = ""
+    ) -> None:
         """Take over an end of the link.
 
         Args:
-            frames: The link to the front.
-            on_settings: Called with settings that come into force.
+            frames: To the front.
+            on_settings: Told of other settings that are in force from now on.
+            model_name: The model's among others; empty for the only one.
         """
+        self.model_name = model_name
         self._frames = frames
         self._on_settings = on_settings
         self._sending = threading.Lock()
@@ -68,6 +75,8 @@ class FrontLink:
         self._untold: LoopSnapshot | None = None
         self._allowed_s = 0.0
         self._loop: EngineLoop | None = None
+        self._placed = threading.Event()
+        self._place: Settings | None = None
         self._grammars = GrammarRequests(self._send)
 
     def stage(self, name: str, total_bytes: int | None) -> None:
@@ -115,6 +124,17 @@ class FrontLink:
             self._send(Beat(allowed_s))
         if self._untold is not None:
             self.publish([])
+
+    def model_sized(self, needs: MemoryNeeds, device_memory_bytes: int) -> None:
+        """Tell what the model needs; :meth:`wait_placed` waits for the answer."""
+        self._placed.clear()
+        self._send(Sized(needs, device_memory_bytes))
+
+    def wait_placed(self) -> Settings:
+        """Wait until the model may be put into memory; returns the settings of its place."""
+        self._placed.wait()
+        assert self._place is not None, "it is set before"
+        return self._place
 
     def refuse(self, error: MachdError) -> None:
         """Report that the model cannot be loaded."""
@@ -173,6 +193,10 @@ class FrontLink:
                 self._grammars.compile(_grammars(loop), message)
             case DropGrammar(number):
                 self._grammars.drop(number)
+            case Place(settings):
+                loop.place(settings)
+                self._place = settings
+                self._placed.set()
             case Stop(error):
                 loop.stop(error)
 

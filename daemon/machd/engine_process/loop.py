@@ -210,6 +210,17 @@ class EngineLoop:
         self.inbox.put(request)
         return request.done
 
+    def place(self, settings: Settings) -> None:
+        """Have a model that is being loaded scheduled by these settings."""
+        self._settings = settings
+
+    def suspend(self) -> None:
+        """Return None: a thread cannot be ended, nor its memory given back."""
+
+    def resume(self) -> Future[None]:
+        """Return what :meth:`start` has begun: the model was never suspended."""
+        return self.loaded
+
     def kill(self) -> bool:
         """Do nothing: a thread cannot be ended."""
         return False

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from functools import partial
+from typing import TypeAlias
 
 from machd.engine.protocol.engine import GrammarCompiler
 from machd.generations.turns import Turns
@@ -19,6 +20,9 @@ from machd.request.generation import Grammar
 
 _SEPARATE_THREADS = 4
 """Compilations at once that may take long; each has a process."""
+
+_Key: TypeAlias = tuple[GrammarCompiler, str, Constraint]
+"""A model's compiler, a client, and what it wants compiled."""
 
 
 class Compilations:
@@ -33,7 +37,7 @@ class Compilations:
         self._workers = Workers(1, name="machd-grammar")
         self._separate_workers = Workers(_SEPARATE_THREADS, name="machd-patterns")
         self._turns = Turns(_SEPARATE_THREADS)
-        self._running: dict[tuple[str, Constraint], _Compilation] = {}
+        self._running: dict[_Key, _Compilation] = {}
 
     async def compile(
         self, grammars: GrammarCompiler, constraint: Constraint, *, client: str, wait_s: float
@@ -48,13 +52,14 @@ class Compilations:
 
         Raises:
             GrammarError: The constraint cannot be used.
+            ModelSuspendedError: Another model has its turn.
             OverloadedError: There is no room for its process.
             TimeoutError: No grammar came within ``wait_s``.
         """
-        key = (client, constraint)
+        key = (grammars, client, constraint)
         running = self._running.get(key)
         if running is None:
-            running = _Compilation(self._compiled(grammars, key, wait_s))
+            running = _Compilation(self._compiled(key, wait_s))
             self._running[key] = running
         running.waiting += 1
         try:
@@ -64,19 +69,18 @@ class Compilations:
             running.waiting -= 1
             if not running.is_wanted:
                 running.task.cancel()
-                if self._running.get(key) is running:
-                    del self._running[key]
+            is_over = running.task.done() or not running.is_wanted
+            if is_over and self._running.get(key) is running:
+                del self._running[key]
 
     def close(self) -> None:
         """Shut the threads down."""
         self._workers.shutdown()
         self._separate_workers.shutdown()
 
-    async def _compiled(
-        self, grammars: GrammarCompiler, key: tuple[str, Constraint], wait_s: float
-    ) -> Grammar:
+    async def _compiled(self, key: _Key, wait_s: float) -> Grammar:
         event_loop = asyncio.get_running_loop()
-        running, (client, constraint) = self._running[key], key
+        running, (grammars, client, constraint) = self._running[key], key
         is_separate = await event_loop.run_in_executor(
             self._workers, grammars.is_separate, constraint
         )

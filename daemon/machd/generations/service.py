@@ -6,34 +6,24 @@ that a long prompt never blocks the streams.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
-from dataclasses import dataclass, replace
-from typing import ParamSpec, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
 import msgspec
 
-from machd.clock import Clock
 from machd.engine.protocol.media import FIRST_MEDIA_KEY, Media, MediaSpan
 from machd.errors import (
     ContextLengthExceededError,
-    DrainDeadlineError,
     GrammarError,
     InvalidRequestError,
     MachdError,
     OverloadedError,
     UnsupportedParameterError,
 )
-from machd.generations.compilations import Compilations
-from machd.generations.decodings import Decodings, MediaRules
 from machd.generations.fanout import Fanout
 from machd.generations.generation import Generation, GenerationIdentity
-from machd.generations.key_limits import KeyLimits
-from machd.generations.record import RequestObserver
-from machd.generations.workers import Workers
-from machd.process.lifecycle import Lifecycle
+from machd.generations.open_generations import GenerationLimits, OpenGenerations
 from machd.reading.conversation import PreparedConversation, prepare_conversation
 from machd.reading.guidance import NO_GUIDANCE, Guidance
 from machd.reading.text import CompletionText
@@ -42,130 +32,45 @@ from machd.request.conversation import Conversation
 from machd.request.generation import WHOLE_ROOM, GenerationOptions, Grammar, SamplingParams
 from machd.request.media import media_of, without_tool_media
 from machd.scheduler.subscriber import Priority, SequenceRequest
+from machd.served.open_work import ModelSuspendedError
 from machd.served.served_model import ServedModel
-
-_TOKENISER_THREADS = 2
-
-_PREPARATION_LIMIT_S = 60.0
-"""Longest wait for a worker thread and its result. Most take milliseconds."""
-
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationLimits:
-    """Limits of one request.
-
-    Attributes:
-        max_tokens_default: Completion tokens when the client sets none.
-        max_n: Completions for each prompt.
-        max_queue: Completions that may wait; one request with more than queue and slots hold
-            together could never be admitted.
-        max_requests_per_key: Generations that one client may have open; None for no limit.
-        max_tokens_per_minute_per_key: Tokens that one client may use; None for no limit.
-        shares_prefixes: Whether clients share one namespace of the prefix cache.
-        clamps_max_tokens: Whether a request for more completion tokens than fit gets those that fit;
-            otherwise it is refused.
-        refuses_ignored_keywords: Whether a schema with keywords that the grammar ignores is refused.
-        max_images: Images and videos that one request may have together.
-        omits_tool_media: Whether a text-only model gets a placeholder for an image in a tool's result; otherwise
-            the request is refused.
-        media: Limits of each image and video; needed for a model with vision.
-    """
-
-    max_tokens_default: int
-    max_n: int
-    max_queue: int
-    max_requests_per_key: int | None = None
-    max_tokens_per_minute_per_key: int | None = None
-    shares_prefixes: bool = False
-    clamps_max_tokens: bool = True
-    refuses_ignored_keywords: bool = False
-    max_images: int = 8
-    omits_tool_media: bool = True
-    media: MediaRules | None = None
+from machd.served.turns import ModelState
 
 
 class GenerationService:
-    """Opens generations, and has the list of open ones."""
+    """Opens generations of one model."""
 
     def __init__(
         self,
         *,
         served: ServedModel,
         fanout: Fanout,
-        lifecycle: Lifecycle,
-        limits: GenerationLimits,
-        clock: Clock,
-        observers: Sequence[RequestObserver] = (),
+        open_: OpenGenerations,
+        until_ready: Callable[[], Awaitable[None]],
+        pause: Callable[[], ModelState | None] = lambda: None,
     ) -> None:
-        """Wire the parts that a generation needs."""
-        self.lifecycle = lifecycle
+        """Wire the parts that a generation needs.
+
+        Args:
+            served: The model.
+            fanout: Has the events of its engine.
+            open_: All generations, of whatever model.
+            until_ready: Waits for the model, which a request holds, where it is suspended.
+            pause: Returns what the model does while another one has its turn, and None while it computes.
+        """
         self.served = served
+        self.pause = pause
+        self._until_ready = until_ready
         self._fanout = fanout
-        self._limits = limits
-        self._key_limits = KeyLimits(
-            clock,
-            max_requests=limits.max_requests_per_key,
-            max_tokens_per_minute=limits.max_tokens_per_minute_per_key,
-        )
-        self._clock = clock
-        self._observers = tuple(observers)
-        self._open: dict[str, Generation] = {}
-        self._all_closed = asyncio.Event()
-        self._all_closed.set()
-        self._workers = Workers(_TOKENISER_THREADS, name="machd-tokeniser")
-        # Separate threads, so that a plain prompt never waits for a slow chat template or a large schema.
-        self._renderers = Workers(_TOKENISER_THREADS, name="machd-chat")
-        self._compilations = Compilations()
-        self._decodings = Decodings()
+        self._open = open_
+        self.lifecycle = open_.lifecycle
+        self.check_client = open_.check_client
+        self.in_worker = open_.in_worker
+        self.in_chat_worker = open_.in_chat_worker
 
     @property
-    def open_count(self) -> int:
-        """Return the number of open generations."""
-        return len(self._open)
-
-    @property
-    def open_generations(self) -> tuple[Generation, ...]:
-        """Return the open generations, oldest first."""
-        return tuple(self._open.values())
-
-    def set_limits(self, limits: GenerationLimits) -> None:
-        """Apply other limits to later requests."""
-        self._limits = limits
-        self._key_limits.set(
-            max_requests=limits.max_requests_per_key,
-            max_tokens_per_minute=limits.max_tokens_per_minute_per_key,
-        )
-
-    def check_client(self, client: str) -> None:
-        """Reject a client that has reached its limits, before any work is done for its request.
-
-        Raises:
-            KeyLimitError: It has reached a limit of its own.
-        """
-        self._key_limits.check(client)
-
-    async def in_worker(
-        self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
-    ) -> _T:
-        """Run tokeniser work off the event loop.
-
-        Raises:
-            OverloadedError: The work is not done in time.
-        """
-        return await _within_limit(self._workers, lambda: function(*args, **kwargs))
-
-    async def in_chat_worker(
-        self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
-    ) -> _T:
-        """Render a chat template on threads that plain prompts do not use.
-
-        Raises:
-            OverloadedError: The work is not done in time.
-        """
-        return await _within_limit(self._renderers, lambda: function(*args, **kwargs))
+    def _limits(self) -> GenerationLimits:
+        return self._open.limits
 
     async def prepare(
         self, conversation: Conversation, *, client: str = "", salt: str | None = None
@@ -190,7 +95,7 @@ class GenerationService:
             messages, omitted_media = without_tool_media(conversation.messages)
             conversation = replace(conversation, messages=messages)
         self._check_media(conversation)
-        with self._key_limits.preparing(client):
+        with self._open.preparing(client):
             decoded = await self._decoded(conversation, client, salt)
             prepared = await self.in_chat_worker(
                 prepare_conversation, conversation, self.served.front, decoded
@@ -216,19 +121,19 @@ class GenerationService:
         assert rules is not None, "images are held against rules"
         namespace = cache_namespace(client, salt, is_shared=self._limits.shares_prefixes)
         return {
-            id(source): await self._decodings.decode(
+            id(source): await self._open.decodings.decode(
                 source,
                 processor,
                 rules,
                 client=client,
                 namespace=namespace,
-                wait_s=_PREPARATION_LIMIT_S,
+                wait_s=self._open.max_preparation_s,
             )
             for source in media
         }
 
     async def compile(self, constraint: Constraint, *, client: str) -> Grammar:
-        """Compile a grammar for the served model.
+        """Compile a grammar for the served model; while that is suspended, no time counts.
 
         Args:
             constraint: The constraint of the completion.
@@ -237,15 +142,20 @@ class GenerationService:
         Raises:
             GrammarError: It cannot be used.
             OverloadedError: The work is not done in time.
+            UnavailableError: The model was suspended, and could not be loaded again.
         """
-        try:
-            grammar = await self._compilations.compile(
-                self.served.grammars, constraint, client=client, wait_s=_PREPARATION_LIMIT_S
-            )
-        except TimeoutError:
-            raise OverloadedError(
-                f"{constraint.param}: it was not compiled within {_PREPARATION_LIMIT_S:g} s"
-            ) from None
+        grammar, wait_s = None, self._open.max_preparation_s
+        while grammar is None:
+            try:
+                grammar = await self._open.compilations.compile(
+                    self.served.grammars, constraint, client=client, wait_s=wait_s
+                )
+            except ModelSuspendedError:
+                await self._until_ready()
+            except TimeoutError:
+                raise OverloadedError(
+                    f"{constraint.param}: it was not compiled within {wait_s:g} s"
+                ) from None
         self._check_keywords(grammar, param=constraint.param)
         return grammar
 
@@ -311,44 +221,11 @@ class GenerationService:
             streams=options.stream,
             abort=self._abort,
             on_close=self._closed,
-            on_tokens=lambda tokens: self._spend(identity, tokens),
+            on_tokens=lambda tokens: self._open.spend(identity, tokens),
         )
-        if identity.is_limited:
-            self._key_limits.enter(identity.client)
-        self._open[identity.generation_id] = generation
-        self._all_closed.clear()
+        self._open.enter(generation)
         self.served.link.submit(tuple(requests))
         return generation
-
-    async def drain(self, timeout_s: float) -> bool:
-        """Wait for the open generations; end those that take longer than ``timeout_s``.
-
-        Returns:
-            Whether all of them ended by themselves.
-        """
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._all_closed.wait()
-        except TimeoutError:
-            self.fail_open(
-                DrainDeadlineError(
-                    f"the server stopped after limits.drain_timeout_s ({timeout_s:g} s)"
-                )
-            )
-            return False
-        return True
-
-    def fail_open(self, error: MachdError) -> None:
-        """End every open generation with ``error``."""
-        for generation in list(self._open.values()):
-            generation.fail(error)
-
-    def close(self) -> None:
-        """Shut the worker threads down."""
-        for pool in (self._workers, self._renderers):
-            pool.shutdown()
-        self._decodings.close()
-        self._compilations.close()
 
     def _check_media(self, conversation: Conversation) -> None:
         """Refuse images and videos of a kind that the served model does not take, or too many."""
@@ -483,36 +360,9 @@ class GenerationService:
     def _abort(self, sequence_ids: tuple[str, ...], error: MachdError | None) -> None:
         self.served.link.abort(sequence_ids, error)
 
-    def _spend(self, identity: GenerationIdentity, tokens: int) -> None:
-        if identity.is_limited:
-            self._key_limits.spend(identity.client, tokens)
-
     def _closed(self, generation: Generation) -> None:
         self._fanout.close(generation.sequence_ids)
-        self._open.pop(generation.identity.generation_id, None)
-        if generation.identity.is_limited:
-            self._key_limits.leave(generation.identity.client)
-        if not self._open:
-            self._all_closed.set()
-        record = generation.record(self._clock.monotonic_s())
-        for observer in self._observers:
-            observer.on_request(record)
-
-
-async def _within_limit(pool: Executor, function: Callable[[], _T]) -> _T:
-    """Run a function on a thread of the pool; after a timeout the thread goes on in the background.
-
-    Raises:
-        OverloadedError: There was no result in time.
-    """
-    event_loop = asyncio.get_running_loop()
-    try:
-        async with asyncio.timeout(_PREPARATION_LIMIT_S):
-            return await event_loop.run_in_executor(pool, function)
-    except TimeoutError:
-        raise OverloadedError(
-            f"the prompt was not rendered and tokenised within {_PREPARATION_LIMIT_S:g} s"
-        ) from None
+        self._open.leave(generation)
 
 
 def _check_can_go_on(options: GenerationOptions, stop_token_ids: frozenset[int]) -> None:

@@ -6,16 +6,16 @@ import hashlib
 import hmac
 import re
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import structlog
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 from litestar.types import Scope
 
-from machd.errors import AuthenticationError, SettingsError
+from machd.errors import AuthenticationError, OperatorRequiredError, SettingsError
 from machd.http.endpoint import PUBLIC
 from machd.http.secret_files import credential_path, read_secret
 from machd.settings.model import Settings
@@ -23,7 +23,14 @@ from machd.settings.model import Settings
 ANONYMOUS = "anonymous"
 """The client's name where no keys are configured."""
 
+OPERATOR = "admin:token"
+"""The client's name of a request with the admin token; no name in a key file has a colon."""
+
+HoldsToken: TypeAlias = Callable[[str | None], bool]
+"""Whether an ``Authorization`` header holds the admin token."""
+
 _CLIENT_KEY = "machd_client"
+_OPERATOR_KEY = "machd_is_operator"
 _SETTING = "auth.api_keys_file"
 _CREDENTIAL = "api-keys"
 _MAX_FILE_BYTES = 1_048_576
@@ -128,7 +135,13 @@ async def require_api_key(  # async so that the framework calls it here and not 
     if handler.opt.get(PUBLIC):
         return
     keys: ApiKeys = connection.app.state.api_keys
-    connection.scope["state"][_CLIENT_KEY] = keys.authenticate(
+    holds_token: HoldsToken = connection.app.state.holds_admin_token
+    state = connection.scope["state"]
+    state[_OPERATOR_KEY] = not keys.is_required
+    if keys.is_required and holds_token(connection.headers.get("authorization")):
+        state[_CLIENT_KEY], state[_OPERATOR_KEY] = OPERATOR, True
+        return
+    state[_CLIENT_KEY] = keys.authenticate(
         connection.headers.getall("authorization", []), connection.headers.getall("x-api-key", [])
     )
 
@@ -136,6 +149,20 @@ async def require_api_key(  # async so that the framework calls it here and not 
 def client_name(scope: Scope) -> str:
     """Return the client's name, which the guard has set."""
     return str(scope["state"].get(_CLIENT_KEY, ANONYMOUS))
+
+
+def is_operator(scope: Scope) -> bool:
+    """Return True if a request may change what is served: it has the admin token, or no keys are required."""
+    return bool(scope["state"].get(_OPERATOR_KEY, False))
+
+
+def require_operator(scope: Scope) -> None:
+    """Raise OperatorRequiredError for a request that may not change what is served."""
+    if not is_operator(scope):
+        raise OperatorRequiredError(
+            "only an operator may load, unload, keep or fetch models here: send the admin token as "
+            "Authorization: Bearer TOKEN in place of the API key"
+        )
 
 
 def _parse(lines: Sequence[str]) -> tuple[dict[str, bytes], list[str]]:

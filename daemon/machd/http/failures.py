@@ -30,6 +30,7 @@ from machd.errors import (
 )
 from machd.http.connection import connection_of
 from machd.http.endpoint import Endpoint
+from machd.http.leases import noted_model
 from machd.http.stamps import envelope, request_id
 from machd.panics import ENDINGS
 
@@ -121,6 +122,17 @@ def unexpected(error: BaseException) -> MachdError:
     return FaultError("the server failed to answer this request")
 
 
+def noted(request: Request[Any, Any, Any], error: BaseException) -> MachdError:
+    """Log and count an error that comes after the response has started, as the handlers do one that comes before.
+
+    Returns:
+        What the client may know of it.
+    """
+    known = error if isinstance(error, MachdError) else unexpected(error)
+    request.app.exception_handlers[MachdError](request, known)
+    return known
+
+
 @dataclass(frozen=True, slots=True)
 class Failures:
     """Exception handlers of one application.
@@ -128,12 +140,12 @@ class Failures:
     Attributes:
         endpoints: Every method on every path that it serves.
         too_long: Message for a body that the framework refuses for its length, by path.
-        on_refusal: Told the code of a refusal for want of room.
+        on_refusal: Told the code of a refusal for want of room, and the model where it is known.
     """
 
     endpoints: Iterable[Endpoint]
     too_long: Callable[[str], str]
-    on_refusal: Callable[[str], None] = lambda _code: None
+    on_refusal: Callable[[str, str | None], None] = lambda _code, _model: None
 
     @property
     def handlers(self) -> ExceptionHandlersMap:
@@ -149,7 +161,7 @@ class Failures:
     ) -> Response[bytes]:
         if isinstance(error, UnavailableError):
             # Refusals come before a response has started: by here, or by the gate.
-            self.on_refusal(error.code)
+            self.on_refusal(error.code, noted_model(request.scope))
         return error_answer(request, error)
 
     def _on_http_error(

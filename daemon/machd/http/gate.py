@@ -24,6 +24,7 @@ from machd.http.envelope import Envelope
 from machd.http.failures import always_answered, error_response
 from machd.http.hosts import host_name, needs_no_name_server, web_origin
 from machd.http.large_bodies import HeldBodies, lend
+from machd.http.leases import end_leases
 from machd.http.stamps import stamp
 
 _HEALTH_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
@@ -91,7 +92,8 @@ class Gate:
 
         async def send_stamped(message: Message) -> None:
             if message["type"] == "http.response.start":
-                lease.release()  # the handler is done with the body
+                if not lease.outlasts_start:
+                    lease.release()  # the handler is done with the body
                 message["headers"] = [*message.get("headers", []), *id_headers]
             await send(message)
 
@@ -121,6 +123,7 @@ class Gate:
             await self._answer(scope, receive, send)
         finally:
             self._open_requests.count -= 1
+            end_leases(scope)
 
     def _refusal(self, path: str, headers: dict[bytes, bytes]) -> MachdError | None:
         if len(path) > _MAX_PATH_CHARACTERS:

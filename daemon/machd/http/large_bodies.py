@@ -66,9 +66,14 @@ class HeldBodies:
 
 
 class BodyLease:
-    """The part of one request in :class:`HeldBodies`."""
+    """The part of one request in :class:`HeldBodies`.
+
+    Attributes:
+        outlasts_start: The response starts before the handler is done with the body.
+    """
 
     def __init__(self, bodies: HeldBodies) -> None:
+        self.outlasts_start = False
         self._bodies = bodies
         self._held_bytes = 0
 

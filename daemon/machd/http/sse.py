@@ -17,6 +17,11 @@ DONE = b"data: [DONE]\n\n"
 """The end of a stream of OpenAI's chat completions and completions."""
 
 
+def comment(text: str) -> bytes:
+    """A comment of one line, which clients skip."""
+    return b": " + " ".join(text.split()).encode() + b"\n\n"
+
+
 def data_frame(data: bytes) -> bytes:
     """An event without a name; ``data`` is one line."""
     return b"data: " + data + b"\n\n"

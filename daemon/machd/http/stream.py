@@ -8,7 +8,7 @@ happened, and the client's departure is watched for at every phase.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -26,14 +26,8 @@ _ROW_FAULT = "the generation failed inside the server"
 _Headers = list[tuple[bytes, bytes]]
 
 
-class Dialect(Protocol):
-    """Writer of one generation in one endpoint family's shapes: a fold over its deltas.
-
-    Every answer is pushed, delta by delta. A stream is the frames that this gives, between those of
-    ``opening`` and ``closing``; an unstreamed answer is what ``finish`` makes of the same pushes.
-    Frames are whole, made by :mod:`machd.http.sse`; several at once are joined, and no bytes at all
-    are no event.
-    """
+class StreamShape(Protocol):
+    """What a stream has before its answer begins, in one endpoint family's shapes."""
 
     @property
     def media_type(self) -> bytes:
@@ -45,6 +39,20 @@ class Dialect(Protocol):
         """The frame that is sent while there is no news."""
         ...
 
+    def failure(self, error: MachdError) -> bytes:
+        """Events that end a stream that has begun and cannot go on."""
+        ...
+
+
+class Dialect(StreamShape, Protocol):
+    """Writer of one generation in one endpoint family's shapes: a fold over its deltas.
+
+    Every answer is pushed, delta by delta. A stream is the frames that this gives, between those of
+    ``opening`` and ``closing``; an unstreamed answer is what ``finish`` makes of the same pushes.
+    Frames are whole, made by :mod:`machd.http.sse`; several at once are joined, and no bytes at all
+    are no event.
+    """
+
     def opening(self, usage: GenerationUsage) -> bytes:
         """Events that come before any text; of the usage, the prompt's part is known."""
         ...
@@ -55,10 +63,6 @@ class Dialect(Protocol):
 
     def closing(self, usage: GenerationUsage) -> bytes:
         """Events that end a stream whose choices are all finished."""
-        ...
-
-    def failure(self, error: MachdError) -> bytes:
-        """Events that end a stream that has begun and cannot go on."""
         ...
 
     def finish(self, usage: GenerationUsage) -> bytes:
@@ -73,10 +77,12 @@ class StreamPolicy:
     Attributes:
         interval_tokens: Tokens in one event, the first token and the last ones excepted.
         keepalive_s: Silence after which a comment line is sent.
+        pause: Returns what the model does while another one has its turn, and None while it computes.
     """
 
     interval_tokens: int
     keepalive_s: float
+    pause: Callable[[], str | None]
 
 
 class GenerationResponse:
@@ -175,13 +181,16 @@ class GenerationResponse:
         await sender.send(ending, is_last=True)
 
     async def _send_deltas(self, sender: _Sender) -> None:
-        pacer = Pacer(self._policy.interval_tokens)
-        await self._generation.admitted()
+        pacer, is_open = Pacer(self._policy.interval_tokens), False
+        admission = await self._admitted(sender)
         try:
             async for batch in self._generation.deltas(idle_s=self._policy.keepalive_s):
-                if not sender.has_started:
+                if not is_open:
                     # Not before there is news, so that a failing prefill still gets its status.
-                    await self._start_events(sender, await self._generation.admitted())
+                    await self._start_events(sender, _mode_headers(admission))
+                    if opening := self._dialect.opening(self._generation.usage):
+                        await sender.send(opening)
+                    is_open = True
                 frames = self._frames(pacer.due(batch)) if batch else self._dialect.keep_alive
                 if frames:
                     await sender.send(frames)
@@ -195,18 +204,37 @@ class GenerationResponse:
     def _frames(self, deltas: Iterable[ChoiceDelta]) -> bytes:
         return b"".join(self._dialect.push(delta) for delta in deltas)
 
-    async def _start_events(self, sender: _Sender, admission: SequenceAdmitted) -> None:
-        await sender.start(
-            [
-                (b"content-type", self._dialect.media_type),
-                (b"cache-control", b"no-cache"),
-                (b"x-accel-buffering", b"no"),
-                *_mode_headers(admission),
-                *self._notes,
-            ]
-        )
-        if opening := self._dialect.opening(self._generation.usage):
-            await sender.send(opening)
+    async def _admitted(self, sender: _Sender) -> SequenceAdmitted:
+        """Wait for a slot; where the model is suspended, the stream begins and gets keep-alive frames meanwhile."""
+        waiting = asyncio.create_task(self._generation.admitted())
+        try:
+            while True:
+                done, _ = await asyncio.wait({waiting}, timeout=self._policy.keepalive_s)
+                if done:
+                    return waiting.result()
+                if (state := self._policy.pause()) is not None:
+                    await self._start_events(sender, [state_header(state)])
+                    await sender.send(self._dialect.keep_alive)
+        finally:
+            waiting.cancel()
+
+    async def _start_events(self, sender: _Sender, headers: _Headers) -> None:
+        if not sender.has_started:
+            await sender.start([*stream_headers(self._dialect), *headers, *self._notes])
+
+
+def stream_headers(shape: StreamShape) -> _Headers:
+    """Headers of every stream."""
+    return [
+        (b"content-type", shape.media_type),
+        (b"cache-control", b"no-cache"),
+        (b"x-accel-buffering", b"no"),
+    ]
+
+
+def state_header(state: str) -> tuple[bytes, bytes]:
+    """The header of a stream that begins while its model is not ready."""
+    return b"x-model-state", state.encode()
 
 
 class _Sender:

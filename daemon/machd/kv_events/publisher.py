@@ -5,6 +5,8 @@ that missed some asks the replay endpoint from a sequence number on; the answers
 The last batches are kept once for all: a subscriber is a position among them, so one that does not read
 costs nothing, and one that is too slow continues with the oldest that is kept. A full queue drops events.
 Both show as a gap in the sequence numbers.
+
+Of several models each has a topic and sequence numbers of its own, and a request for replay names the topic in a third frame.
 """
 
 from __future__ import annotations
@@ -12,9 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from bisect import bisect_left
-from collections import deque
-from operator import itemgetter
+from collections import Counter, deque
 
 import structlog
 
@@ -35,6 +35,12 @@ _LAST_SEND_S = 0.2
 _END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 _SEQUENCE_BYTES = 8
 _SUBSCRIBE = b"\x01"
+
+_MAX_PREFIXES = 1_000
+"""Topics that one subscriber may name."""
+
+_MAX_PREFIX_BYTES = 2_000
+"""Of one topic that a subscriber names."""
 
 
 class KvEventPublisher:
@@ -64,11 +70,13 @@ class KvEventPublisher:
         self._report = Throttle(clock)
         self._log = structlog.get_logger("machd.kv_events")
         self._encoding = encoding
-        self._queue: deque[KvEvent] = deque()
-        self._lost_count = self._noted_count = self._logged_count = 0
-        self._next_sequence = 0
-        self._batches: deque[tuple[int, bytes]] = deque()
-        """Sequence number and payload; the last of them has the position ``_end - 1``."""
+        self._queue: deque[tuple[str, KvEvent]] = deque()
+        self._lost_counts, self._noted_counts = Counter[str](), Counter[str]()
+        self._logged_count = 0
+        self._next_sequences = Counter[str]()
+        """By model; of the only one by an empty name."""
+        self._batches: deque[tuple[bytes, int, bytes]] = deque()
+        """Topic, sequence number and payload; the last of them has the position ``_end - 1``."""
         self._batch_bytes = 0
         self._end = 0
         self._is_closing = False
@@ -103,12 +111,17 @@ class KvEventPublisher:
         self._thread = threading.Thread(target=self._run, name="machd-kv-events", daemon=True)
         self._thread.start()
 
-    def put(self, event: KvEvent) -> None:
-        """Queue an event, or drop it where the queue is full; never waits. On the engine thread."""
+    def put(self, event: KvEvent, model: str = "") -> None:
+        """Queue an event, or drop it where the queue is full; never waits. On an engine thread.
+
+        Args:
+            event: Of a model's blocks.
+            model: The model's name among others; empty for the only one.
+        """
         if self._is_closing or len(self._queue) >= MAX_QUEUED_EVENTS:
-            self._lost_count += 1
+            self._lost_counts[model] += 1
             return
-        self._queue.append(event)
+        self._queue.append((model, event))
         self._wake()
 
     def close(self, *, within_s: float) -> None:
@@ -142,42 +155,48 @@ class KvEventPublisher:
                 await self._replay.stop(within_s=0)
 
     async def _publish_queue(self) -> None:
-        while batch := self._take():
-            self._note_lost()
+        while self._queue:
+            model, batch = self._take()
+            self._note_lost(model)
             payload = encoded_batch(self._clock.unix_s(), batch, self._encoding)
-            sequence, self._next_sequence = self._next_sequence, self._next_sequence + 1
-            self._keep(sequence, payload)
+            sequence = self._next_sequences[model]
+            self._next_sequences[model] += 1
+            self._keep(self._topic_of(model), sequence, payload)
             self._announce()
             await asyncio.sleep(0)
 
-    def _take(self) -> list[KvEvent]:
-        """The oldest events; only this thread takes, so none can go in between."""
+    def _topic_of(self, model: str) -> bytes:
+        return b"@".join(part for part in (self._topic, model.encode()) if part)
+
+    def _take(self) -> tuple[str, list[KvEvent]]:
+        """The oldest events of the model that has the oldest; only this thread takes, so none can go in between."""
+        model, _ = self._queue[0]
         batch: list[KvEvent] = []
         tokens = 0
-        while self._queue and tokens < _MAX_BATCH_TOKENS:
-            event = self._queue.popleft()
+        while self._queue and self._queue[0][0] == model and tokens < _MAX_BATCH_TOKENS:
+            _, event = self._queue.popleft()
             tokens += len(event.token_ids) if isinstance(event, BlockStored) else 1
             batch.append(event)
-        return batch
+        return model, batch
 
-    def _note_lost(self) -> None:
+    def _note_lost(self, model: str) -> None:
         """Where events were dropped, leave a sequence number out, so that subscribers see it."""
-        lost_count = self._lost_count
-        if lost_count > self._noted_count:
-            self._noted_count = lost_count
-            self._next_sequence += 1
+        if self._lost_counts[model] > self._noted_counts[model]:
+            self._noted_counts[model] = self._lost_counts[model]
+            self._next_sequences[model] += 1
+        lost_count = self._lost_counts.total()
         if lost_count > self._logged_count and self._report.is_due():
             self._log.warning("kv_events.lost", count=lost_count - self._logged_count)
             self._logged_count = lost_count
 
-    def _keep(self, sequence: int, payload: bytes) -> None:
-        self._batches.append((sequence, payload))
+    def _keep(self, topic: bytes, sequence: int, payload: bytes) -> None:
+        self._batches.append((topic, sequence, payload))
         self._end += 1
         self._batch_bytes += len(payload)
         while len(self._batches) > 1 and (
             len(self._batches) > MAX_KEPT_BATCHES or self._batch_bytes > MAX_KEPT_BYTES
         ):
-            self._batch_bytes -= len(self._batches.popleft()[1])
+            self._batch_bytes -= len(self._batches.popleft()[2])
 
     def _announce(self) -> None:
         self._news.set()
@@ -194,8 +213,12 @@ class KvEventPublisher:
         while True:
             for part in await peer.receive():
                 prefix = part[1:]
-                # Another one can match nothing: what one subscriber can subscribe to is bounded by the topic.
-                if part and self._topic.startswith(prefix):
+                # Another one can match nothing: what one subscriber can subscribe to is bounded.
+                is_bounded = len(prefix) <= _MAX_PREFIX_BYTES and len(prefixes) < _MAX_PREFIXES
+                is_of_model = prefix.startswith(self._topic) and is_bounded
+                if part and (
+                    self._topic.startswith(prefix) or is_of_model or part[:1] != _SUBSCRIBE
+                ):
                     (prefixes.add if part[:1] == _SUBSCRIBE else prefixes.discard)(prefix)
 
     async def _send_batches(self, peer: ZmtpConnection, prefixes: set[bytes]) -> None:
@@ -203,9 +226,9 @@ class KvEventPublisher:
         while True:
             news = self._news
             while at < self._end:
-                at, sequence, payload = self._batch_from(at)
-                if prefixes:
-                    await peer.send(encoded_message(self._topic, _packed(sequence), payload))
+                at, topic, sequence, payload = self._batch_from(at)
+                if topic.startswith(tuple(prefixes)):
+                    await peer.send(encoded_message(topic, _packed(sequence), payload))
                     await asyncio.sleep(0)  # sending does not always wait
             if self._is_closing and not self._queue:
                 raise ConnectionAbortedError("the daemon ends")
@@ -215,19 +238,21 @@ class KvEventPublisher:
         """Answer requests for replay, until the peer leaves; what is none is ignored."""
         while True:
             parts = await peer.receive()
-            if len(parts) != 2 or parts[0] or len(parts[1]) != _SEQUENCE_BYTES:
+            if len(parts) not in {2, 3} or parts[0] or len(parts[1]) != _SEQUENCE_BYTES:
                 continue
             first = int.from_bytes(parts[1], "big")
+            asked = parts[2] if len(parts) > 2 else self._topic
             end = self._end
-            at = end - len(self._batches) + bisect_left(self._batches, first, key=itemgetter(0))
+            at = end - len(self._batches)
             while at < end:
-                at, sequence, payload = self._batch_from(at)
-                await peer.send(encoded_message(b"", _packed(sequence), payload))
-                await asyncio.sleep(0)
+                at, topic, sequence, payload = self._batch_from(at)
+                if topic == asked and sequence >= first:
+                    await peer.send(encoded_message(b"", _packed(sequence), payload))
+                    await asyncio.sleep(0)
             await peer.send(encoded_message(b"", _END_OF_REPLAY, b""))
 
-    def _batch_from(self, at: int) -> tuple[int, int, bytes]:
-        """Return the batch at a position, or the oldest after it: the next position, sequence number, payload."""
+    def _batch_from(self, at: int) -> tuple[int, bytes, int, bytes]:
+        """Return the batch at a position, or the oldest after it: the next position, topic, sequence number, payload."""
         at = max(at, self._end - len(self._batches))
         return at + 1, *self._batches[at - self._end]
 

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
+from machd.capabilities.fit import MemoryNeeds
 from machd.errors import MachdError
 from machd.link.block_events import KvEvent
 from machd.link.snapshot import LoopSnapshot
@@ -76,6 +77,12 @@ class DropGrammar(Message, frozen=True):
     number: int
 
 
+class Place(Message, frozen=True):
+    """Put the model into memory, under these settings; answers :class:`Sized`."""
+
+    settings: Settings
+
+
 class Stop(Message, frozen=True):
     """End all sequences with ``error``, and then the process."""
 
@@ -83,7 +90,15 @@ class Stop(Message, frozen=True):
 
 
 ToEngine: TypeAlias = (
-    Submit | Abort | ChangeConfig | SetLimits | ClearPrefixes | CompileGrammar | DropGrammar | Stop
+    Submit
+    | Abort
+    | ChangeConfig
+    | SetLimits
+    | ClearPrefixes
+    | CompileGrammar
+    | DropGrammar
+    | Place
+    | Stop
 )
 
 
@@ -113,6 +128,17 @@ class Located(Message, frozen=True):
     kind: str
     path: str
     model_id: str
+
+
+class Sized(Message, frozen=True):
+    """The model's files are open, and it needs so much memory; the process waits for :class:`Place`.
+
+    Attributes:
+        device_memory_bytes: What the device can hold in all.
+    """
+
+    needs: MemoryNeeds
+    device_memory_bytes: int
 
 
 class Served(Message, frozen=True):
@@ -188,6 +214,7 @@ class Ended(Message, frozen=True):
 ToFront: TypeAlias = (
     Progress
     | Located
+    | Sized
     | Served
     | LoadFailed
     | Report

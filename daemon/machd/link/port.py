@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from enum import StrEnum
 from typing import Protocol, TypeAlias
 
+from machd.capabilities.fit import MemoryNeeds
 from machd.engine.protocol.engine import ModelFront
 from machd.errors import MachdError
 from machd.link.block_events import KvEvent
@@ -106,6 +107,31 @@ class EnginePort(Protocol):
         """
         ...
 
+    def place(self, settings: Settings) -> None:
+        """Let a model that has said what it needs be put into memory.
+
+        Args:
+            settings: In force from now on, with the KV budget that there is room for.
+        """
+        ...
+
+    def suspend(self) -> Future[None] | None:
+        """End the engine process, and keep every open sequence for the next one; no sequence ends, and none gets a token.
+
+        Returns:
+            A future that resolves once the process has ended, so that its memory is free; None where the engine has
+            no process of its own. Again is no mistake.
+        """
+        ...
+
+    def resume(self) -> Future[None]:
+        """Load a suspended model again, and go on with its sequences.
+
+        Returns:
+            A future that resolves once it is served, or to why it cannot be: the engine has then finished.
+        """
+        ...
+
     def kill(self) -> bool:
         """Kill a stalled engine, which another one replaces; return False if it cannot be killed."""
         ...
@@ -120,7 +146,22 @@ class EnginePort(Protocol):
 
 
 class EngineListener(Protocol):
-    """A front's callbacks for its engine. Called on one of the engine's threads; they never wait."""
+    """What a front does with what its engine says. Called on a thread of the engine's; never waits.
+
+    Attributes:
+        model_name: The model's among others, which share the memory with it; empty for the only one.
+    """
+
+    model_name: str
+
+    def model_sized(self, needs: MemoryNeeds, device_memory_bytes: int) -> None:
+        """Note what the model needs, which is put into memory once the engine is told to :meth:`EnginePort.place` it.
+
+        Args:
+            needs: Of the model.
+            device_memory_bytes: What the device can hold in all.
+        """
+        ...
 
     def publish(self, events: list[Event]) -> None:
         """Receive the events of a step."""

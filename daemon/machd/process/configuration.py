@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import attrgetter
+from typing import Any
 
 import structlog
 
@@ -24,7 +26,7 @@ from machd.errors import (
     SettingsError,
 )
 from machd.settings.explain import settings_toml
-from machd.settings.keys import changed_keys
+from machd.settings.keys import SettingKey, changed_keys, changed_names, toml_key
 from machd.settings.model import Settings
 from machd.settings.problems import printable
 from machd.settings.sources import LoadedSettings, SettingsSources, name_problems, overlaid
@@ -64,17 +66,36 @@ class LastChange:
 
 
 class Configuration:
-    """The one owner of the settings. Lives on the event loop."""
+    """The one owner of the settings. Lives on the event loop.
+
+    Attributes:
+        is_live: Whether the daemon can take on another value of a key.
+    """
 
     def __init__(
-        self, sources: SettingsSources, loaded: LoadedSettings, prepare: Prepare, clock: Clock
+        self,
+        sources: SettingsSources,
+        loaded: LoadedSettings,
+        prepare: Prepare,
+        clock: Clock,
+        *,
+        is_live: Callable[[SettingKey], bool] = attrgetter("is_live"),
     ) -> None:
-        """Begin with settings that are in force; ``prepare`` gets the daemon's parts ready for others."""
+        """Begin with settings that are in force.
+
+        Args:
+            sources: Where a reload reads settings.
+            loaded: What was read from there.
+            prepare: Gets the daemon's parts ready for other settings.
+            clock: Reads time.
+            is_live: Whether the daemon can take on another value of a key.
+        """
         self._sources = sources
         self._read = self._loaded = loaded
         self._prepare = prepare
+        self.is_live = is_live
         self._clock = clock
-        self._overrides: dict[str, dict[str, object]] = {}
+        self._overrides: dict[str, Any] = {}
         self._revision = 1
         self._last_change = LastChange(ChangeKind.START, clock.unix_s())
         self._last_reload = self._last_change
@@ -102,9 +123,7 @@ class Configuration:
     @property
     def overrides(self) -> tuple[str, ...]:
         """The keys that an operator has changed since the last reload, dotted."""
-        return tuple(
-            f"{section}.{name}" for section, values in self._overrides.items() for name in values
-        )
+        return tuple(_dotted(self._overrides))
 
     @property
     def last_change(self) -> LastChange:
@@ -139,10 +158,11 @@ class Configuration:
     async def patch(
         self, changes: Mapping[str, Mapping[str, object]], *, if_match: str | None = None
     ) -> LastChange:
-        """Override values of the sources; None removes an override.
+        """Lay values above what was read last; None takes one away again, or all of a model's table.
 
-        ``changes`` are values by key by section, as JSON has them; ``if_match`` is the :attr:`etag` that they were made for,
-        None for whatever it is now.
+        Args:
+            changes: Values by key by section, as JSON has them; a model's table is a value of ``models``.
+            if_match: The :attr:`etag` that the change was made for; None for whatever it is now.
 
         Raises:
             SettingsChangedError: Another change came first.
@@ -165,10 +185,10 @@ class Configuration:
     def _overlaid(
         self,
         changes: Mapping[str, Mapping[str, object]],
-        overrides: Mapping[str, Mapping[str, object]],
+        overrides: Mapping[str, object],
     ) -> LoadedSettings:
-        """Return the sources' values with the overrides; a removed key has to exist as well."""
-        problems = name_problems(changes, type(self.settings))
+        """Return the values that were read, with the overrides above them; also a removed key has to exist."""
+        problems = name_problems(changes, self.settings)
         try:
             loaded = overlaid(self._read, overrides)
         except SettingsError as error:
@@ -177,10 +197,20 @@ class Configuration:
             raise SettingsError(problems)
         return loaded
 
+    async def renew(self) -> None:
+        """Have the parts take on the settings in force again: what they find on this machine has changed.
+
+        Raises:
+            SettingsError: What is there now cannot be taken on.
+        """
+        async with self._turn:
+            take_on = await asyncio.to_thread(self._prepare, self.settings)
+            self._take_on(take_on)
+
     async def _change(
         self,
         kind: ChangeKind,
-        overrides: dict[str, dict[str, object]],
+        overrides: dict[str, Any],
         load: Callable[[], LoadedSettings],
     ) -> LastChange:
         try:
@@ -197,7 +227,7 @@ class Configuration:
             fault = FaultError("the settings could not be changed; the log says why")
             self._refuse(kind, fault)
             raise fault from error
-        changed = tuple(key.dotted for key in changed_keys(self.settings, loaded.settings))
+        changed = changed_names(self.settings, loaded.settings)
         self._loaded, self._overrides = loaded, overrides
         if kind is ChangeKind.RELOAD:
             self._read = loaded
@@ -207,7 +237,7 @@ class Configuration:
 
     def _check_live(self, settings: Settings) -> None:
         changed = changed_keys(self.settings, settings)
-        if needs_restart := tuple(key.dotted for key in changed if not key.is_live):
+        if needs_restart := tuple(key.dotted for key in changed if not self.is_live(key)):
             raise RestartRequiredError(needs_restart)
 
     def _refuse(self, kind: ChangeKind, error: MachdError) -> None:
@@ -244,15 +274,27 @@ class Configuration:
             watcher(change)
 
 
-def _merged(
-    overrides: Mapping[str, Mapping[str, object]], changes: Mapping[str, Mapping[str, object]]
-) -> dict[str, dict[str, object]]:
-    """Return the overrides with changes; None removes a value."""
-    merged = {section: dict(values) for section, values in overrides.items()}
-    for section, values in changes.items():
-        merged.setdefault(section, {}).update(values)
-    kept = {
-        section: {name: value for name, value in values.items() if value is not None}
-        for section, values in merged.items()
-    }
-    return {section: values for section, values in kept.items() if values}
+def _merged(overrides: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The overrides with the changes in them; None takes out a value, or a table with all that is in it."""
+    merged = dict(overrides)
+    for name, change in changes.items():
+        kept = change
+        if isinstance(change, Mapping):
+            below = merged.get(name)
+            kept = _merged(below if isinstance(below, Mapping) else {}, change)
+            # An empty table is one that was given so, not what is left of another.
+            kept = kept if kept or not change else None
+        if kept is None:
+            merged.pop(name, None)
+        else:
+            merged[name] = kept
+    return merged
+
+
+def _dotted(overrides: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    for name, value in overrides.items():
+        dotted = f"{above}{toml_key(name)}"
+        if isinstance(value, Mapping) and value:
+            yield from _dotted(value, f"{dotted}.")
+        else:
+            yield dotted

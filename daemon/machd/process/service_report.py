@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
 from machd.clock import Clock
-from machd.link.port import EnginePort
 from machd.process.configuration import Configuration
 from machd.process.lifecycle import Lifecycle, State
 from machd.process.notify import ServiceNotifier
@@ -30,6 +30,30 @@ _LEAVING_S = 20.0
 """Time after the drain for last answers, and for the servers and the engine to end."""
 
 
+class EngineCounts(Protocol):
+    """Counts of all engines together."""
+
+    @property
+    def running_count(self) -> int:
+        """Sequences that run."""
+        ...
+
+    @property
+    def waiting_count(self) -> int:
+        """Sequences that wait."""
+        ...
+
+    @property
+    def slot_count(self) -> int:
+        """Sequences that can run at once."""
+        ...
+
+    @property
+    def heartbeat_age_s(self) -> float:
+        """The longest time for which an engine has given no sign of life."""
+        ...
+
+
 class ServiceReport:
     """Watches the daemon and reports. Lives on the event loop."""
 
@@ -39,7 +63,7 @@ class ServiceReport:
         *,
         configuration: Configuration,
         lifecycle: Lifecycle,
-        loop: EnginePort,
+        models: EngineCounts,
         open_requests: Callable[[], int],
         throughput: Throughput,
         clock: Clock,
@@ -48,7 +72,7 @@ class ServiceReport:
         self._notifier = notifier
         self._configuration = configuration
         self._lifecycle = lifecycle
-        self._loop = loop
+        self._models = models
         self._open_requests = open_requests
         self._throughput = throughput
         self._clock = clock
@@ -121,7 +145,7 @@ class ServiceReport:
 
     @property
     def _counts(self) -> str:
-        now = self._loop.snapshot
+        now = self._models
         return (
             f"{now.running_count} of {now.slot_count} slots, {now.waiting_count} waiting, "
             f"{self._throughput.tokens_per_s:.0f} tokens/s"
@@ -152,7 +176,7 @@ class ServiceReport:
         now_s = self._clock.monotonic_s()
         # Woken a little early, the quarter would otherwise become a half.
         is_due = now_s - self._alive_s >= interval_s / 4 * 0.9
-        if is_due and self._loop.heartbeat_age_s < interval_s / 2:
+        if is_due and self._models.heartbeat_age_s < interval_s / 2:
             self._alive_s = now_s
             self._notifier.alive()
 

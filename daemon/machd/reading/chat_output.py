@@ -43,7 +43,8 @@ class ChatOutput:
         stops_after_call: The answer ends after one call.
         has_bare_calls: An answer that begins as JSON may be calls, without markers around them.
         has_marked_calls: Calls may have the format's markers around them.
-        is_forced: The answer must consist of calls.
+        is_forced: Nothing but calls was asked for.
+        model_id: Of the model that answers, for the log; None where it has no name.
     """
 
     chat_format: ChatFormat
@@ -54,6 +55,7 @@ class ChatOutput:
     has_bare_calls: bool = False
     has_marked_calls: bool = True
     is_forced: bool = False
+    model_id: str | None = None
 
     @property
     def looks_for_markers(self) -> bool:
@@ -74,6 +76,7 @@ class _ChatParser:
     """A parser that turns to plain content if the inner one raises an error."""
 
     def __init__(self, output: ChatOutput, *, streams: bool) -> None:
+        self._model_id = output.model_id
         self._pieces = PieceQueue()
         self._reader = _Reader(output, self._pieces, streams=streams)
         self._is_broken = False
@@ -103,7 +106,7 @@ class _ChatParser:
         return self._pieces.take()
 
     def _give_up(self, error: Exception) -> None:
-        log = structlog.get_logger("machd.output")
+        log = structlog.get_logger("machd.output", model=self._model_id)
         log.error("output.unreadable", cause=type(error).__name__)
         self._is_broken = True
         self._pieces.content(self._reader.held)

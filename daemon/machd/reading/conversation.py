@@ -102,6 +102,7 @@ def prepare_conversation(
         has_bare_calls=calls.are_bare,
         has_marked_calls=not calls.are_bare,
         is_forced=calls.are_forced,
+        model_id=front.model.model_id,
     )
     constraints = _constraints(conversation, front, calls)
     predicted = _predicted(conversation, tokenizer, front.model.context_tokens)

@@ -41,6 +41,8 @@ class EngineWatch:
             while (age_s := self._loop.heartbeat_age_s) <= (limit_s := self._stall_limit_s()):  # noqa: ASYNC110 - a hung thread sets no event
                 await asyncio.sleep(min(_MAX_LOOK_INTERVAL_S, limit_s / 4))
             self._on_stall()
-            log = structlog.get_logger("machd.daemon")
+            front = self._loop.front
+            model_id = None if front is None else front.model.model_id
+            log = structlog.get_logger("machd.daemon", model=model_id)
             log.critical("engine.stalled", heartbeat_age_s=round(age_s, 1))
             is_replaced = self._loop.kill()

@@ -126,6 +126,11 @@ class OpenSequences:
             for one in self._open.values():
                 one.has_run |= one.request.group_id == admitted.request.group_id
 
+    def pause(self) -> None:
+        """Note that no sequence runs any more, through no fault of one."""
+        for one in self._open.values():
+            one.is_running = False
+
     def survive(self, fault: MachdError, now_s: float) -> list[Event]:
         """Suspect the sequences that ran in a process that has ended; one that is to blame ends with ``fault``.
 

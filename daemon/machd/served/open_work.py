@@ -33,6 +33,10 @@ from machd.served.questions import Answer, Question, Questions, read_answer, res
 from machd.settings.model import Settings
 
 
+class ModelSuspendedError(Exception):
+    """A question was put to a model that is suspended: it has to be put again once the model is ready."""
+
+
 class OpenWork:
     """The open work, and the process that serves it. Every method may be called from any thread.
 
@@ -49,6 +53,7 @@ class OpenWork:
         self._clock = clock
         self._lock = threading.Lock()
         self._serving: EngineProcess | None = None
+        self._is_suspended = False
         self._refusal: MachdError | None = None
         self._sequences = OpenSequences()
         self._isolated = IsolatedSequences(self._sequences)
@@ -121,10 +126,17 @@ class OpenWork:
         return read_answer(asked, lambda count: count if isinstance(count, int) else 0)
 
     def ask(self, make: Callable[[int], Question]) -> Future[Answer]:
-        """Send a question, now or once a process serves; return a future of its answer."""
+        """Send a question, now or once a process serves; return a future of its answer.
+
+        While the model is suspended, one about a grammar fails with :class:`ModelSuspendedError`: a thread waits for
+        the answer, which other models need.
+        """
         with self._lock:
             question, future = self._questions.ask(make)
-            if (refusal := self._refusal) is not None:
+            refusal: Exception | None = self._refusal
+            if refusal is None and self._is_suspended and isinstance(question, CompileGrammar):
+                refusal = ModelSuspendedError()
+            if refusal is not None:
                 self._questions.take(question.number)
             elif self._serving is not None:
                 self._serving.send(question)
@@ -164,7 +176,7 @@ class OpenWork:
         With ``is_isolating`` it computes the open sequences one at a time.
         """
         with self._lock:
-            self._serving = process
+            self._serving, self._is_suspended = process, False
             process.send(SetLimits(self._settings))
             self._resume(process, is_isolating=is_isolating)
             for question in self._questions:
@@ -197,12 +209,39 @@ class OpenWork:
         with self._lock:
             self._serving = None
 
-    def follow(self, events: Sequence[Event]) -> bool:
-        """Apply events of sequences; return whether one has a whole answer."""
+    def suspend(self, error: MachdError) -> bool:
+        """Have the process end, and keep everything but questions about grammars for the next one.
+
+        Nothing that it says later is followed.
+
+        Args:
+            error: What the process ends its own sequences with; nobody reads it.
+
+        Returns:
+            Whether a process serves, which is told.
+        """
         with self._lock:
+            serving, self._serving = self._serving, None
+            self._is_suspended = True
+            self._sequences.pause()
+            unanswered = self._questions.take_all(CompileGrammar)
+            if serving is not None:
+                serving.send(Stop(error))
+        for future in unanswered:
+            future.set_exception(ModelSuspendedError())
+        return serving is not None
+
+    def follow(self, events: Sequence[Event]) -> bool | None:
+        """Note what has come of sequences.
+
+        Returns:
+            Whether one has a whole answer; None where no process serves, so that nothing comes of the events.
+        """
+        with self._lock:
+            if self._serving is None:
+                return None
             has_answered = self._sequences.follow(events)
-            if self._serving is not None:
-                self._send_next(self._serving)
+            self._send_next(self._serving)
         return has_answered
 
     def answer(self, answer: Answered | GrammarCompiled) -> None:

@@ -24,7 +24,7 @@ class ServedModel:
     Properties of a loaded model raise NotReadyError, DrainingError or EngineFaultError while none is loaded.
 
     Attributes:
-        link: The engine's port.
+        link: To the engine; another one after an engine has failed for good.
     """
 
     def __init__(

@@ -26,11 +26,14 @@ class StartedEngine:
         error_output: The process's standard error, without its log.
     """
 
-    def __init__(self, command: Sequence[str], settings_json: str) -> None:
-        """Start it with the settings in force, with which the link begins.
+    def __init__(self, command: Sequence[str], settings_json: str, name: str = "") -> None:
+        """Start it.
 
-        The last arguments of ``command`` are two descriptors' numbers: its end of the link, and this process's standard
-        error, for its log.
+        Args:
+            command: Of the program, which gets two numbers of descriptors as its last arguments: its end of the link,
+                and this process's standard error, for its log.
+            settings_json: The settings in force, with which the link begins.
+            name: The model's among others; empty for the only one.
 
         Raises:
             OSError: The system has no room for a process.
@@ -58,8 +61,8 @@ class StartedEngine:
         self.frames = Frames(ours)
         with suppress(
             OSError
-        ):  # a process that has ended already: the thread that reads the link sees that
-            self.frames.send([settings_json.encode()])
+        ):  # a process that has ended already: the reader of the link sees that
+            self.frames.send([settings_json.encode(), name.encode()])
 
     def _kill(self) -> None:
         self.process.kill()

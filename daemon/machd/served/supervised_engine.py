@@ -13,10 +13,11 @@ from dataclasses import replace
 
 import structlog
 
+from machd.capabilities.fit import MemoryNeeds
 from machd.clock import Clock
 from machd.engine.protocol.engine import GrammarCompiler, ModelDescription, ModelFront
 from machd.engine.protocol.progress import LoadProgress
-from machd.errors import EngineFaultError, MachdError
+from machd.errors import DrainDeadlineError, EngineEndedError, EngineFaultError, MachdError
 from machd.link.messages import (
     Answered,
     Beat,
@@ -25,9 +26,11 @@ from machd.link.messages import (
     GrammarCompiled,
     LoadFailed,
     Located,
+    Place,
     Progress,
     Report,
     Served,
+    Sized,
     ToFront,
 )
 from machd.link.port import EngineListener, RestartReason
@@ -45,6 +48,38 @@ from machd.settings.model import Settings
 _EXIT_S = 15.0
 """Time for a process to end after it has closed its end of the link."""
 
+
+class Suspension:
+    """A time without a process, from the order to end it to the order to start another one."""
+
+    def __init__(self) -> None:
+        """Begin to wait for the end of the process."""
+        self.begun: Future[None] = Future()
+        self._ended = threading.Event()
+        self._timer: threading.Timer | None = None
+
+    def kill_after(self, kill: Callable[[], None], limit_s: float) -> None:
+        """Kill the process if it has not ended by itself within the limit."""
+        self._timer = threading.Timer(limit_s, kill)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def begin(self) -> None:
+        """Note that the process has ended: its memory is the system's again."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self.begun.done():
+            self.begun.set_result(None)
+
+    def end(self) -> None:
+        """Have another process started."""
+        self._ended.set()
+
+    def wait(self) -> None:
+        """Wait until another process is to be started, or none ever."""
+        self._ended.wait()
+
+
 OpenFront = Callable[[ModelDescription, GrammarCompiler], ModelFront]
 """Opens the front of the model that an engine process serves; may take a second."""
 
@@ -61,16 +96,22 @@ class SupervisedEngine:
         settings: Settings,
         listener: EngineListener,
         *,
-        start_process: Callable[[Settings], StartedEngine],
-        prepare_front: Callable[[Located], OpenFront],
+        start_process: Callable[[Settings, str], StartedEngine],
+        prepare_front: Callable[[Located, Settings], OpenFront],
         progress: LoadProgress,
         restarts: Restarts,
         clock: Clock,
     ) -> None:
         """Prepare; nothing runs yet.
 
-        ``start_process`` may be given older settings; ``prepare_front`` begins to open the texts of the model whose files an
-        engine process has found; ``progress`` is told how far the first loading is.
+        Args:
+            settings: In force until others come.
+            listener: Told what happens.
+            start_process: Starts an engine process with these settings, or with older ones, under a name or none.
+            prepare_front: Begins to open the texts of the model whose files an engine process has found.
+            progress: Told how far the first loading is.
+            restarts: How often a process may be replaced.
+            clock: Reads time.
         """
         self.loaded: Future[None] = Future()
         self.finished: Future[None] = Future()
@@ -90,6 +131,8 @@ class SupervisedEngine:
         self._fault: MachdError | None = None
         self._beat_s = clock.monotonic_s()
         self._allowed_s = 0.0
+        self._loading = self.loaded
+        self._suspension: Suspension | None = None
         self._restarts = restarts
         self._work = OpenWork(settings, clock)
         self._thread = threading.Thread(target=self._main, name="machd-link", daemon=True)
@@ -121,7 +164,12 @@ class SupervisedEngine:
             self._listener.publish(events)
 
     def change_config(self, settings: Settings, *, measure: bool = False) -> Future[None]:
-        """Change the scheduler config after the running step; see :meth:`machd.link.port.EnginePort.change_config`."""
+        """Schedule by other settings after the step that runs; see :meth:`machd.link.port.EnginePort.change_config`."""
+        if self._suspension is not None and not measure:
+            self._work.set_limits(settings)  # the next process begins with them
+            done: Future[None] = Future()
+            done.set_result(None)
+            return done
         return self._work.change_config(settings, measure=measure)
 
     def set_limits(self, settings: Settings) -> None:
@@ -143,12 +191,47 @@ class SupervisedEngine:
             process.kill()
         return True
 
+    def place(self, settings: Settings) -> None:
+        """Let the model be put into memory; see :meth:`machd.link.port.EnginePort.place`."""
+        self._work.set_limits(settings)
+        with self._lock:
+            process = self._process
+        if process is not None:
+            process.send(Place(settings))
+
+    def suspend(self) -> Future[None]:
+        """End the process and keep what is open for the next one; see :meth:`machd.link.port.EnginePort.suspend`."""
+        with self._lock:
+            if self._suspension is None:
+                self._suspension = Suspension()
+            suspension, process = self._suspension, self._process
+        is_told = self._work.suspend(DrainDeadlineError("the model is suspended"))
+        if process is not None and is_told:
+            suspension.kill_after(process.kill, _EXIT_S)
+        elif process is not None:
+            process.kill()
+        return suspension.begun
+
+    def resume(self) -> Future[None]:
+        """Load the model again; see :meth:`machd.link.port.EnginePort.resume`."""
+        with self._lock:
+            suspension, self._suspension = self._suspension, None
+            assert suspension is not None, "who is resumed is suspended"
+            assert suspension.begun.done(), "the former process has ended"
+            if self._loading.done():
+                self._loading = Future()
+            loading = self._loading
+        suspension.end()
+        return loading
+
     def stop(self, error: MachdError) -> None:
         """Tell the process to end all sequences with ``error`` and then itself; kill one that still loads."""
         if self._work.stop(error):
             return
         with self._lock:
-            process = self._process
+            process, suspension = self._process, self._suspension
+        if suspension is not None:
+            suspension.end()
         if process is not None:
             process.kill()
 
@@ -170,8 +253,9 @@ class SupervisedEngine:
             self._end(None)
 
     def _end(self, error: BaseException | None) -> None:
+        if error is not None and not self._loading.done():
+            self._loading.set_exception(error)
         if self.front is None and error is not None:
-            self.loaded.set_exception(error)
             self.finished.set_result(None)
         elif self.finished.done():
             pass
@@ -191,17 +275,26 @@ class SupervisedEngine:
             end = self._follow_one()
             if self.finished.done() or (self._work.stopping.is_set() and self.front is None):
                 return
-            if self._work.stopping.is_set():
-                raise EngineFaultError(f"the engine ended before it was done: {end.status}")
-            if self.front is None and self._fault is not None:
-                raise self._fault
-            if self.front is None:
-                raise EngineFaultError(
-                    f"the engine process ended while it loaded the model: {end.status}"
-                )
+            with self._lock:
+                suspension = self._suspension
+            if suspension is not None:
+                if not self._wait_resumed(suspension):
+                    return
+                continue
             self._note_death(end)
             if self._work.stopping.wait(self._restarts.backoff_s):
                 return
+
+    def _wait_resumed(self, suspension: Suspension) -> bool:
+        """Say that the process has ended, and wait; returns whether there is to be another one."""
+        self.snapshot = self.idle_snapshot = LoopSnapshot(
+            mode=self.snapshot.mode,
+            slot_count=self.snapshot.slot_count,
+            waiting_count=self._work.sequence_count,
+        )
+        suspension.begin()
+        suspension.wait()
+        return not self._work.stopping.is_set()
 
     def _follow_one(self) -> ProcessEnd:
         """Start a process and read its messages until it ends; return how it ended.
@@ -213,14 +306,16 @@ class SupervisedEngine:
         with self._lock:
             self._reason, self._fault, self._allowed_s = RestartReason.EXIT, None, 0.0
         try:
-            process = EngineProcess(self._start_process(self._work.settings))
+            process = EngineProcess(
+                self._start_process(self._work.settings, self._listener.model_name)
+            )
         except OSError as error:
             if self.front is None:
                 raise cannot_start(error) from error
             return ProcessEnd(f"not started: {error.strerror}")
         with self._lock:
             self._process = process
-            if self._work.stopping.is_set():
+            if self._work.stopping.is_set() or self._suspension is not None:
                 process.kill()
         try:
             while (message := process.receive()) is not None:
@@ -243,8 +338,8 @@ class SupervisedEngine:
                 self._report(events, snapshot)
             case Beat(allowed_s):
                 self._allowed_s = allowed_s
-            case Served(state, changed):
-                self._served(process, state, changed)
+            case Sized() | Served():
+                self._prepare(process, message)
             case Answered() | GrammarCompiled():
                 self._work.answer(message)
             case BlocksChanged(event):
@@ -253,6 +348,20 @@ class SupervisedEngine:
                 self._show(message)
             case LoadFailed(error) | Ended(error):
                 self._note_end(error)
+
+    def _prepare(self, process: EngineProcess, message: Sized | Served) -> None:
+        match message:
+            case Sized(needs, device_memory_bytes):
+                self._sized(process, needs, device_memory_bytes)
+            case Served(state, changed):
+                self._served(process, state, changed)
+
+    def _sized(self, process: EngineProcess, needs: MemoryNeeds, device_memory_bytes: int) -> None:
+        """Ask for memory; a process that takes another one's place has its memory."""
+        if self._loading.done():
+            process.send(Place(self._work.settings))
+        else:
+            self._listener.model_sized(needs, device_memory_bytes)
 
     def _note_end(self, fault: MachdError | None) -> None:
         """Note the engine's end. After a stop the port ends at once: the process may still write blocks to disk."""
@@ -265,13 +374,16 @@ class SupervisedEngine:
             self.finished.set_result(None)
 
     def _report(self, events: Sequence[Event], snapshot: LoopSnapshot | None) -> None:
+        has_answered = self._work.follow(events)
+        if has_answered is None:
+            return  # of a process that is suspended
         if snapshot is not None:
             self.snapshot = snapshot
             if not snapshot.running_count + snapshot.waiting_count:
                 self.idle_snapshot = snapshot
+        if has_answered:
+            self._restarts.forget()
         if events:
-            if self._work.follow(events):
-                self._restarts.forget()
             self._listener.publish(list(events))
 
     def _served(self, process: EngineProcess, state: ServedState, changed: frozenset[str]) -> None:
@@ -279,12 +391,16 @@ class SupervisedEngine:
         if self._work.is_served:
             self._listener.verdicts_changed(changed)
             return
-        is_first = self.front is None
-        if is_first:
+        if self.front is None:
             self.front = self._open_front(state.model, EngineGrammars(self._work))
-        self._work.begin(process, is_isolating=self._restarts.is_isolating)
-        if is_first:
-            self.loaded.set_result(None)
+            self._log = structlog.get_logger("machd.engine", model=state.model.model_id)
+        with self._lock:
+            if self._suspension is not None:
+                return  # this process is about to end
+            self._work.begin(process, is_isolating=self._restarts.is_isolating)
+            loading = self._loading
+        if not loading.done():
+            loading.set_result(None)
         else:
             self._listener.engine_served()
             self._log.info("engine.restarted", sequences=self._work.sequence_count, pid=process.pid)
@@ -293,7 +409,7 @@ class SupervisedEngine:
         if self.front is not None:
             return  # it is there, and no progress of a restart is shown
         if isinstance(message, Located):
-            self._open_front = self._prepare_front(message)
+            self._open_front = self._prepare_front(message, self._work.settings)
         elif message.stage is None:
             self._progress.advance(message.done_bytes)
         else:
@@ -303,8 +419,17 @@ class SupervisedEngine:
         """Report that a process has ended, and end a sequence that crashed two of them.
 
         Raises:
-            EngineFaultError: The limit of restarts is reached.
+            MachdError: The model cannot be loaded, the engine was told to stop, or too many processes have ended without
+                a whole answer between them.
         """
+        if self._work.stopping.is_set():
+            raise EngineFaultError(f"the engine ended before it was done: {end.status}")
+        if not self._loading.done() and self._fault is not None:
+            raise self._fault
+        if self.front is None:
+            raise EngineEndedError(
+                f"the engine process ended while it loaded the model: {end.status}"
+            )
         reason = RestartReason.FAULT if self._fault is not None else self._reason
         events = self._work.survive(
             EngineFaultError("the engine failed while computing this request")

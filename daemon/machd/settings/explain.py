@@ -6,18 +6,30 @@ All of it comes from the table in ``keys``. A secret value is masked wherever it
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Sequence
-from typing import cast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any, cast
 
 import tomlkit
 
-from machd.settings.keys import SettingKey, setting_sections
+from machd.settings.keys import (
+    MODELS_SECTION,
+    SettingKey,
+    dotted_table,
+    given_in_table,
+    setting_sections,
+    table_keys,
+)
 from machd.settings.model import Settings
+from machd.settings.models import TABLE_SECTIONS, ModelTable
 from machd.settings.problems import printable
 from machd.settings.sources import LoadedSettings, Origin, OriginKind
 
 MASK = "********"
+_EXAMPLE_MODEL = "coder"
+
 _WIDTH_CHARS = 80
+_INDENT = "#   "
 
 _EXAMPLE_HEAD = """\
 # The settings of machd.
@@ -37,12 +49,14 @@ def settings_toml(loaded: LoadedSettings, *, origins: bool = False) -> str:
     With ``origins`` a comment behind every value says where it came from, and the first line which file was read.
     """
     blocks: list[str] = []
-    for section in setting_sections(type(loaded.settings)):
-        lines = [_assignment(key, loaded.settings) for key in section.keys]
+    for header, keys in _shown_tables(loaded.settings):
+        lines = [_assignment(key, loaded.settings) for key in keys]
         if origins:
-            notes = [_origin_text(loaded.origins[key.dotted]) for key in section.keys]
+            # A key of a model's table that nobody gave has no origin.
+            unsaid = Origin(OriginKind.DEFAULT)
+            notes = [_origin_text(loaded.origins.get(key.dotted, unsaid)) for key in keys]
             lines = _aligned(lines, notes)
-        blocks.append("\n".join((f"[{section.name}]", *lines)))
+        blocks.append("\n".join((f"[{header}]", *lines)))
     if origins:
         file = "none found" if loaded.config_file is None else printable(str(loaded.config_file))
         blocks.insert(0, f"# Settings file: {file}")
@@ -50,13 +64,24 @@ def settings_toml(loaded: LoadedSettings, *, origins: bool = False) -> str:
 
 
 def settings_json(loaded: LoadedSettings, *, origins: bool = False) -> dict[str, object]:
-    """The settings in force as plain data: ``config_file``, ``settings`` and perhaps ``origins``."""
+    """The settings in force as plain data: ``config_file``, ``settings`` and perhaps ``origins``.
+
+    Args:
+        loaded: What to show.
+        origins: Add where each value came from: ``kind`` and ``detail`` by dotted key.
+    """
+    settings: dict[str, dict[str, Any]] = {
+        section.name: {key.name: _shown(key, loaded.settings) for key in section.keys}
+        for section in setting_sections(type(loaded.settings))
+    }
+    for name in loaded.settings.models.tables:
+        table = settings[MODELS_SECTION].setdefault(name, {})
+        for key in given_in_table(name, loaded.settings):
+            place = table.setdefault(key.section, {}) if key.section else table
+            place[key.name] = _shown(key, loaded.settings)
     shown: dict[str, object] = {
         "config_file": None if loaded.config_file is None else str(loaded.config_file),
-        "settings": {
-            section.name: {key.name: _shown(key, loaded.settings) for key in section.keys}
-            for section in setting_sections(type(loaded.settings))
-        },
+        "settings": settings,
     }
     if origins:
         shown["origins"] = {
@@ -66,19 +91,44 @@ def settings_json(loaded: LoadedSettings, *, origins: bool = False) -> dict[str,
     return shown
 
 
+def shown_settings(shown: Mapping[str, Mapping[str, Any]]) -> Settings:
+    """Return the settings that :func:`settings_json` showed, secrets masked and nothing checked again."""
+    defaults = Settings()
+    sections: dict[str, object] = {}
+    for section in setting_sections():
+        names = {key.name for key in section.keys}
+        values = shown.get(section.name, {})
+        update = {name: value for name, value in values.items() if name in names}
+        if section.name == MODELS_SECTION:
+            update["tables"] = {
+                name: _shown_table(table) for name, table in values.items() if name not in names
+            }
+        sections[section.name] = getattr(defaults, section.name).model_copy(update=update)
+    return defaults.model_copy(update=sections)
+
+
 def settings_example(model: type[Settings] = Settings) -> str:
     """A settings file that changes nothing: every key with its description, commented out."""
     blocks = [_EXAMPLE_HEAD.rstrip("\n")]
     for section in setting_sections(model):
         entries = "\n\n".join(_example_entry(key) for key in section.keys)
         blocks.append(f"# {section.description}\n[{section.name}]\n\n{entries}")
+        if section.name == MODELS_SECTION:
+            blocks.append(_example_table(model))
     return "\n\n".join(blocks) + "\n"
 
 
 def settings_schema(model: type[Settings] = Settings) -> dict[str, object]:
     """The JSON schema of a settings file, as editors read it."""
-    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
-    return schema | model.model_json_schema() | {"title": "machd.toml"}
+    schema = model.model_json_schema()
+    table = schema["$defs"][ModelTable.__name__]["properties"]
+    sections = schema["properties"]
+    del table["overrides"]
+    table |= {name: sections[name] for name in TABLE_SECTIONS}
+    models = schema["$defs"][sections[MODELS_SECTION]["$ref"].rpartition("/")[2]]
+    models["additionalProperties"] = models["properties"].pop("tables")["additionalProperties"]
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    return head | schema | {"title": "machd.toml"}
 
 
 def value_text(value: object) -> str:
@@ -88,6 +138,22 @@ def value_text(value: object) -> str:
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return tomlkit.item(list(value) if isinstance(value, tuple) else value).as_string()
+
+
+def _shown_tables(settings: Settings) -> Iterator[tuple[str, list[SettingKey]]]:
+    """Yield each table of the file by its header, those of a model behind the section of models."""
+    for section in setting_sections(type(settings)):
+        yield section.name, list(section.keys)
+        for name in settings.models.tables if section.name == MODELS_SECTION else ():
+            for inner, keys in groupby(given_in_table(name, settings), lambda key: key.section):
+                header = dotted_table(name)
+                yield f"{header}.{inner}" if inner else header, list(keys)
+
+
+def _shown_table(shown: Mapping[str, Any]) -> ModelTable:
+    own = {name: value for name, value in shown.items() if name not in TABLE_SECTIONS}
+    overrides = {name: value for name, value in shown.items() if name in TABLE_SECTIONS}
+    return ModelTable.model_construct(None, **own, overrides=overrides)
 
 
 def _shown(key: SettingKey, settings: Settings) -> object:
@@ -119,16 +185,39 @@ def _aligned(lines: Sequence[str], notes: Iterable[str]) -> list[str]:
 
 
 def _example_entry(key: SettingKey) -> str:
-    comment = textwrap.fill(
-        full_description(key),
-        _WIDTH_CHARS,
-        initial_indent="# ",
-        subsequent_indent="# ",
-        break_on_hyphens=False,
-    )
+    comment = "\n".join(_comment(full_description(key), _WIDTH_CHARS))
     if key.default is not None:
         return f"{comment}\n# {key.name} = {value_text(key.default)}"
     return f"{comment}\n# {key.name} = {value_text(key.example)}  # an example; by default unset"
+
+
+def _example_table(model: type[Settings]) -> str:
+    """A model's table with every key of its own, further in than lines that are defaults."""
+    header = dotted_table(_EXAMPLE_MODEL)
+    lines = [f"[{header}]"]
+    for key in table_keys(model):
+        if not key.section:
+            lines += ["", *_comment(full_description(key), _WIDTH_CHARS - len(_INDENT))]
+            lines.append(
+                f"{key.name} = {value_text(key.default if key.example is None else key.example)}"
+            )
+    sections = ", ".join(TABLE_SECTIONS)
+    lines += [
+        "",
+        *_comment(f"Keys of {sections}, for this model alone.", _WIDTH_CHARS - len(_INDENT)),
+    ]
+    lines += [f"[{header}.cache]", "prefix = false"]
+    head = (
+        "A table for each model with a name of its own. No variable and no flag sets what is in it."
+    )
+    indented = (f"{_INDENT}{line}".rstrip() for line in lines)
+    return "\n".join((*_comment(head, _WIDTH_CHARS), "#", *indented))
+
+
+def _comment(text: str, width: int) -> list[str]:
+    return textwrap.wrap(
+        text, width, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False
+    )
 
 
 def full_description(key: SettingKey) -> str:

@@ -2,13 +2,16 @@
 
 Read off the classes in ``model``, so that flags, variables, files and pages cannot disagree. A
 rule gives the spellings: section ``a``, key ``b`` is ``[a] b``, ``LME_A_B`` and ``--a-b``; the
-further ones stand in :data:`ALIASES`.
+further ones stand in :data:`ALIASES`. A model's table (``[models.NAME]``) has keys of its own
+(:func:`table_keys`), which a file and the admin API alone can set.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 from types import MappingProxyType
@@ -17,9 +20,12 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from machd.settings.model import Settings
+from machd.settings.models import TABLE_SECTIONS, ModelTable
 from machd.settings.section import Mark, SettingsSection
 
 ENVIRONMENT_PREFIX = "LME_"
+MODELS_SECTION = "models"
+"""The section that holds models' tables beside its keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +89,8 @@ class SettingKey:
         is_optional: None is a value: "not set".
         is_secret: The value is never shown.
         is_live: A running daemon takes on another value; otherwise it needs a restart.
+        table: The model whose table has the key; None for a key of all of machd. ``section`` is empty
+            for a key that only tables have.
     """
 
     section: str
@@ -101,11 +109,13 @@ class SettingKey:
     is_optional: bool = False
     is_secret: bool = False
     is_live: bool = True
+    table: str | None = None
 
     @property
     def dotted(self) -> str:
-        """The key as messages name it, such as ``server.port``."""
-        return f"{self.section}.{self.name}"
+        """The key as messages name it, such as ``server.port`` or ``models.coder.cache.prefix``."""
+        table = () if self.table is None else (dotted_table(self.table),)
+        return ".".join(part for part in (*table, self.section, self.name) if part)
 
     @property
     def is_bool(self) -> bool:
@@ -124,8 +134,16 @@ class SettingKey:
         return f"{', '.join(self.words)}, or {bounds}" if self.words else bounds
 
     def value_in(self, settings: Settings) -> object:
-        """The key's value. Secret ones come in the clear: ask ``is_secret`` before showing."""
-        return getattr(getattr(settings, self.section), self.name)
+        """The key's value. Secret ones come in the clear: ask ``is_secret`` before showing.
+
+        Of a model's table it is what the table says; None for what it leaves to its section.
+        """
+        if self.table is None:
+            return getattr(getattr(settings, self.section), self.name)
+        table = settings.models.tables[self.table]
+        if not self.section:
+            return getattr(table, self.name)
+        return table.overrides.get(self.section, {}).get(self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +163,7 @@ def setting_sections(model: type[Settings] = Settings) -> tuple[SettingSection, 
         section = field.annotation
         assert isinstance(section, type), f"{name} is not a section"
         assert issubclass(section, SettingsSection), f"{name} is not a section"
-        schemas = section.model_json_schema()["properties"]
-        keys = tuple(
-            _key(name, key, info, schemas[key]) for key, info in section.model_fields.items()
-        )
-        sections.append(SettingSection(name, section.__doc__ or "", keys))
+        sections.append(SettingSection(name, section.__doc__ or "", _keys(name, section)))
     return tuple(sections)
 
 
@@ -158,9 +172,74 @@ def setting_keys(model: type[Settings] = Settings) -> tuple[SettingKey, ...]:
     return tuple(key for section in setting_sections(model) for key in section.keys)
 
 
+@cache
+def table_keys(model: type[Settings] = Settings) -> tuple[SettingKey, ...]:
+    """Every key that a model's table may have: its own, then those of sections; of no model yet."""
+    own = _keys("", ModelTable)
+    of_sections = tuple(
+        key
+        for key in setting_keys(model)
+        # A table has a path of its own.
+        if key.section in TABLE_SECTIONS and key.dotted != "model.path"
+    )
+    return tuple(
+        replace(key, environment_names=(), flag_names=(), flag_words=(), is_live=True)
+        for key in (*own, *of_sections)
+    )
+
+
+def keys_in_table(name: str, model: type[Settings] = Settings) -> tuple[SettingKey, ...]:
+    """Every key that the table of one model may have."""
+    return tuple(replace(key, table=name) for key in table_keys(model))
+
+
+def given_in_table(name: str, settings: Settings) -> tuple[SettingKey, ...]:
+    """The keys of one model's table: its own, and those of sections that it overrides."""
+    overrides = settings.models.tables[name].overrides
+    return tuple(
+        key
+        for key in keys_in_table(name, type(settings))
+        if not key.section or key.name in overrides.get(key.section, {})
+    )
+
+
+def toml_key(name: str) -> str:
+    """A name as a part of a dotted key: in quotes where TOML wants them."""
+    is_bare = re.fullmatch(r"[A-Za-z0-9_-]+", name) is not None
+    # TOML's basic strings have the escapes of JSON's.
+    return name if is_bare else json.dumps(name, ensure_ascii=False)
+
+
+def dotted_table(name: str) -> str:
+    """A model's table as messages name it, such as ``models.coder`` or ``models."qwen3:8b"``."""
+    return f"{MODELS_SECTION}.{toml_key(name)}"
+
+
 def changed_keys(old: Settings, new: Settings) -> tuple[SettingKey, ...]:
-    """List the keys whose values differ, in the order of the table."""
+    """List the keys of all of machd whose values differ, in the order of the table."""
     return tuple(key for key in setting_keys(type(new)) if key.value_in(old) != key.value_in(new))
+
+
+def changed_names(old: Settings, new: Settings) -> tuple[str, ...]:
+    """List what differs, dotted: keys of all of machd, keys of models' tables, and tables that came or went."""
+    names = [key.dotted for key in changed_keys(old, new)]
+    before, after = old.models.tables, new.models.tables
+    for name in dict.fromkeys((*before, *after)):
+        if name not in before or name not in after:
+            names.append(dotted_table(name))
+        elif before[name] != after[name]:
+            keys = keys_in_table(name, type(new))
+            names += [key.dotted for key in keys if key.value_in(old) != key.value_in(new)]
+    return tuple(names)
+
+
+def _keys(section: str, fields: type[SettingsSection]) -> tuple[SettingKey, ...]:
+    schemas = fields.model_json_schema()["properties"]
+    return tuple(
+        _key(section, name, info, schemas[name])
+        for name, info in fields.model_fields.items()
+        if Mark.TABLES not in info.metadata
+    )
 
 
 def _key(section: str, name: str, field: FieldInfo, schema: Mapping[str, Any]) -> SettingKey:

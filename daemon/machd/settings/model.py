@@ -11,6 +11,8 @@ bounds at the number (see ``batching``). A rule that one value alone can break b
 (see ``texts``); a rule between two keys is a validator of :class:`Settings`, never of a section,
 because values are checked one by one first. A section's heading, wherever it is shown, is its docstring.
 A key is live, so that a reload may change it, unless its type is marked ``Mark.RESTART``.
+A model's table (``models.ModelTable``) repeats keys of some sections for that model alone; ``model_tables`` has
+the rules between tables.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from machd.settings.cache import CacheSettings
 from machd.settings.distributed import DistributedSettings
 from machd.settings.experts import ExpertsSettings
 from machd.settings.kv_events import KvEventsSettings
-from machd.settings.models import ModelsSettings
+from machd.settings.models import ModelsSettings, ModelTable
 from machd.settings.section import Mark, SettingsSection
 from machd.settings.speculation import SpeculationSettings
 from machd.settings.texts import (
@@ -153,7 +155,8 @@ class StreamingSettings(SettingsSection):
         ge=0.001,
         le=_DAY_S,
         description="Seconds of silence after which a stream that has its slot gets a comment "
-        "line, so that proxies do not close it. One that still waits for a slot gets nothing.",
+        "line, so that proxies do not close it. One that still waits for a slot gets nothing, unless "
+        "its model is being loaded or has been suspended.",
     )
 
 
@@ -428,6 +431,38 @@ class Settings(BaseSettings):
                 "the admin API another address, or set admin.listen to off"
             )
         return self
+
+    def of_model(self, name: str, *, path: str | None = None) -> Settings:
+        """Return the settings of one model of several: what its table says in place, and no tables.
+
+        Args:
+            name: The model's, as its table has it. A model that was found need not have one.
+            path: Where it was found; None to go by :meth:`path_of_model`.
+
+        Raises:
+            KeyError: There is no table of that name, and no ``path``.
+            ValidationError: The table breaks a rule between keys, which loading refuses.
+        """
+        table = self.models.tables.get(name, ModelTable())
+        overrides = {section: dict(values) for section, values in table.overrides.items()}
+        overrides.setdefault("model", {})["path"] = path or self.path_of_model(name)
+        overrides["models"] = {"tables": {}}
+        sections = {
+            section: getattr(self, section).model_copy(update=overrides.get(section))
+            for section in type(self).model_fields
+        }
+        return type(self)(**sections)
+
+    def path_of_model(self, name: str) -> str:
+        """Return the path in a model's table, or else its name: below ``models.directory``, or as a hub id.
+
+        Raises:
+            KeyError: There is no table of that name.
+        """
+        directory = self.models.directory
+        return self.models.tables[name].path or (
+            name if directory is None else f"{directory}/{name}"
+        )
 
     @classmethod
     def settings_customise_sources(

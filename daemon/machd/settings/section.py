@@ -16,6 +16,9 @@ class Mark(Enum):
     RESTART = "restart"
     """A running daemon cannot take on another value; everything without the mark is live."""
 
+    TABLES = "tables"
+    """The field holds tables of keys and is no key itself: no flag and no variable sets it."""
+
 
 class SettingsSection(BaseModel):
     """Base of every section: frozen, and with known keys only."""

@@ -28,9 +28,20 @@ from machd.settings.file import (
     find_settings_file,
     read_settings_file,
 )
-from machd.settings.keys import ENVIRONMENT_PREFIX, SettingKey, setting_keys
+from machd.settings.keys import (
+    ENVIRONMENT_PREFIX,
+    MODELS_SECTION,
+    SettingKey,
+    dotted_table,
+    keys_in_table,
+    setting_keys,
+    toml_key,
+)
 from machd.settings.model import Settings
+from machd.settings.model_tables import table_problems
+from machd.settings.models import TABLE_SECTIONS, ModelTable
 from machd.settings.problems import nearest, printable, shortened, value_problem
+from machd.settings.texts import checked_model_name
 
 Keys = Mapping[str, SettingKey]
 """The settings table by dotted key."""
@@ -73,11 +84,19 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
+class GivenTable:
+    """A model's table that one source has, whether or not there is a key in it."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class LoadedSettings:
     """Settings with their history.
 
     Attributes:
-        origins: Where each value came from, by dotted key; an entry for every key.
+        origins: Where each value came from, by dotted key; an entry for every key, and for each that a
+            model's table gives.
         config_file: The file that was read; None if there was none.
     """
 
@@ -113,22 +132,42 @@ class GivenSource(PydanticBaseSettingsSource):
         problems: A line for each value, name or file that is wrong.
     """
 
-    def __init__(self, model: type[Settings], given: Iterable[Given | str]) -> None:
+    def __init__(self, model: type[Settings], given: Iterable[Given | GivenTable | str]) -> None:
+        """Check everything that the source gives."""
         super().__init__(model)
         self.origins: dict[str, Origin] = {}
         self.problems: list[str] = []
-        self._values: dict[str, dict[str, object]] = {}
+        self._values: dict[str, dict[str, Any]] = {}
         for one in given:
-            if isinstance(one, str):
-                self.problems.append(one)
-                continue
-            try:
-                value = _checked(one, model)
-            except ValidationError as error:
-                self.problems += _value_problems(one, error)
-            else:
-                self._values.setdefault(one.key.section, {})[one.key.name] = value
-            self.origins[one.key.dotted] = one.origin
+            match one:
+                case str():
+                    self.problems.append(one)
+                case GivenTable():
+                    self._table(one.name)
+                case Given():
+                    self._take(one)
+
+    def _take(self, given: Given) -> None:
+        key = given.key
+        self.origins[key.dotted] = given.origin
+        try:
+            value = _checked(given, cast("type[Settings]", self.settings_cls))
+        except ValidationError as error:
+            self.problems += _value_problems(given, error)
+            return
+        if key.table is None:
+            self._values.setdefault(key.section, {})[key.name] = value
+        elif not key.section:
+            self._table(key.table)[key.name] = value
+        else:
+            overrides = self._table(key.table).setdefault("overrides", {})
+            overrides.setdefault(key.section, {})[key.name] = value
+
+    def _table(self, name: str) -> dict[str, Any]:
+        """A model's table, in the shape of its class."""
+        tables: dict[str, dict[str, Any]]
+        tables = self._values.setdefault(MODELS_SECTION, {}).setdefault("tables", {})
+        return tables.setdefault(name, {})
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:  # noqa: ARG002 - the library's
         """Return a section's values."""
@@ -155,7 +194,7 @@ def load_settings(
     """
     keys = _keys_of(model)
     file = find_settings_file(config_path, environ)
-    given = (_by_flags(flags, keys), _by_environment(environ, keys), _by_file(file, keys))
+    given = (_by_flags(flags, keys), _by_environment(environ, keys), _by_file(file, model))
     sources = [GivenSource(model, one) for one in given]
     default = Origin(OriginKind.DEFAULT)
     return _merged(
@@ -170,8 +209,10 @@ def overlaid(base: LoadedSettings, overrides: Mapping[str, object]) -> LoadedSet
         SettingsError: Something in ``overrides`` is wrong; there is a line for each problem.
     """
     model = type(base.settings)
-    source = GivenSource(model, _by_operator(overrides, _keys_of(model)))
+    source = GivenSource(model, _by_operator(overrides, model))
     below = {section: dict(getattr(base.settings, section)) for section in model.model_fields}
+    tables = base.settings.models.tables
+    below[MODELS_SECTION]["tables"] = {name: tables[name].model_dump() for name in tables}
     return _merged(
         model, [source], (InitSettingsSource(model, below),), base.origins, base.config_file
     )
@@ -203,14 +244,42 @@ def _merged(
     except ValidationError as error:
         lines = [detail["msg"].removeprefix("Value error, ") for detail in error.errors()]
         raise SettingsError(lines) from None
+    if problems := table_problems(settings):
+        raise SettingsError([printable(problem) for problem in problems])
     return LoadedSettings(settings, MappingProxyType(dict(origins)), config_file)
 
 
-def name_problems(tables: Mapping[str, object], model: type[Settings] = Settings) -> list[str]:
-    """A line for each section or key in tables like a file's that does not exist."""
-    keys = {key.dotted: key for key in setting_keys(model)}
-    given = _by_operator(tables, keys)
-    return [printable(one) for one in given if isinstance(one, str)]
+def name_problems(changes: Mapping[str, Mapping[str, object]], settings: Settings) -> list[str]:
+    """A line for each section or key in changes of these settings that does not exist.
+
+    Args:
+        changes: Tables like a file's; None for what is taken away, a model's table among it.
+        settings: Those with the tables that can be taken away.
+    """
+    model, tables = type(settings), settings.models.tables
+    named = {section: dict(values) for section, values in changes.items()}
+    models = named.get(MODELS_SECTION, {})
+    own = {key.name for key in setting_keys(model) if key.section == MODELS_SECTION}
+    problems: list[str] = []
+    for name, value in list(models.items()):
+        if name in own or not _only_takes_away(value):
+            continue
+        if name not in tables:
+            near = nearest(dotted_table(name), map(dotted_table, tables or own))
+            problems.append(
+                f"{shortened(dotted_table(name))}: no such setting; did you mean {near}?"
+            )
+        if name not in tables or value is None:
+            del models[name]
+    problems += [one for one in _by_operator(named, model) if isinstance(one, str)]
+    return [printable(problem) for problem in problems]
+
+
+def _only_takes_away(value: object) -> bool:
+    """Return True for a change of a model's table that gives it nothing."""
+    if isinstance(value, Mapping):
+        return bool(value) and all(_only_takes_away(one) for one in value.values())
+    return value is None
 
 
 def process_environ() -> dict[str, str]:
@@ -218,7 +287,9 @@ def process_environ() -> dict[str, str]:
     return dict(os.environ)  # noqa: TID251 - the one place that reads it
 
 
-def _by_file(file: SettingsFile | None, keys: Keys) -> Iterator[Given | str]:
+def _by_file(
+    file: SettingsFile | None, model: type[Settings]
+) -> Iterator[Given | GivenTable | str]:
     """Yield the values of the file's sections; an unreadable file is its problems."""
     if file is None:
         return
@@ -227,15 +298,20 @@ def _by_file(file: SettingsFile | None, keys: Keys) -> Iterator[Given | str]:
     except SettingsError as error:
         yield from error.problems
         return
-    yield from _by_tables(tables, Origin(OriginKind.FILE, str(file.path)), keys)
+    yield from _by_tables(tables, Origin(OriginKind.FILE, str(file.path)), model)
 
 
-def _by_operator(tables: Mapping[str, object], keys: Keys) -> Iterator[Given | str]:
+def _by_operator(
+    tables: Mapping[str, object], model: type[Settings]
+) -> Iterator[Given | GivenTable | str]:
     """Yield the values that an operator has changed while the daemon runs, in tables like a file's."""
-    yield from _by_tables(tables, Origin(OriginKind.ADMIN, "the admin API"), keys)
+    yield from _by_tables(tables, Origin(OriginKind.ADMIN, "the admin API"), model)
 
 
-def _by_tables(tables: Mapping[str, object], origin: Origin, keys: Keys) -> Iterator[Given | str]:
+def _by_tables(
+    tables: Mapping[str, object], origin: Origin, model: type[Settings]
+) -> Iterator[Given | GivenTable | str]:
+    keys = _keys_of(model)
     sections = {key.section for key in keys.values()}
     for section, table in tables.items():
         if section not in sections:
@@ -246,7 +322,38 @@ def _by_tables(tables: Mapping[str, object], origin: Origin, keys: Keys) -> Iter
             yield f"{section}: is a section; write [{section}] ({origin.detail})"
         else:
             for name, value in table.items():
-                yield _given(f"{section}.{name}", value, origin, keys)
+                is_table = section == MODELS_SECTION and isinstance(value, dict)
+                if is_table and f"{section}.{name}" not in keys:
+                    yield from _by_model_table(name, value, origin, model)
+                else:
+                    yield _given(f"{section}.{name}", value, origin, keys)
+
+
+def _by_model_table(
+    name: str, table: Mapping[str, object], origin: Origin, model: type[Settings]
+) -> Iterator[Given | GivenTable | str]:
+    """Yield the values of one model's table; a section in it may be None, which takes it away."""
+    dotted = dotted_table(name)
+    try:
+        checked_model_name(name)
+    except ValueError as error:
+        yield f"{shortened(dotted)}: the name {error} ({origin.detail})"
+        return
+    yield GivenTable(name)
+    keys = {key.dotted: key for key in keys_in_table(name, model)}
+    for inner, value in table.items():
+        place = f"{dotted}.{toml_key(inner)}"
+        if inner not in TABLE_SECTIONS and (place in keys or not isinstance(value, dict)):
+            yield _given(place, value, origin, keys)
+        elif inner not in TABLE_SECTIONS:
+            sections = ", ".join(TABLE_SECTIONS)
+            problem = f"no such section in a model's table; there are {sections}"
+            yield f"{shortened(place)}: {problem} ({origin.detail})"
+        elif isinstance(value, dict):
+            for key, given in value.items():
+                yield _given(f"{place}.{toml_key(key)}", given, origin, keys)
+        elif value is not None:
+            yield f"{place}: is a section; write [{place}] ({origin.detail})"
 
 
 def _by_environment(environ: Mapping[str, str], keys: Keys) -> Iterator[Given | str]:
@@ -295,10 +402,10 @@ def _nearest_section(section: str, keys: Keys) -> str:
 def _checked(given: Given, model: type[Settings]) -> object:
     """The value in its right type; one of a file has to have it, text elsewhere is parsed."""
     key = given.key
-    section = cast("type[BaseModel]", model.model_fields[key.section].annotation)
+    fields = model.model_fields[key.section].annotation if key.section else ModelTable
     is_toml = given.origin.kind in _TYPED
     value = _from_toml(key, given.value) if is_toml else _from_text(key, given.value)
-    checked = section.model_validate({key.name: value}, strict=is_toml)
+    checked = cast("type[BaseModel]", fields).model_validate({key.name: value}, strict=is_toml)
     return cast("object", getattr(checked, key.name))
 
 

@@ -20,6 +20,19 @@ _MAX_TEXT_CHARS = 4096
 _MAX_HOST_CHARS = 253
 """Of a host name: RFC 1035, section 2.3.4."""
 
+MAX_MODEL_NAME_CHARS = 256
+
+_PATH_OPENINGS = ("/", "~", ".")
+_PATH_PARTS = ("://", "..", "//", "\\")
+_MAX_SLASHES = 2
+"""Of a model's name: hub ids have one, and routers put the provider's name and another one before them."""
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+"""A model's id on the hub, ``ORG/NAME``."""
+
+HUB_REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
+"""A branch, a tag or a commit of a repository on the hub."""
+
 MAX_SOCKET_PATH_BYTES = 107 if sys.platform == "linux" else 103
 """What ``sun_path`` holds beside the zero byte at its end."""
 
@@ -93,6 +106,34 @@ def _url_host(text: str) -> str:
     return _short_host(text)
 
 
+def checked_model_name(text: str) -> str:
+    """Return a name that a request can ask for.
+
+    Raises:
+        ValueError: It is none; the message continues a sentence that starts with the name.
+    """
+    if not text:
+        raise ValueError("is empty")
+    if len(text) > MAX_MODEL_NAME_CHARS:
+        raise ValueError(f"is longer than {MAX_MODEL_NAME_CHARS} characters")
+    if not text.isprintable():
+        raise ValueError("has a character in it that cannot be printed")
+    if text != text.strip():
+        raise ValueError("begins or ends with a blank")
+    if looks_like_path(text):
+        raise ValueError("looks like a path or a URL, which no request may ask for")
+    return text
+
+
+def looks_like_path(name: str) -> bool:
+    """Return True if a request that asks for a model by this name is taken for a mistake."""
+    return (
+        name.startswith(_PATH_OPENINGS)
+        or any(part in name for part in _PATH_PARTS)
+        or name.count("/") > _MAX_SLASHES
+    )
+
+
 def _web_origin(text: str) -> str:
     if not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s/,]+", text):
         raise ValueError("is not an origin; write scheme://host or scheme://host:port, no path")
@@ -136,6 +177,9 @@ _Unicode = Annotated[str, AfterValidator(_unicode)]
 
 Text = Annotated[_Unicode, AfterValidator(_not_empty)]
 """Any text but an empty one."""
+
+ModelName = Annotated[str, AfterValidator(checked_model_name)]
+"""A name under which requests ask for a model."""
 
 ListenHost = Annotated[_Unicode, AfterValidator(_listen_host)]
 """An address to listen on, without its port, or ``unix:PATH``."""

@@ -1,4 +1,4 @@
-"""What holds for the served model, exported as metrics and logged: capabilities, decode mode, speculation."""
+"""What holds for a served model, exported as metrics and logged: capabilities, decode mode, speculation."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import structlog
 from msgspec import UnsetType, structs
+from structlog.stdlib import BoundLogger
 
 from machd.capabilities.evidence import Evidence
 from machd.capabilities.verdict import Verdict
@@ -14,27 +15,33 @@ from machd.engine.protocol.step import ProposerKind
 from machd.link.decode_mode import DecodeModeDecision
 from machd.link.kv_memory import asked_budget_bytes, effective_budget_bytes
 from machd.link.speculation_mode import SpeculationDecision
-from machd.process.configuration import Configuration
 from machd.scheduler.events import DecodeMode
 from machd.served.served_model import ServedModel
+from machd.settings.model import Settings
 from machd.telemetry.gauges import watch_ranks
-from machd.telemetry.logs import log_model
-from machd.telemetry.metrics import Metrics
+from machd.telemetry.model_metrics import ModelMetrics
 
 
 class Announcements:
-    """Tells what holds for the served model. Lives on the event loop."""
+    """Tells what holds for one served model. Lives on the event loop."""
 
     def __init__(
         self,
         served: ServedModel,
-        configuration: Configuration,
-        metrics: Metrics,
+        settings: Callable[[], Settings],
+        metrics: ModelMetrics,
         on_verdict: Callable[[str, Verdict], None],
     ) -> None:
-        """Tell nothing yet; ``on_verdict`` is told of a feature whose verdict has changed."""
+        """Tell nothing yet.
+
+        Args:
+            served: The model.
+            settings: Reads those in force for the model.
+            metrics: Where it is exported.
+            on_verdict: Told of a feature whose verdict has changed.
+        """
         self._served = served
-        self._configuration = configuration
+        self._settings = settings
         self._metrics = metrics
         self._on_verdict = on_verdict
         self._announced: dict[str, Verdict] = {}
@@ -43,7 +50,6 @@ class Announcements:
         """Export and log what holds now; returns the decode mode."""
         model, verdicts = self._served.model, self._served.verdicts
         decision, speculation = self._served.decode_mode, self._served.speculation
-        log_model(model.model_id)
         self._metrics.name_model(model.model_id)
         self._metrics.set_info(
             "machd_model_info",
@@ -57,11 +63,12 @@ class Announcements:
         self._metrics.watch_one_of(
             "machd_speculation_mode", "mode", list(ProposerKind), lambda: speculation.active
         )
-        _log_decision(decision, verdicts.continuous_batching)
-        _log_speculation(speculation)
+        log = structlog.get_logger("machd.scheduler", model=model.model_id)
+        _log_decision(log, decision, verdicts.continuous_batching)
+        _log_speculation(log, speculation)
         if decision.active is DecodeMode.BATCHED:
-            asked_gb = self._configuration.settings.continuous_batching.kv_budget_gb
-            _log_budget(asked_gb, model.device_memory_bytes)
+            asked_gb = self._settings().continuous_batching.kv_budget_gb
+            _log_budget(log, asked_gb, model.device_memory_bytes)
         return decision
 
     def announce_changes(self, changed: frozenset[str]) -> None:
@@ -71,9 +78,10 @@ class Announcements:
             self._export(verdicts)
             return
         before = self._announced
+        log = structlog.get_logger("machd.probe", model=self._served.model.model_id)
         for feature, verdict in verdicts.by_feature().items():
             if feature in changed:
-                structlog.get_logger("machd.probe").info(
+                log.info(
                     "capability.changed",
                     feature=feature,
                     verdict=verdict.support.value,
@@ -97,8 +105,7 @@ class Announcements:
             )
 
 
-def _log_decision(decision: DecodeModeDecision, verdict: Verdict) -> None:
-    log = structlog.get_logger("machd.scheduler")
+def _log_decision(log: BoundLogger, decision: DecodeModeDecision, verdict: Verdict) -> None:
     say = log.info if decision.is_as_requested else log.warning
     say(
         "decode_mode.decided",
@@ -111,8 +118,7 @@ def _log_decision(decision: DecodeModeDecision, verdict: Verdict) -> None:
     )
 
 
-def _log_speculation(decision: SpeculationDecision) -> None:
-    log = structlog.get_logger("machd.scheduler")
+def _log_speculation(log: BoundLogger, decision: SpeculationDecision) -> None:
     say = log.info if decision.is_as_requested else log.warning
     say(
         "speculation.decided",
@@ -123,8 +129,7 @@ def _log_speculation(decision: SpeculationDecision) -> None:
     )
 
 
-def _log_budget(asked_gb: float, device_memory_bytes: int) -> None:
-    log = structlog.get_logger("machd.scheduler")
+def _log_budget(log: BoundLogger, asked_gb: float, device_memory_bytes: int) -> None:
     asked_bytes = asked_budget_bytes(asked_gb)
     effective_bytes = effective_budget_bytes(asked_gb, device_memory_bytes)
     say = log.info if effective_bytes == asked_bytes else log.warning

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TextIO
 
 import structlog
+from structlog.stdlib import BoundLogger
 from structlog.typing import EventDict, Processor
 
 from machd.clock import Clock, SystemClock
@@ -28,47 +29,37 @@ _QUIET = (
 )
 """Libraries whose own chatter is shown from warnings on; access lines are ours to write."""
 
-_MODEL_LOGGERS = (
-    "machd.engine",
-    "machd.output",
-    "machd.probe",
-    "machd.request",
-    "machd.scheduler",
-)
-"""Beginnings of the names of loggers whose lines are about the model, its engine or its requests."""
-
 
 class _ModelField:
-    """The processor that adds ``model`` to lines about the model.
+    """The processor that puts ``model`` on lines: what a line binds by itself, else the process's only model.
 
     A field of the process, and no context variable: those do not reach the threads that log.
     """
 
     def __init__(self) -> None:
         self.model_id: str | None = None
-        self.loggers: tuple[str, ...] = ()
 
     def __call__(self, _logger: object, _method: str, event: EventDict) -> EventDict:
-        """Return the event, with the model's name if it is about the model and the name is known."""
-        if self.model_id is not None and self._is_about_model(event):
-            event.setdefault("model", self.model_id)
+        """Return the event, with the model's name if it is about one and the name is known."""
+        # Taken out first: whatever names the model, the field has one place on the line.
+        model_id = event.pop("model", None) or self.model_id
+        if model_id is not None:
+            event["model"] = model_id
         return event
-
-    def _is_about_model(self, event: EventDict) -> bool:
-        # A watch of the daemon's says that the engine hangs.
-        is_engine_event = str(event["event"]).startswith("engine.")
-        return is_engine_event or str(event["logger"]).startswith(self.loggers)
 
 
 _MODEL_FIELD = _ModelField()
 
 
-def log_model(model_id: str | None, *, loggers: tuple[str, ...] = _MODEL_LOGGERS) -> None:
-    """Name the model on each line about it from now on, however the logs are configured.
+def log_model(model_id: str | None) -> None:
+    """Name the model on each line of a process that computes one, from now on, however the logs are configured.
 
-    ``loggers`` are beginnings of the names of the loggers whose lines are about the model.
+    In the front, which may serve several, a line about a model binds ``model`` by itself; None is not shown.
+
+    Args:
+        model_id: As ``/v1/models`` names it; None for no name.
     """
-    _MODEL_FIELD.model_id, _MODEL_FIELD.loggers = model_id, loggers
+    _MODEL_FIELD.model_id = model_id
 
 
 def configure_logs(
@@ -150,10 +141,11 @@ def _renderers(*, is_console: bool, is_terminal: bool) -> list[Processor]:
 
 
 class SchedulerLog:
-    """A line for each admission, each resumption, each shared decode and each change of how tokens are made."""
+    """Of one model: a line for each admission, each resumption, each shared decode and each change of how tokens are made."""
 
-    def __init__(self) -> None:
-        self._log = structlog.get_logger("machd.scheduler")
+    def __init__(self, model_id: Callable[[], str | None]) -> None:
+        """Write to the configured log; ``model_id`` reads the model's name, None until it is known."""
+        self._model_id = model_id
 
     def on_events(self, events: Sequence[Event]) -> None:
         """Write the lines of a step."""
@@ -171,6 +163,11 @@ class SchedulerLog:
                 self._log.debug(
                     "decode_mode.changed", previous=event.previous.value, mode=event.mode.value
                 )
+
+    @property
+    def _log(self) -> BoundLogger:
+        log: BoundLogger = structlog.get_logger("machd.scheduler", model=self._model_id())
+        return log
 
     def _write_admission(self, event: SequenceAdmitted) -> None:
         self._log.debug(
@@ -193,14 +190,12 @@ class SchedulerLog:
 
 
 class RequestLog:
-    """One ``request.finished`` line a request."""
-
-    def __init__(self) -> None:
-        self._log = structlog.get_logger("machd.request.generation")
+    """One ``request.finished`` line a request, whatever its model."""
 
     def on_request(self, record: RequestRecord) -> None:
         """Write the line."""
-        self._log.info(
+        log = structlog.get_logger("machd.request.generation", model=record.model or None)
+        log.info(
             "request.finished",
             request_id=record.request_id,
             endpoint=record.endpoint,

@@ -46,6 +46,7 @@ class MetricSpec:
         labels: Names of the labels as exported, :data:`MODEL_LABEL` first if it is there.
         buckets: Upper bounds of a histogram, in the metric's unit.
         is_read: Whether a counter is counted elsewhere, and read at a scrape as gauges are.
+        is_of_several: Whether it is exported only by a daemon of several models.
     """
 
     name: str
@@ -54,6 +55,13 @@ class MetricSpec:
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
     is_read: bool = False
+    is_of_several: bool = False
+
+    @property
+    def family_name(self) -> str:
+        """The name without what prometheus_client adds to a counter's."""
+        is_counter = self.kind is MetricKind.COUNTER
+        return self.name.removesuffix("_total") if is_counter else self.name
 
     @property
     def is_of_model(self) -> bool:
@@ -85,7 +93,7 @@ def _histogram(
     return MetricSpec(name, MetricKind.HISTOGRAM, text, labels, buckets)
 
 
-_OF_DAEMON: tuple[MetricSpec, ...] = (
+DAEMON_METRICS: tuple[MetricSpec, ...] = (
     _gauge("machd_build_info", "Versions; always 1.", "version", "mlx", "mlx_lm", "python"),
     _gauge("machd_state", "1 on the state that the daemon is in.", "state"),
     _gauge("machd_start_time_seconds", "When the daemon started, since the epoch."),
@@ -196,7 +204,26 @@ _OF_MODEL: tuple[MetricSpec, ...] = (
     _counter("machd_invariant_violations_total", "Moments at which the scheduler's books did not add up: a bug of machd's."),
 )  # fmt: skip
 
-METRICS: tuple[MetricSpec, ...] = (
-    *_OF_DAEMON,
-    *(replace(one, labels=(MODEL_LABEL, *one.labels)) for one in _OF_MODEL),
+_OF_SEVERAL: tuple[MetricSpec, ...] = tuple(
+    replace(one, help=f"{one.help} Only where there are several models.", is_of_several=True)
+    for one in (
+        _gauge("machd_model_state", "1 on the state that the model is in.", "state"),
+        _gauge("machd_model_reserved_bytes", "Memory that is reserved for the model: weights, working memory and KV budget."),
+        _gauge("machd_model_leases", "Requests that hold the model, those that wait for its load included."),
+        _reading(
+            "machd_model_loads_total",
+            "Loads of the model by outcome: loaded, failed, or refused because its memory can never be free.",
+            "outcome",
+        ),
+        _reading("machd_model_suspensions_total", "Times that the model gave way to another one, or to an operator, while requests held it."),
+        _gauge("machd_model_last_load_seconds", "How long the last load took, from the grant of its memory; 0 before the first."),
+    )
+)  # fmt: skip
+
+MODEL_METRICS: tuple[MetricSpec, ...] = tuple(
+    replace(one, labels=(MODEL_LABEL, *one.labels)) for one in (*_OF_MODEL, *_OF_SEVERAL)
 )
+"""Metrics of a model, its engine and its requests."""
+
+METRICS: tuple[MetricSpec, ...] = (*DAEMON_METRICS, *MODEL_METRICS)
+"""Every metric, in the order of the page."""

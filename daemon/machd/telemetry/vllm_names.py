@@ -7,14 +7,19 @@ not measure is left out rather than made up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from machd.telemetry.metric_table import MODEL_METRICS, MetricKind
+from machd.telemetry.model_metrics import ModelMetrics
+
 _ENGINE = "0"
-"""vLLM numbers its engines; there is one here."""
+"""vLLM numbers the engines of a model; there is one here."""
+
+_OURS = {one.name: one for one in MODEL_METRICS}
 
 _FINISHED = {
     "stop": "stop",
@@ -96,27 +101,25 @@ VLLM_NAMES: tuple[VllmName, ...] = (
 
 
 class VllmNames(Collector):
-    """Reads machd's collectors at every scrape."""
+    """Reads the metrics of the models at every scrape."""
 
-    def __init__(
-        self, collectors: Mapping[str, Collector], model_id: Callable[[], str | None]
-    ) -> None:
-        """Show ``collectors``, which are ours by name, for the model; without a name there are no series yet."""
-        self._collectors = collectors
-        self._model_id = model_id
+    def __init__(self, models: Sequence[ModelMetrics]) -> None:
+        """Show these models, as they are at a scrape; one without a name has no series yet."""
+        self._models = models
 
     def collect(self) -> Iterator[Metric]:
         """Every family of the table, as it is now."""
-        model_id = self._model_id()
         for spec in VLLM_NAMES:
-            (source,) = self._collectors[spec.source].collect()
+            ours = _OURS[spec.source]
             # A histogram keeps a name that ends like a counter's: vLLM has one such.
-            is_counter = source.type == "counter"
+            is_counter = ours.kind is MetricKind.COUNTER
             name = spec.name.removesuffix("_total") if is_counter else spec.name
-            family = Metric(name, source.documentation, source.type)
-            if model_id is not None:
-                common = {"model_name": model_id, "engine": _ENGINE}
-                for (suffix, labels), value in _samples(spec, source).items():
+            family = Metric(name, ours.help, ours.kind.value)
+            for model in self._models:
+                if model.model_id is None:
+                    continue
+                common = {"model_name": model.model_id, "engine": _ENGINE}
+                for (suffix, labels), value in _samples(spec, model).items():
                     family.add_sample(name + suffix, common | dict(labels), value)
             yield family
 
@@ -125,18 +128,20 @@ _Series = tuple[str, tuple[tuple[str, str], ...]]
 """What stands behind the family's name, and the labels."""
 
 
-def _samples(spec: VllmName, source: Metric) -> dict[_Series, float]:
+def _samples(spec: VllmName, model: ModelMetrics) -> dict[_Series, float]:
+    """Our samples of a model as vLLM has them."""
+    family_name = _OURS[spec.source].family_name
     # vLLM too has every reason from the start.
     samples: dict[_Series, float] = {
         ("_total", ((spec.label, value),)): 0.0 for value in spec.values.values()
     }
-    for sample in source.samples:
+    for sample in model.samples(spec.source):
         labels = {name: value for name, value in sample.labels.items() if name == "le"}
         if spec.label:
             theirs = spec.theirs(sample.labels[spec.source_label])
             if not theirs:
                 continue
             labels[spec.label] = theirs
-        series = (sample.name.removeprefix(source.name), tuple(labels.items()))
+        series = (sample.name.removeprefix(family_name), tuple(labels.items()))
         samples[series] = samples.get(series, 0.0) + sample.value
     return samples

@@ -2,6 +2,9 @@
 
 A prompt that holds ``POISON`` ends the process by SIGSEGV at its first step, as a kernel does that cannot stand it; one that
 holds ``FREEZE`` stops it, and one that holds ``CLASH`` ends it as soon as another row is decoded beside it.
+
+One of several models is told by the query of its path how large it is and what loading does: ``fake?size=3&load_s=0.5``, and
+``&fails`` for one that cannot be loaded.
 """
 
 from __future__ import annotations
@@ -11,11 +14,14 @@ import signal
 import socket
 import sys
 import time
+from urllib.parse import parse_qs, urlsplit
 
+from machd.capabilities.fit import MemoryNeeds
 from machd.clock import SystemClock
 from machd.engine.protocol.step import StepPlan
 from machd.engine_process.assembly import engine_loop
 from machd.engine_process.front_link import FrontLink
+from machd.errors import ModelFormatError
 from machd.link.frames import Frames
 from machd.settings.model import Settings
 from support.engines.dialogue import told
@@ -24,6 +30,8 @@ from support.engines.fake_engine import FakeEngine
 POISON = b"poison"
 FREEZE = b"freeze"
 CLASH = b"clash"
+
+DEVICE_BYTES = 1 << 40
 
 _STEP_S = 0.005
 """Slow enough for a test to hit an answer while it is made."""
@@ -58,17 +66,37 @@ def main() -> None:
     frames = Frames(socket.socket(fileno=int(sys.argv[1])))
     first = frames.receive()
     assert first is not None
-    link = FrontLink(frames, on_settings=_ignore)
+    settings, name = Settings.model_validate_json(first[0]), bytes(first[1]).decode()
+    link = FrontLink(frames, on_settings=_ignore, model_name=name)
+    model = parse_qs(urlsplit(settings.model.path or "").query)
+
+    def load() -> FakeEngine:
+        if name:
+            link.model_sized(_needs(int(model.get("size", ["1000"])[0])), DEVICE_BYTES)
+            link.wait_placed()
+        time.sleep(float(model.get("load_s", ["0"])[0]))
+        if "fails" in model:
+            raise ModelFormatError("the fake model is damaged")
+        return FakeEngine(
+            told, model_id=name or "fake", before_step=_before_step, context_tokens=10_000
+        )
+
     loop = engine_loop(
-        Settings.model_validate_json(first[0]),
-        link,
-        load=lambda: FakeEngine(told, before_step=_before_step, context_tokens=10_000),
-        clock=SystemClock(),
-        on_note=link.note,
-        on_beat=link.beat,
+        settings, link, load=load, clock=SystemClock(), on_note=link.note, on_beat=link.beat
     )
-    link.located("fake", "/nowhere", "fake")
+    link.located("fake", "/nowhere", name or "fake")
     link.serve(loop)
+
+
+def _needs(weights_bytes: int) -> MemoryNeeds:
+    return MemoryNeeds(
+        weights_bytes=weights_bytes,
+        working_bytes=0,
+        kv_budget_bytes=1 << 40,
+        bytes_per_token=1024,
+        bytes_per_sequence=0,
+        context_tokens=10_000,
+    )
 
 
 if __name__ == "__main__":

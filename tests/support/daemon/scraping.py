@@ -9,16 +9,18 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from machd.telemetry.metric_table import MODEL_LABEL
 from machd.telemetry.metrics import Metrics
+from machd.telemetry.model_metrics import ModelMetrics
 from support.clients.raw_client import RawClient
 
 
 class Page:
-    """A scraped page, by series. The label that names the one model is left out of them."""
+    """A scraped page of one model, by series. The label that names the model is left out of them."""
 
     def __init__(self, page: Metrics | str) -> None:
         """Parse a page, or that of a daemon that has a model and these metrics."""
         if isinstance(page, Metrics):
-            page.name_model("m")
+            (model,) = page.models
+            model.name_model("m")
             page = page.render().decode()
         self.text = page
         self.families = families_of(page)
@@ -43,6 +45,12 @@ class Page:
     def counted(self, name: str) -> dict[tuple[str, ...], float]:
         """Series that are not at zero."""
         return {labels: value for labels, value in self.series(name).items() if value}
+
+
+def metrics_of_one_model() -> tuple[Metrics, ModelMetrics]:
+    """Metrics of a daemon that serves one model, and the model's."""
+    metrics = Metrics()
+    return metrics, metrics.add_model()
 
 
 def families_of(text: str) -> dict[str, Metric]:

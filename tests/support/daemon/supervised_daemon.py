@@ -8,12 +8,13 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from machd.clock import SystemClock
 from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.engine.protocol.engine import GrammarCompiler, ModelDescription
 from machd.engine.protocol.progress import SilentProgress
-from machd.link.port import OpenEngine
+from machd.link.port import EngineListener, OpenEngine
 from machd.served.restarts import Restarts
 from machd.served.started_engine import StartedEngine
 from machd.served.supervised_engine import SupervisedEngine
@@ -42,29 +43,44 @@ class SupervisedDaemon(RunningDaemon):
     Attributes:
         processes: Engine processes that were started, in order.
         refused_starts: How often the system has no room for the next ones.
+        engine: The front's end of it.
     """
 
-    def __init__(self, flags: Mapping[str, object] | None = None) -> None:
-        """Prepare it; ``flags`` are settings by dotted key."""
-        super().__init__(flags=flags)
+    engine: SupervisedEngine
+
+    def __init__(
+        self,
+        flags: Mapping[str, object] | None = None,
+        *,
+        config_path: Path | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        """Prepare it; ``flags`` are settings by dotted key, beside those of a file and of ``environ``."""
+        super().__init__(flags=flags, config_path=config_path, environ=environ)
         self.processes: list[subprocess.Popen[bytes]] = []
         self.refused_starts = 0
 
     def _open_engine(self) -> OpenEngine:
-        return partial(
+        make_engine = partial(
             SupervisedEngine,
             start_process=self._start_process,
-            prepare_front=lambda _located: _open_front,
+            prepare_front=lambda _located, _settings: _open_front,
             progress=SilentProgress(),
             restarts=Restarts(SystemClock()),
             clock=SystemClock(),
         )
 
-    def _start_process(self, settings: Settings) -> StartedEngine:
+        def open_engine(settings: Settings, listener: EngineListener) -> SupervisedEngine:
+            self.engine = make_engine(settings, listener)
+            return self.engine
+
+        return open_engine
+
+    def _start_process(self, settings: Settings, name: str) -> StartedEngine:
         if self.refused_starts:
             self.refused_starts -= 1
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
         command = module_command("support.daemon.engine_child")
-        started = StartedEngine(command, settings.model_dump_json())
+        started = StartedEngine(command, settings.model_dump_json(), name)
         self.processes.append(started.process)
         return started

@@ -139,6 +139,7 @@ class FakeEngine:
         *,
         faults: FakeFaults | None = None,
         before_step: Callable[[StepPlan], None] = lambda _plan: None,
+        model_id: str = "fake",
         context_tokens: int = 4096,
         is_stateful: bool = False,
         disk: FakeDisk | None = None,
@@ -150,6 +151,7 @@ class FakeEngine:
             script: The tokens of rows.
             faults: Faults to inject.
             before_step: Called at the start of every ``run``; it sleeps for a slow model.
+            model_id: The model's name.
             context_tokens: Positions that prompt and completion share.
             is_stateful: Whether the model has recurrent state, so that a row can only be opened where
                 a block holds it.
@@ -166,7 +168,7 @@ class FakeEngine:
         self._rows: dict[int, _Row] = {}
         self._step = 0
         self._tokenizer = FakeTokenizer()
-        self._model = _description(context_tokens, is_stateful=is_stateful)
+        self._model = _description(model_id, context_tokens, is_stateful=is_stateful)
         disk_faults = FakeDiskFaults(self._faults.lost_loads, self._faults.dropped_saves)
         self._blocks = FakeBlocks(is_stateful=is_stateful, disk=disk, faults=disk_faults)
         self._grammars = LlguidanceCompiler(
@@ -412,12 +414,12 @@ def _nearest(wanted: int, matcher: Matcher) -> int:
     return next(one for one in (wanted, *_PREFERRED, *others) if one in allowed)
 
 
-def _description(context_tokens: int, *, is_stateful: bool) -> ModelDescription:
+def _description(model_id: str, context_tokens: int, *, is_stateful: bool) -> ModelDescription:
     layers: tuple[LayerCacheFacts, ...] = (LayerCacheFacts("KVCache"),)
     if is_stateful:
         layers += (LayerCacheFacts("ArraysCache", trimmable=False),)
     return ModelDescription(
-        model_id="fake",
+        model_id=model_id,
         architecture="fake",
         context_tokens=context_tokens,
         vocabulary_tokens=VOCABULARY_TOKENS,

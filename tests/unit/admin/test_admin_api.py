@@ -49,7 +49,7 @@ def test_an_error_carries_what_an_operator_needs() -> None:
         (LogLevelRequest, b'{"level": "INFO"}'),
         (LogLevelRequest, b'{"level": 10}'),
         (ConfigPatch, b'{"a": 1}'),
-        (ConfigPatch, b'{"a": {"b": {"c": 1}}}'),
+        (ConfigPatch, b'{"a": {"b": {"c": {"d": {"e": 1}}}}}'),
         (ConfigPatch, b'{"a": {"b": [1]}}'),
         (ConfigPatch, b"[]"),
         (ConfigPatch, b'{"' + b"a" * 65 + b'": {}}'),

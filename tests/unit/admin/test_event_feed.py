@@ -50,8 +50,9 @@ async def _is_silent(watcher: Watcher) -> bool:
 async def test_a_watcher_sees_steps_and_sequences_and_no_tokens() -> None:
     """Every fact in its order; of tokens not even that there was one."""
     feed = EventFeed(ManualClock())
+    model = feed.add_model(lambda: "m")
     watcher = feed.open()
-    feed.on_events(
+    model.on_events(
         [
             SequenceQueued("s-1", 0),
             admitted("s-1"),
@@ -107,9 +108,10 @@ async def test_changes_of_state_and_settings_are_told() -> None:
 async def test_who_does_not_read_loses_the_oldest_and_is_told() -> None:
     """The queue is bounded, the number of what is gone comes first, and once."""
     feed = EventFeed(ManualClock())
+    model = feed.add_model(lambda: "m")
     watcher = feed.open()
     for position in range(MAX_UNREAD_EVENTS + 10):
-        feed.on_events([SequenceQueued("s", position)])
+        model.on_events([SequenceQueued("s", position)])
     dropped, *rest = await watcher.take()
     assert isinstance(dropped, EventsDropped)
     assert dropped.count == 10
@@ -152,9 +154,35 @@ async def test_watchers_end_with_the_daemon() -> None:
 async def test_a_watcher_is_told_of_a_verdict_that_changed() -> None:
     """The feature, what is known of it now, and why."""
     feed = EventFeed(ManualClock())
+    model = feed.add_model(lambda: "m")
     watcher = feed.open()
-    feed.on_verdict("prefix_cache", Verdict(Support.BLOCKED, "measured: it goes on differently"))
+    model.on_verdict("prefix_cache", Verdict(Support.BLOCKED, "measured: it goes on differently"))
     (event,) = await watcher.take()
     assert isinstance(event, CapabilityChanged)
     assert (event.feature, event.verdict) == ("prefix_cache", "blocked")
     assert event.reason == "measured: it goes on differently"
+
+
+async def test_events_name_their_model_when_there_are_several() -> None:
+    """With one model the stream is what it was without names; the daemon's own events never have one."""
+    feed = EventFeed(ManualClock())
+    watcher = feed.open()
+    first = feed.add_model(lambda: "first")
+    first.on_events([SequenceQueued("s", 0)])
+    second = feed.add_model(lambda: "second")
+    loading = feed.add_model(lambda: None)
+    for model in (first, second, loading):
+        model.on_events([SequenceQueued("s", 0), EngineFaulted()])
+    second.on_verdict("prefix_cache", Verdict(Support.BLOCKED, "measured: it goes on differently"))
+    feed.on_state(State.DRAINING)
+    feed.forget_model(second)
+    feed.forget_model(loading)
+    first.on_events([StepCompleted(1, 0, 0.1)])
+
+    events = await watcher.take()
+    wire = msgspec.json.encode(events)
+    assert [one.get("model") for one in msgspec.json.decode(wire)] == [
+        None, "first", "first", "second", "second", None, None, "second", None, None,
+    ]  # fmt: skip
+    assert msgspec.json.decode(wire, type=list[AdminEvent]) == events
+    assert b'"model":null' not in wire

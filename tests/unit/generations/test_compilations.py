@@ -102,6 +102,20 @@ async def test_every_waiting_request_gets_the_error() -> None:
     compilations.close()
 
 
+async def test_a_request_that_asks_again_is_not_told_of_the_error_before() -> None:
+    """Although another one that got it has not gone on yet."""
+    compiler, compilations = HeldCompiler(), Compilations()
+
+    async def ask_twice() -> None:
+        for _ in range(2):
+            with pytest.raises(GrammarError):
+                await _compiled(compilations, compiler, _BAD)
+
+    await asyncio.gather(ask_twice(), ask_twice())
+    assert compiler.asked == [_BAD, _BAD]
+    compilations.close()
+
+
 async def test_clients_take_turns_at_slow_compilations() -> None:
     """A client that queues many delays another by one of them, not by all."""
     compiler, compilations = HeldCompiler(), Compilations()

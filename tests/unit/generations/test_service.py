@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Never
 
@@ -31,16 +32,19 @@ from machd.errors import (
 )
 from machd.generations.fanout import MAX_PENDING_EVENTS, Fanout
 from machd.generations.generation import Generation
+from machd.generations.open_generations import GenerationLimits, OpenGenerations
 from machd.generations.record import RequestRecord
-from machd.generations.service import GenerationLimits, GenerationService
+from machd.generations.service import GenerationService
 from machd.link.snapshot import LoopSnapshot
 from machd.link.state import ServedState
 from machd.process.lifecycle import Lifecycle, State
+from machd.request.constraint import Constraint, ConstraintKind
 from machd.request.conversation import Conversation
-from machd.request.generation import WHOLE_ROOM, GenerationOptions, SamplingParams
+from machd.request.generation import WHOLE_ROOM, GenerationOptions, Grammar, SamplingParams
 from machd.request.media import MEDIA_KEY, MediaKind, MediaSource
 from machd.scheduler.events import FinishReason
 from machd.scheduler.subscriber import Priority, SequenceRequest
+from machd.served.open_work import ModelSuspendedError
 from machd.served.served_model import ServedModel
 from machd.settings.model import Settings
 
@@ -54,6 +58,10 @@ class _Records:
 
     def on_request(self, record: RequestRecord) -> None:
         self.seen.append(record)
+
+
+async def _never() -> None:
+    raise AssertionError("no model is suspended")
 
 
 class _Serving:
@@ -72,13 +80,14 @@ class _Serving:
             clock=self.clock,
         )
         self.served = ServedModel(self.loop, Settings, self.lifecycle.check_accepting)
-        self.service = GenerationService(
-            served=self.served,
-            fanout=self.fanout,
+        self.open = OpenGenerations(
             lifecycle=self.lifecycle,
             limits=GenerationLimits(max_tokens_default=50, max_n=3, max_queue=4),
             clock=self.clock,
             observers=[self.records],
+        )
+        self.service = GenerationService(
+            served=self.served, fanout=self.fanout, open_=self.open, until_ready=_never
         )
         if is_ready:
             engine = FakeEngine(context_tokens=CONTEXT_TOKENS)
@@ -97,7 +106,7 @@ class _Serving:
         self, options: GenerationOptions, *prompts: int, client: str = "anonymous"
     ) -> tuple[SequenceRequest, ...]:
         """The sequences of a request with prompts of these lengths."""
-        number = self.service.open_count
+        number = len(self.open)
         self.service.open(
             [(1,) * one for one in prompts],
             options,
@@ -135,7 +144,7 @@ async def test_a_tokenizer_that_fails_leaves_nothing_open(
     monkeypatch.setattr(FakeTokenizer, "detokenizer", fails)
     with pytest.raises(RuntimeError, match="planted"):
         serving.service.open([(1,)], OPTIONS, identity_of("gen"), prompt_param="prompt")
-    assert len(serving.fanout) == serving.service.open_count == 0
+    assert len(serving.fanout) == len(serving.open) == 0
     assert not serving.messages()
 
 
@@ -152,7 +161,7 @@ async def test_prompt_that_the_engine_cannot_compute_is_refused(
         serving.service.open([(1,), prompt], OPTIONS, identity_of("gen"), prompt_param="messages")
     assert refused.value.param == "messages"
     assert not serving.messages()
-    assert serving.service.open_count == 0
+    assert len(serving.open) == 0
 
 
 async def test_options_reach_the_sampler_unchanged(serving: _Serving) -> None:
@@ -176,7 +185,7 @@ async def test_a_prompt_that_fills_the_context_is_refused_with_both_numbers(
     serving: _Serving,
 ) -> None:
     """Where nothing is clamped, the message tells the context and what was needed."""
-    serving.service.set_limits(
+    serving.open.set_limits(
         GenerationLimits(max_tokens_default=50, max_n=3, max_queue=4, clamps_max_tokens=False)
     )
     with pytest.raises(ContextLengthExceededError) as refusal:
@@ -186,7 +195,7 @@ async def test_a_prompt_that_fills_the_context_is_refused_with_both_numbers(
     for number in ("100", "101", "60", "41"):
         assert number in refusal.value.message
     assert serving.messages() == []
-    assert serving.service.open_count == 0
+    assert len(serving.open) == 0
     assert len(serving.fanout) == 0
 
 
@@ -341,7 +350,7 @@ async def test_shared_prompts_are_kept_apart_by_salt_alone(serving: _Serving) ->
         return request
 
     before = namespaces("a", None)
-    serving.service.set_limits(
+    serving.open.set_limits(
         GenerationLimits(max_tokens_default=50, max_n=3, max_queue=4, shares_prefixes=True)
     )
     one, other, salted = namespaces("a", None), namespaces("b", None), namespaces("b", "s")
@@ -357,7 +366,7 @@ async def test_a_salt_is_in_no_repr() -> None:
 
 async def test_an_operator_s_requests_do_not_count_for_the_client(serving: _Serving) -> None:
     """They are let in beyond the client's limits, and leave it what it has."""
-    serving.service.set_limits(
+    serving.open.set_limits(
         GenerationLimits(
             max_tokens_default=50,
             max_n=3,
@@ -430,7 +439,7 @@ async def test_a_closed_generation_is_forgotten_and_recorded(serving: _Serving) 
     generation = serving.service.open(
         [(1, 2)], replace(OPTIONS, n=2), identity_of("g"), prompt_param="prompt"
     )
-    assert serving.service.open_count == 1
+    assert len(serving.open) == 1
     serving.messages()
     serving.clock.advance(5)
 
@@ -440,7 +449,7 @@ async def test_a_closed_generation_is_forgotten_and_recorded(serving: _Serving) 
     (abort,) = serving.messages()
     assert isinstance(abort, Abort)
     assert abort.sequence_ids == ("g/0", "g/1")
-    assert (serving.service.open_count, len(serving.fanout)) == (0, 0)
+    assert (len(serving.open), len(serving.fanout)) == (0, 0)
     (record,) = serving.records.seen
     assert (record.prompt_tokens, record.duration_s) == (2, 905.0)
     assert record.finish_reason == "abort"
@@ -464,12 +473,48 @@ async def test_tokeniser_work_runs_beside_the_event_loop(serving: _Serving) -> N
     assert (await serving.service.in_worker(name_of, suffix="!")).startswith("machd-tokeniser")
     with pytest.raises(ZeroDivisionError):
         await serving.service.in_worker(lambda: 1 // 0)
-    serving.service.close()
+    serving.open.close()
+
+
+async def test_time_without_a_model_is_no_preparation(
+    serving: _Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A grammar that is asked of a suspended model is asked again once it is ready, with all the time there is."""
+    monkeypatch.setattr("machd.generations.open_generations._PREPARATION_LIMIT_S", 0.2)
+    constraint = Constraint(ConstraintKind.REGEX, "a", "p")
+    happened: list[str] = []
+
+    class _Suspended:
+        def is_separate(self, _constraint: Constraint) -> bool:
+            return False
+
+        def compile(
+            self, constraint: Constraint, *, is_wanted: Callable[[], bool] = lambda: True
+        ) -> Grammar:
+            del is_wanted
+            happened.append("asked")
+            if len(happened) == 1:
+                raise ModelSuspendedError
+            return Grammar(constraint.source, constraint)
+
+    async def until_ready() -> None:
+        happened.append("ready")
+        await asyncio.sleep(0.3)
+
+    monkeypatch.setattr(ServedModel, "grammars", _Suspended())
+    service = GenerationService(
+        served=serving.served, fanout=serving.fanout, open_=serving.open, until_ready=until_ready
+    )
+
+    grammar = await service.compile(constraint, client="a")
+
+    assert grammar.constraint is constraint
+    assert happened == ["asked", "ready", "asked"]
 
 
 async def test_draining_an_idle_service_is_done_at_once(serving: _Serving) -> None:
     """With nothing open there is nothing to wait for, whatever the timeout."""
-    assert await serving.service.drain(60.0)
+    assert await serving.open.drain(60.0)
 
 
 async def test_draining_waits_for_the_open_generations(serving: _Serving) -> None:
@@ -479,7 +524,7 @@ async def test_draining_waits_for_the_open_generations(serving: _Serving) -> Non
         for number in range(2)
     ]
     serving.messages()
-    draining = asyncio.create_task(serving.service.drain(60.0))
+    draining = asyncio.create_task(serving.open.drain(60.0))
     for generation in generations:
         await asyncio.sleep(0)
         assert not draining.done()
@@ -499,7 +544,7 @@ async def test_draining_ends_what_outlasts_the_deadline(serving: _Serving) -> No
     generation = serving.service.open([(1,)], OPTIONS, identity_of("g"), prompt_param="prompt")
     serving.messages()
 
-    assert not await serving.service.drain(0.01)
+    assert not await serving.open.drain(0.01)
 
     with pytest.raises(DrainDeadlineError, match=r"limits\.drain_timeout_s"):
         await generation.admitted()
@@ -512,11 +557,11 @@ async def test_draining_ends_what_outlasts_the_deadline(serving: _Serving) -> No
 async def test_a_service_drains_again_after_new_work(serving: _Serving) -> None:
     """A drain that was cancelled or resumed leaves no stale mark behind."""
     serving.service.open([(1,)], OPTIONS, identity_of("a"), prompt_param="prompt").close()
-    assert await serving.service.drain(60.0)
+    assert await serving.open.drain(60.0)
     open_one = serving.service.open([(1,)], OPTIONS, identity_of("b"), prompt_param="prompt")
-    assert not await serving.service.drain(0.01)
+    assert not await serving.open.drain(0.01)
     open_one.close()
-    assert await serving.service.drain(60.0)
+    assert await serving.open.drain(60.0)
 
 
 # Images and videos
@@ -549,7 +594,7 @@ async def test_a_vision_model_takes_images_up_to_their_limit(
     with pytest.raises(InvalidRequestError, match=r"9 images .* vision\.max_images is 8") as caught:
         await serving.service.prepare(_looking(9))
     assert caught.value.param == "part 8"
-    serving.service.set_limits(
+    serving.open.set_limits(
         GenerationLimits(max_tokens_default=50, max_n=3, max_queue=4, max_images=0)
     )
     with pytest.raises(InvalidRequestError) as caught:
@@ -583,12 +628,12 @@ def _open(
 
 async def test_a_client_s_generations_are_counted_until_they_close(serving: _Serving) -> None:
     """Beyond the limit 429; one that closes makes room, once, however often it is closed."""
-    serving.service.set_limits(_key_limits(requests=1))
+    serving.open.set_limits(_key_limits(requests=1))
     first = _open(serving, "one")
     with pytest.raises(KeyLimitError):
         _open(serving, "two")
     _open(serving, "other", client="bob")
-    assert serving.service.open_count == len(serving.fanout) == 2
+    assert len(serving.open) == len(serving.fanout) == 2
 
     first.close()
     first.close()
@@ -599,7 +644,7 @@ async def test_a_client_s_generations_are_counted_until_they_close(serving: _Ser
 
 async def test_tokens_are_charged_as_they_come(serving: _Serving) -> None:
     """The prompt with its slot, each completion token as it is made, what was only asked for never."""
-    serving.service.set_limits(_key_limits(tokens=6))
+    serving.open.set_limits(_key_limits(tokens=6))
     generation = _open(serving, "gen")
     serving.service.check_client("alice")
 
@@ -619,7 +664,7 @@ async def test_tokens_are_charged_as_they_come(serving: _Serving) -> None:
 
 async def test_what_nobody_reads_is_charged(serving: _Serving) -> None:
     """A client that lets the engine work and never looks pays for all that was made for it."""
-    serving.service.set_limits(_key_limits(tokens=60))
+    serving.open.set_limits(_key_limits(tokens=60))
     unread = _open(serving, "unread")
     made = MAX_PENDING_EVENTS + 97  # some beyond what a stream keeps
     serving.fanout.publish([admitted("unread/0"), *(token("unread/0", 97) for _ in range(made))])
@@ -632,8 +677,8 @@ async def test_what_nobody_reads_is_charged(serving: _Serving) -> None:
 
 
 async def test_what_was_made_beyond_a_stop_text_is_charged(serving: _Serving) -> None:
-    """A slow client finds its stop string late, and all tokens generated by then are counted."""
-    serving.service.set_limits(_key_limits(tokens=60))
+    """A slow reader finds its stop text late, and pays for what the engine made until then."""
+    serving.open.set_limits(_key_limits(tokens=60))
     options = replace(OPTIONS, stop=("b",))
     identity = replace(identity_of("gen"), client="alice")
     generation = serving.service.open([(1,)], options, identity, prompt_param="prompt")
@@ -648,8 +693,8 @@ async def test_what_was_made_beyond_a_stop_text_is_charged(serving: _Serving) ->
 
 
 async def test_a_prompt_costs_nothing_before_it_has_a_slot(serving: _Serving) -> None:
-    """A request that is rejected, or leaves while it waits, uses no tokens, however often it comes."""
-    serving.service.set_limits(_key_limits(tokens=60))
+    """Whoever is turned away, or leaves while it waits, has used nothing, however often it comes."""
+    serving.open.set_limits(_key_limits(tokens=60))
     for number in range(5):
         rejected = _open(serving, f"full{number}", prompt=90)
         full = finished(f"full{number}/0", FinishReason.ERROR, QueueFullError("full"))
@@ -663,7 +708,7 @@ async def test_a_prompt_costs_nothing_before_it_has_a_slot(serving: _Serving) ->
     _open(serving, "late", prompt=90)
     serving.fanout.publish([admitted("late/0")])
     await asyncio.sleep(0)
-    (late,) = serving.service.open_generations
+    (late,) = serving.open.all
     late.close()
     with pytest.raises(KeyLimitError) as refused:
         serving.service.check_client("alice")
@@ -672,7 +717,7 @@ async def test_a_prompt_costs_nothing_before_it_has_a_slot(serving: _Serving) ->
 
 async def test_each_prompt_is_charged_once(serving: _Serving) -> None:
     """However many completions it gets, and however many of them have a slot."""
-    serving.service.set_limits(_key_limits(tokens=10))
+    serving.open.set_limits(_key_limits(tokens=10))
     generation = serving.service.open(
         [(1,) * 5, (1,) * 10],
         replace(OPTIONS, n=2),
@@ -690,7 +735,7 @@ async def test_each_prompt_is_charged_once(serving: _Serving) -> None:
 
 async def test_a_request_that_is_refused_is_not_charged(serving: _Serving) -> None:
     """One that could not begin costs nothing, whatever its prompt."""
-    serving.service.set_limits(_key_limits(requests=1, tokens=10))
+    serving.open.set_limits(_key_limits(requests=1, tokens=10))
     for _ in range(3):
         with pytest.raises(ContextLengthExceededError):
             _open(serving, "long", prompt=CONTEXT_TOKENS + 1)
@@ -699,16 +744,16 @@ async def test_a_request_that_is_refused_is_not_charged(serving: _Serving) -> No
 
 async def test_a_change_of_limits_forgets_nothing(serving: _Serving) -> None:
     """Generations that are open and tokens that were used count against new limits."""
-    serving.service.set_limits(_key_limits(requests=5, tokens=50))
+    serving.open.set_limits(_key_limits(requests=5, tokens=50))
     generation = _open(serving, "gen", prompt=50)
     serving.fanout.publish([admitted("gen/0")])
     await generation.admitted()
 
-    serving.service.set_limits(_key_limits(requests=5, tokens=40))
+    serving.open.set_limits(_key_limits(requests=5, tokens=40))
     with pytest.raises(KeyLimitError):
         serving.service.check_client("alice")
-    serving.service.set_limits(_key_limits(requests=1, tokens=None))
+    serving.open.set_limits(_key_limits(requests=1, tokens=None))
     with pytest.raises(KeyLimitError):
         serving.service.check_client("alice")
-    serving.service.set_limits(_key_limits())
+    serving.open.set_limits(_key_limits())
     serving.service.check_client("alice")

@@ -86,7 +86,7 @@ def _check_served(publisher: KvEventPublisher, number: int) -> None:
             return subscriber._events.poll(20) > 0
 
         wait_until(heard, "the subscription")
-        first = publisher._next_sequence - 1
+        first = publisher._next_sequences[""] - 1
         assert subscriber._replay.send_multipart([b"", first.to_bytes(8, "big")]) is None
         assert subscriber._replay.poll(int(CEILING_S * 1000)), "the replay comes"
 
@@ -238,7 +238,7 @@ def test_a_request_socket_is_answered(publisher: KvEventPublisher) -> None:
         asking.linger = 0
         assert publisher.replay_endpoint is not None
         asking.connect(publisher.replay_endpoint)
-        wait_until(lambda: publisher._next_sequence > 0, "a batch")
+        wait_until(lambda: publisher._next_sequences[""] > 0, "a batch")
         asking.send((0).to_bytes(8, "big"))
         assert asking.poll(int(CEILING_S * 1000))
         assert asking.recv_multipart()[0] == bytes(8)

@@ -80,12 +80,12 @@ def test_replay_sends_everything_from_a_number_on(
     with KvSubscriber(*endpoints) as subscriber:
         for number in range(3):
             publisher.put(_stored(number))
-        wait_until(lambda: publisher._next_sequence > 0 and not publisher._queue, "sent")
+        wait_until(lambda: publisher._next_sequences[""] > 0 and not publisher._queue, "sent")
         subscriber.replay(0)
         assert set(subscriber.blocks.texts) == {0, 1, 2}
-        assert subscriber.replay(publisher._next_sequence) == []
+        assert subscriber.replay(publisher._next_sequences[""]) == []
     with KvSubscriber(*endpoints) as subscriber:
-        assert len(subscriber.replay(publisher._next_sequence - 1)) == 1
+        assert len(subscriber.replay(publisher._next_sequences[""] - 1)) == 1
 
 
 def test_replay_forgets_the_oldest_batches(
@@ -96,13 +96,13 @@ def test_replay_forgets_the_oldest_batches(
     monkeypatch.setattr(publisher_module, "_MAX_BATCH_TOKENS", 1)
     for number in range(50):
         publisher.put(_stored(number))
-    wait_until(lambda: publisher._next_sequence == 50, "sent")
+    wait_until(lambda: publisher._next_sequences[""] == 50, "sent")
     with KvSubscriber(*endpoints) as subscriber:
         subscriber.replay(0)
         assert subscriber.sequences == list(range(40, 50))
     monkeypatch.setattr(publisher_module, "MAX_KEPT_BYTES", 0)
     publisher.put(_stored(50))
-    wait_until(lambda: publisher._next_sequence == 51, "sent")
+    wait_until(lambda: publisher._next_sequences[""] == 51, "sent")
     with KvSubscriber(*endpoints) as subscriber:
         subscriber.replay(0)
         assert subscriber.sequences == [50], "the last one stays"
@@ -113,7 +113,7 @@ def test_a_request_for_replay_that_is_none_is_ignored(
 ) -> None:
     """Strangers may send anything; the next request is answered."""
     publisher.put(_stored(1))
-    wait_until(lambda: publisher._next_sequence == 1, "sent")
+    wait_until(lambda: publisher._next_sequences[""] == 1, "sent")
     with KvSubscriber(*endpoints) as stranger:
         for frames in ([b""], [b"", b"12"], [b"", b"1" * 9], [b"x" * 8], [b"x", b"1" * 8]):
             stranger._replay.send_multipart(frames)
@@ -142,7 +142,7 @@ def test_a_full_queue_drops_events_and_leaves_a_gap(
         assert len(publisher._queue) == 3
         release.set()
         with KvSubscriber(*endpoints) as subscriber:
-            wait_until(lambda: publisher._next_sequence == 3, "sent")
+            wait_until(lambda: publisher._next_sequences[""] == 3, "sent")
             subscriber.replay(0)
             assert subscriber.sequences == [0, 2]
             assert set(subscriber.blocks.texts) == {0, 1, 2, 3}
@@ -158,11 +158,11 @@ def test_a_subscriber_that_reads_nothing_costs_no_other_one(
     with KvSubscriber(endpoints[0]) as stalled, KvSubscriber(endpoints[0]) as reader:
         _greet(publisher, stalled)
         _greet(publisher, reader)
-        begin = publisher._next_sequence
+        begin = publisher._next_sequences[""]
         for number in range(5000):
             publisher.put(_stored(number))
             wait_until(lambda: len(publisher._queue) < 100, "room")
-        wait_until(lambda: publisher._next_sequence >= begin + 5000, "all sent")
+        wait_until(lambda: publisher._next_sequences[""] >= begin + 5000, "all sent")
         publisher.put(_stored(9999))
         wait_until(
             lambda: bool(reader.take_waiting()) or 9999 in reader.blocks.texts, "the last event"
@@ -236,3 +236,51 @@ def test_endpoints_beyond_loopback_are_known(endpoint: str, *, is_reachable: boo
 def test_without_an_endpoint_nothing_is_opened() -> None:
     """The default."""
     assert open_kv_events(KvEventsSettings(), CacheSettings(), SystemClock()) is None
+
+
+def test_each_of_several_models_has_a_topic_and_numbers_of_its_own(
+    publisher: KvEventPublisher, endpoints: tuple[str, str]
+) -> None:
+    """A subscriber of one sees no gap when another's blocks change, and a replay has that topic's batches alone."""
+    with (
+        KvSubscriber(*endpoints, topic="kv@coder") as coder,
+        KvSubscriber(endpoints[0], topic="kv@") as both,
+    ):
+
+        def heard() -> bool:
+            publisher.put(AllBlocksCleared(), "coder")
+            return bool(coder.take_waiting() and both.take_waiting())
+
+        wait_until(heard, "the subscriptions")
+        for number in range(6):
+            publisher.put(_stored(number), ("coder", "chat")[number % 2])
+        wait_until(
+            lambda: not coder.take_waiting() and set(coder.blocks.texts) == {0, 2, 4},
+            "the events of one model",
+        )
+        wait_until(
+            lambda: not both.take_waiting() and both.topics == {b"kv@coder", b"kv@chat"},
+            "the events of both",
+        )
+        assert coder.topics == {b"kv@coder"}
+        first = coder.sequences[0]
+        assert coder.sequences == list(range(first, first + len(coder.sequences)))
+
+    with KvSubscriber(*endpoints) as late:
+        assert late.replay(0) == [], "the topic alone is no model's"
+        late._replay.send_multipart([b"", (0).to_bytes(8, "big"), b"kv@chat"])
+        assert late._replay.recv_multipart()[1] == (0).to_bytes(8, "big")
+
+
+def test_models_without_a_topic_go_by_their_names(endpoints: tuple[str, str]) -> None:
+    """Where no topic is set the first frame is the model's name."""
+    publisher = KvEventPublisher(endpoints[0], SystemClock())
+    with KvSubscriber(endpoints[0], topic="cod") as subscriber:
+
+        def heard() -> bool:
+            publisher.put(AllBlocksCleared(), "coder")
+            return bool(subscriber.take_waiting())
+
+        wait_until(heard, "the subscription")
+        assert subscriber.topics == {b"coder"}
+    publisher.close(within_s=CEILING_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from enum import EnumType
@@ -13,7 +14,12 @@ from typing import Union, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
 from msgspec import UNSET, Struct, UnsetType, structs
-from unit.settings.setting_values import as_variables, dotted_values
+from unit.settings.setting_values import (
+    as_tables_toml,
+    as_variables,
+    dotted_values,
+    model_tables,
+)
 
 from machd import errors
 from machd.engine.protocol.media import PlainArray
@@ -28,7 +34,7 @@ from machd.request.constraint import Constraint
 from machd.request.generation import Grammar
 from machd.scheduler.subscriber import SequenceRequest
 from machd.settings.model import Settings
-from machd.settings.sources import load_settings
+from machd.settings.sources import load_settings, overlaid
 
 _NO_FILE = Path("/dev/null")
 
@@ -60,11 +66,14 @@ def errors_of(error_class: type[MachdError]) -> st.SearchStrategy[MachdError]:
 
 
 def _settings() -> st.SearchStrategy[Settings]:
-    return dotted_values().map(
-        lambda values: (
-            load_settings(config_path=_NO_FILE, environ=as_variables(values), flags={}).settings
-        )
-    )
+    return st.builds(_with_tables, dotted_values(), model_tables())
+
+
+def _with_tables(
+    values: Mapping[str, object], tables: Mapping[str, Mapping[str, object]]
+) -> Settings:
+    loaded = load_settings(config_path=_NO_FILE, environ=as_variables(values), flags={})
+    return overlaid(loaded, tomllib.loads(as_tables_toml(tables))).settings
 
 
 def _requests() -> st.SearchStrategy[SequenceRequest]:

@@ -25,9 +25,9 @@ from machd.settings.sources import SettingsSources
 class _Daemon:
     """Parts that take settings on, note it, and fail when told to."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, text: str = "") -> None:
         self.path = path
-        self.write("")
+        self.write(text)
         self.clock = ManualClock()
         sources = SettingsSources(path, {}, {"limits.max_queue": 50})
         self.configuration = Configuration(sources, sources.load(), self.prepare, self.clock)
@@ -112,6 +112,86 @@ async def test_what_is_taken_away_has_to_exist(
     """A misspelt key does not leave its value in force in silence."""
     with pytest.raises(SettingsError, match="no such"):
         await daemon.configuration.patch(changes)
+
+
+async def test_a_patch_lays_values_above_a_models_table(daemon: _Daemon) -> None:
+    """Key by key; null takes one away, or all that was laid above the table, and the file's stays."""
+    daemon.write('[models.coder]\npath = "/m/Coder"\nttl_s = 5\ncache.prefix = false\n')
+    change = await daemon.configuration.reload()
+    assert change.changed == ("models.coder",)
+    etag = daemon.configuration.etag
+
+    cache = {"max_entries": 8, "prefix": True}
+    change = await daemon.configuration.patch({"models": {"coder": {"pin": True, "cache": cache}}})
+
+    assert change.changed == (
+        "models.coder.pin",
+        "models.coder.cache.prefix",
+        "models.coder.cache.max_entries",
+    )
+    assert daemon.configuration.etag != etag
+    assert sorted(daemon.configuration.overrides) == sorted(change.changed)
+    await daemon.configuration.patch({"models": {"coder": {"cache": {"prefix": None}}}})
+    table = daemon.configuration.settings.models.tables["coder"]
+    assert table.overrides == {"cache": {"prefix": False, "max_entries": 8}}
+    await daemon.configuration.patch({"models": {"coder": {"cache": None}}})
+    assert daemon.configuration.overrides == ("models.coder.pin",)
+    change = await daemon.configuration.patch({"models": {"coder": None}})
+    assert change.changed == ("models.coder.pin",)
+    assert daemon.configuration.settings.models.tables["coder"].ttl_s == 5
+    assert not daemon.configuration.overrides
+
+
+async def test_a_patch_adds_a_models_table_and_takes_it_away(daemon: _Daemon) -> None:
+    """One with a path, and one that is empty because its name says which model it is."""
+    added = {"a.b": {"path": "/m/b"}, "org/c": {"model": {"offline": False}}}
+    change = await daemon.configuration.patch({"models": added})
+    assert change.changed == ('models."a.b"', 'models."org/c"')
+    assert daemon.configuration.overrides == (
+        'models."a.b".path',
+        'models."org/c".model.offline',
+    )
+    change = await daemon.configuration.patch({"models": {"a.b": None}})
+    assert change.changed == ('models."a.b"',)
+    await daemon.configuration.patch({"model": {}, "models": {"org/c": None}})
+    assert daemon.configuration.settings.models.tables == {}
+
+
+async def test_an_empty_table_is_added_as_it_is(tmp_path: Path) -> None:
+    """Below the directory of models a name is enough."""
+    daemon = _Daemon(tmp_path / "machd.toml", '[models]\ndirectory = "/m"\n')
+    change = await daemon.configuration.patch({"models": {"coder": {}}})
+    assert change.changed == daemon.configuration.overrides == ("models.coder",)
+    change = await daemon.configuration.patch({"models": {"coder": None}})
+    assert change.changed == ("models.coder",)
+    assert not daemon.configuration.overrides
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"models": {"codr": None}}, "models.codr: no such setting; did you mean models.coder?"),
+        ({"models": {"codr": {"pin": None}}}, "models.codr: no such setting"),
+        ({"models": {"codr": {"cache": {"prefix": None}}}}, "models.codr: no such setting"),
+        ({"models": {"directry": None}}, "models.directry: no such setting"),
+        ({"models": {"coder": {"pth": None}}}, "models.coder.pth: no such setting"),
+        ({"models": {"coder": {"cache": {"prefx": None}}}}, "models.coder.cache.prefx: no such"),
+        ({"models": {"coder": {"cache": {"prefix": {}}}}}, "models.coder.cache.prefix: {} is not"),
+        ({"models": {"directory": {"a": 1}}}, "models.directory: {"),
+        ({"limits": {"max_n": {"a": 1}}}, "limits.max_n: {"),
+        ({"models": {"coder": {"path": "/m/b"}, "b": {}}}, "models.b: has no path"),
+    ],
+)
+async def test_a_wrong_change_of_a_table_changes_nothing(
+    tmp_path: Path, changes: dict[str, dict[str, object]], problem: str
+) -> None:
+    """It is answered as a wrong value of a section is."""
+    daemon = _Daemon(tmp_path / "machd.toml", '[models.coder]\npath = "/m/Coder"\n')
+    with pytest.raises(SettingsError) as refused:
+        await daemon.configuration.patch(changes)
+    assert refused.value.problems[0].startswith(problem)
+    assert daemon.configuration.settings.models.tables["coder"].path == "/m/Coder"
+    assert not daemon.configuration.overrides
 
 
 async def test_a_bug_while_preparing_is_told_and_noted(daemon: _Daemon) -> None:

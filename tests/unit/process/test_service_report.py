@@ -25,6 +25,29 @@ from machd.settings.sources import SettingsSources
 _WATCHDOG_S = 40.0
 
 
+class _Counts:
+    """Those of one engine."""
+
+    def __init__(self, loop: EngineLoop) -> None:
+        self._loop = loop
+
+    @property
+    def running_count(self) -> int:
+        return self._loop.snapshot.running_count
+
+    @property
+    def waiting_count(self) -> int:
+        return self._loop.snapshot.waiting_count
+
+    @property
+    def slot_count(self) -> int:
+        return self._loop.snapshot.slot_count
+
+    @property
+    def heartbeat_age_s(self) -> float:
+        return self._loop.heartbeat_age_s
+
+
 class _Reported:
     """A report on an engine whose thread never runs, so that its heartbeat is its start."""
 
@@ -52,7 +75,7 @@ class _Reported:
                 sources, sources.load(), lambda _settings: lambda: None, self.clock
             ),
             lifecycle=self.lifecycle,
-            loop=loop,
+            models=_Counts(loop),
             open_requests=lambda: 0,
             throughput=Throughput(self.clock),
             clock=self.clock,

@@ -7,6 +7,7 @@ import json
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 from support.clients.answers import (
     BARE,
     SPELLINGS,
@@ -235,10 +236,12 @@ def test_a_failure_of_reading_gives_plain_text() -> None:
             raise KeyError(text, tools)
 
     broken = Broken(tool_markers=("<tool_call>", "</tool_call>"), tool_format="x")
-    parser = chat_output(broken).parser()
+    parser = chat_output(broken, model_id="m").parser()
     text = "before <tool_call>f()</tool_call>"
-    pieces = [*parser.push(text), *parser.push(" after"), *parser.finish(is_cut=False)]
+    with capture_logs() as logs:
+        pieces = [*parser.push(text), *parser.push(" after"), *parser.finish(is_cut=False)]
     assert put_together(pieces).content == f"{text} after"
+    assert [(one["event"], one["model"]) for one in logs] == [("output.unreadable", "m")]
 
 
 PARIS = ("get_weather", {"city": "Paris", "days": 3})

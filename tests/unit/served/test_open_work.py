@@ -10,15 +10,17 @@ from machd.link.messages import (
     Abort,
     Answered,
     ClearPrefixes,
+    CompileGrammar,
     SetLimits,
     Stop,
     Submit,
     ToEngine,
 )
+from machd.request.constraint import Constraint, ConstraintKind
 from machd.request.generation import SamplingParams
 from machd.scheduler.subscriber import SequenceRequest
 from machd.served.engine_process import EngineProcess
-from machd.served.open_work import OpenWork
+from machd.served.open_work import ModelSuspendedError, OpenWork
 from machd.settings.model import Settings
 
 
@@ -117,6 +119,26 @@ def test_a_stop_refuses_questions() -> None:
     assert work.stopping.is_set()
     assert change.exception(0) is error
     assert work.clear_prefixes(is_disk_included=True).exception(0) is error
+
+
+def test_a_suspended_model_holds_no_thread_that_waits_for_a_grammar() -> None:
+    """What it was asked fails, so that it is asked again; other questions wait for the next process."""
+    work, _ = _work()
+    constraint = Constraint(ConstraintKind.REGEX, "a", "p")
+    grammar = work.ask(lambda number: CompileGrammar(number, constraint))
+    cleared = work.clear_prefixes(is_disk_included=True)
+
+    assert work.suspend(DrainDeadlineError("it is suspended"))
+    later = work.ask(lambda number: CompileGrammar(number, constraint))
+
+    assert isinstance(grammar.exception(0), ModelSuspendedError)
+    assert isinstance(later.exception(0), ModelSuspendedError)
+    assert not cleared.done()
+    another = _Process()
+    work.begin(another, is_isolating=False)
+    work.ask(lambda number: CompileGrammar(number, constraint))
+    kinds = [type(one) for one in another.sent if not isinstance(one, SetLimits | Submit)]
+    assert kinds == [ClearPrefixes, CompileGrammar]
 
 
 def test_all_that_is_open_ends_with_the_engine() -> None:

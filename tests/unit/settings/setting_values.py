@@ -8,7 +8,15 @@ from math import ceil
 from hypothesis import strategies as st
 
 from machd.settings.explain import value_text
-from machd.settings.keys import SettingKey, ValueKind, setting_keys
+from machd.settings.keys import (
+    SettingKey,
+    ValueKind,
+    keys_in_table,
+    setting_keys,
+    table_keys,
+    toml_key,
+)
+from machd.settings.texts import checked_model_name
 
 KEYS = setting_keys()
 
@@ -56,6 +64,8 @@ def values_of(key: SettingKey) -> st.SearchStrategy[object]:
         return st.sampled_from(key.choices)
     least, most = key.least or 0, key.most or 1e9
     match key.kind:
+        case ValueKind.LIST:
+            return st.lists(_NAMES, max_size=3).map(tuple)
         case _ if key.words:
             return st.sampled_from(key.words) | st.integers(ceil(least), int(most))
         case ValueKind.BOOLEAN:
@@ -71,6 +81,53 @@ def values_of(key: SettingKey) -> st.SearchStrategy[object]:
 def dotted_values(keys: tuple[SettingKey, ...] = KEYS) -> st.SearchStrategy[dict[str, object]]:
     """Valid values of some of the keys, by dotted key."""
     return st.fixed_dictionaries({}, optional={key.dotted: values_of(key) for key in keys})
+
+
+def _is_model_name(text: str) -> bool:
+    try:
+        checked_model_name(text)
+    except ValueError:
+        return False
+    return True
+
+
+@st.composite
+def model_tables(draw: st.DrawFn) -> dict[str, dict[str, object]]:
+    """Valid values of some keys of some models' tables: by dotted key without its table, by model."""
+    letters = st.characters(codec="utf-8", exclude_categories=["C"])
+    tables: dict[str, dict[str, object]] = {}
+    for number in range(draw(st.integers(0, 3))):
+        # The end tells it from the names of others, and from those of the default model.
+        name = draw(st.text(letters, max_size=12).map(lambda text: f"{text} of model {number}"))  # noqa: B023 - drawn at once
+        if not _is_model_name(name):
+            name = f"a.{number}"
+        tables[name] = {
+            **draw(dotted_values(table_keys())),
+            "path": draw(_WORDS),
+            "aliases": tuple(f"{one}:{number}" for one in draw(st.lists(_NAMES, max_size=2))),
+        }
+    return tables
+
+
+def as_tables_toml(tables: Mapping[str, Mapping[str, object]]) -> str:
+    """The part of a settings file that gives these models' tables."""
+    lines: list[str] = []
+    for name, values in tables.items():
+        lines.append(f"[models.{toml_key(name)}]")
+        lines += [f"{dotted} = {value_text(value)}" for dotted, value in values.items()]
+    return "\n".join(lines) + "\n"
+
+
+def table_values(
+    tables: Mapping[str, Mapping[str, object]],
+) -> list[tuple[SettingKey, object]]:
+    """Each key that tables give, with its value."""
+    return [
+        (key, values[own.dotted])
+        for name, values in tables.items()
+        for own, key in zip(table_keys(), keys_in_table(name), strict=True)
+        if own.dotted in values
+    ]
 
 
 def as_variable(value: object) -> str:

@@ -8,19 +8,17 @@ import pytest
 from msgspec.structs import replace
 from support.clocks.manual_clock import ManualClock
 from support.daemon.engine_thread import ScriptedScheduling
-from support.daemon.scraping import Page
+from support.daemon.scraping import Page, metrics_of_one_model
 from support.engines.fake_engine import FakeEngine
 
 from machd.engine.protocol.memory import DiskReading, MemoryReading
 from machd.engine_process.loop import EngineLoop
 from machd.link.snapshot import LoopSnapshot
-from machd.process.configuration import Configuration
 from machd.scheduler.prefix_limits import PrefixReading
 from machd.served.served_model import ServedModel
 from machd.settings.model import Settings
 from machd.settings.sources import SettingsSources
 from machd.telemetry.gauges import watch_caches
-from machd.telemetry.metrics import Metrics
 
 _READING = PrefixReading(
     queries=60,
@@ -50,7 +48,7 @@ class _Watched:
     def __init__(self) -> None:
         clock = ManualClock()
         sources = SettingsSources(None, {}, {"cache.disk_budget_gb": 2.0})
-        self.metrics = Metrics()
+        self.metrics, model = metrics_of_one_model()
         self.loop = EngineLoop(
             load=FakeEngine,
             scheduling=ScriptedScheduling(),
@@ -58,11 +56,9 @@ class _Watched:
             publish=lambda _events: None,
             clock=clock,
         )
-        configuration = Configuration(
-            sources, sources.load(), lambda _settings: lambda: None, clock
-        )
+        settings = sources.load().settings
         served = ServedModel(self.loop, Settings, lambda: None)
-        watch_caches(self.metrics, served, configuration)
+        watch_caches(model, served, lambda: settings)
 
     def note(self, snapshot: LoopSnapshot) -> Page:
         self.loop._snapshots.newest = snapshot

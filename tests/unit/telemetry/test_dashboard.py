@@ -74,6 +74,23 @@ def test_a_query_is_of_the_chosen_instances_and_models(expr: str) -> None:
     assert set(re.findall(r"\[(.*?)\]", expr)) <= {"$__rate_interval"}
 
 
+@pytest.mark.parametrize(
+    "expr", [one for one in EXPRESSIONS if re.search(r"quantile| / |max", one)]
+)
+def test_what_cannot_be_added_up_is_shown_for_each_model(expr: str) -> None:
+    """A quantile, a mean or a share of two models together tells of neither."""
+    is_stack = "machd_prefix_cache_hits_total" in expr  # its areas make up one share of all prompts
+    groups = re.findall(r"(?:sum|max)(?: by \((.*?)\))?\s*\(", expr)
+    assert groups
+    assert is_stack or all("model" in one.split(", ") for one in groups)
+
+
+def test_all_models_are_also_none() -> None:
+    """Requests that were turned away before any of several models was known have an empty label."""
+    (variable,) = (one for one in DASHBOARD["templating"]["list"] if one["name"] == "model")
+    assert re.fullmatch(variable["allValue"], "")
+
+
 def test_the_dashboard_shows_every_metric() -> None:
     """Every metric has a panel, except those that another metric shows better."""
     shown = set(re.findall(r"\bmachd_\w+", " ".join(EXPRESSIONS)))

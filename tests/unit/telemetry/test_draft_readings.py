@@ -8,18 +8,16 @@ from collections.abc import Mapping
 import pytest
 from support.clocks.manual_clock import ManualClock
 from support.daemon.engine_thread import ScriptedScheduling
-from support.daemon.scraping import Page
+from support.daemon.scraping import Page, metrics_of_one_model
 from support.engines.fake_engine import FakeEngine
 
 from machd.engine_process.loop import EngineLoop
 from machd.link.snapshot import LoopSnapshot
-from machd.process.configuration import Configuration
 from machd.scheduler.draft_reading import DraftReading
 from machd.served.served_model import ServedModel
 from machd.settings.model import Settings
 from machd.settings.sources import SettingsSources
 from machd.telemetry.gauges import watch_drafts
-from machd.telemetry.metrics import Metrics
 
 _READING = DraftReading(
     cycles=5,
@@ -39,7 +37,7 @@ class _Watched:
     def __init__(self, flags: Mapping[str, object]) -> None:
         clock = ManualClock()
         sources = SettingsSources(None, {}, flags)
-        self.metrics = Metrics()
+        self.metrics, model = metrics_of_one_model()
         self.loop = EngineLoop(
             load=FakeEngine,
             scheduling=ScriptedScheduling(),
@@ -47,11 +45,9 @@ class _Watched:
             publish=lambda _events: None,
             clock=clock,
         )
-        configuration = Configuration(
-            sources, sources.load(), lambda _settings: lambda: None, clock
-        )
+        settings = sources.load().settings
         served = ServedModel(self.loop, Settings, lambda: None)
-        watch_drafts(self.metrics, served, configuration)
+        watch_drafts(model, served, lambda: settings)
 
     def note(self, drafts: DraftReading) -> Page:
         self.loop._snapshots.newest = LoopSnapshot(drafts=drafts)

@@ -172,55 +172,64 @@ def test_a_json_line_holds_the_event_and_its_envelope() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("logger", "is_named"),
-    [
-        ("machd.engine", True),
-        ("machd.output", True),
-        ("machd.probe", True),
-        ("machd.request.generation", True),
-        ("machd.scheduler", True),
-        ("machd.admin", False),
-        ("machd.configuration", False),
-        ("machd.daemon", False),
-        ("machd.http", False),
-        ("some.library", False),
-    ],
-)
-def test_a_line_about_the_model_names_it(logger: str, *, is_named: bool) -> None:
-    """From the moment that its name is known, on every thread, after a change of the settings too."""
+def test_every_line_of_an_engine_process_names_the_model() -> None:
+    """From the moment that its name is known, on every thread, libraries' too; a field of that name stays."""
     first = _configured()
-    structlog.get_logger(logger).info("thing.happened")
+    structlog.get_logger("machd.engine").info("thing.happened")
     log_model("some/model")
     second = _configured()
-    thread = threading.Thread(target=structlog.get_logger(logger).info, args=["thing.happened"])
+    thread = threading.Thread(
+        target=structlog.get_logger("machd.engine").info, args=["thing.happened"]
+    )
     thread.start()
     thread.join(CEILING_S)
-    logging.getLogger(logger).warning("from a library's thread")
-
-    named = ["some/model" if is_named else None] * 2
-    assert [line.get("model") for line in _lines(first)] == [None]
-    assert [line.get("model") for line in _lines(second)] == named
-
-
-def test_a_hung_engine_is_a_line_about_the_model() -> None:
-    """The daemon's watch writes it, and says of which model the engine is."""
-    stream = _configured()
-    log_model("some/model")
-    structlog.get_logger("machd.daemon").critical("engine.stalled", heartbeat_age_s=30.0)
-    structlog.get_logger("machd.daemon").info("daemon.stopped")
-    assert [line.get("model") for line in _lines(stream)] == ["some/model", None]
-
-
-def test_every_line_of_an_engine_process_names_the_model() -> None:
-    """Lines of libraries, and of loggers that are the daemon's elsewhere, too; a field of that name stays."""
-    stream = _configured()
-    log_model("some/model", loggers=("",))
     logging.getLogger("some.library").warning("it is late")
     structlog.get_logger("machd.daemon").critical("model.load_failed")
     structlog.get_logger("machd.daemon").info("daemon.ready", model="another")
 
-    assert [line["model"] for line in _lines(stream)] == ["some/model", "some/model", "another"]
+    assert [line.get("model") for line in _lines(first)] == [None]
+    assert [line["model"] for line in _lines(second)] == [*["some/model"] * 3, "another"]
+
+
+def test_a_line_of_the_front_names_no_model_but_its_own() -> None:
+    """Lines of the daemon, and lines about a model that has no name yet, have no such field."""
+    stream = _configured()
+    structlog.get_logger("machd.daemon").info("daemon.stopped")
+    structlog.get_logger("machd.scheduler", model=None).info("thing.happened")
+    structlog.get_logger("machd.scheduler", model="some/model").info("thing.happened")
+    lines = _lines(stream)
+    assert ["model" in line for line in lines] == [False, False, True]
+    assert lines[2]["model"] == "some/model"
+
+
+def test_lines_of_two_models_name_their_own() -> None:
+    """Observers of two models in one process write each model's name, from the moment that it is known."""
+    stream = _configured(level="debug")
+    name: list[str | None] = [None]
+    first, second = SchedulerLog(lambda: "first"), SchedulerLog(lambda: name[0])
+    change = DecodeModeChanged(DecodeMode.SINGLE, DecodeMode.BATCHED)
+    second.on_events([change])
+    name[0] = "second"
+    for log in (first, second):
+        log.on_events([change, _admission(coalesced_with="req-a", fanout=2)])
+    for model in ("first", "second"):
+        RequestLog().on_request(replace(RECORD, model=model))
+
+    assert [line.get("model") for line in _lines(stream)] == [
+        None, *["first"] * 3, *["second"] * 3, "first", "second",
+    ]  # fmt: skip
+
+
+def test_a_line_is_the_same_whoever_names_the_model() -> None:
+    """A line of the only model has the same fields in the same order, named by the process or by itself."""
+    lines = []
+    for process_model, line_model in (("m", None), (None, "m"), ("m", "m")):
+        stream = _configured()
+        log_model(process_model)
+        structlog.get_logger("machd.scheduler", model=line_model).info("thing.happened", count=3)
+        lines.append([one for one in _lines(stream)[0].items() if one[0] != "timestamp"])
+    assert lines[0] == lines[1] == lines[2]
+    assert [name for name, _ in lines[0]] == ["count", "event", "logger", "model", "level"]
 
 
 def test_libraries_write_the_same_lines() -> None:
@@ -419,7 +428,7 @@ def test_a_hand_over_is_a_line_for_those_who_look_closely() -> None:
     """At debug, one line a change, and nothing of other events."""
     stream = _configured(level="debug")
     change = DecodeModeChanged(DecodeMode.SPECULATIVE, DecodeMode.BATCHED)
-    SchedulerLog().on_events([StepCompleted(1, 0, 0.1), change])
+    SchedulerLog(lambda: None).on_events([StepCompleted(1, 0, 0.1), change])
     (line,) = _lines(stream)
     assert (line["event"], line["level"]) == ("decode_mode.changed", "debug")
     assert (line["previous"], line["mode"]) == ("speculative", "batched")
@@ -428,7 +437,7 @@ def test_a_hand_over_is_a_line_for_those_who_look_closely() -> None:
 def test_a_hand_over_is_no_news_otherwise() -> None:
     """With requests that come and go it happens all the time."""
     stream = _configured(level="info")
-    SchedulerLog().on_events([DecodeModeChanged(DecodeMode.SINGLE, DecodeMode.BATCHED)])
+    SchedulerLog(lambda: None).on_events([DecodeModeChanged(DecodeMode.SINGLE, DecodeMode.BATCHED)])
     assert _lines(stream) == []
 
 
@@ -453,7 +462,7 @@ def _admission(**fields: Any) -> SequenceAdmitted:
 def test_an_admission_is_a_line_for_those_who_look_closely() -> None:
     """At debug, with what the sequence asks for and how many may decode at once."""
     stream = _configured(level="debug")
-    SchedulerLog().on_events([_admission()])
+    SchedulerLog(lambda: None).on_events([_admission()])
     (line,) = _lines(stream)
     assert {name: line[name] for name in set(line) - ENVELOPE} == {
         "request_id": "req-b",
@@ -470,7 +479,9 @@ def test_an_admission_is_a_line_for_those_who_look_closely() -> None:
 def test_a_shared_decode_is_a_line_with_its_fanout() -> None:
     """At info, and only for the sequence that joins."""
     stream = _configured(level="info")
-    SchedulerLog().on_events([_admission(), _admission(coalesced_with="req-a", fanout=3)])
+    SchedulerLog(lambda: None).on_events(
+        [_admission(), _admission(coalesced_with="req-a", fanout=3)]
+    )
     (line,) = _lines(stream)
     assert line["event"] == "sequence.coalesced"
     assert (line["request_id"], line["coalesced_with"], line["fanout"]) == ("req-b", "req-a", 3)

@@ -11,10 +11,10 @@ import pytest
 from prometheus_client import ProcessCollector
 from reference_tables import metrics_markdown
 from support.clocks.polling import CEILING_S
-from support.daemon.scraping import Page, families_of
+from support.daemon.busy_metrics import RECORD, busy_metrics, end, token
+from support.daemon.scraping import Page, families_of, metrics_of_one_model
 from support.programs.installed_programs import needs_programs, path_of
 
-from machd.engine.protocol.step import SampledToken
 from machd.errors import (
     EngineFaultError,
     MachdError,
@@ -22,18 +22,14 @@ from machd.errors import (
     RequestTimeoutError,
     RowFaultError,
 )
-from machd.generations.record import RequestRecord
 from machd.process.lifecycle import State
 from machd.scheduler.events import (
     DecodeMode,
     DecodeModeChanged,
     EngineFaulted,
-    Event,
     FinishReason,
     InvariantBroken,
-    OutputGenerated,
     SequenceAdmitted,
-    SequenceFinished,
     SequenceQueued,
     StepCompleted,
 )
@@ -135,78 +131,10 @@ VLLM_BUCKETS_S = {
     "machd_step_tokens": "1 8 16 32 64 128 256 512 1024 2048 4096 8192 16384",
 }
 
-RECORD = RequestRecord(
-    request_id="r",
-    endpoint="chat_completions",
-    decode_mode=DecodeMode.SINGLE,
-    prompt_tokens=10,
-    first_prompt_tokens=10,
-    cached_tokens=4,
-    completion_tokens=6,
-    queue_s=0.4,
-    prefill_s=0.7,
-    ttft_s=1.1,
-    decode_s=2.0,
-    duration_s=3.1,
-    finish_reason="stop",
-    error_code=None,
-    client="anonymous",
-    images=2,
-    videos=1,
-)
+OF_ONE_MODEL = [spec for spec in METRICS if not spec.is_of_several]
+"""What a daemon of one model exports."""
 
 each_metric = pytest.mark.parametrize("spec", METRICS, ids=[spec.name for spec in METRICS])
-
-
-def _token(sequence_id: str, at_s: float) -> OutputGenerated:
-    return OutputGenerated(sequence_id, SampledToken(0, 97), at_s)
-
-
-def _end(
-    sequence_id: str, reason: FinishReason = FinishReason.STOP, error: MachdError | None = None
-) -> SequenceFinished:
-    return SequenceFinished(sequence_id, reason, error, 1, 0, 1, 9.0)
-
-
-def _busy() -> Metrics:
-    """Metrics of a daemon at work: every series that can exist does."""
-    metrics = Metrics()
-    metrics.set_info("machd_build_info", version="1", mlx="2", mlx_lm="3", python="3.11")
-    metrics.set_info(
-        "machd_model_info",
-        architecture="llama",
-        kv_cache_kind="standard",
-        dtype="float32",
-        backend="cpu",
-    )
-    metrics.set_info(
-        "machd_capability_info", feature="continuous_batching", verdict="supported", source="rule"
-    )
-    metrics.watch_one_of("machd_state", "state", list(State), lambda: State.READY)
-    metrics.watch_one_of("machd_decode_mode", "mode", list(DecodeMode), lambda: DecodeMode.SINGLE)
-    for name, label, values in [
-        ("machd_slots", "state", ["occupied", "free"]),
-        ("machd_kv_cache_bytes", "state", ["budget", "reserved", "used"]),
-        ("machd_mlx_memory_bytes", "kind", ["active", "peak", "cache"]),
-    ]:
-        for value in values:
-            metrics.watch(name, lambda: 1.0, **{label: value})
-    events: list[Event] = [
-        SequenceQueued("a", 0),
-        SequenceAdmitted("a", 0, DecodeMode.SINGLE, 1, 1.0),
-        *(_token("a", at_s) for at_s in (1.0, 1.5)),
-        StepCompleted(1, 0, 0.1),
-        StepCompleted(0, 8, 0.1),
-        StepCompleted(1, 8, 0.1),
-        _end("a", FinishReason.ERROR, RowFaultError("x")),
-        _end("b", FinishReason.ERROR, EngineFaultError("x")),
-    ]
-    metrics.on_events(events)
-    metrics.on_request(RECORD)
-    metrics.on_request(replace(RECORD, finish_reason="abort", error_code="client_disconnected"))
-    metrics.on_request(replace(RECORD, coalesced_with="req-leader"))
-    metrics.count_rejection("queue_full")
-    return metrics
 
 
 # The table
@@ -265,32 +193,34 @@ def test_the_markdown_is_one_table() -> None:
 
 @pytest.fixture(name="metrics", params=["fresh", "busy"])
 def _metrics(request: pytest.FixtureRequest) -> Metrics:
-    return Metrics() if request.param == "fresh" else _busy()
+    return metrics_of_one_model()[0] if request.param == "fresh" else busy_metrics()
 
 
 def test_the_page_parses_and_shows_the_whole_table(metrics: Metrics) -> None:
     """Each family is on the page with its type and help, before anything has happened as well."""
     families = Page(metrics).families
-    for spec in METRICS:
+    for spec in OF_ONE_MODEL:
         # The parser drops a counter's suffix, as OpenMetrics has it.
         family = families[spec.name.removesuffix("_total")]
         assert (family.type, family.documentation) == (spec.kind.value, spec.help)
-    assert len([name for name in families if not name.startswith(NOT_OURS)]) == len(METRICS)
+    assert len([name for name in families if not name.startswith(NOT_OURS)]) == len(OF_ONE_MODEL)
 
 
 def test_what_is_of_the_model_names_it_and_nothing_else_does() -> None:
     """Each series of the table's, but for those of the daemon alone, has the label ``model`` at a scrape."""
-    metrics = _busy()
+    metrics = busy_metrics()
+    (model,) = metrics.models
     for spec in METRICS:
         if spec.counted_labels and (spec.is_read or spec.kind is MetricKind.GAUGE):
-            metrics.watch(spec.name, lambda: 1.0, **dict.fromkeys(spec.counted_labels, "x"))
-    metrics.name_model("some/model")
+            owner = model if spec.is_of_model else metrics
+            owner.watch(spec.name, lambda: 1.0, **dict.fromkeys(spec.counted_labels, "x"))
+    model.name_model("some/model")
     named = {
         name: {sample.labels.get("model") for sample in family.samples}
         for name, family in families_of(metrics.render().decode()).items()
     }
 
-    for spec in METRICS:
+    for spec in OF_ONE_MODEL:
         expected = None if spec.name in OF_DAEMON else "some/model"
         assert named.pop(spec.name.removesuffix("_total")) == {expected}, spec.name
     assert all(labels == {None} for labels in named.values()), "nor do those that are not ours"
@@ -298,10 +228,10 @@ def test_what_is_of_the_model_names_it_and_nothing_else_does() -> None:
 
 def test_nothing_is_of_a_model_before_it_is_known() -> None:
     """A daemon that loads has no series of a model's; what it counts meanwhile is there once it has loaded."""
-    metrics = Metrics()
+    metrics, model = metrics_of_one_model()
     metrics.export_vllm_names(on=True)
-    metrics.count_rejection("not_ready")
-    metrics.watch_one_of("machd_state", "state", list(State), lambda: State.LOADING)
+    model.count_rejection("not_ready")
+    metrics.watch_state(lambda: State.LOADING)
     with_series = {
         name for name, family in families_of(metrics.render().decode()).items() if family.samples
     }
@@ -330,28 +260,29 @@ def test_promtool_finds_nothing_to_say(metrics: Metrics) -> None:
 def test_the_page_is_in_the_text_format() -> None:
     """The content type names the format that every Prometheus reads, and no birth series bloat it."""
     assert CONTENT_TYPE.startswith("text/plain; version=0.0.4")
-    assert "_created" not in Page(_busy()).text
-    assert "# EOF" not in Page(_busy()).text
+    assert "_created" not in Page(busy_metrics()).text
+    assert "# EOF" not in Page(busy_metrics()).text
 
 
 def test_registries_are_separate() -> None:
     """Two daemons in one process do not count for each other."""
-    first, second = Metrics(), Metrics()
-    first.on_request(RECORD)
-    assert Page(second).value("machd_prompt_tokens_total") == 0
+    _, model = metrics_of_one_model()
+    other, _ = metrics_of_one_model()
+    model.on_request(RECORD)
+    assert Page(other).value("machd_prompt_tokens_total") == 0
 
 
 def test_nothing_a_client_sends_becomes_a_label() -> None:
     """Ids and key names of a request leave no trace, so a client cannot make series."""
-    metrics = Metrics()
+    metrics, model = metrics_of_one_model()
     canary = "CANARY"
-    metrics.on_request(replace(RECORD, request_id=canary, client=canary, coalesced_with=canary))
-    metrics.on_events(
+    model.on_request(replace(RECORD, request_id=canary, client=canary, coalesced_with=canary))
+    model.on_events(
         [
             SequenceQueued(canary, 0),
             SequenceAdmitted(canary, 0, DecodeMode.SINGLE, 1, 1.0),
-            _token(canary, 2.0),
-            _end(canary, FinishReason.ERROR, RowFaultError(canary)),
+            token(canary, 2.0),
+            end(canary, FinishReason.ERROR, RowFaultError(canary)),
         ]
     )
     page = Page(metrics)
@@ -365,8 +296,8 @@ def test_nothing_a_client_sends_becomes_a_label() -> None:
 
 def test_a_request_that_ended_is_counted() -> None:
     """Its kind of end, its tokens and its spans are there, each once."""
-    metrics = Metrics()
-    metrics.on_request(RECORD)
+    metrics, model = metrics_of_one_model()
+    model.on_request(RECORD)
     page = Page(metrics)
 
     labels = {"endpoint": "chat_completions", "finish_reason": "stop", "decode_mode": "single"}
@@ -390,10 +321,10 @@ def test_a_request_that_ended_is_counted() -> None:
 
 
 def test_a_request_that_shared_a_decode_is_counted() -> None:
-    """A coalesced request counts once, and has its tokens like any other."""
-    metrics = Metrics()
-    metrics.on_request(RECORD)
-    metrics.on_request(replace(RECORD, coalesced_with="req-leader"))
+    """Who was answered from another's decode counts once, and has its tokens like everyone."""
+    metrics, model = metrics_of_one_model()
+    model.on_request(RECORD)
+    model.on_request(replace(RECORD, coalesced_with="req-leader"))
     page = Page(metrics)
 
     assert page.value("machd_coalesced_requests_total") == 1
@@ -402,16 +333,16 @@ def test_a_request_that_shared_a_decode_is_counted() -> None:
 
 def test_books_that_do_not_add_up_are_counted() -> None:
     """A bug of the scheduler's shows as a number that ought to stay zero, and is there from the start."""
-    metrics = Metrics()
+    metrics, model = metrics_of_one_model()
     assert Page(metrics).value("machd_invariant_violations_total") == 0
-    metrics.on_events([InvariantBroken("two slots for one sequence")])
+    model.on_events([InvariantBroken("two slots for one sequence")])
     assert Page(metrics).value("machd_invariant_violations_total") == 1
 
 
 def test_a_request_that_never_ran_has_no_spans() -> None:
     """Without a first token nothing is observed that would drag a quantile down."""
-    metrics = Metrics()
-    metrics.on_request(
+    metrics, model = metrics_of_one_model()
+    model.on_request(
         replace(
             RECORD,
             decode_mode=None,
@@ -436,10 +367,10 @@ def test_a_request_that_never_ran_has_no_spans() -> None:
 
 def test_an_early_end_is_counted_with_its_code() -> None:
     """The reason is the error's stable code; a reject is no abort."""
-    metrics = Metrics()
+    metrics, model = metrics_of_one_model()
     for code in ["client_disconnected", "client_disconnected", "request_timeout"]:
-        metrics.on_request(replace(RECORD, finish_reason="abort", error_code=code))
-    metrics.on_request(replace(RECORD, finish_reason="reject", error_code="queue_full"))
+        model.on_request(replace(RECORD, finish_reason="abort", error_code=code))
+    model.on_request(replace(RECORD, finish_reason="reject", error_code="queue_full"))
 
     assert Page(metrics).counted("machd_aborts_total") == {
         ("client_disconnected",): 2,
@@ -448,17 +379,17 @@ def test_an_early_end_is_counted_with_its_code() -> None:
 
 
 def test_a_refusal_is_counted_with_its_code() -> None:
-    """A rejected request is counted with its error code."""
-    metrics = Metrics()
-    metrics.count_rejection("queue_full")
-    metrics.count_rejection("draining")
-    metrics.count_rejection("queue_full")
+    """Who is turned away at the door is counted by why."""
+    metrics, model = metrics_of_one_model()
+    model.count_rejection("queue_full")
+    model.count_rejection("draining")
+    model.count_rejection("queue_full")
     assert Page(metrics).counted("machd_rejections_total") == {("queue_full",): 2, ("draining",): 1}
 
 
 def test_reasons_are_there_with_the_model() -> None:
     """The first rejection and the first abort show as a rate: every code has its zero before it."""
-    page = Page(Metrics())
+    page = Page(metrics_of_one_model()[0])
     assert page.series("machd_rejections_total") == dict.fromkeys(
         [
             ("draining",),
@@ -487,10 +418,10 @@ def test_reasons_are_there_with_the_model() -> None:
 
 def test_changes_of_the_decode_mode_are_counted_by_the_mode_that_began() -> None:
     """Every mode has its zero before the first change, and each change counts once."""
-    metrics = Metrics()
+    metrics, model = metrics_of_one_model()
     zeros = {(one.value,): 0.0 for one in DecodeMode}
     assert Page(metrics).series("machd_decode_mode_changes_total") == zeros
-    metrics.on_events(
+    model.on_events(
         [
             DecodeModeChanged(DecodeMode.SPECULATIVE, DecodeMode.BATCHED),
             DecodeModeChanged(DecodeMode.BATCHED, DecodeMode.SPECULATIVE),
@@ -505,15 +436,15 @@ def test_changes_of_the_decode_mode_are_counted_by_the_mode_that_began() -> None
 
 def test_rejected_drafts_count_as_computed_tokens() -> None:
     """A step's tokens are all that went through the model, whatever came of them."""
-    metrics = Metrics()
-    metrics.on_events([StepCompleted(2, 30, 0.1, forced_tokens=3, drafted_tokens=8)])
+    metrics, model = metrics_of_one_model()
+    model.on_events([StepCompleted(2, 30, 0.1, forced_tokens=3, drafted_tokens=8)])
     assert Page(metrics).value("machd_step_tokens_sum") == 2 + 30 + 3 + 8
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux has /proc")
 def test_the_process_is_on_the_page() -> None:
     """Memory, processor time and files of the whole process stand beside what MLX holds."""
-    page = Page(Metrics())
+    page = Page(metrics_of_one_model()[0])
     for name in ("resident_memory_bytes", "cpu_seconds_total", "start_time_seconds", "open_fds"):
         assert page.value(f"process_{name}")
 
@@ -521,16 +452,16 @@ def test_the_process_is_on_the_page() -> None:
 def test_a_system_without_proc_has_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """Elsewhere nothing is said of the process, and nothing breaks."""
     monkeypatch.setattr(ProcessCollector.__init__, "__defaults__", ("", None, "/nowhere", None))
-    page = Page(Metrics())
+    page = Page(metrics_of_one_model()[0])
     assert not [name for name in page.families if name.startswith("process_")]
     assert page.value("python_gc_collections_total", generation="0") is not None
 
 
 def test_inter_token_latency_is_between_tokens_of_one_sequence() -> None:
     """First tokens and other sequences' tokens in between do not count."""
-    metrics = Metrics()
-    metrics.on_events([_token("a", 1.0), _token("b", 1.1)])
-    metrics.on_events([_token("a", 1.3), _token("b", 2.1)])
+    metrics, model = metrics_of_one_model()
+    model.on_events([token("a", 1.0), token("b", 1.1)])
+    model.on_events([token("a", 1.3), token("b", 2.1)])
     page = Page(metrics)
 
     assert page.value("machd_inter_token_latency_seconds_count") == 2
@@ -539,8 +470,8 @@ def test_inter_token_latency_is_between_tokens_of_one_sequence() -> None:
 
 def test_tokens_that_come_at_once_have_no_gap() -> None:
     """A sequence that joins a running decode is told what it missed in one go: no latency of zero."""
-    metrics = Metrics()
-    metrics.on_events([_token("a", 1.0), _token("a", 1.0), _token("a", 1.0), _token("a", 1.5)])
+    metrics, model = metrics_of_one_model()
+    model.on_events([token("a", 1.0), token("a", 1.0), token("a", 1.0), token("a", 1.5)])
     page = Page(metrics)
 
     assert page.value("machd_inter_token_latency_seconds_count") == 1
@@ -549,12 +480,12 @@ def test_tokens_that_come_at_once_have_no_gap() -> None:
 
 def test_a_finished_sequence_is_forgotten() -> None:
     """A daemon that runs for a year keeps nothing of the sequences that ended."""
-    metrics = Metrics()
+    metrics, model = metrics_of_one_model()
     for number in range(100):
-        metrics.on_events([_token(f"s{number}", 1.0), _end(f"s{number}")])
-    assert metrics._last_token_s == {}
+        model.on_events([token(f"s{number}", 1.0), end(f"s{number}")])
+    assert model._last_token_s == {}
 
-    metrics.on_events([_token("s0", 50.0)])
+    model.on_events([token("s0", 50.0)])
     assert Page(metrics).value("machd_inter_token_latency_seconds_count") == 0
 
 
@@ -564,8 +495,8 @@ def test_a_finished_sequence_is_forgotten() -> None:
 )
 def test_a_step_is_observed_under_its_phase(width: int, prefill_tokens: int, phase: str) -> None:
     """Duration by phase, tokens of both kinds together, and the width where rows decoded."""
-    metrics = Metrics()
-    metrics.on_events([StepCompleted(width, prefill_tokens, 0.25)])
+    metrics, model = metrics_of_one_model()
+    model.on_events([StepCompleted(width, prefill_tokens, 0.25)])
     page = Page(metrics)
 
     assert page.value("machd_step_duration_seconds_sum", phase=phase) == 0.25
@@ -576,7 +507,10 @@ def test_a_step_is_observed_under_its_phase(width: int, prefill_tokens: int, pha
 
 def test_faults_are_there_with_the_model() -> None:
     """An alert on the rate of faults needs the zero before the first one."""
-    assert Page(Metrics()).series("machd_faults_total") == {("row",): 0, ("engine",): 0}
+    assert Page(metrics_of_one_model()[0]).series("machd_faults_total") == {
+        ("row",): 0,
+        ("engine",): 0,
+    }
 
 
 @pytest.mark.parametrize(
@@ -591,26 +525,27 @@ def test_faults_are_there_with_the_model() -> None:
 )
 def test_only_failures_of_our_own_are_faults(error: MachdError, row: int, engine: int) -> None:
     """Told by the engine and by the request, each failure counts once; a full queue is none."""
-    metrics = Metrics()
-    metrics.on_events([_end("a", FinishReason.ERROR, error)])
-    metrics.on_request(replace(RECORD, finish_reason="error", error_code=error.code))
+    metrics, model = metrics_of_one_model()
+    model.on_events([end("a", FinishReason.ERROR, error)])
+    model.on_request(replace(RECORD, finish_reason="error", error_code=error.code))
     assert Page(metrics).series("machd_faults_total") == {("row",): row, ("engine",): engine}
 
 
 def test_one_engine_fault_is_one_fault() -> None:
     """However many sequences a failed step or a dead engine ends, the engine failed once."""
-    metrics = Metrics()
+    metrics, model = metrics_of_one_model()
     fault = EngineFaultError("x")
-    metrics.on_events([EngineFaulted(), *(_end(one, FinishReason.ERROR, fault) for one in "abc")])
+    model.on_events([EngineFaulted(), *(end(one, FinishReason.ERROR, fault) for one in "abc")])
     for _ in "abc":
-        metrics.on_request(replace(RECORD, finish_reason="error", error_code=fault.code))
+        model.on_request(replace(RECORD, finish_reason="error", error_code=fault.code))
     assert Page(metrics).series("machd_faults_total") == {("row",): 0, ("engine",): 1}
 
 
 def test_gauges_are_read_at_every_scrape() -> None:
     """A watched gauge shows the value of the moment."""
-    metrics, value = Metrics(), [1.0]
-    metrics.watch("machd_requests_running", lambda: value[0])
+    metrics, model = metrics_of_one_model()
+    value = [1.0]
+    model.watch("machd_requests_running", lambda: value[0])
     assert Page(metrics).value("machd_requests_running") == 1
     value[0] = 4.0
     assert Page(metrics).value("machd_requests_running") == 4
@@ -619,8 +554,8 @@ def test_gauges_are_read_at_every_scrape() -> None:
 @pytest.mark.parametrize("state", State)
 def test_one_state_is_active(state: State) -> None:
     """Every state has a series, and exactly the current one is 1."""
-    metrics = Metrics()
-    metrics.watch_one_of("machd_state", "state", list(State), lambda: state)
+    metrics, _ = metrics_of_one_model()
+    metrics.watch_state(lambda: state)
     assert Page(metrics).series("machd_state") == {
         (one.value,): float(one is state) for one in State
     }
@@ -629,8 +564,8 @@ def test_one_state_is_active(state: State) -> None:
 @pytest.mark.parametrize("mode", DecodeMode)
 def test_one_decode_mode_is_active(mode: DecodeMode) -> None:
     """Every mode has a series, and exactly the current one is 1."""
-    metrics = Metrics()
-    metrics.watch_one_of("machd_decode_mode", "mode", list(DecodeMode), lambda: mode)
+    metrics, model = metrics_of_one_model()
+    model.watch_decode_mode(lambda: mode)
     assert Page(metrics).series("machd_decode_mode") == {
         (one.value,): float(one is mode) for one in DecodeMode
     }
@@ -638,7 +573,7 @@ def test_one_decode_mode_is_active(mode: DecodeMode) -> None:
 
 def test_an_info_has_one_series() -> None:
     """A model that is replaced leaves no stale series."""
-    metrics = Metrics()
+    metrics, _ = metrics_of_one_model()
     for mlx in ["1", "2"]:
         metrics.set_info("machd_build_info", version="v", mlx=mlx, mlx_lm="l", python="p")
     ((labels, value),) = Page(metrics).series("machd_build_info").items()

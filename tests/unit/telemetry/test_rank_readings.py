@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from support.clocks.manual_clock import ManualClock
 from support.daemon.engine_thread import ScriptedScheduling
-from support.daemon.scraping import Page
+from support.daemon.scraping import Page, metrics_of_one_model
 from support.engines.fake_engine import FakeEngine
 
 from machd.engine.protocol.memory import MemoryReading, RankReading
@@ -13,7 +13,6 @@ from machd.link.snapshot import LoopSnapshot
 from machd.served.served_model import ServedModel
 from machd.settings.model import Settings
 from machd.telemetry.gauges import watch_ranks
-from machd.telemetry.metrics import Metrics
 
 
 def _page(*moments: tuple[RankReading, ...]) -> Page:
@@ -25,11 +24,11 @@ def _page(*moments: tuple[RankReading, ...]) -> Page:
         publish=lambda _events: None,
         clock=ManualClock(),
     )
-    metrics = Metrics()
+    metrics, model = metrics_of_one_model()
     for number, ranks in enumerate(moments):
         loop._snapshots.newest = LoopSnapshot(memory=MemoryReading(0, 0, 0, 0, ranks=ranks))
         if number == 0:
-            watch_ranks(metrics, ServedModel(loop, Settings, lambda: None))
+            watch_ranks(model, ServedModel(loop, Settings, lambda: None))
     return Page(metrics)
 
 

@@ -11,6 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from reference_tables import vllm_names_markdown
 from support.clocks.polling import CEILING_S
+from support.daemon.scraping import metrics_of_one_model
 from support.programs.installed_programs import needs_programs, path_of
 
 from machd.engine.protocol.step import SampledToken
@@ -92,32 +93,32 @@ each_name = pytest.mark.parametrize("spec", VLLM_NAMES, ids=[spec.name for spec 
 
 def _at_work() -> Metrics:
     """Metrics of a daemon that has answered, with vLLM's names."""
-    metrics = Metrics()
-    metrics.name_model("m")
-    metrics.set_info(
+    metrics, model = metrics_of_one_model()
+    model.name_model("m")
+    model.set_info(
         "machd_model_info",
         architecture="llama",
         kv_cache_kind="standard",
         dtype="float32",
         backend="cpu",
     )
-    metrics.watch("machd_requests_running", lambda: 2.0)
-    metrics.watch("machd_requests_waiting", lambda: 3.0)
-    metrics.watch("machd_kv_cache_usage_ratio", lambda: 0.25)
-    metrics.watch("machd_speculation_cycles_total", lambda: 7.0)
-    metrics.watch("machd_speculation_draft_tokens_total", lambda: 14.0)
-    metrics.watch("machd_speculation_accepted_tokens_total", lambda: 9.0)
+    model.watch("machd_requests_running", lambda: 2.0)
+    model.watch("machd_requests_waiting", lambda: 3.0)
+    model.watch("machd_kv_cache_usage_ratio", lambda: 0.25)
+    model.watch("machd_speculation_cycles_total", lambda: 7.0)
+    model.watch("machd_speculation_draft_tokens_total", lambda: 14.0)
+    model.watch("machd_speculation_accepted_tokens_total", lambda: 9.0)
     by_position = {"1": 6.0, "2": 3.0}
-    metrics.watch_all("machd_speculation_accepted_by_position_tokens_total", lambda: by_position)
-    metrics.on_events([OutputGenerated("a", SampledToken(0, 97), at_s) for at_s in (1.0, 1.5)])
-    metrics.on_events([StepCompleted(2, 30, 0.1)])
-    metrics.on_request(RECORD)
-    metrics.on_request(replace(RECORD, endpoint="completions", decode_mode=DecodeMode.SINGLE))
-    metrics.on_request(replace(RECORD, finish_reason="tool_calls"))
-    metrics.on_request(replace(RECORD, finish_reason="length"))
-    metrics.on_request(replace(RECORD, finish_reason="abort", error_code="client_disconnected"))
-    metrics.on_request(replace(RECORD, finish_reason="reject", decode_mode=None))
-    metrics.count_rejection("queue_full")
+    model.watch_all("machd_speculation_accepted_by_position_tokens_total", lambda: by_position)
+    model.on_events([OutputGenerated("a", SampledToken(0, 97), at_s) for at_s in (1.0, 1.5)])
+    model.on_events([StepCompleted(2, 30, 0.1)])
+    model.on_request(RECORD)
+    model.on_request(replace(RECORD, endpoint="completions", decode_mode=DecodeMode.SINGLE))
+    model.on_request(replace(RECORD, finish_reason="tool_calls"))
+    model.on_request(replace(RECORD, finish_reason="length"))
+    model.on_request(replace(RECORD, finish_reason="abort", error_code="client_disconnected"))
+    model.on_request(replace(RECORD, finish_reason="reject", decode_mode=None))
+    model.count_rejection("queue_full")
     metrics.export_vllm_names(on=True)
     return metrics
 
@@ -206,8 +207,8 @@ def test_drafts_are_counted_from_vllms_position() -> None:
 
 def test_reasons_are_there_with_the_model() -> None:
     """As with vLLM, a rate is a number before the first request has ended."""
-    metrics = Metrics()
-    metrics.name_model("m")
+    metrics, model = metrics_of_one_model()
+    model.name_model("m")
     metrics.export_vllm_names(on=True)
     reasons = {
         dict(labels)["finished_reason"]

@@ -15,8 +15,18 @@ from machd.dialects.anthropic.stream import AnthropicDialect
 from machd.dialects.endpoint import endpoint
 from machd.dialects.generation import converse, identify, read_conversation
 from machd.http.authentication import client_name
+from machd.http.cold_stream import ColdRequest
 from machd.http.context import ServerContext
 from machd.http.stream import while_connected
+
+
+def _cold(cold: ColdRequest) -> AnthropicDialect:
+    """A dialect that writes pings and an error alone."""
+    name = cold.model.shown_name
+    identity = identify(
+        cold.request, cold.context, endpoint="messages", prefix="msg_", model_name=name
+    )
+    return AnthropicDialect(identity, name, shows_thoughts=False)
 
 
 @endpoint(
@@ -25,12 +35,13 @@ from machd.http.stream import while_connected
     takes=MessagesRequest,
     streams=StreamEvent,
     errors=(AnthropicErrorBody,),
+    cold=_cold,
 )
 async def create_message(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> ASGIApp:
     """Continue a conversation, in Anthropic's words."""
-    body, conversation = await read_conversation(
+    body, conversation, context = await read_conversation(
         request, context, MessagesRequest, MessagesRequest.conversation
     )
     identity = identify(request, context, endpoint="messages", prefix="msg_")
@@ -54,7 +65,7 @@ async def count_message_tokens(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> TokenCount:
     """Tokens of the prompt that a conversation would have."""
-    _, conversation = await read_conversation(
+    _, conversation, context = await read_conversation(
         request, context, CountTokensRequest, CountTokensRequest.conversation
     )
     service = context.service

@@ -202,6 +202,11 @@ class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
     workspace_id: Ignored = UNSET
     container: Refused = UNSET
 
+    @property
+    def is_stream(self) -> bool:
+        """Whether it asks for a stream."""
+        return bool(self.stream)
+
     def options(self) -> GenerationOptions:
         """Return the options of the generation, free of this dialect."""
         shared = SamplingFields(

@@ -24,16 +24,16 @@ from machd.dialects.chat.request import ChatCompletionRequest
 from machd.dialects.endpoint import endpoint
 from machd.dialects.generation import converse, identify, read_conversation, system_fingerprint
 from machd.dialects.logprobs import PromptTokenLogprobs, prompt_logprobs, prompt_token_logprobs
+from machd.dialects.openai_stream import OpenAIStream
 from machd.dialects.usage import Usage
-from machd.dialects.wire.errors import error_json
 from machd.engine.protocol.step import PromptLogprob
 from machd.engine.protocol.tokenizer import Tokenizer
-from machd.errors import MachdError, NotFoundError
+from machd.errors import NotFoundError
 from machd.generations.generation import ChoiceDelta, GenerationIdentity, GenerationUsage
 from machd.generations.response_store import ResponseStore, StoredResponse, Turn
 from machd.http.authentication import client_name
 from machd.http.context import ServerContext
-from machd.http.sse import COMMENT_KEEP_ALIVE, DONE, EVENT_STREAM, data_frame
+from machd.http.sse import DONE, data_frame
 from machd.http.stream import Dialect
 from machd.request.generation import GenerationOptions
 
@@ -48,7 +48,7 @@ async def create_chat_completion(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> ASGIApp:
     """Continue a conversation."""
-    body, conversation = await read_conversation(
+    body, conversation, context = await read_conversation(
         request, context, ChatCompletionRequest, ChatCompletionRequest.conversation
     )
     options = body.options()
@@ -70,7 +70,7 @@ async def create_chat_completion(
     return await converse(request, context, identity, preparing, options, dialect)
 
 
-class _ChatDialect:
+class _ChatDialect(OpenAIStream):
     def __init__(
         self,
         body: ChatCompletionRequest,
@@ -90,9 +90,6 @@ class _ChatDialect:
         ]
         self._prompt_logprobs: tuple[PromptLogprob, ...] = ()
 
-    media_type = EVENT_STREAM
-    keep_alive = COMMENT_KEEP_ALIVE
-
     def opening(self, _usage: GenerationUsage) -> bytes:
         return b"".join(
             self._chunk(
@@ -109,9 +106,6 @@ class _ChatDialect:
     def closing(self, usage: GenerationUsage) -> bytes:
         last = self._chunk([], Usage.of(usage)) if self._options.include_usage else b""
         return last + DONE
-
-    def failure(self, error: MachdError) -> bytes:
-        return data_frame(error_json(error)) + DONE
 
     def finish(self, usage: GenerationUsage) -> bytes:
         return self._encoder.encode(

@@ -31,15 +31,14 @@ from machd.dialects.logprobs import (
     prompt_logprobs,
     prompt_token_logprobs,
 )
+from machd.dialects.openai_stream import OpenAIStream
 from machd.dialects.usage import FinishReason, Usage, wire_finish_reason
-from machd.dialects.wire.errors import error_json
 from machd.engine.protocol.fill_format import FillFormat
 from machd.engine.protocol.step import PromptLogprob
 from machd.engine.protocol.tokenizer import Tokenizer
-from machd.errors import MachdError
 from machd.generations.generation import ChoiceDelta, GenerationUsage
 from machd.http.context import ServerContext
-from machd.http.sse import COMMENT_KEEP_ALIVE, DONE, EVENT_STREAM, data_frame
+from machd.http.sse import DONE, data_frame
 from machd.reading.conversation import PreparedConversation
 from machd.reading.truncation import max_prompt_tokens
 from machd.request.generation import GenerationOptions
@@ -50,7 +49,7 @@ async def create_completion(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> ASGIApp:
     """Continue a text."""
-    body = await read_generation(request, context, CompletionRequest)
+    body, context = await read_generation(request, context, CompletionRequest)
     service = context.service
     options = body.options()
     form = None
@@ -204,7 +203,7 @@ class _GrowingChoice:
         return columns
 
 
-class _CompletionDialect:
+class _CompletionDialect(OpenAIStream):
     def __init__(
         self, options: GenerationOptions, blank: Completion, choices: Sequence[_GrowingChoice]
     ) -> None:
@@ -212,9 +211,6 @@ class _CompletionDialect:
         self._blank = blank
         self._choices = choices
         self._encoder = msgspec.json.Encoder()
-
-    media_type = EVENT_STREAM
-    keep_alive = COMMENT_KEEP_ALIVE
 
     def opening(self, _usage: GenerationUsage) -> bytes:
         return b"".join(
@@ -229,9 +225,6 @@ class _CompletionDialect:
     def closing(self, usage: GenerationUsage) -> bytes:
         last = self._object([], Usage.of(usage)) if self._options.include_usage else b""
         return last + DONE
-
-    def failure(self, error: MachdError) -> bytes:
-        return data_frame(error_json(error)) + DONE
 
     def finish(self, usage: GenerationUsage) -> bytes:
         choices = [choice.finish() for choice in self._choices]

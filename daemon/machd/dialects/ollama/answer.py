@@ -13,8 +13,8 @@ from machd.dialects.logprobs import ChatTokenLogprob
 from machd.dialects.wire.raw_json import JsonObject
 from machd.errors import MachdError, NotFoundError
 
-DoneReason: TypeAlias = Literal["stop", "length", "load"]
-"""Why an answer ended; ``load`` answers a request that asked for no text."""
+DoneReason: TypeAlias = Literal["stop", "length", "load", "unload"]
+"""Why an answer ended; ``load`` and ``unload`` answer a request that asked for no text."""
 
 OllamaCapability: TypeAlias = Literal["completion", "tools", "thinking"]
 """What a model can do."""
@@ -84,7 +84,7 @@ class OllamaGenerateLine(OllamaLine, frozen=True, kw_only=True):
 
 
 class OllamaModelDetails(Struct, frozen=True, kw_only=True):
-    """The kind of a model.
+    """The kind of a model; texts are empty while it was never loaded.
 
     Attributes:
         quantization_level: How the weights are quantised, or the dtype of plain ones.
@@ -102,8 +102,9 @@ class OllamaModelEntry(Struct, frozen=True, kw_only=True):
     """Which model is meant, and how large it is.
 
     Attributes:
-        size: Bytes of its weights in memory.
-        digest: Hexadecimal hash of the model's id and of what decides its caches' content.
+        size: Bytes of its weights in memory; before it was loaded, those of its files, or 0.
+        digest: Hexadecimal hash of the model's id and of what decides its caches' content; of one of several models, of
+            its name and of what its files were at the start.
     """
 
     name: str
@@ -129,7 +130,7 @@ class OllamaRunningModel(OllamaModelEntry, frozen=True, kw_only=True):
     """A model in memory.
 
     Attributes:
-        expires_at: When it is unloaded; centuries ahead, as machd keeps its model.
+        expires_at: When it is unloaded unless a request comes; centuries ahead where it stays loaded.
         size_vram: Bytes of the weights that are on a GPU.
     """
 
@@ -172,13 +173,16 @@ _OTHER_MODELS = (
     "this server serves the one model that it was started with; to serve another, restart it with "
     "--model-path, and see /api/tags for the one that is served"
 )
+_FILES = (
+    "this server changes no files of models over this API; add, replace or remove them in "
+    "models.directory or in the tables [models.NAME], where aliases stand too, and reload or restart it"
+)
+_FILE_PATHS = ("/api/push", "/api/create", "/api/copy", "/api/delete")
 _EMBEDDINGS = "the served model offers no embeddings; ask a server whose model is made for them"
 
 _NOT_SERVED: Mapping[str, str] = MappingProxyType(
     {
-        **dict.fromkeys(
-            ("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete"), _OTHER_MODELS
-        ),
+        **dict.fromkeys(("/api/pull", *_FILE_PATHS), _OTHER_MODELS),
         **dict.fromkeys(("/api/embed", "/api/embeddings"), _EMBEDDINGS),
     }
 )
@@ -195,10 +199,10 @@ def ollama_error_json(error: MachdError) -> bytes:
     return msgspec.json.encode(OllamaErrorBody(error=error.message))
 
 
-def ollama_not_found(path: str) -> NotFoundError:
-    """The error for a path below ``/api/`` at which nothing is served."""
+def ollama_not_found(path: str, *, is_one: bool = True) -> NotFoundError:
+    """The error for a path below ``/api/`` at which nothing is served; ``is_one`` where there is one model alone."""
     return NotFoundError(
-        _NOT_SERVED.get(path)
+        (_FILES if not is_one and path in ("/api/pull", *_FILE_PATHS) else _NOT_SERVED.get(path))
         or "nothing is served at this path; of Ollama's API, /api/chat, /api/generate, /api/tags, "
         "/api/show, /api/ps and /api/version are"
     )

@@ -13,7 +13,8 @@ from litestar.types import ASGIApp
 
 from machd.dialects.bodies import read_public_body
 from machd.dialects.endpoint import endpoint
-from machd.dialects.generation import converse, identify, read_generation
+from machd.dialects.generation import converse, hold, identify, read_asked
+from machd.dialects.listed_models import ListedModel, listed_model, listed_models, parameter_size
 from machd.dialects.ollama import answer
 from machd.dialects.ollama.request import (
     OllamaChatRequest,
@@ -25,10 +26,14 @@ from machd.dialects.ollama.stream import OllamaChatDialect, OllamaDialect, Ollam
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.generations.generation import GenerationIdentity
+from machd.http.authentication import require_operator
+from machd.http.cold_stream import ColdRequest
 from machd.http.context import ServerContext
 from machd.http.endpoint import JSON_LINES
 from machd.reading.conversation import PreparedConversation
 from machd.reading.guidance import NO_GUIDANCE, Guidance
+from machd.served.named_model import NamedModel
+from machd.settings.models import OLLAMA_TAG
 
 _API_VERSION = "0.13.5"
 """The version of Ollama whose API this is: some clients refuse a server that names an older one, Codex
@@ -36,6 +41,9 @@ one before 0.13.4."""
 
 _NEVER = "2318-01-01T00:00:00Z"
 """When the model is unloaded; Ollama writes a time 292 years ahead for a model that it keeps."""
+
+_LONGEST_S = 1e9
+"""Of a time to live that is told; a longer one is for ever."""
 
 
 @endpoint(
@@ -45,16 +53,20 @@ _NEVER = "2318-01-01T00:00:00Z"
     streams=answer.OllamaChatLine,
     stream_type=JSON_LINES,
     errors=(answer.OllamaErrorBody,),
+    cold=lambda cold: _cold(OllamaChatDialect, cold),
 )
 async def create_ollama_chat(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> ASGIApp:
     """Continue a conversation, in Ollama's words."""
-    body = await read_generation(request, context, OllamaChatRequest)
+    asked = await read_asked(request, context, OllamaChatRequest)
+    if (unloaded := _unloaded(OllamaChatDialect, request, context, asked)) is not None:
+        return unloaded
+    body, context = await hold(request, context, asked)
     service = context.service
     identity = identify(request, context, endpoint="ollama_chat", prefix="ollama-")
     dialect = _dialect(OllamaChatDialect, context, identity, body)
-    if not body.messages:
+    if not body.asks_for_text:
         return _loaded(dialect)
     conversation = await service.in_worker(body.conversation)
     preparing = service.prepare(conversation, client=identity.client)
@@ -68,15 +80,19 @@ async def create_ollama_chat(
     streams=answer.OllamaGenerateLine,
     stream_type=JSON_LINES,
     errors=(answer.OllamaErrorBody,),
+    cold=lambda cold: _cold(OllamaGenerateDialect, cold),
 )
 async def create_ollama_generate(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> ASGIApp:
     """Answer or continue a text, in Ollama's words."""
-    body = await read_generation(request, context, OllamaGenerateRequest)
+    asked = await read_asked(request, context, OllamaGenerateRequest)
+    if (unloaded := _unloaded(OllamaGenerateDialect, request, context, asked)) is not None:
+        return unloaded
+    body, context = await hold(request, context, asked)
     identity = identify(request, context, endpoint="ollama_generate", prefix="ollama-")
     dialect = _dialect(OllamaGenerateDialect, context, identity, body)
-    if not body.prompt and not body.images:
+    if not body.asks_for_text:
         return _loaded(dialect)
     return await converse(
         request,
@@ -100,8 +116,17 @@ async def show_ollama_model(
 ) -> answer.OllamaModelFacts:
     """Describe the served model, in Ollama's words."""
     body = await read_public_body(request, context, OllamaShowRequest)
+    found = context.find(body.model or body.name)
+    listed = listed_model(context, found)
+    if listed.description is None:
+        return answer.OllamaModelFacts(
+            details=_details(None),
+            model_info={},
+            capabilities=["completion"],
+            modified_at=_timestamp(listed.created_unix_s),
+        )
+    context = context.of(found)
     model = context.served.model
-    context.check_model(body.model or body.name)
     return answer.OllamaModelFacts(
         details=_details(model),
         model_info={
@@ -118,17 +143,17 @@ async def show_ollama_model(
 @endpoint("GET /api/tags", answer.OllamaModelList, errors=(answer.OllamaErrorBody,))
 async def list_ollama_models(context: NamedDependency[ServerContext]) -> answer.OllamaModelList:
     """The models that are served, in Ollama's words."""
-    model = context.served.model
     return answer.OllamaModelList(
         models=[
             answer.OllamaModel(
-                name=model.model_id,
-                model=model.model_id,
-                modified_at=_timestamp(model.created_unix_s),
-                size=model.weights_bytes,
-                digest=_digest(model),
-                details=_details(model),
+                name=_tagged(one),
+                model=_tagged(one),
+                modified_at=_timestamp(one.created_unix_s),
+                size=one.size_bytes or 0,
+                digest=_digest(one),
+                details=_details(one.description),
             )
+            for one in listed_models(context)
         ]
     )
 
@@ -138,19 +163,20 @@ async def list_running_ollama_models(
     context: NamedDependency[ServerContext],
 ) -> answer.OllamaRunningModelList:
     """The models in memory, in Ollama's words."""
-    model = context.served.model
     return answer.OllamaRunningModelList(
         models=[
             answer.OllamaRunningModel(
-                name=model.model_id,
-                model=model.model_id,
-                size=model.weights_bytes,
-                digest=_digest(model),
-                details=_details(model),
-                expires_at=_NEVER,
-                size_vram=0 if model.backend == "cpu" else model.weights_bytes,
-                context_length=model.context_tokens,
+                name=_tagged(one),
+                model=_tagged(one),
+                size=one.description.weights_bytes,
+                digest=_digest(one),
+                details=_details(one.description),
+                expires_at=_expiry(context, one.model),
+                size_vram=0 if one.description.backend == "cpu" else one.description.weights_bytes,
+                context_length=one.description.context_tokens,
             )
+            for one in listed_models(context)
+            if one.description is not None and (one.is_one or one.model.is_ready)
         ]
     )
 
@@ -174,8 +200,37 @@ def _dialect(
     )
 
 
-def _loaded(dialect: OllamaDialect) -> ASGIApp:
-    return ASGIResponse(body=dialect.loaded(), media_type="application/json")
+def _cold(kind: type[OllamaDialect], cold: ColdRequest) -> OllamaDialect:
+    """A dialect that writes lines without text: no client of Ollama's skips a comment or an empty line."""
+    return kind(cold.model.shown_name, _timestamp(cold.context.clock.unix_s()), None)
+
+
+def _loaded(dialect: OllamaDialect, reason: answer.DoneReason = "load") -> ASGIApp:
+    return ASGIResponse(body=dialect.loaded(reason), media_type="application/json")
+
+
+def _unloaded(
+    kind: type[OllamaDialect],
+    request: Request[Any, Any, Any],
+    context: ServerContext,
+    body: OllamaRequest,
+) -> ASGIApp | None:
+    """Unload one of several models for a request that asks for that, and for no text; None for every other request.
+
+    Ollama's ``server/routes.go`` answers so; Open WebUI's ``/api/unload`` and ``ollama stop`` send it.
+
+    Raises:
+        OperatorRequiredError: A request without text says how long the model stays loaded, and is no operator's.
+    """
+    if context.models.is_one or body.asks_for_text or body.idle_s is None:
+        return None
+    require_operator(request.scope)
+    if body.idle_s > 0:
+        return None
+    model = context.find(body.model)
+    model.unload()
+    created_at = _timestamp(int(context.clock.unix_s()))
+    return _loaded(kind(model.shown_name, created_at, None), "unload")
 
 
 async def _prepared(
@@ -197,22 +252,29 @@ async def _prepared(
     return PreparedConversation(tuple(prompt), guidance)
 
 
-def _details(model: ModelDescription) -> answer.OllamaModelDetails:
+def _details(model: ModelDescription | None) -> answer.OllamaModelDetails:
+    if model is None:
+        return answer.OllamaModelDetails(
+            family="", families=[], parameter_size="", quantization_level=""
+        )
     return answer.OllamaModelDetails(
         family=model.architecture,
         families=[model.architecture],
-        parameter_size=_parameter_size(model.parameters),
+        parameter_size=parameter_size(model.parameters),
         quantization_level=model.quantization or model.dtype,
     )
 
 
-def _parameter_size(parameters: int) -> str:
-    """A number of parameters as Ollama writes it, such as ``134.52M`` or ``8.0B``."""
-    if parameters >= 10**9:
-        return f"{parameters / 10**9:.1f}B"
-    if parameters >= 10**6:
-        return f"{parameters / 10**6:.2f}M"
-    return str(parameters)
+def _expiry(context: ServerContext, model: NamedModel) -> str:
+    """When a model is unloaded unless a request comes; :data:`_NEVER` where it stays loaded.
+
+    The time of a model that answers has not begun: its whole time to live is ahead, as in Ollama.
+    """
+    residence = model.residence
+    if residence.is_pinned or residence.ttl_s is None or residence.ttl_s > _LONGEST_S:
+        return _NEVER
+    left_s = residence.ttl_s - (model.idle_s or 0.0)
+    return _timestamp(context.clock.unix_s() + max(0.0, left_s))
 
 
 def _capabilities(tokenizer: Tokenizer) -> list[answer.OllamaCapability]:
@@ -224,9 +286,23 @@ def _capabilities(tokenizer: Tokenizer) -> list[answer.OllamaCapability]:
     return found
 
 
-def _digest(model: ModelDescription) -> str:
-    """The same for the same model under the same engine; no hash of the weights."""
-    return hashlib.sha256(model.model_id.encode() + b"\0" + model.block_key).hexdigest()
+def _tagged(listed: ListedModel) -> str:
+    """The name of one of several models with a tag, as Ollama's always have one.
+
+    Open WebUI unloads a model only if it finds the name with a tag in the list (``unload_model`` in its
+    ``backend/open_webui/routers/ollama.py``).
+    """
+    has_tag = listed.is_one or ":" in listed.name
+    return listed.name if has_tag else f"{listed.name}{OLLAMA_TAG}"
+
+
+def _digest(listed: ListedModel) -> str:
+    """The same for the same model; no hash of the weights."""
+    if listed.is_one and listed.description is not None:
+        key = listed.description.model_id.encode() + b"\0" + listed.description.block_key
+    else:
+        key = f"{listed.model.name}\0{listed.model.files}".encode()
+    return hashlib.sha256(key).hexdigest()
 
 
 def _timestamp(unix_s: float) -> str:

@@ -9,6 +9,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from machd.dialects.wire import bounds
 from machd.dialects.wire.generation_request import GenerationRequest, SamplingFields
+from machd.dialects.wire.idle_time import read_keep_alive
 from machd.dialects.wire.media import media_from_base64
 from machd.dialects.wire.other_servers import FalseOnly, OneOnly, TrueOnly, ZeroOnly
 from machd.dialects.wire.raw_json import Allowance, JsonObject, raw_object
@@ -264,6 +265,8 @@ class OllamaRequest(GenerationRequest, frozen=True, kw_only=True):
 
     Attributes:
         stream: True unless given, as in Ollama's API.
+        keep_alive: How long the model stays loaded without requests, from now on; heeded for an operator, where there are
+            several models.
         truncate: Ignored: a prompt that does not fit is always refused.
         shift: Ignored: a completion ends where the context does.
     """
@@ -281,6 +284,21 @@ class OllamaRequest(GenerationRequest, frozen=True, kw_only=True):
     truncate: Ignored = UNSET
     shift: Ignored = UNSET
     debug_render_only: FalseOnly = UNSET
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether it asks for a stream; what asks for no text is answered in one piece."""
+        return self.stream is not False and self.asks_for_text
+
+    @property
+    def asks_for_text(self) -> bool:
+        """Whether there is something to answer; otherwise it loads or unloads the model."""
+        return True
+
+    @property
+    def idle_s(self) -> float | None:
+        """Idle seconds after which the model is to be unloaded, as :attr:`GenerationRequest.idle_s`."""
+        return read_keep_alive(self.keep_alive)
 
     def checked(self) -> Self:
         """Check as :meth:`GenerationRequest.checked`, and that ``format`` has one of its two forms."""
@@ -300,7 +318,7 @@ class OllamaRequest(GenerationRequest, frozen=True, kw_only=True):
         """Return the options of the generation, free of this dialect."""
         return (self.options or OllamaOptions()).generation_options(
             top_logprobs=(self.top_logprobs or 0) if self.logprobs else None,
-            stream=self.stream is not False,
+            stream=self.is_stream,
         )
 
     def reasoning(self) -> ReasoningOptions:
@@ -315,6 +333,11 @@ class OllamaChatRequest(OllamaRequest, frozen=True, kw_only=True):
 
     messages: OllamaMessageList | None = None
     tools: ChatToolList | None = None
+
+    @property
+    def asks_for_text(self) -> bool:
+        """Whether it has messages."""
+        return bool(self.messages)
 
     def conversation(self) -> Conversation:
         """Return the conversation to continue, free of this dialect.
@@ -361,6 +384,11 @@ class OllamaGenerateRequest(OllamaRequest, frozen=True, kw_only=True):
     width: ZeroOnly = UNSET
     height: ZeroOnly = UNSET
     steps: ZeroOnly = UNSET
+
+    @property
+    def asks_for_text(self) -> bool:
+        """Whether it has a prompt."""
+        return bool(self.prompt or self.images)
 
     def checked(self) -> Self:
         """The request, as :meth:`OllamaRequest.checked`; a raw prompt has no system message and no image."""

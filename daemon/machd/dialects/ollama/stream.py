@@ -78,9 +78,9 @@ class OllamaDialect(ABC):
         )
         return self._last(said, self._logprobs.finish(), usage)
 
-    def loaded(self) -> bytes:
-        """The answer to a request that asks for no text: the model is loaded."""
-        return self._encoded(Said(), [], done=True, done_reason="load")
+    def loaded(self, reason: answer.DoneReason) -> bytes:
+        """The answer to a request that asks for no text: the model is loaded, or is to be unloaded."""
+        return self._encoded(Said(), [], done=True, done_reason=reason)
 
     @abstractmethod
     def _line(self, said: Said) -> answer.OllamaLine: ...

@@ -23,6 +23,7 @@ from machd.errors import NotFoundError, UnsupportedParameterError
 from machd.generations.generation import GenerationIdentity
 from machd.generations.response_store import ResponseStore, StoredResponse, Turn
 from machd.http.authentication import client_name
+from machd.http.cold_stream import ColdRequest
 from machd.http.context import ServerContext
 from machd.request.conversation import Conversation
 
@@ -33,12 +34,33 @@ _NOT_STORED = (
 )
 
 
-@endpoint("POST /v1/responses", WireResponse, takes=ResponsesRequest, streams=ResponseEvent)
+def _cold(cold: ColdRequest) -> ResponsesDialect:
+    """A dialect that writes comments, or a response that begins and fails."""
+    body, name = cold.body, cold.model.shown_name
+    assert isinstance(body, ResponsesRequest), "the endpoint takes nothing else"
+    identity = identify(
+        cold.request, cold.context, endpoint="responses", prefix="resp_", model_name=name
+    )
+    return ResponsesDialect(
+        opened_response(body, body.options(), identity, name),
+        logprobs_from=None,
+        clock=cold.context.clock,
+        keep=_forget,
+    )
+
+
+@endpoint(
+    "POST /v1/responses",
+    WireResponse,
+    takes=ResponsesRequest,
+    streams=ResponseEvent,
+    cold=_cold,
+)
 async def create_response(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> ASGIApp:
     """Answer, perhaps after an earlier response."""
-    body = await read_generation(request, context, ResponsesRequest)
+    body, context = await read_generation(request, context, ResponsesRequest)
     service = context.service
     client = client_name(request.scope)
     previous, referenced = _stored_items(context.responses, client, body)

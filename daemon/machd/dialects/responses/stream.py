@@ -53,13 +53,11 @@ class ResponsesDialect:
         self._frames = EventFrames()
         self._output = ResponseOutput(self._frames, custom_tools=_custom_tools(opened))
         self._is_cut_short = False
+        self._has_begun = False
 
     def opening(self, _usage: GenerationUsage) -> bytes:
         """The response without any item, twice, as OpenAI's clients want it."""
-        return b"".join(
-            self._frames.frame(kind, response=self._opened)
-            for kind in (answer.ResponseCreated, answer.ResponseInProgress)
-        )
+        return self._begin()
 
     def push(self, delta: ChoiceDelta) -> bytes:
         """Return the items' events; with the last delta, the end of the last item."""
@@ -75,11 +73,12 @@ class ResponsesDialect:
         return self._frames.frame(last, response=Raw(self.finish(usage)))
 
     def failure(self, error: MachdError) -> bytes:
-        """The response as far as its items are done."""
+        """The response as far as its items are done; it begins first, where it has not."""
+        begun = b"" if self._has_begun else self._begin()
         response = msgspec.structs.replace(
             self._opened, status="failed", error=_failure(error), output=self._output.items
         )
-        return self._frames.frame(answer.ResponseFailed, response=response)
+        return begun + self._frames.frame(answer.ResponseFailed, response=response)
 
     def finish(self, usage: GenerationUsage) -> bytes:
         """Return the response that the last event of a stream holds, once it is kept."""
@@ -94,6 +93,13 @@ class ResponsesDialect:
         whole = msgspec.json.encode(response)
         self._keep(whole, response.output)
         return whole
+
+    def _begin(self) -> bytes:
+        self._has_begun = True
+        return b"".join(
+            self._frames.frame(kind, response=self._opened)
+            for kind in (answer.ResponseCreated, answer.ResponseInProgress)
+        )
 
     def _logprobs(self, delta: ChoiceDelta) -> list[answer.OutputTokenLogprob]:
         if self._logprobs_from is None:

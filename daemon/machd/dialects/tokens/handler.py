@@ -10,6 +10,7 @@ from litestar.di import NamedDependency
 
 from machd.dialects.bodies import read_public_body
 from machd.dialects.endpoint import endpoint
+from machd.dialects.generation import known
 from machd.dialects.logprobs import token_text
 from machd.dialects.tokens.request import (
     DetokenizeRequest,
@@ -24,6 +25,7 @@ from machd.http.context import ServerContext
 from machd.http.stream import while_connected
 from machd.reading.system_messages import merge_opening, place_system_messages
 from machd.request.conversation import Conversation, template_tool
+from machd.settings.models import DEFAULT_NAME
 
 
 @endpoint("POST /tokenize", TokenizeResponse, takes=TokenizeRequest)
@@ -32,8 +34,8 @@ async def tokenize(
 ) -> TokenizeResponse:
     """Token ids of a text or a conversation."""
     body = await read_public_body(request, context, TokenizeRequest, takes_media=True)
+    context = await known(request, context, body.model or DEFAULT_NAME)
     service = context.service
-    context.check_model(body.model or context.served.model.model_id)
     conversation = await service.in_worker(_checked_conversation, body)
     if body.is_chat_prompt:
         prepared = await while_connected(
@@ -60,8 +62,8 @@ async def detokenize(
 ) -> DetokenizeResponse:
     """Text of token ids."""
     body = await read_public_body(request, context, DetokenizeRequest)
+    context = await known(request, context, body.model or DEFAULT_NAME)
     service = context.service
-    context.check_model(body.model or context.served.model.model_id)
     await service.in_worker(body.check_vocabulary, context.served.model.vocabulary_tokens)
     return DetokenizeResponse(
         prompt=await service.in_worker(context.served.tokenizer.decode, body.tokens)

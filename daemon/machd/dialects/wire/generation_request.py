@@ -43,6 +43,22 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
 
     model: bounds.ModelName | None = None
 
+    @property
+    def is_stream(self) -> bool:
+        """Whether it asks for a stream."""
+        return False
+
+    @property
+    def idle_s(self) -> float | None:
+        """Idle seconds after which the model is to be unloaded from now on; None where the request says nothing.
+
+        0 is for once this answer has ended, infinity for never.
+
+        Raises:
+            InvalidRequestError: It says so in a wrong form.
+        """
+        return None
+
     def checked(self) -> Self:
         """The request, once what no single field's bounds can say holds too.
 
@@ -77,6 +93,11 @@ class SamplingFields(GenerationRequest, frozen=True, kw_only=True):
     stream_interval: bounds.StreamInterval | None = None
     priority: PriorityName | bounds.PriorityNumber | None = None
     cache_salt: bounds.CacheSalt | None = None
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether it asks for a stream."""
+        return bool(self.stream)
 
     def shared_options(
         self,

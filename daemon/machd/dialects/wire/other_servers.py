@@ -12,6 +12,7 @@ from typing import Annotated, TypeAlias
 from msgspec import UNSET, Raw, UnsetType, field
 
 from machd.dialects.wire.generation_request import SamplingFields
+from machd.dialects.wire.idle_time import read_ttl
 from machd.dialects.wire.refusal import Ignored, Refused, only
 
 FalseOnly: TypeAlias = Annotated[Raw | UnsetType, only(False)]  # noqa: FBT003 - a JSON value
@@ -110,7 +111,12 @@ class LlamaCppFields(VllmFields, frozen=True, kw_only=True):
 
 
 class OtherServersFields(LlamaCppFields, frozen=True, kw_only=True):
-    """The fields of mlx-lm's server and of Ollama's OpenAI endpoints."""
+    """The fields of mlx-lm's server, of Ollama's OpenAI endpoints and of LM Studio's.
+
+    Attributes:
+        ttl: Seconds without a request after which the model is unloaded, from now on; heeded for an operator, where there
+            are several models.
+    """
 
     adapters: Refused = UNSET
     role_mapping: Refused = UNSET
@@ -118,3 +124,9 @@ class OtherServersFields(LlamaCppFields, frozen=True, kw_only=True):
     draft_model: Ignored = UNSET
     keep_alive: Ignored = UNSET
     num_draft_tokens: Ignored = UNSET
+    ttl: Ignored = UNSET
+
+    @property
+    def idle_s(self) -> float | None:
+        """Idle seconds after which the model is to be unloaded, as :attr:`GenerationRequest.idle_s`."""
+        return read_ttl(self.ttl)

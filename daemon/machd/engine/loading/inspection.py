@@ -16,7 +16,12 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
 
-from machd.engine.backend.device import available_memory_bytes, device_memory_bytes
+from machd.capabilities.fit import MemoryNeeds
+from machd.engine.backend.device import (
+    available_memory_bytes,
+    backend_name,
+    device_memory_bytes,
+)
 from machd.engine.backend.inspection_bounds import bounded, printable
 from machd.engine.backend.mlx_lm_import import import_mlx_lm, import_mlx_lm_without_tokenizers
 from machd.engine.backend.model_files import shortened
@@ -172,6 +177,43 @@ def inspect_model(  # noqa: PLR0913 - one argument for each setting of the model
         default_sampling=sampling,
     )
     return replace(found, description=description, notes=(*found.notes, *left_out))
+
+
+def memory_needs(
+    opened: Opened, settings: PlacingSettings, *, context_tokens: int, kv_budget_bytes: int
+) -> MemoryNeeds:
+    """Return the memory that a model will take, with the figures of :func:`inspect_model`.
+
+    A lazy model is built for it and dropped; ``context_tokens`` are the positions of one sequence.
+
+    Raises:
+        ModelError: One of its kinds: it cannot be built, or its files contradict each other.
+    """
+    built = opened.build()
+    if built.processor is not None:
+        built.processor.close()
+    limit_bytes = settings.limit_bytes or available_memory_bytes()
+    bank = None
+    if settings.residency is not None and built.processor is None:
+        bank = _bank(built.model, settings.residency, settings.dtype, limit_bytes)
+    weights = _Weights(settings, bank, limit_bytes)
+    hold_in(built.model, _conversion(opened, built, weights))
+    make_batchable(built.model)
+    mx.enable_compile()  # a daemon on the CPU has switched it off, and a trace is a compilation
+    try:
+        cache = trace_model(built.model).cache
+    finally:
+        if backend_name() == "cpu":
+            mx.disable_compile()
+    used = weights.used_bank
+    return MemoryNeeds(
+        weights_bytes=used.dense_bytes + used.bank_bytes if used else weights_bytes(built.model),
+        working_bytes=_working_bytes(built.model),
+        kv_budget_bytes=kv_budget_bytes,
+        bytes_per_token=cache.bytes_per_token,
+        bytes_per_sequence=cache.bytes_per_sequence,
+        context_tokens=context_tokens,
+    )
 
 
 def _vision(

@@ -5,11 +5,13 @@ The calling thread has to be the engine's: mlx ties its streams to the thread th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mlx.nn.layers.base import Module
 
+from machd.capabilities.fit import MemoryNeeds
 from machd.engine.backend.device import computing_memory_bytes
 from machd.engine.backend.own_code import OwnCode
 from machd.engine.experts.banked_model import BankedModel
@@ -18,6 +20,7 @@ from machd.engine.kv.kv_format import PLAIN, KvFormat
 from machd.engine.loading.description import describe_model
 from machd.engine.loading.formats.checkpoint import context_tokens
 from machd.engine.loading.formats.opening import open_model
+from machd.engine.loading.inspection import memory_needs
 from machd.engine.loading.placing.place import place
 from machd.engine.loading.placing.settings import PlacingSettings
 from machd.engine.loading.placing.sharding import Sharding
@@ -64,6 +67,21 @@ class LoadedModel:
     media_bytes: int = MEDIA_BYTES
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryShare:
+    """Memory of a model that is served beside others.
+
+    Attributes:
+        limit_bytes: The most that its weights may take.
+        kv_budget_bytes: KV budget that is asked for.
+        wait: Called with what the model needs; returns once it may be put into memory.
+    """
+
+    limit_bytes: int
+    kv_budget_bytes: int
+    wait: Callable[[MemoryNeeds], None]
+
+
 def load_model(  # noqa: PLR0913 - one argument for each setting of the model
     source: ModelSource,
     *,
@@ -78,11 +96,13 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
     quantize: str | None = None,
     media_bytes: int = MEDIA_BYTES,
     sharding: Sharding | None = None,
+    share: MemoryShare | None = None,
 ) -> LoadedModel:
     """Check, load and measure a model.
 
     ``chat_template`` is a file that replaces the model's template, ``none`` to serve without chat, or None for the
-    model's own; ``residency`` None keeps the whole model in memory. With ``sharding`` every rank calls this.
+    model's own; ``residency`` None keeps the whole model in memory. With ``sharding`` every rank calls this. ``share`` is for
+    a model among others.
 
     Raises:
         ModelError: One of its kinds; nothing is left in memory.
@@ -98,7 +118,13 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
         checkpoint, chat_template, trust_remote_code=trust_remote_code
     )
     context = context_tokens(checkpoint.config, max_context_tokens)
-    settings = PlacingSettings(dtype, quantize, kv_format, residency, sharding)
+    limit_bytes = None if share is None else share.limit_bytes
+    settings = PlacingSettings(dtype, quantize, kv_format, residency, sharding, limit_bytes)
+    if share is not None:
+        budget_bytes = share.kv_budget_bytes
+        share.wait(
+            memory_needs(opened, settings, context_tokens=context, kv_budget_bytes=budget_bytes)
+        )
     placed = place(opened, settings, progress)
     built, experts = placed.built, placed.experts
     no_experts = _NO_EXPERTS if residency is not None and experts is None else ""

@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from machd.engine.loading import embedded
+from machd.engine.loading.hub_download import HUB_FILES
 from machd.engine.protocol.progress import LoadProgress, SilentProgress
 from machd.errors import ModelDownloadError, ModelNotFoundError
 from machd.settings.problems import shortened
-
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
-
-_HUB_FILES = (
-    "model*.safetensors",  # the files that mlx-lm fetches and reads
-    "*.json",
-    "*.jinja",
-    "tokenizer.model",
-    "*.tiktoken",
-    "merges.txt",
-    "vocab.txt",
-)
-"""Files that are fetched: data only, no pickled weights (``.bin``, ``.pt``) and no code."""
+from machd.settings.texts import HUB_ID
 
 
 class SourceKind(StrEnum):
@@ -79,28 +67,12 @@ def resolve_model(
             f"{shortened(model)} is neither a directory nor a .gguf file; give the directory that holds "
             "config.json and the .safetensors files"
         )
-    if _HUB_ID.fullmatch(model) and path.suffix.lower() != ".gguf":
+    if HUB_ID.fullmatch(model) and path.suffix.lower() != ".gguf":
         return ModelSource(SourceKind.DIRECTORY, _hub_snapshot(model, offline=offline), model)
     raise ModelNotFoundError(
         f"{shortened(model)} does not exist: give a directory in mlx-lm layout, a .gguf file, a hub id "
         "(org/name), or nothing for the embedded default"
     )
-
-
-def list_hub_models() -> list[tuple[str, Path]]:
-    """List hub id and directory of every model in the local hub cache that mlx-lm could read.
-
-    Looks for ``config.json`` and a ``.safetensors`` file in the snapshots; opens neither.
-    """
-    from huggingface_hub.constants import HF_HUB_CACHE  # noqa: PLC0415 - slow to import
-
-    found: dict[str, Path] = {}
-    for config in sorted(Path(str(HF_HUB_CACHE)).glob("models--*/snapshots/*/config.json")):
-        snapshot = config.parent
-        if next(snapshot.glob("model*.safetensors"), None) is not None:
-            folder = snapshot.parent.parent.name
-            found[folder.removeprefix("models--").replace("--", "/", 1)] = snapshot
-    return list(found.items())
 
 
 def _named_file(model: str) -> tuple[Path, int]:
@@ -130,7 +102,7 @@ def _hub_snapshot(model_id: str, *, offline: bool) -> Path:
 
     try:
         return Path(
-            snapshot_download(model_id, allow_patterns=list(_HUB_FILES), local_files_only=offline)
+            snapshot_download(model_id, allow_patterns=list(HUB_FILES), local_files_only=offline)
         )
     except GatedRepoError as error:
         raise ModelDownloadError(

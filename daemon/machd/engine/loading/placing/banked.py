@@ -106,7 +106,8 @@ def place_banked(
     """
     refuse_quantising(settings.quantize)
     model = built.model
-    backend, available_bytes = backend_name(), available_memory_bytes()
+    backend = backend_name()
+    available_bytes = settings.limit_bytes or available_memory_bytes()
     if backend == "cuda":
         raise SettingsError([_NOT_ON_CUDA])
     plan = plan_bank(model, residency, settings.dtype, available_bytes=available_bytes)

@@ -43,7 +43,8 @@ def place_whole(
         SettingsError: The settings do not fit the model.
     """
     refuse_if_too_big(opened.checkpoint.stored_bytes, available_memory_bytes())
-    built, available_bytes = build(), available_memory_bytes()
+    built = build()
+    available_bytes = settings.limit_bytes or available_memory_bytes()
     conversion = choose_conversion(opened, built, settings, available_bytes)
     if conversion.dtype is not None and conversion.quantise_to is None:
         refuse_if_too_big(

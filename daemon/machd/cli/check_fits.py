@@ -1,0 +1,174 @@
+"""``machd check --fits``: can these models be loaded at once, with the figures by which a daemon shares its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import click
+import msgspec
+from msgspec import Struct
+from rich.table import Table
+
+from machd.capabilities.fit import Fit, MemoryNeeds
+from machd.cli.check_document import ModelCheck
+from machd.cli.ctl_text import plain, print_lines, table_lines
+from machd.served.model_set import find_models, models_to_serve
+from machd.served.named_model import kv_bytes
+from machd.settings.model import Settings
+from machd.settings.models import DEFAULT_NAME
+
+_GB = 1_000_000_000
+
+
+class ModelShare(Struct, frozen=True, kw_only=True):
+    """What one of several models takes.
+
+    Attributes:
+        model: As it was asked for.
+        kv_bytes: Its KV budget beside others: as it is set, but no more than one whole context.
+        total_bytes: All of it together.
+    """
+
+    model: str
+    weights_bytes: int
+    working_bytes: int
+    kv_bytes: int
+    total_bytes: int
+
+
+class JointFit(Struct, frozen=True, kw_only=True):
+    """Several models on one machine.
+
+    Attributes:
+        verdict: ``fits`` if all can be loaded at once; ``tight`` if each can, but not all; else ``wont_fit``.
+        budget_bytes: ``models.memory_gb``, or what the device can hold.
+        budget_setting: The name of that setting; null where the device's memory counts.
+        device_memory_bytes: What the device can hold in all.
+    """
+
+    verdict: Fit
+    reason: str
+    models: list[ModelShare]
+    total_bytes: int
+    budget_bytes: int
+    budget_setting: str | None
+    device_memory_bytes: int
+
+
+def check_fits(
+    names: Sequence[str],
+    settings: Settings,
+    *,
+    check: Callable[[Settings], ModelCheck],
+    as_json: bool,
+) -> bool:
+    """Print what models need together; returns whether they fit.
+
+    Args:
+        names: Of models that the settings name, or models as ``model.path`` names one; empty for all that the settings
+            name.
+        settings: Of the daemon.
+        check: Checks the model of settings.
+        as_json: Whether to print JSON instead of a table.
+
+    Raises:
+        click.UsageError: No model is given, and the settings name none.
+        MachdError: A model cannot be checked.
+    """
+    served = {one.name: one.settings for one in models_to_serve(settings, find_models(settings))}
+    if not names:
+        names = [one for one in served if one != DEFAULT_NAME or settings.model.path is not None]
+    if not names:
+        raise click.UsageError(
+            "The settings name no models; name some behind --fits, or add tables to the configuration file."
+        )
+    checks = [check(served[one] if one in served else _alone(one, settings)) for one in names]
+    fit = joint_fit(list(zip(names, checks, strict=True)), settings.models.memory_gb)
+    if as_json:
+        print_json(fit)
+    else:
+        print_table(fit)
+    return fit.verdict is Fit.FITS
+
+
+def joint_fit(checks: Sequence[tuple[str, ModelCheck]], memory_gb: object) -> JointFit:
+    """Add up what models need, and compare it with ``models.memory_gb``, or with the device."""
+    shares = [_share(name, check) for name, check in checks]
+    device_bytes = min(check.fit.device_memory_bytes for _, check in checks)
+    budget_bytes = int(memory_gb * _GB) if isinstance(memory_gb, float) else device_bytes
+    total_bytes = sum(one.total_bytes for one in shares)
+    what = "models.memory_gb is" if isinstance(memory_gb, float) else "the device holds"
+    too_large = [one for one in shares if one.total_bytes > budget_bytes]
+    figures = f"together they need {_gb(total_bytes)} and {what} {_gb(budget_bytes)}"
+    if too_large:
+        verdict = Fit.WONT_FIT
+        reason = (
+            f"{too_large[0].model} alone needs {_gb(too_large[0].total_bytes)} and {what} {_gb(budget_bytes)}: "
+            "it can never be loaded"
+        )
+    elif total_bytes > budget_bytes:
+        verdict, reason = Fit.TIGHT, f"{figures}: they take turns for the memory"
+    else:
+        verdict, reason = Fit.FITS, figures
+    return JointFit(
+        verdict=verdict,
+        reason=reason,
+        models=shares,
+        total_bytes=total_bytes,
+        budget_bytes=budget_bytes,
+        budget_setting="models.memory_gb" if isinstance(memory_gb, float) else None,
+        device_memory_bytes=device_bytes,
+    )
+
+
+def print_json(fit: JointFit) -> None:
+    """Print it for a program."""
+    click.echo(msgspec.json.format(msgspec.json.encode(fit), indent=2))
+
+
+def print_table(fit: JointFit) -> None:
+    """Print a line for each model, their sum, and the verdict."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("model", overflow="fold")
+    for name in ("weights", "working memory", "KV cache", "together"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in fit.models:
+        figures = (one.weights_bytes, one.working_bytes, one.kv_bytes, one.total_bytes)
+        table.add_row(plain(one.model), *map(_gb, figures))
+    sums = [
+        sum(getattr(one, name) for one in fit.models)
+        for name in ("weights_bytes", "working_bytes", "kv_bytes", "total_bytes")
+    ]
+    table.add_row("sum", *map(_gb, sums))
+    for line in table_lines(table):
+        click.echo(line)
+    print_lines([("memory", f"{fit.verdict}: {fit.reason}")])
+
+
+def _alone(path: str, settings: Settings) -> Settings:
+    """Return settings for a model that they do not name."""
+    model = settings.model.model_copy(update={"path": path})
+    return settings.model_copy(update={"model": model})
+
+
+def _share(name: str, check: ModelCheck) -> ModelShare:
+    needs = MemoryNeeds(
+        weights_bytes=check.fit.weights_bytes,
+        working_bytes=check.fit.working_bytes,
+        kv_budget_bytes=check.fit.kv_budget_bytes,
+        bytes_per_token=check.bytes_per_token,
+        bytes_per_sequence=check.bytes_per_sequence,
+        context_tokens=check.context_tokens,
+    )
+    kv = kv_bytes(needs)
+    return ModelShare(
+        model=name,
+        weights_bytes=needs.weights_bytes,
+        working_bytes=needs.working_bytes,
+        kv_bytes=kv,
+        total_bytes=needs.base_bytes + kv,
+    )
+
+
+def _gb(size_bytes: int) -> str:
+    return f"{size_bytes / _GB:.2f} GB"

@@ -1,0 +1,508 @@
+"""One model by its name: what it does, who holds it, and the engine that computes it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+import structlog
+
+from machd.capabilities.fit import MemoryNeeds
+from machd.clock import Clock
+from machd.errors import (
+    DrainDeadlineError,
+    EngineEndedError,
+    EngineFaultError,
+    MachdError,
+    ModelNotLoadedError,
+)
+from machd.link.port import EnginePort
+from machd.served.model_files import ModelFiles
+from machd.served.served_model import ServedModel
+from machd.served.turns import Claim, ModelState
+from machd.settings.model import Settings
+
+_GB = 1_000_000_000
+
+_LEAST_KV_BYTES = 100_000
+"""The least that ``continuous_batching.kv_budget_gb`` may be."""
+
+_MAX_LOADS = 5
+"""Engine processes that may die while they load, before the model counts as one that cannot be loaded."""
+
+_REST_S = 10.0
+"""How long a model that could not be loaded is not tried again for a request; an operator may at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Residence:
+    """How a model lives beside others.
+
+    Attributes:
+        is_pinned: It gives way to no other model.
+        ttl_s: Idle seconds after which it is unloaded; None for never.
+    """
+
+    is_pinned: bool = False
+    ttl_s: float | None = None
+
+
+class LoadOutcome(StrEnum):
+    """How a load ended."""
+
+    LOADED = "loaded"
+    FAILED = "failed"
+    """Its engine process could not load it."""
+
+    REFUSED = "refused"
+    """The memory that it needs can never be free."""
+
+
+@dataclass(slots=True)
+class LoadHistory:
+    """What became of a model's loads since the daemon started.
+
+    Attributes:
+        outcomes: How many ended in each way.
+        suspensions: How often it gave way while requests held it.
+        last_load_s: Seconds from the grant of its memory until it was ready, the last time; 0 before.
+        loaded_unix_s: When it was last ready; None before.
+    """
+
+    outcomes: dict[LoadOutcome, int] = field(default_factory=lambda: dict.fromkeys(LoadOutcome, 0))
+    suspensions: int = 0
+    last_load_s: float = 0.0
+    loaded_unix_s: float | None = None
+
+
+class Lease:
+    """A request's hold on a model, from before its load to the end of the answer."""
+
+    def __init__(self, model: NamedModel) -> None:
+        """Count as one of the model's leases."""
+        self.model = model
+        self._is_open = True
+
+    def close(self) -> None:
+        """Give it back; again is no mistake."""
+        if self._is_open:
+            self._is_open = False
+            self.model.release()
+
+
+class NamedModel:
+    """One model. Lives on the event loop.
+
+    Attributes:
+        name: As requests and operators name it.
+        settings: Its own, without a KV budget that others leave no room for.
+        served: What handlers ask about it, with the link to its engine.
+        state: What it does.
+        cause: What it failed of; None unless it did.
+        needs: As its engine process has found; None before.
+        files: Its files, as they were at the start; None where they are not known.
+        history: What became of its loads.
+    """
+
+    def __init__(  # noqa: PLR0913 - one argument for each thing that it calls
+        self,
+        name: str,
+        settings: Settings,
+        served: ServedModel,
+        open_engine: Callable[[], EnginePort],
+        *,
+        residence: Residence,
+        on_change: Callable[[], None],
+        on_ready: Callable[[], None],
+        on_gone: Callable[[], None],
+        clock: Clock,
+        is_one: bool = False,
+        files: ModelFiles | None = None,
+    ) -> None:
+        """Begin unloaded.
+
+        Args:
+            name: As requests and operators name it.
+            settings: Its own.
+            served: With the link to an engine that is not started yet.
+            open_engine: Prepares another engine, after one has failed for good.
+            residence: How it lives beside others.
+            on_change: Called when something has changed on which turns depend.
+            on_ready: Called when it has been loaded.
+            on_gone: Called when it has left: it is served no longer, and no request holds it.
+            clock: Reads time.
+            is_one: There is no other: the daemon says what becomes of it, and leaves when it cannot be loaded.
+            files: Its files, as they were at the start; None where they are not known.
+        """
+        self.name = name
+        self.settings = settings
+        self.served = served
+        self.state = ModelState.UNLOADED
+        self.cause: BaseException | None = None
+        self.needs: MemoryNeeds | None = None
+        self.files = files
+        self.history = LoadHistory()
+        self._open_engine = open_engine
+        self._residence = residence
+        self._is_pinned: bool | None = None
+        self._on_change = on_change
+        self._on_ready = on_ready
+        self._on_gone = on_gone
+        self._clock = clock
+        self._event_loop = asyncio.get_running_loop()
+        self._leases = 0
+        self._waiters: list[asyncio.Future[None]] = []
+        self._waiting_since_s: float | None = None
+        self._ready_since_s = self._idle_since_s = clock.monotonic_s()
+        self._is_granted = self._is_unwanted = False
+        self._failed_s = self._load_begun_s = 0.0
+        self._loads = 0
+        self._is_one = is_one
+        self._log = structlog.get_logger("machd.models", model=name)
+        self._is_spent = self._is_started = self._is_leaving = False
+
+    @property
+    def is_one(self) -> bool:
+        """Whether it is the only model, which lives as long as the daemon."""
+        return self._is_one
+
+    @property
+    def shown_name(self) -> str:
+        """Name that answers have: the model's id once it is known."""
+        front = self.served.link.front
+        return self.name if front is None else front.model.model_id
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests are computed."""
+        return self.state is ModelState.READY
+
+    @property
+    def leases(self) -> int:
+        """Requests that hold it."""
+        return self._leases
+
+    @property
+    def residence(self) -> Residence:
+        """How it lives beside others: as its settings say, unless an operator has pinned or unpinned it."""
+        if self._is_pinned is None:
+            return self._residence
+        return replace(self._residence, is_pinned=self._is_pinned)
+
+    @property
+    def idle_s(self) -> float | None:
+        """How long no request has held it; None while one does, and while it is not loaded."""
+        if self._leases or self.state is not ModelState.READY:
+            return None
+        return self._clock.monotonic_s() - self._idle_since_s
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it has left: no request holds it, and its engine process has ended."""
+        has_no_process = self.state in {ModelState.UNLOADED, ModelState.FAILED}
+        return self._is_leaving and not self._leases and has_no_process
+
+    @property
+    def settings_in_force(self) -> Settings:
+        """Its own, with no more KV budget than is reserved for it."""
+        if self.needs is None or not self._is_granted:
+            return self.settings
+        batching = self.settings.continuous_batching
+        budget_gb = min(batching.kv_budget_gb, kv_bytes(self.needs) / _GB)
+        batching = batching.model_copy(update={"kv_budget_gb": budget_gb})
+        return self.settings.model_copy(update={"continuous_batching": batching})
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Memory that is reserved for it now."""
+        return self.claim.reserved_bytes
+
+    @property
+    def claim(self) -> Claim:
+        """What turns are decided by."""
+        return Claim(
+            self.name,
+            self.state,
+            needed_bytes=None if self.needs is None else placed(self.needs).total_bytes,
+            is_granted=self._is_granted,
+            is_pinned=self.residence.is_pinned,
+            leases=self._leases,
+            waiting_since_s=self._waiting_since_s,
+            ready_since_s=self._ready_since_s,
+            idle_since_s=self._idle_since_s,
+            ttl_s=None if self.residence.is_pinned else self.residence.ttl_s,
+            is_unwanted=self._is_unwanted or self._is_leaving,
+        )
+
+    def live(self, residence: Residence) -> None:
+        """Live beside others in another way from now on."""
+        self._residence = residence
+        self._on_change()
+
+    def pin(self, *, is_pinned: bool | None) -> None:
+        """Give way to no other model, or to any; None for what its settings say."""
+        self._is_pinned = is_pinned
+        self._on_change()
+
+    def hold(self) -> Lease:
+        """Count a request that needs the model, now or once it is loaded."""
+        self._leases += 1
+        self._is_unwanted = False
+        return Lease(self)
+
+    def release(self) -> None:
+        """Count one less; the idle time begins with the last."""
+        self._leases -= 1
+        if not self._leases:
+            self._idle_since_s = self._clock.monotonic_s()
+            self._waiters = [one for one in self._waiters if not one.done()]
+            if self.state is ModelState.UNLOADED and not self._waiters:
+                self._waiting_since_s = None  # everybody who waited has left
+            self._end_idle_load()
+        self._on_change()
+
+    def want(self) -> asyncio.Future[None]:
+        """Have it loaded; the future resolves once it is ready, or to why it cannot be.
+
+        Raises:
+            ModelNotLoadedError: It has failed just now.
+        """
+        ready: asyncio.Future[None] = self._event_loop.create_future()
+        if self.state is ModelState.READY:
+            ready.set_result(None)
+            return ready
+        if self.state is ModelState.FAILED:
+            self._forgive()
+        if self._waiting_since_s is None:
+            self._waiting_since_s = self._clock.monotonic_s()
+        self._waiters.append(ready)
+        self._on_change()
+        return ready
+
+    def check_loaded(self) -> None:
+        """Raise why nothing is known of the model.
+
+        Raises:
+            ModelNotLoadedError: It was never loaded.
+        """
+        if self.served.state is None:
+            raise ModelNotLoadedError(
+                f"the model {self.name!r} is not loaded; a request for an answer loads it"
+            )
+
+    def unload(self) -> None:
+        """Have it unloaded once no request holds it, unless one comes before."""
+        self._is_unwanted = True
+        self._on_change()
+
+    def load(self) -> None:
+        """Have it loaded, even if it has failed just now, and do not wait for it."""
+        self.retry()
+        lease = self.hold()
+
+        def end(ready: asyncio.Future[None]) -> None:
+            if not ready.cancelled():
+                ready.exception()  # the model's cause has it
+            lease.close()
+
+        self.want().add_done_callback(end)
+
+    def suspend(self) -> None:
+        """Unload it now; answers that hold it wait until another request, or an operator, has it loaded."""
+        self._is_unwanted = True
+        if self.state is ModelState.READY:
+            self.give_way()
+        self._on_change()
+
+    def leave(self) -> None:
+        """Be served no longer: requests that hold it are answered, then its engine process ends.
+
+        It gives way as any other meanwhile, and its answers go on in their turn.
+        """
+        self._is_leaving = True
+        self._residence = Residence()
+        if not self._leases:
+            self._waiting_since_s = None
+            self._resolve(ModelNotLoadedError(f"the model {self.name!r} is served no longer"))
+        self._end_idle_load()
+
+    def go(self) -> None:
+        """End what is left of its engine, once it :attr:`is_gone`."""
+        self._is_spent = True
+        self.served.link.stop(DrainDeadlineError("the model is served no longer"))
+        self._on_gone()
+
+    def _end_idle_load(self) -> None:
+        """End the load of a model that has left, and that no request waits for."""
+        if not self._is_leaving or self._leases or self.state is not ModelState.LOADING:
+            return
+        self.state, self._is_spent = ModelState.SUSPENDING, True
+        link = self.served.link
+        link.finished.add_done_callback(lambda _: self._soon(self._suspended))
+        link.stop(DrainDeadlineError("the model is served no longer"))
+
+    def retry(self) -> None:
+        """Forget a failure, so that the next request has it loaded."""
+        self._failed_s = self._clock.monotonic_s() - _REST_S
+
+    def start(self) -> None:
+        """Start its engine process, which opens the files and says what they need."""
+        self.state, self._is_granted = ModelState.LOADING, False
+        self._load_begun_s = self._clock.monotonic_s()
+        self._loads += 1
+        if not self._is_one:
+            self._log.info("model.loading")
+        if self._is_spent:
+            self.served.link = self._open_engine()
+            self._is_spent = self._is_started = False
+        link = self.served.link
+        if self._is_started:
+            loading = link.resume()
+        else:
+            link.start()
+            loading = link.loaded
+        self._is_started = True
+        loading.add_done_callback(lambda done: self._soon(self._loaded, done))
+
+    def sized(self, needs: MemoryNeeds) -> None:
+        """Note what it needs; its engine process waits for the grant. One that follows one that died has it already."""
+        self.needs = needs
+        if self._is_granted:
+            self.grant()
+        else:
+            self._on_change()
+
+    def grant(self) -> None:
+        """Let it read its weights."""
+        assert self.needs is not None, "it has been asked for so much"
+        self._is_granted = True
+        self._load_begun_s = self._clock.monotonic_s()
+        self.served.link.place(self.settings_in_force)
+
+    def refuse(self, error: MachdError) -> None:
+        """Give up its load."""
+        self._is_spent = True
+        self.history.outcomes[LoadOutcome.REFUSED] += 1
+        self.served.link.stop(error)
+        self._fail(error)
+
+    def give_way(self) -> None:
+        """End its engine process; what is open goes on when it is loaded again."""
+        self.state = ModelState.SUSPENDING
+        if self._leases:
+            self.history.suspensions += 1
+        if not self._is_one:
+            self._log.info("model.suspending", leases=self._leases)
+        begun = self.served.link.suspend()
+        assert begun is not None, "models that share memory have processes of their own"
+        begun.add_done_callback(lambda _: self._soon(self._suspended))
+
+    def _suspended(self) -> None:
+        """Go on waiting for a turn, if requests hold it."""
+        if self.state is not ModelState.SUSPENDING:
+            return
+        self.state, self._is_granted = ModelState.UNLOADED, False
+        if self._leases and self._waiting_since_s is None and not self._is_unwanted:
+            self._waiting_since_s = self._clock.monotonic_s()
+        self._on_change()
+
+    def _loaded(self, done: Future[None]) -> None:
+        if self.state is not ModelState.LOADING:
+            return  # it was refused meanwhile
+        error = done.exception()
+        if error is not None:
+            self._not_loaded(error)
+            return
+        now_s = self._clock.monotonic_s()
+        self.state, self.cause = ModelState.READY, None
+        self._waiting_since_s = None
+        self._ready_since_s = self._idle_since_s = now_s
+        self._loads = 0
+        self.history.outcomes[LoadOutcome.LOADED] += 1
+        self.history.last_load_s = now_s - self._load_begun_s
+        self.history.loaded_unix_s = self._clock.unix_s()
+        self.served.link.finished.add_done_callback(lambda ended: self._soon(self._finished, ended))
+        if not self._is_one:
+            self._log.info("model.ready")
+        self._on_ready()
+        self._resolve(None)
+        self._on_change()
+
+    def _not_loaded(self, error: BaseException) -> None:
+        self._is_spent = True
+        has_died = isinstance(error, EngineEndedError)
+        if (
+            has_died
+            and not self._is_one
+            and self._loads < _MAX_LOADS
+            and (self._leases or self._waiters)
+        ):
+            self.state = ModelState.UNLOADED  # the next turn tries again
+            self._on_change()
+            return
+        self.history.outcomes[LoadOutcome.FAILED] += 1
+        if not self._is_one:
+            self._log.error("model.failed", error=str(error))
+        self._fail(
+            ModelNotLoadedError(
+                f"the model {self.name!r} could not be loaded; its operator finds the reason in the log"
+            ),
+            cause=error,
+        )
+
+    def _finished(self, ended: Future[None]) -> None:
+        """Note that its engine has failed for good: every answer has ended with that."""
+        is_current = self.served.link.finished is ended and not self._is_spent
+        if not is_current or ended.exception() is None:
+            return
+        self._is_spent = True
+        self._fail(EngineFaultError(f"the engine of the model {self.name!r} has failed"))
+
+    def _fail(self, error: MachdError, cause: BaseException | None = None) -> None:
+        self.state, self._is_granted = ModelState.FAILED, False
+        self.cause = cause or error
+        self._waiting_since_s = None
+        self._failed_s = self._clock.monotonic_s()
+        self._loads = 0
+        self._resolve(error)
+        self._on_change()
+
+    def _forgive(self) -> None:
+        """Try a model that has failed again, unless that was just now."""
+        rest_s = self._failed_s + _REST_S - self._clock.monotonic_s()
+        if rest_s > 0:
+            raise ModelNotLoadedError(
+                f"the model {self.name!r} could not be loaded; it is tried again in {rest_s:.0f} s",
+                retry_after_s=max(1, round(rest_s)),
+            )
+        self.state = ModelState.UNLOADED
+
+    def _resolve(self, error: MachdError | None) -> None:
+        waiters, self._waiters = self._waiters, []
+        for one in waiters:
+            if one.done():
+                continue
+            if error is None:
+                one.set_result(None)
+            else:
+                one.set_exception(error)
+
+    def _soon(self, call: Callable[..., None], *arguments: object) -> None:
+        try:
+            self._event_loop.call_soon_threadsafe(call, *arguments)
+        except RuntimeError:
+            return  # the event loop has closed
+
+
+def placed(needs: MemoryNeeds) -> MemoryNeeds:
+    """Return what is reserved for a model beside others: its needs, with the KV budget that it gets."""
+    return replace(needs, kv_budget_bytes=kv_bytes(needs))
+
+
+def kv_bytes(needs: MemoryNeeds) -> int:
+    """Return the KV budget of a model beside others: as it is set, but no more than one whole context."""
+    context_bytes = needs.bytes_per_sequence + needs.bytes_per_token * needs.context_tokens
+    return max(_LEAST_KV_BYTES, min(needs.kv_budget_bytes, context_bytes))

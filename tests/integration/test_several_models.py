@@ -1,0 +1,201 @@
+"""Several models behind one address: each answers as it does alone, and none cuts another's answers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+from structlog.testing import capture_logs
+from support.clients.cached_answers import Asked, ask, ask_streamed
+from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.several_models import several_models
+from support.daemon.supervised_daemon import SupervisedDaemon
+from support.engines.dialogue import chat
+
+from machd.request.constraint import Constraint
+from machd.served.engine_grammars import EngineGrammars
+
+_TEXT = "an answer that goes on and on, whatever else is asked for " * 4
+
+Make = Callable[..., SupervisedDaemon]
+
+
+@pytest.fixture(name="make")
+def _make(tmp_path: Path) -> Iterator[Make]:
+    """Makes a daemon with memory for two of the models that are given, by the queries of their paths."""
+
+    def make(models: dict[str, str], **section: object) -> SupervisedDaemon:
+        return several_models(tmp_path, models, section=section)
+
+    with capture_logs():
+        yield make
+
+
+def _asked(model: str, text: str = _TEXT) -> Asked:
+    return Asked(chat(f"say {text}") | {"model": model})
+
+
+def _three(load_s: float = 0.0) -> dict[str, str]:
+    return dict.fromkeys(("alpha", "beta", "gamma"), f"size=35000000&load_s={load_s}")
+
+
+def test_each_model_answers_under_its_name(make: Make) -> None:
+    """A request loads the one that it asks for; the answer carries its name."""
+    with make(_three()) as daemon:
+        for name in ("alpha", "beta", "gamma", "alpha"):
+            answer = httpx.post(
+                f"{daemon.url}/v1/chat/completions",
+                json=chat("say hello") | {"model": name},
+                timeout=CEILING_S,
+            ).json()
+            assert answer["model"] == name
+            assert answer["choices"][0]["message"]["content"] == "hello"
+
+
+def test_nobody_is_cut_when_three_models_share_the_memory_of_two(make: Make) -> None:
+    """Long answers of all three at once, streamed and not, are whole: busy models are suspended, and go on."""
+    names = ("alpha", "beta", "gamma")
+    with make(_three(0.1)) as daemon, ThreadPoolExecutor(12) as pool:
+        text = _TEXT * 3
+        plain = [pool.submit(ask, daemon.url, _asked(name, text)) for name in names * 2]
+        streamed = [pool.submit(ask_streamed, daemon.url, _asked(name, text)) for name in names * 2]
+        texts = {one.result(CEILING_S).texts for one in (*plain, *streamed)}
+
+    assert texts == {(text,)}
+    assert len(daemon.processes) >= 4
+
+
+def test_two_cold_requests_for_two_models_are_both_answered(make: Make) -> None:
+    """Neither waits for the other's victim for ever."""
+    models = {"alpha": "size=80000000", "beta": "size=80000000", "gamma": "size=80000000"}
+    with make(models) as daemon, ThreadPoolExecutor(3) as pool:
+        assert ask(daemon.url, _asked("gamma", "first")).texts == ("first",)
+        answers = list(pool.map(lambda name: ask(daemon.url, _asked(name)), ("alpha", "beta")))
+
+    assert [one.texts for one in answers] == [(_TEXT,), (_TEXT,)]
+
+
+def test_a_model_that_can_never_fit_is_refused_with_the_figures(make: Make) -> None:
+    """And the others go on being served."""
+    with make(_three() | {"huge": "size=500000000"}) as daemon:
+        answer = httpx.post(
+            f"{daemon.url}/v1/chat/completions",
+            json=chat("say no") | {"model": "huge"},
+            timeout=CEILING_S,
+        )
+        assert answer.status_code == 503
+        error = answer.json()["error"]
+        assert error["code"] == "model_not_loaded"
+        assert "needs 0.51 GB, and models.memory_gb is 0.10" in error["message"]
+        assert ask(daemon.url, _asked("alpha", "yes")).texts == ("yes",)
+
+
+def test_a_load_that_fails_gives_its_memory_back(make: Make) -> None:
+    """The request gets the reason's code; the next model has the room."""
+    models = _three() | {"broken": "size=80000000&fails=1"}
+    with make(models) as daemon:
+        answer = httpx.post(
+            f"{daemon.url}/v1/chat/completions",
+            json=chat("say no") | {"model": "broken"},
+            timeout=CEILING_S,
+        )
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_not_loaded")
+        assert ask(daemon.url, _asked("alpha", "yes")).texts == ("yes",)
+        assert ask(daemon.url, _asked("beta", "yes")).texts == ("yes",)
+
+
+def test_a_running_answer_is_not_cut_by_a_request_for_another_model(make: Make) -> None:
+    """The other one gets its turn once it has waited for one, and the answer goes on after it."""
+    models = {"alpha": "size=80000000", "beta": "size=80000000"}
+    text = _TEXT * 8
+    with make(models) as daemon, ThreadPoolExecutor(2) as pool:
+        long = pool.submit(ask_streamed, daemon.url, _asked("alpha", text))
+        wait_until(lambda: len(daemon.processes) == 1, "the first model loads")
+        threading.Event().wait(0.5)
+        start_s = time.monotonic()
+        assert ask(daemon.url, _asked("beta", "short")).texts == ("short",)
+        waited_s = time.monotonic() - start_s
+        assert long.result(CEILING_S).texts == (text,)
+
+    assert waited_s < CEILING_S / 2
+    assert len(daemon.processes) >= 2
+
+
+def test_an_unknown_name_is_refused_with_the_names_that_are_served(make: Make) -> None:
+    """No other model answers for it."""
+    with make(_three()) as daemon:
+        answer = httpx.post(
+            f"{daemon.url}/v1/chat/completions", json=chat("say no") | {"model": "delta"}
+        )
+
+    assert answer.status_code == 404
+    assert "'alpha', 'beta', 'gamma'" in answer.json()["error"]["message"]
+
+
+def test_without_autoload_a_model_that_is_not_loaded_is_refused(make: Make) -> None:
+    """With the code that says so; the default one is there from the start."""
+    with make(_three(), autoload=False) as daemon:
+        answer = httpx.post(
+            f"{daemon.url}/v1/chat/completions", json=chat("say no") | {"model": "beta"}
+        )
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_not_loaded")
+        assert ask(daemon.url, _asked("alpha", "yes")).texts == ("yes",)
+
+
+def test_answers_are_whole_when_engine_processes_die_while_models_take_turns(make: Make) -> None:
+    """A death is no model's end, whatever it does at that moment."""
+    names = ("alpha", "beta", "gamma")
+    text = _TEXT * 3
+    with make(_three(0.1)) as daemon, ThreadPoolExecutor(6) as pool:
+        answers = [pool.submit(ask, daemon.url, _asked(name, text)) for name in names * 2]
+        for _ in range(4):
+            threading.Event().wait(0.9)
+            if all(one.done() for one in answers):
+                break
+            daemon.processes[-1].kill()
+        texts = {one.result(CEILING_S).texts for one in answers}
+
+    assert texts == {(text,)}
+
+
+def test_a_request_whose_grammar_is_compiled_when_its_model_is_suspended_is_answered(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once its model is there again; another model's grammars do not wait for that."""
+    is_asked, may_go_on = threading.Event(), threading.Event()
+    is_separate = EngineGrammars.is_separate
+
+    def is_separate_later(grammars: EngineGrammars, constraint: Constraint) -> bool:
+        if "first" in constraint.source:
+            is_asked.set()
+            may_go_on.wait(CEILING_S)
+        return is_separate(grammars, constraint)
+
+    monkeypatch.setattr(EngineGrammars, "is_separate", is_separate_later)
+    models = {"alpha": "size=80000000", "beta": "size=80000000"}
+    with make(models, max_turn_s=0.1) as daemon, ThreadPoolExecutor(2) as pool:
+        first = pool.submit(ask, daemon.url, _formed("alpha", "first"))
+        assert is_asked.wait(CEILING_S)
+        second = pool.submit(ask, daemon.url, _formed("beta", "second"))
+        wait_until(lambda: daemon.processes[0].poll() is not None, "the first is suspended")
+        may_go_on.set()
+
+        assert second.result(CEILING_S).texts[0].startswith('{"second"')
+        assert first.result(CEILING_S).texts[0].startswith('{"first"')
+
+
+def _formed(model: str, key: str) -> Asked:
+    """A question whose answer is an object with one key."""
+    schema = {
+        "type": "object",
+        "properties": {key: {"type": "boolean"}},
+        "required": [key],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    return Asked(chat("hi", max_tokens=40) | {"model": model, "response_format": form})

@@ -1,0 +1,37 @@
+"""A daemon of several scripted models, each with an engine process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from support.daemon.supervised_daemon import SupervisedDaemon
+
+
+def several_models(
+    folder: Path,
+    models: Mapping[str, str],
+    *,
+    flags: Mapping[str, object] | None = None,
+    section: Mapping[str, object] | None = None,
+) -> SupervisedDaemon:
+    """Return a daemon of these models, by the queries of their paths, as :mod:`support.daemon.engine_child` reads them.
+
+    ``section`` are settings of ``[models]``; memory is for two models of 35 MB unless they say so.
+    """
+    shared = {"memory_gb": 0.1, "max_turn_s": 2.0} | dict(section or {})
+    lines = ["[models]", *(f"{key} = {_toml(value)}" for key, value in shared.items())]
+    for name, query in models.items():
+        lines += [f'[models."{name}"]', f'path = "fake?{query}"']
+    config = folder / "machd.toml"
+    config.write_text("\n".join(lines))
+    shared_flags: dict[str, object] = {
+        "continuous_batching.enabled": True,
+        "continuous_batching.max_b": 8,
+        "cache.prefix": False,
+    }
+    return SupervisedDaemon(shared_flags | dict(flags or {}), config_path=config)
+
+
+def _toml(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

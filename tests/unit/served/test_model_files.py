@@ -1,0 +1,255 @@
+"""Models that are found in a directory: which, under what names, and what is passed over."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from machd.served import model_files
+from machd.served.model_files import FoundModel, ModelFilesKind, discover
+
+_INDEX = "model.safetensors.index.json"
+
+
+def write(path: Path, size_bytes: int = 10) -> Path:
+    """A file of a size, with the directories above it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"x" * size_bytes)
+    return path
+
+
+def checkpoint(path: Path, *weights: str) -> Path:
+    """A checkpoint with files of weights, one unless they are named."""
+    for name in ("config.json", *(weights or ("model.safetensors",))):
+        write(path / name)
+    return path
+
+
+def hub_model(cache: Path, repository: str, *revisions: str) -> Path:
+    """A model as a hub cache has it: links to blobs, for each revision its own."""
+    folder = cache / f"models--{repository}"
+    for revision in revisions:
+        for name in ("config.json", "model.safetensors"):
+            blob = write(folder / "blobs" / f"{revision}-{name}")
+            link = folder / "snapshots" / revision / name
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(os.path.relpath(blob, link.parent))
+    return folder
+
+
+def names(directory: Path) -> list[str]:
+    """The names of what is found."""
+    return [model.name for model in discover(directory)]
+
+
+def test_checkpoints_and_gguf_files_are_found_at_two_levels(tmp_path: Path) -> None:
+    """NAME and ORG/NAME, with path, kind, size and time."""
+    coder = checkpoint(
+        tmp_path / "Coder", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+    )
+    small = write(tmp_path / "small.gguf", 7)
+    checkpoint(tmp_path / "org" / "Chat")
+    write(tmp_path / "org" / "tiny.Q4_0.GGUF")
+    write(tmp_path / "notes.txt")
+    os.utime(coder / "config.json", (1, 9_999_999_999))
+    os.utime(small, (1, 5))
+
+    found = discover(tmp_path)
+
+    assert [model.name for model in found] == ["Coder", "org/Chat", "org/tiny.Q4_0", "small"]
+    assert found[0] == FoundModel("Coder", coder, ModelFilesKind.DIRECTORY, 30, 9_999_999_999)
+    assert found[3] == FoundModel("small", small, ModelFilesKind.GGUF, 7, 5)
+
+
+def test_a_hub_cache_is_read_by_repository(tmp_path: Path) -> None:
+    """ORG/NAME, and its links to blobs count as files; the revision is main's, or else the newest."""
+    newest = hub_model(tmp_path, "org--Name--x", "a1", "b2")
+    os.utime(newest / "snapshots" / "a1", (1, 5))
+    main = hub_model(tmp_path, "org--Main", "a1", "b2")
+    os.utime(main / "snapshots" / "a1", (1, 5))
+    write(main / "refs" / "main").write_text("a1\n")
+    hub_model(tmp_path, "gpt2", "c3")
+    write(tmp_path / "datasets--org--Data" / "snapshots" / "a1" / "config.json")
+    checkpoint(tmp_path / ".locks" / "models--x--y")
+
+    found = {model.name: model for model in discover(tmp_path)}
+
+    assert found.keys() == {"org/Name--x", "org/Main", "gpt2"}
+    assert found["org/Name--x"].path == newest / "snapshots" / "b2"
+    assert found["org/Main"].path == main / "snapshots" / "a1"
+    assert found["gpt2"].kind is ModelFilesKind.HUB_SNAPSHOT
+    assert found["gpt2"].size_bytes == 20
+
+
+@pytest.mark.parametrize("revision", ["../../other/snapshots/a1", "missing", "", "\xff" * 300])
+def test_a_strange_main_of_a_hub_cache_is_not_followed(tmp_path: Path, revision: str) -> None:
+    """It only chooses among the repository's own snapshots."""
+    folder = hub_model(tmp_path, "org--Name", "a1")
+    write(folder / "refs" / "main").write_text(revision, "latin-1")
+
+    assert [model.path for model in discover(tmp_path)] == [folder / "snapshots" / "a1"]
+
+
+def test_an_incomplete_snapshot_gives_way_to_a_complete_one(tmp_path: Path) -> None:
+    """A blob that is gone leaves a link to nothing."""
+    folder = hub_model(tmp_path, "org--Name", "a1", "b2")
+    write(folder / "refs" / "main").write_text("b2")
+    (folder / "blobs" / "b2-model.safetensors").unlink()
+
+    assert [model.path.name for model in discover(tmp_path)] == ["a1"]
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        ["config.json"],
+        ["model.safetensors"],
+        ["config.json", "pytorch_model.bin"],
+        ["config.json", "adapters.safetensors"],
+        ["config.json", "model-00001-of-00002.safetensors"],
+        ["config.json", "model.safetensors", "tokenizer.json.incomplete"],
+        ["config.json", "model.safetensors", ".x.incomplete"],
+        ["config.json", "model.safetensors", ".cache/huggingface/download/x.incomplete"],
+    ],
+)
+def test_an_incomplete_checkpoint_is_passed_over(tmp_path: Path, files: list[str]) -> None:
+    """Without weights, without a shard, or while a file is being fetched."""
+    for file in files:
+        write(tmp_path / "Coder" / file)
+
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("index", "is_complete"),
+    [
+        (json.dumps({"weight_map": {"a": "model.safetensors"}}), True),
+        (json.dumps({"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}), False),
+        (json.dumps({"weight_map": ["model.safetensors"]}), False),
+        (json.dumps([]), False),
+        ("{", False),
+        ("[" * 100_000, False),
+    ],
+)
+def test_an_index_names_the_files_of_weights(
+    tmp_path: Path, index: str, *, is_complete: bool
+) -> None:
+    """All of them have to be there; an index that cannot be read is of no complete model."""
+    checkpoint(tmp_path / "Coder")
+    (tmp_path / "Coder" / _INDEX).write_text(index)
+
+    assert names(tmp_path) == ["Coder"] * is_complete
+
+
+def test_a_hub_model_that_is_being_fetched_is_passed_over(tmp_path: Path) -> None:
+    """Its blobs say so, whatever links are there already."""
+    folder = hub_model(tmp_path, "org--Name", "a1")
+    write(folder / "blobs" / "c0ffee.incomplete")
+
+    assert names(tmp_path) == []
+
+
+def test_gguf_files_that_hold_no_whole_model_are_passed_over(tmp_path: Path) -> None:
+    """Parts of a split file, an empty file, and a directory of such a name."""
+    write(tmp_path / "big-00001-of-00002.gguf")
+    write(tmp_path / "empty.gguf", 0)
+    (tmp_path / "folder.gguf").mkdir()
+    os.mkfifo(tmp_path / "pipe.gguf")
+
+    assert names(tmp_path) == []
+
+
+def test_links_out_of_the_directory_are_not_followed(tmp_path: Path) -> None:
+    """Neither of a directory, nor of a file, nor of weights; links within it are."""
+    inside, outside = tmp_path / "models", tmp_path / "elsewhere"
+    checkpoint(outside / "Coder")
+    write(outside / "small.gguf")
+    checkpoint(inside / "Real")
+    (inside / "Linked").symlink_to(outside / "Coder")
+    (inside / "linked.gguf").symlink_to(outside / "small.gguf")
+    (inside / "Again").symlink_to("Real")
+    (inside / "loop").symlink_to("loop")
+    write(inside / "Weights" / "config.json")
+    (inside / "Weights" / "model.safetensors").symlink_to(outside / "small.gguf")
+    (inside / "org").symlink_to(outside)
+    (inside / "models--org--Name").symlink_to(hub_model(outside, "org--Name", "a1"))
+
+    assert names(inside) == ["Again", "Real"]
+    (tmp_path / "link").symlink_to(inside)
+    assert names(tmp_path / "link") == ["Again", "Real"]
+
+
+def test_a_name_belongs_to_one_model(tmp_path: Path) -> None:
+    """A directory keeps it, a GGUF file gets its suffix, a snapshot in a hub cache is left out."""
+    checkpoint(tmp_path / "org" / "Name")
+    write(tmp_path / "org" / "Name.gguf")
+    hub_model(tmp_path, "org--Name", "a1")
+
+    found = discover(tmp_path)
+
+    assert [(model.name, model.kind) for model in found] == [
+        ("org/Name", ModelFilesKind.DIRECTORY),
+        ("org/Name.gguf", ModelFilesKind.GGUF),
+    ]
+
+
+@pytest.mark.parametrize("name", [" Coder", "Coder ", "a\tb", "..a", "a\\b", "\udcff", "~a"])
+def test_a_name_that_no_request_can_ask_for_is_passed_over(tmp_path: Path, name: str) -> None:
+    """A name of a model is printable and looks like no path."""
+    checkpoint(tmp_path / name)
+
+    assert names(tmp_path) == []
+
+
+def test_what_is_looked_at_has_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models of a directory, and entries of one; the rest is left out."""
+    for number in range(5):
+        write(tmp_path / f"m{number}.gguf")
+    assert len(names(tmp_path)) == 5
+    monkeypatch.setattr(model_files, "_MAX_ENTRIES", 4)
+    assert len(names(tmp_path)) == 4
+    monkeypatch.setattr(model_files, "MAX_MODELS", 3)
+    assert len(names(tmp_path)) == 3
+
+
+def test_a_directory_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    """What cannot be read below it is passed over, in silence."""
+    with pytest.raises(FileNotFoundError):
+        discover(tmp_path / "missing")
+    with pytest.raises(NotADirectoryError):
+        discover(write(tmp_path / "file"))
+
+
+_PARTS = st.sampled_from(
+    "a b.gguf config.json model.safetensors model-00001-of-00002.safetensors models--a--b snapshots "
+    f"blobs x.incomplete refs main .cache {_INDEX}".split()
+)
+
+
+@given(paths=st.lists(st.lists(_PARTS, min_size=1, max_size=4), max_size=12))
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+def test_whatever_lies_in_a_directory_names_are_unique_and_models_complete(
+    tmp_path_factory: pytest.TempPathFactory, paths: list[list[str]]
+) -> None:
+    """Any tree is read without an error, and what is found has its files."""
+    directory = tmp_path_factory.mktemp("tree")
+    for parts in paths:
+        path = directory.joinpath(*parts)
+        above = [one for one in path.parents if one.is_relative_to(directory)]
+        if not path.exists() and all(one.is_dir() or not one.exists() for one in above):
+            write(path)
+
+    found = discover(directory)
+
+    assert len({model.name for model in found}) == len(found)
+    for model in found:
+        assert model.path.is_relative_to(directory)
+        assert model.size_bytes > 0
+        if model.kind is not ModelFilesKind.GGUF:
+            assert (model.path / "config.json").is_file()
+            assert any(model.path.glob("model*.safetensors"))

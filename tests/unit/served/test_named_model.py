@@ -1,0 +1,232 @@
+"""One model's life as operators see and steer it, with an engine that does what the test says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from support.clocks.manual_clock import ManualClock
+
+from machd.capabilities.fit import MemoryNeeds
+from machd.errors import ModelFormatError, ModelNotLoadedError
+from machd.served.named_model import LoadOutcome, NamedModel, Residence
+from machd.served.served_model import ServedModel
+from machd.served.served_models import ServedModels, Waiting
+from machd.served.turns import ModelState, Rules
+from machd.settings.model import Settings
+
+_NEEDS = MemoryNeeds(
+    weights_bytes=60,
+    working_bytes=0,
+    kv_budget_bytes=1,
+    bytes_per_token=0,
+    bytes_per_sequence=1,
+    context_tokens=1,
+)
+_SIZE_BYTES = 100_060
+"""Of a model with these needs: a KV budget is 100,000 bytes at least."""
+
+
+class _Engine:
+    """An engine process that has begun to load as soon as it is told, and is ready or broken when the test says.
+
+    Attributes:
+        loading: Resolves when the load ends.
+    """
+
+    front = None
+    state = None
+
+    def __init__(self) -> None:
+        self.loading: Future[None] = Future()
+        self.finished: Future[None] = Future()
+        self.snapshot = SimpleNamespace(running_count=0, waiting_count=0, slot_count=0)
+
+    @property
+    def loaded(self) -> Future[None]:
+        return self.loading
+
+    def start(self) -> None:
+        """Load."""
+
+    def resume(self) -> Future[None]:
+        """Load again."""
+        self.loading = Future()
+        return self.loading
+
+    def suspend(self) -> Future[None]:
+        """End at once."""
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def place(self, _settings: Settings) -> None:
+        """Read the weights."""
+
+    def stop(self, _error: object) -> None:
+        """End."""
+
+
+class _House:
+    """Models that share the memory of ``places`` of them.
+
+    Attributes:
+        clock: Of all of them.
+        models: All of them.
+    """
+
+    def __init__(self, *names: str, places: int, loads: bool = True) -> None:
+        self.clock = ManualClock()
+        rules = Rules(budget_bytes=places * _SIZE_BYTES, max_turn_s=60.0)
+        self.models = ServedModels(rules, Waiting(loads=loads, max_wait_s=60.0), self.clock)
+        self.models.serve([self._model(name) for name in names])
+
+    def _model(self, name: str) -> NamedModel:
+        served = SimpleNamespace(link=_Engine(), snapshot=None, state=None)
+        return NamedModel(
+            name,
+            Settings(),
+            cast("ServedModel", served),
+            cast("Callable[[], Any]", _Engine),
+            residence=Residence(),
+            on_change=self.models.act,
+            on_ready=lambda: None,
+            on_gone=lambda: None,
+            clock=self.clock,
+        )
+
+    async def load(self, name: str, error: Exception | None = None) -> None:
+        """Have an operator load a model, whose engine then is ready, or fails."""
+        model = self.models[name]
+        loading = asyncio.create_task(self.models.load(model))
+        await _turn()
+        model.sized(_NEEDS)
+        await _turn()
+        engine = cast("_Engine", model.served.link)
+        if error is None:
+            engine.loading.set_result(None)
+        else:
+            engine.loading.set_exception(error)
+        await loading
+
+
+async def _turn() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def test_a_model_counts_its_loads_by_how_they_ended() -> None:
+    """One that fails says why to an operator, and is tried again at once."""
+
+    async def main() -> None:
+        house = _House("a", places=1, loads=False)
+        with pytest.raises(ModelNotLoadedError, match="could not be loaded: damaged"):
+            await house.load("a", ModelFormatError("damaged"))
+        model = house.models["a"]
+        assert model.state is ModelState.FAILED
+        assert (str(model.cause), model.reserved_bytes, model.leases) == ("damaged", 0, 0)
+
+        await house.load("a")
+        assert model.is_ready
+        assert model.cause is None
+        assert model.history.outcomes == {
+            LoadOutcome.LOADED: 1, LoadOutcome.FAILED: 1, LoadOutcome.REFUSED: 0,
+        }  # fmt: skip
+
+    asyncio.run(main())
+
+
+def test_a_model_that_never_fits_is_refused_with_the_figures() -> None:
+    """The operator gets them, too."""
+
+    async def main() -> None:
+        house = _House("a", places=0)
+        loading = asyncio.create_task(house.models.load(house.models["a"]))
+        await _turn()
+        house.models["a"].sized(_NEEDS)
+        with pytest.raises(ModelNotLoadedError, match=r"needs 0\.00 GB, and models.memory_gb is"):
+            await loading
+        assert house.models["a"].history.outcomes[LoadOutcome.REFUSED] == 1
+
+    asyncio.run(main())
+
+
+def test_a_suspended_model_comes_back_for_another_request_alone() -> None:
+    """Those that hold it do not have it loaded again, or suspending it would free nothing."""
+
+    async def main() -> None:
+        house = _House("a", places=1)
+        await house.load("a")
+        model = house.models["a"]
+        model.hold()
+        model.suspend()
+        await _turn()
+        assert (model.state, model.leases) == (ModelState.UNLOADED, 1)
+        assert model.history.suspensions == 1
+        asking = asyncio.create_task(house.models.lease(model))
+        await _turn()
+        assert model.state is ModelState.LOADING
+        asking.cancel()
+
+    asyncio.run(main())
+
+
+def test_an_idle_model_that_gives_way_is_not_suspended() -> None:
+    """Only what holds up answers counts."""
+
+    async def main() -> None:
+        house = _House("a", "b", places=1)
+        await house.load("a")
+        await house.load("b")
+        a, b = house.models
+        assert (a.state, b.state) == (ModelState.UNLOADED, ModelState.READY)
+        assert a.history.suspensions == 0
+
+    asyncio.run(main())
+
+
+def test_a_pin_is_the_operators_until_it_is_forgotten() -> None:
+    """Other settings do not take it away; what is forgotten is as the settings say."""
+
+    async def main() -> None:
+        house = _House("a", "b", places=1)
+        await house.load("a")
+        a, b = house.models
+        a.pin(is_pinned=True)
+        a.live(Residence(ttl_s=5.0))
+        assert a.residence == Residence(is_pinned=True, ttl_s=5.0)
+        with pytest.raises(ModelNotLoadedError, match="of which pinned models have"):
+            await house.load("b")
+        house.models.forget_pins()
+        assert a.residence == Residence(ttl_s=5.0)
+        await house.load("b")
+        assert (a.state, b.state) == (ModelState.UNLOADED, ModelState.READY)
+
+    asyncio.run(main())
+
+
+def test_a_request_that_leaves_before_its_turn_has_nothing_loaded() -> None:
+    """A model that nobody waits for any more does not push another one out."""
+
+    async def main() -> None:
+        house = _House("a", "b", "c", places=1)
+        a, b, c = house.models
+        first = asyncio.create_task(house.models.load(a))
+        await _turn()
+        waiting = asyncio.create_task(house.models.load(b))
+        await _turn()
+        waiting.cancel()
+        await _turn()
+        a.sized(_NEEDS)
+        cast("_Engine", a.served.link).loading.set_result(None)
+        await first
+        await _turn()
+        assert (a.state, b.state, c.state) == (
+            ModelState.READY, ModelState.UNLOADED, ModelState.UNLOADED,
+        )  # fmt: skip
+
+    asyncio.run(main())
