@@ -173,7 +173,7 @@ async def test_an_empty_table_is_added_as_it_is(tmp_path: Path) -> None:
         ({"models": {"codr": None}}, "models.codr: no such setting; did you mean models.coder?"),
         ({"models": {"codr": {"pin": None}}}, "models.codr: no such setting"),
         ({"models": {"codr": {"cache": {"prefix": None}}}}, "models.codr: no such setting"),
-        ({"models": {"directry": None}}, "models.directry: no such setting"),
+        ({"models": {"directoryy": None}}, "models.directoryy: no such setting"),
         ({"models": {"coder": {"pth": None}}}, "models.coder.pth: no such setting"),
         ({"models": {"coder": {"cache": {"prefx": None}}}}, "models.coder.cache.prefx: no such"),
         ({"models": {"coder": {"cache": {"prefix": {}}}}}, "models.coder.cache.prefix: {} is not"),
