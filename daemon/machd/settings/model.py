@@ -154,9 +154,8 @@ class StreamingSettings(SettingsSection):
         default=15.0,
         ge=0.001,
         le=_DAY_S,
-        description="Seconds of silence after which a stream that has its slot gets a comment "
-        "line, so that proxies do not close it. One that still waits for a slot gets nothing, unless "
-        "its model is being loaded or has been suspended.",
+        description="Seconds of silence after which a stream gets a comment line, so that proxies do not close "
+        "it. One that waits for a slot gets none, unless its model is loaded or suspended.",
     )
 
 
