@@ -135,7 +135,7 @@ def test_every_family_is_in_the_catalogue() -> None:
 def test_a_family_that_serves_text_only_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reason is serving's own, and one that is served with images has none."""
     assert text_only_reason(_FAMILY) == ""
-    monkeypatch.setattr("machd.engine.loading.vision.is_installed", lambda: False)
+    monkeypatch.setattr("machd.engine.loading.formats.checkpoint.is_installed", lambda: False)
     assert "the extra vision is not installed" in text_only_reason(_FAMILY)
 
 
