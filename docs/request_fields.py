@@ -187,6 +187,7 @@ _OTHERS: dict[str, object] = {
     "return_prompt_text": True,
     "role_mapping": {"a": "b"},
     "structural_tag": "x",
+    "ttl": 600,
 }
 _CHAT_OPENAI: dict[str, object] = {
     **_OPENAI_SAMPLING,

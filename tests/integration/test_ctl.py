@@ -319,19 +319,21 @@ def test_settings_are_read_and_changed(daemon: AdminDaemon) -> None:
     assert "server.port" in _ctl(daemon, "config", "set", "server.port=1", code=1)
 
 
-def test_a_models_table_is_read_and_changed(daemon: AdminDaemon) -> None:
+def test_a_models_table_is_read_and_changed(tmp_path: Path, config_path: Path) -> None:
     """A name that TOML wants in quotes is written so; a table can be set, asked for and taken away whole."""
-    table = 'models."qwen3:8b"'
-    assert _ctl(
-        daemon, "config", "set", f'{table}.path="/m/qwen"', f"{table}.cache.prefix=false"
-    ) == (f"changed {table}\n")
-    assert _ctl(daemon, "config", "get", f"{table}.cache.prefix") == "false\n"
-    shown = json.loads(_ctl(daemon, "config", "get", "models.'qwen3:8b'"))
-    assert shown["path"] == "/m/qwen"
-    assert f"\n[{table}.cache]\nprefix = false  # admin" in _ctl(daemon, "config", "get")
-    assert _ctl(daemon, "config", "unset", table) == f"changed {table}\n"
-    assert "did you mean" in _ctl(daemon, "config", "unset", table, code=1)
-    assert _ctl(daemon, "config", "set", 'models.b={path="/m/b"}') == "changed models.b\n"
+    config_path.write_text('[models.a]\npath = "/m/a"\n')
+    with kept_logging(), AdminDaemon(tmp_path, FakeEngine, config_path=config_path) as daemon:
+        table = 'models."qwen3:8b"'
+        assert _ctl(
+            daemon, "config", "set", f'{table}.path="/m/qwen"', f"{table}.cache.prefix=false"
+        ) == (f"changed {table}\n")
+        assert _ctl(daemon, "config", "get", f"{table}.cache.prefix") == "false\n"
+        shown = json.loads(_ctl(daemon, "config", "get", "models.'qwen3:8b'"))
+        assert shown["path"] == "/m/qwen"
+        assert f"\n[{table}.cache]\nprefix = false  # admin" in _ctl(daemon, "config", "get")
+        assert _ctl(daemon, "config", "unset", table) == f"changed {table}\n"
+        assert "did you mean" in _ctl(daemon, "config", "unset", table, code=1)
+        assert _ctl(daemon, "config", "set", 'models.b={path="/m/b"}') == "changed models.b\n"
 
 
 def test_all_settings_are_shown_as_a_file(daemon: AdminDaemon, config_path: Path) -> None:

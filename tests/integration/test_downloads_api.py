@@ -131,7 +131,7 @@ def test_downloads_go_one_at_a_time(daemon: AdminDaemon, hub: LoopbackHub) -> No
             assert daemon.admin.delete(_PULL).json() == {"model": _MODEL}
             last = [json.loads(line) for line in lines][-1]
         assert (last["status"], last["code"]) == ("error", "operator_abort")
-    assert daemon.admin.delete(_PULL).status_code == 404
+    assert daemon.admin.delete(_PULL).status_code == 409
 
 
 @pytest.mark.parametrize(

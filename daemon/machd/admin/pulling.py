@@ -19,7 +19,7 @@ from machd.engine.protocol.downloads import (
     DownloadEvent,
     DownloadOrder,
 )
-from machd.errors import NotFoundError
+from machd.errors import ConflictError
 from machd.http.download_stream import DownloadStream
 from machd.http.endpoint import JSON_LINES, Answer
 from machd.served.downloads import check_online
@@ -74,10 +74,10 @@ async def pull_model(
     )
 
 
-@endpoint("DELETE /admin/models/pull", StoppedDownload, also=(404,))
+@endpoint("DELETE /admin/models/pull", StoppedDownload, also=(409,))
 async def stop_pull(admin: NamedDependency[AdminContext]) -> StoppedDownload:
     """Stop the download of now; what has come is kept, and the next one goes on from there."""
     model = admin.downloads.cancel()
     if model is None:
-        raise NotFoundError("nothing is being fetched")
+        raise ConflictError("nothing is being fetched")
     return StoppedDownload(model=model)

@@ -128,5 +128,5 @@ class OtherServersFields(LlamaCppFields, frozen=True, kw_only=True):
 
     @property
     def idle_s(self) -> float | None:
-        """Idle seconds after which the model is to be unloaded, as :attr:`GenerationRequest.idle_s`."""
+        """Idle seconds after which the model is to be unloaded, as of :class:`machd.dialects.wire.generation_request.GenerationRequest`."""
         return read_ttl(self.ttl)
