@@ -14,7 +14,7 @@ import ollama
 import pytest
 from click.testing import CliRunner
 from huggingface_hub import constants
-from support.clocks.polling import wait_until
+from support.clocks.polling import CEILING_S, wait_until
 from support.daemon.admin_daemon import AdminDaemon
 from support.daemon.loopback_hub import COMMIT, LoopbackHub
 
@@ -67,7 +67,7 @@ def _lines(answer: httpx.Response) -> list[dict[str, Any]]:
 def _slow(daemon: AdminDaemon, hub: LoopbackHub, model: str = _MODEL) -> Iterator[Iterator[str]]:
     """A download under way, at a crawl, of which some has come; gives the lines that follow."""
     hub.bytes_per_s = 200_000
-    with daemon.admin.stream("POST", _PULL, json={"model": model}, timeout=60) as answer:
+    with daemon.admin.stream("POST", _PULL, json={"model": model}, timeout=CEILING_S) as answer:
         lines = answer.iter_lines()
         for line in lines:
             told = json.loads(line)
@@ -78,7 +78,7 @@ def _slow(daemon: AdminDaemon, hub: LoopbackHub, model: str = _MODEL) -> Iterato
 
 def test_an_operator_pulls_a_model(daemon: AdminDaemon, cache: Path) -> None:
     """The plan, the bytes and the end come as lines of JSON, and the model is in the hub's cache."""
-    lines = _lines(daemon.admin.post(_PULL, json={"model": _MODEL}, timeout=60))
+    lines = _lines(daemon.admin.post(_PULL, json={"model": _MODEL}, timeout=CEILING_S))
 
     assert lines[0]["status"] == "planned"
     assert lines[0]["total_bytes"] >= _SIZE_BYTES
@@ -95,10 +95,10 @@ def test_an_operator_pulls_a_model(daemon: AdminDaemon, cache: Path) -> None:
 
 def test_a_failed_pull_ends_with_its_reason(daemon: AdminDaemon, hub: LoopbackHub) -> None:
     """A hub that knows no such model, and a wrong hash, are the last line, with the code of the error."""
-    (line,) = _lines(daemon.admin.post(_PULL, json={"model": "org/none"}, timeout=60))
+    (line,) = _lines(daemon.admin.post(_PULL, json={"model": "org/none"}, timeout=CEILING_S))
     assert (line["status"], line["code"]) == ("error", "model_missing")
     hub.wrong.add(_WEIGHTS)
-    last = _lines(daemon.admin.post(_PULL, json={"model": _MODEL}, timeout=60))[-1]
+    last = _lines(daemon.admin.post(_PULL, json={"model": _MODEL}, timeout=CEILING_S))[-1]
     assert (last["status"], last["code"]) == ("error", "model_download_failed")
     assert "it was deleted" in last["message"]
 
@@ -109,7 +109,7 @@ def test_leaving_stops_the_download(daemon: AdminDaemon, hub: LoopbackHub) -> No
         pass
 
     def pull(model: str) -> httpx.Response:
-        return daemon.admin.post(_PULL, json={"model": model}, timeout=60)
+        return daemon.admin.post(_PULL, json={"model": model}, timeout=CEILING_S)
 
     wait_until(lambda: pull("org/other").status_code == 200, "the first is stopped")
     hub.bytes_per_s = None
@@ -125,7 +125,9 @@ def test_downloads_go_one_at_a_time(daemon: AdminDaemon, hub: LoopbackHub) -> No
         refused = daemon.admin.post(_PULL, json={"model": "org/other"})
         assert refused.status_code == 409
         assert "org/name is being fetched" in refused.json()["error"]["message"]
-        with daemon.admin.stream("POST", _PULL, json={"model": _MODEL}, timeout=60) as second:
+        with daemon.admin.stream(
+            "POST", _PULL, json={"model": _MODEL}, timeout=CEILING_S
+        ) as second:
             lines = second.iter_lines()
             assert json.loads(next(lines))["status"] == "planned"
             assert daemon.admin.delete(_PULL).json() == {"model": _MODEL}
