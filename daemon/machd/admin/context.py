@@ -62,17 +62,17 @@ class AdminContext:
 
     @property
     def served(self) -> ServedModel:
-        """What is known of the model that the request is about."""
+        """The request's model, as handlers ask about it."""
         return self.model.served
 
     @property
     def service(self) -> GenerationService:
-        """What opens that model's generations."""
+        """The service that opens generations of the request's model."""
         return self.services[self.model]
 
     @property
     def settings(self) -> Settings:
-        """Those in force for that model."""
+        """The settings in force for the request's model."""
         return self.model.settings
 
     def find(self, asked: str) -> NamedModel:

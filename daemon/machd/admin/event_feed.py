@@ -221,7 +221,7 @@ class EventFeed:
 
     @property
     def is_watched(self) -> bool:
-        """Return whether there is anybody to tell."""
+        """Return whether a watcher is open."""
         return bool(self._watchers)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import msgspec
 from litestar.di import NamedDependency
@@ -11,9 +12,10 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 from machd.admin.context import AdminContext
 from machd.admin.errors import AdminErrorBody
 from machd.admin.event_feed import AdminEvent, EventFeed, StateChanged, Watcher
+from machd.errors import ClientDisconnectedError
 from machd.http.endpoint import EVENTS, Answer, served
 from machd.http.sse import COMMENT_KEEP_ALIVE, event_frame
-from machd.http.stream import departed
+from machd.http.stream import while_connected
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -48,16 +50,11 @@ class _EventStream:
         self._keepalive_s = keepalive_s
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        writer = asyncio.create_task(self._write(send))
-        leaver = asyncio.create_task(departed(receive))
         try:
-            await asyncio.wait({writer, leaver}, return_when=asyncio.FIRST_COMPLETED)
-            if writer.done():
-                writer.result()
+            with suppress(ClientDisconnectedError):
+                await while_connected(receive, self._write(send))
         finally:
             self._feed.close(self._watcher)
-            for task in (writer, leaver):
-                task.cancel()
 
     async def _write(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})

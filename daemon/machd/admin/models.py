@@ -88,7 +88,7 @@ class AdminModelList(Struct, frozen=True, kw_only=True):
 
 
 class UnloadRequest(Struct, frozen=True, kw_only=True):
-    """How to unload a model.
+    """Options of unloading a model.
 
     Attributes:
         now: Suspend its answers, which go on once it is loaded again.

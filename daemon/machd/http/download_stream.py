@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 from litestar.types import Receive, Scope, Send
 
 from machd.engine.protocol.downloads import DownloadEvent
+from machd.errors import ClientDisconnectedError
 from machd.http.sse import JSON_LINES
-from machd.http.stream import departed
+from machd.http.stream import while_connected
 from machd.served.downloads import DownloadWatch
 
 _HEADERS = [
@@ -38,22 +40,16 @@ class DownloadStream:
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         """Answer."""
-        writer = asyncio.create_task(self._write(send))
-        leaver = asyncio.create_task(departed(receive))
         try:
-            await asyncio.wait({writer, leaver}, return_when=asyncio.FIRST_COMPLETED)
-            if writer.done():
-                writer.result()
+            with suppress(ClientDisconnectedError):
+                await while_connected(receive, self._write(send))
         finally:
             self._watch.close()
-            for task in (writer, leaver):
-                task.cancel()
 
     async def _write(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         async for event in self._watch.events(self._keepalive_s):
             await send({"type": "http.response.body", "body": self._line(event), "more_body": True})
-            await asyncio.sleep(
-                0
-            )  # neither sending nor taking has to wait while there is a backlog
+            # Neither sending nor taking has to wait while there is a backlog; others want their turn.
+            await asyncio.sleep(0)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
