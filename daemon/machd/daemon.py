@@ -14,6 +14,7 @@ import structlog
 from machd.admin.errors import ADMIN_ENVELOPE
 from machd.clock import Clock, SystemClock
 from machd.compose import Parts
+from machd.dialects.endpoints import SOCKET_PATHS
 from machd.dialects.envelopes import envelope_of
 from machd.engine.protocol.engine import ModelFront
 from machd.entrance import Entrance
@@ -25,6 +26,7 @@ from machd.errors import (
     MachdError,
 )
 from machd.generations.workers import Workers
+from machd.http.connection import WebSockets
 from machd.http.file_limit import ADMIN_CONNECTIONS
 from machd.http.server import HttpServer, HttpServers
 from machd.link.decode_mode import DecodeModeDecision
@@ -153,6 +155,11 @@ class Daemon:
             max_connections=lambda: parts.max_connections,
             stall_timeout_s=lambda: parts.configuration.settings.limits.stall_timeout_s,
             envelope_of=envelope_of,
+            sockets=WebSockets(
+                SOCKET_PATHS,
+                # A message that is a little too long gets its error; one beyond this ends its socket.
+                lambda: 2 * parts.configuration.settings.limits.max_body_bytes,
+            ),
         )
         if entrance.admin is None or entrance.admin_token is None:
             return HttpServers(public)

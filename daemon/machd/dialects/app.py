@@ -11,7 +11,7 @@ from litestar.datastructures import State
 from litestar.di import Provide
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-from machd.dialects.endpoints import PUBLIC_HANDLERS, PUBLIC_ROUTES
+from machd.dialects.endpoints import PUBLIC_HANDLERS, PUBLIC_ROUTES, PUBLIC_SOCKETS
 from machd.dialects.envelopes import envelope_of
 from machd.dialects.inspection import get_metrics
 from machd.dialects.openapi import HEADERS
@@ -49,7 +49,7 @@ def create_app(
         metrics.count_rejection,
     )
     app = Litestar(
-        handlers,
+        [*handlers, *PUBLIC_SOCKETS],
         dependencies={
             "context": Provide(_context_of(context), sync_to_thread=False),
             "metrics": Provide(lambda: metrics, sync_to_thread=False),

@@ -23,6 +23,7 @@ from machd.dialects.anthropic import handler as anthropic
 from machd.dialects.chat import handler as chat
 from machd.dialects.completions import handler as completions
 from machd.dialects.endpoint import endpoint
+from machd.dialects.lm_studio_socket.handler import serve_lm_studio
 from machd.dialects.ollama import handler as ollama
 from machd.dialects.ollama import pull as ollama_pull
 from machd.dialects.openapi import openapi_document
@@ -54,6 +55,11 @@ PUBLIC_HANDLERS = (
     ),
     get_openapi,
 )
+
+PUBLIC_SOCKETS = (serve_lm_studio,)
+"""Handlers of web sockets, which the documentation of the HTTP endpoints leaves out."""
+
+SOCKET_PATHS = frozenset(path for one in PUBLIC_SOCKETS for path in one.paths)
 
 PUBLIC_ENDPOINTS: tuple[Endpoint, ...] = tuple(map(endpoint_of, PUBLIC_HANDLERS))
 

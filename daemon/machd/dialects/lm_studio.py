@@ -1,8 +1,8 @@
 """LM Studio's REST API about models: ``/api/v1/models`` with load and unload, and ``/api/v0/models``.
 
 Shapes are of LM Studio's documentation (lmstudio.ai/docs/developer/rest: list, load, unload, and endpoints for v0). A model
-has one instance at most, whose id is the model's name. Its packages for Python and TypeScript speak over a web socket, and
-are not served.
+has one instance at most, whose id is the model's name. Its packages for Python and TypeScript speak over web sockets:
+:mod:`machd.dialects.lm_studio_socket`.
 """
 
 from __future__ import annotations
@@ -148,6 +148,18 @@ class LmStudioUnloaded(Struct, frozen=True, kw_only=True):
     """An instance that is unloaded as soon as its answers have ended."""
 
     instance_id: str
+
+
+class LmStudioGreeting(Struct, frozen=True, kw_only=True):
+    """Says that LM Studio's clients are served."""
+
+    lmstudio: Literal[True] = True
+
+
+@endpoint("GET /lmstudio-greeting", LmStudioGreeting, public=True)
+async def greet_lm_studio() -> LmStudioGreeting:
+    """Tell LM Studio's packages, which ask for this first, that they are served."""
+    return LmStudioGreeting()
 
 
 @endpoint("GET /api/v1/models", LmStudioModelFactsList)

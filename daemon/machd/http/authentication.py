@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import re
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -144,6 +144,32 @@ async def require_api_key(  # async so that the framework calls it here and not 
     state[_CLIENT_KEY] = keys.authenticate(
         connection.headers.getall("authorization", []), connection.headers.getall("x-api-key", [])
     )
+
+
+def authorization_for(
+    connection: ASGIConnection[Any, Any, Any, Any], keys: Iterable[str]
+) -> str | None:
+    """Return the ``Authorization`` header with the first key or token that is good; None where none is needed.
+
+    Raises:
+        AuthenticationError: One is needed, and none is good.
+    """
+    known: ApiKeys = connection.app.state.api_keys
+    holds_token: HoldsToken = connection.app.state.holds_admin_token
+    if not known.is_required:
+        return None
+    refusal = AuthenticationError("send an API key")
+    for key in keys:
+        authorization = f"Bearer {key}"
+        if holds_token(authorization):
+            return authorization
+        try:
+            known.authenticate([authorization], [])
+        except AuthenticationError as error:
+            refusal = error
+        else:
+            return authorization
+    raise refusal
 
 
 def client_name(scope: Scope) -> str:

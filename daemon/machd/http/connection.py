@@ -13,6 +13,8 @@ import socket
 import struct
 import termios
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import Any, cast
 
@@ -23,9 +25,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from machd.errors import ClientStalledError, InvalidRequestError
+from machd.http.answering import note_connection
 from machd.http.connections import Connections
 from machd.http.envelope import Envelope
 from machd.http.request_parser import MAX_HEAD_BYTES, RequestParser
+from machd.http.socket_connection import SocketConnection
 from machd.http.sse import COMMENT_KEEP_ALIVE
 from machd.http.stamps import stamp
 
@@ -49,9 +53,24 @@ _MAX_QUIET_S = 5.0
 """How long a client may send nothing after an answer that ends its connection, before it is closed on this
 side as well: nginx's ``lingering_timeout``."""
 
-_CONNECTION_KEY = "machd_connection"
 _CLOSE_HEADER = (b"connection", b"close")
 _EVENT_STREAM = (b"content-type", b"text/event-stream")
+
+
+@dataclass(frozen=True, slots=True)
+class WebSockets:
+    """Where a listener takes web sockets.
+
+    Attributes:
+        paths: Of their requests; at any other path a client that asks for one gets an answer of HTTP.
+        max_message_bytes: Returns the longest message that is read.
+    """
+
+    paths: frozenset[str] = frozenset()
+    max_message_bytes: Callable[[], int] = lambda: 0
+
+
+NO_WEB_SOCKETS = WebSockets()
 
 
 class ServerFlags(ServerState):
@@ -74,6 +93,7 @@ class ClientConnection(H11Protocol):
         app_state: dict[str, Any],
         connections: Connections,
         envelope_of: Callable[[Scope], Envelope],
+        sockets: WebSockets,
     ) -> None:
         """Wait for a transport.
 
@@ -81,12 +101,13 @@ class ClientConnection(H11Protocol):
         ``envelope_of`` gets has type, path and headers.
         """
         super().__init__(config, server_state, app_state)
+        self._sockets = sockets
         self.conn: RequestParser = RequestParser()
         self._envelope_of = envelope_of
         self._written: ClientTransport | None = None
         self._has_stalled = False
         self._listener_connections = connections
-        self._is_half_closed = False
+        self._is_half_closed = self._is_handed_over = False
         self._is_event_stream = False
         self._head_since_s: float | None = None
         self._dropped_bytes = 0
@@ -139,9 +160,23 @@ class ClientConnection(H11Protocol):
         # h11 holds trailers against its bound only as often as it has to wait for more of them.
         for begin in range(0, len(data), MAX_HEAD_BYTES):
             super().data_received(data[begin : begin + MAX_HEAD_BYTES])
+            if self._is_handed_over:
+                return  # a client sends nothing more before its handshake is answered
             if self._written.is_closing():
                 break
         self._note_state()
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """Hand the connection over to a web socket's."""
+        self._listener_connections.discard(self)
+        self._is_handed_over = True
+        make_socket = partial(
+            SocketConnection,
+            connections=self._listener_connections,
+            max_message_bytes=self._sockets.max_message_bytes(),
+        )
+        self.ws_protocol_class = cast(type[asyncio.Protocol], make_socket)
+        super().handle_websocket_upgrade(event)
 
     def on_response_complete(self) -> None:
         """Wait for the next request, or for the rest of a body that was not read."""
@@ -252,6 +287,10 @@ class ClientConnection(H11Protocol):
             self._has_stalled = True
             self.transport.abort()
 
+    def _should_upgrade(self) -> bool:
+        """True for a request for a web socket where one is taken."""
+        return self.scope["path"] in self._sockets.paths and self._get_upgrade() == b"websocket"
+
     def _is_client_sending(self) -> bool:
         """Return True if the rest of a refused body is still to come, or cannot be read at all."""
         return not self.is_busy and self.conn.their_state in {h11.SEND_BODY, h11.ERROR}
@@ -307,7 +346,7 @@ class ClientConnection(H11Protocol):
             self.transport.abort()
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 - uvicorn's own types
-        scope["state"][_CONNECTION_KEY] = self
+        note_connection(scope, self)
 
         async def send_noted(message: Any) -> None:  # noqa: ANN401 - uvicorn's own types
             if message["type"] == "http.response.start":
@@ -318,13 +357,6 @@ class ClientConnection(H11Protocol):
             await send(message)
 
         await self._app(scope, receive, send_noted)
-
-
-def connection_of(scope: Scope) -> ClientConnection:
-    """The connection that a request came over."""
-    connection = scope["state"][_CONNECTION_KEY]
-    assert isinstance(connection, ClientConnection), "the connection itself put it there"
-    return connection
 
 
 def _is_event_stream(headers: list[tuple[bytes, bytes]]) -> bool:

@@ -28,7 +28,7 @@ from machd.errors import (
     RequestTimeoutError,
     UnavailableError,
 )
-from machd.http.connection import connection_of
+from machd.http.answering import connection_of
 from machd.http.endpoint import Endpoint
 from machd.http.leases import noted_model
 from machd.http.stamps import envelope, request_id

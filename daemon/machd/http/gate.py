@@ -7,6 +7,7 @@ paths it does not know.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
@@ -80,8 +81,8 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
-        if scope["type"] != ScopeType.HTTP:
-            await self._app(scope, receive, send)
+        if scope["type"] == ScopeType.WEBSOCKET:
+            await self._open_socket(scope, receive, send)
             return
         headers = dict(scope["headers"])
         envelope = self._envelope_of(scope)
@@ -107,6 +108,19 @@ class Gate:
                 await self._count_in(scope, receive, send_stamped)
             finally:
                 lease.release()
+
+    async def _open_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a web socket on, or refuse it; what its client asks for then counts as requests of their own."""
+        stamp(scope, self._envelope_of(scope), arrived_s=self._clock.monotonic_s())
+        refusal = self._refusal(scope["path"], dict(scope["headers"]))
+        if refusal is None:
+            await self._app(scope, receive, send)
+            return
+
+        async def send_refusal(message: Message) -> None:
+            await send(cast(Message, {**message, "type": f"websocket.{message['type']}"}))
+
+        await error_response(refusal)(scope, receive, send_refusal)
 
     async def _count_in(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer unless too many requests are open already."""

@@ -12,9 +12,10 @@ import uvicorn
 from litestar.types import ASGIApp, Scope
 
 from machd.errors import FaultError
-from machd.http.connection import ClientConnection, ServerFlags
+from machd.http.connection import NO_WEB_SOCKETS, ClientConnection, ServerFlags, WebSockets
 from machd.http.connections import Acceptor, Connections
 from machd.http.envelope import Envelope
+from machd.http.socket_connection import SocketConnection
 from machd.http.sockets import Listener
 
 _KEEP_ALIVE_S = 75
@@ -44,6 +45,7 @@ class HttpServer(uvicorn.Server):
         max_connections: Callable[[], int],
         stall_timeout_s: Callable[[], float],
         envelope_of: Callable[[Scope], Envelope],
+        sockets: WebSockets = NO_WEB_SOCKETS,
     ) -> None:
         """Configure for long-lived streams; ``stall_timeout_s`` is for a head to come and an answer to be taken.
 
@@ -67,6 +69,7 @@ class HttpServer(uvicorn.Server):
             max_connections=max_connections, stall_timeout_s=stall_timeout_s
         )
         self._envelope_of = envelope_of
+        self._sockets = sockets
         self._acceptor: Acceptor | None = None
         self._has_started = asyncio.Event()
         self._is_to_end = asyncio.Event()
@@ -175,14 +178,15 @@ class HttpServer(uvicorn.Server):
             self.lifespan.state,
             self._open_connections,
             self._envelope_of,
+            self._sockets,
         )
 
     @property
-    def _connections(self) -> list[ClientConnection]:
+    def _connections(self) -> list[ClientConnection | SocketConnection]:
         return [
             connection
             for connection in self.server_state.connections
-            if isinstance(connection, ClientConnection)
+            if isinstance(connection, ClientConnection | SocketConnection)
         ]
 
     def _stop_accepting(self) -> None:

@@ -17,7 +17,7 @@ from litestar.types import Receive, Scope, Send
 
 from machd.errors import ClientDisconnectedError, ClientStalledError, MachdError, RowFaultError
 from machd.generations.generation import ChoiceDelta, Generation, GenerationUsage
-from machd.http.connection import connection_of
+from machd.http.answering import connection_of
 from machd.http.pacing import Pacer, merge_deltas
 from machd.panics import ENDINGS
 from machd.scheduler.events import SequenceAdmitted

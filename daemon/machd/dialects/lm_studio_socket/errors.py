@@ -1,0 +1,47 @@
+"""Errors in the form of LM Studio's protocol."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from machd.errors import MachdError
+from machd.http.inner_request import AnsweredError
+
+
+class _ErrorFacts(Struct, frozen=True):
+    message: str
+    code: str | None = None
+
+
+class _OpenAIBody(Struct, frozen=True):
+    error: _ErrorFacts | str
+
+
+def told(error: MachdError | AnsweredError) -> dict[str, object]:
+    """Write an error as a client reads it: its title is shown, its code can be told by programs."""
+    if isinstance(error, MachdError):
+        return _form(str(error), error.code, error.http_status)
+    try:
+        facts = msgspec.json.decode(error.body, type=_OpenAIBody).error
+    except msgspec.DecodeError:
+        facts = "the server failed to answer this request"
+    if isinstance(facts, str):  # Ollama's
+        return _form(facts, None, error.status)
+    return _form(facts.message, facts.code, error.status)
+
+
+def _form(message: str, code: str | None, status: int) -> dict[str, object]:
+    form: dict[str, object] = {
+        "title": message,
+        "rootTitle": message,
+        "errorData": {"code": code, "status": status},
+    }
+    if code == "model_not_found":
+        form["displayData"] = {
+            "code": "generic.noModelMatchingQuery",
+            "query": {},
+            "loadedModelsSample": [],
+            "totalLoadedModels": 0,
+        }
+    return form

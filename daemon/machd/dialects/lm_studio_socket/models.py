@@ -1,0 +1,77 @@
+"""Models in the shapes of LM Studio's protocol, made of what ``GET /api/v1/models`` says."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import UNSET
+
+from machd.dialects.lm_studio import (
+    LmStudioModel,
+    LmStudioModelFacts,
+    LmStudioModelFactsList,
+)
+from machd.http.inner_request import InnerClient
+
+
+async def listed(client: InnerClient) -> list[LmStudioModelFacts]:
+    """Every model that is served, the default one first."""
+    body = await client.ask("GET /api/v1/models")
+    return msgspec.json.decode(body, type=LmStudioModelFactsList).models
+
+
+async def find(client: InnerClient, name: str | None) -> LmStudioModelFacts:
+    """Return the model that a client names, or any, best a loaded one.
+
+    Raises:
+        AnsweredError: It is not served.
+    """
+    models = await listed(client)
+    if name is None:
+        return next((one for one in models if one.loaded_instances), models[0])
+    for one in models:
+        if one.key == name:
+            return one
+    body = await client.ask(f"GET /api/v0/models/{name}")
+    key = msgspec.json.decode(body, type=LmStudioModel).id
+    return next(one for one in models if one.key == key)
+
+
+def model_info(model: LmStudioModelFacts) -> dict[str, object]:
+    """A model, as lists of those on disk have it."""
+    info: dict[str, object] = {
+        "type": "llm",
+        "modelKey": model.key,
+        "format": "gguf" if model.format == "gguf" else "safetensors",
+        "displayName": model.display_name,
+        "publisher": model.publisher,
+        "path": model.key,
+        "indexedModelIdentifier": model.key,
+        "deviceIdentifier": None,
+        "sizeBytes": model.size_bytes,
+        "vision": model.capabilities is not UNSET and model.capabilities.vision,
+        "trainedForToolUse": (
+            model.capabilities is not UNSET and model.capabilities.trained_for_tool_use
+        ),
+        "maxContextLength": 0 if model.max_context_length is UNSET else model.max_context_length,
+    }
+    if model.params_string is not None:
+        info["paramsString"] = model.params_string
+    if model.architecture is not None:
+        info["architecture"] = model.architecture
+    if model.quantization is not None:
+        bits = model.quantization.bits_per_weight
+        info["quantization"] = {"name": model.quantization.name, "bits": round(bits or 0)}
+    return info
+
+
+def instance_info(model: LmStudioModelFacts) -> dict[str, object]:
+    """A model that is loaded, or was: its one instance has its name."""
+    info = model_info(model)
+    return {
+        **info,
+        "identifier": model.key,
+        "instanceReference": model.key,
+        "ttlMs": None,
+        "lastUsedTime": None,
+        "contextLength": info["maxContextLength"],
+    }
