@@ -12,7 +12,7 @@ from machd import __version__
 from machd.dialects.lm_studio_socket import messages
 from machd.dialects.lm_studio_socket.history import chat_messages
 from machd.dialects.lm_studio_socket.models import find, instance_info, listed, model_info
-from machd.dialects.lm_studio_socket.prediction import chat_tools, predict
+from machd.dialects.lm_studio_socket.prediction import chat_tools, complete_raw_text, predict
 from machd.dialects.lm_studio_socket.session import Channel, Namespace
 from machd.dialects.tokens.request import DetokenizeResponse, TokenizeResponse
 from machd.dialects.wire.decoding import decode_body
@@ -147,7 +147,12 @@ NAMESPACES = {
             "countTokens": _count_tokens,
             "applyPromptTemplate": _apply_template,
         },
-        {"loadModel": _load, "getOrLoad": _get_or_load, "predict": predict},
+        {
+            "loadModel": _load,
+            "getOrLoad": _get_or_load,
+            "predict": predict,
+            "completeRawText": complete_raw_text,
+        },
         "this is not served here; models are listed, loaded, used and unloaded",
     ),
     "system": Namespace(

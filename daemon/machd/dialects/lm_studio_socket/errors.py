@@ -18,6 +18,16 @@ class _OpenAIBody(Struct, frozen=True):
     error: _ErrorFacts | str
 
 
+class UnknownModelError(AnsweredError):
+    """A client names a model that is not served."""
+
+    def __init__(self, error: AnsweredError, name: str, loaded: list[str]) -> None:
+        """Take over the error of an answer; ``loaded`` are names of loaded models, which the client shows."""
+        super().__init__(error.status, error.body)
+        self.name = name
+        self.loaded = loaded
+
+
 def told(error: MachdError | AnsweredError) -> dict[str, object]:
     """Write an error as a client reads it: its title is shown, its code can be told by programs."""
     if isinstance(error, MachdError):
@@ -28,20 +38,21 @@ def told(error: MachdError | AnsweredError) -> dict[str, object]:
         facts = "the server failed to answer this request"
     if isinstance(facts, str):  # Ollama's
         return _form(facts, None, error.status)
-    return _form(facts.message, facts.code, error.status)
+    form = _form(facts.message, facts.code, error.status)
+    if isinstance(error, UnknownModelError):
+        # By this code the clients know the error.
+        form["displayData"] = {
+            "code": "generic.noModelMatchingQuery",
+            "query": {"identifier": error.name},
+            "loadedModelsSample": error.loaded,
+            "totalLoadedModels": len(error.loaded),
+        }
+    return form
 
 
 def _form(message: str, code: str | None, status: int) -> dict[str, object]:
-    form: dict[str, object] = {
+    return {
         "title": message,
         "rootTitle": message,
         "errorData": {"code": code, "status": status},
     }
-    if code == "model_not_found":
-        form["displayData"] = {
-            "code": "generic.noModelMatchingQuery",
-            "query": {},
-            "loadedModelsSample": [],
-            "totalLoadedModels": 0,
-        }
-    return form

@@ -233,6 +233,14 @@ class PredictionParameter(Struct, frozen=True, rename="camel"):
     prediction_config_stack: ConfigStack = ConfigStack()
 
 
+class RawTextParameter(Struct, frozen=True, rename="camel"):
+    """Parameter of ``completeRawText``."""
+
+    model_specifier: ModelSpecifier
+    raw_prompt: bounds.ContentText
+    prediction_config_stack: ConfigStack = ConfigStack()
+
+
 class TemplateOptions(Struct, frozen=True, rename="camel"):
     """Options of ``applyPromptTemplate``; others are of tokens that a template writes itself."""
 

@@ -10,7 +10,8 @@ from machd.dialects.lm_studio import (
     LmStudioModelFacts,
     LmStudioModelFactsList,
 )
-from machd.http.inner_request import InnerClient
+from machd.dialects.lm_studio_socket.errors import UnknownModelError
+from machd.http.inner_request import AnsweredError, InnerClient
 
 
 async def listed(client: InnerClient) -> list[LmStudioModelFacts]:
@@ -23,7 +24,7 @@ async def find(client: InnerClient, name: str | None) -> LmStudioModelFacts:
     """Return the model that a client names, or any, best a loaded one.
 
     Raises:
-        AnsweredError: It is not served.
+        UnknownModelError: It is not served.
     """
     models = await listed(client)
     if name is None:
@@ -31,7 +32,11 @@ async def find(client: InnerClient, name: str | None) -> LmStudioModelFacts:
     for one in models:
         if one.key == name:
             return one
-    body = await client.ask(f"GET /api/v0/models/{name}")
+    try:
+        body = await client.ask(f"GET /api/v0/models/{name}")
+    except AnsweredError as error:
+        loaded = [one.key for one in models if one.loaded_instances]
+        raise UnknownModelError(error, name, loaded) from None
     key = msgspec.json.decode(body, type=LmStudioModel).id
     return next(one for one in models if one.key == key)
 

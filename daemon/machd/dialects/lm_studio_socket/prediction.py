@@ -9,7 +9,12 @@ import msgspec
 from msgspec import Raw, Struct
 
 from machd.dialects.lm_studio_socket.history import chat_messages, whole_text
-from machd.dialects.lm_studio_socket.messages import ConfigStack, PredictionParameter
+from machd.dialects.lm_studio_socket.messages import (
+    ConfigStack,
+    ModelSpecifier,
+    PredictionParameter,
+    RawTextParameter,
+)
 from machd.dialects.lm_studio_socket.models import find, instance_info
 from machd.dialects.lm_studio_socket.session import Channel
 from machd.dialects.wire.decoding import decode_body
@@ -32,6 +37,18 @@ _NUMBERS = {
 }
 """Keys of settings, without their prefix, and the fields of a completion that mean the same. Others are hints for
 LM Studio's engines."""
+
+_PROMPT_PROGRESS = {
+    "type": "promptProcessingProgress",
+    "progress": 0.0,
+    "details": {
+        "cachedTokenCount": 0,
+        "totalPromptTokenCount": 0,
+        "processedPromptTokenCount": 0,
+        "unprocessedPromptTokenCount": 0,
+    },
+}
+"""How far a prompt is, is not known; but the package for Python gives up after a minute without a message."""
 
 _STOP_REASONS = {"stop": "eosFound", "tool_calls": "toolCalls"}
 
@@ -89,21 +106,42 @@ class _Tools(Struct, frozen=True):
 
 
 async def predict(channel: Channel, parameter: bytes) -> None:
-    """Answer with fragments of text as they come."""
+    """Go on with a conversation, in fragments of text as they come."""
     wanted = decode_body(parameter, PredictionParameter)
     stack = wanted.prediction_config_stack
-    model = await find(channel.client, wanted.model_specifier.name)
-    body: dict[str, Any] = {
-        "model": model.key,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    body |= _options(stack)
     if stack.is_text_completion:
-        route, body["prompt"] = "POST /v1/completions", whole_text(wanted.history)
+        await _complete(channel, wanted.model_specifier, stack, whole_text(wanted.history))
     else:
-        route, body["messages"] = "POST /v1/chat/completions", chat_messages(wanted.history)
+        body = {"messages": chat_messages(wanted.history)}
+        route = "POST /v1/chat/completions"
+        await _tell_answer(channel, wanted.model_specifier, stack, route, body)
+
+
+async def complete_raw_text(channel: Channel, parameter: bytes) -> None:
+    """Go on with a text; the package for TypeScript has this from version 2 on."""
+    wanted = decode_body(parameter, RawTextParameter)
+    stack = wanted.prediction_config_stack
+    await _complete(channel, wanted.model_specifier, stack, wanted.raw_prompt)
+
+
+async def _complete(
+    channel: Channel, specifier: ModelSpecifier, stack: ConfigStack, prompt: str
+) -> None:
+    await _tell_answer(channel, specifier, stack, "POST /v1/completions", {"prompt": prompt})
+
+
+async def _tell_answer(
+    channel: Channel,
+    specifier: ModelSpecifier,
+    stack: ConfigStack,
+    route: str,
+    asked: dict[str, Any],
+) -> None:
+    options = _options(stack)
+    model = await find(channel.client, specifier.name)
+    stream = {"stream": True, "stream_options": {"include_usage": True}}
     answer = _GrowingAnswer(channel)
+    body = {"model": model.key, **stream, **options, **asked}
     await channel.client.stream(route, body, answer.take)
     if answer.error is not None:
         raise AnsweredError(500, answer.error)
@@ -112,7 +150,7 @@ async def predict(channel: Channel, parameter: bytes) -> None:
     await channel.send(
         {
             "type": "success",
-            "stats": answer.stats(body.get("max_tokens")),
+            "stats": answer.stats(options.get("max_tokens")),
             "modelInfo": instance_info(await find(channel.client, model.key)),
             "loadModelConfig": {"fields": []},
             "predictionConfig": {
@@ -195,7 +233,7 @@ class _GrowingAnswer:
         """Take an event of the stream; a comment tells that the prompt is still being computed."""
         if not frame.startswith(_DATA):
             if self._first_s is None:
-                await self._channel.send({"type": "promptProcessingProgress", "progress": 0.0})
+                await self._channel.send(_PROMPT_PROGRESS)
             return
         data = frame.removeprefix(_DATA)
         if data == _DONE or self._channel.client.has_left:
