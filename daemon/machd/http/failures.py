@@ -169,13 +169,13 @@ class Failures:
     ) -> Response[bytes]:
         path = request.url.path
         match error.status_code:
-            case 404:
-                return error_answer(request, envelope(request.scope).not_found(path))
-            case 405:
+            case 405 if allowed := self._allowed_methods(path):
                 refusal = MethodNotAllowedError("this path does not take this method")
                 response = error_answer(request, refusal)
-                response.set_header("Allow", self._allowed_methods(path))
+                response.set_header("Allow", allowed)
                 return response
+            case 404 | 405:  # the second where web sockets alone are served
+                return error_answer(request, envelope(request.scope).not_found(path))
             case 413:
                 return error_answer(request, BodyTooLargeError(self.too_long(path)))
             case status if status < HTTPStatus.INTERNAL_SERVER_ERROR:

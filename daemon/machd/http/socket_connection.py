@@ -68,7 +68,7 @@ class SocketConnection(WebSocketsSansIOProtocol):
         if is_busy:
             self._listener_connections.note_busy(self)
         elif self._is_leaving:
-            super().shutdown()
+            self._close()
         else:
             self._listener_connections.note_waiting(self)
 
@@ -76,7 +76,7 @@ class SocketConnection(WebSocketsSansIOProtocol):
         """Close with code 1012 once nothing is open."""
         self._is_leaving = True
         if not self._is_busy:
-            super().shutdown()
+            self._close()
 
     def shutdown(self) -> None:
         """Close as soon as nothing is open: the server stops."""
@@ -95,6 +95,17 @@ class SocketConnection(WebSocketsSansIOProtocol):
     def abort(self) -> None:
         """Close the connection now, with whatever the client has not taken."""
         self.transport.abort()
+
+    async def send(self, message: Any) -> None:  # noqa: ANN401 - uvicorn's own types
+        """Send a message of ASGI; an answer of HTTP in place of a handshake ends it as well."""
+        await super().send(message)
+        is_answer = message["type"] == "websocket.http.response.body"
+        if is_answer and not message.get("more_body", False):
+            self.handshake_complete = True
+
+    def _close(self) -> None:
+        if not self.disconnected:
+            super().shutdown()
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 - uvicorn's own types
         note_connection(cast(Scope, scope), self)

@@ -75,9 +75,8 @@ async def _count_tokens(client: InnerClient, parameter: bytes) -> dict[str, obje
 async def _apply_template(client: InnerClient, parameter: bytes) -> dict[str, object]:
     wanted = decode_body(parameter, messages.TemplateParameter)
     name = (await find(client, wanted.specifier.name)).key
-    body = {"model": name, "messages": chat_messages(wanted.history)}
-    if wanted.opts.tool_definitions is not None:
-        body["tools"] = chat_tools(wanted.opts.tool_definitions)
+    tools = chat_tools(wanted.opts.tool_definitions)
+    body = {"model": name, "messages": chat_messages(wanted.history), "tools": tools or None}
     tokens = msgspec.json.decode(await client.ask("POST /tokenize", body), type=TokenizeResponse)
     text = await client.ask("POST /detokenize", {"model": name, "tokens": tokens.tokens})
     return {"formatted": msgspec.json.decode(text, type=DetokenizeResponse).prompt}

@@ -244,7 +244,7 @@ class RawTextParameter(Struct, frozen=True, rename="camel"):
 class TemplateOptions(Struct, frozen=True, rename="camel"):
     """Options of ``applyPromptTemplate``; others are of tokens that a template writes itself."""
 
-    tool_definitions: Raw | None = None
+    tool_definitions: Raw = Raw(b"[]")
 
 
 class TemplateParameter(Struct, frozen=True, rename="camel"):

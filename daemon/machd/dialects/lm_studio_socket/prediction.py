@@ -24,6 +24,7 @@ from machd.http.inner_request import AnsweredError
 _PREFIX = "llm.prediction."
 _DATA = b"data: "
 _DONE = b"[DONE]"
+_NULL = Raw(b"null")
 _BEGIN_OF_THOUGHT, _END_OF_THOUGHT = "<think>", "</think>"
 
 _NUMBERS = {
@@ -84,19 +85,19 @@ class _Usage(Struct, frozen=True):
 class _Chunk(Struct, frozen=True):
     choices: list[_Choice] = []
     usage: _Usage | None = None
-    error: Raw | None = None
+    error: Raw = _NULL
 
 
 class _Checkbox(Struct, frozen=True):
     """A setting that may be off."""
 
     checked: bool
-    value: Raw = Raw(b"null")
+    value: Raw = _NULL
 
 
 class _Structure(Struct, frozen=True, rename="camel"):
     type: str
-    json_schema: Raw | None = None
+    json_schema: Raw = _NULL
 
 
 class _Tools(Struct, frozen=True):
@@ -178,7 +179,7 @@ def _options(stack: ConfigStack) -> dict[str, Any]:
         if name in _NUMBERS:
             if value.startswith(b"{"):
                 box = decode_body(value, _Checkbox)
-                value = bytes(box.value) if box.checked else b"null"
+                value = bytes(box.value) if box.checked else bytes(_NULL)
             options[_NUMBERS[name]] = Raw(value)
         elif name == "stopStrings":
             options["stop"] = decode_body(value, list[str]) or None
@@ -198,7 +199,7 @@ def _structure(wanted: _Structure) -> dict[str, Any]:
         raise UnsupportedParameterError.at(
             f"{_PREFIX}structured", "answers are bound to JSON or a JSON schema here"
         )
-    if wanted.json_schema is None:
+    if bytes(wanted.json_schema) == bytes(_NULL):
         return {"response_format": {"type": "json_object"}}
     schema = {"name": "answer", "schema": wanted.json_schema}
     return {"response_format": {"type": "json_schema", "json_schema": schema}}
@@ -239,7 +240,7 @@ class _GrowingAnswer:
         if data == _DONE or self._channel.client.has_left:
             return
         chunk = msgspec.json.decode(data, type=_Chunk)
-        if chunk.error is not None:
+        if bytes(chunk.error) != bytes(_NULL):
             self.error = data
         self._usage = chunk.usage or self._usage
         for choice in chunk.choices:

@@ -133,7 +133,9 @@ class Session:
         if message.channel_id in self._channels:
             await self._warn(f"channel {message.channel_id} is open already")
             return
-        await self._begin(lambda: self._answer(message), number, "channelError")
+        channel = Channel(self._client(), lambda packet: self._send({**packet, **number}))
+        if await self._begin(lambda: self._answer(channel, message), number, "channelError"):
+            self._channels[message.channel_id] = channel
 
     async def _take_packet(self, message: messages.ChannelSend) -> None:
         number = {"channelId": message.channel_id}
@@ -149,14 +151,17 @@ class Session:
         answering: Callable[[], Coroutine[Any, Any, None]],
         number: Mapping[str, object],
         failed: str,
-    ) -> None:
-        """Answer in a task, if there is room; ``failed`` is the type of the message that tells an error."""
+    ) -> bool:
+        """Answer in a task, if there is room, and return whether there is.
+
+        ``failed`` is the type of the message that tells an error.
+        """
         if len(self._open) >= _MAX_OPEN:
             refusal = TooManyInFlightError(
                 f"one connection has {_MAX_OPEN} calls and channels open at most"
             )
             await self._send({"type": failed, **number, "error": told(refusal)})
-            return
+            return False
 
         async def answer() -> None:
             try:
@@ -171,6 +176,7 @@ class Session:
         self._open.add(task)
         self._connection.note_busy(is_busy=True)
         task.add_done_callback(self._end)
+        return True
 
     def _end(self, task: asyncio.Task[None]) -> None:
         self._open.discard(task)
@@ -185,18 +191,15 @@ class Session:
         answer = {"type": "rpcResult", "callId": message.call_id}
         await self._send(answer if result is None else {**answer, "result": result})
 
-    async def _answer(self, message: messages.ChannelCreate) -> None:
+    async def _answer(self, channel: Channel, message: messages.ChannelCreate) -> None:
         answer = self._namespace.channels.get(message.endpoint)
-        if answer is None:
-            raise NotFoundError(self._namespace.missing)
-        number = {"channelId": message.channel_id}
-        channel = Channel(self._client(), lambda packet: self._send({**packet, **number}))
-        self._channels[message.channel_id] = channel
         try:
+            if answer is None:
+                raise NotFoundError(self._namespace.missing)
             await answer(channel, bytes(message.creation_parameter))
         finally:
             del self._channels[message.channel_id]
-        await self._send({"type": "channelClose", **number})
+        await self._send({"type": "channelClose", "channelId": message.channel_id})
 
     def _client(self) -> InnerClient:
         return InnerClient(self._connection.server_app, self._socket.scope, self._authorization)
