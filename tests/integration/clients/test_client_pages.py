@@ -20,7 +20,7 @@ from support.clients.client_pages import (
 from support.daemon.running_daemon import RunningDaemon
 from support.programs.shown_sessions import fenced_blocks, is_as_shown
 
-OWN_PAGES = ("anthropic", "ollama", "openai")
+OWN_PAGES = ("anthropic", "lm-studio", "ollama", "openai")
 """The clients that the tests themselves use; all others have an environment of their own."""
 
 OTHER_PAGES = tuple(
@@ -46,6 +46,8 @@ def check_page(name: str, folder: Path, url: str, programs: Path) -> None:
 @pytest.mark.parametrize("name", OWN_PAGES)
 def test_client_page_answers_as_it_shows(name: str, plain_url: str, tmp_path: Path) -> None:
     """An official SDK, set up as its page says, prints what the page shows."""
+    if name == "lm-studio":
+        pytest.importorskip("lmstudio")
     check_page(name, tmp_path, plain_url, own_programs())
 
 
