@@ -187,6 +187,11 @@ def test_requests_for_sockets_elsewhere_are_requests() -> None:
         assert httpx.get(f"{daemon.url}/v1/models", headers=upgrade).status_code == 200
         assert httpx.get(f"{daemon.url}/llm").status_code == 404
         assert httpx.get(f"{daemon.url}/llm", headers=upgrade).status_code == 400
+        assert httpx.post(f"{daemon.url}/llm", headers=upgrade, content="x").status_code == 404
+        key = {**upgrade, "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ=="}
+        long = httpx.get(f"{daemon.url}/llm", headers={**key, "X-Long": "x" * 9000})
+        assert long.status_code == 400
+        assert long.json()["error"]["code"] == "invalid_request"
 
 
 def test_socket_goes_on_after_bad_messages() -> None:
@@ -210,6 +215,7 @@ def test_socket_goes_on_after_bad_messages() -> None:
             ("tokenize", None),
             ("tokenize", {"specifier": {"type": "query"}, "inputString": 1}),
             ("unloadModel", {"identifier": "another"}),
+            ("getLoadConfig", {"specifier": {"type": "query", "query": {"identifier": "//"}}}),
             ("applyPromptTemplate", {"specifier": {"type": "other"}}),
         ):
             refusal = socket.call(endpoint, parameter, call_id=5)
@@ -346,6 +352,26 @@ def test_prediction_ends_when_client_cancels_or_leaves(way: str) -> None:
         )
         answer = httpx.post(f"{daemon.url}/v1/chat/completions", json=chat("say yes"))
         assert answer.json()["choices"][0]["message"]["content"] == "yes"
+
+
+def test_stop_takes_no_notice_of_unfinished_handshakes() -> None:
+    """A client that asks for a socket and then says nothing does not keep the daemon from its stop."""
+    with _daemon() as daemon:
+        port = int(daemon.url.rpartition(":")[2])
+        with (
+            create_connection(("127.0.0.1", port)) as half,
+            create_connection(("127.0.0.1", port)) as silent,
+        ):
+            head = (
+                b"GET /llm HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: Upgrade\r\n"
+                b"Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+                b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+            )
+            half.sendall(head)
+            silent.sendall(head + b"\r\n")
+            assert silent.recv(12) == b"HTTP/1.1 101"
+            daemon.stop()
+            assert daemon.join(CEILING_S)
 
 
 def test_stop_lets_open_answers_end(gate: StepGate) -> None:

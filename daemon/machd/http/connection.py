@@ -177,6 +177,10 @@ class ClientConnection(H11Protocol):
         )
         self.ws_protocol_class = cast(type[asyncio.Protocol], make_socket)
         super().handle_websocket_upgrade(event)
+        socket_connection = self.transport.get_protocol()
+        assert isinstance(socket_connection, SocketConnection), "it was made here"
+        if not socket_connection.handshake_initiated:
+            self.send_400_response("")  # its parser takes less than this one
 
     def on_response_complete(self) -> None:
         """Wait for the next request, or for the rest of a body that was not read."""
@@ -289,11 +293,16 @@ class ClientConnection(H11Protocol):
 
     def _should_upgrade(self) -> bool:
         """True for a request for a web socket where one is taken."""
-        return self.scope["path"] in self._sockets.paths and self._get_upgrade() == b"websocket"
+        return (
+            self.scope["method"] == "GET"
+            and self.scope["path"] in self._sockets.paths
+            and self._get_upgrade() == b"websocket"
+        )
 
     def _is_client_sending(self) -> bool:
         """Return True if the rest of a refused body is still to come, or cannot be read at all."""
-        return not self.is_busy and self.conn.their_state in {h11.SEND_BODY, h11.ERROR}
+        is_waiting = not self.is_busy and not self._is_handed_over
+        return is_waiting and self.conn.their_state in {h11.SEND_BODY, h11.ERROR}
 
     def _wait_for_head(self) -> None:
         self._head_since_s = self._listener_connections.now_s

@@ -12,6 +12,7 @@ import uvicorn
 from litestar.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
+from websockets.protocol import State
 
 from machd.http.answering import note_connection
 from machd.http.connections import Connections
@@ -104,8 +105,12 @@ class SocketConnection(WebSocketsSansIOProtocol):
             self.handshake_complete = True
 
     def _close(self) -> None:
-        if not self.disconnected:
+        if not self.handshake_complete:
+            self.abort()
+        elif self.conn.state is State.OPEN:
             super().shutdown()
+        else:
+            self.transport.close()
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 - uvicorn's own types
         note_connection(cast(Scope, scope), self)

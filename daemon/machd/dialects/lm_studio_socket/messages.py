@@ -17,6 +17,9 @@ Id = Annotated[int, Meta(ge=0, le=2**53)]
 
 _NULL = Raw(b"null")
 
+_Name = Annotated[str, Meta(min_length=1, max_length=256, pattern="[^/]")]
+"""A model's name, which is asked for as the end of a path: no slashes alone."""
+
 
 class Authentication(Struct, frozen=True, rename="camel"):
     """The first message of a socket. Clients that have no key make both up."""
@@ -96,8 +99,8 @@ ClientMessage: TypeAlias = (
 class ModelQuery(Struct, frozen=True):
     """Which model is meant: any, where it has neither an identifier nor a path."""
 
-    identifier: bounds.ModelName | None = None
-    path: bounds.ModelName | None = None
+    identifier: _Name | None = None
+    path: _Name | None = None
 
 
 class ModelSpecifier(Struct, frozen=True, rename="camel"):
@@ -105,7 +108,7 @@ class ModelSpecifier(Struct, frozen=True, rename="camel"):
 
     type: Literal["query", "instanceReference"]
     query: ModelQuery = ModelQuery()
-    instance_reference: bounds.ModelName | None = None
+    instance_reference: _Name | None = None
 
     @property
     def name(self) -> str | None:
@@ -130,19 +133,19 @@ class TextOfModel(Struct, frozen=True, rename="camel"):
 class UnloadedModel(Struct, frozen=True):
     """Parameter of ``unloadModel``."""
 
-    identifier: bounds.ModelName
+    identifier: _Name
 
 
 class LoadedModel(Struct, frozen=True, rename="camel"):
     """Parameter of ``loadModel``. How a model is loaded, and for how long, is set in its table alone."""
 
-    model_key: bounds.ModelName
+    model_key: _Name
 
 
 class WantedModel(Struct, frozen=True):
     """Parameter of ``getOrLoad``, with the same restriction."""
 
-    identifier: bounds.ModelName
+    identifier: _Name
 
 
 class ConfigField(Struct, frozen=True):
@@ -225,20 +228,24 @@ class History(Struct, frozen=True):
     messages: list[HistoryMessage]
 
 
-class PredictionParameter(Struct, frozen=True, rename="camel"):
+class AnyPrediction(Struct, frozen=True, kw_only=True, rename="camel"):
+    """What every prediction has; a preset is a file of LM Studio's, and refused."""
+
+    model_specifier: ModelSpecifier
+    prediction_config_stack: ConfigStack = ConfigStack()
+    fuzzy_preset_identifier: str | None = None
+
+
+class PredictionParameter(AnyPrediction, frozen=True, kw_only=True, rename="camel"):
     """Parameter of ``predict``."""
 
-    model_specifier: ModelSpecifier
     history: History
-    prediction_config_stack: ConfigStack = ConfigStack()
 
 
-class RawTextParameter(Struct, frozen=True, rename="camel"):
+class RawTextParameter(AnyPrediction, frozen=True, kw_only=True, rename="camel"):
     """Parameter of ``completeRawText``."""
 
-    model_specifier: ModelSpecifier
     raw_prompt: bounds.ContentText
-    prediction_config_stack: ConfigStack = ConfigStack()
 
 
 class TemplateOptions(Struct, frozen=True, rename="camel"):

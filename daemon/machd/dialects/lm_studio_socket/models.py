@@ -11,6 +11,7 @@ from machd.dialects.lm_studio import (
     LmStudioModelFactsList,
 )
 from machd.dialects.lm_studio_socket.errors import UnknownModelError
+from machd.errors import NotFoundError
 from machd.http.inner_request import AnsweredError, InnerClient
 
 
@@ -38,7 +39,10 @@ async def find(client: InnerClient, name: str | None) -> LmStudioModelFacts:
         loaded = [one.key for one in models if one.loaded_instances]
         raise UnknownModelError(error, name, loaded) from None
     key = msgspec.json.decode(body, type=LmStudioModel).id
-    return next(one for one in models if one.key == key)
+    for one in models:
+        if one.key == key:
+            return one
+    raise NotFoundError("this model has just been added or removed; ask again")
 
 
 def model_info(model: LmStudioModelFacts) -> dict[str, object]:

@@ -10,8 +10,8 @@ from msgspec import Raw, Struct
 
 from machd.dialects.lm_studio_socket.history import chat_messages, whole_text
 from machd.dialects.lm_studio_socket.messages import (
+    AnyPrediction,
     ConfigStack,
-    ModelSpecifier,
     PredictionParameter,
     RawTextParameter,
 )
@@ -109,37 +109,31 @@ class _Tools(Struct, frozen=True):
 async def predict(channel: Channel, parameter: bytes) -> None:
     """Go on with a conversation, in fragments of text as they come."""
     wanted = decode_body(parameter, PredictionParameter)
-    stack = wanted.prediction_config_stack
-    if stack.is_text_completion:
-        await _complete(channel, wanted.model_specifier, stack, whole_text(wanted.history))
+    if wanted.prediction_config_stack.is_text_completion:
+        await _complete(channel, wanted, whole_text(wanted.history))
     else:
         body = {"messages": chat_messages(wanted.history)}
-        route = "POST /v1/chat/completions"
-        await _tell_answer(channel, wanted.model_specifier, stack, route, body)
+        await _tell_answer(channel, wanted, "POST /v1/chat/completions", body)
 
 
 async def complete_raw_text(channel: Channel, parameter: bytes) -> None:
     """Go on with a text; the package for TypeScript has this from version 2 on."""
     wanted = decode_body(parameter, RawTextParameter)
-    stack = wanted.prediction_config_stack
-    await _complete(channel, wanted.model_specifier, stack, wanted.raw_prompt)
+    await _complete(channel, wanted, wanted.raw_prompt)
 
 
-async def _complete(
-    channel: Channel, specifier: ModelSpecifier, stack: ConfigStack, prompt: str
-) -> None:
-    await _tell_answer(channel, specifier, stack, "POST /v1/completions", {"prompt": prompt})
+async def _complete(channel: Channel, wanted: AnyPrediction, prompt: str) -> None:
+    await _tell_answer(channel, wanted, "POST /v1/completions", {"prompt": prompt})
 
 
 async def _tell_answer(
-    channel: Channel,
-    specifier: ModelSpecifier,
-    stack: ConfigStack,
-    route: str,
-    asked: dict[str, Any],
+    channel: Channel, wanted: AnyPrediction, route: str, asked: dict[str, Any]
 ) -> None:
+    if wanted.fuzzy_preset_identifier is not None:
+        raise UnsupportedParameterError.at("fuzzyPresetIdentifier", "presets are not served here")
+    stack = wanted.prediction_config_stack
     options = _options(stack)
-    model = await find(channel.client, specifier.name)
+    model = await find(channel.client, wanted.model_specifier.name)
     stream = {"stream": True, "stream_options": {"include_usage": True}}
     answer = _GrowingAnswer(channel)
     body = {"model": model.key, **stream, **options, **asked}

@@ -100,8 +100,11 @@ class Session:
         except WebSocketDisconnect:
             return
         finally:
-            for task in self._open:
+            open_tasks = tuple(self._open)
+            for task in open_tasks:
                 task.cancel()
+            # Their requests give back what they hold.
+            await asyncio.gather(*open_tasks, return_exceptions=True)
 
     async def _take(self, text: str) -> None:
         try:
