@@ -577,7 +577,7 @@ def test_every_registered_route_is_in_the_table() -> None:
 
 def test_without_a_key_only_health_answers(locked: httpx.Client) -> None:
     """Without a key every registered route refuses, for its own methods and all others."""
-    open_paths = {"/", "/health", "/health/live", "/health/ready"}
+    open_paths = {"/", "/health", "/health/live", "/health/ready", "/lmstudio-greeting"}
     routes = _registered_routes()
     for method, path in sorted(routes):
         answer = locked.request(method, path)
@@ -796,6 +796,7 @@ def test_a_loading_daemon_says_so_on_every_endpoint() -> None:
         "/api/version",
         "/health",
         "/health/live",
+        "/lmstudio-greeting",
         "/metrics",
         "/openapi.json",
     }
@@ -829,7 +830,7 @@ def test_a_loading_daemon_says_so_on_every_endpoint() -> None:
 @pytest.mark.parametrize("endpoint", PUBLIC_ENDPOINTS, ids=lambda one: one.name)
 def test_the_table_says_what_a_loading_daemon_answers(endpoint: Any) -> None:
     """An endpoint that needs the model lists 503 among its answers."""
-    if endpoint.path not in {"/", "/version", "/metrics", "/openapi.json"}:
+    if endpoint.path not in {"/", "/version", "/metrics", "/openapi.json", "/lmstudio-greeting"}:
         assert 503 in {answer.status for answer in endpoint.answers}
 
 

@@ -35,7 +35,7 @@ from machd.telemetry.metrics import Metrics
 KEY = "k-alice-0123456789abcdef"
 OTHER_KEY = "k-bob-0123456789abcdef"
 CANARY = "xyzzy-canary"
-PUBLIC = {"/", "/health", "/health/live", "/health/ready"}
+PUBLIC = {"/", "/health", "/health/live", "/health/ready", "/lmstudio-greeting"}
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "BREW")
 STRANGERS: dict[str, list[tuple[str, str]]] = {
     "no key": [],

@@ -156,7 +156,7 @@ class LmStudioGreeting(Struct, frozen=True, kw_only=True):
     lmstudio: Literal[True] = True
 
 
-@endpoint("GET /lmstudio-greeting", LmStudioGreeting, public=True)
+@endpoint("GET|HEAD /lmstudio-greeting", LmStudioGreeting, public=True)
 async def greet_lm_studio() -> LmStudioGreeting:
     """Tell LM Studio's packages, which ask for this first, that they are served."""
     return LmStudioGreeting()

@@ -56,6 +56,7 @@ _CONTRACT = {
     ("get", "/health"),
     ("get", "/health/live"),
     ("get", "/health/ready"),
+    ("get", "/lmstudio-greeting"),
     ("get", "/metrics"),
     ("get", "/openapi.json"),
 }
