@@ -14,6 +14,7 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.admin_daemon import AdminDaemon
 from support.daemon.running_daemon import RunningDaemon
 from support.daemon.scraping import is_idle, scrape
 from support.engines.dialogue import chat, told
@@ -160,6 +161,22 @@ def test_socket_takes_key_as_passkey_token_or_header(tmp_path: Path) -> None:
         with connect(url.replace("://", f"://me:{_KEY}@") + "/llm") as connection:
             connection.send(json.dumps(first))
             assert json.loads(connection.recv(timeout=CEILING_S)) == {"success": True}
+
+
+def test_socket_loses_what_its_key_loses(tmp_path: Path) -> None:
+    """A key that a reload takes away is of no more use over a socket that it has opened."""
+    keys = tmp_path / "keys"
+    keys.write_text(f"alice:{_KEY}\n")
+    keys.chmod(0o600)
+    flags = {"auth.api_keys_file": str(keys)}
+    with (
+        AdminDaemon(tmp_path, lambda: FakeEngine(told), flags) as running,
+        _Socket(running.daemon.url, passkey=_KEY) as socket,
+    ):
+        assert socket.is_served()
+        keys.write_text(f"alice:{_FORMED_KEY}\n")
+        assert running.admin.post("/admin/reload").status_code == 200
+        assert socket.call("listLoaded")["error"]["errorData"]["status"] == 401
 
 
 def test_foreign_pages_and_hosts_open_no_socket() -> None:
