@@ -135,7 +135,7 @@ async def _tell_answer(
     options = _options(stack)
     model = await find(channel.client, wanted.model_specifier.name)
     stream = {"stream": True, "stream_options": {"include_usage": True}}
-    answer = _GrowingAnswer(channel)
+    answer = GrowingAnswer(channel)
     body = {"model": model.key, **stream, **options, **asked}
     await channel.client.stream(route, body, answer.take)
     if answer.error is not None:
@@ -205,7 +205,7 @@ def _tools(wanted: _Tools) -> dict[str, Any]:
     return {"tools": tools, "tool_choice": "required" if wanted.force else "auto"}
 
 
-class _GrowingAnswer:
+class GrowingAnswer:
     """An answer while it is told to the client.
 
     Attributes:
