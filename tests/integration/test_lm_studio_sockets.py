@@ -371,6 +371,21 @@ def test_prediction_ends_when_client_cancels_or_leaves(way: str) -> None:
         assert answer.json()["choices"][0]["message"]["content"] == "yes"
 
 
+def test_client_that_reads_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that leaves its answers and pings unread loses its socket, and its answers end."""
+    monkeypatch.setattr("machd.http.socket_connection._PONG_S", 0.2)
+    with _daemon() as daemon, _Socket(daemon.url) as socket:
+        socket.predict("say " + "x" * _ENDLESS, maxPredictedTokens=_ENDLESS)
+        # This client stops reading once a few messages wait for it.
+        wait_until(
+            lambda: scrape(daemon.url, "machd_aborts_total", reason="client_disconnected") == 1,
+            "the answer is ended",
+        )
+        wait_until(lambda: is_idle(daemon.url), "nothing runs and nothing waits")
+        with pytest.raises(ConnectionClosed):
+            list(iter(socket.receive, None))  # what was sent before
+
+
 def test_stop_takes_no_notice_of_unfinished_handshakes() -> None:
     """A client that asks for a socket and then says nothing does not keep the daemon from its stop."""
     with _daemon() as daemon:

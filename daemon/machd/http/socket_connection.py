@@ -45,7 +45,7 @@ class SocketConnection(WebSocketsSansIOProtocol):
         self.app = self._answer
         self._listener_connections = connections
         self._is_busy = self._is_leaving = False
-        self._opened_s = connections.now_s
+        self._limited_since_s = connections.now_s
 
     @property
     def has_asked(self) -> bool:
@@ -87,11 +87,16 @@ class SocketConnection(WebSocketsSansIOProtocol):
         """Do nothing: a client that reads nothing answers no ping."""
 
     def check_age(self) -> None:
-        """Close a connection whose client did not finish its handshake."""
+        """Close a connection whose client does not finish its handshake, or takes nothing of what ends it."""
         connections = self._listener_connections
-        is_late = connections.now_s - self._opened_s > connections.stall_timeout_s
-        if is_late and not self.handshake_complete:
+        if self.handshake_complete and not self.transport.is_closing():
+            self._limited_since_s = connections.now_s
+        elif connections.now_s - self._limited_since_s > connections.stall_timeout_s:
             self.abort()
+
+    def keepalive_timeout(self) -> None:
+        """Close a connection whose client did not answer a ping: it reads nothing more."""
+        self.abort()
 
     def abort(self) -> None:
         """Close the connection now, with whatever the client has not taken."""
