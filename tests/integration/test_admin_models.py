@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -85,7 +85,9 @@ Make = Callable[..., _Operator]
 def _make(tmp_path: Path) -> Iterator[Make]:
     """Makes a daemon with memory for two of its models, by the queries of their paths; the first has an alias."""
 
-    def make(models: dict[str, str], **settings: object) -> _Operator:
+    def make(
+        models: dict[str, str], flags: Mapping[str, object] | None = None, **settings: object
+    ) -> _Operator:
         section = {"memory_gb": 0.1, "max_turn_s": 2.0} | settings
         lines = ["[models]", *(f"{key} = {json.dumps(value)}" for key, value in section.items())]
         for name, query in models.items():
@@ -99,7 +101,8 @@ def _make(tmp_path: Path) -> Iterator[Make]:
                 "continuous_batching.enabled": True,
                 "continuous_batching.max_b": 8,
                 "cache.prefix": False,
-            },
+            }
+            | dict(flags or {}),
             config_path=config,
             environ={"XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path)},
         )
@@ -256,6 +259,22 @@ def test_endpoints_of_one_model_take_its_name(make: Make) -> None:
     assert operator.admin.post("/admin/cache/clear", params={"model": "gamma"}).status_code == 200
     probe = operator.admin.post("/admin/probe", params={"model": "alpha"})
     assert probe.json()["error"]["code"] == "model_not_loaded"
+
+
+def test_blocks_on_disk_of_a_model_that_is_not_loaded_are_not_cleared(
+    make: Make, tmp_path: Path
+) -> None:
+    """The refusal says that it is to be loaded first."""
+    operator = make(_three(), {"cache.disk_dir": str(tmp_path / "blocks"), "cache.prefix": True})
+    asked = {"model": "gamma", "disk": "true"}
+    refused = operator.admin.post("/admin/cache/clear", params=asked)
+    assert refused.status_code == 409
+    assert "'gamma' is not loaded" in refused.json()["error"]["message"]
+    operator.steer("gamma", "load")
+    operator.steer("gamma", "unload")
+    wait_until(lambda: operator.state("gamma") == "unloaded", "it is unloaded")
+    again = operator.admin.post("/admin/cache/clear", params=asked)
+    assert again.json()["error"]["message"] == refused.json()["error"]["message"]
 
 
 def test_open_requests_name_their_model(make: Make) -> None:
