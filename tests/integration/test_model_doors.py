@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -152,6 +153,19 @@ def test_llama_cpps_router_loads_and_unloads(http: httpx.Client) -> None:
     assert http.post("/models/unload", json={"model": "alpha"}).json() == {"success": True}
     wait_until(lambda: _status(http, "alpha") == "unloaded", "it is unloaded")
     assert http.post("/models/load", json={"model": "delta"}).status_code == 404
+
+
+def test_a_model_that_is_loaded_again_before_it_is_idle_stays(http: httpx.Client) -> None:
+    """Its unloading is taken back."""
+    text = "an answer that goes on and on " * 8
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(_ask, http, "alpha", messages=chat(f"say {text}")["messages"])
+        wait_until(lambda: _status(http, "alpha") == "loaded", "it is loaded")
+        for verb in ("unload", "load"):
+            http.post(f"/models/{verb}", json={"model": "alpha"}).raise_for_status()
+        assert not answer.done()
+        assert answer.result(CEILING_S).status_code == 200
+    assert _status(http, "alpha") == "loaded"
 
 
 def test_a_model_that_cannot_be_loaded_is_told_as_failed(tmp_path: Path) -> None:

@@ -45,9 +45,7 @@ async def load_model(
     """Have a model loaded, in its turn; the answer does not wait for it."""
     body = await read_public_body(request, context, ModelToLoad)
     refuse_unsupported(body)
-    model = named_by_operator(request, context, body.model)
-    if not model.is_ready:
-        model.load()
+    named_by_operator(request, context, body.model).load()
     return LoadingBegun()
 
 
