@@ -279,7 +279,8 @@ class SupervisedEngine:
         """
         while self._suspension is None or self._wait_resumed(self._suspension):
             end = self._follow_one()
-            if self.finished.done() or (self._work.stopping.is_set() and self.front is None):
+            is_stopped_early = self._work.stopping.is_set() and not self._loading.done()
+            if self.finished.done() or is_stopped_early:
                 return
             if self._suspension is not None:
                 continue
