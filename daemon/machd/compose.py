@@ -247,7 +247,7 @@ class Parts:
 def _rules(settings: Settings) -> Rules:
     """The memory that models share."""
     section = settings.models
-    budget_bytes = None if section.memory_gb == "auto" else int(section.memory_gb * 1e9)
+    budget_bytes = None if section.memory_gb == "auto" else round(section.memory_gb * 1e9)
     return Rules(budget_bytes, section.max_turn_s)
 
 

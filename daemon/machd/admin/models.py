@@ -25,7 +25,7 @@ from machd.http.endpoint import Endpoint, endpoint_of
 from machd.http.stream import while_connected
 from machd.served.model_files import size_on_disk
 from machd.served.model_set import ModelToServe
-from machd.served.named_model import NamedModel, placed
+from machd.served.named_model import NamedModel
 from machd.served.turns import ModelState
 
 
@@ -212,7 +212,7 @@ async def _shown(admin: AdminContext, model: NamedModel, to_serve: ModelToServe)
     aliases = admin.names().aliases if model is admin.models.default else to_serve.aliases
     is_loaded = model.state is ModelState.READY
     loaded_unix_s = model.history.loaded_unix_s if is_loaded else None
-    needed = None if model.needs is None else _memory(placed(model.needs))
+    needed = None if model.needs is None else _memory(model.needs)
     return AdminModel(
         name=model.shown_name,
         aliases=[one for one in aliases if one != model.name],

@@ -103,7 +103,11 @@ def _named(settings: Settings, found: Mapping[str, FoundModel]) -> Iterator[Mode
     for name, table in section.tables.items():
         place = found.get(name) if table.path is None else None
         path = None if place is None else str(place.path)
-        residence = Residence(table.pin, section.ttl_s if table.ttl_s is None else table.ttl_s)
+        residence = Residence(
+            table.pin,
+            section.ttl_s if table.ttl_s is None else table.ttl_s,
+            keeps_kv_budget="kv_budget_gb" in table.overrides.get("continuous_batching", {}),
+        )
         own = _apart(name, settings.of_model(name, path=path))
         yield ModelToServe(name, own, residence, table.aliases, found=place)
     for name, one in found.items():

@@ -21,17 +21,15 @@ from machd.errors import (
 )
 from machd.link.port import EnginePort
 from machd.served.model_files import ModelFiles
+from machd.served.restarts import Restarts
 from machd.served.served_model import ServedModel
 from machd.served.turns import Claim, ModelState
 from machd.settings.model import Settings
 
-_GB = 1_000_000_000
+_MB, _GB = 1_000_000, 1_000_000_000
 
 _LEAST_KV_BYTES = 100_000
 """The least that ``continuous_batching.kv_budget_gb`` may be."""
-
-_MAX_LOADS = 5
-"""Engine processes that may die while they load, before the model counts as one that cannot be loaded."""
 
 _REST_S = 10.0
 """How long a model that could not be loaded is not tried again for a request; an operator may at once."""
@@ -44,10 +42,12 @@ class Residence:
     Attributes:
         is_pinned: It gives way to no other model.
         ttl_s: Idle seconds after which it is unloaded; None for never.
+        keeps_kv_budget: Its KV budget is its own table's, which may be more than one context takes.
     """
 
     is_pinned: bool = False
     ttl_s: float | None = None
+    keeps_kv_budget: bool = False
 
 
 class LoadOutcome(StrEnum):
@@ -98,11 +98,11 @@ class NamedModel:
 
     Attributes:
         name: As requests and operators name it.
-        settings: Its own, without a KV budget that others leave no room for.
+        settings: Its own, as they are written.
         served: What handlers ask about it, with the link to its engine.
         state: What it does.
         cause: What it failed of; None unless it did.
-        needs: As its engine process has found; None before.
+        needs: What is reserved for it, by what its engine process has found; None before.
         files: Its files, as they were at the start; None where they are not known.
         history: What became of its loads.
     """
@@ -159,7 +159,9 @@ class NamedModel:
         self._ready_since_s = self._idle_since_s = clock.monotonic_s()
         self._is_sized = self._is_granted = self._is_unwanted = False
         self._failed_s = self._load_begun_s = 0.0
-        self._loads = 0
+        self._failure: MachdError | None = None
+        self._deaths = Restarts(clock)
+        self._prefix_mb = self._spare_bytes = 0
         self._is_one = is_one
         self._log = structlog.get_logger("machd.models", model=name)
         self._is_spent = self._is_started = self._is_leaving = False
@@ -207,13 +209,20 @@ class NamedModel:
 
     @property
     def settings_in_force(self) -> Settings:
-        """Its own, with no more KV budget than is reserved for it."""
+        """Its own, with no more memory for keys and values than it has beside others."""
         if self.needs is None or not self._is_granted:
             return self.settings
-        batching = self.settings.continuous_batching
-        budget_gb = min(batching.kv_budget_gb, kv_bytes(self.needs) / _GB)
-        batching = batching.model_copy(update={"kv_budget_gb": budget_gb})
-        return self.settings.model_copy(update={"continuous_batching": batching})
+        batching, cache = self.settings.continuous_batching, self.settings.cache
+        budget_gb = min(batching.kv_budget_gb, self.needs.kv_budget_bytes / _GB)
+        memory_mb = max(self._prefix_mb, int(self._spare_bytes * cache.memory_percent) // _MB)
+        if cache.memory_mb is not None:
+            memory_mb = min(memory_mb, cache.memory_mb)
+        return self.settings.model_copy(
+            update={
+                "continuous_batching": batching.model_copy(update={"kv_budget_gb": budget_gb}),
+                "cache": cache.model_copy(update={"memory_mb": memory_mb}),
+            }
+        )
 
     @property
     def reserved_bytes(self) -> int:
@@ -242,7 +251,7 @@ class NamedModel:
         """What it needs; None until the engine process that loads has said so: files and settings may have changed."""
         if self.needs is None or (self.state is ModelState.LOADING and not self._is_sized):
             return None
-        return placed(self.needs).total_bytes
+        return self.needs.total_bytes
 
     @property
     def is_coming(self) -> bool:
@@ -325,7 +334,11 @@ class NamedModel:
         self.want().add_done_callback(end)
 
     def suspend(self) -> None:
-        """Unload it now; answers that hold it wait until another request, or an operator, has it loaded."""
+        """Unload it now, if it is ready; its answers wait until another request, or an operator, has it loaded.
+
+        One that is being suspended is not loaded again for its answers. A load goes on, and a request that waits for
+        one has it.
+        """
         self._is_unwanted = True
         if self.state is ModelState.READY:
             self.give_way()
@@ -337,7 +350,8 @@ class NamedModel:
         It gives way as any other meanwhile, and its answers go on in their turn.
         """
         self._is_leaving = True
-        self._residence = Residence()
+        self._residence = replace(self._residence, is_pinned=False, ttl_s=None)
+        self._is_pinned = None
         if not self._leases:
             self._waiting_since_s = None
             self._resolve(ModelNotLoadedError(f"the model {self.name!r} is served no longer"))
@@ -346,7 +360,9 @@ class NamedModel:
     def go(self) -> None:
         """End what is left of its engine, once it :attr:`is_gone`."""
         self._is_spent = True
-        self.served.link.stop(DrainDeadlineError("the model is served no longer"))
+        error = DrainDeadlineError("the model is served no longer")
+        self.served.link.stop(error)
+        self._resolve(error)  # a reload waits for its load without a lease
         self._on_gone()
 
     def end_waiting(self, error: MachdError) -> None:
@@ -359,11 +375,8 @@ class NamedModel:
             return
         if not self._is_leaving and (self._is_granted or self._waiters):
             return
-        self.state, self._is_spent = ModelState.SUSPENDING, True
         self._waiting_since_s = None
-        link = self.served.link
-        link.finished.add_done_callback(lambda _: self._soon(self._suspended, link))
-        link.stop(DrainDeadlineError("no request waits for the model"))
+        self.give_way()  # not stopped: that is done before the process has ended
 
     def retry(self) -> None:
         """Forget a failure, so that the next request has it loaded."""
@@ -373,7 +386,6 @@ class NamedModel:
         """Start its engine process, which opens the files and says what they need."""
         self.state, self._is_sized, self._is_granted = ModelState.LOADING, False, False
         self._load_begun_s = self._clock.monotonic_s()
-        self._loads += 1
         if not self._is_one:
             self._log.info("model.loading")
         if self._is_spent:
@@ -381,8 +393,11 @@ class NamedModel:
             self._is_spent = self._is_started = False
         link = self.served.link
         if self._is_started:
+            # Not what its last process had room for.
+            link.set_limits(self.settings)
             loading = link.resume()
         else:
+            link.finished.add_done_callback(lambda ended: self._soon(self._finished, ended))
             link.start()
             loading = link.loaded
         self._is_started = True
@@ -393,24 +408,38 @@ class NamedModel:
 
         One that takes the place of a process that has died has its grant, unless it needs more.
         """
-        has_room = self._is_granted and placed(needs).total_bytes <= self.reserved_bytes
+        needs = placed(needs, self.settings, keeps_kv_budget=self._residence.keeps_kv_budget)
+        has_room = self._is_granted and needs.total_bytes <= self.reserved_bytes
         self.needs, self._is_sized, self._is_granted = needs, True, has_room
+        self._prefix_mb = _prefix_mb(self.settings)
         if has_room:
-            self.grant()
+            self.place()
         else:
             self._on_change()
 
     def grant(self) -> None:
-        """Let it read its weights."""
-        assert self.needs is not None, "it has been asked for so much"
+        """Reserve its memory."""
         self._is_granted = True
+
+    def place(self) -> None:
+        """Let it read its weights."""
         self._load_begun_s = self._clock.monotonic_s()
         self.served.link.place(self.settings_in_force)
 
+    def spare(self, spare_bytes: int) -> None:
+        """Let its prefix cache take its share of so much memory that no model has reserved."""
+        if spare_bytes == self._spare_bytes:
+            return
+        before = self.settings_in_force
+        self._spare_bytes = spare_bytes
+        if self.settings_in_force != before:
+            self.served.link.set_limits(self.settings_in_force)
+
     def refuse(self, error: MachdError) -> None:
-        """Give up its load."""
+        """Give up its load; suspended answers end with ``error``, because they could never go on."""
         self._is_spent = True
         self.history.outcomes[LoadOutcome.REFUSED] += 1
+        self._log.error("model.failed", error=str(error))
         self.served.link.stop(error)
         self._fail(error)
 
@@ -446,11 +475,10 @@ class NamedModel:
         self.state, self.cause = ModelState.READY, None
         self._waiting_since_s = None
         self._ready_since_s = self._idle_since_s = now_s
-        self._loads = 0
+        self._deaths.forget()
         self.history.outcomes[LoadOutcome.LOADED] += 1
         self.history.last_load_s = now_s - self._load_begun_s
         self.history.loaded_unix_s = self._clock.unix_s()
-        self.served.link.finished.add_done_callback(lambda ended: self._soon(self._finished, ended))
         if not self._is_one:
             self._log.info("model.ready")
         self._on_ready()
@@ -459,13 +487,7 @@ class NamedModel:
 
     def _not_loaded(self, error: BaseException) -> None:
         self._is_spent = True
-        has_died = isinstance(error, EngineEndedError)
-        if (
-            has_died
-            and not self._is_one
-            and self._loads < _MAX_LOADS
-            and (self._leases or self._waiters)
-        ):
+        if isinstance(error, EngineEndedError) and self._may_try_again():
             self.state = ModelState.UNLOADED  # the next turn tries again
             self._on_change()
             return
@@ -479,6 +501,16 @@ class NamedModel:
             cause=error,
         )
 
+    def _may_try_again(self) -> bool:
+        """Count an engine process that died while it loaded; return whether another one may load the model."""
+        if self._is_one or not (self._leases or self._waiters):
+            return False
+        try:
+            self._deaths.note()
+        except EngineFaultError:
+            return False
+        return True
+
     def _finished(self, ended: Future[None]) -> None:
         """Note that its engine has failed for good: every answer has ended with that."""
         is_current = self.served.link.finished is ended and not self._is_spent
@@ -490,9 +522,10 @@ class NamedModel:
     def _fail(self, error: MachdError, cause: BaseException | None = None) -> None:
         self.state, self._is_granted = ModelState.FAILED, False
         self.cause = cause or error
+        self._failure = error
         self._waiting_since_s = None
         self._failed_s = self._clock.monotonic_s()
-        self._loads = 0
+        self._deaths.forget()
         self._resolve(error)
         self._on_change()
 
@@ -500,9 +533,10 @@ class NamedModel:
         """Try a model that has failed again, unless that was just now."""
         rest_s = self._failed_s + _REST_S - self._clock.monotonic_s()
         if rest_s > 0:
+            retry_after_s = max(1, round(rest_s))
             raise ModelNotLoadedError(
-                f"the model {self.name!r} could not be loaded; it is tried again in {rest_s:.0f} s",
-                retry_after_s=max(1, round(rest_s)),
+                f"{self._failure}; it is tried again in {retry_after_s} s",
+                retry_after_s=retry_after_s,
             )
         self.state = ModelState.UNLOADED
 
@@ -523,12 +557,23 @@ class NamedModel:
             return  # the event loop has closed
 
 
-def placed(needs: MemoryNeeds) -> MemoryNeeds:
-    """Return what is reserved for a model beside others: its needs, with the KV budget that it gets."""
-    return replace(needs, kv_budget_bytes=kv_bytes(needs))
+def placed(needs: MemoryNeeds, settings: Settings, *, keeps_kv_budget: bool) -> MemoryNeeds:
+    """Return what is reserved for a model beside others.
+
+    Its KV budget is one whole context at the most, unless its table sets one (``keeps_kv_budget``); a prefix cache of a set
+    size is working memory.
+    """
+    budget_bytes = needs.kv_budget_bytes
+    if not keeps_kv_budget:
+        context_bytes = needs.bytes_per_sequence + needs.bytes_per_token * needs.context_tokens
+        budget_bytes = min(budget_bytes, context_bytes)
+    return replace(
+        needs,
+        working_bytes=needs.working_bytes + _prefix_mb(settings) * _MB,
+        kv_budget_bytes=max(_LEAST_KV_BYTES, budget_bytes),
+    )
 
 
-def kv_bytes(needs: MemoryNeeds) -> int:
-    """Return the KV budget of a model beside others: as it is set, but no more than one whole context."""
-    context_bytes = needs.bytes_per_sequence + needs.bytes_per_token * needs.context_tokens
-    return max(_LEAST_KV_BYTES, min(needs.kv_budget_bytes, context_bytes))
+def _prefix_mb(settings: Settings) -> int:
+    """Return the size of the prefix cache, if one is set."""
+    return (settings.cache.memory_mb or 0) if settings.cache.prefix else 0

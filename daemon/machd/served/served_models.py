@@ -10,7 +10,7 @@ from math import inf
 from machd.clock import Clock
 from machd.errors import MachdError, ModelNotLoadedError, NotReadyError
 from machd.served.named_model import Lease, NamedModel
-from machd.served.turns import Rules, Turn, next_turn
+from machd.served.turns import ModelState, Rules, Turn, next_turn
 from machd.settings.models import DEFAULT_NAME
 
 _GB = 1_000_000_000
@@ -228,6 +228,7 @@ class ServedModels:
                 claims = [replace(one.claim, name=key) for key, one in models.items()]
                 turn = next_turn(claims, rules, self._clock.monotonic_s())
                 self._take(turn, models)
+                self._share_spare()
                 wake_s = turn.wake_s
         finally:
             self._is_acting = False
@@ -261,9 +262,23 @@ class ServedModels:
             models[turn.start].start()
         if turn.grant is not None:
             models[turn.grant].grant()
+            self._share_spare()  # prefix caches of others shrink before the weights are read
+            models[turn.grant].place()
         if turn.refuse is not None:
             self._refuse(models[turn.refuse])
         self._has_changed |= bool(turn.start or turn.grant or turn.refuse or turn.give_way)
+
+    def _share_spare(self) -> None:
+        """Let the prefix caches of loaded models share what no reservation has, in equal parts."""
+        loaded = [
+            one
+            for one in self.with_leaving
+            if one.claim.holds_memory and one.state is not ModelState.SUSPENDING
+        ]
+        spare_bytes = max(0, (self.budget_bytes or 0) - self.reserved_bytes)
+        for one in loaded:
+            if not one.is_one:
+                one.spare(spare_bytes // len(loaded))
 
     def _refuse(self, model: NamedModel) -> None:
         pinned = [one for one in self if one.residence.is_pinned and one is not model]
