@@ -23,7 +23,8 @@ from machd.process.lifecycle import Lifecycle
 from machd.scheduler.events import Event
 from machd.served.engine_watch import EngineWatch
 from machd.served.model_files import ModelFiles
-from machd.served.named_model import NamedModel, Residence
+from machd.served.named_model import NamedModel
+from machd.served.residence import Residence
 from machd.served.served_model import ServedModel
 from machd.served.served_models import ServedModels
 from machd.served.throughput import Throughput

@@ -21,7 +21,8 @@ from support.daemon.supervised_daemon import SupervisedDaemon
 from support.engines.dialogue import chat
 
 from machd.http.large_bodies import BodyLease
-from machd.served.named_model import Lease, NamedModel
+from machd.served.lease import Lease
+from machd.served.named_model import NamedModel
 
 _LOAD_S = 1.0
 _KEEPALIVE_S = 0.2

@@ -13,7 +13,8 @@ from machd.capabilities.fit import Fit, MemoryNeeds
 from machd.cli.check_document import ModelCheck
 from machd.cli.ctl_text import plain, print_lines, table_lines
 from machd.served.model_set import ModelToServe, find_models, models_to_serve
-from machd.served.named_model import Residence, placed
+from machd.served.reserved_needs import placed
+from machd.served.residence import Residence
 from machd.settings.model import Settings
 from machd.settings.models import DEFAULT_NAME
 

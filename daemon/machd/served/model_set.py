@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from machd.errors import SettingsError
 from machd.served.model_files import FoundModel, ModelFiles, discover, files_at
-from machd.served.named_model import Residence
+from machd.served.residence import Residence
 from machd.settings.model import Settings
 from machd.settings.models import DEFAULT_NAME
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from dataclasses import replace
 
 import structlog
 
@@ -20,7 +19,11 @@ from machd.errors import (
     ModelNotLoadedError,
 )
 from machd.link.port import EnginePort
+from machd.served.lease import Lease
+from machd.served.load_history import LoadHistory, LoadOutcome
 from machd.served.model_files import ModelFiles
+from machd.served.reserved_needs import placed, prefix_mb
+from machd.served.residence import Residence
 from machd.served.restarts import Restarts
 from machd.served.served_model import ServedModel
 from machd.served.turns import Claim, ModelState
@@ -28,69 +31,8 @@ from machd.settings.model import Settings
 
 _MB, _GB = 1_000_000, 1_000_000_000
 
-_LEAST_KV_BYTES = 100_000
-"""The least that ``continuous_batching.kv_budget_gb`` may be."""
-
 _REST_S = 10.0
 """How long a model that could not be loaded is not tried again for a request; an operator may at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Residence:
-    """How a model lives beside others.
-
-    Attributes:
-        is_pinned: It gives way to no other model.
-        ttl_s: Idle seconds after which it is unloaded; None for never.
-        keeps_kv_budget: Its KV budget is its own table's, which may be more than one context takes.
-    """
-
-    is_pinned: bool = False
-    ttl_s: float | None = None
-    keeps_kv_budget: bool = False
-
-
-class LoadOutcome(StrEnum):
-    """How a load ended."""
-
-    LOADED = "loaded"
-    FAILED = "failed"
-    """Its engine process could not load it."""
-
-    REFUSED = "refused"
-    """The memory that it needs can never be free."""
-
-
-@dataclass(slots=True)
-class LoadHistory:
-    """What became of a model's loads since the daemon started.
-
-    Attributes:
-        outcomes: How many ended in each way.
-        suspensions: How often it gave way while requests held it.
-        last_load_s: Seconds from the grant of its memory until it was ready, the last time; 0 before.
-        loaded_unix_s: When it was last ready; None before.
-    """
-
-    outcomes: dict[LoadOutcome, int] = field(default_factory=lambda: dict.fromkeys(LoadOutcome, 0))
-    suspensions: int = 0
-    last_load_s: float = 0.0
-    loaded_unix_s: float | None = None
-
-
-class Lease:
-    """A request's hold on a model, from before its load to the end of the answer."""
-
-    def __init__(self, model: NamedModel) -> None:
-        """Count as one of the model's leases."""
-        self.model = model
-        self._is_open = True
-
-    def close(self) -> None:
-        """Give it back; again is no mistake."""
-        if self._is_open:
-            self._is_open = False
-            self.model.release()
 
 
 class NamedModel:
@@ -411,7 +353,7 @@ class NamedModel:
         needs = placed(needs, self.settings, keeps_kv_budget=self._residence.keeps_kv_budget)
         has_room = self._is_granted and needs.total_bytes <= self.reserved_bytes
         self.needs, self._is_sized, self._is_granted = needs, True, has_room
-        self._prefix_mb = _prefix_mb(self.settings)
+        self._prefix_mb = prefix_mb(self.settings)
         if has_room:
             self.place()
         else:
@@ -555,25 +497,3 @@ class NamedModel:
             self._event_loop.call_soon_threadsafe(call, *arguments)
         except RuntimeError:
             return  # the event loop has closed
-
-
-def placed(needs: MemoryNeeds, settings: Settings, *, keeps_kv_budget: bool) -> MemoryNeeds:
-    """Return what is reserved for a model beside others.
-
-    Its KV budget is one whole context at the most, unless its table sets one (``keeps_kv_budget``); a prefix cache of a set
-    size is working memory.
-    """
-    budget_bytes = needs.kv_budget_bytes
-    if not keeps_kv_budget:
-        context_bytes = needs.bytes_per_sequence + needs.bytes_per_token * needs.context_tokens
-        budget_bytes = min(budget_bytes, context_bytes)
-    return replace(
-        needs,
-        working_bytes=needs.working_bytes + _prefix_mb(settings) * _MB,
-        kv_budget_bytes=max(_LEAST_KV_BYTES, budget_bytes),
-    )
-
-
-def _prefix_mb(settings: Settings) -> int:
-    """Return the size of the prefix cache, if one is set."""
-    return (settings.cache.memory_mb or 0) if settings.cache.prefix else 0

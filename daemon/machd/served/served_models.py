@@ -9,7 +9,8 @@ from math import inf
 
 from machd.clock import Clock
 from machd.errors import MachdError, ModelNotLoadedError, NotReadyError
-from machd.served.named_model import Lease, NamedModel
+from machd.served.lease import Lease
+from machd.served.named_model import NamedModel
 from machd.served.turns import ModelState, Rules, Turn, next_turn
 from machd.settings.models import DEFAULT_NAME
 

@@ -21,7 +21,10 @@ from machd.errors import (
     ModelNotLoadedError,
     NotReadyError,
 )
-from machd.served.named_model import LoadOutcome, NamedModel, Residence, placed
+from machd.served.load_history import LoadOutcome
+from machd.served.named_model import NamedModel
+from machd.served.reserved_needs import placed
+from machd.served.residence import Residence
 from machd.served.restarts import MAX_RESTARTS
 from machd.served.served_model import ServedModel
 from machd.served.served_models import ServedModels, Waiting
