@@ -20,6 +20,7 @@ from machd.errors import (
     ModelNotLoadedError,
 )
 from machd.link.port import EnginePort
+from machd.served.load_stage import LoadStage
 from machd.served.model_files import ModelFiles
 from machd.served.served_model import ServedModel
 from machd.served.turns import Claim, ModelState
@@ -100,7 +101,7 @@ class NamedModel:
         name: As requests and operators name it.
         settings: Its own, without a KV budget that others leave no room for.
         served: What handlers ask about it, with the link to its engine.
-        state: What it does.
+        load_stage: How far its load is; None unless it loads.
         cause: What it failed of; None unless it did.
         needs: As its engine process has found; None before.
         files: Its files, as they were at the start; None where they are not known.
@@ -118,6 +119,7 @@ class NamedModel:
         on_change: Callable[[], None],
         on_ready: Callable[[], None],
         on_gone: Callable[[], None],
+        on_state: Callable[[], None] = lambda: None,
         clock: Clock,
         is_one: bool = False,
         files: ModelFiles | None = None,
@@ -133,6 +135,7 @@ class NamedModel:
             on_change: Called when something has changed on which turns depend.
             on_ready: Called when it has been loaded.
             on_gone: Called when it has left: it is served no longer, and no request holds it.
+            on_state: Called when it is in another state.
             clock: Reads time.
             is_one: There is no other: the daemon says what becomes of it, and leaves when it cannot be loaded.
             files: Its files, as they were at the start; None where they are not known.
@@ -140,7 +143,7 @@ class NamedModel:
         self.name = name
         self.settings = settings
         self.served = served
-        self.state = ModelState.UNLOADED
+        self.load_stage: LoadStage | None = None
         self.cause: BaseException | None = None
         self.needs: MemoryNeeds | None = None
         self.files = files
@@ -151,6 +154,8 @@ class NamedModel:
         self._on_change = on_change
         self._on_ready = on_ready
         self._on_gone = on_gone
+        self._on_state = on_state
+        self._state = ModelState.UNLOADED
         self._clock = clock
         self._event_loop = asyncio.get_running_loop()
         self._leases = 0
@@ -163,6 +168,18 @@ class NamedModel:
         self._is_one = is_one
         self._log = structlog.get_logger("machd.models", model=name)
         self._is_spent = self._is_started = self._is_leaving = False
+
+    @property
+    def state(self) -> ModelState:
+        """What it does."""
+        return self._state
+
+    @state.setter
+    def state(self, state: ModelState) -> None:
+        if state is not self._state:
+            self._state = state
+            self.load_stage = LoadStage() if state is ModelState.LOADING else None
+            self._on_state()
 
     @property
     def is_one(self) -> bool:
@@ -488,8 +505,8 @@ class NamedModel:
         self._fail(EngineFaultError(f"the engine of the model {self.name!r} has failed"))
 
     def _fail(self, error: MachdError, cause: BaseException | None = None) -> None:
-        self.state, self._is_granted = ModelState.FAILED, False
         self.cause = cause or error
+        self.state, self._is_granted = ModelState.FAILED, False
         self._waiting_since_s = None
         self._failed_s = self._clock.monotonic_s()
         self._loads = 0
