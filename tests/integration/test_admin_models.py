@@ -18,6 +18,7 @@ from dashboard.dashboard import DASHBOARD_ROWS
 from structlog.testing import capture_logs
 from support.clients.cached_answers import Asked, ask, ask_streamed
 from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.admin_daemon import sse_events
 from support.daemon.forked_commands import run_machd
 from support.daemon.scraping import families_of
 from support.daemon.supervised_daemon import SupervisedDaemon
@@ -212,6 +213,64 @@ def test_a_load_that_fails_says_why_and_is_tried_at_once(make: Make) -> None:
     assert (broken["state"], broken["failure"]) == ("failed", "the fake model is damaged")
     assert broken["reserved"] is None
     assert "needs 0.51 GB" in operator.steer("huge", "load").json()["error"]["message"]
+
+
+def test_events_tell_what_each_model_does(make: Make) -> None:
+    """Every state in its order, how far a load is, and why one failed."""
+    operator = make(_three() | {"broken": "size=1000000&fails=1"})
+    with operator.admin.stream("GET", "/admin/events") as stream, ThreadPoolExecutor(1) as pool:
+        events = (event for name, event in sse_events(stream) if name == "model")
+        pool.submit(_load_and_unload, operator)
+        alpha = list(_until(events, "alpha", "unloaded"))
+        broken = list(_until(events, "broken", "failed"))
+
+    assert [(one["state"], one["stage"], one["progress"]) for one in alpha] == [
+        ("loading", None, 0.0),
+        *(("loading", "loading the weights", share) for share in (0.0, 0.25, 0.5, 0.75, 1.0)),
+        ("loading", "trying the model", 1.0),
+        ("ready", None, None),
+        ("suspending", None, None),
+        ("unloaded", None, None),
+    ]
+    assert {one["model"] for one in alpha} == {"alpha"}
+    assert {one["failure"] for one in alpha} == {None}
+    assert broken[-1]["failure"] == "the fake model is damaged"
+
+
+def _load_and_unload(operator: _Operator) -> None:
+    operator.steer("alpha", "load")
+    operator.steer("alpha", "unload")
+    wait_until(lambda: operator.state("alpha") == "unloaded", "the model is unloaded")
+    operator.steer("broken", "load")
+
+
+def _until(events: Iterator[dict[str, Any]], model: str, state: str) -> Iterator[dict[str, Any]]:
+    """Give events up to one that says that a model is in a state."""
+    for event in events:
+        yield event
+        if (event["model"], event["state"]) == (model, state):
+            return
+
+
+def test_lists_tell_how_far_a_load_is(make: Make) -> None:
+    """``GET /v1/models``, ``GET /admin/models`` and ``machd ctl models``, as long as it loads."""
+    operator = make({"alpha": f"size={_SIZE_BYTES}", "slow": f"size={_SIZE_BYTES}&load_s=4"})
+
+    def listed() -> dict[str, Any]:
+        models = httpx.get(f"{operator.daemon.url}/v1/models").json()["data"]
+        return {one["id"]: one for one in models}["slow"]
+
+    assert "progress" not in listed()
+    assert operator.models()["slow"]["progress"] is None
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(operator.steer, "slow", "load")
+        wait_until(lambda: 0 < listed().get("progress", 0) < 1, "some of it is loaded")
+        slow = operator.models()["slow"]
+        assert (slow["state"], slow["stage"]) == ("loading", "loading the weights")
+        assert 0 < slow["progress"] < 1
+        assert re.search(r"loading the weights, \d+ %", operator.ctl("models"))
+        assert loading.result(CEILING_S).json()["progress"] is None
+    assert "progress" not in listed()
 
 
 def test_a_pin_holds_until_the_next_reload(make: Make) -> None:
