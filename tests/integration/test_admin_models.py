@@ -222,6 +222,7 @@ def test_events_tell_what_each_model_does(make: Make) -> None:
         events = (event for name, event in sse_events(stream) if name == "model")
         pool.submit(_load_and_unload, operator)
         alpha = list(_until(events, "alpha", "unloaded"))
+        again = list(_until(events, "alpha", "unloaded"))
         broken = list(_until(events, "broken", "failed"))
 
     assert [(one["state"], one["stage"], one["progress"]) for one in alpha] == [
@@ -232,15 +233,17 @@ def test_events_tell_what_each_model_does(make: Make) -> None:
         ("suspending", None, None),
         ("unloaded", None, None),
     ]
+    assert [one | {"at": 0} for one in again] == [one | {"at": 0} for one in alpha]
     assert {one["model"] for one in alpha} == {"alpha"}
     assert {one["failure"] for one in alpha} == {None}
     assert broken[-1]["failure"] == "the fake model is damaged"
 
 
 def _load_and_unload(operator: _Operator) -> None:
-    operator.steer("alpha", "load")
-    operator.steer("alpha", "unload")
-    wait_until(lambda: operator.state("alpha") == "unloaded", "the model is unloaded")
+    for _ in range(2):
+        operator.steer("alpha", "load")
+        operator.steer("alpha", "unload")
+        wait_until(lambda: operator.state("alpha") == "unloaded", "the model is unloaded")
     operator.steer("broken", "load")
 
 
@@ -258,7 +261,8 @@ def test_lists_tell_how_far_a_load_is(make: Make) -> None:
 
     def listed() -> dict[str, Any]:
         models = httpx.get(f"{operator.daemon.url}/v1/models").json()["data"]
-        return {one["id"]: one for one in models}["slow"]
+        (slow,) = (dict(one) for one in models if one["id"] == "slow")
+        return slow
 
     assert "progress" not in listed()
     assert operator.models()["slow"]["progress"] is None

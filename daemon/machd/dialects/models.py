@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from litestar import Request
 from litestar.di import NamedDependency
@@ -21,7 +21,7 @@ from machd.http.context import ServerContext
 from machd.served.named_model import NamedModel
 from machd.served.turns import ModelState
 
-_DOWNLOADING = "downloading"
+_DOWNLOADING: Final = "downloading"
 _STATES = [_DOWNLOADING, *(state.value for state in ModelState)]
 
 
