@@ -150,6 +150,7 @@ class ModelParts:
     def model_sized(self, needs: MemoryNeeds, device_memory_bytes: int) -> None:
         """Have the model wait for the memory that it needs."""
         self._on_event_loop(self._models.note_device, device_memory_bytes)
+        self._on_event_loop(self._note_stage, "waiting for memory", None)
         self._on_event_loop(self.model.sized, needs)
 
     def engine_ended(self, reason: RestartReason) -> None:
@@ -212,7 +213,7 @@ class ModelParts:
             self._watching = asyncio.create_task(self.watch().failed())
 
     def _note_stage(self, name: str, total_bytes: int | None) -> None:
-        """Note a stage of a load; a process that replaces another one loads in its place, which nobody waits to see."""
+        """Note a stage of a load; not of a process that takes another one's place while the model stays ready."""
         if self.model.load_stage is not None:
             self.model.load_stage.stage(name, total_bytes)
             self._tell_state()

@@ -227,6 +227,7 @@ def test_events_tell_what_each_model_does(make: Make) -> None:
 
     assert [(one["state"], one["stage"], one["progress"]) for one in alpha] == [
         ("loading", None, 0.0),
+        ("loading", "waiting for memory", 0.0),
         *(("loading", "loading the weights", share) for share in (0.0, 0.25, 0.5, 0.75, 1.0)),
         ("loading", "trying the model", 1.0),
         ("ready", None, None),
