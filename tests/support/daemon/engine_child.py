@@ -80,8 +80,8 @@ def main() -> None:
             link.wait_placed()
         link.stage("loading the weights", _STAGE_BYTES)
         for _ in range(_STAGE_PARTS):
-            time.sleep(float(model.get("load_s", ["0"])[0]) / _STAGE_PARTS)
             link.advance(_STAGE_BYTES // _STAGE_PARTS)
+            time.sleep(float(model.get("load_s", ["0"])[0]) / _STAGE_PARTS)
         link.stage("trying the model", None)
         if "fails" in model:
             raise ModelFormatError("the fake model is damaged")
