@@ -116,6 +116,9 @@ class PartsOfModels:
         self._leaving += [
             one.parts for name, one in before.items() if name not in served or name in made
         ]
+        for parts in self._leaving:
+            if parts.model.name in made:
+                parts.be_replaced()
         self._services |= {one.model: one.service for one in made.values()}
         self._models.serve(one.parts.model for one in served.values())
         if before:

@@ -18,6 +18,7 @@ from dashboard.dashboard import DASHBOARD_ROWS
 from structlog.testing import capture_logs
 from support.clients.cached_answers import Asked, ask, ask_streamed
 from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.admin_daemon import sse_events
 from support.daemon.forked_commands import run_machd
 from support.daemon.scraping import families_of
 from support.daemon.supervised_daemon import SupervisedDaemon
@@ -215,6 +216,67 @@ def test_a_load_that_fails_says_why_and_is_tried_at_once(make: Make) -> None:
     assert (broken["state"], broken["failure"]) == ("failed", "the fake model is damaged")
     assert broken["reserved"] is None
     assert "needs 0.51 GB" in operator.steer("huge", "load").json()["error"]["message"]
+
+
+def test_events_tell_what_each_model_does(make: Make) -> None:
+    """Every state in its order, how far a load is, and why one failed."""
+    operator = make(_three() | {"broken": "size=1000000&fails=1"})
+    with operator.admin.stream("GET", "/admin/events") as stream, ThreadPoolExecutor(1) as pool:
+        events = (event for name, event in sse_events(stream) if name == "model")
+        pool.submit(_load_and_unload, operator)
+        alpha = list(_until(events, "alpha", "unloaded"))
+        again = list(_until(events, "alpha", "unloaded"))
+        broken = list(_until(events, "broken", "failed"))
+
+    assert [(one["state"], one["stage"], one["progress"]) for one in alpha] == [
+        ("loading", None, 0.0),
+        ("loading", "waiting for memory", 0.0),
+        *(("loading", "loading the weights", share) for share in (0.0, 0.25, 0.5, 0.75, 1.0)),
+        ("loading", "trying the model", 1.0),
+        ("ready", None, None),
+        ("suspending", None, None),
+        ("unloaded", None, None),
+    ]
+    assert [one | {"at": 0} for one in again] == [one | {"at": 0} for one in alpha]
+    assert {one["model"] for one in alpha} == {"alpha"}
+    assert {one["failure"] for one in alpha} == {None}
+    assert broken[-1]["failure"] == "the fake model is damaged"
+
+
+def _load_and_unload(operator: _Operator) -> None:
+    for _ in range(2):
+        operator.steer("alpha", "load")
+        operator.steer("alpha", "unload")
+        wait_until(lambda: operator.state("alpha") == "unloaded", "the model is unloaded")
+    operator.steer("broken", "load")
+
+
+def _until(events: Iterator[dict[str, Any]], model: str, state: str) -> Iterator[dict[str, Any]]:
+    """Give events up to one that says that a model is in a state."""
+    for event in events:
+        yield event
+        if (event["model"], event["state"]) == (model, state):
+            return
+
+
+def test_lists_tell_how_far_a_load_is(make: Make) -> None:
+    """``GET /v1/models``, ``GET /admin/models`` and ``machd ctl models``, as long as it loads."""
+    operator = make({"alpha": f"size={_SIZE_BYTES}", "slow": f"size={_SIZE_BYTES}&load_s=9999"})
+    url = operator.daemon.url
+
+    def listed() -> dict[str, Any]:
+        models = httpx.get(f"{url}/v1/models").json()["data"]
+        (slow,) = (dict(one) for one in models if one["id"] == "slow")
+        return slow
+
+    assert "progress" not in listed()
+    assert operator.models()["slow"]["progress"] is None
+    assert httpx.post(f"{url}/models/load", json={"model": "slow"}).json() == {"success": True}
+    wait_until(lambda: listed().get("progress") == 0.25, "a quarter is loaded", seen=listed)
+    slow = operator.models()["slow"]
+    assert (slow["state"], slow["stage"]) == ("loading", "loading the weights")
+    assert slow["progress"] == 0.25
+    assert "loading the weights, 25 %" in operator.ctl("models")
 
 
 def test_a_pin_holds_until_the_next_reload(make: Make) -> None:

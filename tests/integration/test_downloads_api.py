@@ -136,6 +136,16 @@ def test_downloads_go_one_at_a_time(daemon: AdminDaemon, hub: LoopbackHub) -> No
     assert daemon.admin.delete(_PULL).status_code == 409
 
 
+def test_a_daemon_of_one_model_lists_no_download(daemon: AdminDaemon, hub: LoopbackHub) -> None:
+    """It would not serve what comes; its operator sees it all the same."""
+    before = daemon.http.get("/v1/models").json()
+    with _slow(daemon, hub):
+        assert daemon.http.get("/v1/models").json() == before
+        download = daemon.admin.get("/admin/models").json()["download"]
+    assert download["model"] == _MODEL
+    assert 0 < download["completed_bytes"] < download["total_bytes"]
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -21,6 +21,7 @@ from machd.errors import (
 from machd.link.port import EnginePort
 from machd.served.lease import Lease
 from machd.served.load_history import LoadHistory, LoadOutcome
+from machd.served.load_stage import LoadStage
 from machd.served.model_files import ModelFiles
 from machd.served.reserved_needs import placed, prefix_mb
 from machd.served.residence import Residence
@@ -42,7 +43,7 @@ class NamedModel:
         name: As requests and operators name it.
         settings: Its own, as they are written.
         served: What handlers ask about it, with the link to its engine.
-        state: What it does.
+        load_stage: How far its load is; None unless it loads.
         cause: What it failed of; None unless it did.
         needs: What is reserved for it, by what its engine process has found; None before.
         files: Its files, as they were at the start; None where they are not known.
@@ -60,6 +61,7 @@ class NamedModel:
         on_change: Callable[[], None],
         on_ready: Callable[[], None],
         on_gone: Callable[[], None],
+        on_state: Callable[[], None] = lambda: None,
         clock: Clock,
         is_one: bool = False,
         files: ModelFiles | None = None,
@@ -75,6 +77,7 @@ class NamedModel:
             on_change: Called when something has changed on which turns depend.
             on_ready: Called when it has been loaded.
             on_gone: Called when it has left: it is served no longer, and no request holds it.
+            on_state: Called when it is in another state.
             clock: Reads time.
             is_one: There is no other: the daemon says what becomes of it, and leaves when it cannot be loaded.
             files: Its files, as they were at the start; None where they are not known.
@@ -82,7 +85,7 @@ class NamedModel:
         self.name = name
         self.settings = settings
         self.served = served
-        self.state = ModelState.UNLOADED
+        self.load_stage: LoadStage | None = None
         self.cause: BaseException | None = None
         self.needs: MemoryNeeds | None = None
         self.files = files
@@ -93,6 +96,8 @@ class NamedModel:
         self._on_change = on_change
         self._on_ready = on_ready
         self._on_gone = on_gone
+        self._on_state = on_state
+        self._state = ModelState.UNLOADED
         self._clock = clock
         self._event_loop = asyncio.get_running_loop()
         self._leases = 0
@@ -107,6 +112,18 @@ class NamedModel:
         self._is_one = is_one
         self._log = structlog.get_logger("machd.models", model=name)
         self._is_spent = self._is_started = self._is_leaving = False
+
+    @property
+    def state(self) -> ModelState:
+        """What it does."""
+        return self._state
+
+    @state.setter
+    def state(self, state: ModelState) -> None:
+        if state is not self._state:
+            self._state = state
+            self.load_stage = LoadStage() if state is ModelState.LOADING else None
+            self._on_state()
 
     @property
     def is_one(self) -> bool:
@@ -462,8 +479,8 @@ class NamedModel:
         self._fail(EngineFaultError(f"the engine of the model {self.name!r} has failed"))
 
     def _fail(self, error: MachdError, cause: BaseException | None = None) -> None:
-        self.state, self._is_granted = ModelState.FAILED, False
         self.cause = cause or error
+        self.state, self._is_granted = ModelState.FAILED, False
         self._failure = error
         self._waiting_since_s = None
         self._failed_s = self._clock.monotonic_s()
