@@ -1,8 +1,8 @@
 """Loading and unloading by name, as the router of llama.cpp takes it: ``POST /models/load`` and ``/models/unload``.
 
 Shapes are of "Using multiple models" in llama.cpp's ``tools/server/README.md``; its page sends ``extra_args`` besides
-(``webui/src/lib/services/models.service.ts``), which machd has no use for, and then reads ``GET /models`` until the status
-has changed.
+(``tools/ui/src/lib/services/models.service.ts``), which machd has no use for, and then waits for the event that says so
+(:mod:`machd.dialects.model_feed`).
 """
 
 from __future__ import annotations

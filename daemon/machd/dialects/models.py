@@ -15,7 +15,12 @@ from msgspec.structs import replace
 from machd.dialects.anthropic.errors import AnthropicErrorBody
 from machd.dialects.endpoint import endpoint
 from machd.dialects.envelopes import speaks_anthropic
-from machd.dialects.listed_models import ListedModel, listed_model, listed_models
+from machd.dialects.listed_models import (
+    ListedModel,
+    listed_model,
+    listed_models,
+    models_by_name,
+)
 from machd.dialects.wire.errors import ErrorBody
 from machd.http.context import ServerContext
 from machd.served.named_model import NamedModel
@@ -117,9 +122,8 @@ async def list_models(
 
     Last the one that is being fetched, where the settings serve it once it is here.
     """
-    models = listed_models(context)
-    named = {one.name: one for one in models}
-    named |= {alias: one for one in models for alias in one.aliases if alias not in named}
+    models = {one.model: one for one in listed_models(context)}
+    named = {name: models[model] for name, model in models_by_name(context).items()}
     if speaks_anthropic(request.scope):
         return AnthropicModelList(
             data=[_anthropic_model(model, name) for name, model in named.items()],
@@ -173,7 +177,7 @@ def _model(listed: ListedModel, name: str) -> Model:
         capabilities=UNSET if listed.capabilities is None else listed.capabilities,
         aliases=list(listed.aliases),
         in_cache=False,
-        status=_status(listed.model),
+        status=model_status(listed.model),
     )
 
 
@@ -198,7 +202,8 @@ def _downloading(context: ServerContext, served: Container[str]) -> list[Model]:
     ]
 
 
-def _status(model: NamedModel) -> ModelStatus:
+def model_status(model: NamedModel) -> ModelStatus:
+    """Return what one of several models does."""
     if model.is_ready:
         return ModelStatus(value="loaded")
     if model.state is ModelState.FAILED:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -48,6 +49,7 @@ class ServedModels:
         self._leaving: list[NamedModel] = []
         self._device_bytes: int | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._watchers: set[asyncio.Event] = set()
         self._is_acting = self._has_changed = False
         self._is_stopped = False
 
@@ -108,6 +110,21 @@ class ServedModels:
     def reserved_bytes(self) -> int:
         """Memory that is reserved for models."""
         return sum(one.reserved_bytes for one in self.with_leaving)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the daemon has ended them all."""
+        return self._is_stopped
+
+    @contextmanager
+    def watched(self) -> Iterator[asyncio.Event]:
+        """Give an event that is set whenever a model may do something else, until the context ends."""
+        changed = asyncio.Event()
+        self._watchers.add(changed)
+        try:
+            yield changed
+        finally:
+            self._watchers.discard(changed)
 
     def serve(self, models: Iterable[NamedModel]) -> None:
         """Serve these models from now on, the default one first; others that were served end their answers and go."""
@@ -233,6 +250,7 @@ class ServedModels:
                 wake_s = turn.wake_s
         finally:
             self._is_acting = False
+        self._tell_watchers()
         self._wake_at(wake_s)
 
     def end_waiting(self, error: MachdError) -> None:
@@ -248,6 +266,11 @@ class ServedModels:
             one.served.link.stop(error)
         if self._timer is not None:
             self._timer.cancel()
+        self._tell_watchers()
+
+    def _tell_watchers(self) -> None:
+        for one in self._watchers:
+            one.set()
 
     def _let_go(self) -> None:
         """Forget models that have left."""
