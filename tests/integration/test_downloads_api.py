@@ -225,3 +225,33 @@ def test_remove_refuses_what_a_daemon_serves(cache: Path, tmp_path: Path) -> Non
     removed = CliRunner().invoke(model, ["remove", _MODEL, "--yes", *target])
     assert removed.exit_code == 0, removed.output
     assert not blobs.exists()
+
+
+def test_remove_refuses_a_model_that_a_daemon_has_found(cache: Path, tmp_path: Path) -> None:
+    """A model of models.directory, which no setting names, is known from the list of those that are served."""
+    found = tmp_path / "models" / "mine"
+    found.mkdir(parents=True)
+    for name in ("config.json", _WEIGHTS):
+        (found / name).write_bytes(_FILES[name])
+    config = tmp_path / "machd.toml"
+    config.write_text(
+        f'[models]\ndirectory = "{found.parent}"\n[models.alpha]\npath = "fake?size=1000"\n'
+    )
+    remove = ["remove", "mine", "--yes", "--config", str(config)]
+    with AdminDaemon(tmp_path, config_path=config) as daemon:
+        target = ("--address", daemon.admin_url, "--token-file", str(daemon.token_file))
+        refused = CliRunner().invoke(model, [*remove, *target])
+        assert isinstance(refused.exception, ConflictError), refused.output
+        assert "serves mine" in refused.exception.message
+        wrong = tmp_path / "wrong-token"
+        wrong.write_text("0123456789abcdef0123456789abcdef\n")
+        wrong.chmod(0o600)
+        unknown = CliRunner().invoke(
+            model, [*remove, "--address", daemon.admin_url, "--token-file", str(wrong)]
+        )
+        assert isinstance(unknown.exception, ConflictError), unknown.output
+        assert "does not know this token" in unknown.exception.message
+        assert found.exists()
+    assert CliRunner().invoke(model, [*remove, *target]).exit_code == 0
+    assert not found.exists()
+    assert cache.is_dir()

@@ -12,8 +12,9 @@ from typing import Literal
 import click
 
 from machd.admin.config import AdminConfig
+from machd.admin.models import AdminModel, AdminModelList
 from machd.cli.ctl_client import AdminClient
-from machd.cli.ctl_target import admin_client, target_options
+from machd.cli.ctl_target import listening_clients, target_options
 from machd.cli.ctl_text import say, say_json
 from machd.engine.loading import embedded
 from machd.engine.loading.hub_cache import (
@@ -187,36 +188,50 @@ def _delete(path: Path) -> None:
 
 
 def _check_unserved(model: LocalModel) -> None:
-    """Raise ConflictError for a model that a daemon serves; one that does not answer is not known of."""
+    """Check that no daemon serves a model.
+
+    Raises:
+        ConflictError: One does, or one is there and does not say what it serves.
+    """
     try:
-        client = admin_client()
-        config = client.ask("GET", "/admin/config", AdminConfig)
-    except MachdError:
-        return
-    if _is_served(model, config):
+        serving = next((one for one in listening_clients() if _serves(one, model)), None)
+    except MachdError as error:
         raise ConflictError(
-            f"the daemon at {_address(client)} serves {model.id}; take it out of its settings, or stop it, first"
+            f"nothing was deleted: whether a daemon serves {model.id} cannot be told: {error.message}"
+        ) from error
+    if serving is not None:
+        raise ConflictError(
+            f"the daemon at {serving.address} serves {model.id}; take it out of its settings, or stop it, first"
         )
 
 
-def _address(client: AdminClient) -> str:
-    return str(client.address)
+def _serves(client: AdminClient, model: LocalModel) -> bool:
+    served = client.ask("GET", "/admin/models", AdminModelList).models
+    config = client.ask("GET", "/admin/config", AdminConfig)
+    return any(_is_it(model, one) for one in served) or _is_named(model, config)
 
 
-def _is_served(model: LocalModel, config: AdminConfig) -> bool:
-    """Return True if the settings of a daemon name a model, or the directory or file that it is."""
-    served = config.settings.get("model", {}).get("path")
-    tables = config.settings.get("models", {})
-    named = {served}
-    for name, table in tables.items():
+def _is_it(model: LocalModel, served: AdminModel) -> bool:
+    """Return True if what a daemon serves has the name of a model, or lies where it does."""
+    if model.kind == "embedded":
+        return served.path in {None, model.id} or _lies_in(model, served.path)
+    return model.id in {served.name, *served.aliases, served.path} or _lies_in(model, served.path)
+
+
+def _is_named(model: LocalModel, config: AdminConfig) -> bool:
+    """Return True if the settings of a daemon name a model: one that could not be loaded yet, too."""
+    named = {config.settings.get("model", {}).get("path")}
+    for name, table in config.settings.get("models", {}).items():
         if isinstance(table, dict):
             path = table.get("path") or table.get("model", {}).get("path")
             named.add(path or name)
-    if model.kind == "embedded":
-        has_tables = any(isinstance(one, dict) for one in tables.values())
-        return served in {None, model.id} and not (has_tables or tables.get("directory"))
-    places = {Path(str(one)).expanduser().resolve() for one in named if one is not None}
+    return model.id in named or any(_lies_in(model, one) for one in named)
+
+
+def _lies_in(model: LocalModel, path: str | None) -> bool:
+    if path is None:
+        return False
     assert model.path is not None, "it is here"
-    own = {Path(model.path).resolve(), _what_is_deleted(model).resolve()}
-    is_below = any(place.is_relative_to(one) for place in places for one in own)
-    return model.id in named or is_below
+    place = Path(path).expanduser().resolve()
+    own = (Path(model.path).resolve(), _what_is_deleted(model).resolve())
+    return any(place.is_relative_to(one) for one in own)
