@@ -17,6 +17,7 @@ import pytest
 from support.clocks.polling import CEILING_S, wait_until
 from support.daemon.loopback_hub import COMMIT, LoopbackHub
 
+from machd.engine.loading.hub_cache import download_lock
 from machd.served.model_files import discover
 
 _MODEL = "org/name"
@@ -312,6 +313,24 @@ def test_list_and_remove(machine: _Machine, tmp_path: Path) -> None:
     assert "no model org/name is on this machine" in machine.run(
         "remove", _MODEL, "--yes", exit_code=2
     )
+
+
+def test_remove_frees_the_blobs_of_another_hub_cache(machine: _Machine, tmp_path: Path) -> None:
+    """A snapshot in models.directory is links: its repository is deleted, under the lock of downloads there."""
+    machine.run("pull", _MODEL)
+    other = tmp_path / "other"
+    machine.cache.rename(other)
+    config = tmp_path / "machd.toml"
+    config.write_text(f'[models]\ndirectory = "{other}"\n')
+    remove = ("remove", _MODEL, "--yes", "--config", str(config))
+
+    with download_lock(other, _MODEL) as is_ours:
+        assert is_ours
+        assert "is being fetched" in machine.run(*remove, exit_code=1)
+    freed = json.loads(machine.run(*remove, "--json"))
+
+    assert freed["freed_bytes"] >= _SIZE_BYTES
+    assert not (other / "models--org--name").exists()
 
 
 def test_environ_of_the_hub_names_no_other(hub: LoopbackHub, tmp_path: Path) -> None:

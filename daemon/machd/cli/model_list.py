@@ -18,13 +18,13 @@ from machd.cli.ctl_target import listening_clients, target_options
 from machd.cli.ctl_text import say, say_json
 from machd.engine.loading import embedded
 from machd.engine.loading.hub_cache import (
+    cached_repository,
     download_lock,
     hub_cache,
     list_repositories,
-    repository_directory,
 )
 from machd.errors import ConflictError, MachdError, ModelNotFoundError
-from machd.served.model_files import ModelFilesKind, discover
+from machd.served.model_files import FoundModel, ModelFilesKind, discover
 from machd.settings.problems import shortened
 from machd.settings.sources import SettingsSources, process_environ
 from machd.user_directories import user_cache_directory
@@ -41,6 +41,7 @@ class LocalModel:
         complete: Nothing of it is missing.
         path: As `machd serve` takes it, or where the part that is here lies; None where nothing is.
         size_bytes: What it takes on the disk, other revisions and parts of files with it.
+        repository: Its directory in a hub's cache, which has the files that a snapshot only links to.
     """
 
     id: str
@@ -49,6 +50,11 @@ class LocalModel:
     complete: bool
     path: str | None
     size_bytes: int
+    repository: Path | None = None
+
+    def shown(self) -> dict[str, object]:
+        """Return what is printed as JSON."""
+        return {name: value for name, value in asdict(self).items() if name != "repository"}
 
 
 @click.command("list", short_help="List the models on this machine.")
@@ -63,7 +69,7 @@ def list_models(config_path: Path | None, *, as_json: bool) -> None:
     """List the models on this machine: the embedded default, the hub's cache and models.directory."""
     models = list(_local_models(_directory(config_path)))
     if as_json:
-        say_json({"models": [asdict(one) for one in models]})
+        say_json({"models": [one.shown() for one in models]})
         return
     for one in models:
         size = f", {one.size_bytes / 1e9:.2f} GB" if one.present else ""
@@ -102,8 +108,8 @@ def remove(name: str, *, yes: bool, as_json: bool) -> None:
     size = f"{removed.size_bytes / 1e9:.2f} GB"
     if not yes:
         click.confirm(f"Delete {directory} and free {size}?", abort=True)
-    if removed.kind == "hub":
-        with download_lock(hub_cache(), removed.id) as is_ours:
+    if removed.repository is not None:
+        with download_lock(removed.repository.parent, removed.id) as is_ours:
             if not is_ours:
                 raise ConflictError(f"{removed.id} is being fetched; stop that first")
             _delete(directory)
@@ -139,14 +145,23 @@ def _local_models(directory: Path | None) -> Iterator[LocalModel]:
         with suppress(OSError):
             for found in discover(directory):
                 if not found.path.resolve().is_relative_to(hub_cache().resolve()):
-                    yield LocalModel(
-                        found.name,
-                        "directory",
-                        present=True,
-                        complete=True,
-                        path=str(found.path),
-                        size_bytes=found.size_bytes,
-                    )
+                    yield _found_model(found)
+
+
+def _found_model(found: FoundModel) -> LocalModel:
+    repository, size_bytes = None, found.size_bytes
+    if found.kind is ModelFilesKind.HUB_SNAPSHOT:
+        repository = found.path.parent.parent
+        size_bytes = cached_repository(repository).size_bytes
+    return LocalModel(
+        found.name,
+        "directory",
+        present=True,
+        complete=True,
+        path=str(found.path),
+        size_bytes=size_bytes,
+        repository=repository,
+    )
 
 
 def _hub_models(cache: Path) -> Iterator[LocalModel]:
@@ -167,12 +182,13 @@ def _hub_models(cache: Path) -> Iterator[LocalModel]:
             complete=path is not None,
             path=place,
             size_bytes=one.size_bytes,
+            repository=one.directory,
         )
 
 
 def _what_is_deleted(model: LocalModel) -> Path:
     assert model.path is not None, "it is here"
-    return repository_directory(hub_cache(), model.id) if model.kind == "hub" else Path(model.path)
+    return model.repository or Path(model.path)
 
 
 def _delete(path: Path) -> None:

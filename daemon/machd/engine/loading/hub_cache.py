@@ -70,10 +70,11 @@ def download_lock(cache: Path, model: str) -> Iterator[bool]:
 
 def list_repositories(cache: Path) -> list[CachedRepository]:
     """List the models of a hub cache by name, those that are here in part with them."""
-    return [_repository(one) for one in sorted(cache.glob(f"{_PREFIX}*--*")) if one.is_dir()]
+    return [cached_repository(one) for one in sorted(cache.glob(f"{_PREFIX}*--*")) if one.is_dir()]
 
 
-def _repository(directory: Path) -> CachedRepository:
+def cached_repository(directory: Path) -> CachedRepository:
+    """Look at all that is here of a model of the hub."""
     facts = [(path, path.lstat()) for path in directory.rglob("*")]
     files = [(path, fact) for path, fact in facts if stat.S_ISREG(fact.st_mode)]
     ggufs = [path for path in directory.glob("snapshots/*/**/*.gguf") if path.is_file()]
