@@ -19,6 +19,7 @@ from machd.engine.protocol.engine import ModelFront
 from machd.entrance import Entrance
 from machd.errors import (
     DrainDeadlineError,
+    DrainingError,
     EngineFaultError,
     FaultError,
     MachdError,
@@ -317,6 +318,10 @@ class Daemon:
         parts.lifecycle.become(State.DRAINING)
         servers.leave()
         self._log.info("daemon.draining", open_requests=len(parts.open_generations))
+        # They have no generation that the drain would wait for, and their models may take minutes.
+        parts.models.end_waiting(
+            DrainingError("the server is draining: it loads no model any more")
+        )
         report.stopping()
         timeout_s = parts.configuration.settings.limits.drain_timeout_s
         drained = asyncio.create_task(parts.open_generations.drain(timeout_s))

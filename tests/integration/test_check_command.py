@@ -124,7 +124,6 @@ def _run_here(
         captured = capsys.readouterr()
         return Run(code, captured.out, captured.err, peak_bytes=0)
 
-    mx.enable_compile()  # which an engine of another test switched off
     yield run_here
     structlog.configure(**logging)
 
@@ -603,7 +602,6 @@ def test_what_is_measured_is_judged_with_the_loaded_models_caches(
         "machd_probes.model_probe.ModelProbe.measure_weights", lambda *_, **__: passed
     )
     monkeypatch.setattr("machd.telemetry.logs.configure_logs", lambda **_: None)
-    mx.enable_compile()  # which an engine of another test switched off
     result = invoke(str(tiny.path), "--measure", "--json")
     assert result.exit_code == 0, result.output
     row = json.loads(result.stdout)

@@ -157,7 +157,7 @@ class NamedModel:
         self._waiters: list[asyncio.Future[None]] = []
         self._waiting_since_s: float | None = None
         self._ready_since_s = self._idle_since_s = clock.monotonic_s()
-        self._is_granted = self._is_unwanted = False
+        self._is_sized = self._is_granted = self._is_unwanted = False
         self._failed_s = self._load_begun_s = 0.0
         self._loads = 0
         self._is_one = is_one
@@ -226,7 +226,7 @@ class NamedModel:
         return Claim(
             self.name,
             self.state,
-            needed_bytes=None if self.needs is None else placed(self.needs).total_bytes,
+            needed_bytes=self._needed_bytes,
             is_granted=self._is_granted,
             is_pinned=self.residence.is_pinned,
             leases=self._leases,
@@ -236,6 +236,20 @@ class NamedModel:
             ttl_s=None if self.residence.is_pinned else self.residence.ttl_s,
             is_unwanted=self._is_unwanted or self._is_leaving,
         )
+
+    @property
+    def _needed_bytes(self) -> int | None:
+        """What it needs; None until the engine process that loads has said so: files and settings may have changed."""
+        if self.needs is None or (self.state is ModelState.LOADING and not self._is_sized):
+            return None
+        return placed(self.needs).total_bytes
+
+    @property
+    def is_coming(self) -> bool:
+        """Whether it is being loaded, or will be, for requests that hold it already."""
+        is_suspended = self.state is ModelState.SUSPENDING and self._leases > 0
+        is_asked_for = is_suspended and not self._is_unwanted
+        return self.state is ModelState.LOADING or self._waiting_since_s is not None or is_asked_for
 
     def live(self, residence: Residence) -> None:
         """Live beside others in another way from now on."""
@@ -335,14 +349,21 @@ class NamedModel:
         self.served.link.stop(DrainDeadlineError("the model is served no longer"))
         self._on_gone()
 
+    def end_waiting(self, error: MachdError) -> None:
+        """End the wait of all requests that want it."""
+        self._resolve(error)
+
     def _end_idle_load(self) -> None:
-        """End the load of a model that has left, and that no request waits for."""
-        if not self._is_leaving or self._leases or self.state is not ModelState.LOADING:
+        """End a load that no request waits for: of a model that has left, or before it has been given memory."""
+        if self._leases or self.state is not ModelState.LOADING:
+            return
+        if not self._is_leaving and (self._is_granted or self._waiters):
             return
         self.state, self._is_spent = ModelState.SUSPENDING, True
+        self._waiting_since_s = None
         link = self.served.link
-        link.finished.add_done_callback(lambda _: self._soon(self._suspended))
-        link.stop(DrainDeadlineError("the model is served no longer"))
+        link.finished.add_done_callback(lambda _: self._soon(self._suspended, link))
+        link.stop(DrainDeadlineError("no request waits for the model"))
 
     def retry(self) -> None:
         """Forget a failure, so that the next request has it loaded."""
@@ -350,7 +371,7 @@ class NamedModel:
 
     def start(self) -> None:
         """Start its engine process, which opens the files and says what they need."""
-        self.state, self._is_granted = ModelState.LOADING, False
+        self.state, self._is_sized, self._is_granted = ModelState.LOADING, False, False
         self._load_begun_s = self._clock.monotonic_s()
         self._loads += 1
         if not self._is_one:
@@ -365,12 +386,16 @@ class NamedModel:
             link.start()
             loading = link.loaded
         self._is_started = True
-        loading.add_done_callback(lambda done: self._soon(self._loaded, done))
+        loading.add_done_callback(lambda done: self._soon(self._loaded, link, done))
 
     def sized(self, needs: MemoryNeeds) -> None:
-        """Note what it needs; its engine process waits for the grant. One that follows one that died has it already."""
-        self.needs = needs
-        if self._is_granted:
+        """Note what it needs; its engine process waits for the grant.
+
+        One that takes the place of a process that has died has its grant, unless it needs more.
+        """
+        has_room = self._is_granted and placed(needs).total_bytes <= self.reserved_bytes
+        self.needs, self._is_sized, self._is_granted = needs, True, has_room
+        if has_room:
             self.grant()
         else:
             self._on_change()
@@ -396,21 +421,22 @@ class NamedModel:
             self.history.suspensions += 1
         if not self._is_one:
             self._log.info("model.suspending", leases=self._leases)
-        begun = self.served.link.suspend()
+        link = self.served.link
+        begun = link.suspend()
         assert begun is not None, "models that share memory have processes of their own"
-        begun.add_done_callback(lambda _: self._soon(self._suspended))
+        begun.add_done_callback(lambda _: self._soon(self._suspended, link))
 
-    def _suspended(self) -> None:
+    def _suspended(self, link: EnginePort) -> None:
         """Go on waiting for a turn, if requests hold it."""
-        if self.state is not ModelState.SUSPENDING:
+        if self.state is not ModelState.SUSPENDING or self.served.link is not link:
             return
         self.state, self._is_granted = ModelState.UNLOADED, False
         if self._leases and self._waiting_since_s is None and not self._is_unwanted:
             self._waiting_since_s = self._clock.monotonic_s()
         self._on_change()
 
-    def _loaded(self, done: Future[None]) -> None:
-        if self.state is not ModelState.LOADING:
+    def _loaded(self, link: EnginePort, done: Future[None]) -> None:
+        if self.state is not ModelState.LOADING or self.served.link is not link:
             return  # it was refused meanwhile
         error = done.exception()
         if error is not None:

@@ -55,6 +55,7 @@ class OpenWork:
         self._serving: EngineProcess | None = None
         self._is_suspended = False
         self._refusal: MachdError | None = None
+        self._has_ended = False
         self._sequences = OpenSequences()
         self._isolated = IsolatedSequences(self._sequences)
         self._questions = Questions()
@@ -80,9 +81,14 @@ class OpenWork:
         with self._lock:
             return any(isinstance(one, ChangeConfig) for one in self._questions)
 
-    def submit(self, requests: tuple[SequenceRequest, ...]) -> None:
-        """Start the sequences of one request."""
+    def submit(self, requests: tuple[SequenceRequest, ...]) -> list[Event]:
+        """Start the sequences of one request; returns their ends where there is to be no process any more."""
         with self._lock:
+            if self._has_ended:
+                self._sequences.add(requests)
+                ids = [one.sequence_id for one in requests]
+                now_s = self._clock.monotonic_s()
+                return self._sequences.end(ids, FinishReason.ERROR, self._refusal, now_s)
             is_sent = self._serving is not None and not self._isolated.is_active
             if self._serving is not None and is_sent:
                 # Sent before the sequences are noted: it may raise MemoryError.
@@ -92,6 +98,7 @@ class OpenWork:
                 self._sequences.note_sent(requests)
             elif self._isolated.is_active:
                 self._isolated.hold(requests)
+        return []
 
     def abort(self, sequence_ids: tuple[str, ...], error: MachdError | None) -> list[Event]:
         """Abort sequences; return the final events of those that no process has."""
@@ -260,7 +267,7 @@ class OpenWork:
         with self._lock:
             if self._refusal is None:
                 self._refusal = EngineFaultError("the engine has stopped; the server is restarting")
-            error, self._serving = self._refusal, None
+            error, self._serving, self._has_ended = self._refusal, None, True
             unanswered = self._questions.take_all()
             now_s = self._clock.monotonic_s()
             events = self._sequences.end(list(self._sequences), FinishReason.ERROR, error, now_s)

@@ -10,7 +10,7 @@ from math import inf
 from machd.clock import Clock
 from machd.errors import MachdError, ModelNotLoadedError, NotReadyError
 from machd.served.named_model import Lease, NamedModel
-from machd.served.turns import ModelState, Rules, Turn, next_turn
+from machd.served.turns import Rules, Turn, next_turn
 from machd.settings.models import DEFAULT_NAME
 
 _GB = 1_000_000_000
@@ -150,10 +150,12 @@ class ServedModels:
         Raises:
             ModelNotLoadedError: It is not loaded and requests load none, it cannot be loaded, or has not been in time.
         """
+        if not model.is_ready:
+            # Before it is held: a request that may not load it takes no unload back.
+            self._check_loadable(model, loads=self._waiting.loads if loads is None else loads)
         lease = model.hold()
         try:
-            if model.state is not ModelState.READY:
-                self._check_loadable(model, loads=self._waiting.loads if loads is None else loads)
+            if not model.is_ready:
                 await self.until_ready(model, on_wait)
         except BaseException:
             lease.close()
@@ -181,8 +183,7 @@ class ServedModels:
             one.pin(is_pinned=None)
 
     def _check_loadable(self, model: NamedModel, *, loads: bool) -> None:
-        is_coming = model.state in {ModelState.LOADING, ModelState.SUSPENDING}
-        if not loads and not is_coming:
+        if not loads and not model.is_coming:
             reason = "the request says autoload=false"
             if not self._waiting.loads:
                 reason = "models.autoload is off: an operator has to load it"
@@ -232,9 +233,15 @@ class ServedModels:
             self._is_acting = False
         self._wake_at(wake_s)
 
+    def end_waiting(self, error: MachdError) -> None:
+        """End the wait of all requests for models that are not ready."""
+        for one in self.with_leaving:
+            one.end_waiting(error)
+
     def stop(self, error: MachdError) -> None:
         """End every model's sequences with ``error``, and its engine process."""
         self._is_stopped = True
+        self.end_waiting(error)
         for one in self.with_leaving:
             one.served.link.stop(error)
         if self._timer is not None:

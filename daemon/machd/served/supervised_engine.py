@@ -133,6 +133,7 @@ class SupervisedEngine:
         self._allowed_s = 0.0
         self._loading = self.loaded
         self._suspension: Suspension | None = None
+        self._interrupted = threading.Event()  # ends the wait for another process
         self._restarts = restarts
         self._work = OpenWork(settings, clock)
         self._thread = threading.Thread(target=self._main, name="machd-link", daemon=True)
@@ -155,7 +156,9 @@ class SupervisedEngine:
 
     def submit(self, requests: tuple[SequenceRequest, ...]) -> None:
         """Start the sequences of one request."""
-        self._work.submit(requests)
+        events = self._work.submit(requests)
+        if events:
+            self._listener.publish(events)
 
     def abort(self, sequence_ids: tuple[str, ...], error: MachdError | None) -> None:
         """Abort sequences; ``error`` is None if their client needs no more tokens."""
@@ -205,6 +208,7 @@ class SupervisedEngine:
             if self._suspension is None:
                 self._suspension = Suspension()
             suspension, process = self._suspension, self._process
+            self._interrupted.set()
         is_told = self._work.suspend(DrainDeadlineError("the model is suspended"))
         if process is not None and is_told:
             suspension.kill_after(process.kill, _EXIT_S)
@@ -216,6 +220,7 @@ class SupervisedEngine:
         """Load the model again; see :meth:`machd.link.port.EnginePort.resume`."""
         with self._lock:
             suspension, self._suspension = self._suspension, None
+            self._interrupted.clear()
             assert suspension is not None, "who is resumed is suspended"
             assert suspension.begun.done(), "the former process has ended"
             if self._loading.done():
@@ -228,6 +233,7 @@ class SupervisedEngine:
         """Tell the process to end all sequences with ``error`` and then itself; kill one that still loads."""
         if self._work.stop(error):
             return
+        self._interrupted.set()
         with self._lock:
             process, suspension = self._process, self._suspension
         if suspension is not None:
@@ -271,18 +277,15 @@ class SupervisedEngine:
         Raises:
             MachdError: The model cannot be loaded, or the limit of restarts is reached.
         """
-        while True:
+        while self._suspension is None or self._wait_resumed(self._suspension):
             end = self._follow_one()
             if self.finished.done() or (self._work.stopping.is_set() and self.front is None):
                 return
-            with self._lock:
-                suspension = self._suspension
-            if suspension is not None:
-                if not self._wait_resumed(suspension):
-                    return
+            if self._suspension is not None:
                 continue
             self._note_death(end)
-            if self._work.stopping.wait(self._restarts.backoff_s):
+            self._interrupted.wait(self._restarts.backoff_s)
+            if self._work.stopping.is_set():
                 return
 
     def _wait_resumed(self, suspension: Suspension) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,7 +13,7 @@ import pytest
 from support.clocks.manual_clock import ManualClock
 
 from machd.capabilities.fit import MemoryNeeds
-from machd.errors import ModelFormatError, ModelNotLoadedError
+from machd.errors import DrainDeadlineError, ModelFormatError, ModelNotLoadedError
 from machd.served.named_model import LoadOutcome, NamedModel, Residence
 from machd.served.served_model import ServedModel
 from machd.served.served_models import ServedModels, Waiting
@@ -68,7 +69,7 @@ class _Engine:
         """Read the weights."""
 
     def stop(self, _error: object) -> None:
-        """End."""
+        """End, once the test says so."""
 
 
 class _House:
@@ -228,5 +229,119 @@ def test_a_request_that_leaves_before_its_turn_has_nothing_loaded() -> None:
         assert (a.state, b.state, c.state) == (
             ModelState.READY, ModelState.UNLOADED, ModelState.UNLOADED,
         )  # fmt: skip
+
+    asyncio.run(main())
+
+
+def test_what_a_model_needs_is_asked_again_at_each_load() -> None:
+    """Its files and settings may have changed: it gets no memory for what it needed the last time."""
+
+    async def main() -> None:
+        house = _House("a", places=1)
+        await house.load("a")
+        a = house.models["a"]
+        a.unload()
+        await _turn()
+        loading = asyncio.create_task(house.models.load(a))
+        await _turn()
+        assert (a.state, a.reserved_bytes) == (ModelState.LOADING, 0)
+        a.sized(replace(_NEEDS, weights_bytes=1_000))
+        with pytest.raises(ModelNotLoadedError, match="needs"):
+            await loading
+
+    asyncio.run(main())
+
+
+def test_a_process_that_takes_the_place_of_one_that_died_gets_no_more_memory() -> None:
+    """One that needs more waits for it, or is refused."""
+
+    async def main() -> None:
+        house = _House("a", places=1)
+        loading = asyncio.create_task(house.models.load(house.models["a"]))
+        await _turn()
+        a = house.models["a"]
+        a.sized(_NEEDS)
+        assert a.reserved_bytes == _SIZE_BYTES
+        a.sized(replace(_NEEDS, weights_bytes=1_000))
+        with pytest.raises(ModelNotLoadedError, match="needs"):
+            await loading
+
+    asyncio.run(main())
+
+
+def test_the_late_end_of_a_refused_engine_is_not_its_successors() -> None:
+    """An operator may load it again before the refused process has ended."""
+
+    async def main() -> None:
+        house = _House("a", places=0)
+        a = house.models["a"]
+        refused = asyncio.create_task(house.models.load(a))
+        await _turn()
+        old = cast("_Engine", a.served.link)
+        a.sized(_NEEDS)
+        with pytest.raises(ModelNotLoadedError):
+            await refused
+        again = asyncio.create_task(house.models.load(a))
+        await _turn()
+        old.loading.set_exception(ModelFormatError("ended"))
+        await _turn()
+        assert cast("object", a.served.link) is not old
+        assert a.state is ModelState.LOADING
+        again.cancel()
+
+    asyncio.run(main())
+
+
+def test_a_load_that_nobody_waits_for_is_ended_before_others_give_way() -> None:
+    """A request that leaves before its model has memory takes nothing from a busy one."""
+
+    async def main() -> None:
+        house = _House("a", "b", places=1)
+        await house.load("a")
+        a, b = house.models
+        a.hold()
+        asking = asyncio.create_task(house.models.lease(b))
+        await _turn()
+        b.sized(_NEEDS)
+        asking.cancel()
+        await _turn()
+        cast("_Engine", b.served.link).finished.set_result(None)
+        await _turn()
+        house.clock.advance(1_000.0)
+        house.models.act()
+        assert (a.state, b.state) == (ModelState.READY, ModelState.UNLOADED)
+
+    asyncio.run(main())
+
+
+def test_a_request_that_may_load_nothing_takes_no_unload_back() -> None:
+    """It is refused while the model is being unloaded, which then is."""
+
+    async def main() -> None:
+        house = _House("a", places=1, loads=False)
+        await house.load("a")
+        a = house.models["a"]
+        lease = a.hold()
+        a.unload()
+        lease.close()
+        assert a.claim.state is ModelState.SUSPENDING
+        with pytest.raises(ModelNotLoadedError, match="autoload is off"):
+            await house.models.lease(a)
+        await _turn()
+        assert a.state is ModelState.UNLOADED
+
+    asyncio.run(main())
+
+
+def test_requests_that_wait_for_a_model_end_with_the_daemon() -> None:
+    """With the reason that they are given."""
+
+    async def main() -> None:
+        house = _House("a", places=1)
+        asking = asyncio.create_task(house.models.lease(house.models["a"]))
+        await _turn()
+        house.models.stop(DrainDeadlineError("the server has stopped"))
+        with pytest.raises(DrainDeadlineError):
+            await asking
 
     asyncio.run(main())

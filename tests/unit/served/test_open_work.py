@@ -18,6 +18,7 @@ from machd.link.messages import (
 )
 from machd.request.constraint import Constraint, ConstraintKind
 from machd.request.generation import SamplingParams
+from machd.scheduler.events import SequenceFinished
 from machd.scheduler.subscriber import SequenceRequest
 from machd.served.engine_process import EngineProcess
 from machd.served.open_work import ModelSuspendedError, OpenWork
@@ -152,3 +153,15 @@ def test_all_that_is_open_ends_with_the_engine() -> None:
     assert {type(getattr(one, "error", None)) for one in ends} == {EngineFaultError}
     assert isinstance(asked.exception(0), EngineFaultError)
     assert (work.is_served, work.sequence_count) == (False, 0)
+
+
+def test_a_sequence_that_comes_after_the_end_ends_at_once() -> None:
+    """Its request was being prepared when the engine failed for good, and would wait for ever."""
+    work, _ = _work()
+    work.end()
+
+    (ended,) = work.submit((_request("late"),))
+
+    assert isinstance(ended, SequenceFinished)
+    assert isinstance(ended.error, EngineFaultError)
+    assert work.sequence_count == 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,8 +91,6 @@ def trace_model(model: LanguageModel) -> MeasuredModel:
     reads an array's values gets an exception from mlx instead of 100 GB of weights. The layers before that
     one then give the costs of the other layers of their class.
 
-    Compilation must not be switched off in this process (``mx.disable_compile``): mlx would not trace.
-
     Raises:
         ModelArchitectureError: The forward pass fails here, before a layer shows its cost.
     """
@@ -105,7 +104,6 @@ def trace_model(model: LanguageModel) -> MeasuredModel:
 
     def forward(tokens: mx.array) -> tuple[mx.array, ...]:
         nonlocal logits_tokens
-        assert _is_traced(tokens), "compilation is switched off"
         try:
             logits_tokens = int(_logits(model(tokens, cache=caches)).shape[-1])
             first_bytes.extend(_held_bytes(cache) for cache in opened)
@@ -114,7 +112,8 @@ def trace_model(model: LanguageModel) -> MeasuredModel:
             failures.append(error)
         return ()
 
-    mx.compile(forward)(prompt)
+    with _compilation():
+        mx.compile(forward)(prompt)
     if not failures:
         costs = [_cost(cache, before) for cache, before in zip(opened, first_bytes, strict=True)]
         return MeasuredModel(_cache_facts(layers, costs), logits_tokens, _head_dims(caches))
@@ -126,13 +125,33 @@ def trace_model(model: LanguageModel) -> MeasuredModel:
     return MeasuredModel(_cache_facts(layers, costs), logits_tokens, _head_dims(caches), note)
 
 
-def _is_traced(tokens: mx.array) -> bool:
-    """Tell whether mlx refuses to compute, as it does while it traces."""
+@contextmanager
+def _compilation() -> Iterator[None]:
+    """Switch compilation on, without which mlx does not trace; an engine on the CPU has switched it off."""
+    if _is_compilation_on():
+        yield
+        return
+    mx.enable_compile()
     try:
-        mx.eval(tokens)
-    except ValueError:
-        return True
-    return False
+        yield
+    finally:
+        mx.disable_compile()
+
+
+def _is_compilation_on() -> bool:
+    """Tell whether mlx traces what it compiles: it refuses to compute meanwhile."""
+    is_traced = False
+
+    def forward(tokens: mx.array) -> mx.array:
+        nonlocal is_traced
+        try:
+            mx.eval(tokens)
+        except ValueError:
+            is_traced = True
+        return tokens
+
+    mx.compile(forward)(mx.zeros(1))
+    return is_traced
 
 
 def _costs_of_their_class(caches: Sequence[Cache], failure: Exception) -> tuple[list[_Cost], int]:

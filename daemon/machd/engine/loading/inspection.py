@@ -19,7 +19,6 @@ from mlx.utils import tree_flatten
 from machd.capabilities.fit import MemoryNeeds
 from machd.engine.backend.device import (
     available_memory_bytes,
-    backend_name,
     device_memory_bytes,
 )
 from machd.engine.backend.inspection_bounds import bounded, printable
@@ -199,12 +198,7 @@ def memory_needs(
     weights = _Weights(settings, bank, limit_bytes)
     hold_in(built.model, _conversion(opened, built, weights))
     make_batchable(built.model)
-    mx.enable_compile()  # a daemon on the CPU has switched it off, and a trace is a compilation
-    try:
-        cache = trace_model(built.model).cache
-    finally:
-        if backend_name() == "cpu":
-            mx.disable_compile()
+    cache = trace_model(built.model).cache
     used = weights.used_bank
     return MemoryNeeds(
         weights_bytes=used.dense_bytes + used.bank_bytes if used else weights_bytes(built.model),

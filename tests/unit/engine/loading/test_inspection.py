@@ -43,12 +43,6 @@ from mlx_lm.models.cache import ArraysCache, KVCache  # noqa: E402
 CONFIGURATIONS = Path(__file__).parents[4] / "probes" / "machd_probes" / "architectures"
 
 
-@pytest.fixture(autouse=True)
-def _compiling() -> None:
-    """Tracing needs mlx's compilation, which an engine of another test switched off."""
-    mx.enable_compile()
-
-
 def inspected(path: Path, **settings: Any) -> ModelInspection:
     """Inspect a directory or a GGUF file."""
     kind = SourceKind.GGUF if path.suffix == ".gguf" else SourceKind.DIRECTORY
@@ -87,6 +81,25 @@ def test_tracing_agrees_with_running(name: str) -> None:
     assert mx.get_peak_memory() - before < 1 << 20
     assert not traced.note
     assert traced.cache == measure_model(tiny_architecture(name)).cache
+
+
+def test_tracing_works_with_compilation_switched_off_and_leaves_it_so() -> None:
+    """An engine on the CPU switches it off in its process, and mlx traces with it alone."""
+    ran: list[int] = []
+
+    def counted(tokens: mx.array) -> mx.array:
+        ran.append(1)
+        return tokens
+
+    mx.disable_compile()
+    try:
+        assert trace_model(tiny_architecture("llama")).cache.layers
+        compiled = mx.compile(counted)
+        compiled(mx.zeros(1))
+        compiled(mx.zeros(1))
+    finally:
+        mx.enable_compile()
+    assert len(ran) == 2  # a compiled function is called once
 
 
 def test_a_model_that_computes_while_it_runs_is_counted_from_its_first_layer() -> None:

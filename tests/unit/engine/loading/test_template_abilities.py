@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import mlx.core as mx
 import pytest
 from support.checkpoints.header_checkpoint import write_header_checkpoint, write_tokenizer_files
 from unit.engine.tiny_llama import CONFIG, TinyLlama
@@ -24,12 +23,6 @@ SMALL = {
     "vocab_size": 264,
     "tie_word_embeddings": False,
 }
-
-
-@pytest.fixture(autouse=True)
-def _compiling() -> None:
-    """Tracing needs mlx's compilation, which an engine of another test switched off."""
-    mx.enable_compile()
 
 
 def inspected(path: Path, *, chat_template: str | None = None) -> TemplateAbilities:
