@@ -188,15 +188,20 @@ def test_ollamas_client_pulls(daemon: AdminDaemon, cache: Path) -> None:
 def test_a_client_with_an_api_key_is_no_operator(
     cache: Path, hub: LoopbackHub, tmp_path: Path
 ) -> None:
-    """Where keys are required, a key for answers opens no downloads."""
+    """Where keys are required, a key for answers opens no downloads; the admin token does, before any model was found."""
     keys = tmp_path / "keys"
     keys.write_text("alice:0123456789abcdef-alice\n")
     keys.chmod(0o600)
     with AdminDaemon(tmp_path, flags=_ONLINE | {"auth.api_keys_file": str(keys)}) as daemon:
         headers = {"Authorization": "Bearer 0123456789abcdef-alice"}
         answer = daemon.http.post("/api/pull", json={"model": _MODEL}, headers=headers)
-    assert answer.status_code == 403
-    assert not hub.transfers
+        assert answer.status_code == 403
+        assert not hub.transfers
+        headers = {"Authorization": f"Bearer {daemon.token}"}
+        answer = daemon.http.post(
+            "/api/pull", json={"model": _MODEL}, headers=headers, timeout=CEILING_S
+        )
+        assert _lines(answer)[-1] == {"status": "success"}
     assert cache.is_dir()
 
 

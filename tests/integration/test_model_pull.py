@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -270,6 +271,74 @@ def test_an_unreachable_hub_is_named(machine: _Machine) -> None:
     assert f"cannot reach the hub at {machine.environ['HF_ENDPOINT']} (HF_ENDPOINT)" in said
     machine.environ["HF_HUB_OFFLINE"] = "1"
     assert "HF_HUB_OFFLINE is set" in machine.run("pull", _MODEL, exit_code=2)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [(b"<html>", "is no JSON"), (b"[]", "describes no model"), (b"\xff", "JSON")],
+)
+def test_what_is_no_hub_is_told(
+    hub: LoopbackHub, machine: _Machine, answer: bytes, said: str
+) -> None:
+    """A page of a proxy, or another service, is an error that names the address, not a traceback."""
+    hub.info = answer
+    told = machine.run("pull", _MODEL, exit_code=2)
+    assert f"what answers at {hub.url} (HF_ENDPOINT) is no hub" in told
+    assert said in told
+    assert "Traceback" not in told
+
+
+@pytest.mark.parametrize("what", ["info", "tree"])
+def test_a_hub_that_never_answers_ends_the_pull(
+    hub: LoopbackHub, machine: _Machine, what: str
+) -> None:
+    """Every request has a timeout, those of the library's own listings, too; its warnings tell no password."""
+    hub.stalled.add(what)
+    machine.environ["HF_HUB_DOWNLOAD_TIMEOUT"] = "1"
+    machine.environ["HF_ENDPOINT"] = hub.url.replace("://", "://user:pass%40word@")
+    told = machine.run("pull", _MODEL, exit_code=2)
+    assert f"cannot reach the hub at {hub.url}" in told
+    assert "word" not in told
+
+
+def test_no_password_of_the_hubs_address_is_told(hub: LoopbackHub, machine: _Machine) -> None:
+    """HF_ENDPOINT may have one; it is sent, and no error has it."""
+    machine.environ["HF_ENDPOINT"] = hub.url.replace("://", "://user:pass%40word@")
+    hub.info = b"<html>"
+    told = machine.run("pull", _MODEL, exit_code=2)
+    assert f"answers at {hub.url} (HF_ENDPOINT)" in told
+    assert hub.authorizations == ["Basic dXNlcjpwYXNzQHdvcmQ="]
+    hub.info = None
+    hub.wrong.add("tokenizer.json")
+    told += machine.run("pull", _MODEL, exit_code=2)
+    assert "word" not in told
+    assert "user" not in told
+
+
+def test_a_damaged_small_file_is_fetched_anew(hub: LoopbackHub, machine: _Machine) -> None:
+    """One that is here is hashed, too: the library's files may be damaged where the power has failed."""
+    machine.run("pull", _MODEL)
+    file = machine.repository / "snapshots" / COMMIT / "tokenizer.json"
+    file.resolve().write_bytes(bytes(len(_FILES["tokenizer.json"])))
+    hub.transfers.clear()
+    machine.run("pull", _MODEL)
+    assert file.read_bytes() == _FILES["tokenizer.json"]
+    assert [one.file for one in hub.transfers] == ["tokenizer.json"]
+
+
+def test_a_file_that_is_too_large_for_http_is_refused_first(
+    hub: LoopbackHub, machine: _Machine
+) -> None:
+    """Nothing is fetched of a model that could not become complete."""
+    name = "small.Q4_K_M.gguf"
+    hub.sizes[name] = 60_000_000_000
+    machine.partials.mkdir(parents=True)
+    digest = hashlib.sha256(_FILES[name]).hexdigest()
+    with (machine.partials / f"{digest}.incomplete").open("wb") as part:
+        part.truncate(hub.sizes[name] - 1)  # a hole: there is room for the rest
+    said = machine.run("pull", _MODEL, "--include", "*", exit_code=2)
+    assert f"{name} has 60 GB, more than the hub gives over HTTP" in said
+    assert not hub.transfers
 
 
 def test_json_lines_tell_the_progress(machine: _Machine) -> None:

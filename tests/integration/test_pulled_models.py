@@ -21,8 +21,9 @@ _MODEL = "org/name"
 def test_a_pulled_model_is_served_without_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before it has come its name is unknown; then a request loads it, beside the others."""
+    """Before it has come its name is unknown; then a request loads it. Of a GGUF file, which is not, a status says so."""
     files = {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": bytes(1000)}
+    files["small.Q4_0.gguf"] = b"GGUF"
     config = tmp_path / "machd.toml"
     config.write_text(
         "[model]\noffline = false\n[models]\nhub_cache = true\n"
@@ -41,3 +42,10 @@ def test_a_pulled_model_is_served_without_a_restart(
             answer = httpx.post(f"{daemon.url}/api/pull", json={"model": _MODEL}, timeout=CEILING_S)
             assert json.loads(answer.text.splitlines()[-1]) == {"status": "success"}
             assert ask(daemon.url, asked).texts == ("hello",)
+            order = {"model": f"hf.co/{_MODEL}:Q4_0"}
+            answer = httpx.post(f"{daemon.url}/api/pull", json=order, timeout=CEILING_S)
+            *_, note, last = (json.loads(line)["status"] for line in answer.text.splitlines())
+            assert last == "success"
+            assert "not served yet" in note
+            assert "small.Q4_0.gguf" in note
+            assert "[models.NAME]" in note

@@ -241,7 +241,8 @@ def _is_named(model: LocalModel, config: AdminConfig) -> bool:
         if isinstance(table, dict):
             path = table.get("path") or table.get("model", {}).get("path")
             named.add(path or name)
-    return model.id in named or any(_lies_in(model, one) for one in named)
+    places = {str(one) for one in named if one is not None}
+    return model.id in places or any(_lies_in(model, one) for one in places)
 
 
 def _lies_in(model: LocalModel, path: str | None) -> bool:

@@ -79,9 +79,10 @@ class ModelFiles:
 def files_at(path: Path) -> ModelFiles | None:
     """Look at a file, or at the files in a directory; None where there are none that can be looked at."""
     try:
-        paths = list(islice(path.iterdir(), _MAX_ENTRIES)) if path.is_dir() else [path]
+        place = path.expanduser()
+        paths = list(islice(place.iterdir(), _MAX_ENTRIES)) if place.is_dir() else [place]
         statuses = [one.stat() for one in paths]
-    except OSError:
+    except (OSError, RuntimeError):  # RuntimeError: a user without a home
         return None
     files = [one for one in statuses if stat.S_ISREG(one.st_mode)]
     if not files:
@@ -110,16 +111,6 @@ def discover(directory: Path) -> list[FoundModel]:
             name = f"{model.name}{model.path.suffix}"
             found.setdefault(name, replace(model, name=name))
     return [found[name] for name in sorted(found)]
-
-
-def size_on_disk(path: Path) -> int | None:
-    """Return the bytes of a model file, or of the files in a model's directory; None where there are none."""
-    try:
-        entries = [path] if path.is_file() else list(path.expanduser().iterdir())
-        statuses = [one.stat() for one in entries]
-    except OSError:
-        return None
-    return sum(one.st_size for one in statuses if stat.S_ISREG(one.st_mode))
 
 
 class _Walk:
