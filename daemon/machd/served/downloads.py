@@ -286,7 +286,12 @@ class _Running:
                 message=f"the download ended with the exit code {code}; `machd model pull` shows why",
             )
         finally:
-            await _ended(process)
+            # No cancellation leaves a process behind; its end has a bound of its own.
+            ended = asyncio.create_task(_ended(process))
+            while not ended.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.shield(ended)
+            ended.result()
 
     async def _served(self, done: Downloaded) -> Downloaded:
         self.is_here = True
