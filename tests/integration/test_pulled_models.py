@@ -33,7 +33,10 @@ def _hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHu
     cache = tmp_path / "hf" / "hub"
     cache.mkdir(parents=True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
-    with LoopbackHub({_MODEL: _FILES, _LARGE: large}) as hub, capture_logs():
+    with (
+        LoopbackHub({_MODEL: _FILES | {"small.Q4_0.gguf": b"GGUF"}, _LARGE: large}) as hub,
+        capture_logs(),
+    ):
         for name, value in hub.environ(tmp_path).items():
             monkeypatch.setenv(name, value)
         yield hub
@@ -61,6 +64,13 @@ def test_a_pulled_model_is_served_without_a_restart(daemon: SupervisedDaemon) ->
     answer = httpx.post(f"{daemon.url}/api/pull", json={"model": _MODEL}, timeout=CEILING_S)
     assert json.loads(answer.text.splitlines()[-1]) == {"status": "success"}
     assert ask(daemon.url, asked).texts == ("hello",)
+    order = {"model": f"hf.co/{_MODEL}:Q4_0"}
+    answer = httpx.post(f"{daemon.url}/api/pull", json=order, timeout=CEILING_S)
+    *_, note, last = (json.loads(line)["status"] for line in answer.text.splitlines())
+    assert last == "success"
+    assert "not served yet" in note
+    assert "small.Q4_0.gguf" in note
+    assert "[models.NAME]" in note
 
 
 def test_a_model_is_listed_while_it_is_fetched(

@@ -6,6 +6,7 @@ import re
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
@@ -227,6 +228,24 @@ def test_live_keys_of_a_table_need_no_other_load(daemon: _Daemon) -> None:
     ]
     assert daemon.say("b").json()["model"] == "beta"
     assert len(daemon.processes) == 1
+
+
+def test_keep_alive_outlasts_changes_of_others(daemon: _Daemon) -> None:
+    """A time to live that a client gives holds until the settings give the model another one."""
+
+    def left_s(name: str) -> float:
+        running = httpx.get(f"{daemon.url}/api/ps").json()["models"]
+        (expires_at,) = (one["expires_at"] for one in running if one["name"].startswith(name))
+        return (datetime.fromisoformat(expires_at) - datetime.now(UTC)).total_seconds()
+
+    asked = {"model": "beta", "prompt": "say yes", "stream": False, "keep_alive": "1h"}
+    httpx.post(f"{daemon.url}/api/generate", json=asked, timeout=CEILING_S).raise_for_status()
+    daemon.write("beta", tables={"alpha": f'path = "fake?size={_SIZE}"\nttl_s = 7.0'})
+    assert daemon.reload().json()["changed"] == ["models.alpha.ttl_s"]
+    assert 3_000 < left_s("beta") <= 3_600
+    daemon.write("alpha", tables={"beta": f'path = "fake?size={_SIZE}"\nttl_s = 7200.0'})
+    daemon.reload()
+    assert 3_600 < left_s("beta") <= 7_200
 
 
 def test_the_default_model_is_another_one(daemon: _Daemon) -> None:

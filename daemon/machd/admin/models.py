@@ -24,7 +24,7 @@ from machd.errors import ConflictError, NotFoundError
 from machd.http.endpoint import Endpoint, endpoint_of
 from machd.http.stream import while_connected
 from machd.served.downloads import DownloadState
-from machd.served.model_files import size_on_disk
+from machd.served.model_files import files_at
 from machd.served.model_set import ModelToServe
 from machd.served.named_model import NamedModel
 from machd.served.turns import ModelState
@@ -279,4 +279,5 @@ async def _size_bytes(to_serve: ModelToServe, path: str | None) -> int | None:
     """Return the size of a model's files: as it was found, or as it is."""
     if to_serve.found is not None:
         return to_serve.found.size_bytes
-    return None if path is None else await asyncio.to_thread(size_on_disk, Path(path))
+    files = None if path is None else await asyncio.to_thread(files_at, Path(path))
+    return None if files is None else files.size_bytes

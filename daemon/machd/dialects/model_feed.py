@@ -38,11 +38,11 @@ class ChangedStatus(Struct, frozen=True, kw_only=True):
     """What a model does now.
 
     Attributes:
-        status: ``loading`` also while it waits for its turn.
+        status: As in ``GET /models``.
         exit_code: 1 where it could not be loaded, or its engine has failed for good; left out before the first change.
     """
 
-    status: Literal["loaded", "loading", "unloaded"]
+    status: Literal["loaded", "loading", "unloaded", "downloading"]
     exit_code: Literal[0, 1] | UnsetType = UNSET
 
 

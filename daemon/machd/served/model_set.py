@@ -38,7 +38,7 @@ class ModelToServe:
         if self.found is not None:
             return ModelFiles(self.found.size_bytes, self.found.modified_unix_s)
         path = self.settings.model.path
-        return None if self.is_one or path is None else files_at(Path(path).expanduser())
+        return None if self.is_one or path is None else files_at(Path(path))
 
 
 def models_to_serve(
