@@ -178,8 +178,9 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
         "model.failed",
         ("error",),
         ("error",),
-        "Of several models: it could not be loaded. Others are served; a request tries it again after 10 s.",
-        "`error` says what to do.",
+        "Of several models: it could not be loaded, or needs more memory than there is. Others are served; a "
+        "request tries it again after 10 s.",
+        "`error` says why, with the figures.",
     ),
     LogEvent("probe.started", ("info",), (), "The loaded model is measured, alone and in batches."),
     LogEvent(

@@ -150,6 +150,7 @@ _LLAMA_CPP: dict[str, object] = {
     "penalize_nl": True,
     "post_sampling_probs": True,
     "preserved_tokens": ["x"],
+    "reasoning_control": True,
     "reasoning_format": "none",
     "reasoning_in_content": True,
     "repeat_last_n": -1,
@@ -162,6 +163,7 @@ _LLAMA_CPP: dict[str, object] = {
     "speculative.n_min": 1,
     "speculative.p_min": 0.5,
     "speculative.type": "draft",
+    "sse_ping_interval": 1,
     "t_max_predict_ms": 1000,
     "tfs_z": 0.9,
     "timings_per_token": True,
@@ -233,6 +235,7 @@ _CHAT_VLLM: dict[str, object] = {
     "thinking_budget": 5,
     "thinking_token_budget": 5,
 }
+_CHAT_LLAMA_CPP = _LLAMA_CPP | {"thinking_budget_tokens": 5}
 _RESPONSES_OPENAI: dict[str, object] = {
     "background": True,
     "context_management": [{"type": "compaction"}],
@@ -327,7 +330,12 @@ DOORS = (
             "max_tokens": 4,
             "logprobs": True,
         },
-        {"OpenAI": _CHAT_OPENAI, "vLLM": _CHAT_VLLM, "llama.cpp": _LLAMA_CPP, "others": _OTHERS},
+        {
+            "OpenAI": _CHAT_OPENAI,
+            "vLLM": _CHAT_VLLM,
+            "llama.cpp": _CHAT_LLAMA_CPP,
+            "others": _OTHERS,
+        },
     ),
     Door(
         "/v1/completions",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from litestar.types import ASGIApp
 
@@ -18,6 +19,7 @@ from machd.compose_models import PartsOfModels
 from machd.dialects.app import AppSwitch, create_app
 from machd.engine.protocol.downloads import Downloaded
 from machd.engine.protocol.media import MediaBounds
+from machd.errors import ConflictError
 from machd.generations.decodings import MediaRules
 from machd.generations.media_fetch import FetchRules
 from machd.generations.open_generations import GenerationLimits, OpenGenerations
@@ -182,9 +184,18 @@ class Parts:
         """Whether another value of a key can be taken on; of several models each is loaded anew with what its load reads."""
         return key.is_live or (key.section in TABLE_SECTIONS and not self.models.is_one)
 
-    async def _on_pulled(self, _done: Downloaded) -> None:
-        """Serve a model that has come, where a directory of the settings covers it."""
+    async def _on_pulled(self, done: Downloaded) -> None:
+        """Serve a model that has come, where a directory of the settings covers it.
+
+        Raises:
+            MachdError: It is not served, and why.
+        """
         await self.configuration.renew()
+        if not any(_is_it(one, done) for one in self._parts_of_models.asked):
+            raise ConflictError(
+                f"what is served of models.directory and models.hub_cache is not {done.path}; give it to the path of a "
+                "table [models.NAME]"
+            )
 
     def _prepare(self, settings: Settings) -> Callable[[], None]:
         """Get ready what other settings need; see :data:`machd.process.configuration.Prepare`."""
@@ -244,10 +255,19 @@ class Parts:
         )
 
 
+def _is_it(model: ModelToServe, done: Downloaded) -> bool:
+    """Return True if a model that is served is what has been fetched."""
+    if model.found is not None:
+        if model.found.name != done.model:
+            return False
+        return model.found.path.resolve() == Path(done.path).resolve()
+    return model.settings.model.path in {done.model, done.path}
+
+
 def _rules(settings: Settings) -> Rules:
     """The memory that models share."""
     section = settings.models
-    budget_bytes = None if section.memory_gb == "auto" else int(section.memory_gb * 1e9)
+    budget_bytes = None if section.memory_gb == "auto" else round(section.memory_gb * 1e9)
     return Rules(budget_bytes, section.max_turn_s)
 
 

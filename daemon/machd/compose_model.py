@@ -23,7 +23,8 @@ from machd.process.lifecycle import Lifecycle
 from machd.scheduler.events import Event
 from machd.served.engine_watch import EngineWatch
 from machd.served.model_files import ModelFiles
-from machd.served.named_model import NamedModel, Residence
+from machd.served.named_model import NamedModel
+from machd.served.residence import Residence
 from machd.served.served_model import ServedModel
 from machd.served.served_models import ServedModels
 from machd.served.throughput import Throughput
@@ -85,6 +86,7 @@ class ModelParts:
         self._is_one = is_one
         self._models = models
         self._watching: asyncio.Task[None] | None = None
+        self._is_replaced = False
         self._event_loop = asyncio.get_running_loop()
         engine = open_engine(settings, self)  # first: it may fail, and then nothing is to be undone
         # The model that it takes the place of may have answers to end, which count for the same name.
@@ -104,6 +106,7 @@ class ModelParts:
             on_change=models.act,
             on_ready=self._ready,
             on_gone=lambda: on_gone(self),
+            on_state=self._tell_state,
             clock=shared.clock,
             is_one=is_one,
             files=files,
@@ -134,12 +137,21 @@ class ModelParts:
     def block_changed(self, event: KvEvent) -> None:
         """Publish a change of the blocks in memory."""
         kv_events = self._shared.kv_events()
-        if kv_events is not None:
+        if kv_events is not None and not self._is_replaced:
             kv_events.put(event, self.model_name)
+
+    def stage(self, name: str, total_bytes: int | None) -> None:
+        """Note a stage of its load."""
+        self._on_event_loop(self._note_stage, name, total_bytes)
+
+    def advance(self, done_bytes: int) -> None:
+        """Note bytes that its load has read."""
+        self._on_event_loop(self._note_read, done_bytes)
 
     def model_sized(self, needs: MemoryNeeds, device_memory_bytes: int) -> None:
         """Have the model wait for the memory that it needs."""
         self._on_event_loop(self._models.note_device, device_memory_bytes)
+        self._on_event_loop(self._note_stage, "waiting for memory", None)
         self._on_event_loop(self.model.sized, needs)
 
     def engine_ended(self, reason: RestartReason) -> None:
@@ -176,6 +188,11 @@ class ModelParts:
             lambda: self.metrics.count_fault("engine"),
         )
 
+    def be_replaced(self) -> None:
+        """Publish no blocks from now on: another model has the name, and with it the topic."""
+        self.block_changed(AllBlocksCleared())
+        self._is_replaced = True
+
     def forget(self, *, has_heir: bool) -> None:
         """Leave nothing behind of a model that has gone.
 
@@ -184,8 +201,6 @@ class ModelParts:
         """
         if self._watching is not None:
             self._watching.cancel()
-        if not has_heir:
-            self.block_changed(AllBlocksCleared())
         self._shared.feed.forget_model(self._feed)
         if not has_heir:
             self._shared.metrics.forget_model(self.metrics)
@@ -197,6 +212,35 @@ class ModelParts:
         self.announcements.announce()
         if self._watching is None or self._watching.done():
             self._watching = asyncio.create_task(self.watch().failed())
+
+    def _note_stage(self, name: str, total_bytes: int | None) -> None:
+        """Note a stage of a load; not of a process that takes another one's place while the model stays ready."""
+        if self.model.load_stage is not None:
+            self.model.load_stage.stage(name, total_bytes)
+            self._tell_state()
+
+    def _note_read(self, done_bytes: int) -> None:
+        stage = self.model.load_stage
+        if stage is None:
+            return
+        before = round(stage.share, 2)
+        stage.advance(done_bytes)
+        if round(stage.share, 2) != before:
+            self._tell_state()
+
+    def _tell_state(self) -> None:
+        """Tell operators what the model does; the state of the only one is the daemon's."""
+        if self._is_one:
+            return
+        stage, cause = self.model.load_stage, self.model.cause
+        has_failed = self.model.state is ModelState.FAILED
+        self._feed.on_model(
+            self.model.name,
+            self.model.state,
+            stage=None if stage is None else stage.name,
+            progress=None if stage is None else round(stage.share, 2),
+            failure=str(cause) if has_failed else None,
+        )
 
     def _pause(self) -> ModelState | None:
         """Return what the model does while another one has its turn; None while it computes."""

@@ -106,7 +106,7 @@ class PartsOfModels:
         }
         for one in models:
             if one.name not in made:
-                _live_by(served[one.name].parts, one)
+                _live_by(self._served[one.name], one)
         to_load = {
             name
             for name in made
@@ -116,6 +116,9 @@ class PartsOfModels:
         self._leaving += [
             one.parts for name, one in before.items() if name not in served or name in made
         ]
+        for parts in self._leaving:
+            if parts.model.name in made:
+                parts.be_replaced()
         self._services |= {one.model: one.service for one in made.values()}
         self._models.serve(one.parts.model for one in served.values())
         if before:
@@ -168,8 +171,9 @@ class PartsOfModels:
         return any(one.metrics is parts.metrics for one in others)
 
 
-def _live_by(parts: ModelParts, model: ModelToServe) -> None:
+def _live_by(served: _Served, model: ModelToServe) -> None:
     """Have a model live by other settings of its own, all of them live ones."""
+    parts = served.parts
     settings, old = model.settings, parts.model.settings
     parts.model.settings = settings
     in_force = parts.model.settings_in_force
@@ -182,7 +186,8 @@ def _live_by(parts: ModelParts, model: ModelToServe) -> None:
     # Afterwards and at once: another config may have to wait for a step.
     if _read_by_engine(settings) != _read_by_engine(old):
         parts.served.link.set_limits(in_force)
-    parts.model.live(model.residence)
+    if model.residence != served.asked.residence:  # else what a client has asked for holds on
+        parts.model.live(model.residence)
 
 
 def _is_loaded(model: NamedModel) -> bool:

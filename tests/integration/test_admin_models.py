@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -18,6 +18,7 @@ from dashboard.dashboard import DASHBOARD_ROWS
 from structlog.testing import capture_logs
 from support.clients.cached_answers import Asked, ask, ask_streamed
 from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.admin_daemon import sse_events
 from support.daemon.forked_commands import run_machd
 from support.daemon.scraping import families_of
 from support.daemon.supervised_daemon import SupervisedDaemon
@@ -85,7 +86,9 @@ Make = Callable[..., _Operator]
 def _make(tmp_path: Path) -> Iterator[Make]:
     """Makes a daemon with memory for two of its models, by the queries of their paths; the first has an alias."""
 
-    def make(models: dict[str, str], **settings: object) -> _Operator:
+    def make(
+        models: dict[str, str], flags: Mapping[str, object] | None = None, **settings: object
+    ) -> _Operator:
         section = {"memory_gb": 0.1, "max_turn_s": 2.0} | settings
         lines = ["[models]", *(f"{key} = {json.dumps(value)}" for key, value in section.items())]
         for name, query in models.items():
@@ -99,7 +102,8 @@ def _make(tmp_path: Path) -> Iterator[Make]:
                 "continuous_batching.enabled": True,
                 "continuous_batching.max_b": 8,
                 "cache.prefix": False,
-            },
+            }
+            | dict(flags or {}),
             config_path=config,
             environ={"XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path)},
         )
@@ -214,6 +218,67 @@ def test_a_load_that_fails_says_why_and_is_tried_at_once(make: Make) -> None:
     assert "needs 0.51 GB" in operator.steer("huge", "load").json()["error"]["message"]
 
 
+def test_events_tell_what_each_model_does(make: Make) -> None:
+    """Every state in its order, how far a load is, and why one failed."""
+    operator = make(_three() | {"broken": "size=1000000&fails=1"})
+    with operator.admin.stream("GET", "/admin/events") as stream, ThreadPoolExecutor(1) as pool:
+        events = (event for name, event in sse_events(stream) if name == "model")
+        pool.submit(_load_and_unload, operator)
+        alpha = list(_until(events, "alpha", "unloaded"))
+        again = list(_until(events, "alpha", "unloaded"))
+        broken = list(_until(events, "broken", "failed"))
+
+    assert [(one["state"], one["stage"], one["progress"]) for one in alpha] == [
+        ("loading", None, 0.0),
+        ("loading", "waiting for memory", 0.0),
+        *(("loading", "loading the weights", share) for share in (0.0, 0.25, 0.5, 0.75, 1.0)),
+        ("loading", "trying the model", 1.0),
+        ("ready", None, None),
+        ("suspending", None, None),
+        ("unloaded", None, None),
+    ]
+    assert [one | {"at": 0} for one in again] == [one | {"at": 0} for one in alpha]
+    assert {one["model"] for one in alpha} == {"alpha"}
+    assert {one["failure"] for one in alpha} == {None}
+    assert broken[-1]["failure"] == "the fake model is damaged"
+
+
+def _load_and_unload(operator: _Operator) -> None:
+    for _ in range(2):
+        operator.steer("alpha", "load")
+        operator.steer("alpha", "unload")
+        wait_until(lambda: operator.state("alpha") == "unloaded", "the model is unloaded")
+    operator.steer("broken", "load")
+
+
+def _until(events: Iterator[dict[str, Any]], model: str, state: str) -> Iterator[dict[str, Any]]:
+    """Give events up to one that says that a model is in a state."""
+    for event in events:
+        yield event
+        if (event["model"], event["state"]) == (model, state):
+            return
+
+
+def test_lists_tell_how_far_a_load_is(make: Make) -> None:
+    """``GET /v1/models``, ``GET /admin/models`` and ``machd ctl models``, as long as it loads."""
+    operator = make({"alpha": f"size={_SIZE_BYTES}", "slow": f"size={_SIZE_BYTES}&load_s=9999"})
+    url = operator.daemon.url
+
+    def listed() -> dict[str, Any]:
+        models = httpx.get(f"{url}/v1/models").json()["data"]
+        (slow,) = (dict(one) for one in models if one["id"] == "slow")
+        return slow
+
+    assert "progress" not in listed()
+    assert operator.models()["slow"]["progress"] is None
+    assert httpx.post(f"{url}/models/load", json={"model": "slow"}).json() == {"success": True}
+    wait_until(lambda: listed().get("progress") == 0.25, "a quarter is loaded", seen=listed)
+    slow = operator.models()["slow"]
+    assert (slow["state"], slow["stage"]) == ("loading", "loading the weights")
+    assert slow["progress"] == 0.25
+    assert "loading the weights, 25 %" in operator.ctl("models")
+
+
 def test_a_pin_holds_until_the_next_reload(make: Make) -> None:
     """A pinned model gives way to no other; a change of another setting leaves it pinned."""
     operator = make(_three())
@@ -256,6 +321,22 @@ def test_endpoints_of_one_model_take_its_name(make: Make) -> None:
     assert operator.admin.post("/admin/cache/clear", params={"model": "gamma"}).status_code == 200
     probe = operator.admin.post("/admin/probe", params={"model": "alpha"})
     assert probe.json()["error"]["code"] == "model_not_loaded"
+
+
+def test_blocks_on_disk_of_a_model_that_is_not_loaded_are_not_cleared(
+    make: Make, tmp_path: Path
+) -> None:
+    """The refusal says that it is to be loaded first."""
+    operator = make(_three(), {"cache.disk_dir": str(tmp_path / "blocks"), "cache.prefix": True})
+    asked = {"model": "gamma", "disk": "true"}
+    refused = operator.admin.post("/admin/cache/clear", params=asked)
+    assert refused.status_code == 409
+    assert "'gamma' is not loaded" in refused.json()["error"]["message"]
+    operator.steer("gamma", "load")
+    operator.steer("gamma", "unload")
+    wait_until(lambda: operator.state("gamma") == "unloaded", "it is unloaded")
+    again = operator.admin.post("/admin/cache/clear", params=asked)
+    assert again.json()["error"]["message"] == refused.json()["error"]["message"]
 
 
 def test_open_requests_name_their_model(make: Make) -> None:

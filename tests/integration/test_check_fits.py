@@ -45,6 +45,22 @@ def test_models_that_fit_together_exit_with_0(tiny: str, tmp_path: Path) -> None
         assert one["total_bytes"] == parts
 
 
+def test_what_a_table_sets_of_keys_and_values_is_counted_as_it_is_reserved(
+    tiny: str, tmp_path: Path
+) -> None:
+    """A KV budget of the table's is more than one context; a prefix cache of a set size is working memory."""
+    path = tmp_path / "machd.toml"
+    path.write_text(
+        f'[continuous_batching]\nkv_budget_gb = 0.02\n[models.a]\npath = "{tiny}"\n[models.b]\npath = "{tiny}"\n'
+        "continuous_batching.kv_budget_gb = 0.02\ncache.memory_mb = 7\n"
+    )
+    result = _run("a", "b", "--json", "--config", str(path))
+    a, b = json.loads(result.stdout)["models"]
+    assert a["kv_bytes"] < b["kv_bytes"] == 20_000_000
+    assert b["working_bytes"] == a["working_bytes"] + 7_000_000
+    assert b["total_bytes"] == b["weights_bytes"] + b["working_bytes"] + b["kv_bytes"]
+
+
 def test_models_that_take_turns_exit_with_1(tiny: str, tmp_path: Path) -> None:
     """Each fits alone, all do not."""
     fit, _ = _fit(tiny, tmp_path, "1.0")

@@ -136,6 +136,16 @@ def test_downloads_go_one_at_a_time(daemon: AdminDaemon, hub: LoopbackHub) -> No
     assert daemon.admin.delete(_PULL).status_code == 409
 
 
+def test_a_daemon_of_one_model_lists_no_download(daemon: AdminDaemon, hub: LoopbackHub) -> None:
+    """It would not serve what comes; its operator sees it all the same."""
+    before = daemon.http.get("/v1/models").json()
+    with _slow(daemon, hub):
+        assert daemon.http.get("/v1/models").json() == before
+        download = daemon.admin.get("/admin/models").json()["download"]
+    assert download["model"] == _MODEL
+    assert 0 < download["completed_bytes"] < download["total_bytes"]
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -188,15 +198,20 @@ def test_ollamas_client_pulls(daemon: AdminDaemon, cache: Path) -> None:
 def test_a_client_with_an_api_key_is_no_operator(
     cache: Path, hub: LoopbackHub, tmp_path: Path
 ) -> None:
-    """Where keys are required, a key for answers opens no downloads."""
+    """Where keys are required, a key for answers opens no downloads; the admin token does, before any model was found."""
     keys = tmp_path / "keys"
     keys.write_text("alice:0123456789abcdef-alice\n")
     keys.chmod(0o600)
     with AdminDaemon(tmp_path, flags=_ONLINE | {"auth.api_keys_file": str(keys)}) as daemon:
         headers = {"Authorization": "Bearer 0123456789abcdef-alice"}
         answer = daemon.http.post("/api/pull", json={"model": _MODEL}, headers=headers)
-    assert answer.status_code == 403
-    assert not hub.transfers
+        assert answer.status_code == 403
+        assert not hub.transfers
+        headers = {"Authorization": f"Bearer {daemon.token}"}
+        answer = daemon.http.post(
+            "/api/pull", json={"model": _MODEL}, headers=headers, timeout=CEILING_S
+        )
+        assert _lines(answer)[-1] == {"status": "success"}
     assert cache.is_dir()
 
 
@@ -225,3 +240,33 @@ def test_remove_refuses_what_a_daemon_serves(cache: Path, tmp_path: Path) -> Non
     removed = CliRunner().invoke(model, ["remove", _MODEL, "--yes", *target])
     assert removed.exit_code == 0, removed.output
     assert not blobs.exists()
+
+
+def test_remove_refuses_a_model_that_a_daemon_has_found(cache: Path, tmp_path: Path) -> None:
+    """A model of models.directory, which no setting names, is known from the list of those that are served."""
+    found = tmp_path / "models" / "mine"
+    found.mkdir(parents=True)
+    for name in ("config.json", _WEIGHTS):
+        (found / name).write_bytes(_FILES[name])
+    config = tmp_path / "machd.toml"
+    config.write_text(
+        f'[models]\ndirectory = "{found.parent}"\n[models.alpha]\npath = "fake?size=1000"\n'
+    )
+    remove = ["remove", "mine", "--yes", "--config", str(config)]
+    with AdminDaemon(tmp_path, config_path=config) as daemon:
+        target = ("--address", daemon.admin_url, "--token-file", str(daemon.token_file))
+        refused = CliRunner().invoke(model, [*remove, *target])
+        assert isinstance(refused.exception, ConflictError), refused.output
+        assert "serves mine" in refused.exception.message
+        wrong = tmp_path / "wrong-token"
+        wrong.write_text("0123456789abcdef0123456789abcdef\n")
+        wrong.chmod(0o600)
+        unknown = CliRunner().invoke(
+            model, [*remove, "--address", daemon.admin_url, "--token-file", str(wrong)]
+        )
+        assert isinstance(unknown.exception, ConflictError), unknown.output
+        assert "does not know this token" in unknown.exception.message
+        assert found.exists()
+    assert CliRunner().invoke(model, [*remove, *target]).exit_code == 0
+    assert not found.exists()
+    assert cache.is_dir()

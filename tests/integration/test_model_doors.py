@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -140,7 +142,7 @@ def test_every_model_is_listed_in_anthropics_shape(http: httpx.Client) -> None:
 
 
 def test_llama_cpps_router_loads_and_unloads(http: httpx.Client) -> None:
-    """Its page asks which kind of server this is, has a model loaded, and reads the list until it is."""
+    """Its page asks which kind of server this is, has a model loaded, and asks for its properties."""
     props = http.get("/props").json()
     assert (props["role"], props["models_autoload"], props["max_instances"]) == ("router", True, 3)
     assert http.get("/props", params={"model": "alpha"}).status_code == 503
@@ -152,6 +154,55 @@ def test_llama_cpps_router_loads_and_unloads(http: httpx.Client) -> None:
     assert http.post("/models/unload", json={"model": "alpha"}).json() == {"success": True}
     wait_until(lambda: _status(http, "alpha") == "unloaded", "it is unloaded")
     assert http.post("/models/load", json={"model": "delta"}).status_code == 404
+
+
+def test_a_model_that_is_loaded_again_before_it_is_idle_stays(http: httpx.Client) -> None:
+    """Its unloading is taken back."""
+    text = "an answer that goes on and on " * 8
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(_ask, http, "alpha", messages=chat(f"say {text}")["messages"])
+        wait_until(lambda: _status(http, "alpha") == "loaded", "it is loaded")
+        for verb in ("unload", "load"):
+            http.post(f"/models/{verb}", json={"model": "alpha"}).raise_for_status()
+        assert not answer.done()
+        assert answer.result(CEILING_S).status_code == 200
+    assert _status(http, "alpha") == "loaded"
+
+
+def test_llama_cpps_page_chats(http: httpx.Client) -> None:
+    """Its page asks for progress, pings and timings with every message, for a model that is not loaded, too."""
+    body = chat("say yes") | {
+        "model": "org/beta",
+        "stream": True,
+        "return_progress": True,
+        "sse_ping_interval": 1,
+        "reasoning_format": "auto",
+        "reasoning_control": True,
+        "timings_per_token": True,
+        "chat_template_kwargs": {"enable_thinking": False},
+        "thinking_budget_tokens": 512,
+        "temperature": 0.8,
+        "dynatemp_range": 0,
+        "dynatemp_exponent": 1,
+        "max_tokens": -1,
+        "typ_p": 1,
+        "xtc_probability": 0,
+        "repeat_last_n": 64,
+        "repeat_penalty": 1,
+        "dry_multiplier": 0,
+        "dry_penalty_last_n": -1,
+        "backend_sampling": False,
+    }
+    headers = {"X-Conversation-Id": "0b0c::org/beta"}
+    with http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as stream:
+        assert stream.status_code == 200
+        # It reads lines that begin so, and nothing else.
+        data = [line[6:] for line in stream.iter_lines() if line.startswith("data: ")]
+    assert data[-1] == "[DONE]"
+    chunks = [json.loads(one) for one in data[:-1]]
+    deltas = [choice["delta"] for one in chunks for choice in one["choices"]]
+    assert "".join(one.get("content") or "" for one in deltas) == "yes"
+    assert {one["model"] for one in chunks} == {"org/beta"}
 
 
 def test_a_model_that_cannot_be_loaded_is_told_as_failed(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -17,6 +18,7 @@ import pytest
 from support.clocks.polling import CEILING_S, wait_until
 from support.daemon.loopback_hub import COMMIT, LoopbackHub
 
+from machd.engine.loading.hub_cache import download_lock
 from machd.served.model_files import discover
 
 _MODEL = "org/name"
@@ -271,6 +273,74 @@ def test_an_unreachable_hub_is_named(machine: _Machine) -> None:
     assert "HF_HUB_OFFLINE is set" in machine.run("pull", _MODEL, exit_code=2)
 
 
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [(b"<html>", "is no JSON"), (b"[]", "describes no model"), (b"\xff", "JSON")],
+)
+def test_what_is_no_hub_is_told(
+    hub: LoopbackHub, machine: _Machine, answer: bytes, said: str
+) -> None:
+    """A page of a proxy, or another service, is an error that names the address, not a traceback."""
+    hub.info = answer
+    told = machine.run("pull", _MODEL, exit_code=2)
+    assert f"what answers at {hub.url} (HF_ENDPOINT) is no hub" in told
+    assert said in told
+    assert "Traceback" not in told
+
+
+@pytest.mark.parametrize("what", ["info", "tree"])
+def test_a_hub_that_never_answers_ends_the_pull(
+    hub: LoopbackHub, machine: _Machine, what: str
+) -> None:
+    """Every request has a timeout, those of the library's own listings, too; its warnings tell no password."""
+    hub.stalled.add(what)
+    machine.environ["HF_HUB_DOWNLOAD_TIMEOUT"] = "1"
+    machine.environ["HF_ENDPOINT"] = hub.url.replace("://", "://user:pass%40word@")
+    told = machine.run("pull", _MODEL, exit_code=2)
+    assert f"cannot reach the hub at {hub.url}" in told
+    assert "word" not in told
+
+
+def test_no_password_of_the_hubs_address_is_told(hub: LoopbackHub, machine: _Machine) -> None:
+    """HF_ENDPOINT may have one; it is sent, and no error has it."""
+    machine.environ["HF_ENDPOINT"] = hub.url.replace("://", "://user:pass%40word@")
+    hub.info = b"<html>"
+    told = machine.run("pull", _MODEL, exit_code=2)
+    assert f"answers at {hub.url} (HF_ENDPOINT)" in told
+    assert hub.authorizations == ["Basic dXNlcjpwYXNzQHdvcmQ="]
+    hub.info = None
+    hub.wrong.add("tokenizer.json")
+    told += machine.run("pull", _MODEL, exit_code=2)
+    assert "word" not in told
+    assert "user" not in told
+
+
+def test_a_damaged_small_file_is_fetched_anew(hub: LoopbackHub, machine: _Machine) -> None:
+    """One that is here is hashed, too: the library's files may be damaged where the power has failed."""
+    machine.run("pull", _MODEL)
+    file = machine.repository / "snapshots" / COMMIT / "tokenizer.json"
+    file.resolve().write_bytes(bytes(len(_FILES["tokenizer.json"])))
+    hub.transfers.clear()
+    machine.run("pull", _MODEL)
+    assert file.read_bytes() == _FILES["tokenizer.json"]
+    assert [one.file for one in hub.transfers] == ["tokenizer.json"]
+
+
+def test_a_file_that_is_too_large_for_http_is_refused_first(
+    hub: LoopbackHub, machine: _Machine
+) -> None:
+    """Nothing is fetched of a model that could not become complete."""
+    name = "small.Q4_K_M.gguf"
+    hub.sizes[name] = 60_000_000_000
+    machine.partials.mkdir(parents=True)
+    digest = hashlib.sha256(_FILES[name]).hexdigest()
+    with (machine.partials / f"{digest}.incomplete").open("wb") as part:
+        part.truncate(hub.sizes[name] - 1)  # a hole: there is room for the rest
+    said = machine.run("pull", _MODEL, "--include", "*", exit_code=2)
+    assert f"{name} has 60 GB, more than the hub gives over HTTP" in said
+    assert not hub.transfers
+
+
 def test_json_lines_tell_the_progress(machine: _Machine) -> None:
     """The plan comes first, then bytes, then the path; an error is a line as well."""
     lines = [json.loads(line) for line in machine.run("pull", _MODEL, "--json").splitlines()]
@@ -312,6 +382,24 @@ def test_list_and_remove(machine: _Machine, tmp_path: Path) -> None:
     assert "no model org/name is on this machine" in machine.run(
         "remove", _MODEL, "--yes", exit_code=2
     )
+
+
+def test_remove_frees_the_blobs_of_another_hub_cache(machine: _Machine, tmp_path: Path) -> None:
+    """A snapshot in models.directory is links: its repository is deleted, under the lock of downloads there."""
+    machine.run("pull", _MODEL)
+    other = tmp_path / "other"
+    machine.cache.rename(other)
+    config = tmp_path / "machd.toml"
+    config.write_text(f'[models]\ndirectory = "{other}"\n')
+    remove = ("remove", _MODEL, "--yes", "--config", str(config))
+
+    with download_lock(other, _MODEL) as is_ours:
+        assert is_ours
+        assert "is being fetched" in machine.run(*remove, exit_code=1)
+    freed = json.loads(machine.run(*remove, "--json"))
+
+    assert freed["freed_bytes"] >= _SIZE_BYTES
+    assert not (other / "models--org--name").exists()
 
 
 def test_environ_of_the_hub_names_no_other(hub: LoopbackHub, tmp_path: Path) -> None:

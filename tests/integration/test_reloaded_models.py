@@ -6,11 +6,13 @@ import re
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 from support.clients.cached_answers import Asked, ask_streamed
 from support.clocks.polling import CEILING_S, wait_until
 from support.daemon.admin_daemon import kept_logging
@@ -33,12 +35,16 @@ _FLAGS: dict[str, object] = {
 
 
 class _Daemon(SupervisedDaemon):
-    """One whose file of settings is written anew."""
+    """One whose file of settings is written anew.
+
+    Attributes:
+        section: Lines of ``[models]``.
+    """
 
     def __init__(self, directory: Path, section: str = _SECTION) -> None:
         self._directory = directory
         self._path = directory / "machd.toml"
-        self._section = section
+        self.section = section
         self.write("alpha", "beta")
         environ = {"XDG_RUNTIME_DIR": str(directory), "HOME": str(directory)}
         super().__init__(_FLAGS, config_path=self._path, environ=environ)
@@ -72,7 +78,7 @@ class _Daemon(SupervisedDaemon):
         """Write models of one size, and tables with other lines."""
         models = dict.fromkeys(names, f'path = "fake?size={_SIZE}"') | dict(tables or {})
         lines = [
-            f"[models]\n{self._section}",
+            f"[models]\n{self.section}",
             *(f"[models.{name}]\n{one}" for name, one in models.items()),
         ]
         self._path.write_text("\n".join(lines))
@@ -104,6 +110,11 @@ class _Daemon(SupervisedDaemon):
         samples = page["machd_requests_running"].samples
         assert len({str(one.labels) for one in samples}) == len(samples), "a series is there once"
         return {one.labels["model"] for one in samples}
+
+    def state(self, name: str) -> str:
+        """What a model does."""
+        models = self.admin.get("/admin/models").json()["models"]
+        return next(str(one["state"]) for one in models if one["name"] == name)
 
     def alive(self) -> int:
         """Engine processes that have not ended."""
@@ -219,6 +230,24 @@ def test_live_keys_of_a_table_need_no_other_load(daemon: _Daemon) -> None:
     assert len(daemon.processes) == 1
 
 
+def test_keep_alive_outlasts_changes_of_others(daemon: _Daemon) -> None:
+    """A time to live that a client gives holds until the settings give the model another one."""
+
+    def left_s(name: str) -> float:
+        running = httpx.get(f"{daemon.url}/api/ps").json()["models"]
+        (expires_at,) = (one["expires_at"] for one in running if one["name"].startswith(name))
+        return (datetime.fromisoformat(expires_at) - datetime.now(UTC)).total_seconds()
+
+    asked = {"model": "beta", "prompt": "say yes", "stream": False, "keep_alive": "1h"}
+    httpx.post(f"{daemon.url}/api/generate", json=asked, timeout=CEILING_S).raise_for_status()
+    daemon.write("beta", tables={"alpha": f'path = "fake?size={_SIZE}"\nttl_s = 7.0'})
+    assert daemon.reload().json()["changed"] == ["models.alpha.ttl_s"]
+    assert 3_000 < left_s("beta") <= 3_600
+    daemon.write("alpha", tables={"beta": f'path = "fake?size={_SIZE}"\nttl_s = 7200.0'})
+    daemon.reload()
+    assert 3_600 < left_s("beta") <= 7_200
+
+
 def test_the_default_model_is_another_one(daemon: _Daemon) -> None:
     """A model.path that names another table makes that the default; no process is started for it."""
     daemon.say("alpha")
@@ -269,6 +298,34 @@ def test_a_batch_that_is_changed_before_a_load_keeps_to_its_budget(daemon: _Daem
 
     assert value("machd_slots", "free") + value("machd_slots", "occupied") == 2
     assert value("machd_kv_cache_bytes", "budget") == 10_000 * 1024
+
+
+def test_answers_of_a_suspended_model_that_can_never_fit_again_end_with_the_reason(
+    daemon: _Daemon,
+) -> None:
+    """A reload that leaves too little memory is taken on; the answers end once the model is to be loaded again."""
+    with capture_logs() as logs, ThreadPoolExecutor(1) as pool:
+        body = chat(f"say {_TEXT * 8}", stream=True) | {"model": "beta"}
+        url = f"{daemon.url}/v1/chat/completions"
+        answer = pool.submit(httpx.post, url, json=body, timeout=CEILING_S)
+        wait_until(lambda: daemon.state("beta") == "ready", "it is loaded")
+        threading.Event().wait(0.5)
+        unloaded = daemon.admin.post("/admin/models/beta/unload", json={"now": True})
+        assert unloaded.status_code == 200
+        wait_until(lambda: not daemon.alive(), "it is suspended")
+        daemon.section = "memory_gb = 0.01"
+        daemon.write("alpha", "beta")
+        assert daemon.reload().status_code == 200
+        assert not answer.done()
+        load = daemon.admin.post("/admin/models/beta/load")
+        text = answer.result(CEILING_S).text
+
+    reason = "needs 0.05 GB, and models.memory_gb is 0.01"
+    assert (load.status_code, reason in load.text) == (503, True)
+    assert text.count("data: ") > 5, "the answer had begun"
+    assert reason in text
+    assert [one["log_level"] for one in logs if one["event"] == "model.failed"] == ["error"]
+    assert "critical" not in {one["log_level"] for one in logs}
 
 
 def test_a_directory_is_looked_through_again(tmp_path: Path) -> None:

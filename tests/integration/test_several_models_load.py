@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import threading
@@ -50,7 +51,11 @@ path = "{broken}"
 enabled = true
 [limits]
 queue_timeout_s = 600
+[auth]
+admin_token_file = "{token}"
 """
+
+_TOKEN = "the token of an operator who is on a test's machine"
 
 
 @dataclass(frozen=True)
@@ -92,9 +97,61 @@ def _config_of(
         "hybrid": write_architecture(directory / "hybrid", "qwen3_next"),
         "broken": directory / "nowhere",
     }
-    config = directory / "machd.toml"
-    config.write_text(_CONFIG.format(budget=_BUDGET_GB, **paths))
+    config, token = directory / "machd.toml", directory / "token"
+    token.write_text(_TOKEN)
+    token.chmod(0o600)
+    config.write_text(_CONFIG.format(budget=_BUDGET_GB, token=token, **paths))
     return {"config": config, **paths}
+
+
+class _Operator:
+    """Unloads models and reloads the settings while they serve, and looks at the memory.
+
+    Attributes:
+        most_reserved_bytes: The most that was reserved for all models together.
+    """
+
+    def __init__(self, daemon: ServeProcess, config: Path) -> None:
+        self._daemon = daemon
+        self._config = config
+        self._done = threading.Event()
+        self.most_reserved_bytes = 0
+
+    @contextmanager
+    def at_work(self) -> Iterator[_Operator]:
+        """Work until the end of the block."""
+        with ThreadPoolExecutor(1) as pool:
+            work = pool.submit(self._work)
+            try:
+                yield self
+            finally:
+                self._done.set()
+                work.result()
+
+    def _work(self) -> None:
+        numbers = random.Random(11)
+        settings = self._config.read_text()
+        url, headers = f"{self._daemon.admin_url}/admin", {"Authorization": f"Bearer {_TOKEN}"}
+        with httpx.Client(base_url=url, headers=headers, timeout=CEILING_S) as client:
+            for number in itertools.count():
+                models = client.get("/models")
+                assert models.status_code == 200, models.text
+                reserved_bytes = models.json()["reserved_bytes"]
+                self.most_reserved_bytes = max(self.most_reserved_bytes, reserved_bytes)
+                if number % 20 == 10:
+                    model = f"/models/{numbers.choice(['small', 'experts', 'hybrid'])}"
+                    unloaded = client.post(f"{model}/unload", json={"now": number % 40 == 10})
+                    assert unloaded.status_code in {200, 409}, unloaded.text  # 409: it is loading
+                    # What was suspended goes on when an operator says so.
+                    assert client.post(f"{model}/load").status_code == 200
+                if number % 20 == 0:
+                    turn_s = numbers.choice([4, 5, 6])
+                    self._config.write_text(
+                        settings.replace("max_turn_s = 5", f"max_turn_s = {turn_s}")
+                    )
+                    assert client.post("/reload").status_code == 200
+                if self._done.wait(0.5):
+                    return
 
 
 @contextmanager
@@ -148,7 +205,7 @@ def _send(url: str, question: _Question, kind: str) -> tuple[str, ...] | None:
 def test_no_answer_is_cut_and_each_is_its_models_own(
     config_of: Mapping[str, Path], requests: int, duration_s: float, kill_interval_s: float | None
 ) -> None:
-    """Three models, room for two, clients that leave, loads that fail, and perhaps engine processes that are killed."""
+    """Three models, room for two, clients that leave, loads that fail, an operator, and perhaps killed engine processes."""
     questions = [
         _Question(model, number)
         for model in ("small", "experts", "hybrid")
@@ -165,8 +222,14 @@ def test_no_answer_is_cut_and_each_is_its_models_own(
             return _send(daemon.url, question, kind)
 
         times = [numbers.uniform(0.0, duration_s) for _ in kinds]
-        with ThreadPoolExecutor(requests) as pool, _killed(daemon, kill_interval_s):
+        operator = _Operator(daemon, config_of["config"])
+        with (
+            ThreadPoolExecutor(requests) as pool,
+            _killed(daemon, kill_interval_s),
+            operator.at_work(),
+        ):
             texts = list(pool.map(send, times, chosen, kinds))
 
+    assert 0 < operator.most_reserved_bytes <= _BUDGET_GB * 1e9
     for question, text in zip(chosen, texts, strict=True):
         assert text in {None, expected[question]}

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from machd.served.turns import Claim, ModelState, Rules, next_turn
 
 _LOAD_S = 2.0
+_OPEN_S = 1.0
 _TURN_S = 10.0
 _STEP_S = 0.5
 
@@ -21,16 +22,24 @@ class _World:
     """Models whose loads take a time, and requests that hold them.
 
     Attributes:
-        ends_s: Of the requests of each model.
+        needs: What each model takes, which is known once its process has opened its files.
+        open_s: What is left of the requests of each model.
+        refused: Models that can never have their memory.
+        leaving: Models that are served no longer, and go once their requests have ended.
+        gone: Models that have.
         longest_wait_s: From a first request to the grant of the memory, beside other loads.
     """
 
     claims: dict[str, Claim]
     rules: Rules
+    needs: dict[str, int]
     now_s: float = 0.0
+    sized_s: dict[str, float] = field(default_factory=dict)
     done_s: dict[str, float] = field(default_factory=dict)
     open_s: dict[str, list[float]] = field(default_factory=dict)
     refused: set[str] = field(default_factory=set)
+    leaving: set[str] = field(default_factory=set)
+    gone: set[str] = field(default_factory=set)
     longest_wait_s: float = 0.0
 
     def set(self, name: str, **changes: object) -> None:
@@ -45,18 +54,60 @@ class _World:
             since_s = self.now_s
         self.set(name, leases=claim.leases + 1, waiting_since_s=since_s)
 
-    def advance(self, needs: dict[str, int]) -> None:
+    def drop(self, name: str) -> None:
+        """The client of a request leaves."""
+        self.open_s[name].pop()
+        self.set(name, leases=len(self.open_s[name]))
+        self._note_idle(name)
+
+    def leave(self, name: str) -> None:
+        """A reload takes a model away."""
+        self.leaving.add(name)
+        self.set(name, is_unwanted=True, is_pinned=False)
+        self._note_idle(name)
+
+    def come(self, name: str, size: int) -> None:
+        """A reload adds a model."""
+        self.needs[name] = size
+        self.claims[name] = Claim(name, ModelState.UNLOADED)
+
+    def advance(self) -> None:
         """Let half a second pass, and do what is to be done as often as there is something."""
         self.now_s += _STEP_S
         for name, claim in list(self.claims.items()):
             if claim.state is ModelState.READY:
                 self._serve(name)
+            elif self.sized_s.get(name, self.now_s + 1) <= self.now_s:
+                del self.sized_s[name]
+                self.set(name, needed_bytes=self.needs[name])
             elif self.done_s.get(name, self.now_s + 1) <= self.now_s:
                 self._finish(name)
-        for _ in range(2 * len(self.claims)):
-            if not self._act(needs):
+            self._let_go(name)
+        for _ in range(2 * len(self.claims) + 1):
+            if not self._act():
                 return
         pytest.fail("there is always something more to do")
+
+    def _let_go(self, name: str) -> None:
+        claim = self.claims[name]
+        has_ended = claim.state in {ModelState.UNLOADED, ModelState.FAILED}
+        if name in self.leaving and has_ended and not claim.leases:
+            assert claim.reserved_bytes == 0
+            self.gone.add(name)
+            del self.claims[name]
+
+    def _note_idle(self, name: str) -> None:
+        """End what no request waits for, as a model does: a load before its memory is granted, or of one that leaves."""
+        claim = self.claims[name]
+        if claim.leases:
+            return
+        self.set(name, idle_since_s=self.now_s)
+        if claim.state is ModelState.UNLOADED:
+            self.set(name, waiting_since_s=None)
+        elif claim.state is ModelState.LOADING and (name in self.leaving or not claim.is_granted):
+            self.sized_s.pop(name, None)
+            self.set(name, state=ModelState.SUSPENDING, waiting_since_s=None)
+            self.done_s[name] = self.now_s + 2 * _STEP_S
 
     def _serve(self, name: str) -> None:
         left_s = [one - _STEP_S for one in self.open_s.get(name, [])]
@@ -64,7 +115,7 @@ class _World:
         before, after = self.claims[name].leases, len(self.open_s[name])
         self.set(name, leases=after)
         if before and not after:
-            self.set(name, idle_since_s=self.now_s)
+            self._note_idle(name)
 
     def _finish(self, name: str) -> None:
         del self.done_s[name]
@@ -75,11 +126,13 @@ class _World:
         since_s = self.now_s if self.claims[name].leases else None
         self.set(name, state=ModelState.UNLOADED, is_granted=False, waiting_since_s=since_s)
 
-    def _act(self, needs: dict[str, int]) -> bool:
+    def _act(self) -> bool:
         turn = next_turn(list(self.claims.values()), self.rules, self.now_s)
         if turn.start is not None:
-            self.set(turn.start, state=ModelState.LOADING, needed_bytes=needs[turn.start])
+            self.set(turn.start, state=ModelState.LOADING, needed_bytes=None, is_granted=False)
+            self.sized_s[turn.start] = self.now_s + _OPEN_S
         if turn.grant is not None:
+            assert self.claims[turn.grant].needed_bytes is not None, "it has opened its files"
             since_s = self.claims[turn.grant].waiting_since_s
             assert since_s is not None
             self.longest_wait_s = max(self.longest_wait_s, self.now_s - since_s)
@@ -103,11 +156,12 @@ class _World:
 
 
 def _world(sizes: list[int], budget: int, *, pinned: int | None = None) -> _World:
+    needs = {f"m{i}": size for i, size in enumerate(sizes)}
     claims = {
         f"m{i}": Claim(f"m{i}", ModelState.UNLOADED, is_pinned=i == pinned)
         for i in range(len(sizes))
     }
-    return _World(claims, Rules(budget, _TURN_S))
+    return _World(claims, Rules(budget, _TURN_S), needs)
 
 
 @given(
@@ -122,23 +176,59 @@ def test_every_request_is_answered_within_the_budget(
 ) -> None:
     """Whatever comes when: reserved memory never passes the budget, busy models get their turn, and all end."""
     world = _world(sizes, budget, pinned=0 if has_pinned else None)
-    needs = {f"m{i}": size for i, size in enumerate(sizes)}
     numbers = random.Random(seed)
     for _ in range(200):
         if numbers.random() < 0.2:
-            name = numbers.choice(list(world.claims))
-            if world.claims[name].state is not ModelState.FAILED:
-                world.ask(name, numbers.choice([0.5, 3.0, 40.0]))
-        world.advance(needs)
-    for _ in range(10_000):
-        if not any(one.leases for one in world.claims.values()):
-            break
-        world.advance(needs)
+            _ask_any(world, numbers)
+        world.advance()
+    _end(world)
 
-    assert not any(one.leases for one in world.claims.values())
     for name in world.refused:
-        pinned_bytes = needs["m0"] if has_pinned and name != "m0" else 0
-        assert needs[name] > budget - pinned_bytes
+        pinned_bytes = world.needs["m0"] if has_pinned and name != "m0" else 0
+        assert world.needs[name] > budget - pinned_bytes
+
+
+@given(
+    sizes=st.lists(st.integers(1, 10), min_size=2, max_size=6),
+    budget=st.integers(8, 20),
+    seed=st.integers(0, 1_000),
+)
+@settings(max_examples=150, deadline=None)
+def test_models_that_leave_answer_what_they_have_and_go(
+    sizes: list[int], budget: int, seed: int
+) -> None:
+    """Models come and leave and clients leave at any moment; the memory is kept to, and what has left has none."""
+    world = _world(sizes, budget)
+    numbers = random.Random(seed)
+    for number in range(300):
+        if numbers.random() < 0.3:
+            _ask_any(world, numbers)
+        waiting = [name for name, left_s in world.open_s.items() if left_s and name in world.claims]
+        if waiting and numbers.random() < 0.1:
+            world.drop(numbers.choice(waiting))
+        staying = [name for name in world.claims if name not in world.leaving]
+        if len(staying) > 1 and numbers.random() < 0.1:
+            world.leave(numbers.choice(staying))
+            world.come(f"n{number}", numbers.randint(1, 10))
+        world.advance()
+    _end(world)
+
+    assert world.leaving == world.gone
+
+
+def _ask_any(world: _World, numbers: random.Random) -> None:
+    name = numbers.choice([one for one in world.claims if one not in world.leaving])
+    if world.claims[name].state is not ModelState.FAILED:
+        world.ask(name, numbers.choice([0.5, 3.0, 40.0]))
+
+
+def _end(world: _World) -> None:
+    """Let all requests end, and everything that leaves go."""
+    for _ in range(10_000):
+        if not any(one.leases for one in world.claims.values()) and world.leaving == world.gone:
+            return
+        world.advance()
+    pytest.fail("requests wait for ever")
 
 
 @given(seed=st.integers(0, 1_000))
@@ -146,14 +236,13 @@ def test_every_request_is_answered_within_the_budget(
 def test_no_model_waits_longer_than_a_turn_and_a_load(seed: int) -> None:
     """Three models that are always asked for, and memory for two of them."""
     world = _world([1, 1, 1], 2)
-    needs = dict.fromkeys(world.claims, 1)
     numbers = random.Random(seed)
     for _ in range(600):
         if numbers.random() < 0.5:
             world.ask(numbers.choice(list(world.claims)), numbers.choice([0.5, 3.0, 30.0]))
-        world.advance(needs)
+        world.advance()
 
-    assert world.longest_wait_s <= _TURN_S + _LOAD_S + 2 * _STEP_S
+    assert world.longest_wait_s <= _TURN_S + _LOAD_S + _OPEN_S + 2 * _STEP_S
 
 
 def test_who_is_idle_gives_way_before_who_is_busy() -> None:

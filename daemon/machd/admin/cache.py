@@ -133,10 +133,15 @@ async def _read_again(admin: AdminContext, reading: MemoryReading) -> None:
 
 
 def _check_disk(admin: AdminContext) -> None:
-    """Raise ConflictError where there is a directory that this daemon does not use."""
+    """Raise ConflictError where there is a directory that this daemon does not use, or not now."""
     section = admin.settings.cache
     if not section.disk_dir or admin.served.snapshot.memory.disk is not None:
         return
+    if not (admin.model.is_one or admin.model.is_ready):
+        raise ConflictError(
+            f"the model {admin.model.name!r} is not loaded, and nothing was cleared: load it first, or clear "
+            "without disk"
+        )
     model = admin.served.model
     why = f"{model.model_id} has no prefix cache" if section.prefix else "cache.prefix is off"
     raise ConflictError(

@@ -29,6 +29,7 @@ from machd.scheduler.events import (
     StepCompleted,
     SuspendReason,
 )
+from machd.served.turns import ModelState
 
 
 class _Happened(Struct, frozen=True, kw_only=True, tag_field="type"):
@@ -147,6 +148,21 @@ class FaultHappened(_HappenedToModel, frozen=True, kw_only=True, tag="fault"):
     scope: Literal["engine", "invariant"]
 
 
+class ModelChanged(_HappenedToModel, frozen=True, kw_only=True, tag="model"):
+    """One of several models is in another state, or its load has come on.
+
+    Attributes:
+        stage: What its load does; null unless it loads, and before the first stage.
+        progress: Bytes that its load has read of all that it reads, from 0 to 1; null unless it loads.
+        failure: Why its load failed; null unless it did.
+    """
+
+    state: ModelState
+    stage: str | None
+    progress: float | None
+    failure: str | None
+
+
 class EventsDropped(_Happened, frozen=True, kw_only=True, tag="dropped"):
     """So many events before the next one were not read in time and are gone."""
 
@@ -162,6 +178,7 @@ _ModelEvent = (
     | ModeChanged
     | StepComputed
     | FaultHappened
+    | ModelChanged
 )
 AdminEvent = StateChanged | SettingsChanged | _ModelEvent | EventsDropped
 
@@ -308,6 +325,27 @@ class ModelFeed:
                 feature=feature,
                 verdict=verdict.support,
                 reason=verdict.reason,
+            )
+        )
+
+    def on_model(
+        self,
+        name: str,
+        state: ModelState,
+        *,
+        stage: str | None,
+        progress: float | None,
+        failure: str | None,
+    ) -> None:
+        """Tell what one of several models does; see :class:`ModelChanged`."""
+        self._feed.push(
+            ModelChanged(
+                at=self._clock.unix_s(),
+                model=name,
+                state=state,
+                stage=stage,
+                progress=progress,
+                failure=failure,
             )
         )
 

@@ -23,9 +23,10 @@ from machd.dialects.bodies import read_body
 from machd.errors import ConflictError, NotFoundError
 from machd.http.endpoint import Endpoint, endpoint_of
 from machd.http.stream import while_connected
-from machd.served.model_files import size_on_disk
+from machd.served.downloads import DownloadState
+from machd.served.model_files import files_at
 from machd.served.model_set import ModelToServe
-from machd.served.named_model import NamedModel, placed
+from machd.served.named_model import NamedModel
 from machd.served.turns import ModelState
 
 
@@ -48,6 +49,8 @@ class AdminModel(Struct, frozen=True, kw_only=True):
 
     Attributes:
         aliases: Other names under which requests find it.
+        stage: What its load does; null unless it loads.
+        progress: Bytes that its load has read of all that it reads, from 0 to 1; null unless it loads.
         pinned: Whether it gives way to no other model.
         idle_s: Since its last request ended; null while one holds it, and while it is not loaded.
         leases: Requests that hold it, those that wait for its load included.
@@ -62,6 +65,8 @@ class AdminModel(Struct, frozen=True, kw_only=True):
     name: str
     aliases: list[str]
     state: ModelState
+    stage: str | None
+    progress: float | None
     pinned: bool
     idle_s: float | None
     leases: int
@@ -73,15 +78,30 @@ class AdminModel(Struct, frozen=True, kw_only=True):
     size_bytes: int | None
 
 
+class ModelDownload(Struct, frozen=True, kw_only=True):
+    """A model that is being fetched from the hub.
+
+    Attributes:
+        total_bytes: 0 until the hub has told it.
+        completed_bytes: What is on this machine.
+    """
+
+    model: str
+    total_bytes: int
+    completed_bytes: int
+
+
 class AdminModelList(Struct, frozen=True, kw_only=True):
     """All models, the default one first, and the memory that they share.
 
     Attributes:
+        download: What is being fetched; null where nothing is.
         budget_bytes: What all may take together; null until it is known what the device can hold.
         free_bytes: What is left of it; null until then.
     """
 
     models: list[AdminModel]
+    download: ModelDownload | None
     budget_bytes: int | None
     reserved_bytes: int
     free_bytes: int | None
@@ -104,6 +124,7 @@ async def list_models(admin: NamedDependency[AdminContext]) -> AdminModelList:
     budget_bytes, reserved_bytes = admin.models.budget_bytes, admin.models.reserved_bytes
     return AdminModelList(
         models=[await _shown(admin, one, to_serve[one.name]) for one in admin.models],
+        download=_download(admin.downloads.state),
         budget_bytes=budget_bytes,
         reserved_bytes=reserved_bytes,
         free_bytes=None if budget_bytes is None else max(0, budget_bytes - reserved_bytes),
@@ -212,11 +233,13 @@ async def _shown(admin: AdminContext, model: NamedModel, to_serve: ModelToServe)
     aliases = admin.names().aliases if model is admin.models.default else to_serve.aliases
     is_loaded = model.state is ModelState.READY
     loaded_unix_s = model.history.loaded_unix_s if is_loaded else None
-    needed = None if model.needs is None else _memory(placed(model.needs))
+    needed = None if model.needs is None else _memory(model.needs)
     return AdminModel(
         name=model.shown_name,
         aliases=[one for one in aliases if one != model.name],
         state=model.state,
+        stage=None if model.load_stage is None else model.load_stage.name,
+        progress=None if model.load_stage is None else round(model.load_stage.share, 2),
         pinned=model.residence.is_pinned,
         idle_s=None if model.idle_s is None else round(model.idle_s, 3),
         leases=model.leases,
@@ -226,6 +249,16 @@ async def _shown(admin: AdminContext, model: NamedModel, to_serve: ModelToServe)
         failure=None if model.cause is None else str(model.cause),
         path=model.settings.model.path,
         size_bytes=await _size_bytes(to_serve, model.settings.model.path),
+    )
+
+
+def _download(download: DownloadState | None) -> ModelDownload | None:
+    if download is None:
+        return None
+    return ModelDownload(
+        model=download.model,
+        total_bytes=download.total_bytes,
+        completed_bytes=download.completed_bytes,
     )
 
 
@@ -246,4 +279,5 @@ async def _size_bytes(to_serve: ModelToServe, path: str | None) -> int | None:
     """Return the size of a model's files: as it was found, or as it is."""
     if to_serve.found is not None:
         return to_serve.found.size_bytes
-    return None if path is None else await asyncio.to_thread(size_on_disk, Path(path))
+    files = None if path is None else await asyncio.to_thread(files_at, Path(path))
+    return None if files is None else files.size_bytes

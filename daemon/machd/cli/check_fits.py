@@ -12,12 +12,13 @@ from rich.table import Table
 from machd.capabilities.fit import Fit, MemoryNeeds
 from machd.cli.check_document import ModelCheck
 from machd.cli.ctl_text import plain, print_lines, table_lines
-from machd.served.model_set import find_models, models_to_serve
-from machd.served.named_model import kv_bytes
+from machd.served.model_set import ModelToServe, find_models, models_to_serve
+from machd.served.reserved_needs import placed
+from machd.served.residence import Residence
 from machd.settings.model import Settings
 from machd.settings.models import DEFAULT_NAME
 
-_GB = 1_000_000_000
+_MB, _GB = 1_000_000, 1_000_000_000
 
 
 class ModelShare(Struct, frozen=True, kw_only=True):
@@ -25,7 +26,8 @@ class ModelShare(Struct, frozen=True, kw_only=True):
 
     Attributes:
         model: As it was asked for.
-        kv_bytes: Its KV budget beside others: as it is set, but no more than one whole context.
+        working_bytes: Memory while it computes, with caches of a set size: of images, and ``cache.memory_mb``.
+        kv_bytes: Its KV budget beside others: as its table sets it, or no more than one whole context.
         total_bytes: All of it together.
     """
 
@@ -75,15 +77,15 @@ def check_fits(
         click.UsageError: No model is given, and the settings name none.
         MachdError: A model cannot be checked.
     """
-    served = {one.name: one.settings for one in models_to_serve(settings, find_models(settings))}
+    served = {one.name: one for one in models_to_serve(settings, find_models(settings))}
     if not names:
         names = [one for one in served if one != DEFAULT_NAME or settings.model.path is not None]
     if not names:
         raise click.UsageError(
             "The settings name no models; name some behind --fits, or add tables to the configuration file."
         )
-    checks = [check(served[one] if one in served else _alone(one, settings)) for one in names]
-    fit = joint_fit(list(zip(names, checks, strict=True)), settings.models.memory_gb)
+    asked = [served[one] if one in served else _alone(one, settings) for one in names]
+    fit = joint_fit([(one, check(one.settings)) for one in asked], settings.models.memory_gb)
     if as_json:
         print_json(fit)
     else:
@@ -91,11 +93,11 @@ def check_fits(
     return fit.verdict is Fit.FITS
 
 
-def joint_fit(checks: Sequence[tuple[str, ModelCheck]], memory_gb: object) -> JointFit:
+def joint_fit(checks: Sequence[tuple[ModelToServe, ModelCheck]], memory_gb: object) -> JointFit:
     """Add up what models need, and compare it with ``models.memory_gb``, or with the device."""
-    shares = [_share(name, check) for name, check in checks]
+    shares = [_share(model, check) for model, check in checks]
     device_bytes = min(check.fit.device_memory_bytes for _, check in checks)
-    budget_bytes = int(memory_gb * _GB) if isinstance(memory_gb, float) else device_bytes
+    budget_bytes = round(memory_gb * _GB) if isinstance(memory_gb, float) else device_bytes
     total_bytes = sum(one.total_bytes for one in shares)
     what = "models.memory_gb is" if isinstance(memory_gb, float) else "the device holds"
     too_large = [one for one in shares if one.total_bytes > budget_bytes]
@@ -145,28 +147,31 @@ def print_table(fit: JointFit) -> None:
     print_lines([("memory", f"{fit.verdict}: {fit.reason}")])
 
 
-def _alone(path: str, settings: Settings) -> Settings:
-    """Return settings for a model that they do not name."""
+def _alone(path: str, settings: Settings) -> ModelToServe:
+    """Return a model that the settings do not name."""
     model = settings.model.model_copy(update={"path": path})
-    return settings.model_copy(update={"model": model})
+    return ModelToServe(path, settings.model_copy(update={"model": model}), Residence())
 
 
-def _share(name: str, check: ModelCheck) -> ModelShare:
+def _share(model: ModelToServe, check: ModelCheck) -> ModelShare:
+    settings = model.settings
+    takes_images = check.vision is not None and check.vision.served
+    media_bytes = settings.vision.cache_mb * _MB if takes_images else 0
     needs = MemoryNeeds(
         weights_bytes=check.fit.weights_bytes,
-        working_bytes=check.fit.working_bytes,
+        working_bytes=check.fit.working_bytes + media_bytes,
         kv_budget_bytes=check.fit.kv_budget_bytes,
         bytes_per_token=check.bytes_per_token,
         bytes_per_sequence=check.bytes_per_sequence,
         context_tokens=check.context_tokens,
     )
-    kv = kv_bytes(needs)
+    needs = placed(needs, settings, keeps_kv_budget=model.residence.keeps_kv_budget)
     return ModelShare(
-        model=name,
+        model=model.name,
         weights_bytes=needs.weights_bytes,
         working_bytes=needs.working_bytes,
-        kv_bytes=kv,
-        total_bytes=needs.base_bytes + kv,
+        kv_bytes=needs.kv_budget_bytes,
+        total_bytes=needs.total_bytes,
     )
 
 

@@ -78,6 +78,16 @@ class AdminClient:
         if token is not None:
             self._headers["Authorization"] = f"Bearer {token}"
 
+    def is_there(self) -> bool:
+        """Return False only if nothing listens at the address; a program that may not be asked is there."""
+        try:
+            self._opened(self._timeout_s).close()
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:
+            return True
+        return True
+
     def knock(self) -> None:
         """Connect and ask nothing; NoDaemonError if nothing answers at the address."""
         self._connected(self._timeout_s).close()
@@ -133,7 +143,8 @@ class AdminClient:
         finally:
             connection.close()
 
-    def _connected(self, timeout_s: float) -> http.client.HTTPConnection:
+    def _opened(self, timeout_s: float) -> http.client.HTTPConnection:
+        """Connect; OSError if that fails."""
         address = self.address
         connection: http.client.HTTPConnection
         if address.path is not None:
@@ -142,13 +153,19 @@ class AdminClient:
             connection = http.client.HTTPConnection(address.host, address.port, timeout=timeout_s)
         try:
             connection.connect()
-        except OSError as error:
+        except OSError:
             connection.close()
+            raise
+        return connection
+
+    def _connected(self, timeout_s: float) -> http.client.HTTPConnection:
+        try:
+            return self._opened(timeout_s)
+        except OSError as error:
             reason = "it took too long" if isinstance(error, TimeoutError) else _reason(error)
             raise NoDaemonError(
-                f"no daemon answers at {address}: {reason}; --address names another place"
+                f"no daemon answers at {self.address}: {reason}; --address names another place"
             ) from None
-        return connection
 
     def _decoded(self, content: bytes, type_: type[_S], status: int) -> _S:
         try:

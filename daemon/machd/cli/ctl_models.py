@@ -8,7 +8,7 @@ from urllib.parse import quote
 import click
 from rich.text import Text
 
-from machd.admin.models import AdminModel, AdminModelList, UnloadRequest
+from machd.admin.models import AdminModel, AdminModelList, ModelDownload, UnloadRequest
 from machd.cli.ctl_tables import duration, shown_size, words_table
 from machd.cli.ctl_target import admin_client, target_options
 from machd.cli.ctl_text import json_option, plain, say, show_answer, table_lines
@@ -91,7 +91,7 @@ def _say_unloading(model: AdminModel) -> None:
 
 
 def _print_models(found: AdminModelList) -> None:
-    """Write a line for each model, below it why it failed, and one for the memory of all."""
+    """Write a line for each model, below it how far its load is or why it failed, and lines for a download and the memory."""
     table = words_table("MODEL", "STATE", "IDLE", "LEASES", "NEEDS", "SIZE")
     for one in found.models:
         table.add_row(
@@ -108,7 +108,16 @@ def _print_models(found: AdminModelList) -> None:
         click.echo(row, color=True)
         for line in _details(one):
             say(f"  {line}")
+    if found.download is not None:
+        say(_downloaded(found.download))
     say(_memory(found))
+
+
+def _downloaded(download: ModelDownload) -> str:
+    """How far a download is; its model is none of the table's, and may never be served."""
+    done = shown_size(download.completed_bytes)
+    whole = f" of {shown_size(download.total_bytes)}" if download.total_bytes else ""
+    return f"downloading {download.model}: {done}{whole}"
 
 
 def _state(model: AdminModel) -> Text:
@@ -119,6 +128,8 @@ def _state(model: AdminModel) -> Text:
 def _details(model: AdminModel) -> Iterator[str]:
     if model.aliases:
         yield f"also {', '.join(model.aliases)}"
+    if model.progress is not None:
+        yield f"{model.stage or 'its process starts'}, {100 * model.progress:.0f} %"
     if model.failure is not None:
         yield f"failed: {model.failure}"
 

@@ -9,6 +9,7 @@ The options may stand behind ``ctl`` or behind the subcommand.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -58,31 +59,73 @@ def admin_client() -> AdminClient:
         NoDaemonError: They say that there is none, or its token is nowhere to be found; where
             several places were tried, with a line for each.
     """
-    meta = click.get_current_context().meta
-    given_address: str | None = meta.get(f"{_KEY}address")
-    given_file: Path | None = meta.get(f"{_KEY}token_file")
-    loaded = None
-    config_path: Path | None = meta.get(f"{_KEY}config")
-    if given_address is None or given_file is None:
-        loaded = _loaded(config_path, is_needed=given_address is None)
-    address = _address(given_address, loaded)
-    sockets: list[AdminAddress] = []
-    # Whoever names the settings of one daemon does not mean another.
-    is_named = given_address is not None or config_path is not None
-    if not is_named and loaded is not None and _is_default(loaded):
-        sockets = list(_service_sockets(process_environ()))
-    if not sockets:
-        return AdminClient(address, _token(address, given_file, loaded))
+    target = _Target.asked()
+    if not target.addresses:
+        raise NoDaemonError("admin.listen is off, so no daemon answers operators")
+    if len(target.addresses) == 1:
+        return target.client(target.addresses[0])
     refusals: list[str] = []
-    for place in (address, *sockets):
+    for address in target.addresses:
         try:
-            client = AdminClient(place, _token(place, given_file, loaded))
+            client = target.client(address)
             client.knock()
         except NoDaemonError as error:
             refusals.append(error.message)
         else:
             return client
     raise NoDaemonError("\n".join(refusals))
+
+
+def listening_clients() -> Iterator[AdminClient]:
+    """Yield a client of every daemon that may be meant; none where nothing listens or admin.listen is off.
+
+    Raises:
+        SettingsError: The settings, which say where they are, are wrong.
+        NoDaemonError: Something listens, and its token is nowhere to be found.
+    """
+    target = _Target.asked()
+    for address in target.addresses:
+        if AdminClient(address, None).is_there():
+            yield target.client(address)
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """What the options and the settings say of the daemon.
+
+    Attributes:
+        addresses: Where it may listen, the likeliest first; none where admin.listen is off.
+        token_file: The one of the options.
+        loaded: None where the options do without the settings.
+    """
+
+    addresses: tuple[AdminAddress, ...]
+    token_file: Path | None
+    loaded: LoadedSettings | None
+
+    @classmethod
+    def asked(cls) -> _Target:
+        """Read the options of the command that runs, and the settings where they are needed."""
+        meta = click.get_current_context().meta
+        given_address: str | None = meta.get(f"{_KEY}address")
+        token_file: Path | None = meta.get(f"{_KEY}token_file")
+        config_path: Path | None = meta.get(f"{_KEY}config")
+        loaded = None
+        if given_address is None or token_file is None:
+            loaded = _loaded(config_path, is_needed=given_address is None)
+        address = _address(given_address, loaded)
+        if address is None:
+            return cls((), token_file, loaded)
+        sockets: list[AdminAddress] = []
+        # Whoever names the settings of one daemon does not mean another.
+        is_named = given_address is not None or config_path is not None
+        if not is_named and loaded is not None and _is_default(loaded):
+            sockets = list(_service_sockets(process_environ()))
+        return cls((address, *sockets), token_file, loaded)
+
+    def client(self, address: AdminAddress) -> AdminClient:
+        """Return a client with the token for an address; NoDaemonError if there is none."""
+        return AdminClient(address, _token(address, self.token_file, self.loaded))
 
 
 def _keep(ctx: click.Context, param: click.Parameter, value: object) -> None:
@@ -116,12 +159,13 @@ def _service_sockets(environ: Mapping[str, str]) -> Iterator[AdminAddress]:
             yield AdminAddress(path=str(path))
 
 
-def _address(given: str | None, loaded: LoadedSettings | None) -> AdminAddress:
+def _address(given: str | None, loaded: LoadedSettings | None) -> AdminAddress | None:
+    """The address, None where ``admin.listen`` is off; NoDaemonError where the settings do not tell it."""
     if given is None:
         assert loaded is not None, "they were needed"
         given = loaded.settings.admin.listen
         if given == "off":
-            raise NoDaemonError("admin.listen is off, so no daemon answers operators")
+            return None
     try:
         address = AdminAddress.of(given)
     except ValueError as error:

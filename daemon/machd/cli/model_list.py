@@ -12,18 +12,19 @@ from typing import Literal
 import click
 
 from machd.admin.config import AdminConfig
+from machd.admin.models import AdminModel, AdminModelList
 from machd.cli.ctl_client import AdminClient
-from machd.cli.ctl_target import admin_client, target_options
+from machd.cli.ctl_target import listening_clients, target_options
 from machd.cli.ctl_text import say, say_json
 from machd.engine.loading import embedded
 from machd.engine.loading.hub_cache import (
+    cached_repository,
     download_lock,
     hub_cache,
     list_repositories,
-    repository_directory,
 )
 from machd.errors import ConflictError, MachdError, ModelNotFoundError
-from machd.served.model_files import ModelFilesKind, discover
+from machd.served.model_files import FoundModel, ModelFilesKind, discover
 from machd.settings.problems import shortened
 from machd.settings.sources import SettingsSources, process_environ
 from machd.user_directories import user_cache_directory
@@ -40,6 +41,7 @@ class LocalModel:
         complete: Nothing of it is missing.
         path: As `machd serve` takes it, or where the part that is here lies; None where nothing is.
         size_bytes: What it takes on the disk, other revisions and parts of files with it.
+        repository: Its directory in a hub's cache, which has the files that a snapshot only links to.
     """
 
     id: str
@@ -48,6 +50,11 @@ class LocalModel:
     complete: bool
     path: str | None
     size_bytes: int
+    repository: Path | None = None
+
+    def shown(self) -> dict[str, object]:
+        """Return what is printed as JSON."""
+        return {name: value for name, value in asdict(self).items() if name != "repository"}
 
 
 @click.command("list", short_help="List the models on this machine.")
@@ -62,7 +69,7 @@ def list_models(config_path: Path | None, *, as_json: bool) -> None:
     """List the models on this machine: the embedded default, the hub's cache and models.directory."""
     models = list(_local_models(_directory(config_path)))
     if as_json:
-        say_json({"models": [asdict(one) for one in models]})
+        say_json({"models": [one.shown() for one in models]})
         return
     for one in models:
         size = f", {one.size_bytes / 1e9:.2f} GB" if one.present else ""
@@ -101,8 +108,8 @@ def remove(name: str, *, yes: bool, as_json: bool) -> None:
     size = f"{removed.size_bytes / 1e9:.2f} GB"
     if not yes:
         click.confirm(f"Delete {directory} and free {size}?", abort=True)
-    if removed.kind == "hub":
-        with download_lock(hub_cache(), removed.id) as is_ours:
+    if removed.repository is not None:
+        with download_lock(removed.repository.parent, removed.id) as is_ours:
             if not is_ours:
                 raise ConflictError(f"{removed.id} is being fetched; stop that first")
             _delete(directory)
@@ -138,14 +145,23 @@ def _local_models(directory: Path | None) -> Iterator[LocalModel]:
         with suppress(OSError):
             for found in discover(directory):
                 if not found.path.resolve().is_relative_to(hub_cache().resolve()):
-                    yield LocalModel(
-                        found.name,
-                        "directory",
-                        present=True,
-                        complete=True,
-                        path=str(found.path),
-                        size_bytes=found.size_bytes,
-                    )
+                    yield _found_model(found)
+
+
+def _found_model(found: FoundModel) -> LocalModel:
+    repository, size_bytes = None, found.size_bytes
+    if found.kind is ModelFilesKind.HUB_SNAPSHOT:
+        repository = found.path.parent.parent
+        size_bytes = cached_repository(repository).size_bytes
+    return LocalModel(
+        found.name,
+        "directory",
+        present=True,
+        complete=True,
+        path=str(found.path),
+        size_bytes=size_bytes,
+        repository=repository,
+    )
 
 
 def _hub_models(cache: Path) -> Iterator[LocalModel]:
@@ -166,12 +182,13 @@ def _hub_models(cache: Path) -> Iterator[LocalModel]:
             complete=path is not None,
             path=place,
             size_bytes=one.size_bytes,
+            repository=one.directory,
         )
 
 
 def _what_is_deleted(model: LocalModel) -> Path:
     assert model.path is not None, "it is here"
-    return repository_directory(hub_cache(), model.id) if model.kind == "hub" else Path(model.path)
+    return model.repository or Path(model.path)
 
 
 def _delete(path: Path) -> None:
@@ -187,36 +204,51 @@ def _delete(path: Path) -> None:
 
 
 def _check_unserved(model: LocalModel) -> None:
-    """Raise ConflictError for a model that a daemon serves; one that does not answer is not known of."""
+    """Check that no daemon serves a model.
+
+    Raises:
+        ConflictError: One does, or one is there and does not say what it serves.
+    """
     try:
-        client = admin_client()
-        config = client.ask("GET", "/admin/config", AdminConfig)
-    except MachdError:
-        return
-    if _is_served(model, config):
+        serving = next((one for one in listening_clients() if _serves(one, model)), None)
+    except MachdError as error:
         raise ConflictError(
-            f"the daemon at {_address(client)} serves {model.id}; take it out of its settings, or stop it, first"
+            f"nothing was deleted: whether a daemon serves {model.id} cannot be told: {error.message}"
+        ) from error
+    if serving is not None:
+        raise ConflictError(
+            f"the daemon at {serving.address} serves {model.id}; take it out of its settings, or stop it, first"
         )
 
 
-def _address(client: AdminClient) -> str:
-    return str(client.address)
+def _serves(client: AdminClient, model: LocalModel) -> bool:
+    served = client.ask("GET", "/admin/models", AdminModelList).models
+    config = client.ask("GET", "/admin/config", AdminConfig)
+    return any(_is_it(model, one) for one in served) or _is_named(model, config)
 
 
-def _is_served(model: LocalModel, config: AdminConfig) -> bool:
-    """Return True if the settings of a daemon name a model, or the directory or file that it is."""
-    served = config.settings.get("model", {}).get("path")
-    tables = config.settings.get("models", {})
-    named = {served}
-    for name, table in tables.items():
+def _is_it(model: LocalModel, served: AdminModel) -> bool:
+    """Return True if what a daemon serves has the name of a model, or lies where it does."""
+    if model.kind == "embedded":
+        return served.path in {None, model.id} or _lies_in(model, served.path)
+    return model.id in {served.name, *served.aliases, served.path} or _lies_in(model, served.path)
+
+
+def _is_named(model: LocalModel, config: AdminConfig) -> bool:
+    """Return True if the settings of a daemon name a model: one that could not be loaded yet, too."""
+    named = {config.settings.get("model", {}).get("path")}
+    for name, table in config.settings.get("models", {}).items():
         if isinstance(table, dict):
             path = table.get("path") or table.get("model", {}).get("path")
             named.add(path or name)
-    if model.kind == "embedded":
-        has_tables = any(isinstance(one, dict) for one in tables.values())
-        return served in {None, model.id} and not (has_tables or tables.get("directory"))
-    places = {Path(str(one)).expanduser().resolve() for one in named if one is not None}
+    places = {str(one) for one in named if one is not None}
+    return model.id in places or any(_lies_in(model, one) for one in places)
+
+
+def _lies_in(model: LocalModel, path: str | None) -> bool:
+    if path is None:
+        return False
     assert model.path is not None, "it is here"
-    own = {Path(model.path).resolve(), _what_is_deleted(model).resolve()}
-    is_below = any(place.is_relative_to(one) for place in places for one in own)
-    return model.id in named or is_below
+    place = Path(path).expanduser().resolve()
+    own = (Path(model.path).resolve(), _what_is_deleted(model).resolve())
+    return any(place.is_relative_to(one) for one in own)

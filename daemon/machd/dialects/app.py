@@ -35,12 +35,12 @@ def create_app(
 ) -> ASGIApp:
     """Build the application that answers on the public port.
 
-    Where there are several models, requests may have the admin token in place of a key.
+    Where requests may change the models, they may have the admin token in place of a key.
     """
     settings = context.settings
 
     def is_operators(authorization: str | None) -> bool:
-        return not context.models.is_one and holds_admin_token(authorization)
+        return context.has_operators and holds_admin_token(authorization)
 
     handlers = [one for one in PUBLIC_HANDLERS if settings.metrics.public or one is not get_metrics]
     failures = Failures(

@@ -15,6 +15,7 @@ from machd.dialects import (
     infill,
     inspection,
     lm_studio,
+    model_feed,
     model_loading,
     models,
     server_info,
@@ -42,7 +43,7 @@ async def get_openapi(context: NamedDependency[ServerContext]) -> Response[bytes
 
 _MODULES = (
     *(chat, completions, infill, responses, anthropic, ollama, ollama_pull, embeddings, models),
-    *(tokens, model_loading, lm_studio, inspection, server_info, health),
+    *(tokens, model_loading, model_feed, lm_studio, inspection, server_info, health),
 )
 """Modules in the order of the documentation, as the handlers in each of them are."""
 

@@ -6,6 +6,7 @@ import hashlib
 import secrets
 import sys
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from math import isinf
 from typing import Any, TypeVar
 
@@ -30,7 +31,7 @@ from machd.reading.guidance import NO_GUIDANCE, Guidance
 from machd.request.constraint import Constraint
 from machd.request.conversation import Conversation
 from machd.request.generation import GenerationOptions
-from machd.served.named_model import NamedModel, Residence
+from machd.served.named_model import NamedModel
 
 _ANY_VOCABULARY = sys.maxsize
 """Tokens of a vocabulary that has every token id, for a model that is not known yet."""
@@ -298,7 +299,8 @@ def keep_loaded(context: ServerContext, model: NamedModel, idle_s: float) -> Non
         model.unload()
     else:
         is_pinned = isinf(idle_s)
-        model.live(Residence(is_pinned=is_pinned, ttl_s=None if is_pinned else idle_s))
+        ttl_s = None if is_pinned else idle_s
+        model.live(replace(model.residence, is_pinned=is_pinned, ttl_s=ttl_s))
 
 
 async def known(

@@ -45,6 +45,13 @@ def listed_models(context: ServerContext) -> list[ListedModel]:
     return [listed_model(context, one) for one in context.models]
 
 
+def models_by_name(context: ServerContext) -> dict[str, NamedModel]:
+    """Return every model by its name, the default one first, then by its aliases."""
+    named = {one.shown_name: one for one in context.models}
+    aliases = {alias: one for one in context.models for alias in _aliases(context, one)}
+    return named | {alias: one for alias, one in aliases.items() if alias not in named}
+
+
 def listed_model(context: ServerContext, model: NamedModel) -> ListedModel:
     """Return one model, as :func:`listed_models`."""
     is_one = context.models.is_one

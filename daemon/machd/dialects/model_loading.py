@@ -1,8 +1,8 @@
 """Loading and unloading by name, as the router of llama.cpp takes it: ``POST /models/load`` and ``/models/unload``.
 
 Shapes are of "Using multiple models" in llama.cpp's ``tools/server/README.md``; its page sends ``extra_args`` besides
-(``webui/src/lib/services/models.service.ts``), which machd has no use for, and then reads ``GET /models`` until the status
-has changed.
+(``tools/ui/src/lib/services/models.service.ts``), which machd has no use for, and then waits for the event that says so
+(:mod:`machd.dialects.model_feed`).
 """
 
 from __future__ import annotations
@@ -45,9 +45,7 @@ async def load_model(
     """Have a model loaded, in its turn; the answer does not wait for it."""
     body = await read_public_body(request, context, ModelToLoad)
     refuse_unsupported(body)
-    model = named_by_operator(request, context, body.model)
-    if not model.is_ready:
-        model.load()
+    named_by_operator(request, context, body.model).load()
     return LoadingBegun()
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from litestar import Request
 from litestar.di import NamedDependency
@@ -14,23 +15,31 @@ from msgspec.structs import replace
 from machd.dialects.anthropic.errors import AnthropicErrorBody
 from machd.dialects.endpoint import endpoint
 from machd.dialects.envelopes import speaks_anthropic
-from machd.dialects.listed_models import ListedModel, listed_model, listed_models
+from machd.dialects.listed_models import (
+    ListedModel,
+    listed_model,
+    listed_models,
+    models_by_name,
+)
 from machd.dialects.wire.errors import ErrorBody
 from machd.http.context import ServerContext
 from machd.served.named_model import NamedModel
 from machd.served.turns import ModelState
+
+_DOWNLOADING: Final = "downloading"
+_STATES = [_DOWNLOADING, *(state.value for state in ModelState)]
 
 
 class ModelStatus(Struct, frozen=True, kw_only=True):
     """What a model does, in the words of llama.cpp's router.
 
     Attributes:
-        value: ``loading`` also while it waits for its turn.
+        value: ``loading`` also while it waits for its turn; ``downloading`` is no model yet.
         failed: True where it could not be loaded, or its engine has failed for good.
         exit_code: 1 where it has failed, as clients look for one.
     """
 
-    value: Literal["loaded", "loading", "unloaded"]
+    value: Literal["loaded", "loading", "unloaded", "downloading"]
     failed: Literal[True] | UnsetType = UNSET
     exit_code: Literal[1] | UnsetType = UNSET
 
@@ -47,7 +56,10 @@ class Model(Struct, frozen=True, kw_only=True):
             servers spell this extension. Left out while the model was never loaded.
         default_sampling: What holds where a request says nothing, of the checkpoint's
             ``generation_config.json``; left out where that says nothing.
+        state: ``downloading`` where it is served once it has been fetched from the hub.
+        progress: Bytes that its load, or its download, has read of all that it reads, from 0 to 1; only while it does.
         size_bytes: Of its weights in memory, or else of its files; left out where neither is known.
+        completed_bytes: Of its files, what has come; only while it is fetched.
         capabilities: Names of its features in ``GET /v1/capabilities``; left out while it was never loaded.
         aliases: Other names for it.
         in_cache: Always false: machd fetches no model for a request.
@@ -59,8 +71,10 @@ class Model(Struct, frozen=True, kw_only=True):
     owned_by: str = "machd"
     max_model_len: int | UnsetType = UNSET
     default_sampling: dict[str, float] | UnsetType = UNSET
-    state: ModelState | UnsetType = UNSET
+    state: Annotated[str, Meta(extra_json_schema={"enum": _STATES})] | UnsetType = UNSET
+    progress: float | UnsetType = UNSET
     size_bytes: int | UnsetType = UNSET
+    completed_bytes: int | UnsetType = UNSET
     capabilities: list[str] | UnsetType = UNSET
     aliases: list[str] | UnsetType = UNSET
     in_cache: Literal[False] | UnsetType = UNSET
@@ -104,17 +118,20 @@ class AnthropicModelList(Struct, frozen=True, kw_only=True):
 async def list_models(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> ModelList | AnthropicModelList:
-    """The models that are served, each alias as one of its own behind them."""
-    models = listed_models(context)
-    named = {one.name: one for one in models}
-    named |= {alias: one for one in models for alias in one.aliases if alias not in named}
+    """The models that are served, each alias as one of its own behind them.
+
+    Last the one that is being fetched, where the settings serve it once it is here.
+    """
+    models = {one.model: one for one in listed_models(context)}
+    named = {name: models[model] for name, model in models_by_name(context).items()}
     if speaks_anthropic(request.scope):
         return AnthropicModelList(
             data=[_anthropic_model(model, name) for name, model in named.items()],
             first_id=next(iter(named)),
             last_id=next(reversed(named)),
         )
-    return ModelList(data=[_model(model, name) for name, model in named.items()])
+    downloading = _downloading(context, named)
+    return ModelList(data=[*(_model(model, name) for name, model in named.items()), *downloading])
 
 
 @endpoint(
@@ -151,18 +168,42 @@ def _model(listed: ListedModel, name: str) -> Model:
         )
     if listed.is_one:
         return told
+    stage = listed.model.load_stage
     return replace(
         told,
         state=listed.model.state,
+        progress=UNSET if stage is None else round(stage.share, 2),
         size_bytes=UNSET if listed.size_bytes is None else listed.size_bytes,
         capabilities=UNSET if listed.capabilities is None else listed.capabilities,
         aliases=list(listed.aliases),
         in_cache=False,
-        status=_status(listed.model),
+        status=model_status(listed.model),
     )
 
 
-def _status(model: NamedModel) -> ModelStatus:
+def _downloading(context: ServerContext, served: Container[str]) -> list[Model]:
+    """The model that is being fetched, once the hub has told its size, unless its name is served already."""
+    download = context.downloads.state
+    if context.models.is_one or not context.settings.models.hub_cache or download is None:
+        return []
+    if not download.total_bytes or download.model in served:
+        return []
+    return [
+        Model(
+            id=download.model,
+            created=0,
+            state=_DOWNLOADING,
+            progress=round(min(1.0, download.completed_bytes / download.total_bytes), 2),
+            size_bytes=download.total_bytes,
+            completed_bytes=download.completed_bytes,
+            in_cache=False,
+            status=ModelStatus(value=_DOWNLOADING),
+        )
+    ]
+
+
+def model_status(model: NamedModel) -> ModelStatus:
+    """Return what one of several models does."""
     if model.is_ready:
         return ModelStatus(value="loaded")
     if model.state is ModelState.FAILED:

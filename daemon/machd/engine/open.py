@@ -33,7 +33,8 @@ from machd.heap import map_large_arrays
 from machd.settings.model import Settings
 
 WaitForMemory: TypeAlias = "Callable[[MemoryNeeds, int], None]"
-"""Called with what a model needs and what the device can hold; returns once the model may be put into memory."""
+"""Called with what a model needs, but for a KV budget, and what the device can hold; returns once the model may be put
+into memory."""
 
 if TYPE_CHECKING:
     from machd.capabilities.fit import MemoryNeeds
@@ -245,8 +246,7 @@ def _memory_share(settings: Settings, wait_for_memory: WaitForMemory) -> MemoryS
 
     memory_gb, device_bytes = settings.models.memory_gb, device_memory_bytes()
     return MemoryShare(
-        limit_bytes=device_bytes if memory_gb == "auto" else int(memory_gb * 1e9),
-        kv_budget_bytes=int(settings.continuous_batching.kv_budget_gb * 1e9),
+        limit_bytes=device_bytes if memory_gb == "auto" else round(memory_gb * 1e9),
         wait=lambda needs: wait_for_memory(needs, device_bytes),
     )
 

@@ -128,10 +128,12 @@ class _ColdStream:
             await asyncio.sleep(pause_s)
 
     def _frame(self) -> bytes:
-        """The dialect's keep-alive, which says what is waited for where it is a comment."""
+        """The dialect's keep-alive; where it is a comment it says what the model does, and how much of it is loaded."""
         frame, model = self._shape.keep_alive, self._cold.model
         if frame == COMMENT_KEEP_ALIVE and not model.is_ready:
-            return comment(f"loading {model.name}")
+            stage = model.load_stage
+            share = f", {100 * stage.share:.0f} %" if stage is not None and stage.share else ""
+            return comment(f"{model.state} {model.name}{share}")
         return frame
 
 

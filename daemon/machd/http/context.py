@@ -52,6 +52,12 @@ class ServerContext:
         """What opens that model's generations."""
         return self.own_service or self.services[self.models.default]
 
+    @property
+    def has_operators(self) -> bool:
+        """Whether requests may change which models there are, or which are loaded."""
+        section = self.settings.models
+        return not self.models.is_one or section.hub_cache or section.directory is not None
+
     def find(self, asked: str | None) -> NamedModel:
         """Return the model that a request asks for.
 

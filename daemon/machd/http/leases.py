@@ -6,7 +6,7 @@ from urllib.parse import parse_qs
 
 from litestar.types import Scope
 
-from machd.served.named_model import Lease
+from machd.served.lease import Lease
 
 _LEASES_KEY = "machd_model_leases"
 _NAME_KEY = "machd_model_name"

@@ -9,6 +9,7 @@ from typing import Protocol, TypeAlias
 
 from machd.capabilities.fit import MemoryNeeds
 from machd.engine.protocol.engine import ModelFront
+from machd.engine.protocol.progress import LoadProgress
 from machd.errors import MachdError
 from machd.link.block_events import KvEvent
 from machd.link.snapshot import LoopSnapshot
@@ -145,8 +146,8 @@ class EnginePort(Protocol):
         ...
 
 
-class EngineListener(Protocol):
-    """What a front does with what its engine says. Called on a thread of the engine's; never waits.
+class EngineListener(LoadProgress, Protocol):
+    """What a front does with what its engine says, of each of its loads too. Called on a thread of the engine's; never waits.
 
     Attributes:
         model_name: The model's among others, which share the memory with it; empty for the only one.
@@ -172,7 +173,7 @@ class EngineListener(Protocol):
         ...
 
     def block_changed(self, event: KvEvent) -> None:
-        """Note a change of the blocks in memory; called only if the settings have an endpoint that publishes them."""
+        """Note a change of the blocks in memory; without an endpoint that publishes them at most that there are none."""
         ...
 
     def engine_ended(self, reason: RestartReason) -> None:

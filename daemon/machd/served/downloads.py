@@ -29,6 +29,7 @@ from machd.engine.protocol.downloads import (
 from machd.errors import (
     ConflictError,
     DrainingError,
+    FaultError,
     MachdError,
     ModelDownloadError,
     OperatorAbortError,
@@ -40,7 +41,7 @@ _END_S = 5.0
 """How long the process may take to end before it is killed."""
 
 OnPulled = Callable[[Downloaded], Awaitable[None]]
-"""Called when a model is on this machine, before the clients hear of it."""
+"""Called when a model is on this machine, before the clients hear of it; a MachdError says why it is not served."""
 
 
 async def _serve_nothing(_done: Downloaded) -> None:
@@ -116,17 +117,21 @@ class Downloads:
         return running.watch()
 
     def cancel(self) -> str | None:
-        """Stop the download of now; returns its model, None where there is none. What has come stays."""
+        """Stop the download of now; returns its model, None where nothing comes any more. What has come stays."""
         running = self._running
-        if running is None:
+        if running is None or running.is_here:
             return None
-        running.stop()
+        running.end()
         return running.order.model
 
     async def stop(self) -> None:
-        """Stop the download of now, wait until every process has ended, and begin no other."""
+        """Stop the download of now, wait until every process has ended, and begin no other.
+
+        A model that has come is served by the next start: taking it on may hang in the file system.
+        """
         self._is_stopped = True
-        self.cancel()
+        if self._running is not None:
+            self._running.end()
         if self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -175,7 +180,11 @@ class DownloadWatch:
 
 
 class _Running:
-    """One download and its process."""
+    """One download and its process.
+
+    Attributes:
+        is_here: All of it has come, and the model is about to be served; clients that leave stop nothing.
+    """
 
     def __init__(
         self,
@@ -188,6 +197,7 @@ class _Running:
         self._forget = forget
         self.planned: DownloadPlanned | None = None
         self.completed_bytes = 0
+        self.is_here = False
         self._command = [
             *command,
             *(f"--include={pattern}" for pattern in order.include),
@@ -210,8 +220,8 @@ class _Running:
         self._watches.append(watch)
         return watch
 
-    def stop(self) -> None:
-        """End it."""
+    def end(self) -> None:
+        """End it, however far it is."""
         if self._is_wanted:
             self._is_wanted = False
             self._forget(self)  # the next one of this model waits for the process of this one
@@ -220,10 +230,11 @@ class _Running:
     def _leave(self, watch: DownloadWatch) -> None:
         if watch in self._watches:
             self._watches.remove(watch)
-        if not self._watches:
-            self.stop()
+        if not self._watches and not self.is_here:
+            self.end()
 
     async def _run(self) -> None:
+        fault: Exception | None = None
         try:
             ending = await self._fetched()
         except asyncio.CancelledError:
@@ -235,10 +246,21 @@ class _Running:
             ending = DownloadFailed(
                 code=ModelDownloadError.code, message=f"the download has failed: {error}"
             )
-        self._is_wanted = False
-        self._forget(self)
+        except Exception as error:  # noqa: BLE001 - a bug of machd's: the clients still need an ending
+            fault = error
+            ending = DownloadFailed(
+                code=FaultError.code, message="the download has failed; the log says why"
+            )
+        finally:
+            self._is_wanted = False
+            self._forget(self)
         if isinstance(ending, DownloadFailed):
-            self._log.warning("model.download_failed", model=self.order.model, error=ending.message)
+            self._log.warning(
+                "model.download_failed",
+                model=self.order.model,
+                error=ending.message,
+                exc_info=fault,
+            )
         self._tell(ending)
 
     async def _fetched(self) -> Downloaded | DownloadFailed:
@@ -264,9 +286,15 @@ class _Running:
                 message=f"the download ended with the exit code {code}; `machd model pull` shows why",
             )
         finally:
-            await _ended(process)
+            # No cancellation leaves a process behind; its end has a bound of its own.
+            ended = asyncio.create_task(_ended(process))
+            while not ended.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.shield(ended)
+            ended.result()
 
     async def _served(self, done: Downloaded) -> Downloaded:
+        self.is_here = True
         self._log.info(
             "model.downloaded", model=done.model, revision=done.revision, bytes=done.total_bytes
         )
@@ -274,6 +302,9 @@ class _Running:
             await self._on_pulled(done)
         except MachdError as error:
             return structs.replace(done, note=f"it is here, and not served yet: {error}")
+        except Exception:  # noqa: BLE001 - as above
+            self._log.exception("settings.change_failed")
+            return structs.replace(done, note="it is here, and not served yet: the log says why")
         return done
 
     def _note(self, event: DownloadEvent) -> None:

@@ -79,9 +79,10 @@ class ModelFiles:
 def files_at(path: Path) -> ModelFiles | None:
     """Look at a file, or at the files in a directory; None where there are none that can be looked at."""
     try:
-        paths = list(islice(path.iterdir(), _MAX_ENTRIES)) if path.is_dir() else [path]
+        place = path.expanduser()
+        paths = list(islice(place.iterdir(), _MAX_ENTRIES)) if place.is_dir() else [place]
         statuses = [one.stat() for one in paths]
-    except OSError:
+    except (OSError, RuntimeError):  # RuntimeError: a user without a home
         return None
     files = [one for one in statuses if stat.S_ISREG(one.st_mode)]
     if not files:
@@ -110,16 +111,6 @@ def discover(directory: Path) -> list[FoundModel]:
             name = f"{model.name}{model.path.suffix}"
             found.setdefault(name, replace(model, name=name))
     return [found[name] for name in sorted(found)]
-
-
-def size_on_disk(path: Path) -> int | None:
-    """Return the bytes of a model file, or of the files in a model's directory; None where there are none."""
-    try:
-        entries = [path] if path.is_file() else list(path.expanduser().iterdir())
-        statuses = [one.stat() for one in entries]
-    except OSError:
-        return None
-    return sum(one.st_size for one in statuses if stat.S_ISREG(one.st_mode))
 
 
 class _Walk:
@@ -161,9 +152,11 @@ class _Walk:
         return _named(name[: -len(path.suffix)], path, ModelFilesKind.GGUF, [status])
 
     def _hub_model(self, path: Path) -> FoundModel | None:
-        """The snapshot that ``main`` names, or else the newest that is complete."""
-        if self._is_being_fetched(path / "blobs"):
-            return None
+        """The snapshot that ``main`` names, or else the newest that is complete.
+
+        A part of a file tells not whose it is: of another revision, or of a file that was given up. It speaks against
+        all but the one that ``main`` names, which counts where each of its links leads to a file.
+        """
         snapshots = path / "snapshots"
         revisions = {
             name: status.st_mtime
@@ -171,6 +164,12 @@ class _Walk:
             if (status := self._status(snapshots / name)) is not None
         }
         main = self._main_revision(path)
+        if self._is_being_fetched(path / "blobs"):
+            revisions = {
+                one: modified_unix_s
+                for one, modified_unix_s in revisions.items()
+                if one == main and self._has_all(snapshots / one)
+            }
         name = path.name.removeprefix(_HUB_PREFIX).replace("--", "/", 1)
         for revision in sorted(revisions, key=lambda one: (one != main, -revisions[one], one)):
             model = self._checkpoint(snapshots / revision, name, ModelFilesKind.HUB_SNAPSHOT)
@@ -198,13 +197,19 @@ class _Walk:
             if status is not None and stat.S_ISREG(status.st_mode) and status.st_size
         }
         weights = {one for one in files if _WEIGHTS.fullmatch(one)}
-        if "config.json" not in files or not weights or not _named_shards(path, files) <= weights:
+        if "config.json" not in files or not weights:
+            return None
+        shards = _named_shards(path, files)
+        if shards is None or not shards <= weights:
             return None
         return _named(name, path, kind, list(files.values()))
 
     def _is_being_fetched(self, directory: Path) -> bool:
         names = self._names_inside(directory, hidden=True)
         return any(name.endswith(_UNFINISHED) for name in names)
+
+    def _has_all(self, directory: Path) -> bool:
+        return all(self._status(directory / one) for one in self._names_inside(directory))
 
     def _names_inside(self, directory: Path, *, hidden: bool = False) -> list[str]:
         """The names in a directory below the root; none where it cannot be read."""
@@ -231,22 +236,26 @@ class _Walk:
             return None
 
 
-def _named_shards(path: Path, files: Collection[str]) -> set[str]:
-    """The files of weights that there have to be: those of the index, and those whose numbers are counted."""
-    shards: set[str] = set()
+def _named_shards(path: Path, files: Collection[str]) -> set[str] | None:
+    """The files of weights that the index names; None where it cannot be read, or a shard of a count is missing."""
+    # A name alone may count to 99,999: numbers that are there are counted, none that should be is written out.
+    numbers: dict[tuple[str, int], set[int]] = {}
     for file in files:
         numbered = _SHARD.fullmatch(file.removesuffix(_SUFFIX))
         if numbered and _WEIGHTS.fullmatch(file):
-            stem, count = numbered["stem"], numbered["count"]
-            numbers = range(1, int(count) + 1)
-            shards |= {f"{stem}-{number:05}-of-{count}{_SUFFIX}" for number in numbers}
+            number, count = int(numbered["number"]), int(numbered["count"])
+            seen = numbers.setdefault((numbered["stem"], count), set())
+            if 1 <= number <= count:
+                seen.add(number)
+    if any(len(seen) < count for (_, count), seen in numbers.items()):
+        return None
     if _INDEX not in files:
-        return shards
+        return set()
     try:
         index = json.loads(read_regular(path / _INDEX, max_bytes=_MAX_INDEX_BYTES).content)
-        return shards | {str(file) for file in index["weight_map"].values()}
+        return {str(file) for file in index["weight_map"].values()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return {_INDEX}  # no file of weights: it cannot be told which there have to be
+        return None
 
 
 def _named(

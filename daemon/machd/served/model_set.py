@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from machd.errors import SettingsError
 from machd.served.model_files import FoundModel, ModelFiles, discover, files_at
-from machd.served.named_model import Residence
+from machd.served.residence import Residence
 from machd.settings.model import Settings
 from machd.settings.models import DEFAULT_NAME
 
@@ -38,7 +38,7 @@ class ModelToServe:
         if self.found is not None:
             return ModelFiles(self.found.size_bytes, self.found.modified_unix_s)
         path = self.settings.model.path
-        return None if self.is_one or path is None else files_at(Path(path).expanduser())
+        return None if self.is_one or path is None else files_at(Path(path))
 
 
 def models_to_serve(
@@ -103,7 +103,11 @@ def _named(settings: Settings, found: Mapping[str, FoundModel]) -> Iterator[Mode
     for name, table in section.tables.items():
         place = found.get(name) if table.path is None else None
         path = None if place is None else str(place.path)
-        residence = Residence(table.pin, section.ttl_s if table.ttl_s is None else table.ttl_s)
+        residence = Residence(
+            table.pin,
+            section.ttl_s if table.ttl_s is None else table.ttl_s,
+            keeps_kv_budget="kv_budget_gb" in table.overrides.get("continuous_batching", {}),
+        )
         own = _apart(name, settings.of_model(name, path=path))
         yield ModelToServe(name, own, residence, table.aliases, found=place)
     for name, one in found.items():

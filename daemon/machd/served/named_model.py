@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from dataclasses import replace
 
 import structlog
 
@@ -20,77 +19,21 @@ from machd.errors import (
     ModelNotLoadedError,
 )
 from machd.link.port import EnginePort
+from machd.served.lease import Lease
+from machd.served.load_history import LoadHistory, LoadOutcome
+from machd.served.load_stage import LoadStage
 from machd.served.model_files import ModelFiles
+from machd.served.reserved_needs import placed, prefix_mb
+from machd.served.residence import Residence
+from machd.served.restarts import Restarts
 from machd.served.served_model import ServedModel
 from machd.served.turns import Claim, ModelState
 from machd.settings.model import Settings
 
-_GB = 1_000_000_000
-
-_LEAST_KV_BYTES = 100_000
-"""The least that ``continuous_batching.kv_budget_gb`` may be."""
-
-_MAX_LOADS = 5
-"""Engine processes that may die while they load, before the model counts as one that cannot be loaded."""
+_MB, _GB = 1_000_000, 1_000_000_000
 
 _REST_S = 10.0
 """How long a model that could not be loaded is not tried again for a request; an operator may at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Residence:
-    """How a model lives beside others.
-
-    Attributes:
-        is_pinned: It gives way to no other model.
-        ttl_s: Idle seconds after which it is unloaded; None for never.
-    """
-
-    is_pinned: bool = False
-    ttl_s: float | None = None
-
-
-class LoadOutcome(StrEnum):
-    """How a load ended."""
-
-    LOADED = "loaded"
-    FAILED = "failed"
-    """Its engine process could not load it."""
-
-    REFUSED = "refused"
-    """The memory that it needs can never be free."""
-
-
-@dataclass(slots=True)
-class LoadHistory:
-    """What became of a model's loads since the daemon started.
-
-    Attributes:
-        outcomes: How many ended in each way.
-        suspensions: How often it gave way while requests held it.
-        last_load_s: Seconds from the grant of its memory until it was ready, the last time; 0 before.
-        loaded_unix_s: When it was last ready; None before.
-    """
-
-    outcomes: dict[LoadOutcome, int] = field(default_factory=lambda: dict.fromkeys(LoadOutcome, 0))
-    suspensions: int = 0
-    last_load_s: float = 0.0
-    loaded_unix_s: float | None = None
-
-
-class Lease:
-    """A request's hold on a model, from before its load to the end of the answer."""
-
-    def __init__(self, model: NamedModel) -> None:
-        """Count as one of the model's leases."""
-        self.model = model
-        self._is_open = True
-
-    def close(self) -> None:
-        """Give it back; again is no mistake."""
-        if self._is_open:
-            self._is_open = False
-            self.model.release()
 
 
 class NamedModel:
@@ -98,11 +41,11 @@ class NamedModel:
 
     Attributes:
         name: As requests and operators name it.
-        settings: Its own, without a KV budget that others leave no room for.
+        settings: Its own, as they are written.
         served: What handlers ask about it, with the link to its engine.
-        state: What it does.
+        load_stage: How far its load is; None unless it loads.
         cause: What it failed of; None unless it did.
-        needs: As its engine process has found; None before.
+        needs: What is reserved for it, by what its engine process has found; None before.
         files: Its files, as they were at the start; None where they are not known.
         history: What became of its loads.
     """
@@ -118,6 +61,7 @@ class NamedModel:
         on_change: Callable[[], None],
         on_ready: Callable[[], None],
         on_gone: Callable[[], None],
+        on_state: Callable[[], None] = lambda: None,
         clock: Clock,
         is_one: bool = False,
         files: ModelFiles | None = None,
@@ -133,6 +77,7 @@ class NamedModel:
             on_change: Called when something has changed on which turns depend.
             on_ready: Called when it has been loaded.
             on_gone: Called when it has left: it is served no longer, and no request holds it.
+            on_state: Called when it is in another state.
             clock: Reads time.
             is_one: There is no other: the daemon says what becomes of it, and leaves when it cannot be loaded.
             files: Its files, as they were at the start; None where they are not known.
@@ -140,7 +85,7 @@ class NamedModel:
         self.name = name
         self.settings = settings
         self.served = served
-        self.state = ModelState.UNLOADED
+        self.load_stage: LoadStage | None = None
         self.cause: BaseException | None = None
         self.needs: MemoryNeeds | None = None
         self.files = files
@@ -151,6 +96,8 @@ class NamedModel:
         self._on_change = on_change
         self._on_ready = on_ready
         self._on_gone = on_gone
+        self._on_state = on_state
+        self._state = ModelState.UNLOADED
         self._clock = clock
         self._event_loop = asyncio.get_running_loop()
         self._leases = 0
@@ -159,10 +106,24 @@ class NamedModel:
         self._ready_since_s = self._idle_since_s = clock.monotonic_s()
         self._is_sized = self._is_granted = self._is_unwanted = False
         self._failed_s = self._load_begun_s = 0.0
-        self._loads = 0
+        self._failure: MachdError | None = None
+        self._deaths = Restarts(clock)
+        self._prefix_mb = self._spare_bytes = 0
         self._is_one = is_one
         self._log = structlog.get_logger("machd.models", model=name)
         self._is_spent = self._is_started = self._is_leaving = False
+
+    @property
+    def state(self) -> ModelState:
+        """What it does."""
+        return self._state
+
+    @state.setter
+    def state(self, state: ModelState) -> None:
+        if state is not self._state:
+            self._state = state
+            self.load_stage = LoadStage() if state is ModelState.LOADING else None
+            self._on_state()
 
     @property
     def is_one(self) -> bool:
@@ -207,13 +168,20 @@ class NamedModel:
 
     @property
     def settings_in_force(self) -> Settings:
-        """Its own, with no more KV budget than is reserved for it."""
+        """Its own, with no more memory for keys and values than it has beside others."""
         if self.needs is None or not self._is_granted:
             return self.settings
-        batching = self.settings.continuous_batching
-        budget_gb = min(batching.kv_budget_gb, kv_bytes(self.needs) / _GB)
-        batching = batching.model_copy(update={"kv_budget_gb": budget_gb})
-        return self.settings.model_copy(update={"continuous_batching": batching})
+        batching, cache = self.settings.continuous_batching, self.settings.cache
+        budget_gb = min(batching.kv_budget_gb, self.needs.kv_budget_bytes / _GB)
+        memory_mb = max(self._prefix_mb, int(self._spare_bytes * cache.memory_percent) // _MB)
+        if cache.memory_mb is not None:
+            memory_mb = min(memory_mb, cache.memory_mb)
+        return self.settings.model_copy(
+            update={
+                "continuous_batching": batching.model_copy(update={"kv_budget_gb": budget_gb}),
+                "cache": cache.model_copy(update={"memory_mb": memory_mb}),
+            }
+        )
 
     @property
     def reserved_bytes(self) -> int:
@@ -242,7 +210,7 @@ class NamedModel:
         """What it needs; None until the engine process that loads has said so: files and settings may have changed."""
         if self.needs is None or (self.state is ModelState.LOADING and not self._is_sized):
             return None
-        return placed(self.needs).total_bytes
+        return self.needs.total_bytes
 
     @property
     def is_coming(self) -> bool:
@@ -325,7 +293,11 @@ class NamedModel:
         self.want().add_done_callback(end)
 
     def suspend(self) -> None:
-        """Unload it now; answers that hold it wait until another request, or an operator, has it loaded."""
+        """Unload it now, if it is ready; its answers wait until another request, or an operator, has it loaded.
+
+        One that is being suspended is not loaded again for its answers. A load goes on, and a request that waits for
+        one has it.
+        """
         self._is_unwanted = True
         if self.state is ModelState.READY:
             self.give_way()
@@ -337,7 +309,8 @@ class NamedModel:
         It gives way as any other meanwhile, and its answers go on in their turn.
         """
         self._is_leaving = True
-        self._residence = Residence()
+        self._residence = replace(self._residence, is_pinned=False, ttl_s=None)
+        self._is_pinned = None
         if not self._leases:
             self._waiting_since_s = None
             self._resolve(ModelNotLoadedError(f"the model {self.name!r} is served no longer"))
@@ -346,7 +319,9 @@ class NamedModel:
     def go(self) -> None:
         """End what is left of its engine, once it :attr:`is_gone`."""
         self._is_spent = True
-        self.served.link.stop(DrainDeadlineError("the model is served no longer"))
+        error = DrainDeadlineError("the model is served no longer")
+        self.served.link.stop(error)
+        self._resolve(error)  # a reload waits for its load without a lease
         self._on_gone()
 
     def end_waiting(self, error: MachdError) -> None:
@@ -359,11 +334,8 @@ class NamedModel:
             return
         if not self._is_leaving and (self._is_granted or self._waiters):
             return
-        self.state, self._is_spent = ModelState.SUSPENDING, True
         self._waiting_since_s = None
-        link = self.served.link
-        link.finished.add_done_callback(lambda _: self._soon(self._suspended, link))
-        link.stop(DrainDeadlineError("no request waits for the model"))
+        self.give_way()  # not stopped: that is done before the process has ended
 
     def retry(self) -> None:
         """Forget a failure, so that the next request has it loaded."""
@@ -373,7 +345,6 @@ class NamedModel:
         """Start its engine process, which opens the files and says what they need."""
         self.state, self._is_sized, self._is_granted = ModelState.LOADING, False, False
         self._load_begun_s = self._clock.monotonic_s()
-        self._loads += 1
         if not self._is_one:
             self._log.info("model.loading")
         if self._is_spent:
@@ -381,8 +352,11 @@ class NamedModel:
             self._is_spent = self._is_started = False
         link = self.served.link
         if self._is_started:
+            # Not what its last process had room for.
+            link.set_limits(self.settings)
             loading = link.resume()
         else:
+            link.finished.add_done_callback(lambda ended: self._soon(self._finished, ended))
             link.start()
             loading = link.loaded
         self._is_started = True
@@ -393,24 +367,38 @@ class NamedModel:
 
         One that takes the place of a process that has died has its grant, unless it needs more.
         """
-        has_room = self._is_granted and placed(needs).total_bytes <= self.reserved_bytes
+        needs = placed(needs, self.settings, keeps_kv_budget=self._residence.keeps_kv_budget)
+        has_room = self._is_granted and needs.total_bytes <= self.reserved_bytes
         self.needs, self._is_sized, self._is_granted = needs, True, has_room
+        self._prefix_mb = prefix_mb(self.settings)
         if has_room:
-            self.grant()
+            self.place()
         else:
             self._on_change()
 
     def grant(self) -> None:
-        """Let it read its weights."""
-        assert self.needs is not None, "it has been asked for so much"
+        """Reserve its memory."""
         self._is_granted = True
+
+    def place(self) -> None:
+        """Let it read its weights."""
         self._load_begun_s = self._clock.monotonic_s()
         self.served.link.place(self.settings_in_force)
 
+    def spare(self, spare_bytes: int) -> None:
+        """Let its prefix cache take its share of so much memory that no model has reserved."""
+        if spare_bytes == self._spare_bytes:
+            return
+        before = self.settings_in_force
+        self._spare_bytes = spare_bytes
+        if self.settings_in_force != before:
+            self.served.link.set_limits(self.settings_in_force)
+
     def refuse(self, error: MachdError) -> None:
-        """Give up its load."""
+        """Give up its load; suspended answers end with ``error``, because they could never go on."""
         self._is_spent = True
         self.history.outcomes[LoadOutcome.REFUSED] += 1
+        self._log.error("model.failed", error=str(error))
         self.served.link.stop(error)
         self._fail(error)
 
@@ -446,11 +434,10 @@ class NamedModel:
         self.state, self.cause = ModelState.READY, None
         self._waiting_since_s = None
         self._ready_since_s = self._idle_since_s = now_s
-        self._loads = 0
+        self._deaths.forget()
         self.history.outcomes[LoadOutcome.LOADED] += 1
         self.history.last_load_s = now_s - self._load_begun_s
         self.history.loaded_unix_s = self._clock.unix_s()
-        self.served.link.finished.add_done_callback(lambda ended: self._soon(self._finished, ended))
         if not self._is_one:
             self._log.info("model.ready")
         self._on_ready()
@@ -459,13 +446,7 @@ class NamedModel:
 
     def _not_loaded(self, error: BaseException) -> None:
         self._is_spent = True
-        has_died = isinstance(error, EngineEndedError)
-        if (
-            has_died
-            and not self._is_one
-            and self._loads < _MAX_LOADS
-            and (self._leases or self._waiters)
-        ):
+        if isinstance(error, EngineEndedError) and self._may_try_again():
             self.state = ModelState.UNLOADED  # the next turn tries again
             self._on_change()
             return
@@ -479,6 +460,16 @@ class NamedModel:
             cause=error,
         )
 
+    def _may_try_again(self) -> bool:
+        """Count an engine process that died while it loaded; return whether another one may load the model."""
+        if self._is_one or not (self._leases or self._waiters):
+            return False
+        try:
+            self._deaths.note()
+        except EngineFaultError:
+            return False
+        return True
+
     def _finished(self, ended: Future[None]) -> None:
         """Note that its engine has failed for good: every answer has ended with that."""
         is_current = self.served.link.finished is ended and not self._is_spent
@@ -488,11 +479,12 @@ class NamedModel:
         self._fail(EngineFaultError(f"the engine of the model {self.name!r} has failed"))
 
     def _fail(self, error: MachdError, cause: BaseException | None = None) -> None:
-        self.state, self._is_granted = ModelState.FAILED, False
         self.cause = cause or error
+        self.state, self._is_granted = ModelState.FAILED, False
+        self._failure = error
         self._waiting_since_s = None
         self._failed_s = self._clock.monotonic_s()
-        self._loads = 0
+        self._deaths.forget()
         self._resolve(error)
         self._on_change()
 
@@ -500,9 +492,10 @@ class NamedModel:
         """Try a model that has failed again, unless that was just now."""
         rest_s = self._failed_s + _REST_S - self._clock.monotonic_s()
         if rest_s > 0:
+            retry_after_s = max(1, round(rest_s))
             raise ModelNotLoadedError(
-                f"the model {self.name!r} could not be loaded; it is tried again in {rest_s:.0f} s",
-                retry_after_s=max(1, round(rest_s)),
+                f"{self._failure}; it is tried again in {retry_after_s} s",
+                retry_after_s=retry_after_s,
             )
         self.state = ModelState.UNLOADED
 
@@ -521,14 +514,3 @@ class NamedModel:
             self._event_loop.call_soon_threadsafe(call, *arguments)
         except RuntimeError:
             return  # the event loop has closed
-
-
-def placed(needs: MemoryNeeds) -> MemoryNeeds:
-    """Return what is reserved for a model beside others: its needs, with the KV budget that it gets."""
-    return replace(needs, kv_budget_bytes=kv_bytes(needs))
-
-
-def kv_bytes(needs: MemoryNeeds) -> int:
-    """Return the KV budget of a model beside others: as it is set, but no more than one whole context."""
-    context_bytes = needs.bytes_per_sequence + needs.bytes_per_token * needs.context_tokens
-    return max(_LEAST_KV_BYTES, min(needs.kv_budget_bytes, context_bytes))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import inf
 
 from machd.clock import Clock
 from machd.errors import MachdError, ModelNotLoadedError, NotReadyError
-from machd.served.named_model import Lease, NamedModel
-from machd.served.turns import Rules, Turn, next_turn
+from machd.served.lease import Lease
+from machd.served.named_model import NamedModel
+from machd.served.turns import ModelState, Rules, Turn, next_turn
 from machd.settings.models import DEFAULT_NAME
 
 _GB = 1_000_000_000
@@ -47,6 +49,7 @@ class ServedModels:
         self._leaving: list[NamedModel] = []
         self._device_bytes: int | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._watchers: set[asyncio.Event] = set()
         self._is_acting = self._has_changed = False
         self._is_stopped = False
 
@@ -107,6 +110,21 @@ class ServedModels:
     def reserved_bytes(self) -> int:
         """Memory that is reserved for models."""
         return sum(one.reserved_bytes for one in self.with_leaving)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the daemon has ended them all."""
+        return self._is_stopped
+
+    @contextmanager
+    def watched(self) -> Iterator[asyncio.Event]:
+        """Give an event that is set whenever a model may do something else, until the context ends."""
+        changed = asyncio.Event()
+        self._watchers.add(changed)
+        try:
+            yield changed
+        finally:
+            self._watchers.discard(changed)
 
     def serve(self, models: Iterable[NamedModel]) -> None:
         """Serve these models from now on, the default one first; others that were served end their answers and go."""
@@ -228,9 +246,11 @@ class ServedModels:
                 claims = [replace(one.claim, name=key) for key, one in models.items()]
                 turn = next_turn(claims, rules, self._clock.monotonic_s())
                 self._take(turn, models)
+                self._share_spare()
                 wake_s = turn.wake_s
         finally:
             self._is_acting = False
+        self._tell_watchers()
         self._wake_at(wake_s)
 
     def end_waiting(self, error: MachdError) -> None:
@@ -246,6 +266,11 @@ class ServedModels:
             one.served.link.stop(error)
         if self._timer is not None:
             self._timer.cancel()
+        self._tell_watchers()
+
+    def _tell_watchers(self) -> None:
+        for one in self._watchers:
+            one.set()
 
     def _let_go(self) -> None:
         """Forget models that have left."""
@@ -261,9 +286,23 @@ class ServedModels:
             models[turn.start].start()
         if turn.grant is not None:
             models[turn.grant].grant()
+            self._share_spare()  # prefix caches of others shrink before the weights are read
+            models[turn.grant].place()
         if turn.refuse is not None:
             self._refuse(models[turn.refuse])
         self._has_changed |= bool(turn.start or turn.grant or turn.refuse or turn.give_way)
+
+    def _share_spare(self) -> None:
+        """Let the prefix caches of loaded models share what no reservation has, in equal parts."""
+        loaded = [
+            one
+            for one in self.with_leaving
+            if one.claim.holds_memory and one.state is not ModelState.SUSPENDING
+        ]
+        spare_bytes = max(0, (self.budget_bytes or 0) - self.reserved_bytes)
+        for one in loaded:
+            if not one.is_one:
+                one.spare(spare_bytes // len(loaded))
 
     def _refuse(self, model: NamedModel) -> None:
         pinned = [one for one in self if one.residence.is_pinned and one is not model]

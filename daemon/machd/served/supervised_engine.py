@@ -18,6 +18,7 @@ from machd.clock import Clock
 from machd.engine.protocol.engine import GrammarCompiler, ModelDescription, ModelFront
 from machd.engine.protocol.progress import LoadProgress
 from machd.errors import DrainDeadlineError, EngineEndedError, EngineFaultError, MachdError
+from machd.link.block_events import AllBlocksCleared
 from machd.link.messages import (
     Answered,
     Beat,
@@ -279,7 +280,8 @@ class SupervisedEngine:
         """
         while self._suspension is None or self._wait_resumed(self._suspension):
             end = self._follow_one()
-            if self.finished.done() or (self._work.stopping.is_set() and self.front is None):
+            is_stopped_early = self._work.stopping.is_set() and not self._loading.done()
+            if self.finished.done() or is_stopped_early:
                 return
             if self._suspension is not None:
                 continue
@@ -333,6 +335,9 @@ class SupervisedEngine:
                 self._process = None
             self._work.forget_process()
             end = process.wait(_EXIT_S)
+            if self._listener.model_name:
+                # It may be long before another process begins with this event, as the only model's does at once.
+                self._listener.block_changed(AllBlocksCleared())
         return end
 
     def _take(self, process: EngineProcess, message: ToFront) -> None:
@@ -409,14 +414,18 @@ class SupervisedEngine:
             self._log.info("engine.restarted", sequences=self._work.sequence_count, pid=process.pid)
 
     def _show(self, message: Progress | Located) -> None:
-        if self.front is not None:
-            return  # it is there, and no progress of a restart is shown
         if isinstance(message, Located):
-            self._open_front = self._prepare_front(message, self._work.settings)
-        elif message.stage is None:
-            self._progress.advance(message.done_bytes)
-        else:
-            self._progress.stage(message.stage, message.total_bytes)
+            if self.front is None:
+                self._open_front = self._prepare_front(message, self._work.settings)
+            return
+        observers: list[LoadProgress] = [self._listener]
+        if self.front is None:
+            observers.append(self._progress)
+        for one in observers:
+            if message.stage is None:
+                one.advance(message.done_bytes)
+            else:
+                one.stage(message.stage, message.total_bytes)
 
     def _note_death(self, end: ProcessEnd) -> None:
         """Report that a process has ended, and end a sequence that crashed two of them.

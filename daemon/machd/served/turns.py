@@ -63,9 +63,9 @@ class Claim:
 
     @property
     def holds_memory(self) -> bool:
-        """Whether its needs are reserved."""
-        is_placed = self.state is ModelState.LOADING and self.is_granted
-        return is_placed or self.state in {ModelState.READY, ModelState.SUSPENDING}
+        """Whether its needs are reserved: from the grant until its process has ended."""
+        is_between = self.state in {ModelState.LOADING, ModelState.SUSPENDING}
+        return self.state is ModelState.READY or (is_between and self.is_granted)
 
     @property
     def reserved_bytes(self) -> int:
@@ -198,5 +198,5 @@ def _outlived(claims: Iterable[Claim], now_s: float) -> tuple[tuple[str, ...], f
 
 
 def _waiting_since_s(claim: Claim) -> float:
-    """When the oldest request came that waits; a model that an operator loads has waited since it was asked for."""
+    """When the oldest request came that waits; infinite where none does, and then no busy model gives way for it."""
     return inf if claim.waiting_since_s is None else claim.waiting_since_s

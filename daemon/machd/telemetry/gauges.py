@@ -15,7 +15,8 @@ from machd.process.lifecycle import Lifecycle
 from machd.scheduler.draft_reading import DraftReading
 from machd.scheduler.events import DecodeMode
 from machd.scheduler.prefix_limits import PrefixReading
-from machd.served.named_model import LoadOutcome, NamedModel
+from machd.served.load_history import LoadOutcome
+from machd.served.named_model import NamedModel
 from machd.served.served_model import ServedModel
 from machd.served.turns import ModelState
 from machd.settings.model import Settings

@@ -9,8 +9,10 @@ from pathlib import Path
 import ollama
 import openai
 import pytest
+from huggingface_hub import constants
 from structlog.testing import capture_logs
 from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.loopback_hub import LoopbackHub
 from support.daemon.supervised_daemon import SupervisedDaemon
 
 _NAMES = ("alpha", "org/beta", "gamma")
@@ -44,6 +46,10 @@ def test_ollamas_client_lists_loads_uses_and_unloads_models(url: str) -> None:
         expires = {one.model: one.expires_at for one in client.ps().models}[listed[0]]
         assert expires is not None
         assert 3000 < (expires - datetime.now(UTC)).total_seconds() <= 3601
+        assert client.generate(listed[0], keep_alive=-1).done_reason == "load"
+        kept = {one.model: one.expires_at for one in client.ps().models}[listed[0]]
+        assert kept is not None
+        assert kept.year > 2300
         assert client.generate(listed[1], keep_alive=0).done_reason == "unload"
         wait_until(lambda: running() == [listed[0]], "it is unloaded")
         with pytest.raises(ollama.ResponseError, match=r"models\.directory"):
@@ -53,6 +59,34 @@ def test_ollamas_client_lists_loads_uses_and_unloads_models(url: str) -> None:
         with pytest.raises(ollama.ResponseError) as unknown:
             client.generate("delta", _SAY)
     assert unknown.value.status_code == 404
+
+
+def test_ollamas_client_pulls_a_model_and_uses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads the progress to ``success``; then the model is listed and answers, without a restart."""
+    files = {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": bytes(3_000_000)}
+    config = tmp_path / "machd.toml"
+    config.write_text(f"[model]\noffline = false\n[models]\nhub_cache = true\n{_TABLES}")
+    cache = tmp_path / "hf" / "hub"
+    cache.mkdir(parents=True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    with LoopbackHub({"org/name": files}, bytes_per_s=2e6) as hub, capture_logs():
+        for name, value in hub.environ(tmp_path).items():
+            monkeypatch.setenv(name, value)
+        with (
+            SupervisedDaemon({"cache.prefix": False}, config_path=config) as daemon,
+            ollama.Client(host=daemon.url, timeout=CEILING_S) as client,
+        ):
+            told = list(client.pull("hf.co/org/name", stream=True))
+            assert told[0].status == "pulling manifest"
+            assert max(one.total or 0 for one in told) == 3_000_000
+            assert told[-1].status == "success"
+            assert client.list().models[-1].model == "org/name:latest"
+            message = [{"role": "user", "content": _SAY}]
+            assert client.chat("org/name", message).message.content == "yes"
+            with pytest.raises(ollama.ResponseError, match="org/none"):
+                list(client.pull("org/none", stream=True))
 
 
 def test_openais_client_lists_and_uses_models(url: str) -> None:

@@ -33,6 +33,10 @@ CLASH = b"clash"
 
 DEVICE_BYTES = 1 << 40
 
+_STAGE_BYTES = 4_000
+_STAGE_PARTS = 4
+"""Bytes of the weights, as far as the progress of a load tells, and how often it tells."""
+
 _STEP_S = 0.005
 """Slow enough for a test to hit an answer while it is made."""
 
@@ -74,7 +78,11 @@ def main() -> None:
         if name:
             link.model_sized(_needs(int(model.get("size", ["1000"])[0])), DEVICE_BYTES)
             link.wait_placed()
-        time.sleep(float(model.get("load_s", ["0"])[0]))
+        link.stage("loading the weights", _STAGE_BYTES)
+        for _ in range(_STAGE_PARTS):
+            link.advance(_STAGE_BYTES // _STAGE_PARTS)
+            time.sleep(float(model.get("load_s", ["0"])[0]) / _STAGE_PARTS)
+        link.stage("trying the model", None)
         if "fails" in model:
             raise ModelFormatError("the fake model is damaged")
         return FakeEngine(

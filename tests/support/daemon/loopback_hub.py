@@ -55,7 +55,10 @@ class LoopbackHub:
         bytes_per_s: Speed of every transfer.
         ignores_ranges: Answers 200 with the whole file.
         unavailable: How many of the next transfers are answered with 503.
+        info: What is answered instead of facts about a model.
+        stalled: Requests that are never answered: of "info" or of "tree".
         transfers: Requests for contents, in order.
+        authorizations: What came as Authorization with requests for facts, in order.
     """
 
     models: Mapping[str, Mapping[str, bytes]]
@@ -67,10 +70,14 @@ class LoopbackHub:
     bytes_per_s: float | None = None
     ignores_ranges: bool = False
     unavailable: int = 0
+    info: bytes | None = None
+    stalled: set[str] = field(default_factory=set)
     transfers: list[Transfer] = field(default_factory=list)
+    authorizations: list[str | None] = field(default_factory=list)
 
     def __enter__(self) -> Self:
         """Start both origins."""
+        self._has_ended = threading.Event()
         self._servers = [_Server(self, is_cdn=False), _Server(self, is_cdn=True)]
         self.url, self.cdn_url = (
             f"http://127.0.0.1:{one.server_address[1]}" for one in self._servers
@@ -86,9 +93,15 @@ class LoopbackHub:
         _traceback: TracebackType | None,
     ) -> None:
         """Stop them."""
+        self._has_ended.set()
         for one in self._servers:
             one.shutdown()
             one.server_close()
+
+    def stall(self, what: str) -> None:
+        """Keep a request waiting until the hub ends, if it is to be."""
+        if what in self.stalled:
+            self._has_ended.wait()
 
     def environ(self, home: os.PathLike[str]) -> dict[str, str]:
         """Return the environment of a program that asks this hub, and has its cache below ``home``."""
@@ -159,6 +172,12 @@ class _Handler(BaseHTTPRequestHandler):
         return False
 
     def _info(self, model: str) -> None:
+        hub = self.server.hub
+        hub.authorizations.append(self.headers.get("Authorization"))
+        hub.stall("info")
+        if hub.info is not None:
+            self._content(hub.info)
+            return
         siblings = [
             {"rfilename": one["path"], "size": one["size"], "blobId": one["oid"]}
             | (
@@ -171,6 +190,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._json({"id": model, "sha": COMMIT, "private": False, "siblings": siblings})
 
     def _tree(self, model: str) -> None:
+        self.server.hub.stall("tree")
         self._json(self._entries(model))
 
     def _entries(self, model: str) -> list[dict[str, Any]]:
@@ -246,7 +266,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.connection.shutdown(1)
 
     def _json(self, value: object) -> None:
-        body = json.dumps(value).encode()
+        self._content(json.dumps(value).encode())
+
+    def _content(self, body: bytes) -> None:
         self._send(
             200,
             {"Content-Type": "application/json", "Content-Length": str(len(body))},

@@ -14,6 +14,7 @@ def several_models(
     *,
     flags: Mapping[str, object] | None = None,
     section: Mapping[str, object] | None = None,
+    environ: Mapping[str, str] | None = None,
 ) -> SupervisedDaemon:
     """Return a daemon of these models, by the queries of their paths, as :mod:`support.daemon.engine_child` reads them.
 
@@ -30,7 +31,8 @@ def several_models(
         "continuous_batching.max_b": 8,
         "cache.prefix": False,
     }
-    return SupervisedDaemon(shared_flags | dict(flags or {}), config_path=config)
+    flags = shared_flags | dict(flags or {})
+    return SupervisedDaemon(flags, config_path=config, environ=environ)
 
 
 def _toml(value: object) -> str:

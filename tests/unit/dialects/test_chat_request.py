@@ -335,6 +335,14 @@ def test_a_refusal_is_what_the_assistant_said(message: dict[str, object], conten
     assert seen == [{"role": "assistant", "content": content}]
 
 
+@pytest.mark.parametrize(
+    "field", ["thinking_token_budget", "thinking_budget", "thinking_budget_tokens"]
+)
+def test_every_spelling_of_the_budget_of_thoughts_arrives(field: str) -> None:
+    """vLLM's, LM Studio's and that of llama.cpp's page."""
+    assert _request(**{field: 9}).conversation().thinking_budget_tokens == 9
+
+
 _TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 
 

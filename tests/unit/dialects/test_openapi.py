@@ -43,6 +43,7 @@ _CONTRACT = {
     ("get", "/version"),
     ("post", "/models/load"),
     ("post", "/models/unload"),
+    ("get", "/models/sse"),
     ("get", "/api/v1/models"),
     ("post", "/api/v1/models/load"),
     ("post", "/api/v1/models/unload"),

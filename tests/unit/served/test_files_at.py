@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from machd.served.model_files import ModelFiles, files_at
 
 
@@ -20,3 +22,15 @@ def test_files_are_measured_where_a_model_lies(tmp_path: Path) -> None:
     assert files_at(tmp_path / "inner") is None
     assert files_at(tmp_path / "missing") is None
     assert files_at(Path("fake?size=1")) is None
+
+
+def test_a_file_below_the_home_directory_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ``model.path`` takes it, with ``~``; a user without a home has no files."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "small.gguf").write_bytes(bytes(7))
+    measured = files_at(Path("~/small.gguf"))
+    assert measured is not None
+    assert measured.size_bytes == 7
+    assert files_at(Path("~no-such-user/small.gguf")) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -147,11 +148,37 @@ def test_an_index_names_the_files_of_weights(
 
 
 def test_a_hub_model_that_is_being_fetched_is_passed_over(tmp_path: Path) -> None:
-    """Its blobs say so, whatever links are there already."""
+    """Its blobs say so, whatever links are there already, where main names no complete snapshot."""
     folder = hub_model(tmp_path, "org--Name", "a1")
     write(folder / "blobs" / "c0ffee.incomplete")
-
     assert names(tmp_path) == []
+    write(folder / "refs" / "main").write_text("b2")
+    assert names(tmp_path) == []
+
+
+def test_main_is_kept_while_another_revision_is_fetched(tmp_path: Path) -> None:
+    """A part of a file hides no snapshot that main names and that lacks nothing."""
+    folder = hub_model(tmp_path, "org--Name", "a1", "b2")
+    write(folder / "blobs" / "c0ffee.incomplete")
+    write(folder / "refs" / "main").write_text("a1")
+    assert [model.path.name for model in discover(tmp_path)] == ["a1"]
+    lost = write(folder / "blobs" / "lost")
+    (folder / "snapshots" / "a1" / "tokenizer.json").symlink_to(lost)
+    assert [model.path.name for model in discover(tmp_path)] == ["a1"]
+    lost.unlink()
+    assert names(tmp_path) == []
+
+
+def test_names_of_shards_that_count_high_take_no_memory(tmp_path: Path) -> None:
+    """A count beyond the files that are there is not written out for each of them."""
+    shards = {f"model{one}-00001-of-99999.safetensors" for one in range(100)}
+    checkpoint(tmp_path / "Coder", *shards)
+    tracemalloc.start()
+    try:
+        assert names(tmp_path) == []
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_gguf_files_that_hold_no_whole_model_are_passed_over(tmp_path: Path) -> None:

@@ -10,11 +10,22 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from structlog.testing import capture_logs
 from support.clocks.manual_clock import ManualClock
 
 from machd.capabilities.fit import MemoryNeeds
-from machd.errors import DrainDeadlineError, ModelFormatError, ModelNotLoadedError
-from machd.served.named_model import LoadOutcome, NamedModel, Residence
+from machd.errors import (
+    DrainDeadlineError,
+    EngineEndedError,
+    ModelFormatError,
+    ModelNotLoadedError,
+    NotReadyError,
+)
+from machd.served.load_history import LoadOutcome
+from machd.served.named_model import NamedModel
+from machd.served.reserved_needs import placed
+from machd.served.residence import Residence
+from machd.served.restarts import MAX_RESTARTS
 from machd.served.served_model import ServedModel
 from machd.served.served_models import ServedModels, Waiting
 from machd.served.turns import ModelState, Rules
@@ -37,6 +48,8 @@ class _Engine:
 
     Attributes:
         loading: Resolves when the load ends.
+        suspended: Resolves when it has ended; at once, unless the test replaces it.
+        limits: Settings that it has been told, the last ones last.
     """
 
     front = None
@@ -45,6 +58,9 @@ class _Engine:
     def __init__(self) -> None:
         self.loading: Future[None] = Future()
         self.finished: Future[None] = Future()
+        self.suspended: Future[None] = Future()
+        self.suspended.set_result(None)
+        self.limits: list[Settings] = []
         self.snapshot = SimpleNamespace(running_count=0, waiting_count=0, slot_count=0)
 
     @property
@@ -60,13 +76,16 @@ class _Engine:
         return self.loading
 
     def suspend(self) -> Future[None]:
-        """End at once."""
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
+        """End."""
+        return self.suspended
 
-    def place(self, _settings: Settings) -> None:
+    def place(self, settings: Settings) -> None:
         """Read the weights."""
+        self.limits.append(settings)
+
+    def set_limits(self, settings: Settings) -> None:
+        """Go on by other settings."""
+        self.limits.append(settings)
 
     def stop(self, _error: object) -> None:
         """End, once the test says so."""
@@ -80,11 +99,21 @@ class _House:
         models: All of them.
     """
 
-    def __init__(self, *names: str, places: int, loads: bool = True) -> None:
+    def __init__(
+        self, *names: str, places: int, loads: bool = True, max_wait_s: float = 60.0
+    ) -> None:
         self.clock = ManualClock()
         rules = Rules(budget_bytes=places * _SIZE_BYTES, max_turn_s=60.0)
-        self.models = ServedModels(rules, Waiting(loads=loads, max_wait_s=60.0), self.clock)
+        self.models = ServedModels(rules, Waiting(loads=loads, max_wait_s=max_wait_s), self.clock)
         self.models.serve([self._model(name) for name in names])
+
+    def leave(self, name: str) -> None:
+        """Serve a model no longer."""
+        self.models.serve([one for one in self.models if one.name != name])
+
+    def engine(self, name: str) -> _Engine:
+        """Return the engine of a model."""
+        return cast("_Engine", self.models[name].served.link)
 
     def _model(self, name: str) -> NamedModel:
         served = SimpleNamespace(link=_Engine(), snapshot=None, state=None)
@@ -342,6 +371,239 @@ def test_requests_that_wait_for_a_model_end_with_the_daemon() -> None:
         await _turn()
         house.models.stop(DrainDeadlineError("the server has stopped"))
         with pytest.raises(DrainDeadlineError):
+            await asking
+
+    asyncio.run(main())
+
+
+def test_a_refused_load_is_logged_and_the_next_client_gets_its_figures() -> None:
+    """They are no secret of the operator's."""
+
+    async def main() -> None:
+        house = _House("a", places=0)
+        a = house.models["a"]
+        with capture_logs() as logs:
+            asking = asyncio.create_task(house.models.lease(a))
+            await _turn()
+            a.sized(_NEEDS)
+            with pytest.raises(ModelNotLoadedError):
+                await asking
+        failed = [one for one in logs if one["event"] == "model.failed"]
+        assert ["needs 0.00 GB" in one["error"] for one in failed] == [True]
+        with pytest.raises(
+            ModelNotLoadedError, match=r"needs 0\.00 GB, .*; it is tried again in 10 s"
+        ):
+            await house.models.lease(a)
+
+    asyncio.run(main())
+
+
+def test_the_next_client_is_not_told_why_a_load_failed() -> None:
+    """The reason may name files, which are the operator's."""
+
+    async def main() -> None:
+        house = _House("a", places=1)
+        with pytest.raises(ModelNotLoadedError):
+            await house.load("a", ModelFormatError("/secret is damaged"))
+        with pytest.raises(ModelNotLoadedError, match="it is tried again in 10 s") as raised:
+            await house.models.lease(house.models["a"])
+        assert "secret" not in str(raised.value)
+
+    asyncio.run(main())
+
+
+def test_a_load_that_has_its_memory_goes_on_without_its_client() -> None:
+    """Else a model that loads for longer than clients wait could never be loaded by them."""
+
+    async def main() -> None:
+        house = _House("a", places=1, max_wait_s=0.1)
+        a = house.models["a"]
+        asking = asyncio.create_task(house.models.lease(a))
+        await _turn()
+        a.sized(_NEEDS)
+        with pytest.raises(NotReadyError, match=r"limits\.queue_timeout_s"):
+            await asking
+        assert (a.state, a.leases) == (ModelState.LOADING, 0)
+        house.engine("a").loading.set_result(None)
+        await _turn()
+        assert a.is_ready
+        assert (await house.models.lease(a)).model is a
+
+    asyncio.run(main())
+
+
+def test_a_load_of_a_model_that_is_to_be_unloaded_keeps_it() -> None:
+    """The operator has asked for it last."""
+
+    async def main() -> None:
+        house = _House("a", places=1)
+        await house.load("a")
+        a = house.models["a"]
+        lease = a.hold()
+        a.unload()
+        a.load()
+        await _turn()
+        lease.close()
+        await _turn()
+        assert a.is_ready
+
+    asyncio.run(main())
+
+
+def test_a_load_that_is_ended_keeps_its_memory_until_its_process_has_ended() -> None:
+    """Another model reads its weights only then."""
+
+    async def main() -> None:
+        house = _House("a", "b", places=1)
+        a, b = house.models
+        asking = asyncio.create_task(house.models.lease(a))
+        await _turn()
+        a.sized(_NEEDS)
+        engine = house.engine("a")
+        engine.suspended = Future()
+        other = asyncio.create_task(house.models.lease(b))
+        await _turn()
+        house.leave("a")
+        asking.cancel()
+        await _turn()
+        b.sized(_NEEDS)
+        engine.finished.set_result(None)  # its last message, while it still writes blocks to disk
+        await _turn()
+        assert (a.state, a.reserved_bytes, b.reserved_bytes) == (
+            ModelState.SUSPENDING, _SIZE_BYTES, 0,
+        )  # fmt: skip
+        engine.suspended.set_result(None)
+        await _turn()
+        assert (a.reserved_bytes, b.reserved_bytes) == (0, _SIZE_BYTES)
+        other.cancel()
+
+    asyncio.run(main())
+
+
+def test_waiters_without_a_lease_end_with_a_model_that_leaves() -> None:
+    """A reload waits for loads that no request holds."""
+
+    async def main() -> None:
+        house = _House("a", "b", places=1)
+        await house.load("a")
+        a = house.models["a"]
+        lease = a.hold()
+        a.suspend()
+        await _turn()
+        waiting = a.want()
+        house.leave("a")
+        lease.close()
+        await _turn()
+        assert waiting.done()
+        assert isinstance(waiting.exception(), DrainDeadlineError)
+
+    asyncio.run(main())
+
+
+def test_a_pin_of_an_operators_ends_when_the_model_leaves() -> None:
+    """It gives way as any other while its answers end."""
+
+    async def main() -> None:
+        house = _House("a", "b", places=1)
+        await house.load("a")
+        a = house.models["a"]
+        a.pin(is_pinned=True)
+        a.hold()
+        house.leave("a")
+        assert not a.claim.is_pinned
+
+    asyncio.run(main())
+
+
+_LARGE = replace(_NEEDS, kv_budget_bytes=10_000_000, bytes_per_token=1_000, context_tokens=1_000)
+"""Needs with a KV budget of ten contexts."""
+
+
+@pytest.mark.parametrize(("keeps", "kv_bytes"), [(False, 1_000_001), (True, 10_000_000)])
+def test_a_kv_budget_is_one_context_unless_the_table_sets_it(*, keeps: bool, kv_bytes: int) -> None:
+    """What an operator has written for the model is reserved for it."""
+    needs = placed(_LARGE, Settings(), keeps_kv_budget=keeps)
+    assert (needs.kv_budget_bytes, needs.working_bytes) == (kv_bytes, 0)
+
+
+def test_a_prefix_cache_of_a_set_size_is_reserved() -> None:
+    """It counts as working memory, unless it is off."""
+    settings = Settings.model_validate({"cache": {"memory_mb": 7}})
+    off = Settings.model_validate({"cache": {"memory_mb": 7, "prefix": False}})
+    assert placed(_NEEDS, settings, keeps_kv_budget=False).working_bytes == 7_000_000
+    assert placed(_NEEDS, off, keeps_kv_budget=False).working_bytes == 0
+
+
+def test_prefix_caches_share_what_no_model_has_reserved() -> None:
+    """They shrink before another model reads its weights, and grow when one has gone."""
+
+    async def main() -> None:
+        house = _House("a", "b", places=1_001)
+
+        def limits_mb(name: str) -> int | None:
+            return house.engine(name).limits[-1].cache.memory_mb
+
+        await house.load("a")
+        assert limits_mb("a") == 20  # a fifth of 100 MB
+        await house.load("b")
+        assert (limits_mb("a"), limits_mb("b")) == (9, 9)  # each a fifth of half of it
+        house.models["b"].unload()
+        await _turn()
+        assert limits_mb("a") == 20
+
+    asyncio.run(main())
+
+
+def test_a_prefix_cache_gets_what_comes_free_while_its_model_loads() -> None:
+    """The process begins with it."""
+
+    async def main() -> None:
+        house = _House("a", "b", places=1_001)
+        await house.load("a")
+        b = house.models["b"]
+        loading = asyncio.create_task(house.models.load(b))
+        await _turn()
+        b.sized(_NEEDS)
+        assert house.engine("b").limits[-1].cache.memory_mb == 9
+        house.models["a"].unload()
+        await _turn()
+        assert house.engine("b").limits[-1].cache.memory_mb == 20
+        house.engine("b").loading.set_result(None)
+        await loading
+
+    asyncio.run(main())
+
+
+def test_a_process_that_takes_up_a_suspended_model_begins_with_its_own_settings() -> None:
+    """What its last process had room for does not bound what it asks for."""
+
+    async def main() -> None:
+        house = _House("a", places=1)
+        await house.load("a")
+        a = house.models["a"]
+        assert house.engine("a").limits[-1].continuous_batching.kv_budget_gb == 0.0001
+        a.unload()
+        await _turn()
+        asking = asyncio.create_task(house.models.lease(a))
+        await _turn()
+        assert house.engine("a").limits[-1] == a.settings
+        asking.cancel()
+
+    asyncio.run(main())
+
+
+def test_a_model_whose_processes_die_while_they_load_is_tried_again_some_times() -> None:
+    """Then it counts as one that cannot be loaded, for as long as any other."""
+
+    async def main() -> None:
+        house = _House("a", places=1)
+        asking = asyncio.create_task(house.models.lease(house.models["a"]))
+        await _turn()
+        for _ in range(MAX_RESTARTS + 1):
+            assert not asking.done()
+            house.engine("a").loading.set_exception(EngineEndedError("killed"))
+            await _turn()
+        with pytest.raises(ModelNotLoadedError, match="could not be loaded"):
             await asking
 
     asyncio.run(main())

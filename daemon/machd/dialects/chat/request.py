@@ -90,6 +90,7 @@ class ChatCompletionRequest(SamplingRequest, frozen=True, kw_only=True):
     chat_template_kwargs: TemplateVariables | None = None
     thinking_token_budget: bounds.ThinkingBudget | None = None
     thinking_budget: bounds.ThinkingBudget | None = None
+    thinking_budget_tokens: bounds.ThinkingBudget | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
@@ -189,6 +190,7 @@ class ChatCompletionRequest(SamplingRequest, frozen=True, kw_only=True):
             budgets={
                 "thinking_token_budget": self.thinking_token_budget,
                 "thinking_budget": self.thinking_budget,
+                "thinking_budget_tokens": self.thinking_budget_tokens,
             },
         )
 

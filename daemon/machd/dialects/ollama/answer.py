@@ -174,7 +174,7 @@ _OTHER_MODELS = (
     "--model-path, and see /api/tags for the one that is served"
 )
 _FILES = (
-    "this server changes no files of models over this API; add, replace or remove them in "
+    "of the files of models this API only fetches new ones, with /api/pull; replace or remove them in "
     "models.directory or in the tables [models.NAME], where aliases stand too, and reload or restart it"
 )
 _FILE_PATHS = ("/api/push", "/api/create", "/api/copy", "/api/delete")
@@ -201,8 +201,9 @@ def ollama_error_json(error: MachdError) -> bytes:
 
 def ollama_not_found(path: str, *, is_one: bool = True) -> NotFoundError:
     """The error for a path below ``/api/`` at which nothing is served; ``is_one`` where there is one model alone."""
+    pull = "" if is_one else "/api/pull, "
     return NotFoundError(
-        (_FILES if not is_one and path in ("/api/pull", *_FILE_PATHS) else _NOT_SERVED.get(path))
+        (_FILES if not is_one and path in _FILE_PATHS else _NOT_SERVED.get(path))
         or "nothing is served at this path; of Ollama's API, /api/chat, /api/generate, /api/tags, "
-        "/api/show, /api/ps and /api/version are"
+        f"/api/show, {pull}/api/ps and /api/version are"
     )

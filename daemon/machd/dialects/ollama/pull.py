@@ -98,8 +98,7 @@ async def pull_ollama_model(
 ) -> ASGIApp:
     """Fetch a model from the hub, in Ollama's words."""
     body = await read_public_body(request, context, OllamaPullRequest)
-    section = context.settings.models
-    if context.models.is_one and not section.hub_cache and section.directory is None:
+    if not context.has_operators:
         raise ollama_not_found("/api/pull")  # nothing that comes would be served
     require_operator(request.scope)
     order = body.order()
@@ -118,7 +117,11 @@ async def pull_ollama_model(
 
 
 async def _ending(watch: DownloadWatch, keepalive_s: float) -> DownloadEvent:
-    return [event async for event in watch.events(keepalive_s)][-1]
+    ending: DownloadEvent | None = None
+    async for event in watch.events(keepalive_s):
+        ending = event
+    assert ending is not None, "every download tells its end"
+    return ending
 
 
 def _lines(event: DownloadEvent) -> bytes:
@@ -139,7 +142,8 @@ def _statuses(event: DownloadEvent) -> list[OllamaPullStatus | OllamaErrorBody]:
                 )
             ]
         case Downloaded():
-            words = ("verifying sha256 digest", "writing manifest", "success")
+            notes = (event.note,) if event.note else ()
+            words = ("verifying sha256 digest", "writing manifest", *notes, "success")
             return [OllamaPullStatus(status=word) for word in words]
         case DownloadFailed():
             return [OllamaErrorBody(error=event.message)]

@@ -77,7 +77,6 @@ class LlamaCppFields(VllmFields, frozen=True, kw_only=True):
     reasoning_format: _SeparateOnly = UNSET
     reasoning_in_content: FalseOnly = UNSET
     response_fields: Refused = UNSET
-    return_progress: FalseOnly = UNSET
     return_tokens: FalseOnly = UNSET
     samplers: Refused = UNSET
     t_max_predict_ms: _OffOnly = UNSET
@@ -102,10 +101,13 @@ class LlamaCppFields(VllmFields, frozen=True, kw_only=True):
     n_keep: Ignored = UNSET
     penalize_nl: Ignored = UNSET
     preserved_tokens: Ignored = UNSET
+    reasoning_control: Ignored = UNSET
+    return_progress: Ignored = UNSET
     speculative_n_max: Ignored = field(default=UNSET, name="speculative.n_max")
     speculative_n_min: Ignored = field(default=UNSET, name="speculative.n_min")
     speculative_p_min: Ignored = field(default=UNSET, name="speculative.p_min")
     speculative_type: Ignored = field(default=UNSET, name="speculative.type")
+    sse_ping_interval: Ignored = UNSET
     timings_per_token: Ignored = UNSET
     xtc_threshold: Ignored = UNSET
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +15,7 @@ from typing import IO
 from machd.errors import ModelDownloadError
 
 _PREFIX = "models--"
+_USER_INFORMATION = re.compile(r"(?<=://)[^/?#\s]*@")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +37,15 @@ class CachedRepository:
 
 
 def hub_endpoint() -> str:
-    """Return the address of the hub: ``HF_ENDPOINT``, or the public one."""
+    """Return the address of the hub for a message: ``HF_ENDPOINT``, or the public one."""
     from huggingface_hub import constants  # noqa: PLC0415 - slow to import
 
-    return str(constants.ENDPOINT)
+    return without_passwords(str(constants.ENDPOINT))
+
+
+def without_passwords(text: str) -> str:
+    """Return a text with no user name and no password in its addresses."""
+    return _USER_INFORMATION.sub("", text)
 
 
 def hub_cache() -> Path:
@@ -70,12 +78,18 @@ def download_lock(cache: Path, model: str) -> Iterator[bool]:
 
 def list_repositories(cache: Path) -> list[CachedRepository]:
     """List the models of a hub cache by name, those that are here in part with them."""
-    return [_repository(one) for one in sorted(cache.glob(f"{_PREFIX}*--*")) if one.is_dir()]
+    return [cached_repository(one) for one in sorted(cache.glob(f"{_PREFIX}*--*")) if one.is_dir()]
 
 
-def _repository(directory: Path) -> CachedRepository:
-    facts = [(path, path.lstat()) for path in directory.rglob("*")]
-    files = [(path, fact) for path, fact in facts if stat.S_ISREG(fact.st_mode)]
+def cached_repository(directory: Path) -> CachedRepository:
+    """Look at all that is here of a model of the hub."""
+    # A download renames its files meanwhile; os.walk passes over a directory that has gone.
+    paths = (Path(folder, name) for folder, _, names in os.walk(directory) for name in names)
+    files = [
+        (path, fact)
+        for path in paths
+        if (fact := _status(path)) is not None and stat.S_ISREG(fact.st_mode)
+    ]
     ggufs = [path for path in directory.glob("snapshots/*/**/*.gguf") if path.is_file()]
     name = directory.name.removeprefix(_PREFIX).replace("--", "/", 1)
     return CachedRepository(
@@ -85,6 +99,13 @@ def _repository(directory: Path) -> CachedRepository:
         size_bytes=sum(fact.st_size for _, fact in files),
         is_being_fetched=any(path.name.endswith(".incomplete") for path, _ in files),
     )
+
+
+def _status(path: Path) -> os.stat_result | None:
+    try:
+        return path.lstat()
+    except OSError:
+        return None
 
 
 @contextmanager

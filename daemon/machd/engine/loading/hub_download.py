@@ -25,8 +25,8 @@ from machd.engine.loading.hub_cache import (
     open_lock,
     repository_directory,
 )
-from machd.engine.loading.hub_errors import named_hub_errors
-from machd.engine.loading.hub_transfer import fetch_file, hub_file_url
+from machd.engine.loading.hub_errors import hide_passwords, named_hub_errors, no_hub
+from machd.engine.loading.hub_transfer import bound_waiting, fetch_file, hub_file_url
 from machd.engine.protocol.downloads import (
     Downloaded,
     DownloadOrder,
@@ -86,6 +86,8 @@ def download(order: DownloadOrder, observe: Observe) -> Downloaded:
     from huggingface_hub.utils import disable_progress_bars  # noqa: PLC0415
 
     disable_progress_bars()
+    bound_waiting()
+    hide_passwords()
     with named_hub_errors(order.model, order.revision):
         return _Download(order, observe).run()
 
@@ -120,6 +122,7 @@ class _Download:
                 )
             )
             self._check_space(sum(one.size_bytes for one in missing) - partial_bytes)
+            self._check_plain(missing)
             for file in missing:
                 if file.digest is not None:
                     self._fetch(file, file.digest)
@@ -140,13 +143,14 @@ class _Download:
         """Ask the hub for the commit and its files."""
         from huggingface_hub import HfApi  # noqa: PLC0415
 
-        info = HfApi().model_info(
-            self._order.model, revision=self._order.revision, files_metadata=True
-        )
-        if info.sha is None or info.siblings is None:
-            raise ModelDownloadError(
-                f"what answers at {hub_endpoint()} (HF_ENDPOINT) is no hub: it tells no commit and no files"
+        try:
+            info = HfApi().model_info(
+                self._order.model, revision=self._order.revision, files_metadata=True
             )
+        except (TypeError, LookupError, AttributeError) as error:
+            raise no_hub("describes no model") from error
+        if info.sha is None or info.siblings is None:
+            raise no_hub("tells no commit and no files")
         self._commit = info.sha
         return [_file(one) for one in info.siblings]
 
@@ -180,6 +184,16 @@ class _Download:
             self._observe(DownloadWaiting(model=self._order.model))
             fcntl.flock(lock, fcntl.LOCK_EX)
 
+    def _check_plain(self, missing: Sequence[_File]) -> None:
+        from huggingface_hub import constants  # noqa: PLC0415
+
+        for file in missing:
+            if file.size_bytes > constants.MAX_HTTP_DOWNLOAD_SIZE:
+                raise ModelDownloadError(
+                    f"{file.name} has {file.size_bytes / _GB:.0f} GB, more than the hub gives over HTTP; no file "
+                    f"was fetched: `hf download {self._order.model}` puts it into the same cache"
+                )
+
     def _check_space(self, needed_bytes: int) -> None:
         free_bytes = shutil.disk_usage(self._cache).free
         if needed_bytes > free_bytes:
@@ -189,9 +203,16 @@ class _Download:
             )
 
     def _is_here(self, file: _File) -> bool:
-        if file.digest is None:
-            return (self._repository / "snapshots" / self._commit / file.name).is_file()
-        return self._blob(file.digest).is_file()
+        if file.digest is not None:
+            return self._blob(file.digest).is_file()
+        # The library writes small files without fsync, so one of a machine that lost power may be damaged.
+        path = self._repository / "snapshots" / self._commit / file.name
+        if not path.is_file():
+            return False
+        if _git_id(path) == file.git_id:
+            return True
+        _delete_with_blob(path)
+        return False
 
     def _blob(self, digest: str) -> Path:
         return self._repository / "blobs" / digest
@@ -212,7 +233,6 @@ class _Download:
         Raises:
             ModelDownloadError: It comes no further, or has the wrong hash.
         """
-        self._check_plain(file)
         before_bytes = self._completed_bytes
         partial = self._partial(digest)
         partial.parent.mkdir(parents=True, exist_ok=True)
@@ -231,15 +251,6 @@ class _Download:
             )
         partial.replace(self._blob(digest))
         self._report(file, digest, file.size_bytes, is_due=True)
-
-    def _check_plain(self, file: _File) -> None:
-        from huggingface_hub import constants  # noqa: PLC0415
-
-        if file.size_bytes > constants.MAX_HTTP_DOWNLOAD_SIZE:
-            raise ModelDownloadError(
-                f"{file.name} has {file.size_bytes / _GB:.0f} GB, more than the hub gives over HTTP; fetch it with "
-                f"`hf download {self._order.model}`, which puts it into the same cache"
-            )
 
     def _stream(self, file: _File, digest: str, partial: Path) -> str:
         """Fetch what is missing of a file; returns the SHA-256 of the whole."""
@@ -288,17 +299,25 @@ class _Download:
 
     def _check_small(self, snapshot: Path, file: _File) -> None:
         path = snapshot / file.name
-        content = path.read_bytes()
-        found = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False)
-        if found.hexdigest() != file.git_id:
-            path.resolve().unlink(missing_ok=True)
-            path.unlink(missing_ok=True)
+        found = _git_id(path)
+        if found != file.git_id:
+            _delete_with_blob(path)
             raise ModelDownloadError(
-                f"{file.name} of {self._order.model} has the Git id {found.hexdigest()}, and the hub says {file.git_id}: "
+                f"{file.name} of {self._order.model} has the Git id {found}, and the hub says {file.git_id}: "
                 "it was changed on the way; it was deleted. Run the same command again"
             )
         self._completed_bytes += file.size_bytes
         self._report(file, file.git_id, file.size_bytes, is_due=True)
+
+
+def _git_id(path: Path) -> str:
+    content = path.read_bytes()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+def _delete_with_blob(link: Path) -> None:
+    link.resolve().unlink(missing_ok=True)
+    link.unlink(missing_ok=True)
 
 
 def _file(sibling: RepoSibling) -> _File:

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 
-from machd.engine.loading.hub_cache import hub_cache, hub_endpoint
+from machd.engine.loading.hub_cache import hub_cache, hub_endpoint, without_passwords
 from machd.errors import ModelDownloadError, ModelNotFoundError
 
 _LOGIN = "give a token that may read it (HF_TOKEN, or `hf auth login`)"
+
+
+def hide_passwords() -> None:
+    """Have the library's own warnings tell addresses without what HF_ENDPOINT has of a user."""
+    for handler in logging.getLogger("huggingface_hub").handlers:
+        handler.addFilter(_hide)
+
+
+def _hide(record: logging.LogRecord) -> bool:
+    record.msg, record.args = without_passwords(record.getMessage()), ()
+    return True
 
 
 @contextmanager
@@ -30,6 +43,15 @@ def named_hub_errors(model: str, revision: str) -> Iterator[None]:
         raise ModelNotFoundError(f"{model} is no name of a model on the hub") from error
     except (HTTPError, OSError, EOFError) as error:
         raise _named(model, revision, error) from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise no_hub("is no JSON") from error
+
+
+def no_hub(answer: str) -> ModelDownloadError:
+    """Return the error for an answer that no hub gives."""
+    return ModelDownloadError(
+        f"what answers at {hub_endpoint()} (HF_ENDPOINT) is no hub: its answer {answer}"
+    )
 
 
 def _named(model: str, revision: str, error: Exception) -> ModelDownloadError | ModelNotFoundError:
@@ -59,8 +81,8 @@ def _named(model: str, revision: str, error: Exception) -> ModelDownloadError | 
         case _:
             reason = str(error.__cause__ or error).splitlines() or [type(error).__name__]
             return ModelDownloadError(
-                f"cannot reach the hub at {hub_endpoint()} (HF_ENDPOINT): {reason[0]}; check the network and the "
-                "proxy settings"
+                f"cannot reach the hub at {hub_endpoint()} (HF_ENDPOINT): {without_passwords(reason[0])}; check the "
+                "network and the proxy settings"
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,10 +11,11 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, TypeAlias
 
+from machd.engine.loading.hub_cache import without_passwords
 from machd.errors import ModelDownloadError
 
 if TYPE_CHECKING:
-    from httpx2 import Response
+    from httpx2 import Request, Response
 
 _MAX_TRIES = 5
 """Tries in a row that bring nothing."""
@@ -27,6 +29,24 @@ Advance: TypeAlias = Callable[[int, int], None]
 
 class _CutError(Exception):
     """A transfer has ended early, and may be tried again."""
+
+
+def bound_waiting() -> None:
+    """Have no request of the library wait for ever: its listings come without a timeout."""
+    from huggingface_hub.utils import get_session  # noqa: PLC0415
+
+    hooks = get_session().event_hooks["request"]
+    if _give_timeout not in hooks:
+        hooks.append(_give_timeout)
+
+
+def _give_timeout(request: Request) -> None:
+    from huggingface_hub import constants  # noqa: PLC0415
+
+    timeouts = request.extensions["timeout"]
+    for step, timeout_s in timeouts.items():
+        if timeout_s is None:
+            timeouts[step] = constants.HF_HUB_DOWNLOAD_TIMEOUT
 
 
 def hub_file_url(model: str, name: str, commit: str) -> str:
@@ -67,6 +87,9 @@ def fetch_file(what: str, url: str, path: Path, size_bytes: int, advance: Advanc
                         "command again, which goes on from there"
                     ) from cut
                 time.sleep(min(8.0, 0.25 * 2**tries))
+        # Its name will say that it is whole, and is not hashed again: a power cut must leave no other content.
+        out.flush()
+        os.fsync(out.fileno())
         return part.sha256
 
 
@@ -149,4 +172,4 @@ def _asked(url: str, start_bytes: int) -> Iterator[Response]:
     except HfHubHTTPError:
         raise
     except HTTPError as error:
-        raise _CutError(str(error) or type(error).__name__) from error
+        raise _CutError(without_passwords(str(error)) or type(error).__name__) from error

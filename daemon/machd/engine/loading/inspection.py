@@ -179,18 +179,39 @@ def inspect_model(  # noqa: PLR0913 - one argument for each setting of the model
 
 
 def memory_needs(
-    opened: Opened, settings: PlacingSettings, *, context_tokens: int, kv_budget_bytes: int
+    source: ModelSource,
+    opened: Opened,
+    settings: PlacingSettings,
+    *,
+    context_tokens: int,
+    media_bytes: int,
 ) -> MemoryNeeds:
-    """Return the memory that a model will take, with the figures of :func:`inspect_model`.
+    """Return the memory that a model will take but for a KV budget, with the figures of :func:`inspect_model`.
 
-    A lazy model is built for it and dropped; ``context_tokens`` are the positions of one sequence.
+    A lazy model is built for it and dropped.
+
+    Args:
+        source: Named in errors.
+        opened: Its files.
+        settings: How it will be placed.
+        context_tokens: Positions of one sequence.
+        media_bytes: What is kept of images and videos, which is working memory of a model that takes some.
 
     Raises:
         ModelError: One of its kinds: it cannot be built, or its files contradict each other.
     """
+    with _naming_misfits(source):
+        return _memory_needs(opened, settings, context_tokens, media_bytes)
+
+
+def _memory_needs(
+    opened: Opened, settings: PlacingSettings, context_tokens: int, media_bytes: int
+) -> MemoryNeeds:
     built = opened.build()
     if built.processor is not None:
         built.processor.close()
+    else:
+        media_bytes = 0
     limit_bytes = settings.limit_bytes or available_memory_bytes()
     bank = None
     if settings.residency is not None and built.processor is None:
@@ -202,8 +223,8 @@ def memory_needs(
     used = weights.used_bank
     return MemoryNeeds(
         weights_bytes=used.dense_bytes + used.bank_bytes if used else weights_bytes(built.model),
-        working_bytes=_working_bytes(built.model),
-        kv_budget_bytes=kv_budget_bytes,
+        working_bytes=_working_bytes(built.model) + media_bytes,
+        kv_budget_bytes=0,
         bytes_per_token=cache.bytes_per_token,
         bytes_per_sequence=cache.bytes_per_sequence,
         context_tokens=context_tokens,
@@ -382,9 +403,15 @@ def _limits(what: str) -> AbstractContextManager[None]:
 @contextmanager
 def _tracing(source: ModelSource) -> Iterator[None]:
     """Bound mlx-lm's classes in time and memory, and turn their errors into ModelFormatError."""
+    with _naming_misfits(source), _limits("building the model"):
+        yield
+
+
+@contextmanager
+def _naming_misfits(source: ModelSource) -> Iterator[None]:
+    """Turn errors of mlx-lm's classes into ModelFormatError."""
     try:
-        with _limits("building the model"):
-            yield
+        yield
     except MachdError:
         raise
     except Exception as error:

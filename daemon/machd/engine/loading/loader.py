@@ -73,12 +73,10 @@ class MemoryShare:
 
     Attributes:
         limit_bytes: The most that its weights may take.
-        kv_budget_bytes: KV budget that is asked for.
-        wait: Called with what the model needs; returns once it may be put into memory.
+        wait: Called with what the model needs, but for a KV budget; returns once it may be put into memory.
     """
 
     limit_bytes: int
-    kv_budget_bytes: int
     wait: Callable[[MemoryNeeds], None]
 
 
@@ -121,9 +119,10 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
     limit_bytes = None if share is None else share.limit_bytes
     settings = PlacingSettings(dtype, quantize, kv_format, residency, sharding, limit_bytes)
     if share is not None:
-        budget_bytes = share.kv_budget_bytes
+        # As processed and as embeddings; without a chat template no image is taken.
+        kept_bytes = 2 * media_bytes if tokenizer.has_chat_template else 0
         share.wait(
-            memory_needs(opened, settings, context_tokens=context, kv_budget_bytes=budget_bytes)
+            memory_needs(source, opened, settings, context_tokens=context, media_bytes=kept_bytes)
         )
     placed = place(opened, settings, progress)
     built, experts = placed.built, placed.experts

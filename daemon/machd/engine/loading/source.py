@@ -10,8 +10,11 @@ from pathlib import Path
 
 from machd.engine.loading import embedded
 from machd.engine.loading.hub_download import HUB_FILES
+from machd.engine.loading.hub_errors import hide_passwords, named_hub_errors
+from machd.engine.loading.hub_transfer import bound_waiting
+from machd.engine.protocol.downloads import MAIN_REVISION
 from machd.engine.protocol.progress import LoadProgress, SilentProgress
-from machd.errors import ModelDownloadError, ModelNotFoundError
+from machd.errors import ModelNotFoundError
 from machd.settings.problems import shortened
 from machd.settings.texts import HUB_ID
 
@@ -93,33 +96,22 @@ def _named_file(model: str) -> tuple[Path, int]:
 def _hub_snapshot(model_id: str, *, offline: bool) -> Path:
     """Find the directory of a model in the local hub cache, or fetch it into the cache."""
     from huggingface_hub import snapshot_download  # noqa: PLC0415 - slow to import
-    from huggingface_hub.errors import (  # noqa: PLC0415
-        GatedRepoError,
-        HfHubHTTPError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-    )
+    from huggingface_hub.errors import LocalEntryNotFoundError  # noqa: PLC0415
 
-    try:
-        return Path(
-            snapshot_download(model_id, allow_patterns=list(HUB_FILES), local_files_only=offline)
-        )
-    except GatedRepoError as error:
-        raise ModelDownloadError(
-            f"{model_id} is gated: accept its terms on the hub and log in (`hf auth login`)"
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise ModelNotFoundError(
-            f"the hub has no model {model_id}, or it is private and you are not logged in"
-        ) from error
-    except LocalEntryNotFoundError as error:
-        if offline:
+    if not offline:
+        bound_waiting()
+        hide_passwords()
+    with named_hub_errors(model_id, MAIN_REVISION):
+        try:
+            return Path(
+                snapshot_download(
+                    model_id, allow_patterns=list(HUB_FILES), local_files_only=offline
+                )
+            )
+        except LocalEntryNotFoundError as error:
+            if not offline:
+                raise
             raise ModelNotFoundError(
                 f"{model_id} is no path below {shortened(os.getcwd())}, and no model of the hub that is on "  # noqa: PTH109 - a text
                 "this machine; model.offline is true, and `--no-model-offline` would fetch it from the hub"
             ) from error
-        raise ModelDownloadError(
-            f"cannot reach the hub for {model_id}; check the network and the proxy settings"
-        ) from error
-    except (HfHubHTTPError, OSError) as error:
-        raise ModelDownloadError(f"cannot fetch {model_id}: {error}") from error

@@ -20,12 +20,13 @@ from support.engines.native import without_kernels
 from unit.engine.gguf_writer import llama_metadata, tiny_gguf
 from unit.engine.tiny_llama import CONFIG, TinyLlama
 
+from machd.capabilities.fit import MemoryNeeds
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.backend.native_kernels import native_kernels
 from machd.engine.loading.architecture import import_architecture
 from machd.engine.loading.cache_facts import measure_model, trace_model
 from machd.engine.loading.inspection import ModelInspection, inspect_model, native_modes
-from machd.engine.loading.loader import load_model
+from machd.engine.loading.loader import MemoryShare, load_model
 from machd.engine.loading.source import ModelSource, SourceKind
 from machd.errors import (
     ModelArchitectureError,
@@ -311,6 +312,34 @@ def test_a_tokenizer_that_serve_cannot_build_is_found(tiny: TinyLlama) -> None:
     for read in (inspect_model, load_model):
         with pytest.raises(ModelFormatError, match="tokenizer"):
             read(tiny.source)
+
+
+def test_a_model_among_others_whose_classes_fail_is_named(
+    tiny: TinyLlama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of mlx-lm's classes is an error of the files before memory is asked for, as it is when the model is checked."""
+
+    def fail(_model: Module) -> None:
+        raise TypeError("unexpected keyword")
+
+    monkeypatch.setattr("machd.engine.loading.inspection.trace_model", fail)
+    asked = list[MemoryNeeds]()
+    with pytest.raises(
+        ModelFormatError, match="do not fit together: TypeError: unexpected keyword"
+    ):
+        load_model(tiny.source, share=MemoryShare(1 << 40, asked.append))
+    assert not asked
+
+
+def test_needs_among_others_are_those_of_a_check(tiny: TinyLlama) -> None:
+    """What is reserved for a model that takes text only; its KV budget is set elsewhere."""
+    asked = list[MemoryNeeds]()
+    load_model(tiny.source, share=MemoryShare(1 << 40, asked.append))
+    found = inspected(tiny.path)
+    (needs,) = asked
+    assert (needs.weights_bytes, needs.working_bytes, needs.kv_budget_bytes) == (
+        found.description.weights_bytes, found.working_bytes, 0,
+    )  # fmt: skip
 
 
 def test_tokenizer_that_was_not_built_is_noted(tiny: TinyLlama) -> None:
