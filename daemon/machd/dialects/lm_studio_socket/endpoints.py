@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from machd import __version__
 from machd.dialects.lm_studio_socket import messages
@@ -18,8 +20,14 @@ from machd.dialects.tokens.request import DetokenizeResponse, TokenizeResponse
 from machd.dialects.wire.decoding import decode_body
 from machd.http.inner_request import AnsweredError, InnerClient
 
-_PROGRESS_S = 10.0
+_PROGRESS_S = 1.0
 """Interval of news about a load: the package for Python gives up after a minute without any."""
+
+
+class _Loading(Struct, frozen=True):
+    """A model of ``GET /v1/models``."""
+
+    progress: float = 0.0
 
 
 async def _list_downloaded(client: InnerClient, _parameter: bytes) -> list[dict[str, object]]:
@@ -88,7 +96,7 @@ async def _load(channel: Channel, parameter: bytes) -> None:
     model = await find(channel.client, name)
     await channel.send({"type": "resolved", "info": model_info(model)})
     asking = channel.client.ask("POST /api/v1/models/load", {"model": model.key})
-    await _wait(channel, "progress", asking)
+    await _wait(channel, "progress", model.key, asking)
     await _tell_loaded(channel, "success", model.key)
 
 
@@ -102,16 +110,20 @@ async def _get_or_load(channel: Channel, parameter: bytes) -> None:
     info = model_info(model)
     await channel.send({"type": "startLoading", "identifier": model.key, "info": info})
     asking = channel.client.ask("POST /api/generate", {"model": model.key, "stream": False})
-    await _wait(channel, "loadProgress", asking)
+    await _wait(channel, "loadProgress", model.key, asking)
     await _tell_loaded(channel, "loadSuccess", model.key)
 
 
-async def _wait(channel: Channel, news: str, asking: Coroutine[Any, Any, bytes]) -> None:
-    """Wait for an answer, and say again and again that it is on its way; how far a load is, is not known."""
+async def _wait(channel: Channel, news: str, name: str, asking: Coroutine[Any, Any, bytes]) -> None:
+    """Wait for a load, and tell again and again how far it is."""
     task = asyncio.create_task(asking)
+    share = 0.0
     try:
         while not (await asyncio.wait({task}, timeout=_PROGRESS_S))[0]:
-            await channel.send({"type": news, "progress": 0.0})
+            with suppress(AnsweredError):
+                told = await channel.client.ask(f"GET /v1/models/{name}")
+                share = max(share, msgspec.json.decode(told, type=_Loading).progress)
+            await channel.send({"type": news, "progress": share})
         task.result()
     finally:
         task.cancel()
