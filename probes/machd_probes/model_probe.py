@@ -14,8 +14,8 @@ from mlx.nn.layers.base import Module
 from machd.capabilities.evidence import MeasuredOn, Outcome, ProbeResult
 from machd.clock import Clock, SystemClock
 from machd.engine.backend.model_files import read_object
-from machd.engine.loading.formats.gguf_header import read_gguf_header
-from machd.engine.loading.formats.gguf_llama import llama_config
+from machd.engine.loading.formats.gguf.families.llama import llama_config
+from machd.engine.loading.formats.gguf.header import read_gguf_header
 from machd.engine.loading.source import ModelSource, SourceKind, resolve_model
 from machd.engine.protocol.engine import Engine, ModelDescription
 from machd.engine.step.mlx_engine import MlxEngine

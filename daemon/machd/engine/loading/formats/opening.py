@@ -10,7 +10,7 @@ from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.backend.own_code import OwnCode
 from machd.engine.loading.architecture import check_architecture
 from machd.engine.loading.formats.checkpoint import Checkpoint, read_directory
-from machd.engine.loading.formats.gguf_llama import module_tensors, read_gguf
+from machd.engine.loading.formats.gguf.families.llama import module_tensors, read_gguf
 from machd.engine.loading.source import ModelSource, SourceKind
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def open_model(
     (import_mlx_lm if checkpoint.takes_images else import_for_text)()
     header = checkpoint.header
     if header is not None:
-        from machd.engine.loading.formats.gguf import OpenedGguf  # noqa: PLC0415 - imports mlx
+        from machd.engine.loading.formats.gguf.opened import OpenedGguf  # noqa: PLC0415 - imports mlx
 
         return OpenedGguf(
             checkpoint=checkpoint,

@@ -1,6 +1,6 @@
 """A GGUF file, opened: its model is built with lazy zeros, which are replaced by each layer's tensors when those are read.
 
-:mod:`machd.engine.loading.formats.gguf_llama` reads the file and has what is llama's own.
+:mod:`machd.engine.loading.formats.gguf.families.llama` reads the file and has what is llama's own.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from mlx.nn.layers.quantized import quantize
 from machd.engine.backend.inspection_bounds import printable
 from machd.engine.backend.model_files import open_regular
 from machd.engine.experts.tensor_origins import TensorOrigins
-from machd.engine.loading.formats.gguf_header import KEPT_BITS, GgufHeader, GgufTensor
-from machd.engine.loading.formats.gguf_llama import (
+from machd.engine.loading.formats.gguf.families.llama import (
     ARCHITECTURE,
     ROPE_FACTORS,
     in_mlx_order,
     llama_config,
 )
-from machd.engine.loading.formats.gguf_tensors import read_tensor
+from machd.engine.loading.formats.gguf.header import KEPT_BITS, GgufHeader, GgufTensor
+from machd.engine.loading.formats.gguf.tensors import read_tensor
 from machd.engine.loading.formats.opened import BuiltModel, Opened, ReadLeaf
 from machd.errors import ModelFormatError
 

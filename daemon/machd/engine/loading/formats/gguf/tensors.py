@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from machd.engine.loading.formats.gguf_header import EXPANDED, KEPT_BITS, GgufTensor
+from machd.engine.loading.formats.gguf.header import EXPANDED, KEPT_BITS, GgufTensor
 
 _Bytes: TypeAlias = NDArray[np.uint8]
 _Floats: TypeAlias = NDArray[np.float32]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from machd.engine.backend.inspection_bounds import check_counts, check_finite
 from machd.engine.backend.model_files import shortened
 from machd.engine.loading.formats.checkpoint import Checkpoint
-from machd.engine.loading.formats.gguf_header import (
+from machd.engine.loading.formats.gguf.header import (
     EXPANDED,
     KEPT_BITS,
     GgufHeader,
