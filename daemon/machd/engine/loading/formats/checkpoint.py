@@ -1,7 +1,7 @@
 """A checkpoint: what a model's files say of it, read and checked without mlx and without a weight.
 
 Serve, its front and check read a model's files here, and only here. Of a directory ``config.json`` and the headers of the
-weight files tell what would make loading fail, crash or run foreign code; :mod:`machd.engine.loading.formats.gguf.families.llama`
+weight files tell what would make loading fail, crash or run foreign code; :mod:`machd.engine.loading.formats.gguf.reading`
 reads the header of a GGUF file.
 """
 

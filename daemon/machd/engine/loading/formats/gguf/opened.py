@@ -1,10 +1,8 @@
-"""A GGUF file, opened: its model is built with lazy zeros, which are replaced by each layer's tensors when those are read.
-
-:mod:`machd.engine.loading.formats.gguf.families.llama` reads the file and has what is llama's own.
-"""
+"""A GGUF file, opened: its model is built with lazy zeros, which are replaced by each layer's tensors when those are read."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,44 +11,44 @@ from typing import BinaryIO, ClassVar
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.quantized import quantize
+from mlx.utils import tree_flatten, tree_unflatten
 
 from machd.engine.backend.inspection_bounds import printable
 from machd.engine.backend.model_files import open_regular
+from machd.engine.backend.native_kernels import native_kernels
 from machd.engine.experts.tensor_origins import TensorOrigins
-from machd.engine.loading.formats.gguf.families.llama import (
-    ARCHITECTURE,
-    ROPE_FACTORS,
-    in_mlx_order,
-    llama_config,
-)
-from machd.engine.loading.formats.gguf.header import KEPT_BITS, GgufHeader, GgufTensor
-from machd.engine.loading.formats.gguf.tensors import read_tensor
+from machd.engine.loading.formats.gguf.families.family import ROPE_FACTORS, Family
+from machd.engine.loading.formats.gguf.header import GgufHeader, GgufTensor
+from machd.engine.loading.formats.gguf.packings import PACKINGS, Packing
+from machd.engine.loading.formats.gguf.tensors import read_tensor, tensor_zeros
 from machd.engine.loading.formats.opened import BuiltModel, Opened, ReadLeaf
 from machd.errors import ModelFormatError
 
-_GROUP_SIZE = 32
-"""Group size of every type that stays quantised."""
+_MLX_GROUP = 32
+"""The smallest group of mlx's own affine layers; machd's kernels on the CPU take 16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedGguf(Opened):
-    """A GGUF file of the llama family.
+    """A GGUF file of a family that machd reads.
 
     Attributes:
         header: The file's.
-        modules: The tensor of each module, by mlx-lm's path of the module.
+        family: How its tensors become parameters.
+        modules: The tensors of each module, by mlx-lm's path of the module, then by the parameter's name.
     """
 
     is_repacked: ClassVar[bool] = True
     header: GgufHeader
-    modules: Mapping[str, GgufTensor]
+    family: Family
+    modules: Mapping[str, Mapping[str, GgufTensor]]
 
     def build(self, recorder: TensorOrigins | None = None) -> BuiltModel:
         """Build the model of zeros in the shapes and dtypes of the stored weights."""
         assert recorder is None, "its arrays lie in no file as they are"
         try:
             with self.bounds("building the model"):
-                return BuiltModel(self._built(), ARCHITECTURE)
+                return BuiltModel(self._built(), self.family.model_type)
         except ModelFormatError:
             raise
         except Exception as error:
@@ -60,36 +58,105 @@ class OpenedGguf(Opened):
             ) from error
 
     def _built(self) -> Module:
-        from mlx_lm.models.llama import Model, ModelArgs  # noqa: PLC0415 - after import_mlx_lm()
+        module = importlib.import_module(f"mlx_lm.models.{self.family.model_type}")
+        model: Module = module.Model(module.ModelArgs.from_dict(self._config()))
+        self.family.finish(self.header, model)
+        packings = dict(self._packings(model))
 
-        def packing(path: str, _: Module) -> bool | dict[str, int]:
-            tensor = self.modules.get(path)
-            bits = None if tensor is None else KEPT_BITS.get(tensor.type_name)
-            return False if bits is None else {"group_size": _GROUP_SIZE, "bits": bits}
+        def packed(path: str, _: Module) -> bool | dict[str, object]:
+            packing = packings.get(path)
+            if packing is None:
+                return False
+            return {"group_size": _MLX_GROUP, "bits": packing.bits, "mode": packing.mode}
 
-        model: Module = Model(ModelArgs.from_dict(llama_config(self.header, self._rope_factors())))
-        quantize(model, class_predicate=packing)
-        zeros = [
-            (f"{path}.{part}", array)
-            for path, tensor in self.modules.items()
-            for part, array in _zeros(tensor).items()
-        ]
-        model.load_weights(zeros, strict=True)
+        quantize(model, class_predicate=packed)
+        leaves = dict(tree_flatten(model.leaf_modules(), is_leaf=Module.is_module))
+        for path, packing in packings.items():
+            leaves[path].group_size = packing.group_size
+        arrays = dict(self._zeros(packings))
+        self._check_parameters(model, arrays)
+        # Parameters of a module that has children are few and small, and nothing reads them later.
+        arrays |= self._of_no_leaf(leaves)
+        model.update(tree_unflatten(list(arrays.items())))
         model.eval()
         return model
 
+    def _config(self) -> dict[str, object]:
+        config = dict(self.checkpoint.config)
+        if self.header.has(ROPE_FACTORS):
+            (tensor,) = (one for one in self.header.tensors if one.name == ROPE_FACTORS)
+            with self._file() as file:
+                factors = read_tensor(file, tensor, None)["weight"].astype(mx.float32).tolist()
+            # mlx-lm's "longrope" takes a factor for each frequency; with equal context lengths it scales nothing else.
+            config["rope_scaling"] = {
+                "type": "longrope",
+                "original_max_position_embeddings": config["max_position_embeddings"],
+                "short_factor": factors,
+                "long_factor": factors,
+            }
+        return config
+
+    def _packings(self, model: Module) -> Iterator[tuple[str, Packing]]:
+        """Find the modules that stay packed, each with its form."""
+        has_small_groups = native_kernels() is not None
+        for path, leaf in model.named_modules():
+            tensor = self.modules.get(path, {}).get("weight")
+            packing = None if tensor is None else PACKINGS.get(tensor.type_name)
+            if packing is None or not hasattr(leaf, "to_quantized"):
+                continue
+            if packing.group_size >= _MLX_GROUP or has_small_groups:
+                yield path, packing
+
+    def _zeros(self, packings: Mapping[str, Packing]) -> Iterator[tuple[str, mx.array]]:
+        for path, tensors in self.modules.items():
+            for name, tensor in tensors.items():
+                packing = packings.get(path) if name == "weight" else None
+                for part, array in tensor_zeros(tensor, packing).items():
+                    part_path = f"{path}.{name if part == 'weight' else part}"
+                    yield part_path, self.family.changed(self.header, path, name, array)
+
+    def _check_parameters(self, model: Module, arrays: Mapping[str, mx.array]) -> None:
+        """Compare the names with those of the model's own parameters.
+
+        Raises:
+            ModelFormatError: The file lacks one, or the model has none for a tensor.
+        """
+        expected = dict(tree_flatten(model.parameters()))
+        for wrong, said in ((expected.keys() - arrays, "lacks"), (arrays - expected.keys(), "has")):
+            if wrong:
+                raise ModelFormatError(
+                    f"{self.header.path.name} {said} {min(wrong)} ({len(wrong)} such parameters), which "
+                    f"mlx-lm's {self.family.model_type} of these metadata has{'' if said == 'lacks' else ' not'}"
+                )
+
+    def _of_no_leaf(self, leaves: Mapping[str, Module]) -> dict[str, mx.array]:
+        others = [path for path in self.modules if path not in leaves]
+        found: dict[str, mx.array] = {}
+        if others:
+            with self._file() as file:
+                for path in others:
+                    for name, tensor in self.modules[path].items():
+                        array = read_tensor(file, tensor, None)["weight"]
+                        changed = self.family.changed(self.header, path, name, array)
+                        found[f"{path}.{name}"] = changed
+        return found
+
     @contextmanager
     def reading(self) -> Iterator[ReadLeaf]:
-        """Open the file; tensors are read with rows in mlx-lm's order."""
+        """Open the file; tensors are read as mlx-lm has them."""
         with self._file() as file:
 
             def read(path: str, leaf: Module) -> int:
-                if (tensor := self.modules.get(path)) is None:
-                    return 0
-                for part, array in read_tensor(file, tensor).items():
-                    rows = in_mlx_order(self.header, path, array)
-                    leaf[part] = rows.astype(leaf[part].dtype)
-                return tensor.size_bytes
+                stored_bytes = 0
+                for name, tensor in self.modules.get(path, {}).items():
+                    is_packed = name == "weight" and "scales" in leaf
+                    packing = PACKINGS[tensor.type_name] if is_packed else None
+                    for part, array in read_tensor(file, tensor, packing).items():
+                        to = name if part == "weight" else part
+                        changed = self.family.changed(self.header, path, name, array)
+                        leaf[to] = changed.astype(leaf[to].dtype)
+                    stored_bytes += tensor.size_bytes
+                return stored_bytes
 
             yield read
 
@@ -98,8 +165,9 @@ class OpenedGguf(Opened):
         if all(tensor.type_name == "F32" for tensor in self.header.tensors):
             return
         for path, leaf in model.named_modules():
-            if path in self.modules and "scales" not in leaf:
-                leaf["weight"] = leaf["weight"].astype(mx.float16)
+            for name in self.modules.get(path, {}):
+                if "scales" not in leaf:
+                    leaf[name] = leaf[name].astype(mx.float16)
 
     @contextmanager
     def _file(self) -> Iterator[BinaryIO]:
@@ -110,24 +178,3 @@ class OpenedGguf(Opened):
                 raise ModelFormatError(
                     f"{self.header.path.name} has changed while it was read; fetch the file again"
                 ) from error
-
-    def _rope_factors(self) -> list[float] | None:
-        for tensor in self.header.tensors:
-            if tensor.name == ROPE_FACTORS:
-                with self._file() as file:
-                    values = read_tensor(file, tensor)["weight"].astype(mx.float32).tolist()
-                assert isinstance(values, list)
-                return [value for value in values if isinstance(value, float)]
-        return None
-
-
-def _zeros(tensor: GgufTensor) -> dict[str, mx.array]:
-    """Make zeros in the shapes and dtypes of what :func:`read_tensor` reads."""
-    bits = KEPT_BITS.get(tensor.type_name)
-    if bits is None:
-        dtype = mx.float16 if tensor.type_name == "F16" else mx.float32
-        return {"weight": mx.zeros(tensor.shape, dtype)}
-    *rows, columns = tensor.shape
-    groups = mx.zeros((*rows, columns // _GROUP_SIZE), mx.float16)
-    packed = mx.zeros((*rows, columns * bits // 32), mx.uint32)
-    return {"weight": packed, "scales": groups, "biases": groups}
