@@ -126,10 +126,8 @@ class OpenedGguf(Opened):
         """Make mlx-lm's arrays of a parameter's tensors, each with its name."""
         for part in stored[0]:
             arrays = [one[part] for one in stored]
-            yield (
-                name if part == "weight" else part,
-                self.family.changed(self.header, path, name, arrays),
-            )
+            changed = self.family.changed(self.header, path, name, arrays)
+            yield name if part == "weight" else part, mx.contiguous(changed)
 
     def _check_parameters(self, model: Module, arrays: Mapping[str, mx.array]) -> None:
         """Compare the names with those of the model's own parameters.

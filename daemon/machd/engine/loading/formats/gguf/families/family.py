@@ -104,7 +104,9 @@ def decoder_layers(header: GgufHeader) -> int:
     layers = header.integer(f"{of}.block_count")
     further = header.integer(f"{of}.nextn_predict_layers", 0)
     if further and further >= layers:
-        raise ModelFormatError(f"{header.path.name}: {further} of {layers} layers predict further tokens")
+        raise ModelFormatError(
+            f"{header.path.name}: {further} of {layers} layers predict further tokens"
+        )
     return layers - further
 
 
