@@ -73,8 +73,9 @@ def _decay(_config: Config, logarithm: Floats) -> Floats:
     return -np.exp(logarithm)
 
 
-def _squeezed(_config: Config, kernel: Floats) -> Floats:
-    return kernel.squeeze()
+def _squeezed(_config: Config, tensors: Tensors) -> Tensors:
+    """Take axes of one element away."""
+    return {name: values.squeeze() for name, values in tensors.items()}
 
 
 def _apart(config: Config, tensors: Tensors) -> Tensors:
@@ -91,7 +92,22 @@ def _apart(config: Config, tensors: Tensors) -> Tensors:
         flat = [one.reshape(-1, rows.shape[-1]) for one in cuts]
         found[name.replace("in_proj_qkvz", "in_proj_qkv")] = np.concatenate(flat[:3])
         found[name.replace("in_proj_qkvz", "in_proj_z")] = flat[3]
-    return found
+    return _squeezed(config, found)
+
+
+def _further_layer(config: Config) -> Tensors:
+    """A layer behind the model's own, which predicts a further token; of its many tensors two."""
+    text = _text(config)
+    layer, size = text["num_hidden_layers"], text["hidden_size"]
+    return {
+        f"blk.{layer}.nextn.eh_proj.weight": np.ones((size, 2 * size), np.float32),
+        f"blk.{layer}.attn_norm.weight": np.ones(size, np.float32),
+    }
+
+
+def _metadata_of_further_layer(config: Config) -> Metadata:
+    layers = _text(config)["num_hidden_layers"]
+    return _metadata(config) | {"block_count": layers + 1, "nextn_predict_layers": 1}
 
 
 _NAMES = {
@@ -100,8 +116,8 @@ _NAMES = {
     "mlp.switch_mlp": "mlp.experts",
     ".dt_bias": ".dt_proj.bias",
 }
-_CHANGES = {"A_log": _decay, "conv1d.weight": _squeezed, "shared_expert_gate.weight": _squeezed}
 _TURNS = {
+    "A_log": _decay,
     "in_proj_qkv.weight": _turns_behind_keys,
     "in_proj_z.weight": _turns_on(0),
     "in_proj_a.weight": _turns_on(0),
@@ -127,10 +143,22 @@ RULES = [
         config=_SIZES,
         metadata=_metadata,
         names=_NAMES,
-        changes=_CHANGES,
+        changes={"A_log": _decay},
+        is_exact=False,
         rearranged=_apart,
         faults=_faults("qwen3next")
         | {"gate for up": exchanged("ffn_gate_shexp", "ffn_up_shexp")},
+    ),
+    GgufRules(
+        "qwen3next",
+        "qwen3_next",
+        case="older",
+        config=_SIZES,
+        metadata=_metadata,
+        names=_NAMES,
+        changes={"A_log": _decay},
+        rearranged=_squeezed,
+        is_exact=False,
     ),
     GgufRules(
         "qwen35",
@@ -138,7 +166,9 @@ RULES = [
         config=_nested("qwen3_5"),
         metadata=_metadata,
         names=_NAMES,
-        changes=_CHANGES | _TURNS,
+        changes=_TURNS,
+        rearranged=_squeezed,
+        is_exact=False,
         faults=_faults("qwen35") | {"beta for alpha": exchanged("ssm_alpha", "ssm_beta")},
     ),
     GgufRules(
@@ -147,7 +177,22 @@ RULES = [
         config=_nested("qwen3_5_moe"),
         metadata=_metadata,
         names=_NAMES,
-        changes=_CHANGES | _TURNS,
+        changes=_TURNS,
+        rearranged=_squeezed,
+        is_exact=False,
         faults=_faults("qwen35moe"),
+    ),
+    GgufRules(
+        "qwen35moe",
+        "qwen3_5_moe",
+        case="with a layer of further tokens",
+        config=_nested("qwen3_5_moe"),
+        metadata=_metadata_of_further_layer,
+        names=_NAMES,
+        changes=_TURNS,
+        rearranged=_squeezed,
+        added=_further_layer,
+        is_exact=False,
+        faults={"one layer more": with_key("qwen35moe.nextn_predict_layers", None)},
     ),
 ]

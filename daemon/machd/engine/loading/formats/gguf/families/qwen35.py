@@ -6,6 +6,7 @@ so that tensors of several types stay packed. Norms are stored with their 1, as 
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from machd.engine.loading.formats.gguf.families.family import Change, Family
@@ -120,12 +121,36 @@ def _part_of_each_key_head(*, first: bool) -> Change:
     return change
 
 
+def _without_gate(header: GgufHeader, rows: mx.array) -> mx.array:
+    """Take queries, keys and values out of the rows of older files, which have a gate's behind those of each head of keys."""
+    queries = _of(header, "ssm.state_size")
+    values = _of(header, "ssm.inner_size")
+    if rows.shape[0] == 2 * _key_heads(header) * queries + values:
+        return rows
+    from mlx.core import concatenate  # noqa: PLC0415 - headers are read without mlx
+
+    heads = rows.reshape(_key_heads(header), -1, *rows.shape[1:])
+    cuts = (0, queries, 2 * queries, 2 * queries + values // _key_heads(header))
+    parts = [heads[:, begin:end] for begin, end in pairwise(cuts)]
+    return concatenate([part.reshape(-1, *rows.shape[1:]) for part in parts])
+
+
+def _gate(header: GgufHeader, rows: mx.array) -> mx.array:
+    """Take the gate's rows, which older files have behind the others of each head of keys."""
+    values = _of(header, "ssm.inner_size")
+    if rows.shape[0] == values:
+        return rows
+    heads = rows.reshape(_key_heads(header), -1, *rows.shape[1:])
+    return heads[:, -values // _key_heads(header) :].reshape(-1, *rows.shape[1:])
+
+
 def _then(first: Change, second: Change) -> Change:
     return lambda header, *arrays: second(header, first(header, *arrays))
 
 
 _LANGUAGE_MODEL = "language_model."
 _LAYER = "model.layers.*."
+_NET = f"{_LANGUAGE_MODEL}{_LAYER}linear_attn."
 
 _ATTENTION_AND_NET = {
     **{ggml: path for ggml, path in NAMES.items() if not ggml.startswith("blk.*.ffn_")},
@@ -198,14 +223,14 @@ QWEN3NEXT = Family(
     "qwen3_5_moe",
     _in_language_model(_ATTENTION_AND_NET, _EXPERTS)
     | {
-        "blk.*.ssm_ba": (
-            f"{_LANGUAGE_MODEL}{_LAYER}linear_attn.in_proj_b",
-            f"{_LANGUAGE_MODEL}{_LAYER}linear_attn.in_proj_a",
-        )
+        "blk.*.ssm_in": (f"{_NET}in_proj_qkv", f"{_NET}in_proj_z"),
+        "blk.*.ssm_ba": (f"{_NET}in_proj_b", f"{_NET}in_proj_a"),
     },
     _config_of_experts,
     _STORED_OTHERWISE
     | {
+        ".in_proj_qkv": _without_gate,
+        ".in_proj_z": _gate,
         ".in_proj_b": _part_of_each_key_head(first=True),
         ".in_proj_a": _part_of_each_key_head(first=False),
     },
