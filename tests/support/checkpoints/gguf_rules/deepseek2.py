@@ -155,7 +155,9 @@ RULES = [
         names=_NAMES,
         faults={
             "softmax": with_key("deepseek2.expert_gating_func", 1),
-            "weights of experts as they are": with_key("deepseek2.expert_weights_norm", value=False),
+            "weights of experts as they are": with_key(
+                "deepseek2.expert_weights_norm", value=False
+            ),
             "groups not used": with_key("deepseek2.expert_group_used_count", 4),
         },
     ),

@@ -33,6 +33,7 @@ RULES = [
             },
         },
         metadata=_metadata,
+        kinds=("F32", "F16", "Q8_0", "MXFP4"),
         names={"self_attn.sinks": "self_attn.sinks.weight"},
         faults={
             "another window": with_key("gpt-oss.attention.sliding_window", 5),

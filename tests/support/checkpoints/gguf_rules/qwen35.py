@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from machd_probes.tiny import tiny_configuration
 from support.checkpoints.gguf_checkpoint import Config, Floats, GgufRules, Metadata, Tensors
 from support.checkpoints.gguf_rules.common import exchanged, with_key
-from machd_probes.tiny import tiny_configuration
 
 _SIZES = {
     "attention_bias": False,
@@ -31,7 +31,13 @@ def _nested(name: str) -> dict[str, object]:
     return {
         "text_config": tiny_configuration(name).config["text_config"]
         | _SIZES
-        | {"rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.5, "type": "default"}}
+        | {
+            "rope_parameters": {
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.5,
+                "type": "default",
+            }
+        }
     }
 
 
@@ -146,8 +152,7 @@ RULES = [
         changes={"A_log": _decay},
         is_exact=False,
         rearranged=_apart,
-        faults=_faults("qwen3next")
-        | {"gate for up": exchanged("ffn_gate_shexp", "ffn_up_shexp")},
+        faults=_faults("qwen3next") | {"gate for up": exchanged("ffn_gate_shexp", "ffn_up_shexp")},
     ),
     GgufRules(
         "qwen3next",

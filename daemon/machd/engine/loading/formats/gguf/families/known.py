@@ -12,6 +12,7 @@ from machd.engine.loading.formats.gguf.families.llama import LLAMA
 from machd.engine.loading.formats.gguf.families.qwen35 import QWEN3NEXT, QWEN35, QWEN35MOE
 
 FAMILIES: Mapping[str, Family] = {
-    one.architecture: one for one in (DEEPSEEK2, GEMMA3, GPT_OSS, LLAMA, QWEN3NEXT, QWEN35, QWEN35MOE)
+    one.architecture: one
+    for one in (DEEPSEEK2, GEMMA3, GPT_OSS, LLAMA, QWEN3NEXT, QWEN35, QWEN35MOE)
 }
 """Every family by its ``general.architecture``."""
