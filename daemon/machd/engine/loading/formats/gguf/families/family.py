@@ -35,6 +35,7 @@ class Family:
         changes: By the end of mlx-lm's path of a module or of a parameter: arrays that ggml stores in another way.
         leaves_out: Tensors that the model does not need.
         finish: What mlx-lm's ``sanitize`` does to the model itself for such weights.
+        other: Another family that a file of this ``general.architecture`` may be, because mlx-lm tells them apart.
     """
 
     architecture: str
@@ -44,6 +45,7 @@ class Family:
     changes: Mapping[str, Change] = field(default_factory=dict)
     leaves_out: frozenset[str] = frozenset({ROPE_FACTORS})
     finish: Callable[[GgufHeader, Module], None] = lambda _header, _model: None
+    other: Callable[[GgufHeader], Family | None] = lambda _header: None
 
     def parameter(self, tensor_name: str) -> tuple[str, str] | None:
         """Return mlx-lm's path of the module that a tensor belongs to, and the parameter's name; None for a foreign one."""

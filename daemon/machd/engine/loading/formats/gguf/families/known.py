@@ -6,7 +6,28 @@ from collections.abc import Mapping
 
 from machd.engine.loading.formats.gguf.families.family import Family
 from machd.engine.loading.formats.gguf.families.gemma3 import GEMMA3
+from machd.engine.loading.formats.gguf.families.granite import GRANITE, GRANITEMOE
 from machd.engine.loading.formats.gguf.families.llama import LLAMA
+from machd.engine.loading.formats.gguf.families.mistral3 import MISTRAL3
+from machd.engine.loading.formats.gguf.families.olmo2 import OLMO2
+from machd.engine.loading.formats.gguf.families.qwen2 import QWEN2, QWEN2MOE
+from machd.engine.loading.formats.gguf.families.qwen3 import QWEN3, QWEN3MOE
+from machd.engine.loading.formats.gguf.families.smollm3 import SMOLLM3
 
-FAMILIES: Mapping[str, Family] = {one.architecture: one for one in (GEMMA3, LLAMA)}
+FAMILIES: Mapping[str, Family] = {
+    one.architecture: one
+    for one in (
+        GEMMA3,
+        GRANITE,
+        GRANITEMOE,
+        LLAMA,
+        MISTRAL3,
+        OLMO2,
+        QWEN2,
+        QWEN2MOE,
+        QWEN3,
+        QWEN3MOE,
+        SMOLLM3,
+    )
+}
 """Every family by its ``general.architecture``."""

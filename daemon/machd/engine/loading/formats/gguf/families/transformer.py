@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from machd.engine.backend.model_files import shortened
-from machd.engine.loading.formats.gguf.families.family import Change
+from machd.engine.loading.formats.gguf.families.family import ROPE_FACTORS, Change
 from machd.engine.loading.formats.gguf.header import GgufHeader
 from machd.errors import ModelFormatError
 
@@ -34,13 +35,25 @@ HEAD_NORMS: Mapping[str, str] = {
     "blk.*.attn_k_norm": "model.layers.*.self_attn.k_norm",
 }
 
-EXPERTS: Mapping[str, str] = {
-    "blk.*.ffn_gate_inp": "model.layers.*.mlp.gate",
-    "blk.*.ffn_gate_exps": "model.layers.*.mlp.switch_mlp.gate_proj",
-    "blk.*.ffn_up_exps": "model.layers.*.mlp.switch_mlp.up_proj",
-    "blk.*.ffn_down_exps": "model.layers.*.mlp.switch_mlp.down_proj",
-}
-"""The router and the experts of a layer, which ggml stacks as mlx-lm does."""
+
+def experts_at(module: str, router: str = "gate") -> dict[str, str]:
+    """Name the router and the experts of a layer, which ggml stacks as mlx-lm does.
+
+    Args:
+        module: mlx-lm's name of the module in a layer.
+        router: The router's in that.
+    """
+    path = f"model.layers.*.{module}"
+    return {
+        "blk.*.ffn_gate_inp": f"{path}.{router}",
+        "blk.*.ffn_gate_exps": f"{path}.switch_mlp.gate_proj",
+        "blk.*.ffn_up_exps": f"{path}.switch_mlp.up_proj",
+        "blk.*.ffn_down_exps": f"{path}.switch_mlp.down_proj",
+    }
+
+
+EXPERTS: Mapping[str, str] = experts_at("mlp")
+"""Of most mixtures."""
 
 
 def transformer_config(header: GgufHeader) -> dict[str, object]:
@@ -75,6 +88,36 @@ def transformer_config(header: GgufHeader) -> dict[str, object]:
     }
 
 
+def check_heads(
+    header: GgufHeader, config: Mapping[str, object], *, share_hidden: bool = False
+) -> None:
+    """Refuse heads that mlx-lm's architecture cannot have.
+
+    Args:
+        header: The file's.
+        config: What :func:`transformer_config` made.
+        share_hidden: Heads share the hidden state evenly in this architecture.
+
+    Raises:
+        ModelFormatError: Queries, values and rotary positions are not of one width, or not of the hidden state's share.
+    """
+    of = header.text("general.architecture")
+    head_dim, heads, hidden_size = (
+        config[key] for key in ("head_dim", "num_attention_heads", "hidden_size")
+    )
+    assert isinstance(head_dim, int)
+    assert isinstance(heads, int)
+    refuse_partial_rope(header, head_dim)
+    if header.integer(f"{of}.attention.value_length", head_dim) != head_dim:
+        raise ModelFormatError(
+            f"{header.path.name}: {of}.attention.value_length has to be that of the keys"
+        )
+    if share_hidden and heads * head_dim != hidden_size:
+        raise ModelFormatError(
+            f"{header.path.name}: {of}.attention.key_length is {head_dim}; {heads} heads of {hidden_size} are supported"
+        )
+
+
 def refuse_partial_rope(header: GgufHeader, head_dim: int) -> None:
     """Refuse rotary positions for a part of each head.
 
@@ -93,17 +136,65 @@ def rope_scaling(header: GgufHeader) -> dict[str, object] | None:
         ModelFormatError: A kind that machd does not know.
     """
     of = header.text("general.architecture")
-    kind = header.text(f"{of}.rope.scaling.type", "none")
-    if kind == "none":
+    kind = header.text(f"{of}.rope.scaling.type", "linear")
+    # Files of 2023 have the second key.
+    old = header.number(f"{of}.rope.scale_linear", 0.0)
+    factor = header.number(f"{of}.rope.scaling.factor", old) or 1.0
+    if kind == "none" or (kind == "linear" and factor == 1.0):
         return None
-    factor = header.number(f"{of}.rope.scaling.factor", 1.0)
     if kind == "linear":
-        return {"type": "linear", "factor": factor or 1.0}
+        return {"type": "linear", "factor": factor}
     if kind == "yarn":
-        context_tokens = header.integer(f"{of}.context_length")
-        original = header.integer(f"{of}.rope.scaling.original_context_length", context_tokens)
-        return {"type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+        return _yarn(header, factor)
     raise ModelFormatError(f"{header.path.name}: rotary scaling {shortened(kind)} is not supported")
+
+
+def _yarn(header: GgufHeader, factor: float) -> dict[str, object]:
+    of = header.text("general.architecture")
+    scale_of_mlx_lm = 1.0 + 0.1 * math.log(max(factor, 1.0))
+    for name, only in (
+        ("attn_factor", 1.0),
+        ("yarn_ext_factor", 1.0),
+        ("yarn_attn_factor", scale_of_mlx_lm),
+    ):
+        key = f"{of}.rope.scaling.{name}"
+        if not math.isclose(header.number(key, only), only, rel_tol=1e-5):
+            raise ModelFormatError(f"{header.path.name}: {key} is not supported but as {only:.7g}")
+    context_tokens = header.integer(f"{of}.context_length")
+    original = header.integer(f"{of}.rope.scaling.original_context_length", context_tokens)
+    scaling: dict[str, object] = {
+        "type": "yarn",
+        "factor": factor,
+        "original_max_position_embeddings": original,
+    }
+    for name in ("beta_fast", "beta_slow"):
+        key = f"{of}.rope.scaling.yarn_{name}"
+        if key in header.metadata:
+            scaling[name] = header.number(key)
+    return scaling
+
+
+def refuse_scaled_rope(header: GgufHeader) -> None:
+    """Refuse scaled rotary positions.
+
+    Raises:
+        ModelFormatError: The file has them, and mlx-lm's architecture would pass over them.
+    """
+    if header.has(ROPE_FACTORS) or rope_scaling(header) is not None:
+        raise ModelFormatError(f"{header.path.name}: scaled rotary positions are not supported")
+
+
+def biases(header: GgufHeader) -> dict[str, object]:
+    """Tell whether projections have biases, as the tensors of the first layer say."""
+    return {
+        "attention_bias": header.has("blk.0.attn_q.bias"),
+        "mlp_bias": header.has("blk.0.ffn_up.bias"),
+    }
+
+
+def scale(header: GgufHeader, key: str, default: float = 1.0) -> float:
+    """Read a factor behind the architecture's name; 0 means, as in llama.cpp, that there is none."""
+    return header.number(f"{header.text('general.architecture')}.{key}", default) or default
 
 
 def heads_in_halves(heads_key: str, default_key: str | None = None) -> Change:
