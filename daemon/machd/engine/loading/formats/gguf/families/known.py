@@ -4,9 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from machd.engine.loading.formats.gguf.families.cohere2 import COHERE2
+from machd.engine.loading.formats.gguf.families.command_r import COMMAND_R
 from machd.engine.loading.formats.gguf.families.family import Family
+from machd.engine.loading.formats.gguf.families.gemma import GEMMA
+from machd.engine.loading.formats.gguf.families.gemma2 import GEMMA2
 from machd.engine.loading.formats.gguf.families.gemma3 import GEMMA3
+from machd.engine.loading.formats.gguf.families.glm4 import GLM4
 from machd.engine.loading.formats.gguf.families.llama import LLAMA
+from machd.engine.loading.formats.gguf.families.phi3 import PHI3
+from machd.engine.loading.formats.gguf.families.stablelm import STABLELM
+from machd.engine.loading.formats.gguf.families.starcoder2 import STARCODER2
 
-FAMILIES: Mapping[str, Family] = {one.architecture: one for one in (GEMMA3, LLAMA)}
+_READ = (
+    COHERE2,
+    COMMAND_R,
+    GEMMA,
+    GEMMA2,
+    GEMMA3,
+    GLM4,
+    LLAMA,
+    PHI3,
+    STABLELM,
+    STARCODER2,
+)
+
+FAMILIES: Mapping[str, Family] = {one.architecture: one for one in _READ}
 """Every family by its ``general.architecture``."""
