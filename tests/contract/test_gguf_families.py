@@ -1,0 +1,87 @@
+"""A GGUF file of every family answers as the same weights in mlx-lm layout, and faults of a converter would be noticed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from support.checkpoints.gguf_checkpoint import GgufRules, write_gguf_checkpoint
+from support.checkpoints.gguf_rules import every_rules
+
+from machd.engine.backend.mlx_lm_import import import_mlx_lm
+from machd.engine.loading.formats.gguf.families.known import FAMILIES
+from machd.engine.loading.loader import load_model
+from machd.engine.loading.source import ModelSource
+from machd.errors import ModelError
+
+import_mlx_lm()
+
+from mlx_lm.models.cache import make_prompt_cache  # noqa: E402
+
+RULES = every_rules()
+
+_PROMPT = [5, 80, 200, 33, 7, 150, 250, 12, 99, 3, 64, 180, 21, 140, 77, 230]
+"""Longer than the windows of the tiny models."""
+
+_STEPS = 16
+_ROUNDING = 1e-4
+"""Share of the largest logit that computing with packed weights in another order rounds."""
+
+
+def _greedy(source: ModelSource, dtype: str) -> tuple[list[int], mx.array]:
+    """Generate tokens behind the prompt; the logits of the prompt and of each token, [steps, vocabulary]."""
+    model = load_model(source, dtype=dtype).model
+    cache = make_prompt_cache(model)
+    rows = [model(mx.array([_PROMPT]), cache=cache)[0]]
+    token_ids: list[int] = []
+    for _ in range(_STEPS):
+        token_ids.append(int(np.argmax(np.array(rows[-1][-1]))))
+        rows.append(model(mx.array([token_ids[-1:]]), cache=cache)[0])
+    logits = mx.concatenate(rows).astype(mx.float32)
+    mx.eval(logits)
+    return token_ids, logits
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0"])
+@pytest.mark.parametrize("rules", RULES, ids=lambda rules: rules.title)
+def test_gguf_answers_as_the_directory_of_the_same_numbers(
+    tmp_path: Path, rules: GgufRules, kind: str
+) -> None:
+    """Greedy tokens are the same; logits, too, to the bit where weights are floats."""
+    checkpoint = write_gguf_checkpoint(tmp_path, rules, kind)
+    expected, expected_logits = _greedy(checkpoint.directory, "float32")
+    found, logits = _greedy(checkpoint.file, "auto" if kind == "Q8_0" else "float32")
+    assert found == expected
+    difference = float(mx.abs(logits - expected_logits).max())
+    largest = float(mx.abs(expected_logits).max())
+    assert difference <= (largest * _ROUNDING if kind == "Q8_0" else 0)
+
+
+def _faults() -> list[tuple[GgufRules, str]]:
+    return [(rules, fault) for rules in RULES for fault in (*rules.changes, *rules.faults)]
+
+
+@pytest.mark.parametrize(
+    ("rules", "fault"), _faults(), ids=[f"{rules.title} {fault}" for rules, fault in _faults()]
+)
+def test_fault_of_a_converter_is_noticed(tmp_path: Path, rules: GgufRules, fault: str) -> None:
+    """A change that is left out, or what the family's rules plant, gives other logits or is refused."""
+    if fault in rules.changes:
+        checkpoint = write_gguf_checkpoint(tmp_path, rules, converter=rules.without(fault))
+    else:
+        checkpoint = write_gguf_checkpoint(tmp_path, rules, fault=rules.faults[fault])
+    _, expected = _greedy(checkpoint.directory, "float32")
+    try:
+        _, logits = _greedy(checkpoint.file, "float32")
+    except ModelError:
+        return
+    assert float(mx.abs(logits - expected)[: len(_PROMPT)].max()) > _ROUNDING * float(
+        mx.abs(expected).max()
+    )
+
+
+def test_every_family_is_proved() -> None:
+    """A family that machd reads has rules here."""
+    assert {rules.architecture for rules in RULES} == set(FAMILIES)

@@ -1,0 +1,56 @@
+"""Changes that several families' converters make, and faults that several can have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from support.checkpoints.gguf_checkpoint import Config, Floats, Metadata, Tensors
+
+
+def permuted(heads_key: str) -> Callable[[Config, Floats], Floats]:
+    """Put rows in the order of llama.cpp's ``LlamaModel.permute``."""
+
+    def change(config: Config, rows: Floats) -> Floats:
+        heads = config[heads_key]
+        halves = rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:])
+        return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(rows.shape))
+
+    return change
+
+
+LLAMA_ORDER: Mapping[str, Callable[[Config, Floats], Floats]] = {
+    "q_proj.weight": permuted("num_attention_heads"),
+    "k_proj.weight": permuted("num_key_value_heads"),
+    "q_proj.bias": permuted("num_attention_heads"),
+    "k_proj.bias": permuted("num_key_value_heads"),
+}
+
+
+def plus_one(_config: Config, weight: Floats) -> Floats:
+    """Store a norm's weight with its 1."""
+    return weight + np.float32(1)
+
+
+def with_key(key: str, value: object) -> Callable[[Metadata, Tensors], None]:
+    """Return a fault: a file whose key has this value, or is absent for None."""
+
+    def fault(metadata: Metadata, _tensors: Tensors) -> None:
+        assert key in metadata, f"{key} is not there to be wrong"
+        metadata[key] = value
+
+    return fault
+
+
+def exchanged(first: str, second: str) -> Callable[[Metadata, Tensors], None]:
+    """Return a fault: two modules of every layer, such as ``ffn_gate`` and ``ffn_up``, have each other's tensors."""
+
+    def fault(_metadata: Metadata, tensors: Tensors) -> None:
+        names = [name for name in tensors if f".{first}." in name]
+        assert names, f"{first} is not there to be exchanged"
+        for name in names:
+            other = name.replace(f".{first}.", f".{second}.")
+            tensors[name], tensors[other] = tensors[other], tensors[name]
+
+    return fault
