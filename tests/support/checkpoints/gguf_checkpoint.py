@@ -56,6 +56,7 @@ class GgufRules:
         added: Makes tensors that no parameter is, by ggml's names.
         dropped: Ends of parameters that neither directory nor file have.
         floats: ggml's modules that are F32 in every file, besides routers and norms.
+        is_rounded: mlx-lm computes with the file's order of rows, which rounds in another order.
         faults: By a name: puts something wrong into metadata (with whole keys) and tensors (by ggml's names).
     """
 
@@ -70,6 +71,7 @@ class GgufRules:
     added: Callable[[Config], Tensors] = lambda _config: {}
     dropped: tuple[str, ...] = ()
     floats: tuple[str, ...] = ()
+    is_rounded: bool = False
     faults: Mapping[str, Callable[[Metadata, Tensors], None]] = field(default_factory=dict)
 
     @property
