@@ -56,7 +56,7 @@ class GgufRules:
         added: Makes tensors that no parameter is, by ggml's names.
         dropped: Ends of parameters that neither directory nor file have.
         floats: ggml's modules that are F32 in every file, besides routers and norms.
-        is_exact: False where the file has numbers that were computed, such as rotary factors, and logits differ by their rounding.
+        is_rounded: The file has numbers that were computed, or mlx-lm computes with its order of rows, and logits are rounded otherwise.
         faults: By a name: puts something wrong into metadata (with whole keys) and tensors (by ggml's names).
     """
 
@@ -71,7 +71,7 @@ class GgufRules:
     added: Callable[[Config], Tensors] = lambda _config: {}
     dropped: tuple[str, ...] = ()
     floats: tuple[str, ...] = ()
-    is_exact: bool = True
+    is_rounded: bool = False
     faults: Mapping[str, Callable[[Metadata, Tensors], None]] = field(default_factory=dict)
 
     @property

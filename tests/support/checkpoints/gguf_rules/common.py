@@ -57,11 +57,13 @@ def first_row(end: str) -> Callable[[Config, Tensors], Tensors]:
     return rearranged
 
 
-def with_key(key: str, value: object) -> Callable[[Metadata, Tensors], None]:
-    """Return a fault: a file whose key has this value, or is absent for None."""
+def with_key(
+    key: str, value: object, *, is_new: bool = False
+) -> Callable[[Metadata, Tensors], None]:
+    """Return a fault: a file whose key has this value, or is absent for None; a new key is one that the file has not."""
 
     def fault(metadata: Metadata, _tensors: Tensors) -> None:
-        assert key in metadata, f"{key} is not there to be wrong"
+        assert (key in metadata) != is_new, f"{key} is not there to be wrong, or is already"
         metadata[key] = value
 
     return fault

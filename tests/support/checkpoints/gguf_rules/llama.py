@@ -68,7 +68,7 @@ RULES = [
         metadata=rotary_dimensions,
         changes=LLAMA_ORDER,
         added=_rotary_factors,
-        is_exact=False,
+        is_rounded=True,
         faults={"no divisors": _without_factors},
     ),
 ]

@@ -48,7 +48,7 @@ def family_of(header: GgufHeader) -> Family:
             f"{header.path.name} holds the architecture {shortened(architecture)}; of GGUF files machd reads "
             f"{', '.join(sorted(FAMILIES))}: take the model in mlx-lm layout (safetensors) instead"
         )
-    return family.other(header) or family
+    return family if family.variant is None else family.variant(header)
 
 
 def gguf_config(header: GgufHeader) -> dict[str, object]:

@@ -9,6 +9,7 @@ from machd.engine.loading.formats.gguf.families.transformer import (
     biases,
     check_heads,
     experts_at,
+    refuse_head_dim,
     scale,
     transformer_config,
 )
@@ -19,7 +20,8 @@ from machd.errors import ModelFormatError
 def _config(header: GgufHeader) -> dict[str, object]:
     of = header.text("general.architecture")
     config = transformer_config(header)
-    check_heads(header, config, share_hidden=True)
+    check_heads(header, config)
+    refuse_head_dim(header)
     if not header.flag(f"{of}.rope.scaling.finetuned", default=True):
         raise ModelFormatError(
             f"{header.path.name}: {of} without rotary positions is not supported"

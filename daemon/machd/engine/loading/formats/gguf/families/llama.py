@@ -25,8 +25,8 @@ def llama_config(header: GgufHeader) -> dict[str, object]:
     return config | biases(header)
 
 
-def _other(header: GgufHeader) -> Family | None:
-    return MIXTRAL if header.integer("llama.expert_count", 0) else None
+def _variant(header: GgufHeader) -> Family:
+    return MIXTRAL if header.integer("llama.expert_count", 0) else LLAMA
 
 
-LLAMA = Family("llama", "llama", NAMES, llama_config, LLAMA_ORDER, other=_other)
+LLAMA = Family("llama", "llama", NAMES, llama_config, LLAMA_ORDER, variant=_variant)

@@ -30,12 +30,12 @@ def _ministral_config(header: GgufHeader) -> dict[str, object]:
     return config | {"rope_parameters": rotary}
 
 
-def _other(header: GgufHeader) -> Family | None:
-    return MINISTRAL3 if {_GROWTH, _LOGARITHM} & header.metadata.keys() else None
+def _variant(header: GgufHeader) -> Family:
+    return MINISTRAL3 if {_GROWTH, _LOGARITHM} & header.metadata.keys() else MISTRAL3
 
 
 MINISTRAL3 = Family(
     "mistral3", "ministral3", NAMES, _ministral_config, LLAMA_ORDER, leaves_out=frozenset()
 )
 
-MISTRAL3 = Family("mistral3", "llama", NAMES, llama_config, LLAMA_ORDER, other=_other)
+MISTRAL3 = Family("mistral3", "llama", NAMES, llama_config, LLAMA_ORDER, variant=_variant)

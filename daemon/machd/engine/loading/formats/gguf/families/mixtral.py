@@ -8,7 +8,8 @@ from machd.engine.loading.formats.gguf.families.transformer import (
     NAMES,
     check_heads,
     experts_at,
-    refuse_scaled_rope,
+    refuse_head_dim,
+    refuse_rope_scaling,
     transformer_config,
 )
 from machd.engine.loading.formats.gguf.header import GgufHeader
@@ -16,8 +17,9 @@ from machd.engine.loading.formats.gguf.header import GgufHeader
 
 def _config(header: GgufHeader) -> dict[str, object]:
     config = transformer_config(header)
-    check_heads(header, config, share_hidden=True)
-    refuse_scaled_rope(header)
+    check_heads(header, config)
+    refuse_head_dim(header)
+    refuse_rope_scaling(header)
     return config | {
         "num_local_experts": header.integer("llama.expert_count"),
         "num_experts_per_tok": header.integer("llama.expert_used_count"),

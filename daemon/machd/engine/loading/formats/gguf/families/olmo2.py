@@ -67,10 +67,10 @@ _NAMES = {
 }
 
 
-def _other(header: GgufHeader) -> Family | None:
-    return OLMO3 if header.integer(_WINDOW, 0) else None
+def _variant(header: GgufHeader) -> Family:
+    return OLMO3 if header.integer(_WINDOW, 0) else OLMO2
 
 
 OLMO3 = Family("olmo2", "olmo3", _NAMES, _olmo3_config)
 
-OLMO2 = Family("olmo2", "olmo2", _NAMES, _config, other=_other)
+OLMO2 = Family("olmo2", "olmo2", _NAMES, _config, variant=_variant)

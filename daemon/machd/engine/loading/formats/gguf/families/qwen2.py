@@ -9,7 +9,8 @@ from machd.engine.loading.formats.gguf.families.transformer import (
     EXPERTS,
     NAMES,
     check_heads,
-    refuse_scaled_rope,
+    refuse_head_dim,
+    refuse_rope_scaling,
     transformer_config,
 )
 from machd.engine.loading.formats.gguf.header import GgufHeader
@@ -20,12 +21,13 @@ if TYPE_CHECKING:
 
 def _config(header: GgufHeader) -> dict[str, object]:
     config = transformer_config(header)
-    check_heads(header, config, share_hidden=True)
+    check_heads(header, config)
+    refuse_head_dim(header)
     return config
 
 
 def _moe_config(header: GgufHeader) -> dict[str, object]:
-    refuse_scaled_rope(header)
+    refuse_rope_scaling(header)
     config = _config(header)
     of_dense = header.integer("qwen2moe.feed_forward_length")
     used = header.integer("qwen2moe.expert_used_count")

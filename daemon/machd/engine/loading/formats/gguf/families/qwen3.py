@@ -8,7 +8,7 @@ from machd.engine.loading.formats.gguf.families.transformer import (
     HEAD_NORMS,
     NAMES,
     check_heads,
-    refuse_scaled_rope,
+    refuse_rope_scaling,
     transformer_config,
 )
 from machd.engine.loading.formats.gguf.header import GgufHeader
@@ -21,7 +21,7 @@ def _config(header: GgufHeader) -> dict[str, object]:
 
 
 def _moe_config(header: GgufHeader) -> dict[str, object]:
-    refuse_scaled_rope(header)
+    refuse_rope_scaling(header)
     used = header.integer("qwen3moe.expert_used_count")
     of_dense = header.integer("qwen3moe.feed_forward_length")
     # llama.cpp has experts in every layer, and their weights sum to 1.

@@ -30,10 +30,20 @@ NAMES: Mapping[str, str] = {
 }
 """Modules of a plain transformer: ggml's names and mlx-lm's."""
 
+TIED_NAMES: Mapping[str, str] = {name: path for name, path in NAMES.items() if name != "output"}
+"""The same for families whose embeddings are always the output's weights, too."""
+
 HEAD_NORMS: Mapping[str, str] = {
     "blk.*.attn_q_norm": "model.layers.*.self_attn.q_norm",
     "blk.*.attn_k_norm": "model.layers.*.self_attn.k_norm",
 }
+
+FEEDFORWARD_NORMS: Mapping[str, str] = {
+    "blk.*.post_attention_norm": "model.layers.*.post_attention_layernorm",
+    "blk.*.ffn_norm": "model.layers.*.pre_feedforward_layernorm",
+    "blk.*.post_ffw_norm": "model.layers.*.post_feedforward_layernorm",
+}
+"""The norms around attention and feed-forward of Gemma 2 and later."""
 
 
 def experts_at(module: str, router: str = "gate") -> dict[str, str]:
@@ -56,8 +66,12 @@ EXPERTS: Mapping[str, str] = experts_at("mlp")
 """Of most mixtures."""
 
 
-def transformer_config(header: GgufHeader) -> dict[str, object]:
+def transformer_config(header: GgufHeader, epsilon: str = "rms_norm_eps") -> dict[str, object]:
     """Make the keys of a configuration that most families have.
+
+    Args:
+        header: The file's.
+        epsilon: mlx-lm's name for the epsilon of the norms; any but ``rms_norm_eps`` is that of a layer norm.
 
     Raises:
         ModelFormatError: A key is missing, or the numbers contradict each other.
@@ -66,6 +80,7 @@ def transformer_config(header: GgufHeader) -> dict[str, object]:
     heads = header.integer(f"{of}.attention.head_count")
     hidden_size = header.integer(f"{of}.embedding_length")
     kv_heads = header.integer(f"{of}.attention.head_count_kv", heads)
+    norm = "layer_norm_rms" if epsilon == "rms_norm_eps" else "layer_norm"
     if heads == 0 or (hidden_size % heads and f"{of}.attention.key_length" not in header.metadata):
         raise ModelFormatError(f"{header.path.name}: {heads} heads do not divide {hidden_size}")
     if kv_heads == 0 or heads % kv_heads:
@@ -79,7 +94,7 @@ def transformer_config(header: GgufHeader) -> dict[str, object]:
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": header.integer(f"{of}.attention.key_length", hidden_size // heads),
-        "rms_norm_eps": header.number(f"{of}.attention.layer_norm_rms_epsilon"),
+        epsilon: header.number(f"{of}.attention.{norm}_epsilon"),
         "vocab_size": header.shape("token_embd.weight")[0],
         "max_position_embeddings": header.integer(f"{of}.context_length"),
         "rope_theta": header.number(f"{of}.rope.freq_base", 10000.0),
@@ -88,34 +103,19 @@ def transformer_config(header: GgufHeader) -> dict[str, object]:
     }
 
 
-def check_heads(
-    header: GgufHeader, config: Mapping[str, object], *, share_hidden: bool = False
-) -> None:
-    """Refuse heads that mlx-lm's architecture cannot have.
-
-    Args:
-        header: The file's.
-        config: What :func:`transformer_config` made.
-        share_hidden: Heads share the hidden state evenly in this architecture.
+def check_heads(header: GgufHeader, config: Mapping[str, object]) -> None:
+    """Refuse heads whose values or rotary positions are not as wide as their keys.
 
     Raises:
-        ModelFormatError: Queries, values and rotary positions are not of one width, or not of the hidden state's share.
+        ModelFormatError: The file has them, and mlx-lm's architecture knows one width.
     """
     of = header.text("general.architecture")
-    head_dim, heads, hidden_size = (
-        config[key] for key in ("head_dim", "num_attention_heads", "hidden_size")
-    )
+    head_dim = config["head_dim"]
     assert isinstance(head_dim, int)
-    assert isinstance(heads, int)
     refuse_partial_rope(header, head_dim)
-    if header.integer(f"{of}.attention.value_length", head_dim) != head_dim:
-        raise ModelFormatError(
-            f"{header.path.name}: {of}.attention.value_length has to be that of the keys"
-        )
-    if share_hidden and heads * head_dim != hidden_size:
-        raise ModelFormatError(
-            f"{header.path.name}: {of}.attention.key_length is {head_dim}; {heads} heads of {hidden_size} are supported"
-        )
+    key = f"{of}.attention.value_length"
+    if header.integer(key, head_dim) != head_dim:
+        raise ModelFormatError(f"{header.path.name}: {key} other than {head_dim} is not supported")
 
 
 def refuse_partial_rope(header: GgufHeader, head_dim: int) -> None:
@@ -129,6 +129,60 @@ def refuse_partial_rope(header: GgufHeader, head_dim: int) -> None:
         raise ModelFormatError(f"{header.path.name}: partial rotary positions are not supported")
 
 
+def partial_rotary_factor(header: GgufHeader, head_dim: int) -> float:
+    """Return the rotary part of a head's dimensions; times ``head_dim`` and rounded down, as mlx-lm does, it is the file's number.
+
+    Raises:
+        ModelFormatError: The part is not even, or larger than the head.
+    """
+    of = header.text("general.architecture")
+    rotary = header.integer(f"{of}.rope.dimension_count", head_dim)
+    if not 0 < rotary <= head_dim or rotary % 2:
+        raise ModelFormatError(
+            f"{header.path.name}: {of}.rope.dimension_count is {rotary} for heads of {head_dim}"
+        )
+    factor = rotary / head_dim
+    return factor if int(factor * head_dim) == rotary else math.nextafter(factor, 1.0)
+
+
+def refuse_rope_scaling(header: GgufHeader) -> None:
+    """Refuse scaled rotary positions.
+
+    Raises:
+        ModelFormatError: The file asks for them, and mlx-lm's architecture has none.
+    """
+    if header.has(ROPE_FACTORS) or rope_scaling(header) is not None:
+        raise ModelFormatError(f"{header.path.name}: scaled rotary positions are not supported")
+
+
+def plain_rope_config(header: GgufHeader, epsilon: str = "rms_norm_eps") -> dict[str, object]:
+    """Make the configuration of an architecture that rotates whole heads without scaling.
+
+    Raises:
+        ModelFormatError: The file asks for another rotation; or as in :func:`transformer_config`.
+    """
+    config = transformer_config(header, epsilon)
+    head_dim = config["head_dim"]
+    assert isinstance(head_dim, int)
+    refuse_partial_rope(header, head_dim)
+    refuse_rope_scaling(header)
+    return config
+
+
+def refuse_head_dim(header: GgufHeader) -> None:
+    """Refuse heads of another width than the hidden state's share.
+
+    Raises:
+        ModelFormatError: The file has them, and mlx-lm's architecture computes the width.
+    """
+    of = header.text("general.architecture")
+    heads = header.integer(f"{of}.attention.head_count")
+    share = header.integer(f"{of}.embedding_length") // max(heads, 1)
+    for key in (f"{of}.attention.key_length", f"{of}.attention.value_length"):
+        if header.integer(key, share) != share:
+            raise ModelFormatError(f"{header.path.name}: {key} other than {share} is not supported")
+
+
 def rope_scaling(header: GgufHeader) -> dict[str, object] | None:
     """Make mlx-lm's ``rope_scaling`` of the metadata.
 
@@ -136,10 +190,10 @@ def rope_scaling(header: GgufHeader) -> dict[str, object] | None:
         ModelFormatError: A kind that machd does not know.
     """
     of = header.text("general.architecture")
+    # As in llama.cpp, a factor alone is one of linear scaling, and 0 is none.
     kind = header.text(f"{of}.rope.scaling.type", "linear")
-    # Files of 2023 have the second key.
-    old = header.number(f"{of}.rope.scale_linear", 0.0)
-    factor = header.number(f"{of}.rope.scaling.factor", old) or 1.0
+    former = header.number(f"{of}.rope.scale_linear", 1.0)
+    factor = header.number(f"{of}.rope.scaling.factor", former) or 1.0
     if kind == "none" or (kind == "linear" and factor == 1.0):
         return None
     if kind == "linear":
@@ -172,16 +226,6 @@ def _yarn(header: GgufHeader, factor: float) -> dict[str, object]:
         if key in header.metadata:
             scaling[name] = header.number(key)
     return scaling
-
-
-def refuse_scaled_rope(header: GgufHeader) -> None:
-    """Refuse scaled rotary positions.
-
-    Raises:
-        ModelFormatError: The file has them, and mlx-lm's architecture would pass over them.
-    """
-    if header.has(ROPE_FACTORS) or rope_scaling(header) is not None:
-        raise ModelFormatError(f"{header.path.name}: scaled rotary positions are not supported")
 
 
 def biases(header: GgufHeader) -> dict[str, object]:
