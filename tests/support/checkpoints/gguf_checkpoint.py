@@ -57,7 +57,7 @@ class GgufRules:
         dropped: Ends of parameters that neither directory nor file have.
         floats: ggml's modules that are F32 in every file, besides routers and norms.
         kinds: Types of matrices that are proved.
-        is_exact: Whether no change rounds, so that float weights answer to the bit.
+        is_rounded: The file has numbers that were computed, or mlx-lm computes with its order of rows, and logits are rounded otherwise.
         faults: By a name: puts something wrong into metadata (with whole keys) and tensors (by ggml's names).
     """
 
@@ -73,7 +73,7 @@ class GgufRules:
     dropped: tuple[str, ...] = ()
     floats: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ("F32", "F16", "Q8_0")
-    is_exact: bool = True
+    is_rounded: bool = False
     faults: Mapping[str, Callable[[Metadata, Tensors], None]] = field(default_factory=dict)
 
     @property
@@ -169,6 +169,9 @@ def common_metadata(architecture: str, config: Config) -> Metadata:
     if kind == "yarn":
         of = "original_max_position_embeddings"
         found["rope.scaling.original_context_length"] = scaling[of]
+        for of in ("beta_fast", "beta_slow"):
+            if of in scaling:
+                found[f"rope.scaling.yarn_{of}"] = float(scaling[of])
     return {f"{architecture}.{key}": value for key, value in found.items()} | _tokenizer(
         config["vocab_size"]
     )

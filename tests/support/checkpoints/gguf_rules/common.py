@@ -20,6 +20,15 @@ def permuted(heads_key: str) -> Callable[[Config, Floats], Floats]:
     return change
 
 
+def rotary_dimensions(config: Config) -> Metadata:
+    """Write what ``LlamaModel`` does besides."""
+    share = config["hidden_size"] // config["num_attention_heads"]
+    return {
+        "vocab_size": config["vocab_size"],
+        "rope.dimension_count": config.get("head_dim") or share,
+    }
+
+
 LLAMA_ORDER: Mapping[str, Callable[[Config, Floats], Floats]] = {
     "q_proj.weight": permuted("num_attention_heads"),
     "k_proj.weight": permuted("num_key_value_heads"),
@@ -28,16 +37,33 @@ LLAMA_ORDER: Mapping[str, Callable[[Config, Floats], Floats]] = {
 }
 
 
+WITHOUT_BIASES = {end: LLAMA_ORDER[end] for end in ("q_proj.weight", "k_proj.weight")}
+"""The same of a checkpoint whose projections have none."""
+
+
 def plus_one(_config: Config, weight: Floats) -> Floats:
     """Store a norm's weight with its 1."""
     return weight + np.float32(1)
 
 
-def with_key(key: str, value: object) -> Callable[[Metadata, Tensors], None]:
-    """Return a fault: a file whose key has this value, or is absent for None."""
+def first_row(end: str) -> Callable[[Config, Tensors], Tensors]:
+    """Store matrices of one row as vectors, which converters once did."""
+
+    def rearranged(_config: Config, tensors: Tensors) -> Tensors:
+        return {
+            name: values[0] if name.endswith(end) else values for name, values in tensors.items()
+        }
+
+    return rearranged
+
+
+def with_key(
+    key: str, value: object, *, is_new: bool = False
+) -> Callable[[Metadata, Tensors], None]:
+    """Return a fault: a file whose key has this value, or is absent for None; a new key is one that the file has not."""
 
     def fault(metadata: Metadata, _tensors: Tensors) -> None:
-        assert key in metadata, f"{key} is not there to be wrong"
+        assert (key in metadata) != is_new, f"{key} is not there to be wrong, or is already"
         metadata[key] = value
 
     return fault

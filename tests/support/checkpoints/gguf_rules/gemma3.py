@@ -1,4 +1,4 @@
-"""Gemma 3: norms with their 1; every sixth layer sees the whole context."""
+"""Gemma 3: norms with their 1; every sixth layer sees the whole context; one size scales its queries otherwise."""
 
 from __future__ import annotations
 
@@ -10,17 +10,58 @@ def _metadata(config: Config) -> Metadata:
     return {"attention.sliding_window": config["sliding_window"]}
 
 
+_LAYERS = {"num_hidden_layers": 7, "sliding_window_pattern": 6}
+
 RULES = [
     GgufRules(
         "gemma3",
         "gemma3_text",
-        config={"num_hidden_layers": 7, "sliding_window_pattern": 6},
+        config=_LAYERS,
         metadata=_metadata,
         changes={"norm.weight": plus_one},
         dropped=("lm_head.weight",),
         faults={
             "another window": with_key("gemma3.attention.sliding_window", 5),
             "norms exchanged": exchanged("ffn_norm", "post_ffw_norm"),
+        },
+    ),
+    GgufRules(
+        "gemma3",
+        "gemma3_text",
+        case="scaled",
+        config={**_LAYERS, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+        metadata=_metadata,
+        changes={"norm.weight": plus_one},
+        dropped=("lm_head.weight",),
+        faults={
+            "another factor": with_key("gemma3.rope.scaling.factor", 4.0),
+            "a bound of logits": with_key("gemma3.final_logit_softcapping", 30.0, is_new=True),
+        },
+    ),
+    GgufRules(
+        "gemma3",
+        "gemma3_text",
+        case="27b",
+        config={
+            "num_hidden_layers": 62,
+            "sliding_window_pattern": 6,
+            "head_dim": 64,
+            "query_pre_attn_scalar": 32,
+        },
+        metadata=_metadata,
+        changes={"norm.weight": plus_one},
+        dropped=("lm_head.weight",),
+    ),
+    GgufRules(
+        "gemma3",
+        "gemma3_text",
+        case="untied-pattern",
+        config={"num_hidden_layers": 3, "sliding_window_pattern": 2},
+        metadata=lambda config: _metadata(config) | {"attention.sliding_window_pattern": 2},
+        changes={"norm.weight": plus_one},
+        faults={
+            "another pattern": with_key("gemma3.attention.sliding_window_pattern", 3),
+            "no window": with_key("gemma3.attention.sliding_window", None),
         },
     ),
 ]

@@ -150,7 +150,7 @@ RULES = [
         metadata=_metadata,
         names=_NAMES,
         changes={"A_log": _decay},
-        is_exact=False,
+        is_rounded=True,
         rearranged=_apart,
         faults=_faults("qwen3next") | {"gate for up": exchanged("ffn_gate_shexp", "ffn_up_shexp")},
     ),
@@ -163,7 +163,7 @@ RULES = [
         names=_NAMES,
         changes={"A_log": _decay},
         rearranged=_squeezed,
-        is_exact=False,
+        is_rounded=True,
     ),
     GgufRules(
         "qwen35",
@@ -173,7 +173,7 @@ RULES = [
         names=_NAMES,
         changes=_TURNS,
         rearranged=_squeezed,
-        is_exact=False,
+        is_rounded=True,
         faults=_faults("qwen35") | {"beta for alpha": exchanged("ssm_alpha", "ssm_beta")},
     ),
     GgufRules(
@@ -184,7 +184,7 @@ RULES = [
         names=_NAMES,
         changes=_TURNS,
         rearranged=_squeezed,
-        is_exact=False,
+        is_rounded=True,
         faults=_faults("qwen35moe"),
     ),
     GgufRules(
@@ -197,7 +197,7 @@ RULES = [
         changes=_TURNS,
         rearranged=_squeezed,
         added=_further_layer,
-        is_exact=False,
+        is_rounded=True,
         faults={"one layer more": with_key("qwen35moe.nextn_predict_layers", None)},
     ),
 ]

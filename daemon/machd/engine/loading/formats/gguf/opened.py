@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, ClassVar
 
 import mlx.core as mx
+import numpy as np
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_flatten, tree_unflatten
@@ -17,7 +18,7 @@ from machd.engine.backend.inspection_bounds import printable
 from machd.engine.backend.model_files import open_regular
 from machd.engine.backend.native_kernels import native_kernels
 from machd.engine.experts.tensor_origins import TensorOrigins
-from machd.engine.loading.formats.gguf.families.family import ROPE_FACTORS, Family
+from machd.engine.loading.formats.gguf.families.family import Family
 from machd.engine.loading.formats.gguf.header import GgufHeader, GgufTensor
 from machd.engine.loading.formats.gguf.packings import PACKINGS, Packing
 from machd.engine.loading.formats.gguf.tensors import read_tensor, tensor_zeros
@@ -83,17 +84,11 @@ class OpenedGguf(Opened):
 
     def _config(self) -> dict[str, object]:
         config = dict(self.checkpoint.config)
-        if self.header.has(ROPE_FACTORS):
-            (tensor,) = (one for one in self.header.tensors if one.name == ROPE_FACTORS)
+        tensors = self.family.rope_factors(self.header)
+        if tensors:
             with self._file() as file:
-                factors = read_tensor(file, tensor, None)["weight"].astype(mx.float32).tolist()
-            # mlx-lm's "longrope" takes a factor for each frequency; with equal context lengths it scales nothing else.
-            config["rope_scaling"] = {
-                "type": "longrope",
-                "original_max_position_embeddings": config["max_position_embeddings"],
-                "short_factor": factors,
-                "long_factor": factors,
-            }
+                factors = {tensor.name: _numbers(file, tensor) for tensor in tensors}
+            config["rope_scaling"] = self.family.rope_of_factors(config, factors)
         return config
 
     def _packings(self, model: Module) -> Iterator[tuple[str, Packing]]:
@@ -168,11 +163,8 @@ class OpenedGguf(Opened):
                     stored = [read_tensor(file, one, packing) for one in tensors]
                     for part, array in self._changed(path, name, stored):
                         leaf[part] = array.astype(leaf[part].dtype)
-                    # A tensor of several modules counts with its first.
-                    firsts = ((one, self.family.parameters(one.name)[0]) for one in tensors)
-                    stored_bytes += sum(
-                        one.size_bytes for one, first in firsts if first == (path, name)
-                    )
+                    firsts = (one for one in tensors if self.family.is_first(one, path))
+                    stored_bytes += sum(one.size_bytes for one in firsts)
                 return stored_bytes
 
             yield read
@@ -196,3 +188,8 @@ class OpenedGguf(Opened):
                 raise ModelFormatError(
                     f"{self.header.path.name} has changed while it was read; fetch the file again"
                 ) from error
+
+
+def _numbers(file: BinaryIO, tensor: GgufTensor) -> list[float]:
+    values = np.array(read_tensor(file, tensor, None)["weight"].astype(mx.float32))
+    return [float(value) for value in values]

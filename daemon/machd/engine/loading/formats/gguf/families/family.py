@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from machd.engine.loading.formats.gguf.header import GgufHeader, GgufTensor
@@ -20,8 +20,24 @@ array. Of packed weights it gets weights, scales and biases one after the other.
 
 _NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<module>[\w.]+?)(?:\.(?P<part>weight|bias))?")
 
+_ROW = "#"
+
 ROPE_FACTORS = "rope_freqs.weight"
 """Name of the tensor with one divisor for each rotary frequency."""
+
+_ROPE_FACTORS = frozenset({ROPE_FACTORS, "rope_factors_long.weight", "rope_factors_short.weight"})
+
+
+def _same_at_each_length(
+    config: Mapping[str, object], factors: Mapping[str, list[float]]
+) -> dict[str, object]:
+    # mlx-lm's "longrope" takes a factor for each frequency; with equal context lengths it scales nothing else.
+    return {
+        "type": "longrope",
+        "original_max_position_embeddings": config["max_position_embeddings"],
+        "short_factor": factors[ROPE_FACTORS],
+        "long_factor": factors[ROPE_FACTORS],
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +47,16 @@ class Family:
     Attributes:
         architecture: The file's ``general.architecture``.
         model_type: mlx-lm's.
-        names: ggml's module to mlx-lm's path; ``*`` is the layer's number, and a layer's module begins with ``blk.*.``.
+        names: ggml's module to mlx-lm's path; ``*`` is the layer's number, and a layer's module begins with ``blk.*.``;
+            ``#`` is the number of a row, where each row of ggml's tensor has a module of its own.
             With ``.weight`` or ``.bias`` at its end, a name is that of one parameter, whose whole path is given. A module
             whose rows are several modules in mlx-lm has their paths, and a change for each. Modules of the same path are
             joined along their rows, in this order, or by their change.
         config: Makes the configuration that mlx-lm's ``ModelArgs.from_dict`` takes, without ``model_type``.
         changes: By the end of mlx-lm's path of a module or of a parameter: arrays that ggml stores in another way.
         expands: ggml's modules that never stay packed, because their columns become rows.
-        leaves_out: Tensors that the model does not need.
+        leaves_out: Tensors that are no parameters of the model.
+        rope_of_factors: Makes mlx-lm's ``rope_scaling`` of the configuration and the divisors of rotary frequencies, by tensor.
         finish: What mlx-lm's ``sanitize`` does to the model itself for such weights.
         variant: Finds the table of a file, where files of one architecture become several of mlx-lm's.
     """
@@ -50,6 +68,9 @@ class Family:
     changes: Mapping[str, Change] = field(default_factory=dict)
     expands: frozenset[str] = frozenset()
     leaves_out: frozenset[str] = frozenset({ROPE_FACTORS})
+    rope_of_factors: Callable[
+        [Mapping[str, object], Mapping[str, list[float]]], dict[str, object]
+    ] = _same_at_each_length
     finish: Callable[[GgufHeader, Module], None] = lambda _header, _model: None
     variant: Callable[[GgufHeader], Family] | None = None
 
@@ -75,10 +96,20 @@ class Family:
             is_behind and has_prediction_layers(header)
         )
 
+    def is_first(self, tensor: GgufTensor, path: str) -> bool:
+        """Tell whether a tensor's first module has this path; a tensor that several modules read counts with it."""
+        first, _ = self.parameters(tensor.name)[0]
+        return path.startswith(first.partition(_ROW)[0])
+
     def keeps_packed(self, tensor: GgufTensor) -> bool:
         """Tell whether a tensor may stay packed."""
         match = _NAME.fullmatch(tensor.name)
         return match is not None and _generic(match) not in self.expands
+
+    def rope_factors(self, header: GgufHeader) -> list[GgufTensor]:
+        """Find the tensors with divisors of rotary frequencies that the family reads."""
+        names = self.leaves_out & _ROPE_FACTORS
+        return [tensor for tensor in header.tensors if tensor.name in names]
 
     def changed(
         self, header: GgufHeader, path: str, name: str, arrays: Sequence[mx.array]
@@ -129,12 +160,27 @@ def module_tensors(
         module = _generic(match)
         return place.get(module, place.get(_generic(match, match["part"]), 0))
 
+    for tensor, (path, name) in _parameters(family, header):
+        rows = _rows(tensor) if _ROW in path else (tensor,)
+        for row, one in enumerate(rows):
+            module = found.setdefault(path.replace(_ROW, str(row)), {})
+            module[name] = tuple(sorted((*module.get(name, ()), one), key=order))
+    return found
+
+
+def _rows(tensor: GgufTensor) -> Iterator[GgufTensor]:
+    count, *shape = tensor.shape
+    row_bytes = tensor.size_bytes // count
+    for row in range(count):
+        offset = tensor.offset + row * row_bytes
+        yield replace(tensor, shape=tuple(shape), offset=offset, size_bytes=row_bytes)
+
+
+def _parameters(family: Family, header: GgufHeader) -> Iterator[tuple[GgufTensor, tuple[str, str]]]:
     for tensor in header.tensors:
         if family.needs(header, tensor.name):
-            for path, name in family.parameters(tensor.name):
-                others = found.setdefault(path, {}).get(name, ())
-                found[path][name] = tuple(sorted((*others, tensor), key=order))
-    return found
+            for parameter in family.parameters(tensor.name):
+                yield tensor, parameter
 
 
 def _generic(match: re.Match[str], part: str | None = None) -> str:

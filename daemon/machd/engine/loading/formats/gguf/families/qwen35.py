@@ -14,6 +14,7 @@ from machd.engine.loading.formats.gguf.families.transformer import (
     EXPERTS,
     HEAD_NORMS,
     NAMES,
+    partial_rotary_factor,
     transformer_config,
 )
 from machd.engine.loading.formats.gguf.header import GgufHeader
@@ -50,7 +51,6 @@ def _config(header: GgufHeader) -> dict[str, object]:
     of = header.text("general.architecture")
     head_dim, values = config["head_dim"], _value_heads(header)
     assert isinstance(head_dim, int)
-    rotated = header.integer(f"{of}.rope.dimension_count", head_dim)
     scaling = config["rope_scaling"] or {"type": "default"}
     assert isinstance(scaling, dict)
     return config | {
@@ -61,7 +61,10 @@ def _config(header: GgufHeader) -> dict[str, object]:
         "linear_conv_kernel_dim": _of(header, "ssm.conv_kernel"),
         "full_attention_interval": header.integer(f"{of}.full_attention_interval", 4),
         "rope_parameters": scaling
-        | {"rope_theta": config["rope_theta"], "partial_rotary_factor": rotated / head_dim},
+        | {
+            "rope_theta": config["rope_theta"],
+            "partial_rotary_factor": partial_rotary_factor(header, head_dim),
+        },
     }
 
 
