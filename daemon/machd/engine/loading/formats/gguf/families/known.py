@@ -14,6 +14,7 @@ from machd.engine.loading.formats.gguf.families.gemma3 import GEMMA3
 from machd.engine.loading.formats.gguf.families.glm4 import GLM4
 from machd.engine.loading.formats.gguf.families.gpt_oss import GPT_OSS
 from machd.engine.loading.formats.gguf.families.granite import GRANITE, GRANITEMOE
+from machd.engine.loading.formats.gguf.families.lfm2 import LFM2
 from machd.engine.loading.formats.gguf.families.llama import LLAMA
 from machd.engine.loading.formats.gguf.families.mistral3 import MISTRAL3
 from machd.engine.loading.formats.gguf.families.olmo2 import OLMO2
@@ -36,6 +37,7 @@ _READ = (
     GPT_OSS,
     GRANITE,
     GRANITEMOE,
+    LFM2,
     LLAMA,
     MISTRAL3,
     OLMO2,

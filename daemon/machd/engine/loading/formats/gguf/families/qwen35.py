@@ -16,6 +16,7 @@ from machd.engine.loading.formats.gguf.families.transformer import (
     NAMES,
     partial_rotary_factor,
     transformer_config,
+    with_channel,
 )
 from machd.engine.loading.formats.gguf.header import GgufHeader
 from machd.errors import ModelFormatError
@@ -105,11 +106,6 @@ def _logarithm(_header: GgufHeader, decay: mx.array) -> mx.array:
     return (-decay).log()
 
 
-def _with_channel(_header: GgufHeader, kernel: mx.array) -> mx.array:
-    """Return a convolution's kernels [channels, width] with the axis of their one input channel."""
-    return kernel.reshape(*kernel.shape[:2], 1)
-
-
 def _one_row(_header: GgufHeader, weight: mx.array) -> mx.array:
     return weight.reshape(1, -1)
 
@@ -182,7 +178,7 @@ _TWO_GATES = {
 
 _STORED_OTHERWISE: dict[str, Change] = {
     ".A_log": _logarithm,
-    ".conv1d": _with_channel,
+    ".conv1d": with_channel,
     ".shared_expert_gate": _one_row,
 }
 _TURN_BY_TURN: dict[str, Change] = {
@@ -193,7 +189,7 @@ _TURN_BY_TURN: dict[str, Change] = {
     ".dt_bias": _grouped,
     ".out_proj": _grouped_columns,
     ".A_log": _then(_logarithm, _grouped),
-    ".conv1d": _then(_grouped_behind_keys, _with_channel),
+    ".conv1d": _then(_grouped_behind_keys, with_channel),
     ".shared_expert_gate": _one_row,
 }
 """What llama.cpp's converter of Qwen3.5 does, where a head of keys has several of values."""

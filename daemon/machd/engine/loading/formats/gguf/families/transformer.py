@@ -278,3 +278,8 @@ LLAMA_ORDER: Mapping[str, Change] = {
 def less_one(_header: GgufHeader, weight: mx.array) -> mx.array:
     """Return a norm's weight without the 1 that llama.cpp's converter adds, and mlx-lm's norm again."""
     return weight - 1
+
+
+def with_channel(_header: GgufHeader, kernel: mx.array) -> mx.array:
+    """Return a convolution's kernels [channels, width] with the axis of their one input channel."""
+    return kernel.reshape(*kernel.shape[:2], 1)
