@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -28,17 +29,9 @@ def _text(config: Config) -> Config:
 
 def _nested(name: str) -> dict[str, object]:
     """A tiny configuration's ``text_config``, whole, with these sizes; positions as Qwen3.5 has them."""
-    return {
-        "text_config": tiny_configuration(name).config["text_config"]
-        | _SIZES
-        | {
-            "rope_parameters": {
-                "rope_theta": 10000.0,
-                "partial_rotary_factor": 0.5,
-                "type": "default",
-            }
-        }
-    }
+    text: Any = tiny_configuration(name).config["text_config"]
+    rope = {"rope_theta": 10000.0, "partial_rotary_factor": 0.5, "type": "default"}
+    return {"text_config": {**text, **_SIZES, "rope_parameters": rope}}
 
 
 def _metadata(config: Config) -> Metadata:
@@ -98,6 +91,16 @@ def _apart(config: Config, tensors: Tensors) -> Tensors:
         flat = [one.reshape(-1, rows.shape[-1]) for one in cuts]
         found[name.replace("in_proj_qkvz", "in_proj_qkv")] = np.concatenate(flat[:3])
         found[name.replace("in_proj_qkvz", "in_proj_z")] = flat[3]
+    return _squeezed(config, found)
+
+
+def _fused(config: Config, tensors: Tensors) -> Tensors:
+    """Put each expert's gate before its other rows, in one tensor."""
+    found = {name: values for name, values in tensors.items() if ".experts.up_proj" not in name}
+    for name in [name for name in found if ".experts.gate_proj" in name]:
+        up = tensors[name.replace("gate_proj", "up_proj")]
+        fused = np.concatenate([found.pop(name), up], axis=1)
+        found[name.replace("gate_proj", "gate_up_proj")] = fused
     return _squeezed(config, found)
 
 
@@ -199,5 +202,16 @@ RULES = [
         added=_further_layer,
         is_rounded=True,
         faults={"one layer more": with_key("qwen35moe.nextn_predict_layers", None)},
+    ),
+    GgufRules(
+        "qwen35moe",
+        "qwen3_5_moe",
+        case="with fused experts",
+        config=_nested("qwen3_5_moe"),
+        metadata=lambda config: _metadata(config) | {"feed_forward_length": None},
+        names=_NAMES,
+        changes=_TURNS,
+        rearranged=_fused,
+        is_rounded=True,
     ),
 ]

@@ -7,13 +7,16 @@ hold keys and values of the latent apart (``attn_k_b``, ``attn_v_b``), as deepse
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from machd.engine.loading.formats.gguf.families.family import Family
 from machd.engine.loading.formats.gguf.families.transformer import (
     EXPERTS,
+    FUSED_EXPERTS,
     NAMES,
+    UNFUSED,
     transformer_config,
 )
 from machd.engine.loading.formats.gguf.header import GgufHeader
@@ -152,9 +155,10 @@ def _values(header: GgufHeader, stored: mx.array) -> mx.array:
     return stored if stored.ndim > 2 else _heads(header, stored)[:, _head_sizes(header)[0] :]
 
 
-_NAMES = {
+_NAMES: Mapping[str, str | tuple[str, ...]] = {
     **NAMES,
     **EXPERTS,
+    **FUSED_EXPERTS,
     "blk.*.attn_q_a": "model.layers.*.self_attn.q_a_proj",
     "blk.*.attn_q_a_norm": "model.layers.*.self_attn.q_a_layernorm",
     "blk.*.attn_q_b": "model.layers.*.self_attn.q_b_proj",
@@ -174,7 +178,7 @@ _DEEPSEEK_3 = Family(
     "deepseek_v3",
     {**_NAMES, "blk.*.attn_k_b": _PAIR[0], "blk.*.attn_v_b": _PAIR[1], "blk.*.attn_kv_b": _PAIR},
     _config_3,
-    {".embed_q": _keys, ".unembed_out": _values},
+    {**UNFUSED, ".embed_q": _keys, ".unembed_out": _values},
     expands=frozenset({"blk.*.attn_kv_b"}),
 )
 
@@ -188,7 +192,7 @@ _DEEPSEEK_2 = Family(
         "blk.*.attn_kv_b": _PROJECTION,
     },
     _config_2,
-    {".kv_b_proj": _joined},
+    {**UNFUSED, ".kv_b_proj": _joined},
     expands=frozenset({"blk.*.attn_k_b"}),
 )
 

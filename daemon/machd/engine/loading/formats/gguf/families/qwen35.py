@@ -6,14 +6,17 @@ so that tensors of several types stay packed. Norms are stored with their 1, as 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from machd.engine.loading.formats.gguf.families.family import Change, Family
 from machd.engine.loading.formats.gguf.families.transformer import (
     EXPERTS,
+    FUSED_EXPERTS,
     HEAD_NORMS,
     NAMES,
+    UNFUSED,
     partial_rotary_factor,
     transformer_config,
     with_channel,
@@ -164,8 +167,9 @@ _ATTENTION_AND_NET = {
     "blk.*.ssm_out": f"{_LAYER}linear_attn.out_proj",
 }
 _DENSE = {ggml: NAMES[ggml] for ggml in ("blk.*.ffn_gate", "blk.*.ffn_up", "blk.*.ffn_down")}
-_EXPERTS = {
+_EXPERTS: Mapping[str, str | tuple[str, ...]] = {
     **EXPERTS,
+    **FUSED_EXPERTS,
     "blk.*.ffn_gate_inp_shexp": f"{_LAYER}mlp.shared_expert_gate",
     "blk.*.ffn_gate_shexp": f"{_LAYER}mlp.shared_expert.gate_proj",
     "blk.*.ffn_up_shexp": f"{_LAYER}mlp.shared_expert.up_proj",
@@ -180,6 +184,7 @@ _STORED_OTHERWISE: dict[str, Change] = {
     ".A_log": _logarithm,
     ".conv1d": with_channel,
     ".shared_expert_gate": _one_row,
+    **UNFUSED,
 }
 _TURN_BY_TURN: dict[str, Change] = {
     ".in_proj_qkv": _grouped_behind_keys,
@@ -191,14 +196,21 @@ _TURN_BY_TURN: dict[str, Change] = {
     ".A_log": _then(_logarithm, _grouped),
     ".conv1d": _then(_grouped_behind_keys, with_channel),
     ".shared_expert_gate": _one_row,
+    **UNFUSED,
 }
 """What llama.cpp's converter of Qwen3.5 does, where a head of keys has several of values."""
 
 
 def _in_language_model(
-    *names: dict[str, str],
+    *names: Mapping[str, str | tuple[str, ...]],
 ) -> dict[str, str | tuple[str, ...]]:
-    return {ggml: _LANGUAGE_MODEL + path for one in names for ggml, path in one.items()}
+    return {
+        ggml: _LANGUAGE_MODEL + path
+        if isinstance(path, str)
+        else tuple(_LANGUAGE_MODEL + one for one in path)
+        for table in names
+        for ggml, path in table.items()
+    }
 
 
 QWEN35 = Family(
