@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from support.checkpoints.gguf_checkpoint import Config, Floats, GgufRules, Metadata
 from support.checkpoints.gguf_rules.common import exchanged, with_key
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import numpy as np
+
 from support.checkpoints.gguf_checkpoint import Config, GgufRules, Metadata, Tensors
 from support.checkpoints.gguf_rules.common import exchanged, with_key
 

@@ -48,7 +48,7 @@ def family_of(header: GgufHeader) -> Family:
             f"{header.path.name} holds the architecture {shortened(architecture)}; of GGUF files machd reads "
             f"{', '.join(sorted(FAMILIES))}: take the model in mlx-lm layout (safetensors) instead"
         )
-    return family
+    return family if family.variant is None else family.variant(header)
 
 
 def gguf_config(header: GgufHeader) -> dict[str, object]:
@@ -81,7 +81,7 @@ def check_gguf(header: GgufHeader) -> None:
             raise ModelFormatError(
                 f"{name}: {shortened(tensor.name)} is a vector stored as {tensor.type_name}; no converter writes that"
             )
-        if tensor.name not in family.leaves_out and family.parameter(tensor.name) is None:
+        if family.needs(header, tensor.name) and not family.parameters(tensor.name):
             raise ModelFormatError(
                 f"{name}: {family.architecture} has no tensor {shortened(tensor.name)}"
             )

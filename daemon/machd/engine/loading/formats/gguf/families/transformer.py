@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from machd.engine.backend.model_files import shortened
-from machd.engine.loading.formats.gguf.families.family import Change
+from machd.engine.loading.formats.gguf.families.family import Change, decoder_layers
 from machd.engine.loading.formats.gguf.header import GgufHeader
 from machd.errors import ModelFormatError
 
@@ -77,7 +77,7 @@ def transformer_config(header: GgufHeader, epsilon: str = "rms_norm_eps") -> dic
         )
     return {
         "hidden_size": hidden_size,
-        "num_hidden_layers": header.integer(f"{of}.block_count"),
+        "num_hidden_layers": decoder_layers(header),
         "intermediate_size": header.integer(f"{of}.feed_forward_length"),
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
@@ -174,7 +174,11 @@ def rope_scaling(header: GgufHeader) -> dict[str, object] | None:
     if kind == "yarn":
         context_tokens = header.integer(f"{of}.context_length")
         original = header.integer(f"{of}.rope.scaling.original_context_length", context_tokens)
-        return {"type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+        return {"type": "yarn", "factor": factor, "original_max_position_embeddings": original} | {
+            name: header.number(f"{of}.rope.scaling.yarn_{name}")
+            for name in ("beta_fast", "beta_slow")
+            if f"{of}.rope.scaling.yarn_{name}" in header.metadata
+        }
     raise ModelFormatError(f"{header.path.name}: rotary scaling {shortened(kind)} is not supported")
 
 
