@@ -42,7 +42,7 @@ class OpenedGguf(Opened):
     is_repacked: ClassVar[bool] = True
     header: GgufHeader
     family: Family
-    modules: Mapping[str, Mapping[str, GgufTensor]]
+    modules: Mapping[str, Mapping[str, tuple[GgufTensor, ...]]]
 
     def build(self, recorder: TensorOrigins | None = None) -> BuiltModel:
         """Build the model of zeros in the shapes and dtypes of the stored weights."""
@@ -95,20 +95,36 @@ class OpenedGguf(Opened):
         """Find the modules that stay packed, each with its form."""
         has_small_groups = native_kernels() is not None
         for path, leaf in model.named_modules():
-            tensor = self.modules.get(path, {}).get("weight")
-            packing = None if tensor is None else PACKINGS.get(tensor.type_name)
+            packing = self._packing(self.modules.get(path, {}).get("weight", ()))
             if packing is None or not hasattr(leaf, "to_quantized"):
                 continue
             if packing.group_size >= _MLX_GROUP or has_small_groups:
                 yield path, packing
 
+    def _packing(self, tensors: tuple[GgufTensor, ...]) -> Packing | None:
+        """Return the form of a weight; None where its tensors have several, or are expanded."""
+        types = {one.type_name for one in tensors if self.family.keeps_packed(one)}
+        is_one = len(types) == 1 and all(map(self.family.keeps_packed, tensors))
+        return PACKINGS.get(types.pop()) if is_one else None
+
     def _zeros(self, packings: Mapping[str, Packing]) -> Iterator[tuple[str, mx.array]]:
         for path, tensors in self.modules.items():
-            for name, tensor in tensors.items():
+            for name, of_name in tensors.items():
                 packing = packings.get(path) if name == "weight" else None
-                for part, array in tensor_zeros(tensor, packing).items():
-                    part_path = f"{path}.{name if part == 'weight' else part}"
-                    yield part_path, self.family.changed(self.header, path, name, array)
+                stored = [tensor_zeros(one, packing) for one in of_name]
+                for part, array in self._changed(path, name, stored):
+                    yield f"{path}.{part}", array
+
+    def _changed(
+        self, path: str, name: str, stored: list[dict[str, mx.array]]
+    ) -> Iterator[tuple[str, mx.array]]:
+        """Make mlx-lm's arrays of a parameter's tensors, each with its name."""
+        for part in stored[0]:
+            arrays = [one[part] for one in stored]
+            yield (
+                name if part == "weight" else part,
+                self.family.changed(self.header, path, name, arrays),
+            )
 
     def _check_parameters(self, model: Module, arrays: Mapping[str, mx.array]) -> None:
         """Compare the names with those of the model's own parameters.
@@ -130,10 +146,10 @@ class OpenedGguf(Opened):
         if others:
             with self._file() as file:
                 for path in others:
-                    for name, tensor in self.modules[path].items():
-                        array = read_tensor(file, tensor, None)["weight"]
-                        changed = self.family.changed(self.header, path, name, array)
-                        found[f"{path}.{name}"] = changed
+                    for name, tensors in self.modules[path].items():
+                        stored = [read_tensor(file, one, None) for one in tensors]
+                        for part, array in self._changed(path, name, stored):
+                            found[f"{path}.{part}"] = array
         return found
 
     @contextmanager
@@ -143,14 +159,17 @@ class OpenedGguf(Opened):
 
             def read(path: str, leaf: Module) -> int:
                 stored_bytes = 0
-                for name, tensor in self.modules.get(path, {}).items():
+                for name, tensors in self.modules.get(path, {}).items():
                     is_packed = name == "weight" and "scales" in leaf
-                    packing = PACKINGS[tensor.type_name] if is_packed else None
-                    for part, array in read_tensor(file, tensor, packing).items():
-                        to = name if part == "weight" else part
-                        changed = self.family.changed(self.header, path, name, array)
-                        leaf[to] = changed.astype(leaf[to].dtype)
-                    stored_bytes += tensor.size_bytes
+                    packing = PACKINGS[tensors[0].type_name] if is_packed else None
+                    stored = [read_tensor(file, one, packing) for one in tensors]
+                    for part, array in self._changed(path, name, stored):
+                        leaf[part] = array.astype(leaf[part].dtype)
+                    # A tensor of several modules counts with its first.
+                    firsts = ((one, self.family.parameters(one.name)[0]) for one in tensors)
+                    stored_bytes += sum(
+                        one.size_bytes for one, first in firsts if first == (path, name)
+                    )
                 return stored_bytes
 
             yield read
@@ -159,9 +178,10 @@ class OpenedGguf(Opened):
         """Give plain weights the dtype of the scales, which is float16; a file that is float32 stays so."""
         if all(tensor.type_name == "F32" for tensor in self.header.tensors):
             return
+        may_cast = getattr(model, "cast_predicate", None) or (lambda _path: True)
         for path, leaf in model.named_modules():
             for name in self.modules.get(path, {}):
-                if "scales" not in leaf:
+                if "scales" not in leaf and may_cast(f"{path}.{name}"):
                     leaf[name] = leaf[name].astype(mx.float16)
 
     @contextmanager

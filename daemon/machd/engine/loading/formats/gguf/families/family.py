@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from machd.engine.loading.formats.gguf.header import GgufHeader, GgufTensor
+from machd.errors import ModelFormatError
 
 if TYPE_CHECKING:
     import mlx.core as mx
     from mlx.nn.layers.base import Module
 
-Change: TypeAlias = Callable[[GgufHeader, "mx.array"], "mx.array"]
-"""Turns a stored array into the one that mlx-lm has. Of packed weights it gets weights, scales and biases one after the other."""
+Change: TypeAlias = Callable[..., "mx.array"]
+"""Takes the header and a parameter's stored arrays, one of each tensor in the order of the family's names, and returns mlx-lm's
+array. Of packed weights it gets weights, scales and biases one after the other."""
 
 _NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<module>[\w.]+?)(?:\.(?P<part>weight|bias))?")
-
-_ROW = "#"
 
 ROPE_FACTORS = "rope_freqs.weight"
 """Name of the tensor with one divisor for each rotary frequency."""
@@ -45,11 +45,13 @@ class Family:
     Attributes:
         architecture: The file's ``general.architecture``.
         model_type: mlx-lm's.
-        names: ggml's module to mlx-lm's path; ``*`` is the layer's number, and a layer's module begins with ``blk.*.``;
-            ``#`` is the number of a row, where each row of ggml's tensor has a module of its own.
-            With ``.weight`` or ``.bias`` at its end, a name is that of one parameter, whose whole path is given.
+        names: ggml's module to mlx-lm's path; ``*`` is the layer's number, and a layer's module begins with ``blk.*.``.
+            With ``.weight`` or ``.bias`` at its end, a name is that of one parameter, whose whole path is given. A module
+            whose rows are several modules in mlx-lm has their paths, and a change for each. Modules of the same path are
+            joined along their rows, in this order, or by their change.
         config: Makes the configuration that mlx-lm's ``ModelArgs.from_dict`` takes, without ``model_type``.
         changes: By the end of mlx-lm's path of a module or of a parameter: arrays that ggml stores in another way.
+        expands: ggml's modules that never stay packed, because their columns become rows.
         leaves_out: Tensors that are no parameters of the model.
         rope_of_factors: Makes mlx-lm's ``rope_scaling`` of the configuration and the divisors of rotary frequencies, by tensor.
         finish: What mlx-lm's ``sanitize`` does to the model itself for such weights.
@@ -58,9 +60,10 @@ class Family:
 
     architecture: str
     model_type: str
-    names: Mapping[str, str]
+    names: Mapping[str, str | tuple[str, ...]]
     config: Callable[[GgufHeader], dict[str, object]]
     changes: Mapping[str, Change] = field(default_factory=dict)
+    expands: frozenset[str] = frozenset()
     leaves_out: frozenset[str] = frozenset({ROPE_FACTORS})
     rope_of_factors: Callable[
         [Mapping[str, object], Mapping[str, list[float]]], dict[str, object]
@@ -68,57 +71,99 @@ class Family:
     finish: Callable[[GgufHeader, Module], None] = lambda _header, _model: None
     variant: Callable[[GgufHeader], Family] | None = None
 
-    def parameter(self, tensor_name: str) -> tuple[str, str] | None:
-        """Return mlx-lm's path of the module that a tensor belongs to, and the parameter's name; None for a foreign one."""
+    def parameters(self, tensor_name: str) -> tuple[tuple[str, str], ...]:
+        """Return what a tensor becomes: mlx-lm's path of each module, and the parameter's name; nothing for a foreign one."""
         match = _NAME.fullmatch(tensor_name)
         if match is None:
-            return None
-        layer, module, part = match["layer"], match["module"], match["part"]
-        generic = module if layer is None else f"blk.*.{module}"
-        whole = self.names.get(f"{generic}.{part}" if part else generic)
-        if whole is not None and (part is None or f"{generic}.{part}" in self.names):
-            path, _, name = whole.rpartition(".")
+            return ()
+        layer, part = match["layer"], match["part"]
+        module, whole = _generic(match), _generic(match, part)
+        if whole in self.names:
+            cuts = [path.rpartition(".") for path in _each(self.names[whole])]
+            paths = [(path, name) for path, _, name in cuts]
         else:
-            path, name = self.names.get(generic, ""), part or ""
-        if not path or not name:
-            return None
-        return path.replace("*", layer or "*"), name
+            paths = [(path, part or "") for path in _each(self.names.get(module, ()))]
+        return tuple((path.replace("*", layer or "*"), name) for path, name in paths if name)
+
+    def needs(self, header: GgufHeader, tensor_name: str) -> bool:
+        """Tell whether the model needs a tensor: layers that predict further tokens come behind its own."""
+        match = _NAME.fullmatch(tensor_name)
+        is_behind = match and match["layer"] and int(match["layer"]) >= decoder_layers(header)
+        return tensor_name not in self.leaves_out and not (
+            is_behind and has_prediction_layers(header)
+        )
 
     def rope_factors(self, header: GgufHeader) -> list[GgufTensor]:
         """Find the tensors with divisors of rotary frequencies that the family reads."""
         names = self.leaves_out & _ROPE_FACTORS
         return [tensor for tensor in header.tensors if tensor.name in names]
 
-    def changed(self, header: GgufHeader, path: str, name: str, array: mx.array) -> mx.array:
-        """Turn a stored array of a module's parameter into mlx-lm's."""
+    def keeps_packed(self, tensor: GgufTensor) -> bool:
+        """Tell whether a tensor may stay packed."""
+        match = _NAME.fullmatch(tensor.name)
+        return match is not None and _generic(match) not in self.expands
+
+    def changed(
+        self, header: GgufHeader, path: str, name: str, arrays: Sequence[mx.array]
+    ) -> mx.array:
+        """Turn the stored arrays of a module's parameter into mlx-lm's."""
         for end, change in self.changes.items():
             if path.endswith(end) or f"{path}.{name}".endswith(end):
-                return change(header, array)
-        return array
+                return change(header, *arrays)
+        if len(arrays) == 1:
+            return arrays[0]
+        from mlx.core import concatenate  # noqa: PLC0415 - headers are read without mlx
+
+        return concatenate(list(arrays))
 
 
-def module_tensors(family: Family, header: GgufHeader) -> dict[str, dict[str, GgufTensor]]:
+def decoder_layers(header: GgufHeader) -> int:
+    """Count the model's own layers, without those behind them that predict further tokens.
+
+    Raises:
+        ModelFormatError: There are none.
+    """
+    of = header.text("general.architecture")
+    layers = header.integer(f"{of}.block_count")
+    further = header.integer(f"{of}.nextn_predict_layers", 0)
+    if further and further >= layers:
+        raise ModelFormatError(
+            f"{header.path.name}: {further} of {layers} layers predict further tokens"
+        )
+    return layers - further
+
+
+def has_prediction_layers(header: GgufHeader) -> bool:
+    """Tell whether layers that predict further tokens come behind the model's own."""
+    of = header.text("general.architecture")
+    return header.integer(f"{of}.nextn_predict_layers", 0) > 0
+
+
+def module_tensors(
+    family: Family, header: GgufHeader
+) -> dict[str, dict[str, tuple[GgufTensor, ...]]]:
     """Find the tensors of each module: by mlx-lm's path of the module, then by the parameter's name."""
-    found: dict[str, dict[str, GgufTensor]] = {}
-    for tensor, (path, name) in _parameters(family, header):
-        if _ROW not in path:
-            found.setdefault(path, {})[name] = tensor
-            continue
-        for row, one in enumerate(_rows(tensor)):
-            found.setdefault(path.replace(_ROW, str(row)), {})[name] = one
+    place = {module: index for index, module in enumerate(family.names)}
+    found: dict[str, dict[str, tuple[GgufTensor, ...]]] = {}
+
+    def order(tensor: GgufTensor) -> int:
+        match = _NAME.fullmatch(tensor.name)
+        assert match is not None
+        module = _generic(match)
+        return place.get(module, place.get(_generic(match, match["part"]), 0))
+
+    for tensor in header.tensors:
+        if family.needs(header, tensor.name):
+            for path, name in family.parameters(tensor.name):
+                others = found.setdefault(path, {}).get(name, ())
+                found[path][name] = tuple(sorted((*others, tensor), key=order))
     return found
 
 
-def _rows(tensor: GgufTensor) -> Iterator[GgufTensor]:
-    count, *shape = tensor.shape
-    row_bytes = tensor.size_bytes // count
-    for row in range(count):
-        offset = tensor.offset + row * row_bytes
-        yield replace(tensor, shape=tuple(shape), offset=offset, size_bytes=row_bytes)
+def _generic(match: re.Match[str], part: str | None = None) -> str:
+    module = match["module"] if match["layer"] is None else f"blk.*.{match['module']}"
+    return f"{module}.{part}" if part else module
 
 
-def _parameters(family: Family, header: GgufHeader) -> Iterator[tuple[GgufTensor, tuple[str, str]]]:
-    for tensor in header.tensors:
-        parameter = family.parameter(tensor.name)
-        if parameter is not None:
-            yield tensor, parameter
+def _each(paths: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (paths,) if isinstance(paths, str) else paths

@@ -7,7 +7,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from machd.engine.backend.model_files import shortened
-from machd.engine.loading.formats.gguf.families.family import ROPE_FACTORS, Change
+from machd.engine.loading.formats.gguf.families.family import (
+    ROPE_FACTORS,
+    Change,
+    decoder_layers,
+)
 from machd.engine.loading.formats.gguf.header import GgufHeader
 from machd.errors import ModelFormatError
 
@@ -89,7 +93,7 @@ def transformer_config(header: GgufHeader, epsilon: str = "rms_norm_eps") -> dic
         )
     return {
         "hidden_size": hidden_size,
-        "num_hidden_layers": header.integer(f"{of}.block_count"),
+        "num_hidden_layers": decoder_layers(header),
         "intermediate_size": header.integer(f"{of}.feed_forward_length"),
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
@@ -213,7 +217,9 @@ def _yarn(header: GgufHeader, factor: float) -> dict[str, object]:
     ):
         key = f"{of}.rope.scaling.{name}"
         if not math.isclose(header.number(key, only), only, rel_tol=1e-5):
-            raise ModelFormatError(f"{header.path.name}: {key} is not supported but as {only:.7g}")
+            raise ModelFormatError(
+                f"{header.path.name}: {key} is not supported, only as {only:.7g}"
+            )
     context_tokens = header.integer(f"{of}.context_length")
     original = header.integer(f"{of}.rope.scaling.original_context_length", context_tokens)
     scaling: dict[str, object] = {
