@@ -1,4 +1,4 @@
-"""Gemma 2: norms with their 1, no weights of the output, bounds of logits; one size scales its queries otherwise."""
+"""Gemma 2: norms with their 1, no weights of the output, and bounds of logits."""
 
 from __future__ import annotations
 
@@ -36,13 +36,5 @@ RULES = [
             "no bound": with_key("gemma2.final_logit_softcapping", 0.0),
             "norms exchanged": exchanged("ffn_norm", "post_attention_norm"),
         },
-    ),
-    GgufRules(
-        "gemma2",
-        "gemma2",
-        case="27b",
-        config={**_CAPS, "num_hidden_layers": 46, "head_dim": 64},
-        metadata=_metadata,
-        changes={"norm.weight": plus_one},
     ),
 ]

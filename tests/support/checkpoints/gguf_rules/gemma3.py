@@ -1,4 +1,4 @@
-"""Gemma 3: norms with their 1; every sixth layer sees the whole context; one size scales its queries otherwise."""
+"""Gemma 3: norms with their 1; every sixth layer sees the whole context, whose positions large sizes scale."""
 
 from __future__ import annotations
 
@@ -41,25 +41,18 @@ RULES = [
     GgufRules(
         "gemma3",
         "gemma3_text",
-        case="27b",
-        config={
-            "num_hidden_layers": 62,
-            "sliding_window_pattern": 6,
-            "head_dim": 64,
-            "query_pre_attn_scalar": 32,
-        },
-        metadata=_metadata,
-        changes={"norm.weight": plus_one},
-        dropped=("lm_head.weight",),
-    ),
-    GgufRules(
-        "gemma3",
-        "gemma3_text",
         case="untied-pattern",
-        config={"num_hidden_layers": 3, "sliding_window_pattern": 2},
-        metadata=lambda config: _metadata(config) | {"attention.sliding_window_pattern": 2},
+        config={
+            "num_hidden_layers": 3,
+            "sliding_window_pattern": 2,
+            "rope_local_base_freq": 500.0,
+        },
+        metadata=lambda config: (
+            _metadata(config) | {"attention.sliding_window_pattern": 2, "rope.freq_base_swa": 500.0}
+        ),
         changes={"norm.weight": plus_one},
         faults={
+            "another base within windows": with_key("gemma3.rope.freq_base_swa", None),
             "another pattern": with_key("gemma3.attention.sliding_window_pattern", 3),
             "no window": with_key("gemma3.attention.sliding_window", None),
         },

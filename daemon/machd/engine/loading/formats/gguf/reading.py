@@ -35,6 +35,13 @@ def read_gguf(path: Path, bounds: Callable[[str], AbstractContextManager[None]])
     )
 
 
+_VISION_FILE = "clip"
+"""``general.architecture`` of the files that llama.cpp calls mmproj."""
+
+_VISION_TENSORS = ("v.", "mm.")
+"""How names of tensors of vision begin, which Ollama puts into the file of the language model."""
+
+
 def family_of(header: GgufHeader) -> Family:
     """Find the family of a file.
 
@@ -43,6 +50,11 @@ def family_of(header: GgufHeader) -> Family:
     """
     architecture = header.text("general.architecture")
     family = FAMILIES.get(architecture)
+    if architecture == _VISION_FILE:
+        raise ModelArchitectureError(
+            f"{header.path.name} is the vision part of a model (mmproj); name the file of the language model, which answers "
+            "text, or take the model in mlx-lm layout (safetensors) for images"
+        )
     if family is None:
         raise ModelArchitectureError(
             f"{header.path.name} holds the architecture {shortened(architecture)}; of GGUF files machd reads "
@@ -80,6 +92,11 @@ def check_gguf(header: GgufHeader) -> None:
         if len(tensor.shape) == 1 and tensor.block_elements > 1:
             raise ModelFormatError(
                 f"{name}: {shortened(tensor.name)} is a vector stored as {tensor.type_name}; no converter writes that"
+            )
+        if tensor.name.startswith(_VISION_TENSORS):
+            raise ModelFormatError(
+                f"{name} holds the vision part of a model, too ({shortened(tensor.name)}); take the language model's own file, "
+                "or the model in mlx-lm layout (safetensors)"
             )
         if family.needs(header, tensor.name) and not family.parameters(tensor.name):
             raise ModelFormatError(

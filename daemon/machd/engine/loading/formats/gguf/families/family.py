@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from machd.engine.loading.formats.gguf.header import GgufHeader, GgufTensor
@@ -19,8 +19,6 @@ Change: TypeAlias = Callable[..., "mx.array"]
 array. Of packed weights it gets weights, scales and biases one after the other."""
 
 _NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<module>[\w.]+?)(?:\.(?P<part>weight|bias))?")
-
-_ROW = "#"
 
 ROPE_FACTORS = "rope_freqs.weight"
 """Name of the tensor with one divisor for each rotary frequency."""
@@ -47,8 +45,7 @@ class Family:
     Attributes:
         architecture: The file's ``general.architecture``.
         model_type: mlx-lm's.
-        names: ggml's module to mlx-lm's path; ``*`` is the layer's number, and a layer's module begins with ``blk.*.``;
-            ``#`` is the number of a row, where each row of ggml's tensor has a module of its own.
+        names: ggml's module to mlx-lm's path; ``*`` is the layer's number, and a layer's module begins with ``blk.*.``.
             With ``.weight`` or ``.bias`` at its end, a name is that of one parameter, whose whole path is given. A module
             whose rows are several modules in mlx-lm has their paths, and a change for each. Modules of the same path are
             joined along their rows, in this order, or by their change.
@@ -96,20 +93,19 @@ class Family:
             is_behind and has_prediction_layers(header)
         )
 
+    def rope_factors(self, header: GgufHeader) -> list[GgufTensor]:
+        """Find the tensors with divisors of rotary frequencies that the family reads."""
+        names = self.leaves_out & _ROPE_FACTORS
+        return [tensor for tensor in header.tensors if tensor.name in names]
+
     def is_first(self, tensor: GgufTensor, path: str) -> bool:
         """Tell whether a tensor's first module has this path; a tensor that several modules read counts with it."""
-        first, _ = self.parameters(tensor.name)[0]
-        return path.startswith(first.partition(_ROW)[0])
+        return self.parameters(tensor.name)[0][0] == path
 
     def keeps_packed(self, tensor: GgufTensor) -> bool:
         """Tell whether a tensor may stay packed."""
         match = _NAME.fullmatch(tensor.name)
         return match is not None and _generic(match) not in self.expands
-
-    def rope_factors(self, header: GgufHeader) -> list[GgufTensor]:
-        """Find the tensors with divisors of rotary frequencies that the family reads."""
-        names = self.leaves_out & _ROPE_FACTORS
-        return [tensor for tensor in header.tensors if tensor.name in names]
 
     def changed(
         self, header: GgufHeader, path: str, name: str, arrays: Sequence[mx.array]
@@ -160,27 +156,12 @@ def module_tensors(
         module = _generic(match)
         return place.get(module, place.get(_generic(match, match["part"]), 0))
 
-    for tensor, (path, name) in _parameters(family, header):
-        rows = _rows(tensor) if _ROW in path else (tensor,)
-        for row, one in enumerate(rows):
-            module = found.setdefault(path.replace(_ROW, str(row)), {})
-            module[name] = tuple(sorted((*module.get(name, ()), one), key=order))
-    return found
-
-
-def _rows(tensor: GgufTensor) -> Iterator[GgufTensor]:
-    count, *shape = tensor.shape
-    row_bytes = tensor.size_bytes // count
-    for row in range(count):
-        offset = tensor.offset + row * row_bytes
-        yield replace(tensor, shape=tuple(shape), offset=offset, size_bytes=row_bytes)
-
-
-def _parameters(family: Family, header: GgufHeader) -> Iterator[tuple[GgufTensor, tuple[str, str]]]:
     for tensor in header.tensors:
         if family.needs(header, tensor.name):
-            for parameter in family.parameters(tensor.name):
-                yield tensor, parameter
+            for path, name in family.parameters(tensor.name):
+                others = found.setdefault(path, {}).get(name, ())
+                found[path][name] = tuple(sorted((*others, tensor), key=order))
+    return found
 
 
 def _generic(match: re.Match[str], part: str | None = None) -> str:

@@ -41,6 +41,8 @@ def _config(header: GgufHeader) -> dict[str, object]:
     window = header.integer("gemma3.attention.sliding_window", 0)
     pattern = header.integer("gemma3.attention.sliding_window_pattern", _LAYERS_IN_PATTERN)
     return config | {
+        # Files without it say the base in keys of their own, such as Ollama's, and the usual default would be wrong.
+        "rope_theta": header.number("gemma3.rope.freq_base"),
         "query_pre_attn_scalar": of_hidden if layers == _LAYERS_OF_27B else head_dim,
         "sliding_window": window,
         # Without a window, each layer is one of those that see the whole context.

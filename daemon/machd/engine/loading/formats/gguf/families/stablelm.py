@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from machd.engine.loading.formats.gguf.families.family import Family
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from machd.engine.loading.formats.gguf.families.family import Change, Family
 from machd.engine.loading.formats.gguf.families.transformer import (
     NAMES,
     partial_rotary_factor,
@@ -11,12 +14,12 @@ from machd.engine.loading.formats.gguf.families.transformer import (
     transformer_config,
 )
 from machd.engine.loading.formats.gguf.header import GgufHeader
+from machd.errors import ModelFormatError
 
-_HEAD_NORMS = {
-    "blk.*.attn_q_norm": "model.layers.*.self_attn.q_layernorm.norms.#",
-    "blk.*.attn_k_norm": "model.layers.*.self_attn.k_layernorm.norms.#",
-}
-"""A norm for each head, which ggml stacks."""
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+_MOST_HEADS = 1024
 
 
 def _config(header: GgufHeader) -> dict[str, object]:
@@ -34,4 +37,33 @@ def _config(header: GgufHeader) -> dict[str, object]:
     }
 
 
-STABLELM = Family("stablelm", "stablelm", {**NAMES, **_HEAD_NORMS}, _config, leaves_out=frozenset())
+def _row(index: int) -> Change:
+    def change(_header: GgufHeader, rows: mx.array) -> mx.array:
+        return rows[index]
+
+    return change
+
+
+def _with_head_norms(header: GgufHeader) -> Family:
+    """Give each head the row of ggml's norms that is its own.
+
+    Raises:
+        ModelFormatError: There are more heads than any model has.
+    """
+    names, changes = dict(STABLELM.names), dict(STABLELM.changes)
+    for one in ("q", "k"):
+        stacked = f"blk.0.attn_{one}_norm.weight"
+        if not header.has(stacked):
+            continue
+        heads = header.shape(stacked)[0]
+        if heads > _MOST_HEADS:
+            raise ModelFormatError(f"{header.path.name}: {stacked} has norms for {heads:,} heads")
+        ends = [f".{one}_layernorm.norms.{head}" for head in range(heads)]
+        names[f"blk.*.attn_{one}_norm"] = tuple(f"model.layers.*.self_attn{end}" for end in ends)
+        changes |= {end: _row(head) for head, end in enumerate(ends)}
+    return replace(STABLELM, names=names, changes=changes)
+
+
+STABLELM = Family(
+    "stablelm", "stablelm", NAMES, _config, leaves_out=frozenset(), variant=_with_head_norms
+)

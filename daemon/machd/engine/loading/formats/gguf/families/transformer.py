@@ -245,7 +245,9 @@ def _yarn(header: GgufHeader, factor: float) -> dict[str, object]:
     ):
         key = f"{of}.rope.scaling.{name}"
         if not math.isclose(header.number(key, only), only, rel_tol=1e-5):
-            raise ModelFormatError(f"{header.path.name}: {key} is not supported but as {only:.7g}")
+            raise ModelFormatError(
+                f"{header.path.name}: {key} is not supported, only as {only:.7g}"
+            )
     context_tokens = header.integer(f"{of}.context_length")
     original = header.integer(f"{of}.rope.scaling.original_context_length", context_tokens)
     scaling: dict[str, object] = {
