@@ -121,6 +121,53 @@ inline void spread(const uint8_t* from, WordPart (&words)[kParts]) {
   }
 }
 
+#if defined(__AVX2__)
+// The bytes of sixteen weights of 3, 5 or 6 bits, and none behind them.
+template <int kBits>
+inline __m128i bytes_of_block(const uint8_t* from) {
+  if constexpr (kBits == 6) {
+    int last;
+    std::memcpy(&last, from + 8, sizeof last);
+    return _mm_insert_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)), last, 2);
+  } else {
+    constexpr int kWhole = kBits == 5 ? 8 : 4;
+    uint16_t last;
+    std::memcpy(&last, from + kWhole, sizeof last);
+    const __m128i first = kBits == 5 ? _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)) : _mm_loadu_si32(from);
+    return _mm_insert_epi16(first, last, kWhole / 2);
+  }
+}
+
+// For each lane the places of four bytes, from the one on in which its weight begins: each quarter of a register has all of them.
+template <int kBits>
+struct Places {
+  alignas(64) uint8_t of[4 * kBlock];
+  constexpr Places() : of{} {
+    for (int lane = 0; lane < kBlock; ++lane)
+      for (int byte = 0; byte < 4; ++byte) of[4 * lane + byte] = uint8_t(lane * kBits / 8 + byte);
+  }
+};
+
+// The sixteen packed weights at `from`, each in the lowest bits of a lane, where a weight may lie across words.
+template <int kBits>
+inline void spread_across(const uint8_t* from, WordPart (&words)[kParts]) {
+  static constexpr Places<kBits> places;
+  const __m128i bytes = bytes_of_block<kBits>(from);
+#pragma GCC unroll 4
+  for (int p = 0; p < kParts; ++p) {
+    WordPart shift;
+    for (int lane = 0; lane < kLanes; ++lane) shift[lane] = (p * kLanes + lane) * kBits % 8;
+#if defined(__AVX512F__)
+    const __m512i chosen = _mm512_shuffle_epi8(_mm512_broadcast_i32x4(bytes), _mm512_load_si512(places.of));
+#else
+    const auto* half = reinterpret_cast<const __m256i*>(places.of) + p;
+    const __m256i chosen = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(bytes), _mm256_load_si256(half));
+#endif
+    words[p] = reinterpret_cast<WordPart>(chosen) >> shift;
+  }
+}
+#endif
+
 // Reads the weights of one row: `begin` the row, `prepare` a stretch of so many groups, `enter` one of these, and kVectors times
 // sixteen weights of it `at` a time.
 template <Format kFormat, int kBits>
@@ -231,7 +278,13 @@ class Expander<Format::kAffine, kBits> {
 #pragma GCC unroll 4
       for (int p = 0; p < kParts; ++p) result.part[p] = number(words[p]);
     } else {
-      // 3, 5 and 6 bits: a weight may lie across words. The row's last bytes are copied, so that nothing behind them is read.
+#if defined(__AVX2__)
+      WordPart words[kParts];
+      spread_across<kBits>(from, words);
+#pragma GCC unroll 4
+      for (int p = 0; p < kParts; ++p) result.part[p] = number(words[p]);
+#else
+      // A weight may lie across words. The row's last bytes are copied, so that nothing behind them is read.
       uint8_t bytes[kBlock * kBits / 8 + 3] = {};
       std::memcpy(bytes, from, kBlock * kBits / 8);
       for (int lane = 0; lane < kBlock; ++lane) {
@@ -240,6 +293,7 @@ class Expander<Format::kAffine, kBits> {
         const float whole = float(word >> lane * kBits % 8 & kMask);
         result.part[lane / kLanes][lane % kLanes] = __builtin_fmaf(whole, scale_[0], bias_[0]);
       }
+#endif
     }
   }
 

@@ -36,7 +36,7 @@ Weights described(
   groups.back() = int(result.inputs / group);
   refuse(result.inputs % group || scales->shape() != groups, "scales have one entry for each group");
   if (mode == "affine") {
-    refuse(group < 32, "affine groups have 32 weights at least");
+    refuse(group < 32 && bits == 4, "affine groups of 4 bits have 32 weights at least");
     result.format = Format::kAffine;
     const auto type = scales->dtype();
     refuse(!is_of_16_or_32_bits(type), "scales are float32, float16 or bfloat16");

@@ -14,8 +14,8 @@ from mlx.nn.layers.base import Module
 from machd.capabilities.evidence import MeasuredOn, Outcome, ProbeResult
 from machd.clock import Clock, SystemClock
 from machd.engine.backend.model_files import read_object
-from machd.engine.loading.formats.gguf_header import read_gguf_header
-from machd.engine.loading.formats.gguf_llama import llama_config
+from machd.engine.loading.formats.gguf.header import read_gguf_header
+from machd.engine.loading.formats.gguf.reading import gguf_config
 from machd.engine.loading.source import ModelSource, SourceKind, resolve_model
 from machd.engine.protocol.engine import Engine, ModelDescription
 from machd.engine.step.mlx_engine import MlxEngine
@@ -226,7 +226,7 @@ class ModelProbe:
             if source is None:
                 return None
             if source.kind is SourceKind.GGUF:
-                return llama_config(read_gguf_header(source.path))
+                return gguf_config(read_gguf_header(source.path))
             return read_object(source.path / "config.json")
         except MachdError:
             return None

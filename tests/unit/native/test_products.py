@@ -19,6 +19,9 @@ _PLAIN = (mx.float32, mx.float16, mx.bfloat16)
 _ROUNDING = 2e-6
 """Largest difference, as a share of the largest result, for sums of up to 4,096 products."""
 
+_SMALL_GROUPS = (2, 3, 5, 6, 8)
+"""Bits of affine weights that may share a scale by 16, as in K-quants of GGUF files."""
+
 Weights = tuple[mx.array, mx.array | None, mx.array | None, dict[str, object]]
 
 
@@ -33,6 +36,16 @@ def _packed(
     weights, scales, *rest = mx.quantize(plain, group, bits, mode)
     biases = rest[0] if rest else None
     return weights, scales, biases, {"mode": mode, "group": group, "bits": bits}
+
+
+def _packed_by_16(outputs: int, inputs: int, bits: int) -> Weights:
+    """Pack weights in groups of 16, which mlx does not: two groups of its own get other scales."""
+    weights, scales, biases, named = _packed(outputs, inputs, "affine", 32, bits)
+    assert scales is not None
+    assert biases is not None
+    each = mx.repeat(scales, 2, axis=1), mx.repeat(biases, 2, axis=1)
+    other = 1 + mx.arange(each[0].shape[1]) % 2
+    return weights, each[0] * other, each[1] * other, named | {"group": 16}
 
 
 def _product(x: mx.array, weights: Weights) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
@@ -55,6 +68,7 @@ _EVERY: dict[str, Weights] = {
         f"affine4-{str(dtype).removeprefix('mlx.core.')}": _packed(37, 384, "affine", 64, 4, dtype)
         for dtype in _PLAIN[1:]
     },
+    **{f"affine{bits}-16": _packed_by_16(37, 384, bits) for bits in _SMALL_GROUPS},
     **{mode: _packed(37, 384, mode, *sizes) for mode, sizes in _SCALED.items()},
     **{
         str(dtype).removeprefix("mlx.core."): (
@@ -104,6 +118,21 @@ def test_weights_are_those_that_mlx_unpacks(mode: str, group: int, bits: int) ->
     unpacked = mx.dequantize(weights, scales, biases, group, bits, mode, dtype=mx.float32)
     found = _product(mx.eye(128), (weights, scales, biases, named)).T
     np.testing.assert_allclose(found, np.array(unpacked), rtol=2e-7, atol=2e-7)
+
+
+@pytest.mark.parametrize("bits", _SMALL_GROUPS)
+def test_groups_of_16_have_scales_of_their_own(instruction_sets: list[str], bits: int) -> None:
+    """Times the unit matrix, a product gives each number times its own group's scale, and its bias, but for one rounding."""
+    weights, scales, biases, named = _packed_by_16(24, 128, bits)
+    assert scales is not None
+    assert biases is not None
+    ones, zeros = mx.ones((24, 4)), mx.zeros((24, 4))
+    numbers = mx.dequantize(weights, ones, zeros, 32, bits, dtype=mx.float32).reshape(24, 8, 16)
+    expected = (numbers * scales[..., None] + biases[..., None]).reshape(24, 128)
+    for instruction_set in (*instruction_sets, "plain"):
+        native.use_instruction_set(instruction_set)
+        found = _product(mx.eye(128), (weights, scales, biases, named)).T
+        np.testing.assert_allclose(found, np.array(expected), rtol=0, atol=1e-6)
 
 
 @given(

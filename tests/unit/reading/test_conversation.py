@@ -13,7 +13,7 @@ from support.engines.fake_engine import FakeEngine
 
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.fake.tokenizer import FakeTokenizer
-from machd.engine.loading.formats.gguf_header import read_gguf_header
+from machd.engine.loading.formats.gguf.header import read_gguf_header
 from machd.engine.loading.tokenizer_files import gguf_tokenizer
 from machd.engine.protocol.chat_format import ChatFormat, TextState
 from machd.engine.tokenizer.tokenizer import MlxTokenizer

@@ -38,7 +38,9 @@ def has_native_product(layer: Module) -> bool:
         return weight.dtype in _PLAIN_DTYPES
     mode, bits, group = layer.mode, layer.bits, layer.group_size
     fits = bits in _AFFINE_BITS if mode == "affine" else _SCALED_BITS.get(mode) == bits
-    return fits and group % _LANES == 0 and "global_scale" not in layer
+    # Affine weights of 4 bits are read two in a byte.
+    lanes = 2 * _LANES if (mode, bits) == ("affine", 4) else _LANES
+    return fits and group % lanes == 0 and "global_scale" not in layer
 
 
 def take_native(layer: Module) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.loading import embedded
-from machd.engine.loading.formats.gguf_header import read_gguf_header
+from machd.engine.loading.formats.gguf.header import read_gguf_header
 from machd.engine.loading.tokenizer_files import gguf_tokenizer
 
 EMBEDDED_VOCABULARY_TOKENS = 49_152

@@ -28,8 +28,8 @@ from machd.engine.backend.model_files import (
 )
 from machd.engine.backend.untyped import Backend
 from machd.engine.loading.formats.checkpoint import Checkpoint
-from machd.engine.loading.formats.gguf_header import GgufHeader
-from machd.engine.loading.formats.gguf_tokenizer import build_tokenizer
+from machd.engine.loading.formats.gguf.header import GgufHeader
+from machd.engine.loading.formats.gguf.tokenizer import build_tokenizer
 from machd.engine.loading.tokenizer_files import check_growth, check_template_sizes
 from machd.engine.protocol.chat_format import SystemMessages
 from machd.engine.tokenizer.system_probe import find_system_messages

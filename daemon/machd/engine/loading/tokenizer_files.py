@@ -23,8 +23,8 @@ from machd.engine.backend.own_code import closed_to_own_code
 from machd.engine.backend.untyped import Backend, HfTokenizer, WrappedTokenizer
 from machd.engine.loading.architecture import tokenizer_defaults
 from machd.engine.loading.formats.checkpoint import Checkpoint
-from machd.engine.loading.formats.gguf_header import GgufHeader
-from machd.engine.loading.formats.gguf_tokenizer import build_tokenizer
+from machd.engine.loading.formats.gguf.header import GgufHeader
+from machd.engine.loading.formats.gguf.tokenizer import build_tokenizer
 from machd.engine.tokenizer.tokenizer import MlxTokenizer
 from machd.errors import ChatTemplateMissingError, ModelCodeError, ModelError, ModelFormatError
 from machd.panics import ENDINGS

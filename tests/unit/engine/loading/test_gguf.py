@@ -23,10 +23,10 @@ from unit.engine.tiny_llama import TOKENS, TinyLlama, largest
 
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.backend.native_kernels import native_kernels
-from machd.engine.loading.formats.gguf_header import read_gguf_header
-from machd.engine.loading.formats.gguf_llama import check_gguf, llama_config
-from machd.engine.loading.formats.gguf_tensors import read_tensor
-from machd.engine.loading.formats.gguf_tokenizer import build_tokenizer
+from machd.engine.loading.formats.gguf.families.llama import check_gguf, llama_config
+from machd.engine.loading.formats.gguf.header import read_gguf_header
+from machd.engine.loading.formats.gguf.tensors import read_tensor
+from machd.engine.loading.formats.gguf.tokenizer import build_tokenizer
 from machd.engine.loading.inspection import inspect_model
 from machd.engine.loading.loader import load_model
 from machd.engine.loading.source import ModelSource, SourceKind

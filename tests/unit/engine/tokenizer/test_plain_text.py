@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
-from machd.engine.loading.formats.gguf_header import read_gguf_header
+from machd.engine.loading.formats.gguf.header import read_gguf_header
 from machd.engine.loading.tokenizer_files import gguf_tokenizer
 from machd.engine.tokenizer.plain_text import PlainTextEncoder
 from machd.engine.tokenizer.tokenizer import MlxTokenizer

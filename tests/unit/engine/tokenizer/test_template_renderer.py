@@ -14,8 +14,8 @@ import pytest
 from support.checkpoints.hostile_templates import HARMLESS, HOSTILE, UNINTERRUPTIBLE
 from support.clocks.polling import CEILING_S, wait_until
 
-from machd.engine.loading.formats.gguf_header import read_gguf_header
-from machd.engine.loading.formats.gguf_tokenizer import build_tokenizer
+from machd.engine.loading.formats.gguf.header import read_gguf_header
+from machd.engine.loading.formats.gguf.tokenizer import build_tokenizer
 from machd.engine.tokenizer.template_renderer import (
     RenderBounds,
     TemplateRenderer,

@@ -16,8 +16,8 @@ from unit.engine.gguf_writer import llama_metadata
 from unit.engine.tiny_llama import TOKENS, TinyLlama
 
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
-from machd.engine.loading.formats.gguf_header import GgufHeader, read_gguf_header
-from machd.engine.loading.formats.gguf_tokenizer import GgufVocabulary, build_tokenizer
+from machd.engine.loading.formats.gguf.header import GgufHeader, read_gguf_header
+from machd.engine.loading.formats.gguf.tokenizer import GgufVocabulary, build_tokenizer
 from machd.engine.loading.loader import load_model
 from machd.engine.loading.tokenizer_files import gguf_tokenizer
 from machd.engine.protocol.tokenizer import Detokenizer

@@ -1,7 +1,7 @@
 """A checkpoint: what a model's files say of it, read and checked without mlx and without a weight.
 
 Serve, its front and check read a model's files here, and only here. Of a directory ``config.json`` and the headers of the
-weight files tell what would make loading fail, crash or run foreign code; :mod:`machd.engine.loading.formats.gguf_llama`
+weight files tell what would make loading fail, crash or run foreign code; :mod:`machd.engine.loading.formats.gguf.reading`
 reads the header of a GGUF file.
 """
 
@@ -20,7 +20,7 @@ from machd.engine.backend.safetensors_header import (
     StoredTensor,
     read_safetensors_header,
 )
-from machd.engine.loading.formats.gguf_header import GgufHeader
+from machd.engine.loading.formats.gguf.header import GgufHeader
 from machd.engine.vision.families import why_refused
 from machd.engine.vision.mlx_vlm_import import has_vision, is_installed
 from machd.errors import ModelCodeError, ModelFormatError, ModelNotFoundError, SettingsError

@@ -10,7 +10,8 @@ from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.backend.own_code import OwnCode
 from machd.engine.loading.architecture import check_architecture
 from machd.engine.loading.formats.checkpoint import Checkpoint, read_directory
-from machd.engine.loading.formats.gguf_llama import module_tensors, read_gguf
+from machd.engine.loading.formats.gguf.families.family import module_tensors
+from machd.engine.loading.formats.gguf.reading import family_of, read_gguf
 from machd.engine.loading.source import ModelSource, SourceKind
 
 if TYPE_CHECKING:
@@ -57,14 +58,15 @@ def open_model(
     (import_mlx_lm if checkpoint.takes_images else import_for_text)()
     header = checkpoint.header
     if header is not None:
-        from machd.engine.loading.formats.gguf import OpenedGguf  # noqa: PLC0415 - imports mlx
+        from machd.engine.loading.formats.gguf.opened import OpenedGguf  # noqa: PLC0415 - imports mlx
 
         return OpenedGguf(
             checkpoint=checkpoint,
             own_code=own_code,
             bounds=bounds,
             header=header,
-            modules=module_tensors(header),
+            family=family_of(header),
+            modules=module_tensors(family_of(header), header),
         )
     from machd.engine.loading.formats.directory import OpenedDirectory  # noqa: PLC0415 - imports mlx
 

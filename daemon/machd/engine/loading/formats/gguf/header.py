@@ -30,12 +30,6 @@ _ARRAY = 9
 _SCALARS: Mapping[int, str] = {**dict(enumerate("BbHhIif?")), 10: "Q", 11: "q", 12: "d"}
 """GGUF's value types as struct formats; 8 is a string and 9 an array."""
 
-KEPT_BITS: Mapping[str, int] = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}
-"""Types of tensors that mlx can compute with as they are, with their bits; a scale and a bias for each 32 weights."""
-
-EXPANDED = frozenset({"F32", "F16", "Q6_K"})
-"""Types of tensors that become floats."""
-
 _MAX_ENTRIES = 1 << 22
 """Entries of all lists, keys and tensors together; a vocabulary of 262,000 tokens with types, scores
 and merges has a third of them."""
@@ -92,7 +86,7 @@ class GgufTensor:
         type_name: ggml's name, such as ``Q4_1``.
         offset: Position of its first byte in the file.
         size_bytes: Size in the file.
-        elements: Number of elements.
+        block_elements: Elements of a block, which has scales of its own; 1 for floats.
     """
 
     name: str
@@ -100,6 +94,12 @@ class GgufTensor:
     type_name: str
     offset: int
     size_bytes: int
+    block_elements: int
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
 
 
 class GgufHeader:
@@ -115,6 +115,18 @@ class GgufHeader:
         self.path = path
         self.metadata = metadata
         self.tensors = tensors
+        self._by_name = {tensor.name: tensor for tensor in tensors}
+
+    def has(self, tensor_name: str) -> bool:
+        """Tell whether there is such a tensor."""
+        return tensor_name in self._by_name
+
+    def shape(self, tensor_name: str) -> tuple[int, ...]:
+        """Return a tensor's shape."""
+        tensor = self._by_name.get(tensor_name)
+        if tensor is None:
+            raise ModelFormatError(f"{self.path.name}: there is no tensor {tensor_name}")
+        return tensor.shape
 
     def text(self, key: str, default: str | None = None) -> str:
         """Read a text."""
@@ -301,7 +313,7 @@ class _Reader:
         if block is None:
             raise ModelFormatError(
                 f"{self._path.name}: {shortened(name)} has the tensor type {kind}, which machd does not "
-                "read; use a Q4_0, Q4_1, Q8_0, F16 or F32 file"
+                "know; a newer one may"
             )
         type_name, block_elements, block_bytes = block
         elements = math.prod(dimensions)
@@ -312,7 +324,7 @@ class _Reader:
         size_bytes = elements // block_elements * block_bytes
         # GGUF counts dimensions innermost first.
         shape = tuple(reversed(dimensions))
-        return GgufTensor(name, shape, type_name, offset, size_bytes)
+        return GgufTensor(name, shape, type_name, offset, size_bytes, block_elements)
 
     def _corrupt(self, problem: str) -> ModelFormatError:
         return ModelFormatError(f"{self._path.name} is corrupt: {problem}; fetch the file again")

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from tokenizers.processors import TemplateProcessing
 
 from machd.engine.backend.untyped import Backend
-from machd.engine.loading.formats.gguf_header import GgufHeader
+from machd.engine.loading.formats.gguf.header import GgufHeader
 from machd.errors import ModelFormatError
 
 _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4

@@ -1,0 +1,1 @@
+"""The families of GGUF files, each as an architecture of mlx-lm."""

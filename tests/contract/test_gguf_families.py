@@ -1,0 +1,117 @@
+"""A GGUF file of every family answers as the same weights in mlx-lm layout, and faults of a converter would be noticed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from support.checkpoints.gguf_checkpoint import (
+    GgufRules,
+    round_tensors,
+    write_gguf_checkpoint,
+)
+from support.checkpoints.gguf_rules import every_rules
+
+from machd.engine.backend.mlx_lm_import import import_mlx_lm
+from machd.engine.loading.formats.gguf.families.known import FAMILIES
+from machd.engine.loading.loader import load_model
+from machd.engine.loading.source import ModelSource
+from machd.errors import ModelError
+
+import_mlx_lm()
+
+from mlx_lm.models.cache import make_prompt_cache  # noqa: E402
+
+RULES = every_rules()
+
+_PROMPT = [(37 * position) % 251 + 3 for position in range(24)]
+"""Longer than the windows of the tiny models, and than the contexts that their rotary positions were scaled from."""
+
+_STEPS = 16
+_ROUNDING = 1e-4
+"""Share of the largest logit that computing with packed weights in another order rounds."""
+
+_NOTICED = 1e-3
+"""The same share, at least, that a fault changes."""
+
+_ROUNDING_OF_EXPANDED = 1e-2
+"""The same, of weights that are expanded to float16."""
+
+
+def _greedy(source: ModelSource, dtype: str) -> tuple[list[int], mx.array]:
+    """Generate tokens behind the prompt; the logits of the prompt and of each token, [steps, vocabulary]."""
+    model = load_model(source, dtype=dtype).model
+    cache = make_prompt_cache(model)
+    rows = [model(mx.array([_PROMPT]), cache=cache)[0]]
+    token_ids: list[int] = []
+    for _ in range(_STEPS):
+        token_ids.append(int(np.argmax(np.array(rows[-1][-1]))))
+        rows.append(model(mx.array([token_ids[-1:]]), cache=cache)[0])
+    logits = mx.concatenate(rows).astype(mx.float32)
+    mx.eval(logits)
+    return token_ids, logits
+
+
+_CASES = [(rules, kind) for rules in RULES for kind in rules.kinds]
+
+
+@pytest.mark.parametrize(
+    ("rules", "kind"), _CASES, ids=[f"{rules.title}-{kind}" for rules, kind in _CASES]
+)
+def test_gguf_answers_as_the_directory_of_the_same_numbers(
+    tmp_path: Path, rules: GgufRules, kind: str
+) -> None:
+    """Greedy tokens are the same; logits, too, to the bit where weights are floats in mlx-lm's order."""
+    checkpoint = write_gguf_checkpoint(tmp_path, rules, kind)
+    expected, expected_logits = _greedy(checkpoint.directory, "float32")
+    is_float = kind in ("F32", "F16")
+    found, logits = _greedy(checkpoint.file, "float32" if is_float else "auto")
+    assert found == expected
+    difference = float(mx.abs(logits - expected_logits).max())
+    largest = float(mx.abs(expected_logits).max())
+    assert difference <= (0 if is_float and not rules.is_rounded else largest * _ROUNDING)
+
+
+@pytest.mark.parametrize(
+    "rules", [rules for rules in RULES if rules.floats], ids=lambda rules: rules.title
+)
+def test_tensor_is_expanded_where_its_columns_become_rows(tmp_path: Path, rules: GgufRules) -> None:
+    """A packed file answers as one of the same numbers as floats, though no tensor is excepted from packing."""
+    packed = write_gguf_checkpoint(tmp_path / "packed", replace(rules, floats=()), "Q8_0")
+    every = replace(rules, floats=("",))
+    floats = write_gguf_checkpoint(tmp_path / "floats", every, "Q8_0", fault=round_tensors)
+    expected, expected_logits = _greedy(floats.file, "float32")
+    found, logits = _greedy(packed.file, "float32")
+    assert found == expected
+    largest = float(mx.abs(expected_logits).max())
+    assert float(mx.abs(logits - expected_logits).max()) <= largest * _ROUNDING_OF_EXPANDED
+
+
+def _faults() -> list[tuple[GgufRules, str]]:
+    return [(rules, fault) for rules in RULES for fault in (*rules.changes, *rules.faults)]
+
+
+@pytest.mark.parametrize(
+    ("rules", "fault"), _faults(), ids=[f"{rules.title} {fault}" for rules, fault in _faults()]
+)
+def test_fault_of_a_converter_is_noticed(tmp_path: Path, rules: GgufRules, fault: str) -> None:
+    """A change that is left out, or what the family's rules plant, gives other logits or is refused."""
+    if fault in rules.changes:
+        checkpoint = write_gguf_checkpoint(tmp_path, rules, converter=rules.without(fault))
+    else:
+        checkpoint = write_gguf_checkpoint(tmp_path, rules, fault=rules.faults[fault])
+    _, expected = _greedy(checkpoint.directory, "float32")
+    try:
+        _, logits = _greedy(checkpoint.file, "float32")
+    except ModelError:
+        return
+    difference = float(mx.abs(logits - expected)[: len(_PROMPT)].max())
+    assert difference > _NOTICED * float(mx.abs(expected).max())
+
+
+def test_every_family_is_proved() -> None:
+    """A family that machd reads has rules here."""
+    assert {rules.architecture for rules in RULES} == set(FAMILIES)
