@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from machd.errors import ModelArchitectureError, ModelFormatError
 _RULES = {rules.title: rules for rules in every_rules()}
 
 
-def _header(path: Path, rules: GgufRules, changes: dict[str, object]) -> GgufHeader:
+def _header(path: Path, rules: GgufRules, changes: Mapping[str, object]) -> GgufHeader:
     """Write a file with other metadata, and read its header."""
 
     def change(metadata: Metadata, _tensors: Tensors) -> None:
