@@ -56,7 +56,7 @@ class GgufRules:
         added: Makes tensors that no parameter is, by ggml's names.
         dropped: Ends of parameters that neither directory nor file have.
         floats: ggml's modules that are F32 in every file, besides routers and norms.
-        is_rounded: mlx-lm computes with the file's order of rows, which rounds in another order.
+        is_rounded: The file has numbers that were computed, or mlx-lm computes with its order of rows, and logits are rounded otherwise.
         faults: By a name: puts something wrong into metadata (with whole keys) and tensors (by ggml's names).
     """
 
@@ -160,6 +160,9 @@ def common_metadata(architecture: str, config: Config) -> Metadata:
     if kind == "yarn":
         of = "original_max_position_embeddings"
         found["rope.scaling.original_context_length"] = scaling[of]
+        for of in ("beta_fast", "beta_slow"):
+            if of in scaling:
+                found[f"rope.scaling.yarn_{of}"] = float(scaling[of])
     return {f"{architecture}.{key}": value for key, value in found.items()} | _tokenizer(
         config["vocab_size"]
     )

@@ -20,6 +20,15 @@ def permuted(heads_key: str) -> Callable[[Config, Floats], Floats]:
     return change
 
 
+def rotary_dimensions(config: Config) -> Metadata:
+    """Write what ``LlamaModel`` does besides."""
+    share = config["hidden_size"] // config["num_attention_heads"]
+    return {
+        "vocab_size": config["vocab_size"],
+        "rope.dimension_count": config.get("head_dim") or share,
+    }
+
+
 LLAMA_ORDER: Mapping[str, Callable[[Config, Floats], Floats]] = {
     "q_proj.weight": permuted("num_attention_heads"),
     "k_proj.weight": permuted("num_key_value_heads"),
@@ -28,9 +37,24 @@ LLAMA_ORDER: Mapping[str, Callable[[Config, Floats], Floats]] = {
 }
 
 
+WITHOUT_BIASES = {end: LLAMA_ORDER[end] for end in ("q_proj.weight", "k_proj.weight")}
+"""The same of a checkpoint whose projections have none."""
+
+
 def plus_one(_config: Config, weight: Floats) -> Floats:
     """Store a norm's weight with its 1."""
     return weight + np.float32(1)
+
+
+def first_row(end: str) -> Callable[[Config, Tensors], Tensors]:
+    """Store matrices of one row as vectors, which converters once did."""
+
+    def rearranged(_config: Config, tensors: Tensors) -> Tensors:
+        return {
+            name: values[0] if name.endswith(end) else values for name, values in tensors.items()
+        }
+
+    return rearranged
 
 
 def with_key(

@@ -1,20 +1,46 @@
-"""Llama: rows of heads in another order; biases where a checkpoint has them."""
+"""Llama: rows of heads in another order; biases where a checkpoint has them; llama 3's frequencies as divisors."""
 
 from __future__ import annotations
 
-from support.checkpoints.gguf_checkpoint import Config, GgufRules, Metadata
-from support.checkpoints.gguf_rules.common import LLAMA_ORDER, exchanged, with_key
+import math
+
+import numpy as np
+
+from support.checkpoints.gguf_checkpoint import Config, GgufRules, Tensors
+from support.checkpoints.gguf_rules.common import (
+    LLAMA_ORDER,
+    WITHOUT_BIASES,
+    exchanged,
+    rotary_dimensions,
+    with_key,
+)
 
 
-def _metadata(config: Config) -> Metadata:
-    return {"vocab_size": config["vocab_size"], "rope.dimension_count": config["head_dim"]}
+def _rotary_factors(config: Config) -> Tensors:
+    """Compute llama 3's divisors as ``LlamaModel.generate_extra_tensors`` does."""
+    scaling, dimensions = config["rope_scaling"], config["head_dim"]
+    frequencies = config["rope_theta"] ** -(np.arange(0, dimensions, 2) / dimensions)
+    factor, low, high = (scaling[f"{of}factor"] for of in ("", "low_freq_", "high_freq_"))
+    context_tokens = scaling["original_max_position_embeddings"]
+    factors = []
+    for frequency in frequencies:
+        length = 2 * math.pi / frequency
+        share = (context_tokens / length - low) / (high - low)
+        between = 1 / ((1 - share) / factor + share)
+        is_short, is_long = length < context_tokens / high, length > context_tokens / low
+        factors.append(1.0 if is_short else factor if is_long else between)
+    return {"rope_freqs.weight": np.array(factors, np.float32)}
+
+
+def _without_factors(_metadata: object, tensors: Tensors) -> None:
+    del tensors["rope_freqs.weight"]
 
 
 RULES = [
     GgufRules(
         "llama",
         "llama",
-        metadata=_metadata,
+        metadata=rotary_dimensions,
         changes=LLAMA_ORDER,
         faults={
             "gate for up": exchanged("ffn_gate", "ffn_up"),
@@ -25,8 +51,24 @@ RULES = [
         "llama",
         "llama",
         case="tied",
-        config={"tie_word_embeddings": True, "attention_bias": False, "mlp_bias": False},
-        metadata=_metadata,
-        changes={end: LLAMA_ORDER[end] for end in ("q_proj.weight", "k_proj.weight")},
+        config={
+            "tie_word_embeddings": True,
+            "attention_bias": False,
+            "mlp_bias": False,
+            "rope_scaling": {"type": "linear", "factor": 4.0},
+        },
+        metadata=rotary_dimensions,
+        changes=WITHOUT_BIASES,
+        faults={"another factor": with_key("llama.rope.scaling.factor", 2.0)},
+    ),
+    GgufRules(
+        "llama",
+        "llama+llama3_rope",
+        case="3.1",
+        metadata=rotary_dimensions,
+        changes=LLAMA_ORDER,
+        added=_rotary_factors,
+        is_rounded=True,
+        faults={"no divisors": _without_factors},
     ),
 ]

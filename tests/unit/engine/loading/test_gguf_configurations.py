@@ -15,6 +15,9 @@ from machd.errors import ModelArchitectureError, ModelFormatError
 
 _RULES = {rules.title: rules for rules in every_rules()}
 
+_WIDE = {"attention.key_length": 64, "attention.value_length": 64}
+"""Heads of another width than the hidden state's share, 32."""
+
 
 def _header(path: Path, rules: GgufRules, changes: Mapping[str, object]) -> GgufHeader:
     """Write a file with other metadata, and read its header."""
@@ -45,6 +48,25 @@ def _header(path: Path, rules: GgufRules, changes: Mapping[str, object]) -> Gguf
         ("cohere2", {"attention.sliding_window": None}, r"no cohere2\.attention\.sliding_window"),
         ("cohere2", {"rope.dimension_count": 16}, "partial rotary positions"),
         ("glm4", {"rope.scaling.factor": 4.0}, "scaled rotary positions"),
+        ("granite", {"logit_scale": None}, r"no granite\.logit_scale"),
+        ("granite", _WIDE | {"rope.dimension_count": 64}, r"granite\.attention\.key_length"),
+        ("granite", {"rope.scaling.finetuned": False}, "granite without rotary positions"),
+        ("llama", {"rope.dimension_count": 16}, "partial rotary positions"),
+        ("llama", {"attention.value_length": 16}, r"llama\.attention\.value_length"),
+        ("llama", {"rope.scaling.type": "longrope"}, "rotary scaling longrope"),
+        ("llama-mixtral", _WIDE | {"rope.dimension_count": 64}, r"llama\.attention\.key_length"),
+        ("llama-mixtral", {"rope.scaling.factor": 2.0}, "scaled rotary positions"),
+        ("llama-mixtral", {"expert_used_count": None}, r"no llama\.expert_used_count"),
+        ("olmo2-olmo3", {"rope.freq_base_swa": 500.0}, r"olmo2\.rope\.freq_base_swa"),
+        ("olmo2-olmo3", {"attention.sliding_window_pattern": [True]}, "an entry for each layer"),
+        ("qwen2", _WIDE, r"qwen2\.attention\.key_length"),
+        ("qwen2moe", {"rope.scaling.factor": 2.0}, "scaled rotary positions"),
+        ("qwen2moe", {"expert_count": None}, r"no qwen2moe\.expert_count"),
+        ("qwen3-yarn", {"rope.scaling.attn_factor": 2.0}, r"scaling\.attn_factor is not"),
+        ("qwen3-yarn", {"rope.scaling.yarn_attn_factor": 2.0}, "only as 1.0693"),
+        ("qwen3-yarn", {"rope.scaling.yarn_ext_factor": 0.0}, "yarn_ext_factor is not supported"),
+        ("qwen3moe", {"rope.scaling.type": "yarn"}, "scaled rotary positions"),
+        ("smollm3", {"rope.dimension_count": 16}, "partial rotary positions"),
         ("phi3", {"rope.scaling.type": "yarn"}, "scaled rotary positions"),
         ("phi3-long", {"rope.scaling.attn_factor": None}, r"attn_factor is 1, where mlx-lm"),
         ("phi3-long", {"rope.scaling.original_context_length": None}, "original_context_length"),
@@ -112,3 +134,25 @@ def test_gemma_3_without_a_window_sees_the_whole_context_in_every_layer(tmp_path
             tmp_path / str(window), _RULES["gemma3"], {"attention.sliding_window": window}
         )
         assert gguf_config(header)["sliding_window_pattern"] == 1
+
+
+@pytest.mark.parametrize(
+    ("pattern", "slides"), [(None, [1, 1, 1, 0, 1]), (2, [1, 0, 1, 0, 1]), (0, [1, 1, 1, 1, 1])]
+)
+def test_period_of_windows_says_which_layers_have_one(
+    tmp_path: Path, pattern: int | None, slides: list[int]
+) -> None:
+    """A number is the period whose last layer sees the whole context, by default 4; with 0 none does. llama.cpp counts so."""
+    changes = {"block_count": len(slides), "attention.sliding_window_pattern": pattern}
+    found = gguf_config(_header(tmp_path / "olmo3", _RULES["olmo2-olmo3"], changes))
+    assert found["layer_types"] == [
+        "sliding_attention" if one else "full_attention" for one in slides
+    ]
+
+
+def test_factors_that_a_granite_lacks_are_1(tmp_path: Path) -> None:
+    """And scores are divided by the root of a head's width, where the file has no scale or 0, as in llama.cpp."""
+    changes = {"embedding_scale": None, "residual_scale": 0.0, "attention.scale": 0.0}
+    found = gguf_config(_header(tmp_path / "granite", _RULES["granite"], changes))
+    assert (found["embedding_multiplier"], found["residual_multiplier"]) == (1, 1)
+    assert found["attention_multiplier"] == 32**-0.5

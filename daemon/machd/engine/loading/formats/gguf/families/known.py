@@ -11,8 +11,14 @@ from machd.engine.loading.formats.gguf.families.gemma import GEMMA
 from machd.engine.loading.formats.gguf.families.gemma2 import GEMMA2
 from machd.engine.loading.formats.gguf.families.gemma3 import GEMMA3
 from machd.engine.loading.formats.gguf.families.glm4 import GLM4
+from machd.engine.loading.formats.gguf.families.granite import GRANITE, GRANITEMOE
 from machd.engine.loading.formats.gguf.families.llama import LLAMA
+from machd.engine.loading.formats.gguf.families.mistral3 import MISTRAL3
+from machd.engine.loading.formats.gguf.families.olmo2 import OLMO2
 from machd.engine.loading.formats.gguf.families.phi3 import PHI3
+from machd.engine.loading.formats.gguf.families.qwen2 import QWEN2, QWEN2MOE
+from machd.engine.loading.formats.gguf.families.qwen3 import QWEN3, QWEN3MOE
+from machd.engine.loading.formats.gguf.families.smollm3 import SMOLLM3
 from machd.engine.loading.formats.gguf.families.stablelm import STABLELM
 from machd.engine.loading.formats.gguf.families.starcoder2 import STARCODER2
 
@@ -23,8 +29,17 @@ _READ = (
     GEMMA2,
     GEMMA3,
     GLM4,
+    GRANITE,
+    GRANITEMOE,
     LLAMA,
+    MISTRAL3,
+    OLMO2,
     PHI3,
+    QWEN2,
+    QWEN2MOE,
+    QWEN3,
+    QWEN3MOE,
+    SMOLLM3,
     STABLELM,
     STARCODER2,
 )

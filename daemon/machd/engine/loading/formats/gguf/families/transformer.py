@@ -7,7 +7,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from machd.engine.backend.model_files import shortened
-from machd.engine.loading.formats.gguf.families.family import Change, decoder_layers
+from machd.engine.loading.formats.gguf.families.family import (
+    ROPE_FACTORS,
+    Change,
+    decoder_layers,
+)
 from machd.engine.loading.formats.gguf.header import GgufHeader
 from machd.errors import ModelFormatError
 
@@ -45,13 +49,25 @@ FEEDFORWARD_NORMS: Mapping[str, str] = {
 }
 """The norms around attention and feed-forward of Gemma 2 and later."""
 
-EXPERTS: Mapping[str, str] = {
-    "blk.*.ffn_gate_inp": "model.layers.*.mlp.gate",
-    "blk.*.ffn_gate_exps": "model.layers.*.mlp.switch_mlp.gate_proj",
-    "blk.*.ffn_up_exps": "model.layers.*.mlp.switch_mlp.up_proj",
-    "blk.*.ffn_down_exps": "model.layers.*.mlp.switch_mlp.down_proj",
-}
-"""The router and the experts of a layer, which ggml stacks as mlx-lm does."""
+
+def experts_at(module: str, router: str = "gate") -> dict[str, str]:
+    """Name the router and the experts of a layer, which ggml stacks as mlx-lm does.
+
+    Args:
+        module: mlx-lm's name of the module in a layer.
+        router: The router's in that.
+    """
+    path = f"model.layers.*.{module}"
+    return {
+        "blk.*.ffn_gate_inp": f"{path}.{router}",
+        "blk.*.ffn_gate_exps": f"{path}.switch_mlp.gate_proj",
+        "blk.*.ffn_up_exps": f"{path}.switch_mlp.up_proj",
+        "blk.*.ffn_down_exps": f"{path}.switch_mlp.down_proj",
+    }
+
+
+EXPERTS: Mapping[str, str] = experts_at("mlp")
+"""Of most mixtures."""
 
 
 def transformer_config(header: GgufHeader, epsilon: str = "rms_norm_eps") -> dict[str, object]:
@@ -91,6 +107,21 @@ def transformer_config(header: GgufHeader, epsilon: str = "rms_norm_eps") -> dic
     }
 
 
+def check_heads(header: GgufHeader, config: Mapping[str, object]) -> None:
+    """Refuse heads whose values or rotary positions are not as wide as their keys.
+
+    Raises:
+        ModelFormatError: The file has them, and mlx-lm's architecture knows one width.
+    """
+    of = header.text("general.architecture")
+    head_dim = config["head_dim"]
+    assert isinstance(head_dim, int)
+    refuse_partial_rope(header, head_dim)
+    key = f"{of}.attention.value_length"
+    if header.integer(key, head_dim) != head_dim:
+        raise ModelFormatError(f"{header.path.name}: {key} other than {head_dim} is not supported")
+
+
 def refuse_partial_rope(header: GgufHeader, head_dim: int) -> None:
     """Refuse rotary positions for a part of each head.
 
@@ -124,7 +155,7 @@ def refuse_rope_scaling(header: GgufHeader) -> None:
     Raises:
         ModelFormatError: The file asks for them, and mlx-lm's architecture has none.
     """
-    if rope_scaling(header) is not None:
+    if header.has(ROPE_FACTORS) or rope_scaling(header) is not None:
         raise ModelFormatError(f"{header.path.name}: scaled rotary positions are not supported")
 
 
@@ -172,14 +203,48 @@ def rope_scaling(header: GgufHeader) -> dict[str, object] | None:
     if kind == "linear":
         return {"type": "linear", "factor": factor}
     if kind == "yarn":
-        context_tokens = header.integer(f"{of}.context_length")
-        original = header.integer(f"{of}.rope.scaling.original_context_length", context_tokens)
-        return {"type": "yarn", "factor": factor, "original_max_position_embeddings": original} | {
-            name: header.number(f"{of}.rope.scaling.yarn_{name}")
-            for name in ("beta_fast", "beta_slow")
-            if f"{of}.rope.scaling.yarn_{name}" in header.metadata
-        }
+        return _yarn(header, factor)
     raise ModelFormatError(f"{header.path.name}: rotary scaling {shortened(kind)} is not supported")
+
+
+def _yarn(header: GgufHeader, factor: float) -> dict[str, object]:
+    of = header.text("general.architecture")
+    scale_of_mlx_lm = 1.0 + 0.1 * math.log(max(factor, 1.0))
+    for name, only in (
+        ("attn_factor", 1.0),
+        ("yarn_ext_factor", 1.0),
+        ("yarn_attn_factor", scale_of_mlx_lm),
+    ):
+        key = f"{of}.rope.scaling.{name}"
+        if not math.isclose(header.number(key, only), only, rel_tol=1e-5):
+            raise ModelFormatError(
+                f"{header.path.name}: {key} is not supported, only as {only:.7g}"
+            )
+    context_tokens = header.integer(f"{of}.context_length")
+    original = header.integer(f"{of}.rope.scaling.original_context_length", context_tokens)
+    scaling: dict[str, object] = {
+        "type": "yarn",
+        "factor": factor,
+        "original_max_position_embeddings": original,
+    }
+    for name in ("beta_fast", "beta_slow"):
+        key = f"{of}.rope.scaling.yarn_{name}"
+        if key in header.metadata:
+            scaling[name] = header.number(key)
+    return scaling
+
+
+def biases(header: GgufHeader) -> dict[str, object]:
+    """Tell whether projections have biases, as the tensors of the first layer say."""
+    return {
+        "attention_bias": header.has("blk.0.attn_q.bias"),
+        "mlp_bias": header.has("blk.0.ffn_up.bias"),
+    }
+
+
+def scale(header: GgufHeader, key: str, default: float = 1.0) -> float:
+    """Read a factor behind the architecture's name; 0 means, as in llama.cpp, that there is none."""
+    return header.number(f"{header.text('general.architecture')}.{key}", default) or default
 
 
 def heads_in_halves(heads_key: str, default_key: str | None = None) -> Change:
