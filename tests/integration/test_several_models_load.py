@@ -28,6 +28,9 @@ _PROGRAM = "machd.cli.engine"
 _QUESTIONS = 8
 """Different ones of each model."""
 
+_PATIENCE_S = 600.0
+"""How long clients and daemon wait for a model: hundreds of requests in turns on a slow machine take their time."""
+
 _BUDGET_GB = 0.36
 """Room for two: the embedded model needs 0.25 GB, the mixture of experts 0.22, the hybrid one little."""
 
@@ -50,7 +53,7 @@ path = "{broken}"
 [continuous_batching]
 enabled = true
 [limits]
-queue_timeout_s = 600
+queue_timeout_s = {patience_s}
 [auth]
 admin_token_file = "{token}"
 """
@@ -78,7 +81,8 @@ class _Question:
                 "seed": self.number,
                 "temperature": temperature,
                 "ignore_eos": True,
-            }
+            },
+            timeout_s=_PATIENCE_S,
         )
 
 
@@ -100,7 +104,9 @@ def _config_of(
     config, token = directory / "machd.toml", directory / "token"
     token.write_text(_TOKEN)
     token.chmod(0o600)
-    config.write_text(_CONFIG.format(budget=_BUDGET_GB, token=token, **paths))
+    config.write_text(
+        _CONFIG.format(budget=_BUDGET_GB, patience_s=_PATIENCE_S, token=token, **paths)
+    )
     return {"config": config, **paths}
 
 
@@ -162,8 +168,8 @@ def _killed(daemon: ServeProcess, interval_s: float | None) -> Iterator[None]:
     def kill() -> None:
         while interval_s is not None and not done.wait(interval_s):
             children = psutil.Process(daemon.process.pid).children()
-            engines = [one for one in children if _PROGRAM in one.cmdline()]
-            with suppress(psutil.Error):
+            with suppress(psutil.Error):  # one that has just ended has no command
+                engines = [one for one in children if _PROGRAM in one.cmdline()]
                 if engines:
                     numbers.choice(engines).kill()
 

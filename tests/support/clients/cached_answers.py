@@ -59,10 +59,15 @@ class Answer:
 
 @dataclass(frozen=True)
 class Asked:
-    """A question: a completion where it has a prompt, else a chat completion."""
+    """A question: a completion where it has a prompt, else a chat completion.
+
+    Attributes:
+        timeout_s: How long the client waits for a piece of the answer.
+    """
 
     fields: Mapping[str, object]
     key: str | None = None
+    timeout_s: float = CEILING_S
 
     @property
     def path(self) -> str:
@@ -78,7 +83,7 @@ class Asked:
 def ask(url: str, asked: Asked) -> Answer:
     """Ask, and read the whole answer."""
     answer = httpx.post(
-        url + asked.path, json=dict(asked.fields), headers=asked.headers, timeout=CEILING_S
+        url + asked.path, json=dict(asked.fields), headers=asked.headers, timeout=asked.timeout_s
     )
     assert answer.status_code == 200, answer.text
     body = answer.json()
@@ -112,7 +117,7 @@ def ask_streamed(url: str, asked: Asked, *, leaves_after: int | None = None) -> 
     fields = {**asked.fields, "stream": True, "stream_options": {"include_usage": True}}
     text, reason, usage, events = "", None, dict[str, Any](), 0
     with httpx.stream(
-        "POST", url + asked.path, json=fields, headers=asked.headers, timeout=CEILING_S
+        "POST", url + asked.path, json=fields, headers=asked.headers, timeout=asked.timeout_s
     ) as answer:
         assert answer.status_code == 200, answer.read()
         for line in answer.iter_lines():
