@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.checkpoints.gguf_checkpoint import GgufRules, write_gguf_checkpoint
+from support.checkpoints.gguf_checkpoint import (
+    GgufRules,
+    round_tensors,
+    write_gguf_checkpoint,
+)
 from support.checkpoints.gguf_rules import every_rules
 
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
@@ -32,6 +37,9 @@ _ROUNDING = 1e-4
 _NOTICED = 1e-3
 """The same share, at least, that a fault changes."""
 
+_ROUNDING_OF_EXPANDED = 1e-2
+"""The same, of weights that are expanded to float16."""
+
 
 def _greedy(source: ModelSource, dtype: str) -> tuple[list[int], mx.array]:
     """Generate tokens behind the prompt; the logits of the prompt and of each token, [steps, vocabulary]."""
@@ -47,20 +55,39 @@ def _greedy(source: ModelSource, dtype: str) -> tuple[list[int], mx.array]:
     return token_ids, logits
 
 
-@pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0"])
-@pytest.mark.parametrize("rules", RULES, ids=lambda rules: rules.title)
+_CASES = [(rules, kind) for rules in RULES for kind in rules.kinds]
+
+
+@pytest.mark.parametrize(
+    ("rules", "kind"), _CASES, ids=[f"{rules.title}-{kind}" for rules, kind in _CASES]
+)
 def test_gguf_answers_as_the_directory_of_the_same_numbers(
     tmp_path: Path, rules: GgufRules, kind: str
 ) -> None:
     """Greedy tokens are the same; logits, too, to the bit where weights are floats in mlx-lm's order."""
     checkpoint = write_gguf_checkpoint(tmp_path, rules, kind)
     expected, expected_logits = _greedy(checkpoint.directory, "float32")
-    found, logits = _greedy(checkpoint.file, "auto" if kind == "Q8_0" else "float32")
+    is_float = kind in ("F32", "F16")
+    found, logits = _greedy(checkpoint.file, "float32" if is_float else "auto")
     assert found == expected
     difference = float(mx.abs(logits - expected_logits).max())
     largest = float(mx.abs(expected_logits).max())
-    is_rounded = kind == "Q8_0" or rules.is_rounded
-    assert difference <= (largest * _ROUNDING if is_rounded else 0)
+    assert difference <= (0 if is_float and not rules.is_rounded else largest * _ROUNDING)
+
+
+@pytest.mark.parametrize(
+    "rules", [rules for rules in RULES if rules.floats], ids=lambda rules: rules.title
+)
+def test_tensor_is_expanded_where_its_columns_become_rows(tmp_path: Path, rules: GgufRules) -> None:
+    """A packed file answers as one of the same numbers as floats, though no tensor is excepted from packing."""
+    packed = write_gguf_checkpoint(tmp_path / "packed", replace(rules, floats=()), "Q8_0")
+    every = replace(rules, floats=("",))
+    floats = write_gguf_checkpoint(tmp_path / "floats", every, "Q8_0", fault=round_tensors)
+    expected, expected_logits = _greedy(floats.file, "float32")
+    found, logits = _greedy(packed.file, "float32")
+    assert found == expected
+    largest = float(mx.abs(expected_logits).max())
+    assert float(mx.abs(logits - expected_logits).max()) <= largest * _ROUNDING_OF_EXPANDED
 
 
 def _faults() -> list[tuple[GgufRules, str]]:

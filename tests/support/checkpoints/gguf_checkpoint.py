@@ -56,6 +56,7 @@ class GgufRules:
         added: Makes tensors that no parameter is, by ggml's names.
         dropped: Ends of parameters that neither directory nor file have.
         floats: ggml's modules that are F32 in every file, besides routers and norms.
+        kinds: Types of matrices that are proved.
         is_rounded: The file has numbers that were computed, or mlx-lm computes with its order of rows, and logits are rounded otherwise.
         faults: By a name: puts something wrong into metadata (with whole keys) and tensors (by ggml's names).
     """
@@ -71,6 +72,7 @@ class GgufRules:
     added: Callable[[Config], Tensors] = lambda _config: {}
     dropped: tuple[str, ...] = ()
     floats: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ("F32", "F16", "Q8_0")
     is_rounded: bool = False
     faults: Mapping[str, Callable[[Metadata, Tensors], None]] = field(default_factory=dict)
 
@@ -130,6 +132,13 @@ def write_gguf_checkpoint(
         ModelSource(SourceKind.DIRECTORY, directory, "directory"),
         ModelSource(SourceKind.GGUF, file, "file"),
     )
+
+
+def round_tensors(_metadata: Metadata, tensors: Tensors) -> None:
+    """Round the matrices of a file that stay floats to numbers of Q8_0; to be used as a fault, which it is not."""
+    for name, values in tensors.items():
+        if not name.rpartition(".")[0].endswith(_ALWAYS_FLOATS):
+            tensors[name] = values if values.ndim == 1 else _rounded(values, "Q8_0")
 
 
 def common_metadata(architecture: str, config: Config) -> Metadata:
@@ -241,7 +250,7 @@ def _ggml_tensors(rules: GgufRules, config: Config, weights: Tensors) -> Tensors
 
 
 def _write_directory(directory: Path, config: Config, weights: Tensors) -> None:
-    directory.mkdir()
+    directory.mkdir(parents=True)
     arrays = {name: mx.array(values) for name, values in weights.items()}
     mx.save_safetensors(str(directory / "model.safetensors"), arrays, {"format": "mlx"})
     (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")

@@ -121,10 +121,8 @@ class OpenedGguf(Opened):
         """Make mlx-lm's arrays of a parameter's tensors, each with its name."""
         for part in stored[0]:
             arrays = [one[part] for one in stored]
-            yield (
-                name if part == "weight" else part,
-                self.family.changed(self.header, path, name, arrays),
-            )
+            changed = self.family.changed(self.header, path, name, arrays)
+            yield name if part == "weight" else part, mx.contiguous(changed)
 
     def _check_parameters(self, model: Module, arrays: Mapping[str, mx.array]) -> None:
         """Compare the names with those of the model's own parameters.
@@ -165,11 +163,8 @@ class OpenedGguf(Opened):
                     stored = [read_tensor(file, one, packing) for one in tensors]
                     for part, array in self._changed(path, name, stored):
                         leaf[part] = array.astype(leaf[part].dtype)
-                    # A tensor of several modules counts with its first.
-                    firsts = ((one, self.family.parameters(one.name)[0]) for one in tensors)
-                    stored_bytes += sum(
-                        one.size_bytes for one, first in firsts if first == (path, name)
-                    )
+                    firsts = (one for one in tensors if self.family.is_first(one, path))
+                    stored_bytes += sum(one.size_bytes for one in firsts)
                 return stored_bytes
 
             yield read

@@ -98,6 +98,10 @@ class Family:
         names = self.leaves_out & _ROPE_FACTORS
         return [tensor for tensor in header.tensors if tensor.name in names]
 
+    def is_first(self, tensor: GgufTensor, path: str) -> bool:
+        """Tell whether a tensor's first module has this path; a tensor that several modules read counts with it."""
+        return self.parameters(tensor.name)[0][0] == path
+
     def keeps_packed(self, tensor: GgufTensor) -> bool:
         """Tell whether a tensor may stay packed."""
         match = _NAME.fullmatch(tensor.name)

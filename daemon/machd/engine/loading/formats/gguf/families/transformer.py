@@ -70,6 +70,30 @@ EXPERTS: Mapping[str, str] = experts_at("mlp")
 """Of most mixtures."""
 
 
+def _first(header: GgufHeader, rows: mx.array) -> mx.array:
+    return rows[:, : _expert_rows(header)]
+
+
+def _last(header: GgufHeader, rows: mx.array) -> mx.array:
+    return rows[:, -_expert_rows(header) :]
+
+
+def _expert_rows(header: GgufHeader) -> int:
+    return header.integer(f"{header.text('general.architecture')}.expert_feed_forward_length")
+
+
+FUSED_EXPERTS: Mapping[str, tuple[str, ...]] = {
+    "blk.*.ffn_gate_up_exps": (EXPERTS["blk.*.ffn_gate_exps"], EXPERTS["blk.*.ffn_up_exps"])
+}
+"""The experts' gates before their other rows in one tensor, as a converter writes them when it is asked to; with :data:`UNFUSED`."""
+
+UNFUSED: Mapping[str, Change] = {
+    ".switch_mlp.gate_proj": _first,
+    ".switch_mlp.up_proj": _last,
+}
+"""Takes rows out of one tensor; those of two stay."""
+
+
 def transformer_config(header: GgufHeader, epsilon: str = "rms_norm_eps") -> dict[str, object]:
     """Make the keys of a configuration that most families have.
 
@@ -94,7 +118,11 @@ def transformer_config(header: GgufHeader, epsilon: str = "rms_norm_eps") -> dic
     return {
         "hidden_size": hidden_size,
         "num_hidden_layers": decoder_layers(header),
-        "intermediate_size": header.integer(f"{of}.feed_forward_length"),
+        "intermediate_size": header.integer(
+            f"{of}.feed_forward_length",
+            # Where every layer has experts, no layer has a length of its own.
+            header.integer(f"{of}.expert_feed_forward_length", 0) or None,
+        ),
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": header.integer(f"{of}.attention.key_length", hidden_size // heads),
@@ -287,3 +315,8 @@ LLAMA_ORDER: Mapping[str, Change] = {
 def less_one(_header: GgufHeader, weight: mx.array) -> mx.array:
     """Return a norm's weight without the 1 that llama.cpp's converter adds, and mlx-lm's norm again."""
     return weight - 1
+
+
+def with_channel(_header: GgufHeader, kernel: mx.array) -> mx.array:
+    """Return a convolution's kernels [channels, width] with the axis of their one input channel."""
+    return kernel.reshape(*kernel.shape[:2], 1)
