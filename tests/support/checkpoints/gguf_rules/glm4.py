@@ -45,6 +45,5 @@ RULES = [
             "q_proj.bias": _halves,
             "k_proj.bias": _halves,
         },
-        is_rounded=True,
     ),
 ]

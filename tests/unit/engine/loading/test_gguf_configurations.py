@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ _WIDE = {"attention.key_length": 64, "attention.value_length": 64}
 """Heads of another width than the hidden state's share, 32."""
 
 
-def _header(path: Path, rules: GgufRules, changes: dict[str, object]) -> GgufHeader:
+def _header(path: Path, rules: GgufRules, changes: Mapping[str, object]) -> GgufHeader:
     """Write a file with other metadata, and read its header."""
 
     def change(metadata: Metadata, _tensors: Tensors) -> None:
