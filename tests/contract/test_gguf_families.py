@@ -14,12 +14,13 @@ from support.checkpoints.gguf_checkpoint import (
     write_gguf_checkpoint,
 )
 from support.checkpoints.gguf_rules import every_rules
+from support.checkpoints.gguf_rules.common import with_key
 
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.loading.formats.gguf.families.known import FAMILIES
 from machd.engine.loading.loader import load_model
 from machd.engine.loading.source import ModelSource
-from machd.errors import ModelError
+from machd.errors import ModelError, ModelFormatError
 
 import_mlx_lm()
 
@@ -110,6 +111,15 @@ def test_fault_of_a_converter_is_noticed(tmp_path: Path, rules: GgufRules, fault
         return
     difference = float(mx.abs(logits - expected)[: len(_PROMPT)].max())
     assert difference > _NOTICED * float(mx.abs(expected).max())
+
+
+def test_tensor_of_another_shape_is_named(tmp_path: Path) -> None:
+    """A file whose tensors contradict its metadata is refused when it is opened, with both shapes."""
+    (rules,) = (one for one in RULES if one.title == "gpt-oss")
+    fault = with_key("gpt-oss.expert_count", 3)
+    file = write_gguf_checkpoint(tmp_path, rules, fault=fault).file
+    with pytest.raises(ModelFormatError, match=r"of shape \(4, .*, which is \(3, "):
+        load_model(file)
 
 
 def test_every_family_is_proved() -> None:

@@ -34,6 +34,27 @@ RULES = [
     ),
     GgufRules(
         "mistral3",
+        "llama",
+        case="yarn",
+        config={
+            "attention_bias": False,
+            "mlp_bias": False,
+            "rope_scaling": {
+                "type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+                "mscale_all_dim": 1.0,
+            },
+        },
+        metadata=lambda config: (
+            rotary_dimensions(config)
+            | {"rope.scaling.yarn_log_multiplier": config["rope_scaling"]["mscale_all_dim"]}
+        ),
+        changes=WITHOUT_BIASES,
+        faults={"another scale": with_key("mistral3.rope.scaling.yarn_log_multiplier", 0.5)},
+    ),
+    GgufRules(
+        "mistral3",
         "ministral3",
         case="ministral3",
         config={

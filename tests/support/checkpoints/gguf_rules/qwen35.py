@@ -50,6 +50,11 @@ def _metadata(config: Config) -> Metadata:
     return found | ({"rope.dimension_sections": [11, 11, 10, 0]} if text is not config else {})
 
 
+def _dense_metadata(config: Config) -> Metadata:
+    keys = ("count", "used_count", "feed_forward_length", "shared_feed_forward_length")
+    return _metadata(config) | {f"expert_{key}": None for key in keys}
+
+
 def _turns(array: Floats, config: Config, axis: int = 0) -> Floats:
     text = _text(config)
     keys, values = text["linear_num_key_heads"], text["linear_num_value_heads"]
@@ -172,7 +177,7 @@ RULES = [
         "qwen35",
         "qwen3_5",
         config=_nested("qwen3_5"),
-        metadata=_metadata,
+        metadata=_dense_metadata,
         names=_NAMES,
         changes=_TURNS,
         rearranged=_squeezed,

@@ -125,10 +125,10 @@ class OpenedGguf(Opened):
             yield name if part == "weight" else part, mx.contiguous(changed)
 
     def _check_parameters(self, model: Module, arrays: Mapping[str, mx.array]) -> None:
-        """Compare the names with those of the model's own parameters.
+        """Compare names and shapes with those of the model's own parameters.
 
         Raises:
-            ModelFormatError: The file lacks one, or the model has none for a tensor.
+            ModelFormatError: The file lacks one, the model has none for a tensor, or its shape is another.
         """
         expected = dict(tree_flatten(model.parameters()))
         for wrong, said in ((expected.keys() - arrays, "lacks"), (arrays - expected.keys(), "has")):
@@ -136,6 +136,16 @@ class OpenedGguf(Opened):
                 raise ModelFormatError(
                     f"{self.header.path.name} {said} {min(wrong)} ({len(wrong)} such parameters), which "
                     f"mlx-lm's {self.family.model_type} of these metadata has{'' if said == 'lacks' else ' not'}"
+                )
+
+        for path, array in arrays.items():
+            # Groups of 16 have more scales than mlx's own layers, whose smallest are of 32.
+            is_grouped = path.endswith((".scales", ".biases"))
+            until = -1 if is_grouped else None
+            if array.shape[:until] != expected[path].shape[:until]:
+                raise ModelFormatError(
+                    f"{self.header.path.name} has {path} of shape {array.shape}, which is "
+                    f"{expected[path].shape} in mlx-lm's {self.family.model_type} of these metadata"
                 )
 
     def _of_no_leaf(self, leaves: Mapping[str, Module]) -> dict[str, mx.array]:

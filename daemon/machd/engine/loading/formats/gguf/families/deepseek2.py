@@ -111,6 +111,7 @@ def _config_2(header: GgufHeader) -> dict[str, object]:
             f"{header.path.name}: deepseek2.expert_weights_norm is not supported; mlx-lm's deepseek_v2 does not "
             "normalise the weights of experts"
         )
+    # DeepSeek-V2 ranks a group by its best expert, as mlx-lm does; llama.cpp by its best two, as V3 does.
     is_grouped = config["n_group"] != config["topk_group"]
     return config | {
         "topk_method": "group_limited_greedy" if is_grouped else "greedy",

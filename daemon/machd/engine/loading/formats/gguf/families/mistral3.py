@@ -14,7 +14,6 @@ from machd.engine.loading.formats.gguf.families.transformer import (
 from machd.engine.loading.formats.gguf.header import GgufHeader
 
 _GROWTH = "mistral3.attention.temperature_scale"
-_LOGARITHM = "mistral3.rope.scaling.yarn_log_multiplier"
 
 
 def _ministral_config(header: GgufHeader) -> dict[str, object]:
@@ -24,14 +23,13 @@ def _ministral_config(header: GgufHeader) -> dict[str, object]:
     rotary = {"original_max_position_embeddings": context_tokens} | (rope_scaling(header) or {})
     rotary |= {
         "rope_theta": config["rope_theta"],
-        "mscale_all_dim": header.number(_LOGARITHM, 0.0),
-        "llama_4_scaling_beta": header.number(_GROWTH, 0.0),
+        "llama_4_scaling_beta": header.number(_GROWTH),
     }
     return config | {"rope_parameters": rotary}
 
 
 def _variant(header: GgufHeader) -> Family:
-    return MINISTRAL3 if {_GROWTH, _LOGARITHM} & header.metadata.keys() else MISTRAL3
+    return MINISTRAL3 if header.number(_GROWTH, 0.0) else MISTRAL3
 
 
 MINISTRAL3 = Family(

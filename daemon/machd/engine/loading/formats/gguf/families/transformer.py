@@ -235,6 +235,13 @@ def rope_scaling(header: GgufHeader) -> dict[str, object] | None:
     raise ModelFormatError(f"{header.path.name}: rotary scaling {shortened(kind)} is not supported")
 
 
+_OPTIONAL_OF_YARN = {
+    "beta_fast": "yarn_beta_fast",
+    "beta_slow": "yarn_beta_slow",
+    "mscale_all_dim": "yarn_log_multiplier",
+}
+
+
 def _yarn(header: GgufHeader, factor: float) -> dict[str, object]:
     of = header.text("general.architecture")
     scale_of_mlx_lm = 1.0 + 0.1 * math.log(max(factor, 1.0))
@@ -255,8 +262,8 @@ def _yarn(header: GgufHeader, factor: float) -> dict[str, object]:
         "factor": factor,
         "original_max_position_embeddings": original,
     }
-    for name in ("beta_fast", "beta_slow"):
-        key = f"{of}.rope.scaling.yarn_{name}"
+    for name, ggml in _OPTIONAL_OF_YARN.items():
+        key = f"{of}.rope.scaling.{ggml}"
         if key in header.metadata:
             scaling[name] = header.number(key)
     return scaling
