@@ -17,13 +17,14 @@ _COLUMNS = 100
 _SCALE = 0.2
 _EPS = (1e-5, 1e-3)
 _GROUP = 32
-_FORMATS: dict[str, tuple[str, int] | None] = {
+_FORMATS: dict[str, tuple[str, int, int] | None] = {
     "plain": None,
     "bfloat16": None,
-    "affine4": ("affine", 4),
-    "affine8": ("affine", 8),
-    "mxfp4": ("mxfp4", 4),
+    **{f"affine{bits}": ("affine", _GROUP, bits) for bits in (3, 4, 5, 6, 8)},
+    **{f"affine{bits}-16": ("affine", 16, bits) for bits in (2, 3, 6)},
+    "mxfp4": ("mxfp4", _GROUP, 4),
 }
+"""Mode, group and bits; K-quants of GGUF files have groups of 16."""
 _SIZES = {
     "qkv": ((_HEADS + 2 * _KV_HEADS) * _HEAD_DIM, _HIDDEN),
     "output": (_HIDDEN, _HEADS * _HEAD_DIM),
@@ -55,9 +56,14 @@ def _products(name: str, layer: int = 0) -> dict[str, Product]:
         plain = _numbers(*sizes, seed=10 + 10 * layer + seed) * 0.1
         arrays = [plain.astype(mx.bfloat16) if name == "bfloat16" else plain]
         if packing is not None:
-            mode, bits = packing
+            mode, group, bits = packing
             arrays = list(mx.quantize(plain, _GROUP, bits, mode))
-            made[product] = arrays, {"mode": mode, "group": _GROUP, "bits": bits}
+            # mlx has no groups of 16: two of its own get other scales.
+            halves = [mx.repeat(each, _GROUP // group, axis=1) for each in arrays[1:]]
+            other = 1 + mx.arange(halves[0].shape[1]) % (_GROUP // group)
+            if group != _GROUP:
+                arrays[1:] = [each * other for each in halves]
+            made[product] = arrays, {"mode": mode, "group": group, "bits": bits}
         else:
             made[product] = arrays, {}
     return made

@@ -73,6 +73,7 @@ _TENSOR_TYPES: Mapping[int, tuple[str, int, int]] = {
     34: ("TQ1_0", 256, 54),
     35: ("TQ2_0", 256, 66),
     39: ("MXFP4", 32, 17),
+    40: ("NVFP4", 64, 36),
 }
 """ggml's tensor types: name, elements and bytes of a block (ggml.h, ggml-common.h)."""
 

@@ -15,7 +15,6 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from machd.engine.backend.inspection_bounds import printable
 from machd.engine.backend.model_files import open_regular
-from machd.engine.backend.native_kernels import native_kernels
 from machd.engine.experts.tensor_origins import TensorOrigins
 from machd.engine.loading.formats.gguf.families.family import ROPE_FACTORS, Family
 from machd.engine.loading.formats.gguf.header import GgufHeader, GgufTensor
@@ -25,7 +24,7 @@ from machd.engine.loading.formats.opened import BuiltModel, Opened, ReadLeaf
 from machd.errors import ModelFormatError
 
 _MLX_GROUP = 32
-"""The smallest group of mlx's own affine layers; machd's kernels on the CPU take 16."""
+"""A group that mlx makes layers of; the group is set to the file's afterwards, which may be 16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,13 +97,10 @@ class OpenedGguf(Opened):
 
     def _packings(self, model: Module) -> Iterator[tuple[str, Packing]]:
         """Find the modules that stay packed, each with its form."""
-        has_small_groups = native_kernels() is not None
         for path, leaf in model.named_modules():
             tensor = self.modules.get(path, {}).get("weight")
             packing = None if tensor is None else PACKINGS.get(tensor.type_name)
-            if packing is None or not hasattr(leaf, "to_quantized"):
-                continue
-            if packing.group_size >= _MLX_GROUP or has_small_groups:
+            if packing is not None and hasattr(leaf, "to_quantized"):
                 yield path, packing
 
     def _zeros(self, packings: Mapping[str, Packing]) -> Iterator[tuple[str, mx.array]]:
