@@ -191,6 +191,20 @@ def test_layers_have_the_bits_of_their_steps(  # noqa: PLR0917 - what may differ
         assert all(mx.array_equal(*pair) for pair in zip(held, given_columns, strict=False))
 
 
+@pytest.mark.parametrize("name", _FORMATS)
+def test_every_format_on_every_instruction_set(instruction_sets: list[str], name: str) -> None:
+    """A row and a short prompt have the bits of their steps, in the plain loops as in the kernels."""
+    products, table = _products(name), _table(300)
+    for instruction_set in (*instruction_sets, "plain"):
+        native.use_instruction_set(instruction_set)
+        for tokens in (1, 7):
+            x, starts = _numbers(2, tokens, _HIDDEN), _int32(3, 60)
+            columns = [_numbers(2, _KV_HEADS, _COLUMNS, _HEAD_DIM, seed=seed) for seed in (3, 4)]
+            expected = _in_steps(products, x, columns, starts, table, [])
+            got = _layers(products)(x, *table, [_columns([columns], starts, tokens, [])])
+            assert all(map(mx.array_equal, got, expected)), (instruction_set, tokens)
+
+
 def test_rows_and_prompts_in_one_pass_have_the_bits_that_they_have_alone() -> None:
     """Rows of two slabs and the tokens of two prompts behind them: nothing is others' but the weights."""
     products, table = _products("affine4"), _table(300)

@@ -48,7 +48,10 @@ def unpacked(layer: Layer, rows: mx.array | None = None) -> mx.array:
     if not is_left_to_kernels(layer):
         return mx.dequantize(part("weight"), scales, biases, layer.group_size, layer.bits)
     words = part("weight")
-    groups = (*words.shape[:-1], words.shape[-1] // layer.bits)  # 32 numbers take as many words as one has bits
+    groups = (
+        *words.shape[:-1],
+        words.shape[-1] // layer.bits,
+    )  # 32 numbers take as many words as one has bits
     ones, zeros = mx.ones(groups), mx.zeros(groups)
     numbers = mx.dequantize(words, ones, zeros, MLX_GROUPS[0], layer.bits)
     numbers = numbers.reshape(*scales.shape, layer.group_size)

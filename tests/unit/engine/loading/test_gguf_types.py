@@ -85,7 +85,9 @@ def test_packed_type_has_the_numbers_of_the_file(tmp_path: Path, kind: str) -> N
     """Numbers times scale plus bias, rounded to float32 once, are ggml's numbers bit for bit."""
     raw, expected = _finite_blocks(kind)
     arrays = _read(_written(tmp_path / "x.gguf", kind, raw))
-    assert set(arrays) == {"weight", "scales"} | ({"biases"} if PACKINGS[kind].mode == "affine" else set())
+    assert set(arrays) == {"weight", "scales"} | (
+        {"biases"} if PACKINGS[kind].mode == "affine" else set()
+    )
     np.testing.assert_array_equal(_numbers(kind, arrays), expected)
 
 

@@ -183,7 +183,10 @@ def model_dtype(
         return dtype is not None or is_left_to_kernels(layer)
 
     stay_plain = any(
-        (isinstance(one, SwitchLinear) or (isinstance(one, QuantizedSwitchLinear) and is_expanded(one)))
+        (
+            isinstance(one, SwitchLinear)
+            or (isinstance(one, QuantizedSwitchLinear) and is_expanded(one))
+        )
         and (quantise_to is None or not can_quantise(model, path, one, quantise_to))
         for path, one in model.named_modules()
     )
