@@ -67,13 +67,17 @@ def _blocks(kind: str, rows: int, seed: int) -> tuple[Any, Any]:
     if kind == "MXFP4":
         raw[:, 0] = 119 + raw[:, 0] % 3
         return raw.reshape(rows, -1), dequantize(raw, quant).reshape(rows, _WIDTH)
-    halves = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "Q4_K": (0, 2), "Q5_1": (0, 2)}
+    halves = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "Q4_K": (0, 2)}
+    halves |= {"Q5_K": (0, 2), "Q5_1": (0, 2)}
     scale = np.float16(0.01)
-    for _ in range(2):  # the second time with the scale that gives the wanted size
+
+    def scaled() -> Any:
         for at in halves.get(kind, (0,)):
             raw[:, at : at + 2] = np.array([scale]).view(np.uint8)
-        numbers = dequantize(raw, quant)
-        scale = np.float16(scale * _DEVIATION / numbers.std())
+        return dequantize(raw, quant)
+
+    scale = np.float16(scale * _DEVIATION / scaled().std())
+    numbers = scaled()
     return raw.reshape(rows, -1), numbers.reshape(rows, _WIDTH)
 
 
@@ -144,7 +148,9 @@ def test_mixed_types_answer_in_every_dtype(
     loaded, checked = load_model(source, dtype=dtype), inspect_model(source, dtype=dtype)
     tolerance = {"float16": 0.01, "bfloat16": 0.08}.get(dtype, 0.002)
     assert largest(_logits(loaded.model) - expected) < tolerance * largest(expected)
-    held_bytes = sum(array.nbytes for _, array in tree_flatten(loaded.model.parameters()))
+    held_bytes = sum(
+        array.nbytes for array in dict(tree_flatten(loaded.model.parameters())).values()
+    )
     assert checked.description.weights_bytes == loaded.description.weights_bytes == held_bytes
     assert checked.description.dtype == loaded.description.dtype
     assert checked.description.quantization == loaded.description.quantization
@@ -234,10 +240,15 @@ def test_native_embedding_of_small_groups_looks_up_and_multiplies(bits: int) -> 
     assert largest(layer.as_linear(x) - x @ plain.T) < 1e-5 * largest(x @ plain.T)
 
 
+_SWITCH: Any = QuantizedSwitchLinear
+
+
 class _Experts(Module):
     def __init__(self, bits: int) -> None:
-        super().__init__()
-        self.experts = _in_groups_of_16(QuantizedSwitchLinear(96, 24, 5, False, 32, bits), bits)
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.experts = _in_groups_of_16(
+            _SWITCH(96, 24, 5, bias=False, group_size=32, bits=bits), bits
+        )
 
 
 @pytest.mark.parametrize("kernels", [pytest.param(True, marks=for_kernels), False])
@@ -249,7 +260,7 @@ def test_experts_of_small_groups_compute_packed_or_in_float32(
     available_bytes: int,
     kernels: bool,  # noqa: FBT001 - a parameter
 ) -> None:
-    """machd's kernels compute them as they are stored; mlx, which multiplies experts in float32 only, where there are none."""
+    """Machd's kernels compute them as they are stored; mlx, which multiplies experts in float32 only, where there are none."""
     if not kernels:
         without_kernels(monkeypatch)
     model = _Experts(bits)
@@ -262,11 +273,9 @@ def test_experts_of_small_groups_compute_packed_or_in_float32(
     materialise(model, Conversion(dtype, native=native), SilentProgress())
     assert is_native(model.experts) is kernels
     assert isinstance(model.experts, QuantizedSwitchLinear if kernels else SwitchLinear)
-    x, indices = mx.random.normal((4, 1, 1, 96)), mx.array([[0, 4], [2, 2], [1, 3], [4, 0]])
+    chosen = [[0, 4], [2, 2], [1, 3], [4, 0]]
+    x, indices = mx.random.normal((4, 1, 1, 96)), mx.array(chosen)
     expected = mx.stack(
-        [
-            mx.stack([x[row, 0] @ plain[one].T for one in ids])
-            for row, ids in enumerate(indices.tolist())
-        ]
+        [mx.stack([x[row, 0] @ plain[one].T for one in ids]) for row, ids in enumerate(chosen)]
     )
     assert largest(model.experts(x, indices) - expected) < 1e-5 * largest(expected)

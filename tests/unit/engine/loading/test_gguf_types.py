@@ -74,7 +74,9 @@ def _read(path: Path) -> dict[str, mx.array]:
 def _numbers(kind: str, arrays: dict[str, mx.array]) -> Floats:
     """Unpack a layer's arrays as machd does where a setting names a dtype."""
     packing = PACKINGS[kind]
-    layer = QuantizedLinear(_COLUMNS, _ROWS, False, 32, packing.bits, packing.mode)
+    layer = QuantizedLinear(
+        _COLUMNS, _ROWS, bias=False, group_size=32, bits=packing.bits, mode=packing.mode
+    )
     layer.group_size = packing.group_size
     layer.update(arrays)
     return np.array(unpacked(layer))

@@ -115,12 +115,12 @@ def _converted(
         stored_bytes = read(path, module)
         is_quantised = quantise_to is not None and can_quantise(model, path, module, quantise_to)
         is_native_here = native is not None and native(path)
-        if dtype is not None:
+        is_expanded = dtype is None and is_left_to_kernels(module)
+        to = _EXPANDED_DTYPE if is_expanded else dtype
+        if to is not None:
             stays = is_native_here and native is not None and native.as_stored
             stays = stays and not is_quantised and has_native_product(module)
-            module = _in_dtype(model, path, module, dtype, stays=stays)
-        elif is_left_to_kernels(module):
-            module = _in_dtype(model, path, module, _EXPANDED_DTYPE, stays=False)
+            module = _in_dtype(model, path, module, to, stays=stays)
         if quantise_to is not None and can_quantise(model, path, module, quantise_to):
             module = module.to_quantized(quantise_to.group_size, quantise_to.bits, quantise_to.mode)
             model.update_modules(tree_unflatten([(path, module)]))

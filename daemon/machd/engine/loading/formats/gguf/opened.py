@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO, ClassVar
 
 import mlx.core as mx
@@ -84,8 +85,10 @@ class OpenedGguf(Opened):
         config = dict(self.checkpoint.config)
         if self.header.has(ROPE_FACTORS):
             (tensor,) = (one for one in self.header.tensors if one.name == ROPE_FACTORS)
-            with self._file() as file:
-                factors = read_tensor(file, tensor, None)["weight"].astype(mx.float32).tolist()
+            with self._files() as file_of:
+                factors = (
+                    read_tensor(file_of(tensor), tensor, None)["weight"].astype(mx.float32).tolist()
+                )
             # mlx-lm's "longrope" takes a factor for each frequency; with equal context lengths it scales nothing else.
             config["rope_scaling"] = {
                 "type": "longrope",
@@ -129,25 +132,25 @@ class OpenedGguf(Opened):
         others = [path for path in self.modules if path not in leaves]
         found: dict[str, mx.array] = {}
         if others:
-            with self._file() as file:
+            with self._files() as file_of:
                 for path in others:
                     for name, tensor in self.modules[path].items():
-                        array = read_tensor(file, tensor, None)["weight"]
+                        array = read_tensor(file_of(tensor), tensor, None)["weight"]
                         changed = self.family.changed(self.header, path, name, array)
                         found[f"{path}.{name}"] = changed
         return found
 
     @contextmanager
     def reading(self) -> Iterator[ReadLeaf]:
-        """Open the file; tensors are read as mlx-lm has them."""
-        with self._file() as file:
+        """Open the file, or each part; tensors are read as mlx-lm has them."""
+        with self._files() as file_of:
 
             def read(path: str, leaf: Module) -> int:
                 stored_bytes = 0
                 for name, tensor in self.modules.get(path, {}).items():
                     is_packed = name == "weight" and "scales" in leaf
                     packing = PACKINGS[tensor.type_name] if is_packed else None
-                    for part, array in read_tensor(file, tensor, packing).items():
+                    for part, array in read_tensor(file_of(tensor), tensor, packing).items():
                         to = name if part == "weight" else part
                         changed = self.family.changed(self.header, path, name, array)
                         leaf[to] = changed.astype(leaf[to].dtype)
@@ -166,10 +169,18 @@ class OpenedGguf(Opened):
                     leaf[name] = leaf[name].astype(mx.float16)
 
     @contextmanager
-    def _file(self) -> Iterator[BinaryIO]:
-        with open_regular(self.header.path) as file:
+    def _files(self) -> Iterator[Callable[[GgufTensor], BinaryIO]]:
+        """Open files as they are needed: each tensor's."""
+        with ExitStack() as stack:
+            files: dict[Path, BinaryIO] = {}
+
+            def file_of(tensor: GgufTensor) -> BinaryIO:
+                if tensor.path not in files:
+                    files[tensor.path] = stack.enter_context(open_regular(tensor.path))
+                return files[tensor.path]
+
             try:
-                yield file
+                yield file_of
             except (OSError, EOFError) as error:
                 raise ModelFormatError(
                     f"{self.header.path.name} has changed while it was read; fetch the file again"
