@@ -42,7 +42,7 @@ def gguf_name(file: PurePath) -> GgufName:
     return GgufName(file.stem)
 
 
-def model_files(path: Path) -> tuple[Path, ...]:
+def gguf_files(path: Path) -> tuple[Path, ...]:
     """List the files of the model that a GGUF file belongs to: itself, or every part that lies beside it."""
     name = gguf_name(path)
     if name.count == 1:

@@ -23,7 +23,7 @@ from machd.engine.loading.hub_cache import (
     repository_directory,
 )
 from machd.errors import ConflictError, MachdError, ModelNotFoundError
-from machd.gguf_parts import gguf_name, model_files
+from machd.gguf_parts import gguf_files, gguf_name
 from machd.served.model_files import ModelFilesKind, discover
 from machd.settings.problems import shortened
 from machd.settings.sources import SettingsSources, process_environ
@@ -182,7 +182,7 @@ def _delete(path: Path) -> None:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
-            for file in model_files(path):
+            for file in gguf_files(path):
                 file.unlink()
             path.with_name(path.name + ".stamp").unlink(missing_ok=True)
     except OSError as error:

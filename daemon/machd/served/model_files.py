@@ -17,7 +17,7 @@ from enum import StrEnum
 from itertools import islice
 from pathlib import Path
 
-from machd.gguf_parts import gguf_name, is_gguf, model_files
+from machd.gguf_parts import gguf_files, gguf_name, is_gguf
 from machd.regular_files import read_regular
 from machd.settings.texts import checked_model_name
 
@@ -80,7 +80,7 @@ class ModelFiles:
 def files_at(path: Path) -> ModelFiles | None:
     """Look at a model's file, its parts, or the files in its directory; None where none can be looked at."""
     try:
-        paths = list(islice(path.iterdir(), _MAX_ENTRIES)) if path.is_dir() else model_files(path)
+        paths = list(islice(path.iterdir(), _MAX_ENTRIES)) if path.is_dir() else gguf_files(path)
         statuses = [one.stat() for one in paths]
     except OSError:
         return None
@@ -116,7 +116,7 @@ def discover(directory: Path) -> list[FoundModel]:
 def size_on_disk(path: Path) -> int | None:
     """Return the bytes of a model's file, its parts, or the files in its directory; None where there are none."""
     try:
-        entries = model_files(path) if path.is_file() else list(path.expanduser().iterdir())
+        entries = gguf_files(path) if path.is_file() else list(path.expanduser().iterdir())
         statuses = [one.stat() for one in entries]
     except OSError:
         return None
