@@ -151,6 +151,15 @@ def test_file_that_is_no_model_is_refused_by_what_it_is(
         check_gguf(read_gguf_header(path))
 
 
+def test_tensor_of_another_shape_is_named(tmp_path: Path) -> None:
+    """Check refuses it, too: it computes nothing that would notice."""
+    metadata = llama_metadata(llama__attention__key_length=16, llama__attention__head_count_kv=1)
+    source = _source(tiny_gguf(tmp_path / "x.gguf", "Q8_0", metadata))
+    for read in (inspect_model, load_model):
+        with pytest.raises(ModelFormatError, match=r"attn_k\.weight of the shape \(32, 64\)"):
+            read(source)
+
+
 def test_names_that_are_twice_are_refused(tmp_path: Path) -> None:
     """Of two values or two tensors of one name the last would win in silence."""
     path = tiny_gguf(tmp_path / "x.gguf", "F16")

@@ -15,7 +15,7 @@ from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_flatten, tree_unflatten
 
 from machd.engine.backend.inspection_bounds import printable
-from machd.engine.backend.model_files import open_regular
+from machd.engine.backend.model_files import open_regular, shortened
 from machd.engine.experts.tensor_origins import TensorOrigins
 from machd.engine.loading.formats.gguf.families.family import ROPE_FACTORS, Family
 from machd.engine.loading.formats.gguf.header import GgufHeader, GgufTensor
@@ -115,10 +115,10 @@ class OpenedGguf(Opened):
                     yield part_path, self.family.changed(self.header, path, name, array)
 
     def _check_parameters(self, model: Module, arrays: Mapping[str, mx.array]) -> None:
-        """Compare the names with those of the model's own parameters.
+        """Compare names and shapes with those of the model's own parameters.
 
         Raises:
-            ModelFormatError: The file lacks one, or the model has none for a tensor.
+            ModelFormatError: The file lacks one, the model has none for a tensor, or one of another shape.
         """
         expected = dict(tree_flatten(model.parameters()))
         for wrong, said in ((expected.keys() - arrays, "lacks"), (arrays - expected.keys(), "has")):
@@ -126,6 +126,15 @@ class OpenedGguf(Opened):
                 raise ModelFormatError(
                     f"{self.header.path.name} {said} {min(wrong)} ({len(wrong)} such parameters), which "
                     f"mlx-lm's {self.family.model_type} of these metadata has{'' if said == 'lacks' else ' not'}"
+                )
+
+        for path, array in arrays.items():
+            # Scales and biases are those of the file's groups, which may be smaller than mlx's.
+            if array.shape != expected[path].shape and not path.endswith((".scales", ".biases")):
+                module, _, name = path.rpartition(".")
+                tensor = self.modules[module][name]
+                raise ModelFormatError(
+                    f"{self.header.path.name}: {shortened(tensor.name)} of the shape {tensor.shape} does not fit the metadata"
                 )
 
     def _of_no_leaf(self, leaves: Mapping[str, Module]) -> dict[str, mx.array]:
