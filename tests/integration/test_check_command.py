@@ -22,6 +22,7 @@ from mlx.utils import tree_flatten
 from support.checkpoints.header_checkpoint import write_header_checkpoint, write_tokenizer_files
 from support.clocks.polling import CEILING_S
 from support.engines.fake_engine import FakeEngine
+from unit.engine.gguf_writer import tiny_gguf
 from unit.engine.tiny_llama import TinyLlama
 
 from machd.capabilities.evidence import Outcome, ProbeResult
@@ -487,6 +488,29 @@ def test_a_text_model_has_no_vision(tiny: TinyLlama, run_here: RunsHere) -> None
     """Nothing is said of a tower that no file names."""
     assert row_of(run_here(str(tiny.path), "--json"))["vision"] is None
     assert "vision" not in run_here(str(tiny.path)).output
+
+
+def test_types_of_a_gguf_file_are_told_with_their_size_and_rounding(
+    tiny: TinyLlama, tmp_path: Path, run_here: RunsHere
+) -> None:
+    """A line for each type, and for a directory none: how many tensors, what becomes of them, and whether that rounds."""
+    path = str(tiny_gguf(tmp_path / "tiny.gguf", "Q8_0"))
+    row = row_of(run_here(path, "--json", "--model-dtype", "float16"))
+    types = {one["type"]: one for one in row["tensor_types"]}
+    assert types.keys() == {"Q8_0", "F32"}
+    assert types["Q8_0"]["tensors"] == 15
+    assert types["Q8_0"]["held_as"] == ["float16"]
+    assert types["Q8_0"]["held_bytes"] * 34 == types["Q8_0"]["stored_bytes"] * 64
+    assert not types["Q8_0"]["exact"]
+    assert sum(one["stored_bytes"] for one in types.values()) == row["stored_bytes"]
+    assert sum(one["held_bytes"] for one in types.values()) == row["weights_bytes"]
+    said = run_here(path, "--model-dtype", "float16").output.splitlines()
+    assert [line for line in said if line.startswith("  Q8_0 ")] == [
+        "  Q8_0             15 tensors, 0.00 GB: float16, 0.00 GB, rounded"
+    ]
+    exact = run_here(path, "--model-dtype", "float32").output
+    assert "15 tensors, 0.00 GB: float32, 0.00 GB\n" in exact
+    assert row_of(run_here(str(tiny.path), "--json"))["tensor_types"] is None
 
 
 def test_measure_loads_the_model_and_prints_evidence(tiny: TinyLlama) -> None:

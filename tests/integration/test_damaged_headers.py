@@ -11,7 +11,7 @@ from support import module_command
 from support.checkpoints.damaged_headers import FORMATS
 from support.clocks.polling import CEILING_S
 
-_SHORT = {"gguf": "90", "safetensors": "40", "config": "80"}
+_SHORT = {"gguf": "90", "gguf_keys": "60", "safetensors": "40", "config": "80"}
 _SEED = "4211"
 
 

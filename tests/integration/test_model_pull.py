@@ -111,6 +111,20 @@ def test_include_chooses_a_gguf_file(machine: _Machine) -> None:
     assert f"{COMMIT}/small.Q4_K_M.gguf" in said
 
 
+@pytest.mark.parametrize("pattern", ["*Q8_0.gguf", "*-00002-of-00002.gguf", "*q8_0*"])
+def test_include_chooses_every_part_of_a_split_file(tmp_path: Path, pattern: str) -> None:
+    """By the name that the parts share, or by one part's; the path that is printed is the first part's, and the list has it once."""
+    parts = {f"big.Q8_0-{number:05}-of-00002.gguf": b"GGUF%d" % number for number in (1, 2)}
+    with LoopbackHub({_MODEL: parts | {"big.Q4_0.gguf": b"GGUF"}}) as hub:
+        machine = _Machine(hub, tmp_path)
+        said = machine.run("pull", _MODEL, "--include", pattern)
+        assert machine.names() == set(parts)
+        assert f"{COMMIT}/big.Q8_0-00001-of-00002.gguf" in said
+        assert f"{COMMIT}/big.Q8_0-00001-of-00002.gguf" in machine.run("list")
+        refused = machine.run("pull", _MODEL, exit_code=2)
+    assert "big.Q4_0.gguf, big.Q8_0.gguf" in refused
+
+
 def test_include_takes_no_code(machine: _Machine) -> None:
     """Files that are code, or run it when they are read, are not fetched whatever is asked for."""
     said = machine.run("pull", _MODEL, "--include", "*.py", "--include", "*.bin", exit_code=2)

@@ -48,6 +48,26 @@ class QuantizationReport(Struct, frozen=True, kw_only=True):
     kept: bool
 
 
+class TensorTypeReport(Struct, frozen=True, kw_only=True):
+    """The tensors of one type in a GGUF file.
+
+    Attributes:
+        type: ggml's name of it, such as ``Q4_K``.
+        stored_bytes: What they take in the file.
+        held_as: Their forms in memory: packed, such as "affine 4-bit, group 32", or a number type; empty where the
+            model needs none of them.
+        held_bytes: What they take in memory.
+        exact: Whether every weight in memory is the file's own number.
+    """
+
+    type: str
+    tensors: int
+    stored_bytes: int
+    held_as: list[str]
+    held_bytes: int
+    exact: bool
+
+
 class ChatTemplateReport(Struct, frozen=True, kw_only=True):
     """The abilities of the model's chat template.
 
@@ -166,6 +186,7 @@ class ModelCheck(ModelCapabilities, frozen=True, kw_only=True):
         weights_bytes: What the weights would take in memory.
         stored_bytes: What they take on disk.
         quantization: Null when the weights are plain.
+        tensor_types: A GGUF file's tensors by type, the largest first; null for a directory.
         quantised_to: The format that ``model.quantize`` names, in full; null without it.
         quality: The quality that it costs; null without --measure.
         experts: The experts of a mixture-of-experts model; null for another.
@@ -188,6 +209,7 @@ class ModelCheck(ModelCapabilities, frozen=True, kw_only=True):
     weights_bytes: int
     stored_bytes: int
     quantization: QuantizationReport | None = None
+    tensor_types: list[TensorTypeReport] | None = None
     quantised_to: str | None = None
     quality: QualityReport | None = None
     experts: ExpertsReport | None = None

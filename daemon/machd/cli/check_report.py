@@ -13,6 +13,7 @@ from machd.cli import check_document as document
 from machd.engine.loading.inspection import ExpertsInspection, ModelInspection
 from machd.engine.loading.placing.sharding_plan import RankPlan
 from machd.engine.loading.template_abilities import TemplateAbilities
+from machd.engine.loading.tensor_types import TensorType
 from machd.engine.loading.vision import EXAMPLE_PIXELS
 from machd.engine.protocol.chat_format import SystemMessages
 from machd.engine.protocol.engine import ModelDescription
@@ -69,6 +70,7 @@ def model_check(
         weights_bytes=model.weights_bytes,
         stored_bytes=found.stored_bytes,
         quantization=_quantization(found),
+        tensor_types=[_tensor_type(one) for one in found.tensor_types] or None,
         quantised_to=None if found.quantised_to is None else str(found.quantised_to),
         quality=quality,
         experts=experts,
@@ -159,6 +161,17 @@ def _quantization(found: ModelInspection) -> document.QuantizationReport | None:
         group_size=stored.group_size,
         native=found.native_modes.get(stored.mode, False),
         kept=found.description.quantization is not None,
+    )
+
+
+def _tensor_type(found: TensorType) -> document.TensorTypeReport:
+    return document.TensorTypeReport(
+        type=found.name,
+        tensors=found.tensors,
+        stored_bytes=found.stored_bytes,
+        held_as=list(found.held_as),
+        held_bytes=found.held_bytes,
+        exact=found.is_exact,
     )
 
 

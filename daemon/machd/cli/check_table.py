@@ -16,6 +16,7 @@ from machd.cli.check_document import (
     ModelCheck,
     QualityReport,
     RankShare,
+    TensorTypeReport,
     VisionReport,
 )
 from machd.cli.ctl_text import print_lines
@@ -48,6 +49,8 @@ def _lines(check: ModelCheck) -> Iterator[tuple[str, Text]]:
     yield "model", Text(f"{check.model} ({check.architecture}, {_parameters(check.parameters)})")
     yield "memory", _marked(check.fit.verdict, check.fit.reason)
     yield "weights", Text(_weights(check))
+    for one in check.tensor_types or ():
+        yield f"  {one.type}", Text(_tensor_type(one))
     if check.quantised_to is not None:
         yield "quality", Text(_quality(check.quality))
     if check.experts is not None:
@@ -107,12 +110,24 @@ def _weights(check: ModelCheck) -> str:
     kind = (
         "plain" if stored is None else f"{stored.mode} {stored.bits}-bit, group {stored.group_size}"
     )
+    if check.tensor_types:
+        kind = ", ".join(one.type for one in check.tensor_types)
     held = f"{_gb(check.weights_bytes)} in {check.versions.dtype}"
     if check.quantised_to is not None:
         held = f"{_gb(check.weights_bytes)} as {check.quantised_to}"
     if stored is not None and stored.kept:
         held = f"{_gb(check.weights_bytes)}, kept packed"
     return f"{_gb(check.stored_bytes)} on disk ({kind}), {held} in memory"
+
+
+def _tensor_type(found: TensorTypeReport) -> str:
+    """At most one line; what rounds is said, what keeps the file's own numbers is not."""
+    count = f"{found.tensors:,} {'tensor' if found.tensors == 1 else 'tensors'}"
+    if not found.held_as:
+        return f"{count}, {_gb(found.stored_bytes)}: not in memory"
+    rounded = "" if found.exact else ", rounded"
+    forms = " or ".join(found.held_as)
+    return f"{count}, {_gb(found.stored_bytes)}: {forms}, {_gb(found.held_bytes)}{rounded}"
 
 
 def _quality(quality: QualityReport | None) -> str:

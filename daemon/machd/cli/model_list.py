@@ -24,6 +24,7 @@ from machd.engine.loading.hub_cache import (
     list_repositories,
 )
 from machd.errors import ConflictError, MachdError, ModelNotFoundError
+from machd.gguf_parts import gguf_files, gguf_name
 from machd.served.model_files import FoundModel, ModelFilesKind, discover
 from machd.settings.problems import shortened
 from machd.settings.sources import SettingsSources, process_environ
@@ -173,7 +174,8 @@ def _hub_models(cache: Path) -> Iterator[LocalModel]:
     for one in list_repositories(cache):
         path = snapshots.get(one.model)
         if path is None and one.ggufs and not one.is_being_fetched:
-            path = one.ggufs[0] if len(one.ggufs) == 1 else one.ggufs[0].parent
+            firsts = [path for path in one.ggufs if gguf_name(path).number == 1]
+            path = firsts[0] if len(firsts) == 1 else one.ggufs[0].parent
         place = str(path or one.directory)
         yield LocalModel(
             one.model,
@@ -192,12 +194,13 @@ def _what_is_deleted(model: LocalModel) -> Path:
 
 
 def _delete(path: Path) -> None:
-    """Delete a file or a directory; of a link the link alone."""
+    """Delete a file, with its other parts, or a directory; of a link the link alone."""
     try:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
-            path.unlink()
+            for file in gguf_files(path):
+                file.unlink()
             path.with_name(path.name + ".stamp").unlink(missing_ok=True)
     except OSError as error:
         raise ConflictError(f"cannot delete {path}: {error.strerror}") from error

@@ -17,6 +17,7 @@ from enum import StrEnum
 from itertools import islice
 from pathlib import Path
 
+from machd.gguf_parts import gguf_files, gguf_name, is_gguf
 from machd.regular_files import read_regular
 from machd.settings.texts import checked_model_name
 
@@ -51,7 +52,7 @@ class FoundModel:
 
     Attributes:
         name: What it is served as; no other model of the directory has it.
-        path: As ``model.path`` takes it: a directory in mlx-lm layout, or a GGUF file.
+        path: As ``model.path`` takes it: a directory in mlx-lm layout, or a GGUF file, the first of several parts.
         size_bytes: Of all its files.
         modified_unix_s: When the last of its files was written.
     """
@@ -77,10 +78,11 @@ class ModelFiles:
 
 
 def files_at(path: Path) -> ModelFiles | None:
-    """Look at a file, or at the files in a directory; None where there are none that can be looked at."""
+    """Look at a model's file, its parts, or the files in its directory; None where none can be looked at."""
     try:
         place = path.expanduser()
-        paths = list(islice(place.iterdir(), _MAX_ENTRIES)) if place.is_dir() else [place]
+        is_directory = place.is_dir()
+        paths = list(islice(place.iterdir(), _MAX_ENTRIES)) if is_directory else gguf_files(place)
         statuses = [one.stat() for one in paths]
     except (OSError, RuntimeError):  # RuntimeError: a user without a home
         return None
@@ -93,7 +95,7 @@ def files_at(path: Path) -> ModelFiles | None:
 def discover(directory: Path) -> list[FoundModel]:
     """List the complete models of a directory by name, at most :data:`MAX_MODELS`.
 
-    ``NAME/`` and ``NAME.gguf`` are NAME, one level deeper they are ``ORG/NAME``, and so is
+    ``NAME/``, ``NAME.gguf`` and all parts of ``NAME-00001-of-00003.gguf`` are NAME, one level deeper they are ``ORG/NAME``, and so is
     ``models--ORG--NAME/`` of a hub cache. Of two with one name a directory keeps it, and a GGUF file is named with its
     suffix; a snapshot in a hub cache is left out. Hidden files, and names that no request can ask for, are passed over.
 
@@ -146,10 +148,24 @@ class _Walk:
             return None
         if stat.S_ISDIR(status.st_mode):
             return self._checkpoint(path, name, ModelFilesKind.DIRECTORY)
-        is_part = _SHARD.fullmatch(path.stem) is not None  # machd reads GGUF files that are whole
-        if not stat.S_ISREG(status.st_mode) or path.suffix.lower() != ".gguf" or is_part:
+        if not stat.S_ISREG(status.st_mode) or not is_gguf(path.name):
             return None
-        return _named(name[: -len(path.suffix)], path, ModelFilesKind.GGUF, [status])
+        part = gguf_name(path)
+        if part.number > 1:
+            return None
+        statuses = [status] if part.count == 1 else self._parts(path)
+        model_name = f"{name.removesuffix(path.name)}{part.model}"
+        return _named(model_name, path, ModelFilesKind.GGUF, statuses) if statuses else None
+
+    def _parts(self, first: Path) -> list[os.stat_result]:
+        """Look at every part of a split GGUF model; none where one is missing."""
+        part, statuses = gguf_name(first), list[os.stat_result]()
+        for number in range(1, part.count + 1):
+            status = self._status(first.with_name(part.part(number)))
+            if status is None or not stat.S_ISREG(status.st_mode) or not status.st_size:
+                return []
+            statuses.append(status)
+        return statuses
 
     def _hub_model(self, path: Path) -> FoundModel | None:
         """The snapshot that ``main`` names, or else the newest that is complete.

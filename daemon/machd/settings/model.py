@@ -68,7 +68,7 @@ class ModelSettings(SettingsSection):
     path: Annotated[Text | None, Mark.RESTART] = Field(
         default=None,
         examples=["models/SmolLM2-135M-Instruct"],
-        description="A directory in mlx-lm layout, a GGUF file of the llama family, or a hub id "
+        description="A directory in mlx-lm layout, a GGUF file, or a hub id "
         "(with model.offline false). Without it the embedded default is served.",
     )
     dtype: Annotated[Literal["auto", "float32", "float16", "bfloat16"], Mark.RESTART] = Field(

@@ -11,6 +11,7 @@ from pathlib import PurePath
 
 from pydantic import ValidationError
 
+from machd.gguf_parts import gguf_name, is_gguf
 from machd.settings.keys import MODELS_SECTION, dotted_table
 from machd.settings.model import Settings
 from machd.settings.models import DEFAULT_NAME, name_essence
@@ -31,7 +32,7 @@ def _ambiguous_names(settings: Settings) -> Iterator[str]:
     """Name what stands for two models. The table with the path of ``model.path`` may repeat its names."""
     path = settings.model.path
     file = PurePath(path or "")
-    served = file.stem if file.suffix.lower() == ".gguf" else file.name
+    served = gguf_name(file).model if is_gguf(file.name) else file.name
     default_names = (DEFAULT_NAME, *settings.models.aliases, *((served,) if served else ()))
     owners: dict[str, str | None] = dict.fromkeys(map(name_essence, default_names))
     for name, table in settings.models.tables.items():

@@ -15,10 +15,11 @@ from itertools import product
 from pathlib import Path
 from typing import TypeAlias
 
-from unit.engine.gguf_writer import llama_metadata, tiny_gguf
+from unit.engine.gguf_writer import Number, llama_metadata, tiny_gguf
 from unit.engine.tiny_llama import CONFIG, TinyLlama
 
 from machd.engine.loading.source import ModelSource, SourceKind
+from support.checkpoints.gguf_samples import SAMPLES
 
 _INTEGERS = (
     0,
@@ -78,6 +79,11 @@ def gguf_cases(path: Path) -> Iterator[Case]:
             "llama.rope.scaling.original_context_length": 256,
             "llama.vocab_size": 264,
             "tokenizer.ggml.add_bos_token": True,
+            **{
+                f"a.{code}": Number(kind, code, 1) for kind, code in _SCALARS.items() if code != "?"
+            },
+            "a.list of lists": [[[1, 2], [3]], [[4]]],
+            "a.list of texts": [["a", "b"], ["c"]],
         }
     )
     data = tiny_gguf(path, "Q8_0", metadata).read_bytes()
@@ -106,12 +112,7 @@ def _fields(data: bytes) -> list[Field]:
     tensors = walk.number("tensor count", "Q")
     for _ in range(walk.number("metadata count", "Q")):
         key = walk.text("key")
-        kind, count = walk.number(f"type of {key}", "I"), 1
-        if kind == _ARRAY:
-            kind = walk.number(f"type of the elements of {key}", "I")
-            count = walk.number(f"length of the list {key}", "Q")
-        for index in range(count):
-            walk.value(f"{key}[{index}]", kind, is_listed=index < _LISTED)
+        walk.value(key, walk.number(f"type of {key}", "I"), is_listed=True)
     for _ in range(tensors):
         name = walk.text("tensor")
         for index in range(walk.number(f"dimensions of {name}", "I")):
@@ -148,12 +149,38 @@ class _HeaderWalk:
     def value(self, name: str, kind: int, *, is_listed: bool) -> None:
         """Read a value, which is no field if it is not listed."""
         before = len(self.fields)
-        if kind == _STRING:
+        if kind == _ARRAY:
+            inner = self.number(f"type of the elements of {name}", "I")
+            for index in range(self.number(f"length of the list {name}", "Q")):
+                self.value(f"{name}[{index}]", inner, is_listed=index < _LISTED)
+        elif kind == _STRING:
             self.text(name)
         else:
             self.number(name, _SCALARS[kind])
         if not is_listed:
             del self.fields[before:]
+
+
+_KEY_VALUES: tuple[object, ...] = (
+    *(0, 1, 3, 7, (1 << 31) - 1, 0.0, -1.0, 0.5, 1e-45, 3e38, float("inf"), float("nan")),
+    *(True, False, "", "none", "x" * 300, [0], [0.5], ["x"], [3, 3], [[1], [2]]),
+    *(Number(5, "i", -1), Number(11, "q", -(1 << 62)), Number(10, "Q", (1 << 63) - 1)),
+    *(Number(0, "B", 255), Number(12, "d", 1e300), Number(12, "d", -1e-300)),
+)
+"""Values of every kind, for any key."""
+
+
+def gguf_key_cases(path: Path) -> Iterator[Case]:
+    """Put values of every kind into each key of each family, and leave each out."""
+    for architecture, (metadata, write) in SAMPLES.items():
+        for key in metadata:
+            if key.startswith("tokenizer."):
+                continue
+            kept = {name: value for name, value in metadata.items() if name != key}
+            yield Case(f"{architecture}: no {key}", write(path, kept).read_bytes())
+            for value in _KEY_VALUES:
+                content = write(path, {**metadata, key: value}).read_bytes()
+                yield Case(f"{architecture}: {key} = {value!r:.60}", content)
 
 
 def safetensors_cases(path: Path) -> Iterator[Case]:
@@ -239,6 +266,7 @@ def _config(config: Mapping[str, object], name: str, *, is_seen: bool = True) ->
 
 FORMATS: Mapping[str, Callable[[Path], Iterator[Case]]] = {
     "gguf": gguf_cases,
+    "gguf_keys": gguf_key_cases,
     "safetensors": safetensors_cases,
     "config": config_cases,
 }
@@ -288,7 +316,7 @@ def _main(kind: str, count: str, seed: str, path: str) -> None:
 
 def _damaged(kind: str, folder: Path) -> tuple[ModelSource, Path]:
     """Return a model, and the file of it that cases replace."""
-    if kind == "gguf":
+    if kind.startswith("gguf"):
         path = folder / "damaged.gguf"
         return ModelSource(SourceKind.GGUF, path, path.stem), path
     tiny = TinyLlama.save(folder / "damaged")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -51,7 +52,18 @@ def _text(text: str) -> bytes:
     return struct.pack("<Q", len(raw)) + raw
 
 
+@dataclass(frozen=True)
+class Number:
+    """A number of a type that Python does not tell: its kind in the file, and its struct format."""
+
+    kind: int
+    code: str
+    value: float
+
+
 def _typed(value: object) -> bytes:
+    if isinstance(value, Number):
+        return struct.pack(f"<I{value.code}", value.kind, value.value)
     if isinstance(value, bool):
         return struct.pack("<I?", 7, value)
     if isinstance(value, int):

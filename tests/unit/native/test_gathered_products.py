@@ -37,7 +37,18 @@ def _packed(inputs: int, mode: str, group: int, bits: int, dtype: mx.Dtype = mx.
     return weights, scales, biases, {"mode": mode, "group": group, "bits": bits}
 
 
+def _packed_by_16(inputs: int, bits: int) -> Weights:
+    """Pack weights in groups of 16, which mlx does not: two groups of its own get other scales."""
+    weights, scales, biases, named = _packed(inputs, "affine", 32, bits)
+    assert scales is not None
+    assert biases is not None
+    each = mx.repeat(scales, 2, axis=2), mx.repeat(biases, 2, axis=2)
+    other = 1 + mx.arange(each[0].shape[2]) % 2
+    return weights, each[0] * other, each[1] * other, named | {"group": 16}
+
+
 _EVERY: dict[str, Weights] = {
+    **{f"affine{bits}-16": _packed_by_16(192, bits) for bits in (2, 3, 5, 6, 8)},
     **{name: _packed(192, *sizes) for name, sizes in _PACKED.items()},
     "affine4 with bfloat16 scales": _packed(192, "affine", 64, 4, mx.bfloat16),
     **{

@@ -17,13 +17,14 @@ _COLUMNS = 100
 _SCALE = 0.2
 _EPS = (1e-5, 1e-3)
 _GROUP = 32
-_FORMATS: dict[str, tuple[str, int] | None] = {
+_FORMATS: dict[str, tuple[str, int, int] | None] = {
     "plain": None,
     "bfloat16": None,
-    "affine4": ("affine", 4),
-    "affine8": ("affine", 8),
-    "mxfp4": ("mxfp4", 4),
+    **{f"affine{bits}": ("affine", _GROUP, bits) for bits in (3, 4, 5, 6, 8)},
+    **{f"affine{bits}-16": ("affine", 16, bits) for bits in (2, 3, 6)},
+    "mxfp4": ("mxfp4", _GROUP, 4),
 }
+"""Mode, group and bits; K-quants of GGUF files have groups of 16."""
 _SIZES = {
     "qkv": ((_HEADS + 2 * _KV_HEADS) * _HEAD_DIM, _HIDDEN),
     "output": (_HIDDEN, _HEADS * _HEAD_DIM),
@@ -55,9 +56,14 @@ def _products(name: str, layer: int = 0) -> dict[str, Product]:
         plain = _numbers(*sizes, seed=10 + 10 * layer + seed) * 0.1
         arrays = [plain.astype(mx.bfloat16) if name == "bfloat16" else plain]
         if packing is not None:
-            mode, bits = packing
+            mode, group, bits = packing
             arrays = list(mx.quantize(plain, _GROUP, bits, mode))
-            made[product] = arrays, {"mode": mode, "group": _GROUP, "bits": bits}
+            # mlx has no groups of 16: two of its own get other scales.
+            halves = [mx.repeat(each, _GROUP // group, axis=1) for each in arrays[1:]]
+            other = 1 + mx.arange(halves[0].shape[1]) % (_GROUP // group)
+            if group != _GROUP:
+                arrays[1:] = [each * other for each in halves]
+            made[product] = arrays, {"mode": mode, "group": group, "bits": bits}
         else:
             made[product] = arrays, {}
     return made
@@ -183,6 +189,20 @@ def test_layers_have_the_bits_of_their_steps(  # noqa: PLR0917 - what may differ
         assert all(mx.array_equal(*pair) for pair in zip(got, [passed, *expected], strict=True))
         given_columns = [one for each in columns for one in each]
         assert all(mx.array_equal(*pair) for pair in zip(held, given_columns, strict=False))
+
+
+@pytest.mark.parametrize("name", _FORMATS)
+def test_every_format_on_every_instruction_set(instruction_sets: list[str], name: str) -> None:
+    """A row and a short prompt have the bits of their steps, in the plain loops as in the kernels."""
+    products, table = _products(name), _table(300)
+    for instruction_set in (*instruction_sets, "plain"):
+        native.use_instruction_set(instruction_set)
+        for tokens in (1, 7):
+            x, starts = _numbers(2, tokens, _HIDDEN), _int32(3, 60)
+            columns = [_numbers(2, _KV_HEADS, _COLUMNS, _HEAD_DIM, seed=seed) for seed in (3, 4)]
+            expected = _in_steps(products, x, columns, starts, table, [])
+            got = _layers(products)(x, *table, [_columns([columns], starts, tokens, [])])
+            assert all(map(mx.array_equal, got, expected)), (instruction_set, tokens)
 
 
 def test_rows_and_prompts_in_one_pass_have_the_bits_that_they_have_alone() -> None:

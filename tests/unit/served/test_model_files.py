@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from machd.served import model_files
-from machd.served.model_files import FoundModel, ModelFilesKind, discover
+from machd.served.model_files import FoundModel, ModelFilesKind, discover, files_at
 
 _INDEX = "model.safetensors.index.json"
 
@@ -189,6 +189,30 @@ def test_gguf_files_that_hold_no_whole_model_are_passed_over(tmp_path: Path) -> 
     os.mkfifo(tmp_path / "pipe.gguf")
 
     assert names(tmp_path) == []
+
+
+def test_split_gguf_model_is_one_with_the_size_of_all_parts(tmp_path: Path) -> None:
+    """Its path is the first part's, and its name has no part's number; nothing is found of it while a part is missing."""
+    parts = [tmp_path / "org" / f"big-{number:05}-of-00003.gguf" for number in (1, 2, 3)]
+    for number, part in enumerate(parts):
+        assert names(tmp_path) == []
+        write(part, 10 + number)
+    (found,) = discover(tmp_path)
+    assert (found.name, found.path, found.size_bytes) == ("org/big", parts[0], 33)
+    for part in parts:
+        looked_at = files_at(part)
+        assert looked_at is not None
+        assert looked_at.size_bytes == 33
+
+
+@pytest.mark.parametrize(
+    "name", ["a-00000-of-00003.gguf", "a-00004-of-00003.gguf", "a-1-of-3.gguf", "a.gguf"]
+)
+def test_gguf_file_whose_name_is_no_parts_is_whole(tmp_path: Path, name: str) -> None:
+    """Numbers that contradict each other are a part of the name."""
+    write(tmp_path / name, 7)
+    (found,) = discover(tmp_path)
+    assert (found.name, found.size_bytes) == (name.removesuffix(".gguf"), 7)
 
 
 def test_links_out_of_the_directory_are_not_followed(tmp_path: Path) -> None:

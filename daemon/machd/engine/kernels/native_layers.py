@@ -19,6 +19,7 @@ from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 
 from machd.engine.backend.native_kernels import native_kernels
 from machd.engine.backend.untyped import Layer
+from machd.engine.kernels.packed_weights import unpacked
 
 _PLAIN_DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 _AFFINE_BITS = (2, 3, 4, 5, 6, 8)
@@ -156,17 +157,7 @@ class _NativeQuantizedEmbedding(QuantizedEmbedding):
     stands_for = QuantizedEmbedding
 
     def __call__(self, x: mx.array) -> mx.array:
-        is_affine = self.mode == "affine"
-        scales: mx.array = self["scales"][x]
-        return mx.dequantize(
-            self["weight"][x],
-            scales.astype(mx.float32) if is_affine else scales,
-            self["biases"][x].astype(mx.float32) if is_affine else None,
-            self.group_size,
-            self.bits,
-            self.mode,
-            dtype=None if is_affine else mx.float32,
-        )
+        return unpacked(self, x)
 
     def as_linear(self, x: mx.array) -> mx.array:
         return _product(self, x)

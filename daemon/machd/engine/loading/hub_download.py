@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING
 
 from machd.clock import SystemClock, Throttle
@@ -36,6 +36,7 @@ from machd.engine.protocol.downloads import (
     Observe,
 )
 from machd.errors import ModelDownloadError, ModelNotFoundError
+from machd.gguf_parts import gguf_name, is_gguf
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoSibling
@@ -130,12 +131,12 @@ class _Download:
             for file in missing:
                 if file.digest is None:
                     self._check_small(snapshot, file)
-        ggufs = [one.name for one in files if fnmatch(one.name.lower(), "*.gguf")]
-        is_gguf = len(ggufs) == 1 and not any(fnmatch(one.name, HUB_FILES[0]) for one in files)
+        ggufs = [one.name for one in files if is_gguf(one.name) and _is_first_part(one.name)]
+        is_one = len(ggufs) == 1 and not any(fnmatch(one.name, HUB_FILES[0]) for one in files)
         return Downloaded(
             model=self._order.model,
             revision=self._commit,
-            path=str(snapshot / ggufs[0] if is_gguf else snapshot),
+            path=str(snapshot / ggufs[0] if is_one else snapshot),
             total_bytes=total_bytes,
         )
 
@@ -155,22 +156,29 @@ class _Download:
         return [_file(one) for one in info.siblings]
 
     def _chosen(self, files: Sequence[_File]) -> list[_File]:
-        """Choose the files to fetch.
+        """Choose the files to fetch: of a GGUF model that is split, all parts where the name of one is asked for, or the whole's.
 
         Raises:
             ModelNotFoundError: There are none, or no weights among them.
         """
         patterns = self._order.include or HUB_FILES
+        asked = {
+            _whole_name(one.name)
+            for one in files
+            for pattern in patterns
+            if fnmatch(one.name.lower(), pattern.lower())
+            or fnmatch(_whole_name(one.name).lower(), pattern.lower())
+        }
         chosen = [
             one
             for one in files
-            if any(fnmatch(one.name.lower(), pattern.lower()) for pattern in patterns)
+            if _whole_name(one.name) in asked
             and not any(fnmatch(one.name.lower(), pattern) for pattern in _NEVER)
         ]
         has_weights = any(fnmatch(one.name.lower(), kind) for one in chosen for kind in _WEIGHTS)
         if chosen and (has_weights or self._order.include):
             return chosen
-        ggufs = sorted(one.name for one in files if one.name.lower().endswith(".gguf"))
+        ggufs = sorted({_whole_name(one.name) for one in files if is_gguf(one.name)})
         what = "that --include names" if self._order.include else "model*.safetensors"
         said = f"{self._order.model} has no file {what}"
         if ggufs:
@@ -333,3 +341,15 @@ def _file(sibling: RepoSibling) -> _File:
         )
     digest = None if lfs is None else lfs.sha256
     return _File(sibling.rfilename, size_bytes, digest, sibling.blob_id)
+
+
+def _whole_name(name: str) -> str:
+    """Return the name that the parts of a split GGUF file share; any other file's own."""
+    path = PurePosixPath(name)
+    part = gguf_name(path)
+    is_part = is_gguf(name) and part.count > 1
+    return str(path.with_name(f"{part.model}{path.suffix}")) if is_part else name
+
+
+def _is_first_part(name: str) -> bool:
+    return gguf_name(PurePosixPath(name)).number == 1

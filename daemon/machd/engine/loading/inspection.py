@@ -42,6 +42,7 @@ from machd.engine.loading.placing.weight_formats import Quantization, multiplies
 from machd.engine.loading.placing.whole import hold_in
 from machd.engine.loading.source import ModelSource
 from machd.engine.loading.template_abilities import TemplateAbilities, find_abilities
+from machd.engine.loading.tensor_types import TensorType, tensor_types
 from machd.engine.loading.tokenizer_files import directory_tokenizer
 from machd.engine.loading.vision import NO_MESSAGES, describe_vision, open_processor
 from machd.engine.protocol.engine import ModelDescription, VisionDescription
@@ -99,6 +100,7 @@ class ModelInspection:
         working_bytes: An estimate of the memory that a step takes beside weights and KV cache.
         available_bytes: The part of the device's memory that could be taken now.
         stored_as: Packing of the weights as stored; None when they are plain.
+        tensor_types: What becomes of each type of a GGUF file's tensors; empty for a directory.
         quantised_to: The format that ``model.quantize`` names; None without it.
         native_modes: Quantisation mode to whether this backend multiplies with packed weights.
         experts: The model's experts; None for a model without.
@@ -112,6 +114,7 @@ class ModelInspection:
     working_bytes: int
     available_bytes: int
     stored_as: Quantization | None
+    tensor_types: tuple[TensorType, ...]
     quantised_to: Quantization | None
     native_modes: dict[str, bool]
     experts: ExpertsInspection | None
@@ -315,6 +318,7 @@ def _inspect(
     stored_as = quantization_of(model)
     conversion = _conversion(opened, built, weights)
     hold_in(model, conversion)
+    types = tensor_types(opened, model)
     make_batchable(model)
     switches = [switch for _, switch in switch_layers(model)]
     traced = trace_model(model)
@@ -351,6 +355,7 @@ def _inspect(
         working_bytes=_working_bytes(model),
         available_bytes=weights.available_bytes,
         stored_as=stored_as,
+        tensor_types=types,
         quantised_to=conversion.quantise_to,
         native_modes=native_modes(),
         experts=_experts(switches, weights),

@@ -15,6 +15,7 @@ from machd.engine.loading.hub_transfer import bound_waiting
 from machd.engine.protocol.downloads import MAIN_REVISION
 from machd.engine.protocol.progress import LoadProgress, SilentProgress
 from machd.errors import ModelNotFoundError
+from machd.gguf_parts import gguf_name, is_gguf
 from machd.settings.problems import shortened
 from machd.settings.texts import HUB_ID
 
@@ -28,7 +29,7 @@ class SourceKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model's files, in a directory in mlx-lm layout or one GGUF file, and the name that requests use."""
+    """A model's files, in a directory in mlx-lm layout, one GGUF file or a part of several, and the name that requests use."""
 
     kind: SourceKind
     path: Path
@@ -64,8 +65,8 @@ def resolve_model(
     if stat.S_ISDIR(mode):
         return ModelSource(SourceKind.DIRECTORY, path, Path(os.path.abspath(path)).name)  # noqa: PTH100 - a link keeps its own name
     if mode:
-        if stat.S_ISREG(mode) and path.suffix.lower() == ".gguf":
-            return ModelSource(SourceKind.GGUF, path, path.stem)
+        if stat.S_ISREG(mode) and is_gguf(path.name):
+            return ModelSource(SourceKind.GGUF, path, gguf_name(path).model)
         raise ModelNotFoundError(
             f"{shortened(model)} is neither a directory nor a .gguf file; give the directory that holds "
             "config.json and the .safetensors files"

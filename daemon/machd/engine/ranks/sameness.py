@@ -13,6 +13,7 @@ from machd.engine.loading.source import ModelSource, SourceKind
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine.ranks.rank_group import RankGroup
 from machd.errors import ModelNotFoundError, StartupError
+from machd.gguf_parts import gguf_files
 from machd.installed import installed_version
 from machd.settings.model import Settings
 
@@ -39,7 +40,7 @@ def common_facts(settings: Settings, source: ModelSource) -> dict[str, str]:
         "continuous_batching.max_b": str(settings.continuous_batching.max_b),
         "distributed.mode": settings.distributed.mode,
     }
-    files = [source.path]
+    files = list(gguf_files(source.path))
     if source.kind is not SourceKind.GGUF:
         files = [source.path / "config.json", *sorted(source.path.glob("*.safetensors"))]
     return facts | {f"the file {file.name}": _sample(file) for file in files}

@@ -253,13 +253,14 @@ _ARRAY_OF = {name: struct.pack("<II", 9, kind) for name, kind in (("array", 9), 
 @pytest.mark.parametrize(
     "values",
     [
-        [_ARRAY_OF["array"] + struct.pack("<Q", 1000)],
+        [_ARRAY_OF["array"] + struct.pack("<Q", 1 << 23)],
+        [_ARRAY_OF["array"] + struct.pack("<Q", 1) + struct.pack("<IQ", 9, 1) * 1000],
         [_ARRAY_OF["text"] + struct.pack("<Q", 1 << 23)],
         [_ARRAY_OF["text"] + struct.pack("<Q4Q", 4, 0, 0, 0, 0)] * 2
         + [_ARRAY_OF["text"] + struct.pack("<Q", (1 << 22) - 9)],
         [struct.pack("<IQ", 8, 2 << 30)],
     ],
-    ids=["arrays in an array", "one list", "lists together", "a text"],
+    ids=["arrays in an array", "deep arrays", "one list", "lists together", "a text"],
 )
 def test_a_small_file_does_not_become_a_large_header(tmp_path: Path, values: list[bytes]) -> None:
     """Holes in a file count as zeros, which stand for as many empty texts and lists as one asks."""

@@ -12,6 +12,7 @@ from mlx.nn.layers.base import Module
 from machd.engine.backend.device import backend_name
 from machd.engine.backend.native_kernels import native_kernels
 from machd.engine.kernels.native_layers import has_native_product, is_native
+from machd.engine.kernels.packed_weights import is_left_to_kernels
 from machd.engine.loading.formats.opened import BuiltModel, Opened, weights_bytes
 from machd.engine.loading.placing.settings import PlacingSettings
 from machd.engine.loading.placing.weight_formats import (
@@ -139,7 +140,7 @@ def choose_conversion(
     packed = None if is_unpacked else quantization_of(built.model)
     quantise_to = weight_format(settings.quantize, packed)
     dtype = choose(quantise_to)
-    if dtype is None and native is None:
+    if dtype is None:
         opened.keep_as_stored(built.model)
     return Conversion(dtype, quantise_to, native)
 
@@ -177,9 +178,15 @@ def model_dtype(
     )
     if backend != "cpu" or dtype is mx.float32:
         return dtype
-    experts = SwitchLinear if dtype is None else (SwitchLinear, QuantizedSwitchLinear)
+
+    def is_expanded(layer: Module) -> bool:
+        return dtype is not None or is_left_to_kernels(layer)
+
     stay_plain = any(
-        isinstance(one, experts)
+        (
+            isinstance(one, SwitchLinear)
+            or (isinstance(one, QuantizedSwitchLinear) and is_expanded(one))
+        )
         and (quantise_to is None or not can_quantise(model, path, one, quantise_to))
         for path, one in model.named_modules()
     )

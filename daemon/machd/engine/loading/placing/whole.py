@@ -14,6 +14,7 @@ from mlx.utils import tree_flatten, tree_map_with_path, tree_unflatten
 from machd.engine.backend.device import available_memory_bytes
 from machd.engine.backend.untyped import Layer
 from machd.engine.kernels.native_layers import has_native_product, take_native
+from machd.engine.kernels.packed_weights import is_left_to_kernels, unpacked
 from machd.engine.loading.formats.opened import BuiltModel, Opened, ReadLeaf, leave_to_mlx
 from machd.engine.loading.placing.precision import (
     Conversion,
@@ -25,6 +26,9 @@ from machd.engine.loading.placing.precision import (
 from machd.engine.loading.placing.settings import PlacingSettings
 from machd.engine.loading.placing.weight_formats import can_quantise
 from machd.engine.protocol.progress import LoadProgress
+
+_EXPANDED_DTYPE = mx.float16
+"""Dtype of weights that nothing here computes packed, where all others stay as they are stored."""
 
 _MAX_CACHED_BYTES = 64 << 20
 """Bytes of freed memory that mlx may keep while weights are loaded: each module's stored weights would add to it."""
@@ -111,10 +115,12 @@ def _converted(
         stored_bytes = read(path, module)
         is_quantised = quantise_to is not None and can_quantise(model, path, module, quantise_to)
         is_native_here = native is not None and native(path)
-        if dtype is not None:
+        is_expanded = dtype is None and is_left_to_kernels(module)
+        to = _EXPANDED_DTYPE if is_expanded else dtype
+        if to is not None:
             stays = is_native_here and native is not None and native.as_stored
             stays = stays and not is_quantised and has_native_product(module)
-            module = _in_dtype(model, path, module, dtype, stays=stays)
+            module = _in_dtype(model, path, module, to, stays=stays)
         if quantise_to is not None and can_quantise(model, path, module, quantise_to):
             module = module.to_quantized(quantise_to.group_size, quantise_to.bits, quantise_to.mode)
             model.update_modules(tree_unflatten([(path, module)]))
@@ -158,20 +164,7 @@ def _plain_makers() -> Mapping[type, Callable[[mx.array], Layer]]:
 
 
 def _dequantised(module: Layer, make: Callable[[mx.array], Layer], dtype: mx.Dtype) -> Layer:
-    is_affine = module.mode == "affine"
-    # float32 scales keep the product exact; the scales of the other modes are exponents.
-    scales = module.scales.astype(mx.float32) if is_affine else module.scales
-    biases = module.biases.astype(mx.float32) if is_affine else None
-    weight = mx.dequantize(
-        module.weight,
-        scales,
-        biases,
-        module.group_size,
-        module.bits,
-        module.mode,
-        global_scale=module.get("global_scale"),
-        dtype=None if is_affine else mx.float32,
-    ).astype(dtype)
+    weight = unpacked(module).astype(dtype)
     plain = make(weight)
     plain.weight = weight
     if "bias" in module:

@@ -21,7 +21,7 @@ from machd.errors import ModelFormatError, ModelNotFoundError
 T = TypeVar("T")
 
 MetadataValue = bool | int | float | str | list["MetadataValue"]
-"""The value of a metadata key: a scalar, a text, or a list of one of them."""
+"""The value of a metadata key: a scalar, a text, or a list of one of them, or of lists."""
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -38,6 +38,9 @@ _MAX_HEADER_BYTES = 128 << 20
 _DEFAULT_ALIGNMENT_BYTES = 32
 _ALIGNMENT_UNIT_BYTES = 8
 """``general.alignment`` has to be a multiple of it."""
+
+_MAX_DEPTH = 4
+"""Of lists in lists, which the format allows, and hardly any file has."""
 
 _MAX_DIMENSIONS = 4
 """ggml's limit."""
@@ -73,6 +76,7 @@ _TENSOR_TYPES: Mapping[int, tuple[str, int, int]] = {
     34: ("TQ1_0", 256, 54),
     35: ("TQ2_0", 256, 66),
     39: ("MXFP4", 32, 17),
+    40: ("NVFP4", 64, 36),
 }
 """ggml's tensor types: name, elements and bytes of a block (ggml.h, ggml-common.h)."""
 
@@ -87,6 +91,7 @@ class GgufTensor:
         offset: Position of its first byte in the file.
         size_bytes: Size in the file.
         block_elements: Elements of a block, which has scales of its own; 1 for floats.
+        path: The file that has it.
     """
 
     name: str
@@ -95,6 +100,7 @@ class GgufTensor:
     offset: int
     size_bytes: int
     block_elements: int
+    path: Path
 
     @property
     def elements(self) -> int:
@@ -103,7 +109,7 @@ class GgufTensor:
 
 
 class GgufHeader:
-    """Metadata and tensor descriptions.
+    """Metadata and tensor descriptions, of one file or of the parts of a model.
 
     The typed readers raise ModelFormatError naming file and key where a value is of another type, or
     where a key without a default is absent.
@@ -236,6 +242,8 @@ class _Reader:
         tensor_count, metadata_count = self._count(), self._count()
         metadata = {self._string(): self._value() for _ in range(metadata_count)}
         described = [self._tensor() for _ in range(tensor_count)]
+        if len(metadata) < metadata_count or len({one.name for one in described}) < tensor_count:
+            raise self._corrupt("a key or a tensor is there twice")
         alignment = self._alignment(GgufHeader(self._path, metadata, ()))
         begin = end = -(-self.position // alignment) * alignment
         tensors = tuple(replace(one, offset=begin + one.offset) for one in described)
@@ -285,11 +293,18 @@ class _Reader:
         kind = self._unpack("I")
         if kind != _ARRAY:
             return self._values(kind, 1)[0]
+        return self._array(_MAX_DEPTH)
+
+    def _array(self, depth: int) -> list[MetadataValue]:
+        if depth == 0:
+            raise self._corrupt(f"lists in lists, more than {_MAX_DEPTH} deep")
         kind, count = self._unpack("I"), self._count()
+        if kind == _ARRAY:
+            return [self._array(depth - 1) for _ in range(count)]
         return self._values(kind, count)
 
     def _values(self, kind: int, count: int) -> list[MetadataValue]:
-        """Read scalars or texts; a llama's metadata has no arrays in arrays."""
+        """Read scalars or texts."""
         if kind == _STRING:
             return [self._string() for _ in range(count)]
         if kind in _SCALARS:
@@ -324,7 +339,7 @@ class _Reader:
         size_bytes = elements // block_elements * block_bytes
         # GGUF counts dimensions innermost first.
         shape = tuple(reversed(dimensions))
-        return GgufTensor(name, shape, type_name, offset, size_bytes, block_elements)
+        return GgufTensor(name, shape, type_name, offset, size_bytes, block_elements, self._path)
 
     def _corrupt(self, problem: str) -> ModelFormatError:
         return ModelFormatError(f"{self._path.name} is corrupt: {problem}; fetch the file again")

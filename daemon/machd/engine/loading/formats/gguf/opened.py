@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO, ClassVar
 
 import mlx.core as mx
@@ -16,7 +17,6 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from machd.engine.backend.inspection_bounds import printable
 from machd.engine.backend.model_files import open_regular
-from machd.engine.backend.native_kernels import native_kernels
 from machd.engine.experts.tensor_origins import TensorOrigins
 from machd.engine.loading.formats.gguf.families.family import Family
 from machd.engine.loading.formats.gguf.header import GgufHeader, GgufTensor
@@ -26,7 +26,7 @@ from machd.engine.loading.formats.opened import BuiltModel, Opened, ReadLeaf
 from machd.errors import ModelFormatError
 
 _MLX_GROUP = 32
-"""The smallest group of mlx's own affine layers; machd's kernels on the CPU take 16."""
+"""A group that mlx makes layers of; the group is set to the file's afterwards, which may be 16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,19 +86,16 @@ class OpenedGguf(Opened):
         config = dict(self.checkpoint.config)
         tensors = self.family.rope_factors(self.header)
         if tensors:
-            with self._file() as file:
-                factors = {tensor.name: _numbers(file, tensor) for tensor in tensors}
+            with self._files() as file_of:
+                factors = {tensor.name: _numbers(file_of(tensor), tensor) for tensor in tensors}
             config["rope_scaling"] = self.family.rope_of_factors(config, factors)
         return config
 
     def _packings(self, model: Module) -> Iterator[tuple[str, Packing]]:
         """Find the modules that stay packed, each with its form."""
-        has_small_groups = native_kernels() is not None
         for path, leaf in model.named_modules():
             packing = self._packing(self.modules.get(path, {}).get("weight", ()))
-            if packing is None or not hasattr(leaf, "to_quantized"):
-                continue
-            if packing.group_size >= _MLX_GROUP or has_small_groups:
+            if packing is not None and hasattr(leaf, "to_quantized"):
                 yield path, packing
 
     def _packing(self, tensors: tuple[GgufTensor, ...]) -> Packing | None:
@@ -152,25 +149,25 @@ class OpenedGguf(Opened):
         others = [path for path in self.modules if path not in leaves]
         found: dict[str, mx.array] = {}
         if others:
-            with self._file() as file:
+            with self._files() as file_of:
                 for path in others:
                     for name, tensors in self.modules[path].items():
-                        stored = [read_tensor(file, one, None) for one in tensors]
+                        stored = [read_tensor(file_of(one), one, None) for one in tensors]
                         for part, array in self._changed(path, name, stored):
                             found[f"{path}.{part}"] = array
         return found
 
     @contextmanager
     def reading(self) -> Iterator[ReadLeaf]:
-        """Open the file; tensors are read as mlx-lm has them."""
-        with self._file() as file:
+        """Open the file, or each part; tensors are read as mlx-lm has them."""
+        with self._files() as file_of:
 
             def read(path: str, leaf: Module) -> int:
                 stored_bytes = 0
                 for name, tensors in self.modules.get(path, {}).items():
                     is_packed = name == "weight" and "scales" in leaf
                     packing = PACKINGS[tensors[0].type_name] if is_packed else None
-                    stored = [read_tensor(file, one, packing) for one in tensors]
+                    stored = [read_tensor(file_of(one), one, packing) for one in tensors]
                     for part, array in self._changed(path, name, stored):
                         leaf[part] = array.astype(leaf[part].dtype)
                     firsts = (one for one in tensors if self.family.is_first(one, path))
@@ -190,10 +187,18 @@ class OpenedGguf(Opened):
                     leaf[name] = leaf[name].astype(mx.float16)
 
     @contextmanager
-    def _file(self) -> Iterator[BinaryIO]:
-        with open_regular(self.header.path) as file:
+    def _files(self) -> Iterator[Callable[[GgufTensor], BinaryIO]]:
+        """Open files as they are needed: each tensor's."""
+        with ExitStack() as stack:
+            files: dict[Path, BinaryIO] = {}
+
+            def file_of(tensor: GgufTensor) -> BinaryIO:
+                if tensor.path not in files:
+                    files[tensor.path] = stack.enter_context(open_regular(tensor.path))
+                return files[tensor.path]
+
             try:
-                yield file
+                yield file_of
             except (OSError, EOFError) as error:
                 raise ModelFormatError(
                     f"{self.header.path.name} has changed while it was read; fetch the file again"

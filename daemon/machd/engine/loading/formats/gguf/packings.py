@@ -27,8 +27,8 @@ class Packing:
         mode: ``affine`` or ``mxfp4``.
         bits: Of a weight.
         group_size: Weights that share a scale.
-        scale_type: numpy's name of the dtype of scales and biases. float16 where the file has them so; float32 where they are
-            products of two numbers of the file, which float16 would round.
+        scale_type: numpy's name of the dtype of scales and biases. float16 where the file has them so, which holds every weight
+            below 65,504; float32 where they are products of two numbers of the file, which float16 would round.
     """
 
     mode: str

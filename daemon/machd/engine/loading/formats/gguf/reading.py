@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -11,8 +11,9 @@ from machd.engine.backend.model_files import shortened
 from machd.engine.loading.formats.checkpoint import Checkpoint
 from machd.engine.loading.formats.gguf.families.family import Family
 from machd.engine.loading.formats.gguf.families.known import FAMILIES
-from machd.engine.loading.formats.gguf.header import GgufHeader, read_gguf_header
+from machd.engine.loading.formats.gguf.header import GgufHeader
 from machd.engine.loading.formats.gguf.packings import is_readable
+from machd.engine.loading.formats.gguf.parts import read_parts
 from machd.errors import ModelArchitectureError, ModelFormatError
 
 
@@ -24,19 +25,34 @@ def read_gguf(path: Path, bounds: Callable[[str], AbstractContextManager[None]])
         ModelFormatError: The file is damaged, or holds what machd does not read.
     """
     with bounds("reading the header"):
-        header = read_gguf_header(path)
+        header = read_parts(path)
     check_gguf(header)
     return Checkpoint(
-        path=path,
+        path=header.path,
         config=gguf_config(header),
-        weight_files=(path,),
+        weight_files=tuple(sorted({header.path, *(one.path for one in header.tensors)})),
         stored_bytes=sum(tensor.size_bytes for tensor in header.tensors),
         header=header,
     )
 
 
-_VISION_FILE = "clip"
-"""``general.architecture`` of the files that llama.cpp calls mmproj."""
+_NO_MODELS: Mapping[str, str] = {
+    "adapter": "a LoRA adapter: fuse it into its model (`llama-export-lora`, or `mlx_lm.fuse` before it is converted), and "
+    "give the fused model",
+    "imatrix": "an importance matrix, which quantising reads: give the file of the model",
+    "mmproj": "the encoder of images or sound alone: give the file of the language model, which serves text; for images "
+    "take the model in mlx-vlm layout",
+}
+"""By ``general.type``: what lies in a GGUF file that is no model."""
+
+
+def _refuse_no_model(header: GgufHeader) -> None:
+    kind = header.text("general.type", "model")
+    if header.text("general.architecture", "") == "clip":
+        kind = "mmproj"
+    if kind in _NO_MODELS:
+        raise ModelFormatError(f"{header.path.name} is {_NO_MODELS[kind]}")
+
 
 _VISION_TENSORS = ("v.", "mm.")
 """How names of tensors of vision begin, which Ollama puts into the file of the language model."""
@@ -50,11 +66,6 @@ def family_of(header: GgufHeader) -> Family:
     """
     architecture = header.text("general.architecture")
     family = FAMILIES.get(architecture)
-    if architecture == _VISION_FILE:
-        raise ModelArchitectureError(
-            f"{header.path.name} is the vision part of a model (mmproj); name the file of the language model, which answers "
-            "text, or take the model in mlx-lm layout (safetensors) for images"
-        )
     if family is None:
         raise ModelArchitectureError(
             f"{header.path.name} holds the architecture {shortened(architecture)}; of GGUF files machd reads "
@@ -79,10 +90,11 @@ def check_gguf(header: GgufHeader) -> None:
 
     Raises:
         ModelArchitectureError: Another family.
-        ModelFormatError: A tensor type that machd does not read, a tensor that the family has not, or more
+        ModelFormatError: No model at all, a tensor type that machd does not read, a tensor that the family has not, or more
             layers than tensors.
     """
     name = header.path.name
+    _refuse_no_model(header)
     family = family_of(header)
     for tensor in header.tensors:
         if not is_readable(tensor.type_name):

@@ -54,6 +54,14 @@ def read_tensor(file: BinaryIO, tensor: GgufTensor, packing: Packing | None) -> 
     if len(content) < tensor.size_bytes:
         raise EOFError
     raw = np.frombuffer(content, np.uint8)
+    # A damaged file has infinite scales: its weights are infinite, as those of a file of floats may be, and no warning helps.
+    with np.errstate(over="ignore", invalid="ignore"):
+        return _read(raw, tensor, packing)
+
+
+def _read(
+    raw: NDArray[np.uint8], tensor: GgufTensor, packing: Packing | None
+) -> dict[str, mx.array]:
     if packing is not None:
         return _packed(raw, tensor, packing)
     dtype = EXACT_FLOATS.get(tensor.type_name)
@@ -81,6 +89,8 @@ def _packed(raw: NDArray[np.uint8], tensor: GgufTensor, packing: Packing) -> dic
 
 
 def _expanded(raw: NDArray[np.uint8], tensor: GgufTensor) -> NDArray[np.float32]:
+    if tensor.type_name == "F64":
+        return raw.view("<f8").astype(np.float32).reshape(tensor.shape)
     from gguf import GGMLQuantizationType  # noqa: PLC0415 - most files need it not, and it takes 0.1 s
     from gguf.quants import dequantize  # noqa: PLC0415 - the same
 
