@@ -6,7 +6,6 @@ and byte fallback, whose merges are worked out from the scores.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -203,21 +202,24 @@ def _merges_by_score(
     spaces have, SentencePiece takes the leftmost: there the longest left piece comes first.
     """
     kept = (_NORMAL, _USER_DEFINED)
-    ids = {token: index for index, token in enumerate(tokens) if types[index] in kept}
-    find = ids.get
-    wholes, lefts, rights = array("q"), array("q"), array("q")
-    for token, index in ids.items():
+    pieces = {
+        token: score
+        for token, kind, score in zip(tokens, types, scores, strict=True)
+        if kind in kept
+    }
+    merges: list[tuple[str, str]] = []
+    results: list[float] = []
+    for token, score in pieces.items():
         for cut in range(1, len(token)):
-            left = find(token[:cut])
-            if left is not None and (right := find(token[cut:])) is not None:
-                wholes.append(index)
-                lefts.append(left)
-                rights.append(right)
-    whole, left_ids, right_ids = (np.array(one, np.int64) for one in (wholes, lefts, rights))
-    lengths = np.array([len(token) for token in tokens])
-    order = np.lexsort((-lengths[left_ids], -np.array(scores)[whole]))
-    name = tokens.__getitem__
-    return list(zip(map(name, left_ids[order]), map(name, right_ids[order]), strict=True))
+            left = token[:cut]
+            if left in pieces:
+                right = token[cut:]
+                if right in pieces:
+                    merges.append((left, right))
+                    results.append(score)
+    lengths = np.fromiter((len(left) for left, _ in merges), np.int64, len(merges))
+    order = np.lexsort((-lengths, -np.array(results)))
+    return [merges[index] for index in order.tolist()]
 
 
 def _checked(header: GgufHeader, build: Callable[[], Backend]) -> Backend:
