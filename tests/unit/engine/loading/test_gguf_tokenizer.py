@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-import importlib.resources
+import importlib.util
 import unicodedata
 from collections.abc import Callable, Mapping
 from io import BytesIO
@@ -83,7 +83,10 @@ def _merge(token: bytes, ranks: Mapping[bytes, int]) -> tuple[bytes, bytes]:
 
 def _published_ranks(count: int, file: str) -> dict[bytes, int]:
     """The first ranks of a vocabulary of OpenAI's; those of a BPE vocabulary are one themselves."""
-    folder = importlib.resources.files("litellm.litellm_core_utils.tokenizers")
+    package = importlib.util.find_spec("litellm")
+    assert package is not None
+    assert package.origin is not None
+    folder = Path(package.origin).parent / "litellm_core_utils/tokenizers"
     lines = (folder / file).read_bytes().splitlines()[:count]
     return {base64.b64decode(token): int(rank) for token, rank in map(bytes.split, lines)}
 
@@ -251,6 +254,22 @@ def test_sentence_piece_ids_are_the_librarys_own(tmp_path: Path, *, has_prefix: 
         assert token_ids == model.encode(text), ascii(text)
         decoded = built.tokenizer.decode(token_ids, skip_special_tokens=False)
         assert decoded == text.replace("\u2581", " ")
+
+
+def test_run_of_spaces_is_joined_from_the_left(tmp_path: Path) -> None:
+    """Runs of spaces have equal scores in llama's and mistral's vocabularies; SentencePiece takes the leftmost."""
+    runs = ["\u2581" * count for count in range(1, 4)]
+    built = _vocabulary(
+        tmp_path,
+        tokenizer__ggml__model="llama",
+        tokenizer__ggml__tokens=["<unk>", "x", *runs],
+        tokenizer__ggml__scores=[0.0, -1.0, -2.0, *[-1e9] * 2],
+        tokenizer__ggml__token_type=[_UNKNOWN] + [_NORMAL] * 4,
+        tokenizer__ggml__add_space_prefix=False,
+        tokenizer__ggml__bos_token_id=None,
+    )
+    found = built.tokenizer.encode("x    x").tokens
+    assert found == ["x", runs[2], runs[0], "x"]
 
 
 def test_special_tokens_are_whole_and_around_a_text(tmp_path: Path) -> None:

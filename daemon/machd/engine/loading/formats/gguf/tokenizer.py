@@ -28,7 +28,7 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 _SPACE = "\u2581"
 
 _NAMED = "tokenizer.chat_template."
-_SPECIAL_IDS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+_END_IDS = ("eos", "eot", "eom")
 _END_NAMES = frozenset(
     {
         "<|im_end|>",
@@ -53,17 +53,12 @@ _END_NAMES = frozenset(
         "[EOT]",
         "[EOS]",
         "[e~[",
-        "<|fim_pad|>",
-        "<fim-pad>",
-        "<fim_pad>",
-        "<|fim_repo|>",
-        "<|repo_name|>",
-        "<fim-repo>",
-        "<reponame>",
-        "<|file_sep|>",
     }
 )
-"""Control tokens that end a text, as in llama.cpp, which counts markers of a next file, too."""
+"""Control tokens that end a turn or a text, as in llama.cpp.
+
+llama.cpp counts markers of a next file, too; they end fill-in-the-middle prompts alone, in fill_format.py.
+"""
 
 _HARMONY_ENDS = frozenset({"<|return|>", "<|call|>"})
 _SOLAR_ENDS = frozenset({"<|calls|>", "<|flush|>"})
@@ -288,9 +283,7 @@ def _eos_token_ids(header: GgufHeader, tokens: list[str], types: list[int]) -> f
 
     Unlike llama.cpp, an end's name marks no token that the file declares to be text: gemma's ``</s>`` is HTML.
     """
-    ids = {
-        token[1] for token in (_token_of(header, name, tokens) for name in _SPECIAL_IDS) if token
-    }
+    ids = {token[1] for token in (_token_of(header, name, tokens) for name in _END_IDS) if token}
     named = {
         token: index
         for index, (token, kind) in enumerate(zip(tokens, types, strict=True))
