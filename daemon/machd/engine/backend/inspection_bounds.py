@@ -17,6 +17,7 @@ from types import FrameType
 
 import psutil
 
+from machd.clock import SystemClock, thread_cpu_s
 from machd.engine.backend.model_files import shortened
 from machd.errors import MachdError, ModelFormatError
 
@@ -34,6 +35,9 @@ _MAX_NESTING = 8
 _LARGEST_SHOWN = 1e300
 _MAX_MESSAGE_CHARS = 300
 _AGAIN_S = 1.0
+_SOONEST_S = 0.01
+_WALL_FACTOR = 8
+"""How often its processor time a block may last, on a machine that is busy or reads from a slow disk."""
 
 
 class _TimeIsUpError(BaseException):
@@ -101,15 +105,24 @@ def bounded(
 ) -> Iterator[None]:
     """End a block that takes too long or too much memory; ``what`` starts the message, and ``hint`` ends it.
 
-    The time limit works on the main thread alone, where a command runs; the memory limit on Linux
-    alone, of this process's private memory.
+    ``seconds`` limits the block's own processor time, so that other work on the machine does not count;
+    a block that waits instead is ended after ``_WALL_FACTOR`` times as long. The time limit works on the
+    main thread alone, where a command runs; the memory limit on Linux alone, of this process's private
+    memory.
 
     Raises:
         ModelFormatError: It took more than one of them.
     """
+    clock = SystemClock()
+    started, wall_started = thread_cpu_s(), clock.monotonic_s()
 
     def give_up(_signal: int, _frame: FrameType | None) -> None:
-        raise _TimeIsUpError
+        # A handler runs on the main thread, whose time it is.
+        left = seconds - (thread_cpu_s() - started)
+        wall_left = _WALL_FACTOR * seconds - (clock.monotonic_s() - wall_started)
+        if left <= 0 or wall_left <= 0:
+            raise _TimeIsUpError
+        signal.setitimer(signal.ITIMER_REAL, max(min(left, wall_left), _SOONEST_S), _AGAIN_S)
 
     on_main_thread = threading.current_thread() is threading.main_thread()
     limits = resource.getrlimit(resource.RLIMIT_DATA)

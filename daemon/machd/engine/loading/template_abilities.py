@@ -170,10 +170,11 @@ def _gguf_abilities(header: GgufHeader, chat_template: str | None) -> TemplateAb
         "building the tokenizer", seconds=_BUILD_LIMIT_S, memory_bytes=_BUILD_MEMORY_BYTES
     ):
         built = build_tokenizer(header)
-    check_template_sizes(built.chat_template, header.path.name)
+    check_template_sizes(built.chat_templates, header.path.name)
     facts = _TokenizerFacts(
         vocabulary=_Vocabulary(built.tokenizer, {}),
-        chat_template=built.chat_template,
+        chat_template=built.chat_templates.get("default"),
+        tool_template=built.chat_templates.get("tool_use"),
         special_tokens=built.special_tokens,
     )
     return replace(_abilities(facts, chat_template), notes=built.notes)

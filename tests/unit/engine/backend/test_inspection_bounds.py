@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
+import time
 
 import pytest
 
@@ -53,3 +54,16 @@ def test_no_handler_outlasts_the_limit() -> None:
 def _loop_forever() -> None:
     while True:
         pass
+
+
+def test_limit_counts_the_blocks_own_processor_time() -> None:
+    """A block that waits while other work has the processor is not ended; one that waits forever is."""
+    with bounded("a wait", seconds=0.1, memory_bytes=1 << 30):
+        time.sleep(0.3)  # time: what a busy machine takes from a block
+    began = time.monotonic()
+    with (
+        pytest.raises(ModelFormatError, match="longer than"),
+        bounded("a wait", seconds=0.1, memory_bytes=1 << 30),
+    ):
+        time.sleep(60)
+    assert time.monotonic() - began < 30

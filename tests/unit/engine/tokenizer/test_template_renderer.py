@@ -226,8 +226,7 @@ def test_a_process_that_cannot_start_says_why(
 
 def test_a_known_template_needs_no_process(embedded_model_path: Path) -> None:
     """The embedded model's is rendered in place, and refuses what it cannot render all the same."""
-    template = build_tokenizer(read_gguf_header(embedded_model_path)).chat_template
-    assert template is not None
+    template = build_tokenizer(read_gguf_header(embedded_model_path)).chat_templates["default"]
     assert is_known_template(template)
     assert not is_known_template(template + " ")
     renderer = TemplateRenderer(PATIENT)

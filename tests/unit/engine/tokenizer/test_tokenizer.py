@@ -270,7 +270,7 @@ def test_unknown_pre_tokenizer_is_noted() -> None:
     assert "brand-new" in built.notes[0]
 
 
-@pytest.mark.parametrize("pre", ["llama-bpe", "qwen2", "tekken", "gpt-2", "default", "smollm"])
+@pytest.mark.parametrize("pre", ["llama-bpe", "qwen2", "tekken", "gpt-2", "smollm"])
 def test_known_pre_tokenizers_lose_nothing(pre: str) -> None:
     """Every known way of cutting keeps the text whole and says nothing."""
     built = _built(llama_metadata(tokenizer__ggml__pre=pre))

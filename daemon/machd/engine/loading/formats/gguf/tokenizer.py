@@ -9,52 +9,63 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+import numpy as np
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from tokenizers.processors import TemplateProcessing
 
 from machd.engine.backend.untyped import Backend
 from machd.engine.loading.formats.gguf.header import GgufHeader
+from machd.engine.loading.formats.gguf.pre_tokenizers import (
+    PRE_TOKENIZERS,
+    UNKNOWN,
+    PreTokenizer,
+)
 from machd.errors import ModelFormatError
 
-_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
-"""Token types of ggml that need an entry; unknown (2), unused (5) and byte (6) tokens need none."""
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
+"""Token types of ggml that need an entry; unused (5) and byte (6) tokens need none."""
 
 _SPACE = "\u2581"
 
-_LLAMA3_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_QWEN2_PATTERN = _LLAMA3_PATTERN.replace(r"\p{N}{1,3}", r"\p{N}")
-_TEKKEN_PATTERN = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_PATTERNS: Mapping[str, str] = {
-    "llama-bpe": _LLAMA3_PATTERN,
-    "llama3": _LLAMA3_PATTERN,
-    "llama-v3": _LLAMA3_PATTERN,
-    "falcon3": _LLAMA3_PATTERN,
-    "qwen2": _QWEN2_PATTERN,
-    "stablelm2": _QWEN2_PATTERN,
-    "deepseek-r1-qwen": _QWEN2_PATTERN,
-    "tekken": _TEKKEN_PATTERN,
-}
-"""``tokenizer.ggml.pre`` to the pattern of pieces before BPE, as in each family's tokenizer.json."""
-
-_SINGLE_DIGITS = frozenset(
-    {"smollm", "starcoder", "refact", "codeshell", "command-r", "minerva-7b"}
-)
-_GPT2 = frozenset({"default", "gpt-2", "gpt2", "phi-2", "olmo", "mpt", "jais"})
-_BOS_BY_DEFAULT = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken"})
-_WHOLE_TOKENS_FIRST = frozenset({"llama-bpe", "llama3", "llama-v3", "falcon3", "tekken"})
-"""Families whose BPE keeps a piece that is a token, without merging."""
-
+_NAMED = "tokenizer.chat_template."
+_END_IDS = ("eos", "eot", "eom")
 _END_NAMES = frozenset(
-    {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>"}
+    {
+        "<|im_end|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|end|>",
+        "<|return|>",
+        "<|call|>",
+        "<|flush|>",
+        "<|calls|>",
+        "<end_of_turn>",
+        "<turn|>",
+        "<|tool_response>",
+        "<end_of_utterance>",
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "<\uff5cend\u2581of\u2581sentence\uff5c>",
+        "<eos>",
+        "</s>",
+        "<EOT>",
+        "_<EOT>",
+        "[EOT]",
+        "[EOS]",
+        "[e~[",
+    }
 )
-"""Control tokens that always end a turn, as in llama.cpp."""
+"""Control tokens that end a turn or a text, as in llama.cpp.
+
+llama.cpp counts markers of a next file, too; they end fill-in-the-middle prompts alone, in fill_format.py.
+"""
+
+_HARMONY_ENDS = frozenset({"<|return|>", "<|call|>"})
+_SOLAR_ENDS = frozenset({"<|calls|>", "<|flush|>"})
+"""Tokens of vocabularies in which ``<|end|>`` ends a message of several, and no turn."""
+
+_PHI3_PLAIN = frozenset({"<unk>", "<s>", "<|endoftext|>"})
+"""Phi-3's only special tokens that leave the white space behind them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +74,15 @@ class GgufVocabulary:
 
     Attributes:
         special_tokens: ``bos_token``, ``eos_token``, ``unk_token`` and ``pad_token``, where set.
+        chat_templates: Templates by name: ``default``, and others beside it such as ``tool_use``; empty
+            without a default one.
         notes: Warnings, such as a pre-tokenizer that machd does not know.
     """
 
     tokenizer: Backend
     special_tokens: Mapping[str, str]
     eos_token_ids: frozenset[int]
-    chat_template: str | None
+    chat_templates: Mapping[str, str]
     notes: tuple[str, ...]
 
 
@@ -85,62 +98,67 @@ def build_tokenizer(header: GgufHeader) -> GgufVocabulary:
     if len(types) != len(tokens):
         raise ModelFormatError(f"{header.path.name}: tokens and token types differ in number")
     kind = header.text("tokenizer.ggml.model")
-    pre = header.text("tokenizer.ggml.pre", "default")
     notes: tuple[str, ...] = ()
     if kind == "gpt2":
-        tokenizer, notes = _byte_level(header, tokens, pre)
+        pre = header.text("tokenizer.ggml.pre", "default")
+        steps = PRE_TOKENIZERS.get(pre)
+        if steps is None:
+            steps, notes = UNKNOWN, (_unknown_note(pre),)
+        tokenizer, begins = _byte_level(header, tokens, steps), steps.begins
     elif kind == "llama":
-        tokenizer = _sentence_piece(header, tokens, types)
+        tokenizer, begins = _sentence_piece(header, tokens, types), True
     else:
         raise ModelFormatError(
             f"{header.path.name}: the tokenizer {kind} is not supported; machd reads gpt2 (byte "
             "BPE) and llama (SentencePiece BPE)"
         )
-    _add_tokens(tokenizer, tokens, types)
-    bos_by_default = kind == "llama" or pre in _BOS_BY_DEFAULT
-    _add_template(tokenizer, header, tokens, bos_by_default=bos_by_default)
-    template = header.metadata.get("tokenizer.chat_template")
+    is_phi3 = kind == "llama" and header.text("general.architecture", "") == "phi3"
+    _add_tokens(tokenizer, tokens, types, plain=_PHI3_PLAIN if is_phi3 else None)
+    _add_template(tokenizer, header, tokens, bos_by_default=begins)
     return GgufVocabulary(
         tokenizer=tokenizer,
         special_tokens=_special_tokens(header, tokens),
         eos_token_ids=_eos_token_ids(header, tokens, types),
-        chat_template=template if isinstance(template, str) and template.strip() else None,
+        chat_templates=_chat_templates(header),
         notes=notes,
     )
 
 
-def _byte_level(header: GgufHeader, tokens: list[str], pre: str) -> tuple[Backend, tuple[str, ...]]:
+def _unknown_note(pre: str) -> str:
+    named = (
+        "the file names no pre-tokenizer"
+        if pre == "default"
+        else f"the pre-tokenizer {pre!r} is not known to machd"
+    )
+    return (
+        f"{named}; GPT-2's is used, and the model may read some text in other pieces than it was "
+        "trained on"
+    )
+
+
+def _chat_templates(header: GgufHeader) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for key, text in header.metadata.items():
+        is_named = key.startswith(_NAMED)
+        if isinstance(text, str) and text.strip() and (is_named or key == _NAMED[:-1]):
+            found[key.removeprefix(_NAMED) if is_named else "default"] = text
+    return found if "default" in found else {}
+
+
+def _byte_level(header: GgufHeader, tokens: list[str], steps: PreTokenizer) -> Backend:
     vocabulary = {token: index for index, token in enumerate(tokens)}
     merges: list[tuple[str, str]] = []
     for line in header.texts("tokenizer.ggml.merges"):
         left, _, right = line.partition(" ")
         merges.append((left, right))
-    whole_first = pre in _WHOLE_TOKENS_FIRST
     tokenizer = _checked(
-        header, lambda: Tokenizer(models.BPE(vocabulary, merges, ignore_merges=whole_first))
+        header, lambda: Tokenizer(models.BPE(vocabulary, merges, ignore_merges=steps.keeps_tokens))
     )
-    tokenizer.pre_tokenizer, notes = _pre_tokenizer(pre)
+    if steps.normalises:
+        tokenizer.normalizer = steps.normalizer()
+    tokenizer.pre_tokenizer = steps.pre_tokenizer()
     tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer, notes
-
-
-def _pre_tokenizer(pre: str) -> tuple[Backend, tuple[str, ...]]:
-    pattern = _PATTERNS.get(pre)
-    if pattern is not None:
-        split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
-        whole = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        return pre_tokenizers.Sequence([split, whole]), ()
-    words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    if pre in _SINGLE_DIGITS:
-        digits = pre_tokenizers.Digits(individual_digits=True)
-        return pre_tokenizers.Sequence([digits, words]), ()
-    if pre in _GPT2:
-        return words, ()
-    note = (
-        f"the pre-tokenizer {pre!r} is not known to machd; GPT-2's is used, and the model may read "
-        "some text in other pieces than it was trained on"
-    )
-    return words, (note,)
+    return tokenizer
 
 
 def _sentence_piece(header: GgufHeader, tokens: list[str], types: list[int]) -> Backend:
@@ -175,22 +193,28 @@ def _merges_by_score(
     """List every way to join two pieces to a third, in the order of the result's score.
 
     SentencePiece joins the neighbours with the highest-scoring result; BPE joins the neighbours whose
-    merge comes first. In this order of merges the two are the same.
+    merge comes first. In this order of merges the two are the same. Of equal scores, which runs of
+    spaces have, SentencePiece takes the leftmost: there the longest left piece comes first.
     """
-    score_of = {
+    kept = (_NORMAL, _USER_DEFINED)
+    pieces = {
         token: score
         for token, kind, score in zip(tokens, types, scores, strict=True)
-        if kind in (_NORMAL, _USER_DEFINED)
+        if kind in kept
     }
-    rank = {token: index for index, token in enumerate(tokens)}
-    found = [
-        (-score, rank[token[:cut]], rank[token[cut:]], token[:cut], token[cut:])
-        for token, score in score_of.items()
-        for cut in range(1, len(token))
-        if token[:cut] in score_of and token[cut:] in score_of
-    ]
-    found.sort()
-    return [(left, right) for _, _, _, left, right in found]
+    merges: list[tuple[str, str]] = []
+    results: list[float] = []
+    for token, score in pieces.items():
+        for cut in range(1, len(token)):
+            left = token[:cut]
+            if left in pieces:
+                right = token[cut:]
+                if right in pieces:
+                    merges.append((left, right))
+                    results.append(score)
+    lengths = np.fromiter((len(left) for left, _ in merges), np.int64, len(merges))
+    order = np.lexsort((-lengths, -np.array(results)))
+    return [merges[index] for index in order.tolist()]
 
 
 def _checked(header: GgufHeader, build: Callable[[], Backend]) -> Backend:
@@ -201,16 +225,23 @@ def _checked(header: GgufHeader, build: Callable[[], Backend]) -> Backend:
         raise ModelFormatError(f"{header.path.name}: broken tokenizer: {error}") from error
 
 
-def _add_tokens(tokenizer: Backend, tokens: list[str], types: list[int]) -> None:
-    """Mark control tokens as special, and user-defined ones as never cut; their ids stay."""
-    pairs = list(zip(tokens, types, strict=True))
-    control = [
-        AddedToken(token, special=True, normalized=False) for token, k in pairs if k == _CONTROL
-    ]
-    whole = [
-        AddedToken(token, normalized=False) for token, k in pairs if k == _USER_DEFINED and token
-    ]
-    tokenizer.add_special_tokens(control)
+def _add_tokens(
+    tokenizer: Backend, tokens: list[str], types: list[int], *, plain: frozenset[str] | None
+) -> None:
+    """Mark control tokens as special, and user-defined ones as never cut; their ids stay.
+
+    All but the ``plain`` ones take the white space behind them; with None no token does.
+    """
+    special: list[Backend] = []
+    whole: list[Backend] = []
+    for token, kind in zip(tokens, types, strict=True):
+        if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED) and token:
+            takes_space = plain is not None and token not in plain
+            is_special = kind != _USER_DEFINED
+            (special if is_special else whole).append(
+                AddedToken(token, special=is_special, normalized=False, rstrip=takes_space)
+            )
+    tokenizer.add_special_tokens(special)
     tokenizer.add_tokens(whole)
 
 
@@ -248,9 +279,16 @@ def _special_tokens(header: GgufHeader, tokens: list[str]) -> dict[str, str]:
 
 
 def _eos_token_ids(header: GgufHeader, tokens: list[str], types: list[int]) -> frozenset[int]:
-    named = [_token_of(header, name, tokens) for name in ("eos", "eot", "eom")]
-    ids = {token[1] for token in named if token}
-    for index, (token, kind) in enumerate(zip(tokens, types, strict=True)):
-        if kind == _CONTROL and token in _END_NAMES:
-            ids.add(index)
-    return frozenset(ids)
+    """Find the tokens that end a text: those that the file names, and control tokens by name.
+
+    Unlike llama.cpp, an end's name marks no token that the file declares to be text: gemma's ``</s>`` is HTML.
+    """
+    ids = {token[1] for token in (_token_of(header, name, tokens) for name in _END_IDS) if token}
+    named = {
+        token: index
+        for index, (token, kind) in enumerate(zip(tokens, types, strict=True))
+        if kind == _CONTROL and token in _END_NAMES
+    }
+    if any(ends.issubset(named) for ends in (_HARMONY_ENDS, _SOLAR_ENDS)):
+        ids.discard(named.pop("<|end|>", -1))
+    return frozenset(ids.union(named.values()))
