@@ -16,7 +16,7 @@ from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_flatten, tree_unflatten
 
 from machd.engine.backend.inspection_bounds import printable
-from machd.engine.backend.model_files import open_regular
+from machd.engine.backend.model_files import open_regular, shortened
 from machd.engine.experts.tensor_origins import TensorOrigins
 from machd.engine.loading.formats.gguf.families.family import Family
 from machd.engine.loading.formats.gguf.header import GgufHeader, GgufTensor
@@ -136,13 +136,14 @@ class OpenedGguf(Opened):
                 )
 
         for path, array in arrays.items():
+            module, _, name = path.rpartition(".")
             # Groups of 16 have more scales than mlx's own layers, whose smallest are of 32.
-            is_grouped = path.endswith((".scales", ".biases"))
+            is_grouped = name in {"scales", "biases"}
             until = -1 if is_grouped else None
             if array.shape[:until] != expected[path].shape[:until]:
+                tensor = self.modules[module]["weight" if is_grouped else name][0]
                 raise ModelFormatError(
-                    f"{self.header.path.name} has {path} of shape {array.shape}, which is "
-                    f"{expected[path].shape} in mlx-lm's {self.family.model_type} of these metadata"
+                    f"{self.header.path.name}: {shortened(tensor.name)} of the shape {tensor.shape} does not fit the metadata"
                 )
 
     def _of_no_leaf(self, leaves: Mapping[str, Module]) -> dict[str, mx.array]:
