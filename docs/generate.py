@@ -15,6 +15,7 @@ from pathlib import Path
 
 import click
 from dashboard.dashboard import dashboard_json
+from gguf_tables import gguf_markdown
 from modules import modules_markdown
 from reference_tables import (
     log_events_markdown,
@@ -78,6 +79,7 @@ def _pages() -> Iterator[tuple[Path, str]]:
         ),
         ("commands", "Commands", "the commands' own help", _commands_markdown),
         ("architectures", "Architectures", "machd_probes/matrix.json", _architectures_markdown),
+        ("gguf", "GGUF files", "the families and types that machd reads", gguf_markdown),
         ("modules", "Modules", "the modules' own docstrings", modules_markdown),
     )
     for name, title, source, text in pages:

@@ -127,6 +127,18 @@ def test_a_request_that_ends_two_processes_is_ended_and_its_neighbours_are_whole
     assert len(daemon.processes) == 3
 
 
+def test_kills_from_outside_accuse_no_request(daemon: SupervisedDaemon) -> None:
+    """An answer that was alone in each of three processes that were killed is whole; after three crashes it would be to blame."""
+    expected = ask(daemon.url, _QUESTIONS[0]).said
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(ask, daemon.url, _QUESTIONS[0])
+        for _ in range(3):
+            wait_until(lambda: _running(daemon) > 0, "the answer is being made")
+            _kill(daemon, signal.SIGKILL)
+            wait_until(lambda: not _is_ready(daemon), "routers are told")
+        assert answer.result(CEILING_S).said == expected
+
+
 def test_the_last_lines_of_a_process_that_crashes_are_logged() -> None:
     """They say where the engine thread was; a process that is killed says nothing."""
     with capture_logs() as logs, SupervisedDaemon(_FLAGS) as daemon:

@@ -257,9 +257,12 @@ class OpenWork:
             future = self._questions.take(answer.number)
         resolve(future, answer)
 
-    def survive(self, fault: MachdError) -> list[Event]:
-        """Suspect the sequences that ran in a process that has ended; see :meth:`OpenSequences.survive`."""
+    def survive(self, fault: MachdError | None) -> list[Event]:
+        """Suspect the sequences that ran in a process that has ended, see :meth:`OpenSequences.survive`; without a fault none."""
         with self._lock:
+            if fault is None:
+                self._sequences.pause()
+                return []
             return self._sequences.survive(fault, self._clock.monotonic_s())
 
     def end(self) -> list[Event]:

@@ -46,6 +46,9 @@ from machd.served.restarts import Restarts
 from machd.served.started_engine import StartedEngine, cannot_start
 from machd.settings.model import Settings
 
+_KILLED = "SIGKILL"
+"""How a process ends that machd has not ended: an operator's doing, or the kernel's."""
+
 _EXIT_S = 15.0
 """Time for a process to end after it has closed its end of the link."""
 
@@ -443,8 +446,13 @@ class SupervisedEngine:
                 f"the engine process ended while it loaded the model: {end.status}"
             )
         reason = RestartReason.FAULT if self._fault is not None else self._reason
+        # Whoever sends this signal accuses no sequence. The kernel's OOM killer sends it, too: if whole answers fail to come,
+        # sequences run one at a time, and then one is accused.
+        is_killed = reason is RestartReason.EXIT and end.status == _KILLED
         events = self._work.survive(
-            EngineFaultError("the engine failed while computing this request")
+            None
+            if is_killed and not self._restarts.is_isolating
+            else EngineFaultError("the engine failed while computing this request")
         )
         # No sequence runs until the next process reports one.
         self.snapshot = replace(

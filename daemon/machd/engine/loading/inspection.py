@@ -53,6 +53,10 @@ _BUILD_LIMIT_S = 15.0
 _BUILD_MEMORY_BYTES = 1 << 30
 _MAX_NOTE_CHARS = 300
 
+EXPERTS_IN_GGUF = (
+    "experts of a GGUF file stay in memory: to leave them on disk, take the model in mlx-lm layout"
+)
+
 _WORKING_TOKENS = 512
 """Prompt tokens of one chunk, for the estimate of working memory."""
 
@@ -164,8 +168,7 @@ def inspect_model(  # noqa: PLR0913 - one argument for each setting of the model
     settings = PlacingSettings(dtype, quantize, residency=residency)
     with _tracing(source):
         bank = None
-        # A model with vision is served with all of its experts in memory.
-        if not checkpoint.takes_images:
+        if checkpoint.leaves_experts_on_disk:
             asked = residency or Residency("auto", kv_budget_bytes)
             bank = _bank(built.model, asked, dtype, available_bytes)
         weights = _Weights(settings, bank, available_bytes)
@@ -178,6 +181,8 @@ def inspect_model(  # noqa: PLR0913 - one argument for each setting of the model
         vision_reason=vision_reason,
         default_sampling=sampling,
     )
+    if checkpoint.header is not None and switch_layers(built.model):
+        left_out = (*left_out, EXPERTS_IN_GGUF)
     return replace(found, description=description, notes=(*found.notes, *left_out))
 
 
@@ -217,7 +222,7 @@ def _memory_needs(
         media_bytes = 0
     limit_bytes = settings.limit_bytes or available_memory_bytes()
     bank = None
-    if settings.residency is not None and built.processor is None:
+    if settings.residency is not None and opened.checkpoint.leaves_experts_on_disk:
         bank = _bank(built.model, settings.residency, settings.dtype, limit_bytes)
     weights = _Weights(settings, bank, limit_bytes)
     hold_in(built.model, _conversion(opened, built, weights))

@@ -20,7 +20,7 @@ from machd.engine.kv.kv_format import PLAIN, KvFormat
 from machd.engine.loading.description import describe_model
 from machd.engine.loading.formats.checkpoint import context_tokens
 from machd.engine.loading.formats.opening import open_model
-from machd.engine.loading.inspection import memory_needs
+from machd.engine.loading.inspection import EXPERTS_IN_GGUF, memory_needs
 from machd.engine.loading.placing.place import place
 from machd.engine.loading.placing.settings import PlacingSettings
 from machd.engine.loading.placing.sharding import Sharding
@@ -126,7 +126,9 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
         )
     placed = place(opened, settings, progress)
     built, experts = placed.built, placed.experts
-    no_experts = _NO_EXPERTS if residency is not None and experts is None else ""
+    no_experts = ""
+    if residency is not None and experts is None:
+        no_experts = _NO_EXPERTS if checkpoint.header is None else EXPERTS_IN_GGUF
     notes = tuple(filter(None, (checkpoint.vision_reason, *tokenizer_notes, no_experts)))
     progress.stage("trying the model", None)
     description = describe_model(

@@ -97,6 +97,15 @@ class Checkpoint:
         return has_vision(self.config) and not self._why_without_tower() and not self.has_own_model
 
     @property
+    def leaves_experts_on_disk(self) -> bool:
+        """True if experts can be read from their files one by one, where the model has some.
+
+        Those of a GGUF file lie in blocks that mlx does not compute with. Code of the checkpoint's own cannot be recorded while it
+        builds the model, and a model with vision is built by mlx-vlm.
+        """
+        return bool(self.tensors) and not self.takes_images and not self.has_own_model
+
+    @property
     def vision_reason(self) -> str:
         """Why a checkpoint with a vision tower is served without it; empty for all others."""
         return self._why_without_tower() if has_vision(self.config) else ""

@@ -56,12 +56,9 @@ def place(opened: Opened, settings: PlacingSettings, progress: LoadProgress) -> 
 
     if settings.sharding is not None:
         return PlacedModel(place_shard(opened, build, settings, settings.sharding, progress))
-    # Code of the checkpoint's own cannot be recorded while it builds the model.
-    leaves_experts = not (opened.checkpoint.takes_images or opened.checkpoint.has_own_model)
-    tensors = opened.checkpoint.tensors
-    if settings.residency is None or not tensors or not leaves_experts:
+    if settings.residency is None or not opened.checkpoint.leaves_experts_on_disk:
         return PlacedModel(place_whole(opened, build, settings, progress))
-    origins = TensorOrigins(tensors)
+    origins = TensorOrigins(opened.checkpoint.tensors)
     built = build(origins)
     if switch_layers(built.model):
         experts = place_banked(opened, built, origins, settings, settings.residency, progress)

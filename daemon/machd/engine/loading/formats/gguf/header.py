@@ -45,7 +45,7 @@ _MAX_DEPTH = 4
 _MAX_DIMENSIONS = 4
 """ggml's limit."""
 
-_TENSOR_TYPES: Mapping[int, tuple[str, int, int]] = {
+TENSOR_TYPES: Mapping[int, tuple[str, int, int]] = {
     0: ("F32", 1, 4),
     1: ("F16", 1, 2),
     2: ("Q4_0", 32, 18),
@@ -324,7 +324,7 @@ class _Reader:
             raise self._corrupt(f"{shortened(name)} has {dimension_count:,} dimensions")
         dimensions = [self._unpack("Q") for _ in range(dimension_count)]
         kind, offset = self._unpack("I"), self._unpack("Q")
-        block = _TENSOR_TYPES.get(kind)
+        block = TENSOR_TYPES.get(kind)
         if block is None:
             raise ModelFormatError(
                 f"{self._path.name}: {shortened(name)} has the tensor type {kind}, which machd does not "
