@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from structlog.testing import capture_logs
-from support.clocks.polling import wait_until
+from support.clocks.polling import CEILING_S, wait_until
 from support.daemon.scraping import is_idle
 from support.daemon.supervised_daemon import SupervisedDaemon
 
@@ -179,7 +179,9 @@ def test_lm_studio_asks_embedded_model(plain_url: str) -> None:
             "max_tokens": 16,
             "model": model.identifier,
         }
-        by_http = httpx.post(f"{plain_url}/v1/chat/completions", json=body, timeout=60).json()
+        by_http = httpx.post(
+            f"{plain_url}/v1/chat/completions", json=body, timeout=CEILING_S
+        ).json()
         assert answer.content == by_http["choices"][0]["message"]["content"]
         assert answer.stats.predicted_tokens_count == by_http["usage"]["completion_tokens"]
         structured = model.respond("A city", response_format=schema, config={"maxTokens": 200})
