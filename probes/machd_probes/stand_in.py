@@ -12,6 +12,7 @@ from pathlib import Path
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
+from mlx.utils import tree_flatten
 
 from machd.capabilities.evidence import MeasuredOn, ProbeResult
 from machd.capabilities.model_code import ModelCode
@@ -40,6 +41,9 @@ from machd_probes.worker_messages import StandInOrder
 
 _CONTEXT_TOKENS = 1024
 _MAX_ROWS = 16
+_TIED = " tie_word_embeddings"
+"""The switch of a model, behind the name of its class: see :class:`ModelCode`."""
+
 _LARGEST_PARAMETERS = 64_000_000
 """Of a stand-in: larger ones take longer than a start may."""
 
@@ -104,11 +108,22 @@ def _built(
         blank = blank_model(configuration, *classes)
         if _parameters(blank) > _LARGEST_PARAMETERS:
             return None
+        _tie(blank, order.code)
         if not _is_like(_described(blank, order).code, order.code):
             return None
-        return _loaded(build_tiny(configuration, *classes), order)
+        small = build_tiny(configuration, *classes)
+        _tie(small, order.code)
+        return _loaded(small, order)
     except (Exception, SystemExit):  # noqa: BLE001 - code of a model does anything
         return None
+
+
+def _tie(small: LanguageModel, loaded: ModelCode) -> None:
+    """Tie a model's output to its embeddings, if mlx-lm's ``sanitize`` tied that of the loaded one: no configuration says so."""
+    if any(name.endswith(_TIED) for name in loaded.layers) and "lm_head" in small:
+        flat = tree_flatten(small.parameters())
+        assert isinstance(flat, list)
+        small.sanitize({name: array for name, array in flat if not name.startswith("lm_head.")})
 
 
 def _is_like(small: ModelCode | None, loaded: ModelCode) -> bool:

@@ -207,8 +207,15 @@ GEMMA_3_4B = {
             {"RotatingKVCache of Attention window", "KVCache of Attention"},
             {"gemma3_text.Attention is_sliding", "gemma3_text.Attention"},
         ),
+        (
+            GEMMA_3_4B["text_config"],
+            {"RotatingKVCache of Attention window", "KVCache of Attention"},
+            {
+                "gemma3_text.Model tie_word_embeddings"
+            },  # as mlx-lm ties it when it has no weights of an output
+        ),
     ],
-    ids=["llama", "qwen2", "qwen3_moe", "gpt_oss", "deepseek_v3", "qwen3_next", "gemma3"],
+    ids=["llama", "qwen2", "qwen3_moe", "gpt_oss", "deepseek_v3", "qwen3_next", "gemma3", "tied"],
 )
 def test_a_real_configuration_is_measured_small(
     config: dict[str, Any], caches: set[str], layers: set[str]
