@@ -151,7 +151,7 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
     LogEvent(
         "model.download_failed",
         ("warning",),
-        ("model", "error"),
+        ("model", "error", "exception"),
         "The download ended without the model, or was stopped; what has come is kept.",
         "Do what `error` says, and ask for it again.",
     ),
