@@ -91,12 +91,12 @@ def test_lm_studio_reads_errors_and_goes_on(host: str) -> None:
 
 
 def test_lm_studio_streams_and_cancels(host: str) -> None:
-    """Fragments come one by one; a cancelled answer ends in the engine, too."""
+    """Fragments come as they are made, merged where the client is slow; a cancelled answer ends in the engine, too."""
     with lms.Client(host) as client:
         model = client.llm.model("gamma")
         first: list[bool] = []
         stream = model.respond_stream(_SAY, on_first_token=lambda: first.append(True))
-        assert [fragment.content for fragment in stream] == ["y", "e", "s"]
+        assert "".join(fragment.content for fragment in stream) == "yes"
         assert first == [True]
         stream = model.respond_stream("say " + "x" * 5_000, config={"maxTokens": 5_000})
         for _ in stream:
