@@ -272,7 +272,7 @@ def _rules(settings: Settings) -> Rules:
 
 
 def _waiting(settings: Settings) -> Waiting:
-    """How requests wait for a model."""
+    """Read from the settings how requests wait for a model."""
     return Waiting(loads=settings.models.autoload, max_wait_s=settings.limits.queue_timeout_s)
 
 
@@ -311,7 +311,7 @@ def _generation_limits(settings: Settings) -> GenerationLimits:
 def _accepts_any(
     section: ModelsSettings, models: Sequence[ModelToServe], *, is_exposed: bool
 ) -> bool:
-    """Whether every unknown name means the default model."""
+    """Return True if every unknown name means the default model."""
     if section.accept_any is not None:
         return section.accept_any
     # With several models an unknown name is more likely a mistake than a wish for the default one.

@@ -63,11 +63,11 @@ class _Operator:
         return self.admin.post(f"/admin/models/{name}/{verb}", json=body)
 
     def state(self, name: str) -> str:
-        """What a model does."""
+        """Return what a model does."""
         return str(self.models()[name]["state"])
 
     def ctl(self, *arguments: str, code: int = 0) -> str:
-        """What ``machd ctl`` prints, or what it complains of."""
+        """Return what ``machd ctl`` prints, or complains of."""
         assert self.daemon.admin_url is not None
         address = self.daemon.admin_url.removeprefix("http://")
         done = run_machd(["ctl", "--address", address, *arguments], self._environ)

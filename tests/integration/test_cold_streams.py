@@ -162,7 +162,7 @@ def test_a_cold_stream_begins_at_once_and_holds_the_answer(url: str, dialect: st
 def test_a_cold_stream_whose_model_cannot_be_loaded_ends_with_the_dialects_error(
     url: str, dialect: str
 ) -> None:
-    """As an error in the middle of a stream does; it is counted as a refusal."""
+    """The error looks like one in the middle of a stream, and is counted as a refusal."""
     path, body = _asked(dialect, f"broken {dialect}")
     before = scrape(url, "machd_rejections_total", reason="model_not_loaded")
     cold = _stream(url, path, body)
@@ -212,7 +212,7 @@ def test_what_is_wrong_by_itself_gets_its_status_and_loads_nothing(make: Make) -
 
 
 def test_a_model_that_never_fits_is_refused_in_the_stream(make: Make) -> None:
-    """How much it needs is known once its process has looked; the stream has begun by then."""
+    """Its process says how much it needs, and the stream has begun by then."""
     path, body = _asked("chat", "huge")
     with make() as daemon:
         cold = _stream(daemon.url, path, body)

@@ -361,7 +361,7 @@ def test_a_setting_that_is_not_there_is_nearly_one_that_is(daemon: AdminDaemon, 
 
 
 def test_the_log_level_is_changed_and_shown(daemon: AdminDaemon) -> None:
-    """As a setting is."""
+    """It is shown as a setting is."""
     assert _ctl(daemon, "log-level", "warning") == "changed logging.level\n"
     assert _ctl(daemon, "log-level") == "warning\n"
 

@@ -22,7 +22,7 @@ _MB, _GB = 1_000_000, 1_000_000_000
 
 
 class ModelShare(Struct, frozen=True, kw_only=True):
-    """What one of several models takes.
+    """Memory of one of several models.
 
     Attributes:
         model: As it was asked for.

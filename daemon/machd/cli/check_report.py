@@ -126,7 +126,7 @@ def _vision(model: ModelDescription) -> document.VisionReport | None:
 
 
 def _distributed(found: ModelInspection, kv_budget_bytes: int) -> document.DistributedCheck:
-    """Judge several ranks; a model that no number of them can share is blocked, whatever its code knows."""
+    """Judge several ranks; a model that no number of them can share is blocked, whatever ways of sharing its code has."""
     model, plans = found.description, found.rank_plans
     assert model.code is not None, "a model that was built has code"
     modes = model.code.shard_modes

@@ -114,7 +114,7 @@ def _print_models(found: AdminModelList) -> None:
 
 
 def _downloaded(download: ModelDownload) -> str:
-    """How far a download is; its model is none of the table's, and may never be served."""
+    """Say how far a download is; its model stands in no line of the table, and may never be served."""
     done = shown_size(download.completed_bytes)
     whole = f" of {shown_size(download.total_bytes)}" if download.total_bytes else ""
     return f"downloading {download.model}: {done}{whole}"

@@ -91,7 +91,7 @@ def listening_clients() -> Iterator[AdminClient]:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """What the options and the settings say of the daemon.
+    """The daemon that is meant, by the options and the settings.
 
     Attributes:
         addresses: Where it may listen, the likeliest first; none where admin.listen is off.

@@ -90,7 +90,7 @@ def test_ollamas_client_pulls_a_model_and_uses_it(
 
 
 def test_openais_client_lists_and_uses_models(url: str) -> None:
-    """What it does not know of a model is there beside what it does."""
+    """Fields of a model that the package does not know are there beside those that it does."""
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=CEILING_S) as client:
         listed = {one.id: one for one in client.models.list()}
         assert list(listed) == list(_NAMES)

@@ -100,9 +100,10 @@ class OpenedGguf(Opened):
 
     def _packing(self, tensors: tuple[GgufTensor, ...]) -> Packing | None:
         """Return the form of a weight; None where its tensors have several, or are expanded."""
-        types = {one.type_name for one in tensors if self.family.keeps_packed(one)}
-        is_one = len(types) == 1 and all(map(self.family.keeps_packed, tensors))
-        return PACKINGS.get(types.pop()) if is_one else None
+        types = {one.type_name for one in tensors}
+        if len(types) != 1 or not all(map(self.family.keeps_packed, tensors)):
+            return None
+        return PACKINGS.get(types.pop())
 
     def _zeros(self, packings: Mapping[str, Packing]) -> Iterator[tuple[str, mx.array]]:
         for path, tensors in self.modules.items():
