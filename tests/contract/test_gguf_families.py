@@ -17,6 +17,7 @@ from support.checkpoints.gguf_rules import every_rules
 from support.checkpoints.gguf_rules.common import with_key
 
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
+from machd.engine.experts.residency import Residency
 from machd.engine.loading.formats.gguf.families.known import FAMILIES
 from machd.engine.loading.loader import load_model
 from machd.engine.loading.source import ModelSource
@@ -125,3 +126,15 @@ def test_tensor_of_another_shape_is_named(tmp_path: Path) -> None:
 def test_every_family_is_proved() -> None:
     """A family that machd reads has rules here."""
     assert {rules.architecture for rules in RULES} == set(FAMILIES)
+
+
+@pytest.mark.parametrize(
+    ("title", "note"),
+    [("gpt-oss", "experts of a GGUF file stay in memory"), ("llama", "the model has no experts")],
+)
+def test_note_says_why_experts_are_not_left_on_disk(tmp_path: Path, title: str, note: str) -> None:
+    """A file with experts and one without are served from memory, each with its own reason."""
+    (rules,) = (one for one in RULES if one.title == title)
+    file = write_gguf_checkpoint(tmp_path, rules).file
+    (found,) = load_model(file, residency=Residency("auto", 0)).notes
+    assert note in found

@@ -16,6 +16,7 @@ from machd.engine.backend.device import computing_memory_bytes
 from machd.engine.backend.own_code import OwnCode
 from machd.engine.experts.banked_model import BankedModel
 from machd.engine.experts.residency import Residency
+from machd.engine.experts.tensor_origins import switch_layers
 from machd.engine.kv.kv_format import PLAIN, KvFormat
 from machd.engine.loading.description import describe_model
 from machd.engine.loading.formats.checkpoint import context_tokens
@@ -128,7 +129,8 @@ def load_model(  # noqa: PLR0913 - one argument for each setting of the model
     built, experts = placed.built, placed.experts
     no_experts = ""
     if residency is not None and experts is None:
-        no_experts = _NO_EXPERTS if checkpoint.header is None else EXPERTS_IN_GGUF
+        has_some = checkpoint.header is not None and switch_layers(built.model)
+        no_experts = EXPERTS_IN_GGUF if has_some else _NO_EXPERTS
     notes = tuple(filter(None, (checkpoint.vision_reason, *tokenizer_notes, no_experts)))
     progress.stage("trying the model", None)
     description = describe_model(
