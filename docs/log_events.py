@@ -292,6 +292,7 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
             "cached_tokens",
             "images",
             "videos",
+            "inputs",
             "completion_tokens",
             "total_tokens",
             "queue_ms",
@@ -306,7 +307,8 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
             "coalesced_with",
             "trace_id",
         ),
-        "A request for a generation ended, well or not; one line each.",
+        "A request for a generation, or to an embedding model or classifier, which has `inputs`, ended, well or not; one "
+        "line each.",
     ),
     LogEvent(
         "request.unknown_fields",
