@@ -98,7 +98,7 @@ async def abort_requests(
     """
     found = [
         one
-        for one in (*admin.open_generations.all, *admin.open_generations.encodings)
+        for one in admin.open_generations.requests
         if request_id in {one.identity.generation_id, one.identity.request_id}
         and not one.is_finished
     ]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from litestar import Request
+from litestar import Request, Response
 
 from machd.dialects.bodies import read_public_body
 from machd.dialects.generation import keep_loaded, leased
@@ -28,6 +28,7 @@ _T = TypeVar("_T")
 
 _INLINE_NUMBERS = 8192
 """Numbers of an answer that takes a millisecond at most to write."""
+
 
 @dataclass(frozen=True, slots=True)
 class EncoderCall:
@@ -106,3 +107,8 @@ def check_inputs(context: ServerContext, inputs: Sequence[object], *, param: str
             param,
             f"{len(inputs)} of them, and limits.max_inputs is {limit}; send them in several requests",
         )
+
+
+def json_response(body: bytes) -> Response[bytes]:
+    """Return an answer that is JSON already."""
+    return Response(body, media_type="application/json")

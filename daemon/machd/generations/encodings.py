@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from machd.engine.protocol.encoder import EncoderInput, InputTokenizer
 from machd.engine.protocol.media import PlainArray
@@ -115,10 +116,8 @@ class Encodings:
             RowFaultError, EngineFaultError, DrainingError: The engine failed, or ends.
         """
         self._open.lifecycle.check_accepting()
-        tokenizer = self._served.front.inputs
-        assert tokenizer is not None, "the model is an encoder"
         with self._open.preparing(identity.client):
-            inputs = await self._open.in_worker(make, tokenizer)
+            inputs = await self._open.in_worker(make, self._served.inputs)
         prompt_tokens = sum(len(one.token_ids) for one in inputs)
         self._check_room(prompt_tokens)
         different = {one: index for index, one in enumerate(dict.fromkeys(inputs))}
@@ -141,12 +140,11 @@ class Encodings:
     async def _computed(self, inputs: tuple[EncoderInput, ...], encoding: Encoding) -> PlainArray:
         limit_s = self._open.limits.request_timeout_s
         left_s = encoding.identity.arrived_s + limit_s - self._open.clock.monotonic_s()
-        answer = asyncio.wrap_future(self._served.link.encode(inputs))
+        answer = asyncio.create_task(self._served.encode(inputs))
+        ends: set[asyncio.Future[Any]] = {answer, encoding.failure}
         try:
             await asyncio.wait(
-                {answer, encoding.failure},
-                timeout=max(0.0, left_s),
-                return_when=asyncio.FIRST_COMPLETED,
+                ends, timeout=max(0.0, left_s), return_when=asyncio.FIRST_COMPLETED
             )
             if encoding.error is not None:
                 raise encoding.error
@@ -156,9 +154,7 @@ class Encodings:
                 )
             return answer.result()
         finally:
-            if not answer.done():
-                answer.cancel()
-                self._served.link.drop_inputs(inputs)
+            answer.cancel()
 
     def _check_room(self, prompt_tokens: int) -> None:
         """Refuse texts for which there is no room beside those that are being computed."""

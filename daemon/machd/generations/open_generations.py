@@ -140,13 +140,18 @@ class OpenGenerations:
         return tuple(self._encodings.values())
 
     @property
+    def requests(self) -> tuple[Generation | Encoding, ...]:
+        """Return generations and encodings."""
+        return (*self._open.values(), *self._encodings.values())
+
+    @property
     def encoding_tokens(self) -> int:
         """Tokens of the texts that are being computed."""
         return sum(one.prompt_tokens for one in self._encodings.values())
 
     def count_of(self, model_id: str) -> int:
         """Return the number of those of one model."""
-        return sum(one.identity.model == model_id for one in (*self.all, *self.encodings))
+        return sum(one.identity.model == model_id for one in self.requests)
 
     def set_limits(self, limits: GenerationLimits) -> None:
         """Hold requests that come from now on against other limits."""
@@ -256,7 +261,7 @@ class OpenGenerations:
 
     def fail_open(self, error: MachdError) -> None:
         """End every open request with ``error``."""
-        for one in (*self.all, *self.encodings):
+        for one in self.requests:
             one.fail(error)
 
     def close(self) -> None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from array import array
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from math import exp, hypot, isfinite
+from typing import TypeAlias
 
 from machd.engine.protocol.encoder import Activation
 from machd.engine.protocol.media import PlainArray
 from machd.errors import RowFaultError
 
-Row = Sequence[float]
-"""A vector's numbers, or an input's logits."""
+FloatRow: TypeAlias = "memoryview[float] | array[float]"
+"""A vector's numbers, or an input's logits, in float32."""
 
 
 def rows_of(values: PlainArray) -> Iterator[memoryview[float]]:
@@ -32,24 +33,24 @@ def rows_of(values: PlainArray) -> Iterator[memoryview[float]]:
         yield row
 
 
-def shortened(row: Row, dimensions: int) -> array[float]:
+def shortened(row: FloatRow, dimensions: int) -> array[float]:
     """Return the first numbers of a vector, divided by their length."""
     return normalised(row[:dimensions])
 
 
-def normalised(row: Row) -> array[float]:
+def normalised(row: FloatRow) -> array[float]:
     """Return a vector divided by its length, in float32; one of zeros stays as it is."""
     length = hypot(*row) or 1.0
     return array("f", [one / length for one in row])
 
 
-def in_base64(row: memoryview[float] | array[float]) -> str:
+def in_base64(row: FloatRow) -> str:
     """Return little-endian float32 numbers in base64, as OpenAI's packages read them."""
     # Every machine that MLX runs on is little-endian.
     return b64encode(row).decode()
 
 
-def activated(logits: Row, activation: Activation) -> list[float]:
+def activated(logits: FloatRow, activation: Activation) -> list[float]:
     """Return a classifier's logits as its probabilities, or as its score."""
     match activation:
         case Activation.SIGMOID:

@@ -7,6 +7,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from machd.dialects.wire.encoder_usage import EncoderUsage
+
 
 class Embedding(Struct, frozen=True, kw_only=True):
     """The vector of one input; a text holds little-endian float32 numbers in base64."""
@@ -14,18 +16,6 @@ class Embedding(Struct, frozen=True, kw_only=True):
     object: Literal["embedding"] = "embedding"
     index: int
     embedding: Sequence[float] | str
-
-
-class EncoderUsage(Struct, frozen=True, kw_only=True):
-    """Tokens of all inputs, special tokens included."""
-
-    prompt_tokens: int
-    total_tokens: int
-
-    @classmethod
-    def of(cls, tokens: int) -> EncoderUsage:
-        """Return the usage of a request that generates nothing."""
-        return cls(prompt_tokens=tokens, total_tokens=tokens)
 
 
 class EmbeddingList(Struct, frozen=True, kw_only=True):

@@ -5,7 +5,6 @@ llama.cpp's clients send ``content`` or ask ``/embedding``, and get llama.cpp's 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,10 +15,10 @@ from litestar.di import NamedDependency
 from machd.dialects.embeddings.answer import (
     Embedding,
     EmbeddingList,
-    EncoderUsage,
     LlamaCppEmbedding,
 )
-from machd.dialects.embeddings.request import EmbeddingsRequest, Input
+from machd.dialects.embeddings.request import EmbeddingsRequest
+from machd.dialects.embeddings.vector_form import VectorForm, vector_form, vectors_of
 from machd.dialects.encoding import (
     OVERLOADS,
     EncoderCall,
@@ -31,11 +30,12 @@ from machd.dialects.endpoint import endpoint
 from machd.dialects.generation import identify
 from machd.dialects.input_making import make_inputs
 from machd.dialects.model_kinds import require
-from machd.engine.protocol.encoder import EncoderDescription, EncoderTask
+from machd.dialects.wire.encoder_usage import EncoderUsage
+from machd.engine.protocol.encoder import EncoderTask
 from machd.generations.encodings import Encoded
 from machd.http.context import ServerContext
 from machd.reading.input_prompts import input_prompt
-from machd.reading.vectors import FloatRow, in_base64, normalised, rows_of, shortened
+from machd.reading.vectors import in_base64
 
 
 @endpoint(
@@ -53,9 +53,7 @@ async def create_embeddings(
     return await _embed(body, call, is_llama_cpp=body.content is not None)
 
 
-@endpoint(
-    "POST /embedding", list[LlamaCppEmbedding], takes=EmbeddingsRequest, also=OVERLOADS
-)
+@endpoint("POST /embedding", list[LlamaCppEmbedding], takes=EmbeddingsRequest, also=OVERLOADS)
 async def create_llama_cpp_embeddings(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> Response[bytes]:
@@ -88,39 +86,20 @@ async def _embed(
         ),
         identify(call.request, call.context, endpoint="embeddings", prefix="embd-"),
     )
-    in_form = vector_form(encoder, dimensions=body.dimensions, normalises=is_llama_cpp or bool(body.normalize))
+    in_form = vector_form(
+        encoder, dimensions=body.dimensions, normalises=is_llama_cpp or bool(body.normalize)
+    )
     if is_llama_cpp:
         write = partial(_llama_cpp_json, encoded, in_form)
     else:
         write = partial(
-            _openai_json, encoded, in_form, call.model.model_id, is_base64=body.encoding_format == "base64"
+            _openai_json,
+            encoded,
+            in_form,
+            call.model.model_id,
+            is_base64=body.encoding_format == "base64",
         )
     return json_response(await call.write(len(inputs) * encoder.dimensions, write))
-
-
-VectorForm = Callable[[memoryview], FloatRow]
-"""Makes the vector of an answer of the one that the model has made."""
-
-
-def vector_form(
-    encoder: EncoderDescription, *, dimensions: int | None, normalises: bool
-) -> VectorForm:
-    """Return what cuts and normalises vectors as a request asks for."""
-    if dimensions is not None and dimensions < encoder.dimensions:
-        return lambda row: shortened(row, dimensions)
-    if normalises and not encoder.is_normalised:
-        return normalised
-    return lambda row: row
-
-
-def vectors_of(encoded: Encoded, in_form: VectorForm) -> Iterator[FloatRow]:
-    """Yield the vector of each input, in its form.
-
-    Raises:
-        RowFaultError: The model computed no numbers.
-    """
-    rows = [in_form(one) for one in rows_of(encoded.values)]
-    return (rows[place] for place in encoded.places)
 
 
 def _openai_json(encoded: Encoded, in_form: VectorForm, model_id: str, *, is_base64: bool) -> bytes:

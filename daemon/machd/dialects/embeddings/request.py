@@ -30,7 +30,33 @@ _LittleOnly: TypeAlias = Annotated[Raw | UnsetType, only("little", "native")]
 _CheckpointsOrLength1: TypeAlias = Annotated[Raw | UnsetType, only(-1, 2)]
 
 
-class EmbeddingsRequest(EncoderRequest, frozen=True, kw_only=True):
+class EmbeddingOptions(EncoderRequest, frozen=True, kw_only=True):
+    """Fields of every request for vectors."""
+
+    dimensions: bounds.Dimensions | None = None
+
+    def check_dimensions(self, encoder: EncoderDescription) -> None:
+        """Hold ``dimensions`` against the model.
+
+        Raises:
+            InvalidRequestError: Its vectors have fewer.
+            UnsupportedParameterError: Its vectors may not be cut.
+        """
+        if self.dimensions is None or self.dimensions == encoder.dimensions:
+            return
+        if self.dimensions > encoder.dimensions:
+            raise InvalidRequestError.at(
+                "dimensions", f"the model's vectors have {encoder.dimensions}; ask for no more"
+            )
+        if not encoder.has_shorter_vectors:
+            raise UnsupportedParameterError.at(
+                "dimensions",
+                f"the model's checkpoint does not say that its vectors of {encoder.dimensions} may be cut; "
+                "leave it out",
+            )
+
+
+class EmbeddingsRequest(EmbeddingOptions, frozen=True, kw_only=True):
     """Texts, or the ids of their tokens, to be turned into vectors.
 
     Attributes:
@@ -47,7 +73,6 @@ class EmbeddingsRequest(EncoderRequest, frozen=True, kw_only=True):
     input: Inputs | None = None
     content: Inputs | None = None
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: bounds.Dimensions | None = None
     prompt_name: bounds.PromptName | None = None
     input_type: bounds.PromptName | None = None
     instruction: bounds.ContentText | None = None
@@ -95,19 +120,16 @@ class EmbeddingsRequest(EncoderRequest, frozen=True, kw_only=True):
             InvalidRequestError: The model has not so many dimensions, or its tokenizer no such tokens.
             UnsupportedParameterError: Its vectors may not be cut, or are normalised and were not to be.
         """
-        if self.dimensions is not None and self.dimensions != encoder.dimensions:
-            _check_dimensions(self.dimensions, encoder)
+        self.check_dimensions(encoder)
         if self.normalize is False and encoder.is_normalised:
             raise UnsupportedParameterError.at(
                 "normalize", "the model's vectors have length 1; leave it out"
             )
         for index, one in enumerate(self.inputs()):
             if isinstance(one, list):
-                self._check_ids(one, index, encoder, vocabulary_tokens)
+                self._check_ids(one, index, vocabulary_tokens)
 
-    def _check_ids(
-        self, ids: list[int], index: int, encoder: EncoderDescription, vocabulary_tokens: int
-    ) -> None:
+    def _check_ids(self, ids: list[int], index: int, vocabulary_tokens: int) -> None:
         param = f"{self.inputs_param}[{index}]"
         if not ids:
             raise InvalidRequestError.at(param, "holds no token id")
@@ -116,16 +138,3 @@ class EmbeddingsRequest(EncoderRequest, frozen=True, kw_only=True):
             raise UnsupportedParameterError.at(
                 param, "a prompt is put before texts only; send texts, or leave the prompt out"
             )
-
-
-def _check_dimensions(dimensions: int, encoder: EncoderDescription) -> None:
-    if dimensions > encoder.dimensions:
-        raise InvalidRequestError.at(
-            "dimensions", f"the model's vectors have {encoder.dimensions}; ask for no more"
-        )
-    if not encoder.has_shorter_vectors:
-        raise UnsupportedParameterError.at(
-            "dimensions",
-            f"the model's checkpoint does not say that its vectors of {encoder.dimensions} may be cut; "
-            "leave it out",
-        )

@@ -16,9 +16,7 @@ Truncate: TypeAlias = bool | Literal["NONE", "END", "START"]
 """Whether a text that is too long loses its end: as TEI and Ollama, or as Cohere and NVIDIA spell it."""
 
 InputText: TypeAlias = bounds.ContentText
-InputTexts: TypeAlias = Annotated[
-    list[InputText], Meta(min_length=1, max_length=bounds.MAX_INPUTS)
-]
+InputTexts: TypeAlias = Annotated[list[InputText], Meta(min_length=1, max_length=bounds.MAX_INPUTS)]
 
 _RightOnly: TypeAlias = Annotated[Raw | UnsetType, only("right")]
 
