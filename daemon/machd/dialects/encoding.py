@@ -59,11 +59,7 @@ class EncoderCall:
         return await while_connected(self.request.receive, encoding)
 
     async def write(self, numbers: int, write: Callable[[], _T]) -> _T:
-        """Write an answer of so many numbers, beside the event loop if that takes long.
-
-        Raises:
-            RowFaultError: The model computed no numbers.
-        """
+        """Write an answer of so many numbers, beside the event loop if that takes long."""
         if numbers <= _INLINE_NUMBERS:
             return write()
         return await self.context.service.in_worker(write)

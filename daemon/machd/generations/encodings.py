@@ -113,7 +113,7 @@ class Encodings:
             KeyLimitError: The client has reached a limit of its own.
             QueueFullError: Too many tokens wait already.
             RequestTimeoutError: They were not computed in time.
-            RowFaultError, EngineFaultError, DrainingError: The engine failed, or ends.
+            EngineFaultError, DrainingError: The engine failed, or ends.
         """
         self._open.lifecycle.check_accepting()
         with self._open.preparing(identity.client):
@@ -143,9 +143,7 @@ class Encodings:
         answer = asyncio.create_task(self._served.encode(inputs))
         ends: set[asyncio.Future[Any]] = {answer, encoding.failure}
         try:
-            await asyncio.wait(
-                ends, timeout=max(0.0, left_s), return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait(ends, timeout=max(0.0, left_s), return_when=asyncio.FIRST_COMPLETED)
             if encoding.error is not None:
                 raise encoding.error
             if not answer.done():

@@ -172,7 +172,7 @@ async def _score(
         MachdError: As of :meth:`EncoderCall.encode`.
     """
     encoder = require(call.model, EncoderTask.CLASSIFY)
-    if encoder.dimensions != 1:
+    if not encoder.scores_pairs:
         raise UnsupportedParameterError.at(
             "model",
             f"this model tells {encoder.dimensions} classes apart, and a score has one; ask /v1/classify, or a "
