@@ -298,6 +298,7 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
             "cached_tokens",
             "images",
             "videos",
+            "inputs",
             "completion_tokens",
             "total_tokens",
             "queue_ms",
@@ -312,7 +313,8 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
             "coalesced_with",
             "trace_id",
         ),
-        "A request for a generation ended, well or not; one line each.",
+        "A request for a generation, or to an embedding model or classifier, which has `inputs`, ended, well or not; one "
+        "line each.",
     ),
     LogEvent(
         "request.unknown_fields",

@@ -9,6 +9,7 @@ from litestar.di import NamedDependency
 from machd.capabilities.distributed import distributed
 from machd.capabilities.verdict import Support
 from machd.dialects.endpoint import endpoint
+from machd.engine.protocol.encoder import EncoderTask
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.step import ProposerKind
 from machd.engine.protocol.tokenizer import Tokenizer
@@ -80,6 +81,7 @@ def features(tokenizer: Tokenizer, model: ModelDescription) -> capabilities.Feat
     """Return the features of the tokenizer's chat format, and what the model sees."""
     chat_format = tokenizer.chat_format
     kinds = () if model.vision is None else model.vision.kinds
+    task = None if model.encoder is None else model.encoder.task
     return capabilities.Features(
         chat=tokenizer.has_chat_template,
         logprobs=model.encoder is None,
@@ -90,6 +92,9 @@ def features(tokenizer: Tokenizer, model: ModelDescription) -> capabilities.Feat
         structured_output=model.encoder is None,
         vision=MediaKind.IMAGE in kinds,
         video=MediaKind.VIDEO in kinds,
+        embeddings=task is EncoderTask.EMBED,
+        scores=model.encoder is not None and model.encoder.scores_pairs,
+        classes=task is EncoderTask.CLASSIFY,
     )
 
 

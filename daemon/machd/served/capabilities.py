@@ -193,6 +193,9 @@ class Features(Struct, frozen=True, kw_only=True):
         reasoning: The model's thoughts are separated from its answer.
         vision: Messages may hold images.
         video: Messages may hold videos.
+        embeddings: Texts become vectors.
+        scores: Pairs of texts get scores, so that documents can be ranked.
+        classes: Texts get classes.
     """
 
     chat: bool
@@ -204,6 +207,9 @@ class Features(Struct, frozen=True, kw_only=True):
     structured_output: bool
     vision: bool
     video: bool
+    embeddings: bool = False
+    scores: bool = False
+    classes: bool = False
 
 
 class Device(Struct, frozen=True, kw_only=True):

@@ -65,6 +65,11 @@ class EncoderDescription:
     default_prompt: str | None = None
     has_shorter_vectors: bool = False
 
+    @property
+    def scores_pairs(self) -> bool:
+        """Whether it is a cross-encoder: its one label says how well two texts match."""
+        return self.task is EncoderTask.CLASSIFY and self.dimensions == 1
+
 
 @dataclass(frozen=True, slots=True)
 class EncoderInput:
