@@ -365,6 +365,8 @@ class SupervisedEngine:
             case Sized() | Served():
                 self._prepare(process, message)
             case Answered() | GrammarCompiled() | Encoded():
+                if isinstance(message, Encoded):
+                    self._restarts.forget()
                 self._work.answer(message)
             case BlocksChanged(event):
                 self._listener.block_changed(event)
