@@ -162,6 +162,8 @@ class GenerationOptions:
         priority: Its place among the requests that wait.
         cache_salt: Only requests with the same one find each other's prompts; a secret, so that it
             stands in no repr.
+        in_turns: Prompts for which the slots have no room wait outside the queue, which the many of one request
+            would fill.
     """
 
     sampling: SamplingParams = SamplingParams()
@@ -178,6 +180,7 @@ class GenerationOptions:
     stream_interval: int | None = None
     priority: PriorityName = "normal"
     cache_salt: str | None = field(default=None, repr=False)
+    in_turns: bool = False
 
     def with_defaults(self, defaults: Mapping[str, float]) -> GenerationOptions:
         """Return the options with other defaults, by name, for what the request leaves unsaid."""

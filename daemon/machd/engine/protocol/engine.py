@@ -33,6 +33,7 @@ from machd.capabilities.model_code import LoadedCode
 from machd.engine.protocol.blocks import SavedBlock
 from machd.engine.protocol.media import MediaProcessor
 from machd.engine.protocol.memory import MemoryReading
+from machd.engine.protocol.reranker import RerankerDescription
 from machd.engine.protocol.step import ProposerKind, StepPlan, StepResult
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.request.constraint import Constraint
@@ -89,6 +90,7 @@ class ModelDescription:
         vision: Images and videos that the model takes; None for a model that takes text only.
         vision_reason: Why it takes text only although its checkpoint has a vision tower; else empty.
         default_sampling: What holds where a request says nothing, as its checkpoint has it.
+        reranker: How it scores documents; None for a model that is no reranker.
     """
 
     model_id: str
@@ -119,6 +121,7 @@ class ModelDescription:
     vision: VisionDescription | None = None
     vision_reason: str = ""
     default_sampling: DefaultSampling = NO_DEFAULT_SAMPLING
+    reranker: RerankerDescription | None = None
 
 
 class GrammarCompiler(Protocol):
