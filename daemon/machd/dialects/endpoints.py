@@ -29,6 +29,7 @@ from machd.dialects.ollama import handler as ollama
 from machd.dialects.ollama import pull as ollama_pull
 from machd.dialects.openapi import openapi_document
 from machd.dialects.responses import handler as responses
+from machd.dialects.systemone import handler as systemone
 from machd.dialects.tokens import handler as tokens
 from machd.http.context import ServerContext
 from machd.http.endpoint import Endpoint, endpoint_of
@@ -43,7 +44,7 @@ async def get_openapi(context: NamedDependency[ServerContext]) -> Response[bytes
 
 _MODULES = (
     *(chat, completions, infill, responses, anthropic, ollama, ollama_pull, embeddings, models),
-    *(tokens, model_loading, model_feed, lm_studio, inspection, server_info, health),
+    *(systemone, tokens, model_loading, model_feed, lm_studio, inspection, server_info, health),
 )
 """Modules in the order of the documentation, as the handlers in each of them are."""
 

@@ -64,7 +64,7 @@ async def score_pairs(  # noqa: PLR0913 - one argument for each field of a reque
     prompts = await in_thread(
         rerank_prompts, reranker, context.served.tokenizer, pairs, instruction
     )
-    answers = ((reranker.true_token_id,), (reranker.false_token_id,))
+    answers = tuple(((one,),) for one in (reranker.true_token_id, reranker.false_token_id))
     reads = Reads([ContinuedPrompt(one, answers) for one in prompts])
     identity = identify(request, context, endpoint=endpoint, prefix="rerank-")
 

@@ -24,19 +24,24 @@ _IDLE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ContinuedPrompt:
-    """A prompt and the continuations to score behind it.
+    """A prompt and the options to score behind it.
 
     Attributes:
-        continuations: Each at least one token.
+        options: Continuations that mean the option, each at least one token; none begins another one.
     """
 
     prompt: TokenIds
-    continuations: tuple[TokenIds, ...]
+    options: tuple[tuple[TokenIds, ...], ...]
 
     @property
     def reads(self) -> list[TokenIds]:
         """Return the texts behind which a next token is read: the prompt, and the prompt with each longer beginning."""
-        beginnings = {one[:length] for one in self.continuations for length in range(len(one))}
+        beginnings = {
+            tokens[:length]
+            for option in self.options
+            for tokens in option
+            for length in range(len(tokens))
+        }
         return [(*self.prompt, *one) for one in sorted(beginnings)]
 
 
@@ -49,8 +54,8 @@ class Reads:
         self.prompts: tuple[TokenIds, ...] = tuple(
             dict.fromkeys(read for one in prompts for read in one.reads)
         )
-        continuations = (tokens for one in prompts for tokens in one.continuations)
-        self._token_ids = tuple(sorted({token for one in continuations for token in one}))
+        continuations = {tokens for one in prompts for option in one.options for tokens in option}
+        self._token_ids = tuple(sorted({token for tokens in continuations for token in tokens}))
 
     def options(
         self, *, priority: PriorityName = "normal", cache_salt: str | None = None
@@ -69,7 +74,7 @@ class Reads:
         """Wait for a generation of :attr:`prompts` under :meth:`options`, and close it.
 
         Returns:
-            For each scored prompt, the log-probability of each continuation, in order.
+            For each prompt, the log-probability of each option, in order.
 
         Raises:
             MachdError: The generation failed.
@@ -82,7 +87,10 @@ class Reads:
             for index, prompt in enumerate(self.prompts)
         }
         return [
-            [_score(one.prompt, tokens, reads) for tokens in one.continuations]
+            [
+                log_sum(_score(one.prompt, tokens, reads) for tokens in option)
+                for option in one.options
+            ]
             for one in self._prompts
         ]
 

@@ -85,8 +85,7 @@ def _from_setting(tokenizer: Tokenizer) -> RerankerDescription:
     if unknown:
         raise SettingsError(
             [
-                f"model.kind is reranker, and the tokenizer of this model has no token for {unknown[0]!r}, "
-                "which Qwen3-Reranker's prompt needs; leave model.kind out"
+                f"model.kind is reranker, and this model has no token for {unknown[0]!r}, which the prompt needs"
             ]
         )
     true_token_id, false_token_id = (
