@@ -239,7 +239,7 @@ class GenerationService:
     def _sequences_at_once(self) -> int:
         """Most sequences that a request in turns has submitted: those of the slots, and as many to follow them."""
         slots = self.served.snapshot.slot_count
-        return max(1, slots + min(slots, self._limits.max_queue))
+        return max(1, slots + min(slots, self.limits.max_queue))
 
     def _submit_next(self, later: Iterator[SequenceRequest]) -> None:
         if (request := next(later, None)) is not None:
