@@ -1,7 +1,8 @@
 """Envelopes of errors: the dialect whose shapes a request's client reads.
 
 Anthropic's below ``/v1/messages``, with or without ``/v1``, and where a list of models is asked for with
-``anthropic-version``; Ollama's below ``/api``, but for LM Studio's paths; OpenAI's everywhere else.
+``anthropic-version``; Ollama's below ``/api``, but for LM Studio's paths; System One's at its path; OpenAI's everywhere
+else.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from litestar.types import Scope
 
 from machd.dialects.anthropic.errors import anthropic_error_json
 from machd.dialects.ollama.answer import ollama_error_json, ollama_not_found
+from machd.dialects.systemone.answer import decision_error_json
 from machd.dialects.wire.errors import error_json
 from machd.errors import NotFoundError
 from machd.http.envelope import Envelope
@@ -21,6 +23,7 @@ _VERSION_PREFIX = re.compile(r"^(?:/v1)+(?=/|$)")
 _DOUBLED_PREFIX = re.compile(r"/v1/v1(?=/|$)")
 _ANTHROPIC_HEADER = b"anthropic-version"
 _OLLAMA_PATH = "/api"
+_SYSTEM_ONE_PATH = "/v1/systemone"
 _LM_STUDIO_PATHS = ("/api/v0/models", "/api/v1/models")
 
 
@@ -29,6 +32,8 @@ def envelope_of(scope: Scope, *, is_one: bool = True) -> Envelope:
     if speaks_anthropic(scope):
         return _ANTHROPIC
     path = scope["path"]
+    if path == _SYSTEM_ONE_PATH:
+        return _SYSTEM_ONE
     is_lm_studios = any(_is_at_or_below(path, one) for one in _LM_STUDIO_PATHS)
     if is_lm_studios or not _is_at_or_below(path, _OLLAMA_PATH):
         return _OPENAI
@@ -60,6 +65,7 @@ def _not_found(path: str) -> NotFoundError:
 
 
 _OPENAI = Envelope(lambda error, _id: error_json(error), _not_found)
+_SYSTEM_ONE = Envelope(lambda error, _id: decision_error_json(error), _not_found)
 _OLLAMA = Envelope(lambda error, _id: ollama_error_json(error), ollama_not_found)
 _OLLAMA_OF_SEVERAL = Envelope(
     lambda error, _id: ollama_error_json(error), partial(ollama_not_found, is_one=False)

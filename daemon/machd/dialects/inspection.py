@@ -93,7 +93,8 @@ def features(tokenizer: Tokenizer, model: ModelDescription) -> capabilities.Feat
         vision=MediaKind.IMAGE in kinds,
         video=MediaKind.VIDEO in kinds,
         embeddings=task is EncoderTask.EMBED,
-        scores=model.encoder is not None and model.encoder.scores_pairs,
+        scores=model.reranker is not None
+        or (model.encoder is not None and model.encoder.scores_pairs),
         classes=task is EncoderTask.CLASSIFY,
     )
 

@@ -24,6 +24,7 @@ from machd.engine.backend.mlx_environment import set_mlx_environment
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.encoding.encoder_files import EncoderFiles
 from machd.engine.loading.generation_config import read_default_sampling
+from machd.engine.loading.reranker import read_reranker
 from machd.engine.loading.source import ModelSource
 from machd.engine.prefix_blocks.directory import check_block_directory
 from machd.engine.protocol.encoder import Encoder
@@ -249,15 +250,18 @@ def _prepared(  # noqa: PLR0913 - as of engine_loader
         loaded = load_shard() if shared is None else shared.load(load_shard)
         refused = tuple(map(str, choice.refused))
         sampling, left_out = read_default_sampling(source, model.generation_config)
+        reranker, reranker_notes = read_reranker(source, loaded.tokenizer, kind=model.kind)
         described = replace(
             loaded.description,
             blas_refused=refused,
             default_sampling=sampling,
+            reranker=reranker,
             kv_format=settings.cache.kv_quantization,
         )
         loaded = replace(loaded, description=described)
         _log_experts(loaded)
-        for note in (*loaded.notes, *left_out, *loaded.tokenizer.template_notes()):
+        notes = (*loaded.notes, *left_out, *reranker_notes, *loaded.tokenizer.template_notes())
+        for note in notes:
             log.warning("model.note", note=note)
         return group, loaded
 

@@ -192,6 +192,7 @@ class Generation:
         output: OutputFormat = PLAIN_OUTPUT,
         streams: bool = True,
         abort: AbortSequences,
+        submit_next: Callable[[], None] = lambda: None,
         on_close: Callable[[Generation], None],
         on_tokens: Callable[[int], None] = lambda _tokens: None,
     ) -> None:
@@ -206,6 +207,7 @@ class Generation:
             output: Splits a choice's text into thoughts, content and calls.
             streams: Whether the client sees the answer while it is generated.
             abort: Ends sequences; safe to call for finished ones.
+            submit_next: Called once for each choice that has finished, to start one that waits for its turn.
             on_close: Called once, when the generation is closed.
             on_tokens: Called with the number of tokens used since the last call, each time that events
                 are taken and when the generation closes: the prompts' once the first sequence has a
@@ -223,6 +225,7 @@ class Generation:
         self._tokens_of_prompts = tuple(prompt_tokens)
         self._choices_per_prompt = len(choices) // len(prompt_tokens)
         self._abort_sequences = abort
+        self._submit_next = submit_next
         self._on_close = on_close
         self._on_tokens = on_tokens
         self._charged_tokens = 0
@@ -514,6 +517,8 @@ class Generation:
         if finished.error is not None:
             self._error = self._error or finished.error
             return ""
+        if self._error is None and not self._is_closed:
+            self._submit_next()
         choice.completion_tokens = finished.completion_tokens
         rest = choice.text.finish()
         # Text that was held back may complete a stop string once no more bytes can come.

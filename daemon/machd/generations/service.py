@@ -7,8 +7,9 @@ that a long prompt never blocks the streams.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 
@@ -32,7 +33,7 @@ from machd.request.constraint import Constraint
 from machd.request.conversation import Conversation
 from machd.request.generation import WHOLE_ROOM, GenerationOptions, Grammar, SamplingParams
 from machd.request.media import media_of, without_tool_media
-from machd.scheduler.subscriber import Priority, SequenceRequest
+from machd.scheduler.subscriber import Priority, Resumption, SequenceRequest
 from machd.served.open_work import ModelSuspendedError
 from machd.served.served_model import ServedModel
 from machd.served.turns import ModelState
@@ -195,7 +196,8 @@ class GenerationService:
             raise InvalidRequestError(
                 f"n is {options.n}, and limits.max_n is {self.limits.max_n}", param="n"
             )
-        self._check_room(len(prompts), options.n, prompt_param)
+        if not options.in_turns:
+            self._check_room(len(prompts), options.n, prompt_param)
         for prompt in prompts:
             self._check_prompt(prompt, prompt_param)
         max_tokens = [self._max_tokens(len(prompt), options, prompt_param) for prompt in prompts]
@@ -214,6 +216,8 @@ class GenerationService:
             )
             for request in requests
         ]
+        at_once = self._sequences_at_once if options.in_turns else len(requests)
+        later = map(_as_sibling, requests[at_once:])
         generation = Generation(
             identity,
             self._fanout.open([sequence_id for sequence_id, _ in texts]),
@@ -223,12 +227,23 @@ class GenerationService:
             output=guidance.output,
             streams=options.stream,
             abort=self._abort,
+            submit_next=partial(self._submit_next, later),
             on_close=self._closed,
             on_tokens=lambda tokens: self._open.spend(identity, tokens),
         )
         self._open.enter(generation)
-        self.served.link.submit(tuple(requests))
+        self.served.link.submit(tuple(requests[:at_once]))
         return generation
+
+    @property
+    def _sequences_at_once(self) -> int:
+        """Most sequences that a request in turns has submitted: those of the slots, and as many to follow them."""
+        slots = self.served.snapshot.slot_count
+        return max(1, slots + min(slots, self.limits.max_queue))
+
+    def _submit_next(self, later: Iterator[SequenceRequest]) -> None:
+        if (request := next(later, None)) is not None:
+            self.served.link.submit((request,))
 
     def _check_media(self, conversation: Conversation) -> None:
         """Refuse images and videos of a kind that the served model does not take, or too many."""
@@ -366,6 +381,11 @@ class GenerationService:
     def _closed(self, generation: Generation) -> None:
         self._fanout.close(generation.sequence_ids)
         self._open.leave(generation)
+
+
+def _as_sibling(request: SequenceRequest) -> SequenceRequest:
+    """Mark a sequence as one whose group has begun: it waited behind its siblings, not for a slot."""
+    return replace(request, resumption=Resumption(is_group_started=True))
 
 
 def _check_can_go_on(options: GenerationOptions, stop_token_ids: frozenset[int]) -> None:

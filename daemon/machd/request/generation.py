@@ -80,6 +80,8 @@ class SamplingParams:
         logit_bias: Pairs of token id and addend; ids are inside the vocabulary.
         top_logprobs: None for no log-probabilities, else how many alternatives (0 to 20).
             They are of the model's own distribution, before penalties and temperature.
+        logprob_token_ids: Tokens whose log-probabilities come with every token, of the same distribution;
+            unique, inside the vocabulary.
         allowed_token_ids: The only tokens that may be chosen, by id; empty for all.
         min_tokens: Tokens before which none of ``end_token_ids`` is chosen.
         end_token_ids: Tokens that end the completion; empty unless ``min_tokens`` needs them.
@@ -104,6 +106,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int = 0
     top_logprobs: int | None = None
+    logprob_token_ids: tuple[int, ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
     end_token_ids: tuple[int, ...] = ()
@@ -159,6 +162,8 @@ class GenerationOptions:
         priority: Its place among the requests that wait.
         cache_salt: Only requests with the same one find each other's prompts; a secret, so that it
             stands in no repr.
+        in_turns: Prompts for which the slots have no room wait outside the queue, which the many of one request
+            would fill.
     """
 
     sampling: SamplingParams = SamplingParams()
@@ -175,6 +180,7 @@ class GenerationOptions:
     stream_interval: int | None = None
     priority: PriorityName = "normal"
     cache_salt: str | None = field(default=None, repr=False)
+    in_turns: bool = False
 
     def with_defaults(self, defaults: Mapping[str, float]) -> GenerationOptions:
         """Return the options with other defaults, by name, for what the request leaves unsaid."""

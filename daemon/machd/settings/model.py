@@ -113,6 +113,12 @@ class ModelSettings(SettingsSection):
         "penalty, auto takes what the checkpoint's generation_config.json says; none leaves it unread.",
     )
 
+    kind: Annotated[Literal["auto", "reranker"], Mark.RESTART] = Field(
+        default="auto",
+        description="Whether a model that generates text ranks documents too: auto goes by the checkpoint's "
+        "modules.json, reranker serves one without that file, such as Qwen3-Reranker as first published.",
+    )
+
 
 class EngineSettings(SettingsSection):
     """The libraries that compute."""

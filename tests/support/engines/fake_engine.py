@@ -387,12 +387,18 @@ class FakeEngine:
         row.position += 1
         row.completion.append(token_id)
         asked = row.sampling.top_logprobs
+        named = tuple(map(made_up_logprob, row.sampling.logprob_token_ids))
         if asked is None:
-            return SampledToken(slot_index, token_id)
+            return SampledToken(slot_index, token_id, named_logprobs=named)
         top = tuple(
             TokenLogprob((token_id + i) % VOCABULARY_TOKENS, -0.5 - i) for i in range(asked)
         )
-        return SampledToken(slot_index, token_id, -0.5, top)
+        return SampledToken(slot_index, token_id, -0.5, top, named)
+
+
+def made_up_logprob(token_id: int) -> float:
+    """Make up the log-probability of a token that is named, by its id alone."""
+    return -1.0 - token_id % 11 / 4
 
 
 def made_up_scores(prompt: tuple[int, ...], asked: int) -> tuple[PromptLogprob, ...]:

@@ -1,6 +1,6 @@
 """``POST /v1/rerank``, ``POST /v2/rerank``, ``POST /v1/score`` and ``POST /v1/classify``.
 
-Scores come from a cross-encoder: a classifier of pairs with one label.
+Scores come from a cross-encoder, a classifier of pairs with one label, or from a reranker that generates.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from machd.dialects.encoding import (
 )
 from machd.dialects.endpoint import endpoint
 from machd.dialects.generation import identify
+from machd.dialects.generative_rerank import score_pairs
 from machd.dialects.input_making import beginning, make_inputs, make_pairs
 from machd.dialects.model_kinds import require
 from machd.dialects.scoring.answer import (
@@ -171,6 +172,8 @@ async def _score(
         UnsupportedParameterError: The model scores no pairs.
         MachdError: As of :meth:`EncoderCall.encode`.
     """
+    if call.model.reranker is not None:
+        return await _judge(call, body, pairs, identity, param=param)
     encoder = require(call.model, EncoderTask.CLASSIFY)
     if not encoder.scores_pairs:
         raise UnsupportedParameterError.at(
@@ -187,6 +190,30 @@ async def _score(
     activation = _activation(encoder, asked=body.use_activation)
     scores = [activated(one, activation)[0] for one in rows_of(encoded.values)]
     return Scored([scores[place] for place in encoded.places], encoded.prompt_tokens)
+
+
+async def _judge(
+    call: EncoderCall,
+    body: ScoringRequest,
+    pairs: Sequence[tuple[str, str]],
+    identity: GenerationIdentity,
+    *,
+    param: str,
+) -> Scored:
+    """Score pairs with a model that generates the word for whether they match."""
+    if body.use_activation is False:
+        raise UnsupportedParameterError.at(
+            "use_activation", "this model gives probabilities and no logits; leave it out"
+        )
+    judged = await score_pairs(
+        call.request,
+        call.context,
+        pairs,
+        endpoint=identity.endpoint,
+        instruction=body.instruction,
+        prompt_param=param,
+    )
+    return Scored(judged.scores, judged.prompt_tokens)
 
 
 def ranked(scores: Sequence[float], top_n: int | None) -> list[int]:

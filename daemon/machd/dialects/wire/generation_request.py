@@ -138,9 +138,14 @@ class SamplingFields(GenerationRequest, frozen=True, kw_only=True):
     def _priority(self, service_tier: str | None) -> PriorityName:
         if self.priority is None:
             return _TIER_PRIORITIES.get(service_tier, "normal")
-        if isinstance(self.priority, str):
-            return self.priority
-        return "normal" if self.priority == 0 else "interactive" if self.priority < 0 else "batch"
+        return priority_name(self.priority)
+
+
+def priority_name(asked: PriorityName | int | None) -> PriorityName:
+    """Return the name of a priority that a request gives by name or by vLLM's number."""
+    if isinstance(asked, int):
+        return "normal" if asked == 0 else "interactive" if asked < 0 else "batch"
+    return asked or "normal"
 
 
 def agreed(asked: Mapping[str, _T | None]) -> _T | None:

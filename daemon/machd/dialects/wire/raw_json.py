@@ -55,6 +55,15 @@ ObjectSource: TypeAlias = Annotated[
 ]
 """A JSON schema as vLLM takes it."""
 
+Content: TypeAlias = Annotated[
+    Raw | UnsetType,
+    Meta(
+        description="A text, or an object or an array, which is read as its JSON text.",
+        extra_json_schema={"type": ["string", "object", "array", "null"]},
+    ),
+]
+"""A text, or JSON to be read as one; null and left out are alike."""
+
 
 @dataclass(slots=True)
 class Allowance:
@@ -113,6 +122,27 @@ def raw_object(
     if not isinstance(decoded, dict):
         raise InvalidRequestError.at(param, "expected a JSON object")
     return cast("dict[str, object]", decoded)
+
+
+def content_text(raw: Raw | UnsetType, *, param: str, allowance: Allowance) -> str:
+    """Return the text of a :data:`Content`: JSON on one line, in the client's order; empty for null.
+
+    Raises:
+        InvalidRequestError: It is a number or a boolean, cannot be read, or holds too much for its allowance.
+    """
+    if not is_given(raw):
+        return ""
+    allowance.take(raw, param=param)
+    return text_of(_decoded(raw, param), param=param)
+
+
+def text_of(value: object, *, param: str) -> str:
+    """Return a decoded :data:`Content` as :func:`content_text` does; InvalidRequestError for another type."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    if not isinstance(value, dict | list):
+        raise InvalidRequestError.at(param, "expected a text, an object or an array")
+    return msgspec.json.encode(value).decode()
 
 
 def raw_schema_text(raw: Raw, *, param: str) -> str:

@@ -34,6 +34,7 @@ from machd.engine.protocol.blocks import SavedBlock
 from machd.engine.protocol.encoder import EncoderDescription, InputTokenizer
 from machd.engine.protocol.media import MediaProcessor
 from machd.engine.protocol.memory import MemoryReading
+from machd.engine.protocol.reranker import RerankerDescription
 from machd.engine.protocol.step import ProposerKind, StepPlan, StepResult
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.request.constraint import Constraint
@@ -91,6 +92,7 @@ class ModelDescription:
         vision_reason: Why it takes text only although its checkpoint has a vision tower; else empty.
         default_sampling: What holds where a request says nothing, as its checkpoint has it.
         encoder: What it makes of texts, of a model that generates none; else None.
+        reranker: How it scores documents; None for a model that is no reranker.
     """
 
     model_id: str
@@ -122,6 +124,7 @@ class ModelDescription:
     vision_reason: str = ""
     default_sampling: DefaultSampling = NO_DEFAULT_SAMPLING
     encoder: EncoderDescription | None = None
+    reranker: RerankerDescription | None = None
 
 
 class GrammarCompiler(Protocol):

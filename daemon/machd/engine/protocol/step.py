@@ -189,12 +189,14 @@ class SampledToken(Struct, frozen=True, tag=True, array_like=True, gc=False):
     Attributes:
         logprob: Natural log of the model's probability of ``token_id``; None unless asked.
         top_logprobs: The most likely tokens, best first; empty unless asked.
+        named_logprobs: Log-probabilities of the row's ``logprob_token_ids``, in their order.
     """
 
     slot_index: int
     token_id: int
     logprob: float | None = None
     top_logprobs: tuple[TokenLogprob, ...] = ()
+    named_logprobs: tuple[float, ...] = ()
 
 
 class PromptLogprob(Struct, frozen=True, array_like=True, gc=False):

@@ -29,7 +29,9 @@ class RowDraws:
             sampling: The row's parameters.
             vocabulary_tokens: Width of the served model's logits; no draft token is beyond it.
         """
-        params = replace(sampling, grammar=None, thinking=None, top_logprobs=None)
+        params = replace(
+            sampling, grammar=None, thinking=None, top_logprobs=None, logprob_token_ids=()
+        )
         self._generated = SamplingState.for_prompt(params, prompt, vocabulary_tokens)
         self._drafted = self._generated
         self._vocabulary_tokens = vocabulary_tokens

@@ -22,6 +22,12 @@ def likeliest(logits: mx.array, count: int) -> tuple[mx.array, mx.array]:
     return ids, mx.take_along_axis(values, order, axis=-1)
 
 
+def named_logprobs(logits: mx.array, token_ids: mx.array) -> mx.array:
+    """Log-probabilities float32 [rows, m] of the tokens int32 [rows, m] under logits float32 [rows, vocabulary]."""
+    normaliser = mx.logsumexp(logits, axis=-1, keepdims=True)
+    return mx.take_along_axis(logits, token_ids, axis=-1) - normaliser
+
+
 def score_tokens(
     logits: mx.array, token_ids: Sequence[int], position: int, top_logprobs: int
 ) -> list[PromptLogprob]:

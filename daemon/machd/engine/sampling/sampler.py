@@ -20,7 +20,7 @@ from msgspec import structs
 from machd.engine.protocol.step import SampledToken, TokenLogprob
 from machd.engine.sampling.filters import Filters, filters_of
 from machd.engine.sampling.gumbel_noise import gumbel_noise
-from machd.engine.sampling.logprobs import likeliest
+from machd.engine.sampling.logprobs import likeliest, named_logprobs
 from machd.engine.sampling.sampling_state import Matcher, SamplingState, has_penalty
 from machd.request.generation import SamplingParams
 
@@ -53,6 +53,8 @@ class Selection:
         chosen: float32 [logprob_rows], of the chosen tokens.
         top_ids: int32 [logprob_rows, k], best first; k is the most that any row asked for.
         top_values: float32 [logprob_rows, k].
+        named_rows: Batch rows that named tokens, each with their number.
+        named_values: float32 [named_rows, m], log-probabilities of the named tokens; m is the most that any row named.
     """
 
     token_ids: mx.array
@@ -61,11 +63,13 @@ class Selection:
     chosen: mx.array | None = None
     top_ids: mx.array | None = None
     top_values: mx.array | None = None
+    named_rows: tuple[tuple[int, int], ...] = ()
+    named_values: mx.array | None = None
 
     @property
     def arrays(self) -> list[mx.array]:
         """Everything that has to be computed before :meth:`read`."""
-        optional = (self.chosen, self.top_ids, self.top_values)
+        optional = (self.chosen, self.top_ids, self.top_values, self.named_values)
         return [self.token_ids, self.usable, *(array for array in optional if array is not None)]
 
     def read(self, slot_indices: Sequence[int]) -> list[SampledToken | None]:
@@ -90,6 +94,13 @@ class Selection:
                     pairs = zip(top_ids[:asked], top_values[:asked], strict=True)
                     top = tuple(TokenLogprob(token_id, value) for token_id, value in pairs)
                     tokens[row] = structs.replace(tokens[row], logprob=logprob, top_logprobs=top)
+        if self.named_values is not None:
+            for (row, named), values in zip(
+                self.named_rows, _values(self.named_values), strict=True
+            ):
+                if row in tokens:
+                    named_logprobs = tuple(values[:named])
+                    tokens[row] = structs.replace(tokens[row], named_logprobs=named_logprobs)
         return [tokens.get(row) for row in range(len(slot_indices))]
 
 
@@ -118,6 +129,10 @@ class Sampler:
         self._logprob_rows = tuple(
             (i, row.top_logprobs) for i, row in enumerate(rows) if row.top_logprobs is not None
         )
+        self._named_rows = tuple(
+            (i, len(row.logprob_token_ids)) for i, row in enumerate(rows) if row.logprob_token_ids
+        )
+        self._named_ids = _named_ids([rows[i].logprob_token_ids for i, _ in self._named_rows])
 
     def sample(self, states: Sequence[SamplingState], logits: mx.array) -> Selection:
         """Choose the next token of every row; nothing of the rows changes.
@@ -147,7 +162,7 @@ class Sampler:
         if forced := self._forced(states, matchers):
             token_ids[mx.array(list(forced))] = mx.array(list(forced.values()))
         selection = Selection(token_ids, usable)
-        if self._logprob_rows:
+        if self._logprob_rows or self._named_rows:
             self._add_logprobs(selection, logits)
         return selection
 
@@ -231,6 +246,12 @@ class Sampler:
 
     def _add_logprobs(self, selection: Selection, logits: mx.array) -> None:
         """Log-probabilities under the model's own distribution, for the rows that asked."""
+        if self._named_ids is not None:
+            selection.named_rows = self._named_rows
+            rows = logits[mx.array([row for row, _ in self._named_rows], dtype=mx.int32)]
+            selection.named_values = named_logprobs(rows.astype(mx.float32), self._named_ids)
+        if not self._logprob_rows:
+            return
         index = mx.array([row for row, _ in self._logprob_rows], dtype=mx.int32)
         rows = logits[index].astype(mx.float32)
         normaliser = mx.logsumexp(rows, axis=-1, keepdims=True)
@@ -240,6 +261,14 @@ class Sampler:
         count = max(1, *(asked for _, asked in self._logprob_rows))
         selection.top_ids, top_logits = likeliest(rows, min(count, self._vocabulary_tokens))
         selection.top_values = top_logits - normaliser
+
+
+def _named_ids(rows: Sequence[Sequence[int]]) -> mx.array | None:
+    """Return the ids that rows name, int32 [rows, m]; shorter rows are filled up with token 0. None without rows."""
+    if not rows:
+        return None
+    widest = max(map(len, rows))
+    return mx.array([[*row, *[0] * (widest - len(row))] for row in rows], dtype=mx.int32)
 
 
 def _present(array: mx.array | None) -> mx.array:

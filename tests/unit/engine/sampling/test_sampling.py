@@ -57,6 +57,7 @@ params_strategy = st.builds(
     end_token_ids=st.just((5, 7)),
     seed=st.integers(-(2**63), 2**63 - 1),
     top_logprobs=st.sampled_from([None, 0, 3]),
+    logprob_token_ids=st.sampled_from([(), (5,), (63, 0, 9)]),
 )
 
 
@@ -184,6 +185,27 @@ def test_logprobs_are_the_models_own() -> None:
     assert [entry.logprob for entry in second.top_logprobs] == pytest.approx(
         reference[best], abs=1e-5
     )
+
+
+def test_named_logprobs_are_the_models_own_in_the_order_asked() -> None:
+    """Log-probabilities of named tokens ignore penalties, bias and temperature; rows that name none get none."""
+    rows = [
+        GREEDY_PARAMS,
+        SamplingParams(logit_bias=((7, 100.0),), seed=1, logprob_token_ids=(7, 3)),
+        SamplingParams(temperature=0.0, presence_penalty=2.0, logprob_token_ids=(0, 63, 5, 2)),
+    ]
+    logits = logits_of(3, seed=5)
+    states = [SamplingState.for_prompt(one, (1,), VOCABULARY) for one in rows]
+
+    tokens = Sampler(rows, VOCABULARY).sample(states, mx.array(logits)).read([0, 1, 2])
+
+    reference = logits.astype(np.float64)
+    reference -= np.log(np.exp(reference).sum(axis=-1, keepdims=True))
+    for row, (token, params) in enumerate(zip(tokens, rows, strict=True)):
+        assert token is not None
+        asked = list(params.logprob_token_ids)
+        assert token.named_logprobs == pytest.approx(reference[row][asked], abs=1e-5)
+        assert token.logprob is None
 
 
 def test_a_forced_row_says_what_it_is_told_and_no_other_row_does() -> None:
