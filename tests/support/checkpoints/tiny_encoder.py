@@ -153,7 +153,9 @@ def _weights(seed: int, positions: int) -> dict[str, NDArray[np.float32]]:
     weights = {name: _random(random, *shape) for name, shape in shapes.items()}
     norms = ["embeddings.LayerNorm"]
     for layer in range(_LAYERS):
-        norms += [f"encoder.layer.{layer}.{one}.LayerNorm" for one in ("attention.output", "output")]
+        norms += [
+            f"encoder.layer.{layer}.{one}.LayerNorm" for one in ("attention.output", "output")
+        ]
     for norm in norms:
         weights[f"{norm}.weight"] = np.ones(width, np.float32)
         weights[f"{norm}.bias"] = np.zeros(width, np.float32)
