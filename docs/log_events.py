@@ -210,6 +210,12 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
         "Do what `advice` says, and report the traceback.",
     ),
     LogEvent(
+        "encoder.described",
+        ("info",),
+        ("task", "pooling", "dimensions", "max_input_tokens"),
+        "The model makes vectors or labels of texts, and generates none: what its own files say of that.",
+    ),
+    LogEvent(
         "decode_mode.decided",
         ("info", "warning"),
         ("requested", "active", "reason", "verdict", "source", "evidence"),

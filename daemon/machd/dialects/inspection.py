@@ -57,6 +57,7 @@ async def get_capabilities(context: NamedDependency[ServerContext]) -> capabilit
         ),
         features=features(context.served.tokenizer, model),
         device=capabilities.device_of(model),
+        encoder=capabilities.encoder_report(model.encoder),
     )
 
 
@@ -81,12 +82,12 @@ def features(tokenizer: Tokenizer, model: ModelDescription) -> capabilities.Feat
     kinds = () if model.vision is None else model.vision.kinds
     return capabilities.Features(
         chat=tokenizer.has_chat_template,
-        logprobs=True,
+        logprobs=model.encoder is None,
         tools=tokenizer.has_chat_template,
         tool_format=chat_format.tool_format,
         system_messages=str(chat_format.system_messages) if tokenizer.has_chat_template else None,
         reasoning=chat_format.reasoning_markers is not None,
-        structured_output=True,
+        structured_output=model.encoder is None,
         vision=MediaKind.IMAGE in kinds,
         video=MediaKind.VIDEO in kinds,
     )
