@@ -87,7 +87,7 @@ def _embeddings() -> Iterator[Hostile]:
         ):
             yield _of(path, **{"model": "short", "input": "a", field: value})
         yield _of(path, model="short", input=["a"] * 10_000)
-        yield _of(path, model="short", input=["a", "b" * 10_000])
+        yield _of(path, model="short", input=["a", "b " * 10_000])
         yield _of(path, model="short", input=["a b c d e f g"] * 64, instruction="x" * 4)
         yield _of(path, model="short", input="a", prompt_name="query", input_type="query")
         yield Hostile(path, b'{"model": "short", "input": "' + b"a" * 2**21 + b'"}', (413,))
