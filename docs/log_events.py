@@ -210,6 +210,12 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
         "Do what `advice` says, and report the traceback.",
     ),
     LogEvent(
+        "encoder.described",
+        ("info",),
+        ("task", "pooling", "dimensions", "max_input_tokens"),
+        "The model makes vectors or labels of texts, and generates none: what its own files say of that.",
+    ),
+    LogEvent(
         "decode_mode.decided",
         ("info", "warning"),
         ("requested", "active", "reason", "verdict", "source", "evidence"),
@@ -292,6 +298,7 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
             "cached_tokens",
             "images",
             "videos",
+            "inputs",
             "completion_tokens",
             "total_tokens",
             "queue_ms",
@@ -306,7 +313,8 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
             "coalesced_with",
             "trace_id",
         ),
-        "A request for a generation ended, well or not; one line each.",
+        "A request for a generation, or to an embedding model or classifier, which has `inputs`, ended, well or not; one "
+        "line each.",
     ),
     LogEvent(
         "request.unknown_fields",

@@ -217,14 +217,15 @@ class ContextLengthExceededError(InvalidRequestError):
     def __init__(
         self, *, context_tokens: int, prompt_tokens: int, asked_tokens: int | None, param: str
     ) -> None:
-        """Keep the numbers; ``asked_tokens`` is None for a request that names none."""
+        """Keep the numbers; ``asked_tokens`` is None for a request that names none, and 0 where none are generated."""
         self.context_tokens = context_tokens
         self.prompt_tokens = prompt_tokens
         self.asked_tokens = asked_tokens
-        completion = f" and {asked_tokens} for the completion" if asked_tokens is not None else ""
+        completion = f" and {asked_tokens} for the completion" if asked_tokens else ""
+        needed_tokens = prompt_tokens + (1 if asked_tokens is None else asked_tokens)
         super().__init__(
             f"This model's maximum context length is {context_tokens} tokens. However, this request "
-            f"needs {prompt_tokens + (asked_tokens or 1)} tokens ({prompt_tokens} in the "
+            f"needs {needed_tokens} tokens ({prompt_tokens} in the "
             f"prompt{completion})",
             param=param,
         )

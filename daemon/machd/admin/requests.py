@@ -13,12 +13,13 @@ from msgspec import UNSET, Struct, UnsetType, structs
 from machd.admin.context import AdminContext
 from machd.admin.endpoint import endpoint
 from machd.errors import NotFoundError, OperatorAbortError
+from machd.generations.encodings import Encoding
 from machd.generations.generation import Generation
 from machd.scheduler.events import DecodeMode
 
 
 class OpenRequest(Struct, frozen=True, kw_only=True):
-    """One open generation.
+    """One open generation, or a request to an encoder.
 
     Attributes:
         id: The answer's id; unique.
@@ -26,13 +27,13 @@ class OpenRequest(Struct, frozen=True, kw_only=True):
             unique.
         endpoint: Such as ``chat_completions``.
         client: Name of the API key, or ``anonymous``.
-        state: ``running`` once one of its sequences has a slot.
+        state: ``running`` once one of its sequences has a slot, and of an encoder always.
         age_s: Since it came.
         ttft_s: From then to its first token; null before that.
         prompt_tokens: Of all its prompts.
         prefilled_tokens: Of these, computed or found in the prefix cache so far.
         completion_tokens: Of all its completions, so far.
-        decode_mode: Null while it waits.
+        decode_mode: Null while it waits, and of an encoder.
         model: Left out by a daemon of one model.
     """
 
@@ -79,6 +80,8 @@ async def list_requests(admin: NamedDependency[AdminContext]) -> OpenRequestList
         for sequence_id, tokens in model.served.snapshot.prefilled_tokens.items()
     }
     requests = [_open_request(one, now_s, prefilled_tokens) for one in admin.open_generations.all]
+    requests += [_open_encoding(one, now_s) for one in admin.open_generations.encodings]
+    requests.sort(key=lambda one: -one.age_s)
     if admin.models.is_one:
         requests = [structs.replace(one, model=UNSET) for one in requests]
     return OpenRequestList(requests=requests)
@@ -95,14 +98,14 @@ async def abort_requests(
     """
     found = [
         one
-        for one in admin.open_generations.all
+        for one in admin.open_generations.requests
         if request_id in {one.identity.generation_id, one.identity.request_id}
         and not one.is_finished
     ]
     if not found:
         raise NotFoundError("no open request has this id")
-    for generation in found:
-        generation.fail(OperatorAbortError("an operator has ended this request"))
+    for one in found:
+        one.fail(OperatorAbortError("an operator has ended this request"))
     aborted = [one.identity.generation_id for one in found]
     structlog.get_logger("machd.admin").warning("requests.aborted", ids=aborted)
     return AbortedRequests(aborted=aborted)
@@ -125,5 +128,23 @@ def _open_request(
         prefilled_tokens=generation.prefilled_tokens(prefilled_tokens),
         completion_tokens=usage.completion_tokens,
         decode_mode=None if admission is None else admission.decode_mode,
+        model=identity.model,
+    )
+
+
+def _open_encoding(encoding: Encoding, now_s: float) -> OpenRequest:
+    identity = encoding.identity
+    return OpenRequest(
+        id=identity.generation_id,
+        request_id=identity.request_id,
+        endpoint=identity.endpoint,
+        client=identity.client,
+        state="running",
+        age_s=round(now_s - identity.arrived_s, 3),
+        ttft_s=None,
+        prompt_tokens=encoding.prompt_tokens,
+        prefilled_tokens=0,
+        completion_tokens=0,
+        decode_mode=None,
         model=identity.model,
     )

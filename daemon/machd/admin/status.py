@@ -207,7 +207,9 @@ class ProbeReport(Struct, frozen=True, kw_only=True):
 async def get_status(admin: NamedDependency[AdminContext]) -> AdminStatus:
     """State, decode mode, load, memory, the last change of the settings."""
     state = asdict(admin_state(admin))
-    running = sum(1 for one in admin.open_generations.all if one.admission is not None)
+    open_generations = admin.open_generations
+    admitted = sum(one.admission is not None for one in open_generations.all)
+    running = admitted + len(open_generations.encodings)
     snapshot, known = admin.served.snapshot, admin.served.state
     return AdminStatus(
         **state,

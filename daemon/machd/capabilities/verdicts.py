@@ -52,6 +52,20 @@ class ModelVerdicts:
         return frozenset(name for name in new if new[name].support is not old[name].support)
 
 
+def not_generating(what: str) -> ModelVerdicts:
+    """Return the verdicts on a model that generates no text, and ``what`` it makes of texts instead."""
+    no = Verdict(Support.BLOCKED, f"the model makes {what} of texts, and generates none")
+    return ModelVerdicts(
+        continuous_batching=no,
+        batched_specdec=no,
+        speculation=no,
+        prefix_cache=PrefixVerdict(no.support, no.reason, extent=PrefixExtent.NONE),
+        kv_quantization=no,
+        chunked_prefill=no,
+        expert_streaming=no,
+    )
+
+
 def judge(facts: CacheFacts, results: Sequence[ProbeResult] | None = None) -> ModelVerdicts:
     """Ask every rule, and weigh what was measured against each.
 

@@ -15,16 +15,24 @@ from typing import TextIO
 
 from machd.capabilities.fit import MemoryNeeds
 from machd.clock import SystemClock
-from machd.engine.loading.source import resolve_model
-from machd.engine.open import choose_checked_blas, engine_loader
-from machd.engine.protocol.engine import Engine
+from machd.engine.backend.blas import BlasChoice
+from machd.engine.encoding.encoder_files import EncoderFiles, find_encoder
+from machd.engine.loading.source import ModelSource, resolve_model
+from machd.engine.open import (
+    WaitForMemory,
+    choose_checked_blas,
+    encoder_loader,
+    engine_loader,
+)
 from machd.engine.ranks.joining import rank_place
 from machd.engine_process.assembly import engine_loop
+from machd.engine_process.encoding_loop import EncodingLoop
 from machd.engine_process.front_link import FrontLink
 from machd.engine_process.loop import EngineLoop
-from machd.errors import MachdError
+from machd.errors import MachdError, SettingsError
 from machd.link.frames import Frames
 from machd.link.kv_memory import effective_budget_bytes
+from machd.link.port import EnginePort
 from machd.process.idle_heap import IdleHeap
 from machd.settings.model import Settings
 from machd.telemetry.logs import configure_logs, log_model
@@ -74,46 +82,64 @@ def _serve(frames: Frames, settings: Settings, name: str, log: TextIO) -> None:
     link = FrontLink(frames, on_settings=configure, model_name=name)
 
     def wait_for_memory(needs: MemoryNeeds, device_memory_bytes: int) -> None:
-        asked_gb = settings.continuous_batching.kv_budget_gb
+        asked_gb = settings.continuous_batching.kv_budget_gb if needs.context_tokens else 0
         budget_bytes = effective_budget_bytes(asked_gb, device_memory_bytes)
         link.model_sized(replace(needs, kv_budget_bytes=budget_bytes), device_memory_bytes)
         link.wait_placed()
 
     try:
-        blas = choose_checked_blas(
-            settings.engine.blas, cache_directory=cache_directory, environ=environ
-        )
-        load = engine_loader(
-            settings,
-            cache_directory=cache_directory,
-            environ=environ,
-            progress=link,
-            blas=blas,
-            place=rank_place(environ),
-            wait_for_memory=wait_for_memory if name else None,
-        )
-    except MachdError as error:
-        link.refuse(error)
-        return
-
-    def load_located() -> Engine:
         source = resolve_model(
             settings.model.path,
             offline=settings.model.offline,
             cache_directory=cache_directory,
             progress=link,
         )
-        model_id = name or source.model_id
-        log_model(model_id)
-        link.located(source.kind.value, str(source.path), model_id)
-        return load(replace(source, model_id=model_id))
+        source = replace(source, model_id=name or source.model_id)
+        log_model(source.model_id)
+        link.located(source.kind.value, str(source.path), source.model_id)
+        encoder = find_encoder(source)
+        blas = choose_checked_blas(
+            settings.engine.blas, cache_directory=cache_directory, environ=environ
+        )
+        wait = wait_for_memory if name else None
+        loop: EnginePort
+        if encoder is None:
+            loop = _sequence_loop(settings, source, link, blas, wait)
+        else:
+            loop = _input_loop(settings, encoder, source.model_id, link, blas, wait)
+    except MachdError as error:
+        link.refuse(error)
+        return
+    loop.loaded.add_done_callback(lambda _: _freeze())
+    threading.Thread(target=_watch_heap, args=[loop], name="machd-heap", daemon=True).start()
+    link.serve(loop)
 
-    loop = engine_loop(
+
+def _sequence_loop(
+    settings: Settings,
+    source: ModelSource,
+    link: FrontLink,
+    blas: BlasChoice,
+    wait_for_memory: WaitForMemory | None,
+) -> EngineLoop:
+    """Make the loop of a model that generates text."""
+    environ = os.environ  # noqa: TID251 - libraries read theirs by themselves
+    cache_directory = user_cache_directory(environ)
+    load = engine_loader(
+        settings,
+        cache_directory=cache_directory,
+        environ=environ,
+        progress=link,
+        blas=blas,
+        place=rank_place(environ),
+        wait_for_memory=wait_for_memory,
+    )
+    return engine_loop(
         settings,
         link,
         on_note=link.note,
         on_beat=link.beat,
-        load=load_located,
+        load=lambda: load(source),
         clock=SystemClock(),
         measures=startup_measures(
             cache_directory,
@@ -122,12 +148,39 @@ def _serve(frames: Frames, settings: Settings, name: str, log: TextIO) -> None:
             on_measure=lambda: link.stage("probing", None),
         ),
     )
-    loop.loaded.add_done_callback(lambda _: _freeze())
-    threading.Thread(target=_watch_heap, args=[loop], name="machd-heap", daemon=True).start()
-    link.serve(loop)
 
 
-def _watch_heap(loop: EngineLoop) -> None:
+def _input_loop(
+    settings: Settings,
+    files: EncoderFiles,
+    model_id: str,
+    link: FrontLink,
+    blas: BlasChoice,
+    wait_for_memory: WaitForMemory | None,
+) -> EncodingLoop:
+    """Make the loop of an encoder.
+
+    Raises:
+        SettingsError: Several ranks were to compute it.
+    """
+    environ = os.environ  # noqa: TID251 - libraries read theirs by themselves
+    if rank_place(environ) is not None:
+        raise SettingsError(["an encoder is computed by one process: serve it without ranks"])
+    load = encoder_loader(
+        settings,
+        files,
+        cache_directory=user_cache_directory(environ),
+        environ=environ,
+        progress=link,
+        blas=blas,
+        wait_for_memory=wait_for_memory,
+    )
+    return EncodingLoop(
+        lambda: load(model_id), clock=SystemClock(), on_note=link.note, on_beat=link.beat
+    )
+
+
+def _watch_heap(loop: EnginePort) -> None:
     """Give back what a burst of requests left free in this process's heap."""
     heap = IdleHeap(lambda: not loop.snapshot.running_count + loop.snapshot.waiting_count)
     asyncio.run(heap.watch())

@@ -10,7 +10,6 @@ from litestar.di import NamedDependency
 from litestar.handlers import HTTPRouteHandler
 
 from machd.dialects import (
-    embeddings,
     health,
     infill,
     inspection,
@@ -23,12 +22,15 @@ from machd.dialects import (
 from machd.dialects.anthropic import handler as anthropic
 from machd.dialects.chat import handler as chat
 from machd.dialects.completions import handler as completions
+from machd.dialects.embeddings import handler as embeddings
 from machd.dialects.endpoint import endpoint
 from machd.dialects.lm_studio_socket.handler import serve_lm_studio
+from machd.dialects.ollama import embeddings as ollama_embeddings
 from machd.dialects.ollama import handler as ollama
 from machd.dialects.ollama import pull as ollama_pull
 from machd.dialects.openapi import openapi_document
 from machd.dialects.responses import handler as responses
+from machd.dialects.scoring import handler as scoring
 from machd.dialects.systemone import handler as systemone
 from machd.dialects.tokens import handler as tokens
 from machd.http.context import ServerContext
@@ -43,8 +45,9 @@ async def get_openapi(context: NamedDependency[ServerContext]) -> Response[bytes
 
 
 _MODULES = (
-    *(chat, completions, infill, responses, anthropic, ollama, ollama_pull, embeddings, models),
-    *(systemone, tokens, model_loading, model_feed, lm_studio, inspection, server_info, health),
+    *(chat, completions, infill, responses, anthropic, ollama, ollama_embeddings, ollama_pull),
+    *(embeddings, scoring, systemone, models, tokens, model_loading, model_feed, lm_studio),
+    *(inspection, server_info, health),
 )
 """Modules in the order of the documentation, as the handlers in each of them are."""
 

@@ -14,6 +14,7 @@ from litestar import Request
 
 from machd.capabilities.versions import Versions
 from machd.dialects.bodies import read_public_body
+from machd.dialects.model_kinds import require_generating
 from machd.dialects.wire.bounds import MAX_PROMPT_LOGPROBS
 from machd.dialects.wire.generation_request import GenerationRequest
 from machd.engine.protocol.engine import ModelDescription
@@ -262,6 +263,7 @@ async def _held(
         # What is wrong by itself loads no model.
         await context.service.in_worker(check, body, _ANY_VOCABULARY)
     context = await leased(request, context, body.model, body if body.is_stream else None)
+    require_generating(context.served.model)
     checked = await context.service.in_worker(check, body, context.served.model.vocabulary_tokens)
     if idle_s is not None and is_operator(request.scope):
         keep_loaded(context, model, idle_s)

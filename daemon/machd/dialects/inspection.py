@@ -9,6 +9,7 @@ from litestar.di import NamedDependency
 from machd.capabilities.distributed import distributed
 from machd.capabilities.verdict import Support
 from machd.dialects.endpoint import endpoint
+from machd.engine.protocol.encoder import EncoderTask
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.step import ProposerKind
 from machd.engine.protocol.tokenizer import Tokenizer
@@ -57,6 +58,7 @@ async def get_capabilities(context: NamedDependency[ServerContext]) -> capabilit
         ),
         features=features(context.served.tokenizer, model),
         device=capabilities.device_of(model),
+        encoder=capabilities.encoder_report(model.encoder),
     )
 
 
@@ -79,16 +81,21 @@ def features(tokenizer: Tokenizer, model: ModelDescription) -> capabilities.Feat
     """Return the features of the tokenizer's chat format, and what the model sees."""
     chat_format = tokenizer.chat_format
     kinds = () if model.vision is None else model.vision.kinds
+    task = None if model.encoder is None else model.encoder.task
     return capabilities.Features(
         chat=tokenizer.has_chat_template,
-        logprobs=True,
+        logprobs=model.encoder is None,
         tools=tokenizer.has_chat_template,
         tool_format=chat_format.tool_format,
         system_messages=str(chat_format.system_messages) if tokenizer.has_chat_template else None,
         reasoning=chat_format.reasoning_markers is not None,
-        structured_output=True,
+        structured_output=model.encoder is None,
         vision=MediaKind.IMAGE in kinds,
         video=MediaKind.VIDEO in kinds,
+        embeddings=task is EncoderTask.EMBED,
+        scores=model.reranker is not None
+        or (model.encoder is not None and model.encoder.scores_pairs),
+        classes=task is EncoderTask.CLASSIFY,
     )
 
 

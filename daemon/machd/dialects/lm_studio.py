@@ -39,7 +39,7 @@ class LmStudioModel(Struct, frozen=True, kw_only=True):
 
     id: str
     object: Literal["model"] = "model"
-    type: Literal["llm", "vlm"] = "llm"
+    type: Literal["llm", "vlm", "embeddings"] = "llm"
     publisher: str
     arch: str | UnsetType = UNSET
     compatibility_type: _Format
@@ -91,7 +91,7 @@ class LmStudioModelFacts(Struct, frozen=True, kw_only=True):
         size_bytes: Of its weights in memory, or else of its files; 0 where neither is known.
     """
 
-    type: Literal["llm"] = "llm"
+    type: Literal["llm", "embedding"] = "llm"
     publisher: str
     key: str
     display_name: str
@@ -131,7 +131,7 @@ class LmStudioLoad(Struct, frozen=True, kw_only=True):
 class LmStudioLoaded(Struct, frozen=True, kw_only=True):
     """A model that is loaded; ``load_time_seconds`` counts from the request."""
 
-    type: Literal["llm"] = "llm"
+    type: Literal["llm", "embedding"] = "llm"
     instance_id: str
     load_time_seconds: float
     status: Literal["loaded"] = "loaded"
@@ -180,6 +180,7 @@ async def load_lm_studio_model(
     await while_connected(request.receive, _load(context, model))
     config = LmStudioConfig(context_length=model.served.model.context_tokens)
     return LmStudioLoaded(
+        type=_v1_type(model.served.model),
         instance_id=model.shown_name,
         load_time_seconds=round(context.clock.monotonic_s() - begin_s, 3),
         load_config=config if body.echo_load_config else UNSET,
@@ -229,13 +230,19 @@ def _model(listed: ListedModel) -> LmStudioModel:
         return told
     return replace(
         told,
-        type="llm" if model.vision is None else "vlm",
+        type=_type(model),
         arch=model.architecture,
         quantization=model.quantization or model.dtype,
         max_context_length=model.context_tokens,
         loaded_context_length=model.context_tokens if is_loaded else UNSET,
         capabilities=["tool_use"] if "tools" in (listed.capabilities or ()) else [],
     )
+
+
+def _type(model: ModelDescription) -> Literal["llm", "vlm", "embeddings"]:
+    if model.encoder is not None:
+        return "embeddings"
+    return "llm" if model.vision is None else "vlm"
 
 
 def _facts(listed: ListedModel) -> LmStudioModelFacts:
@@ -254,6 +261,7 @@ def _facts(listed: ListedModel) -> LmStudioModelFacts:
     )
     return replace(
         told,
+        type=_v1_type(model),
         architecture=model.architecture,
         quantization=_quantization(model),
         params_string=parameter_size(model.parameters),
@@ -264,6 +272,10 @@ def _facts(listed: ListedModel) -> LmStudioModelFacts:
             trained_for_tool_use="tools" in (listed.capabilities or ()),
         ),
     )
+
+
+def _v1_type(model: ModelDescription) -> Literal["llm", "embedding"]:
+    return "llm" if model.encoder is None else "embedding"
 
 
 def _quantization(model: ModelDescription) -> LmStudioQuantization:

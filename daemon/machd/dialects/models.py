@@ -22,6 +22,7 @@ from machd.dialects.listed_models import (
     models_by_name,
 )
 from machd.dialects.wire.errors import ErrorBody
+from machd.engine.protocol.encoder import EncoderTask
 from machd.http.context import ServerContext
 from machd.served.named_model import NamedModel
 from machd.served.turns import ModelState
@@ -54,6 +55,8 @@ class Model(Struct, frozen=True, kw_only=True):
         created: When its weights were written, in seconds since 1970; 0 where that is not known.
         max_model_len: Positions that prompt and completion share, in tokens; spelled as other
             servers spell this extension. Left out while the model was never loaded.
+        kind: Of a model that generates nothing: ``embed`` makes vectors, ``classify`` scores or classes. Left out of every
+            other one, and while the model was never loaded.
         default_sampling: What holds where a request says nothing, of the checkpoint's
             ``generation_config.json``; left out where that says nothing.
         state: ``downloading`` where it is served once it has been fetched from the hub.
@@ -70,6 +73,7 @@ class Model(Struct, frozen=True, kw_only=True):
     created: int
     owned_by: str = "machd"
     max_model_len: int | UnsetType = UNSET
+    kind: EncoderTask | UnsetType = UNSET
     default_sampling: dict[str, float] | UnsetType = UNSET
     state: Annotated[str, Meta(extra_json_schema={"enum": _STATES})] | UnsetType = UNSET
     progress: float | UnsetType = UNSET
@@ -164,6 +168,7 @@ def _model(listed: ListedModel, name: str) -> Model:
         told = replace(
             told,
             max_model_len=model.context_tokens,
+            kind=UNSET if model.encoder is None else model.encoder.task,
             default_sampling=model.default_sampling.named or UNSET,
         )
     if listed.is_one:

@@ -9,10 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from machd.engine.backend.own_code import OwnCode
+from machd.engine.encoding.encoder_files import find_encoder
+from machd.engine.encoding.input_tokenizer import (
+    TextInputTokenizer,
+    encoder_tokenizer,
+    open_inputs,
+)
 from machd.engine.loading.formats.opening import read_checkpoint
 from machd.engine.loading.source import ModelSource
 from machd.engine.loading.tokenizer_files import open_tokenizer
 from machd.engine.loading.vision import open_processor
+from machd.engine.protocol.encoder import InputTokenizer
 from machd.engine.protocol.engine import GrammarCompiler, ModelDescription
 from machd.engine.protocol.media import MediaProcessor
 from machd.engine.protocol.tokenizer import Tokenizer
@@ -27,6 +34,7 @@ class OpenedFront:
     tokenizer: Tokenizer
     grammars: GrammarCompiler
     media: MediaProcessor | None = None
+    inputs: InputTokenizer | None = None
 
     def close(self) -> None:
         """End the processes that render chat templates and decode images."""
@@ -48,6 +56,12 @@ class Texts:
             OverloadedError: The system has no room for a process.
         """
         self._files: ProcessorFiles | None = None
+        self._inputs: TextInputTokenizer | None = None
+        encoder = find_encoder(source)
+        if encoder is not None:
+            self._inputs = open_inputs(encoder)
+            self._tokenizer = encoder_tokenizer(encoder)
+            return
         checkpoint = read_checkpoint(source, OwnCode.of(is_trusted=trust_remote_code))
         if checkpoint.takes_images:
             self._files = ProcessorFiles(source.path, trust_remote_code=trust_remote_code)
@@ -68,7 +82,7 @@ class Texts:
         """
         if description.vision is None:
             self._close_files()  # without a chat template, or with ranks, a model with a tower takes no images
-            return OpenedFront(description, self._tokenizer, grammars)
+            return OpenedFront(description, self._tokenizer, grammars, inputs=self._inputs)
         assert self._files is not None, "the engine has loaded the same checkpoint"
         try:
             media = open_processor(

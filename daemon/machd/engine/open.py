@@ -22,10 +22,12 @@ from machd.engine.backend.blas_kept_checks import KeptChecks, conditions_key
 from machd.engine.backend.cpu_threads import thread_variables
 from machd.engine.backend.mlx_environment import set_mlx_environment
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
+from machd.engine.encoding.encoder_files import EncoderFiles
 from machd.engine.loading.generation_config import read_default_sampling
 from machd.engine.loading.reranker import read_reranker
 from machd.engine.loading.source import ModelSource
 from machd.engine.prefix_blocks.directory import check_block_directory
+from machd.engine.protocol.encoder import Encoder
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.progress import LoadProgress
 from machd.engine.ranks.joining import RankPlace, join, refuse_with_ranks
@@ -135,6 +137,40 @@ def engine_loader(  # noqa: PLR0913 - one argument for each thing that differs b
     return load
 
 
+def encoder_loader(  # noqa: PLR0913 - as of engine_loader
+    settings: Settings,
+    files: EncoderFiles,
+    *,
+    cache_directory: Path,
+    environ: MutableMapping[str, str],
+    progress: LoadProgress,
+    blas: BlasChoice,
+    wait_for_memory: WaitForMemory | None = None,
+) -> Callable[[str], Encoder]:
+    """Prepare the process for mlx, then give the function that loads the encoder of these files under a name.
+
+    Raises:
+        StartupError: The scratch directory is not private.
+    """
+    set_mlx_environment(environ, cache_directory)
+
+    def load(model_id: str) -> Encoder:
+        report = _import_mlx(blas, progress)
+        from machd.engine.encoding.loading import load_encoder  # noqa: PLC0415 - imports mlx
+
+        return load_encoder(
+            files,
+            model_id=model_id,
+            dtype=settings.model.dtype,
+            blas=report.name,
+            blas_refused=tuple(map(str, blas.refused)),
+            progress=progress,
+            share=None if wait_for_memory is None else _memory_share(settings, wait_for_memory),
+        )
+
+    return load
+
+
 def follower(
     settings: Settings,
     *,
@@ -186,24 +222,13 @@ def _prepared(  # noqa: PLR0913 - as of engine_loader
 
     def load(source: ModelSource) -> tuple[RankGroup | None, LoadedModel]:
         model = settings.model
-        progress.stage("importing mlx-lm", None)
-        import_mlx_lm()
-        import mlx.core as mx  # noqa: PLC0415 - after the BLAS is chosen
-
-        from machd.engine.backend.device import has_process_limit  # noqa: PLC0415 - imports mlx
+        report = _import_mlx(choice, progress)
         from machd.engine.kv.formats import kv_format_named  # noqa: PLC0415 - imports mlx
         from machd.engine.loading.loader import load_model  # noqa: PLC0415 - imports mlx
         from machd.engine.loading.placing.sharding import Sharding  # noqa: PLC0415 - imports mlx
         from machd.engine.ranks.shared_loading import SharedLoading  # noqa: PLC0415 - imports mlx
 
         log = structlog.get_logger("machd.engine")
-        report = _logged_blas(choice)
-        if has_process_limit():
-            map_large_arrays()
-        if report.backend == "cpu":
-            # Compiled pieces are no faster there (a SwiGLU of 16 rows: 0.48 ms, plain 0.33), and
-            # they would need a C++ compiler while the daemon runs.
-            mx.disable_compile()
         group = None if place is None else _joined(place, settings, source, progress)
         shared = None if group is None else SharedLoading(group, progress)
         load_shard = functools.partial(
@@ -241,6 +266,24 @@ def _prepared(  # noqa: PLR0913 - as of engine_loader
         return group, loaded
 
     return load
+
+
+def _import_mlx(choice: BlasChoice, progress: LoadProgress) -> BlasReport:
+    """Import mlx-lm, and with it mlx, in a process that is prepared; log what multiplies matrices."""
+    progress.stage("importing mlx-lm", None)
+    import_mlx_lm()
+    import mlx.core as mx  # noqa: PLC0415 - after the BLAS is chosen
+
+    from machd.engine.backend.device import has_process_limit  # noqa: PLC0415 - imports mlx
+
+    report = _logged_blas(choice)
+    if has_process_limit():
+        map_large_arrays()
+    if report.backend == "cpu":
+        # Compiled pieces are no faster there (a SwiGLU of 16 rows: 0.48 ms, plain 0.33), and
+        # they would need a C++ compiler while the daemon runs.
+        mx.disable_compile()
+    return report
 
 
 def _memory_share(settings: Settings, wait_for_memory: WaitForMemory) -> MemoryShare:

@@ -14,9 +14,10 @@ from dataclasses import replace
 import structlog
 
 from machd.capabilities.fit import MemoryNeeds
+from machd.engine.protocol.encoder import EncoderInput
 from machd.engine.protocol.engine import GrammarCompiler, ModelFront
+from machd.engine.protocol.media import PlainArray
 from machd.engine_process.grammar_requests import GrammarRequests
-from machd.engine_process.loop import EngineLoop
 from machd.errors import EngineFaultError, MachdError
 from machd.link.block_events import KvEvent
 from machd.link.frames import Frames
@@ -28,7 +29,9 @@ from machd.link.messages import (
     ChangeConfig,
     ClearPrefixes,
     CompileGrammar,
-    DropGrammar,
+    Drop,
+    Encode,
+    Encoded,
     Ended,
     LoadFailed,
     Located,
@@ -43,7 +46,7 @@ from machd.link.messages import (
     ToEngine,
     ToFront,
 )
-from machd.link.port import RestartReason
+from machd.link.port import EnginePort, RestartReason
 from machd.link.snapshot import LoopSnapshot
 from machd.link.wire import decode_to_engine, encode
 from machd.scheduler.events import Event, FinishReason, SequenceFinished
@@ -74,10 +77,11 @@ class FrontLink:
         self._has_ended = False
         self._untold: LoopSnapshot | None = None
         self._allowed_s = 0.0
-        self._loop: EngineLoop | None = None
+        self._loop: EnginePort | None = None
         self._placed = threading.Event()
         self._place: Settings | None = None
         self._grammars = GrammarRequests(self._send)
+        self._inputs: dict[int, tuple[EncoderInput, ...]] = {}
 
     def stage(self, name: str, total_bytes: int | None) -> None:
         """Report a stage of loading; see :class:`machd.engine.protocol.progress.LoadProgress`."""
@@ -141,7 +145,7 @@ class FrontLink:
         self._send(LoadFailed(error))
         self._frames.end()
 
-    def serve(self, loop: EngineLoop) -> None:
+    def serve(self, loop: EnginePort) -> None:
         """Run the loop for the front until it has ended.
 
         If the front ends first, the process exits at once.
@@ -162,8 +166,8 @@ class FrontLink:
         error = loaded.exception()
         if error is None:
             assert self._loop.state is not None
-            assert self._loop.front is not None, "a loaded model is known"
-            _close_texts(self._loop.front)
+            if self._loop.front is not None:
+                _close_texts(self._loop.front)
             self._send(Served(self._loop.state, frozenset()))
             return
         if not isinstance(error, MachdError):
@@ -181,7 +185,7 @@ class FrontLink:
             self._send(Ended(None))
         self._frames.end()
 
-    def _take(self, loop: EngineLoop, message: ToEngine) -> None:
+    def _take(self, loop: EnginePort, message: ToEngine) -> None:
         match message:
             case Submit(requests):
                 self._submit(loop, requests)
@@ -189,10 +193,8 @@ class FrontLink:
                 loop.abort(sequence_ids, error)
             case ChangeConfig() | SetLimits() | ClearPrefixes():
                 self._reconfigure(loop, message)
-            case CompileGrammar():
-                self._grammars.compile(_grammars(loop), message)
-            case DropGrammar(number):
-                self._grammars.drop(number)
+            case CompileGrammar() | Encode() | Drop():
+                self._work_beside(loop, message)
             case Place(settings):
                 loop.place(settings)
                 self._place = settings
@@ -200,7 +202,31 @@ class FrontLink:
             case Stop(error):
                 loop.stop(error)
 
-    def _submit(self, loop: EngineLoop, requests: tuple[SequenceRequest, ...]) -> None:
+    def _work_beside(self, loop: EnginePort, message: CompileGrammar | Encode | Drop) -> None:
+        """Take a question that has no sequence."""
+        match message:
+            case CompileGrammar():
+                self._grammars.compile(_grammars(loop), message)
+            case Encode():
+                self._encode(loop, message)
+            case Drop(number):
+                self._grammars.drop(number)
+                loop.drop_inputs(self._inputs.pop(number, ()))
+
+    def _encode(self, loop: EnginePort, asked: Encode) -> None:
+        self._inputs[asked.number] = asked.inputs
+
+        def tell(done: Future[PlainArray]) -> None:
+            self._inputs.pop(asked.number, None)
+            error = _operating(done.exception())
+            if error is not None:
+                self._send(Answered(asked.number, error, None))
+            else:
+                self._send(Encoded(asked.number, done.result()))
+
+        loop.encode(asked.inputs, is_suspect=asked.is_suspect).add_done_callback(tell)
+
+    def _submit(self, loop: EnginePort, requests: tuple[SequenceRequest, ...]) -> None:
         """Submit sequences with their compiled grammars, or end all of them with the error of one."""
         try:
             loop.submit(tuple(_bound(_grammars(loop), one) for one in requests))
@@ -208,7 +234,7 @@ class FrontLink:
             self._send(Report(tuple(_unsubmitted(one, error) for one in requests), None))
 
     def _reconfigure(
-        self, loop: EngineLoop, message: ChangeConfig | SetLimits | ClearPrefixes
+        self, loop: EnginePort, message: ChangeConfig | SetLimits | ClearPrefixes
     ) -> None:
         match message:
             case ChangeConfig(number, settings, is_measured):
@@ -222,9 +248,7 @@ class FrontLink:
 
     def _answer(self, number: int, answer: Future[None] | Future[int]) -> None:
         def tell(done: Future[None] | Future[int]) -> None:
-            error = done.exception()
-            if error is not None and not isinstance(error, MachdError):
-                error = EngineFaultError(f"{type(error).__name__}; the log says more")
+            error = _operating(done.exception())
             self._send(Answered(number, error, None if error else done.result()))
 
         answer.add_done_callback(tell)
@@ -238,6 +262,13 @@ class FrontLink:
             return  # the thread that reads the link sees its end
 
 
+def _operating(error: BaseException | None) -> MachdError | None:
+    """Return an error as the front may read it."""
+    if error is None or isinstance(error, MachdError):
+        return error
+    return EngineFaultError(f"{type(error).__name__}; the log says more")
+
+
 def _close_texts(front: ModelFront) -> None:
     """End the processes of template and media that loading needed; the front process has its own."""
     front.tokenizer.close()
@@ -245,7 +276,7 @@ def _close_texts(front: ModelFront) -> None:
         front.media.close()
 
 
-def _grammars(loop: EngineLoop) -> GrammarCompiler:
+def _grammars(loop: EnginePort) -> GrammarCompiler:
     assert loop.front is not None, "the front asks once the model is served"
     return loop.front.grammars
 

@@ -16,7 +16,9 @@ import structlog
 from machd.capabilities.evidence import Results
 from machd.capabilities.verdict import Support
 from machd.clock import Clock
+from machd.engine.protocol.encoder import EncoderInput
 from machd.engine.protocol.engine import Engine, ModelFront
+from machd.engine.protocol.media import PlainArray
 from machd.engine.protocol.memory import StepMemoryError
 from machd.engine.protocol.step import RowFault, StepPlan
 from machd.engine_process.config_change import ConfigChange
@@ -184,6 +186,18 @@ class EngineLoop:
     def start(self) -> None:
         """Run the thread."""
         self._thread.start()
+
+    def encode(
+        self,
+        inputs: tuple[EncoderInput, ...],  # noqa: ARG002 - the port's
+        *,
+        is_suspect: bool = False,  # noqa: ARG002
+    ) -> Future[PlainArray]:
+        """Raise: a model that generates has no vectors, and its front knows that."""
+        raise AssertionError("texts are encoded by an encoder")
+
+    def drop_inputs(self, inputs: tuple[EncoderInput, ...]) -> None:
+        """Do nothing: there are none."""
 
     def change_config(self, settings: Settings, *, measure: bool = False) -> Future[None]:
         """Change the scheduler config after the running step; see :meth:`machd.link.port.EnginePort.change_config`."""

@@ -364,7 +364,7 @@ class Generation:
             ttft_s=None if token_s is None else token_s - identity.arrived_s,
             decode_s=timing.decode_s,
             duration_s=finished_s - identity.arrived_s,
-            finish_reason=_finish_reason(first.finish_reason, self._error),
+            finish_reason=finish_reason(first.finish_reason, self._error),
             error_code=self._error.code if self._error else None,
             client=identity.client,
             coalesced_with=self._admission.coalesced_with if self._admission else None,
@@ -527,10 +527,11 @@ class Generation:
         return rest
 
 
-def _finish_reason(finish_reason: str | None, error: MachdError | None) -> str:
+def finish_reason(reason: str | None, error: MachdError | None) -> str:
+    """Return the finish reason of a request's record; ``reason`` is that of its first choice, None without one."""
     match error:
         case None:
-            return finish_reason or FinishReason.ABORT.value
+            return reason or FinishReason.ABORT.value
         case UnavailableError():
             return "reject"
         case AbortError():

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from machd.clock import Clock
 from machd.errors import DrainDeadlineError, MachdError, OverloadedError
@@ -18,9 +18,12 @@ from machd.generations.compilations import Compilations
 from machd.generations.decodings import Decodings, MediaRules
 from machd.generations.generation import Generation, GenerationIdentity
 from machd.generations.key_limits import KeyLimits
-from machd.generations.record import RequestObserver
+from machd.generations.record import RequestObserver, RequestRecord
 from machd.generations.workers import Workers
 from machd.process.lifecycle import Lifecycle
+
+if TYPE_CHECKING:
+    from machd.generations.encodings import Encoding
 
 _TOKENISER_THREADS = 2
 
@@ -50,6 +53,11 @@ class GenerationLimits:
         omits_tool_media: Whether a model of text gets a placeholder for an image in a result of a tool; otherwise
             the request is refused.
         media: What they are held against one by one; needed for a model with vision.
+        max_inputs: Texts, or pairs of texts, that one request to an encoder may have.
+        max_queue_tokens: Tokens of texts that encoders may have to compute, all requests together.
+        truncates_inputs: Whether a text that is too long for an encoder loses its end where the request says nothing;
+            otherwise it is refused.
+        request_timeout_s: Seconds that a request to an encoder may take. The scheduler holds generations to its own.
     """
 
     max_tokens_default: int
@@ -63,12 +71,17 @@ class GenerationLimits:
     max_images: int = 8
     omits_tool_media: bool = True
     media: MediaRules | None = None
+    max_inputs: int = 2048
+    max_queue_tokens: int = 1_000_000
+    truncates_inputs: bool = False
+    request_timeout_s: float = 1800.0
 
 
 class OpenGenerations:
-    """Knows every open generation.
+    """Knows every open generation, and every request whose texts an encoder computes.
 
     Attributes:
+        clock: Reads time.
         lifecycle: Whether new work is taken.
         limits: Of one request, in force.
         compilations: Of constraints.
@@ -97,9 +110,10 @@ class OpenGenerations:
             max_requests=limits.max_requests_per_key,
             max_tokens_per_minute=limits.max_tokens_per_minute_per_key,
         )
-        self._clock = clock
+        self.clock = clock
         self._observers = tuple(observers)
         self._open: dict[str, Generation] = {}
+        self._encodings: dict[str, Encoding] = {}
         self._all_closed = asyncio.Event()
         self._all_closed.set()
         self._workers = Workers(_TOKENISER_THREADS, name="machd-tokeniser")
@@ -107,8 +121,8 @@ class OpenGenerations:
         self._renderers = Workers(_TOKENISER_THREADS, name="machd-chat")
 
     def __len__(self) -> int:
-        """Return their number."""
-        return len(self._open)
+        """Return the number of open requests."""
+        return len(self._open) + len(self._encodings)
 
     @property
     def max_preparation_s(self) -> float:
@@ -117,12 +131,27 @@ class OpenGenerations:
 
     @property
     def all(self) -> tuple[Generation, ...]:
-        """Return them, oldest first."""
+        """Return the generations, oldest first."""
         return tuple(self._open.values())
+
+    @property
+    def encodings(self) -> tuple[Encoding, ...]:
+        """Return the requests whose texts are being computed, oldest first."""
+        return tuple(self._encodings.values())
+
+    @property
+    def requests(self) -> tuple[Generation | Encoding, ...]:
+        """Return generations and encodings."""
+        return (*self._open.values(), *self._encodings.values())
+
+    @property
+    def encoding_tokens(self) -> int:
+        """Tokens of the texts that are being computed."""
+        return sum(one.prompt_tokens for one in self._encodings.values())
 
     def count_of(self, model_id: str) -> int:
         """Return the number of those of one model."""
-        return sum(one.identity.model == model_id for one in self._open.values())
+        return sum(one.identity.model == model_id for one in self.requests)
 
     def set_limits(self, limits: GenerationLimits) -> None:
         """Hold requests that come from now on against other limits."""
@@ -176,6 +205,24 @@ class OpenGenerations:
         self._open[identity.generation_id] = generation
         self._all_closed.clear()
 
+    def enter_encoding(self, encoding: Encoding) -> None:
+        """Count a request whose texts are computed from now on, and their tokens.
+
+        Raises:
+            KeyLimitError: The client may not open it; it was not counted.
+        """
+        identity = encoding.identity
+        if identity.is_limited:
+            self._key_limits.enter(identity.client)
+        self._encodings[identity.generation_id] = encoding
+        self._all_closed.clear()
+        self.spend(identity, encoding.prompt_tokens)
+
+    def leave_encoding(self, encoding: Encoding) -> None:
+        """Count a request whose texts are computed, or never will be, and record it."""
+        self._encodings.pop(encoding.identity.generation_id)
+        self._left(encoding.identity, encoding.record(self.clock.monotonic_s()))
+
     def spend(self, identity: GenerationIdentity, tokens: int) -> None:
         """Count tokens of a generation for its client's limit."""
         if identity.is_limited:
@@ -183,18 +230,19 @@ class OpenGenerations:
 
     def leave(self, generation: Generation) -> None:
         """Count a generation that has ended, and record it."""
-        identity = generation.identity
-        self._open.pop(identity.generation_id, None)
+        self._open.pop(generation.identity.generation_id, None)
+        self._left(generation.identity, generation.record(self.clock.monotonic_s()))
+
+    def _left(self, identity: GenerationIdentity, record: RequestRecord) -> None:
         if identity.is_limited:
             self._key_limits.leave(identity.client)
-        if not self._open:
+        if not len(self):
             self._all_closed.set()
-        record = generation.record(self._clock.monotonic_s())
         for observer in self._observers:
             observer.on_request(record)
 
     async def drain(self, timeout_s: float) -> bool:
-        """Wait for the open generations; end those that outlast ``timeout_s``.
+        """Wait for the open requests; end those that outlast ``timeout_s``.
 
         Returns:
             Whether all of them ended by themselves.
@@ -212,9 +260,9 @@ class OpenGenerations:
         return True
 
     def fail_open(self, error: MachdError) -> None:
-        """End every open generation with ``error``."""
-        for generation in list(self._open.values()):
-            generation.fail(error)
+        """End every open request with ``error``."""
+        for one in self.requests:
+            one.fail(error)
 
     def close(self) -> None:
         """Let the worker threads go."""

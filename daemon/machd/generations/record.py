@@ -11,11 +11,11 @@ from machd.scheduler.events import DecodeMode
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """One HTTP request for a generation, without any text of a user.
+    """One HTTP request for a generation, or to an encoder, without any text of a user.
 
     Attributes:
         endpoint: Name of the endpoint family, such as ``chat_completions``.
-        decode_mode: None when no sequence was ever admitted.
+        decode_mode: None when no sequence was ever admitted, and of an encoder.
         completion_tokens: Tokens of all choices.
         first_prompt_tokens: Tokens of the first prompt, to which ``prefill_s`` refers.
         cached_tokens: Reused tokens of all prompts.
@@ -34,6 +34,7 @@ class RequestRecord:
         trace: The trace that the request is part of, if any.
         images: Images of its prompt.
         videos: Videos of its prompt.
+        inputs: Texts, or pairs of texts, that an encoder was given; 0 for a generation.
     """
 
     request_id: str
@@ -57,6 +58,7 @@ class RequestRecord:
     trace: TraceContext | None = None
     images: int = 0
     videos: int = 0
+    inputs: int = 0
 
 
 class RequestObserver(Protocol):

@@ -22,6 +22,7 @@ from machd.errors import (
     OverloadedError,
     UnsupportedParameterError,
 )
+from machd.generations.encodings import Encodings
 from machd.generations.fanout import Fanout
 from machd.generations.generation import Generation, GenerationIdentity
 from machd.generations.open_generations import GenerationLimits, OpenGenerations
@@ -68,9 +69,11 @@ class GenerationService:
         self.check_client = open_.check_client
         self.in_worker = open_.in_worker
         self.in_chat_worker = open_.in_chat_worker
+        self.encodings = Encodings(served, open_)
 
     @property
-    def _limits(self) -> GenerationLimits:
+    def limits(self) -> GenerationLimits:
+        """Limits of one request, in force."""
         return self._open.limits
 
     async def prepare(
@@ -92,7 +95,7 @@ class GenerationService:
             OverloadedError: The work is not done in time.
         """
         omitted_media = 0
-        if self.served.model.vision is None and self._limits.omits_tool_media:
+        if self.served.model.vision is None and self.limits.omits_tool_media:
             messages, omitted_media = without_tool_media(conversation.messages)
             conversation = replace(conversation, messages=messages)
         self._check_media(conversation)
@@ -113,14 +116,14 @@ class GenerationService:
         """Decode a conversation's images and videos; returns them by their sources' identities."""
         media, rules, processor = (
             media_of(conversation.messages),
-            self._limits.media,
+            self.limits.media,
             self.served.media,
         )
         if not media:
             return {}
         assert processor is not None, "the model takes images"
         assert rules is not None, "images are held against rules"
-        namespace = cache_namespace(client, salt, is_shared=self._limits.shares_prefixes)
+        namespace = cache_namespace(client, salt, is_shared=self.limits.shares_prefixes)
         return {
             id(source): await self._open.decodings.decode(
                 source,
@@ -189,9 +192,9 @@ class GenerationService:
         self.lifecycle.check_accepting()
         if identity.is_limited:
             self.check_client(identity.client)
-        if options.n > self._limits.max_n:
+        if options.n > self.limits.max_n:
             raise InvalidRequestError(
-                f"n is {options.n}, and limits.max_n is {self._limits.max_n}", param="n"
+                f"n is {options.n}, and limits.max_n is {self.limits.max_n}", param="n"
             )
         if not options.in_turns:
             self._check_room(len(prompts), options.n, prompt_param)
@@ -236,7 +239,7 @@ class GenerationService:
     def _sequences_at_once(self) -> int:
         """Most sequences that a request in turns has submitted: those of the slots, and as many to follow them."""
         slots = self.served.snapshot.slot_count
-        return max(1, slots + min(slots, self._limits.max_queue))
+        return max(1, slots + min(slots, self.limits.max_queue))
 
     def _submit_next(self, later: Iterator[SequenceRequest]) -> None:
         if (request := next(later, None)) is not None:
@@ -254,7 +257,7 @@ class GenerationService:
                 "or send text",
                 param=param,
             )
-        max_images = self._limits.max_images
+        max_images = self.limits.max_images
         if len(media) > max_images:
             param = media[max_images].param
             raise InvalidRequestError(
@@ -265,7 +268,7 @@ class GenerationService:
 
     def _check_keywords(self, grammar: Grammar, *, param: str) -> None:
         """Refuse a schema with keywords that its grammar ignores, if the settings ask for that."""
-        if grammar.ignored_keywords and self._limits.refuses_ignored_keywords:
+        if grammar.ignored_keywords and self.limits.refuses_ignored_keywords:
             raise GrammarError(
                 f"{param}: no grammar can hold {', '.join(grammar.ignored_keywords)}; leave that out, or "
                 "set structured_output.strict to false",
@@ -274,7 +277,7 @@ class GenerationService:
 
     def _check_room(self, prompts: int, n: int, prompt_param: str) -> None:
         """Refuse a request that could not be queued on an idle daemon either."""
-        max_sequences = self._limits.max_queue + self.served.snapshot.slot_count
+        max_sequences = self.limits.max_queue + self.served.snapshot.slot_count
         if prompts * n > max_sequences:
             raise InvalidRequestError(
                 f"{prompts} prompts with n {n} make {prompts * n} completions, and "
@@ -327,7 +330,7 @@ class GenerationService:
                 request_id=identity.request_id,
                 namespace=decode_namespace(client, salt),
                 cache_namespace=cache_namespace(
-                    client, salt, is_shared=self._limits.shares_prefixes
+                    client, salt, is_shared=self.limits.shares_prefixes
                 ),
                 priority=Priority(options.priority),
                 media=media,
@@ -345,7 +348,7 @@ class GenerationService:
         """
         context_tokens, asked = self.served.model.context_tokens, options.max_tokens
         room = context_tokens - prompt_tokens
-        is_wish = asked in (None, WHOLE_ROOM) or self._limits.clamps_max_tokens
+        is_wish = asked in (None, WHOLE_ROOM) or self.limits.clamps_max_tokens
         least = 0 if asked == 0 else 1
         if room < least or (not is_wish and asked is not None and asked > room):
             raise ContextLengthExceededError(
@@ -355,7 +358,7 @@ class GenerationService:
                 param="max_tokens" if room > 0 else prompt_param,
             )
         if asked is None:
-            asked = self._limits.max_tokens_default
+            asked = self.limits.max_tokens_default
         elif asked == WHOLE_ROOM:
             asked = room
         return min(asked, room, self._kv_room(prompt_tokens) if is_wish else asked)

@@ -81,8 +81,9 @@ class Endpoint:
 
     @property
     def generates(self) -> bool:
-        """True if it runs the model, so that the answer tells how in its headers."""
-        return any(answer.status == HTTPStatus.GATEWAY_TIMEOUT for answer in self.answers)
+        """True if it generates, so that the answer tells how in its headers."""
+        streams = any(answer.media_type in (EVENTS, JSON_LINES) for answer in self.answers)
+        return streams and any(one.status == HTTPStatus.GATEWAY_TIMEOUT for one in self.answers)
 
 
 def served(

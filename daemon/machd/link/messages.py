@@ -11,6 +11,8 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from machd.capabilities.fit import MemoryNeeds
+from machd.engine.protocol.encoder import EncoderInput
+from machd.engine.protocol.media import PlainArray
 from machd.errors import MachdError
 from machd.link.block_events import KvEvent
 from machd.link.snapshot import LoopSnapshot
@@ -71,8 +73,20 @@ class CompileGrammar(Message, frozen=True):
     constraint: Constraint
 
 
-class DropGrammar(Message, frozen=True):
-    """Stop compiling a constraint whose request has ended; not answered."""
+class Encode(Message, frozen=True):
+    """Make vectors or labels of texts; answered by :class:`Encoded`, or by :class:`Answered` with the error.
+
+    Attributes:
+        is_suspect: It was open when a process ended, so it is computed alone, and before others.
+    """
+
+    number: int
+    inputs: tuple[EncoderInput, ...]
+    is_suspect: bool = False
+
+
+class Drop(Message, frozen=True):
+    """Stop working on a question whose request has ended: a constraint, or texts; not answered."""
 
     number: int
 
@@ -96,7 +110,8 @@ ToEngine: TypeAlias = (
     | SetLimits
     | ClearPrefixes
     | CompileGrammar
-    | DropGrammar
+    | Encode
+    | Drop
     | Place
     | Stop
 )
@@ -199,6 +214,17 @@ class GrammarCompiled(Message, frozen=True):
     grammar: Grammar
 
 
+class Encoded(Message, frozen=True):
+    """The texts of ``number`` are computed.
+
+    Attributes:
+        values: float32, [texts, dimensions].
+    """
+
+    number: int
+    values: PlainArray
+
+
 class BlocksChanged(Message, frozen=True):
     """The blocks in memory have changed."""
 
@@ -221,6 +247,7 @@ ToFront: TypeAlias = (
     | Beat
     | Answered
     | GrammarCompiled
+    | Encoded
     | BlocksChanged
     | Ended
 )

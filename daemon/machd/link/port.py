@@ -8,7 +8,9 @@ from enum import StrEnum
 from typing import Protocol, TypeAlias
 
 from machd.capabilities.fit import MemoryNeeds
+from machd.engine.protocol.encoder import EncoderInput
 from machd.engine.protocol.engine import ModelFront
+from machd.engine.protocol.media import PlainArray
 from machd.engine.protocol.progress import LoadProgress
 from machd.errors import MachdError
 from machd.link.block_events import KvEvent
@@ -83,6 +85,24 @@ class EnginePort(Protocol):
 
     def abort(self, sequence_ids: tuple[str, ...], error: MachdError | None) -> None:
         """Abort sequences; ``error`` is None if their client needs no more tokens."""
+        ...
+
+    def encode(
+        self, inputs: tuple[EncoderInput, ...], *, is_suspect: bool = False
+    ) -> Future[PlainArray]:
+        """Make vectors or labels of texts, of a model that does; what a process leaves undone the next one does.
+
+        Args:
+            inputs: At least one.
+            is_suspect: Whether a process has ended over them, so that they are computed alone, and before others.
+
+        Returns:
+            A future of float32 numbers, [texts, dimensions], or of the error that ends the engine, or of a fault.
+        """
+        ...
+
+    def drop_inputs(self, inputs: tuple[EncoderInput, ...]) -> None:
+        """Forget texts, the same object, that no request waits for any more; their future never resolves."""
         ...
 
     def change_config(self, settings: Settings, *, measure: bool = False) -> Future[None]:

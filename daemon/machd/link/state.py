@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from machd.capabilities.bitwise import BitwiseVerdict, Computing, judge_bitwise
 from machd.capabilities.evidence import Results
-from machd.capabilities.verdicts import ModelVerdicts, judge
+from machd.capabilities.verdicts import ModelVerdicts, judge, not_generating
+from machd.engine.protocol.encoder import EncoderTask
 from machd.engine.protocol.engine import ModelDescription
 
 
@@ -35,4 +36,9 @@ class ServedState:
             is_native=model.is_native,
             kv_format=model.kv_format,
         )
-        return cls(model, results, judge(model.cache, results), judge_bitwise(results, computing))
+        if model.encoder is None:
+            verdicts = judge(model.cache, results)
+        else:
+            is_embedding = model.encoder.task is EncoderTask.EMBED
+            verdicts = not_generating("vectors" if is_embedding else "labels")
+        return cls(model, results, verdicts, judge_bitwise(results, computing))

@@ -1,6 +1,6 @@
 """Messages as parts of a frame: msgpack by the types' annotations, with hooks for four types that msgspec lacks.
 
-The arrays of images and videos are separate parts, which are never copied, however many sequences of a request share them.
+Arrays, of images, videos and vectors, are separate parts, which are never copied, however many sequences of a request share them.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ def _from_data(kind: type, data: object) -> object:
 
 
 _FRONT_DECODER: Decoder[Any] = Decoder(ToFront, dec_hook=_from_data)
+"""Of messages without arrays: those of each step."""
 
 
 def encode(message: Message) -> list[Part]:
@@ -100,10 +101,13 @@ def decode_to_engine(parts: Sequence[Part]) -> ToEngine:
 
 
 def decode_to_front(parts: Sequence[Part]) -> ToFront:
-    """Decode a message of the engine process.
+    """Decode a message of the engine process; its arrays are views of ``parts``.
 
     Raises:
         DecodeError: No message: an unknown name, a field too few or too many, or of another type.
     """
-    message: ToFront = _FRONT_DECODER.decode(parts[0])
+    decoder = (
+        _FRONT_DECODER if len(parts) == 1 else Decoder(ToFront, dec_hook=_Incoming(parts).from_data)
+    )
+    message: ToFront = decoder.decode(parts[0])
     return message

@@ -12,6 +12,7 @@ from machd.capabilities.rules import PrefixVerdict
 from machd.capabilities.verdict import Source, Support, Verdict
 from machd.capabilities.verdicts import ModelVerdicts
 from machd.capabilities.versions import Versions
+from machd.engine.protocol.encoder import Activation, EncoderDescription, EncoderTask
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.step import ProposerKind
 from machd.link.decode_mode import DecodeModeDecision
@@ -192,6 +193,9 @@ class Features(Struct, frozen=True, kw_only=True):
         reasoning: The model's thoughts are separated from its answer.
         vision: Messages may hold images.
         video: Messages may hold videos.
+        embeddings: Texts become vectors.
+        scores: Pairs of texts get scores, so that documents can be ranked.
+        classes: Texts get classes.
     """
 
     chat: bool
@@ -203,6 +207,9 @@ class Features(Struct, frozen=True, kw_only=True):
     structured_output: bool
     vision: bool
     video: bool
+    embeddings: bool = False
+    scores: bool = False
+    classes: bool = False
 
 
 class Device(Struct, frozen=True, kw_only=True):
@@ -223,11 +230,40 @@ class Device(Struct, frozen=True, kw_only=True):
     blas_refused: tuple[str, ...] = ()
 
 
+class EncoderReport(Struct, frozen=True, kw_only=True):
+    """What the model makes of texts, by its own files.
+
+    Attributes:
+        task: ``embed`` for vectors, ``classify`` for a score of each label.
+        pooling: Which of a text's positions a vector is made of; null for a classifier.
+        normalised: Vectors have length 1.
+        dimensions: Numbers of a vector, or labels.
+        shorter_vectors: ``dimensions`` of a request may cut a vector.
+        max_input_tokens: Most tokens of a text, or of a pair.
+        labels: Of a classifier.
+        activation: What turns a classifier's logits into scores.
+        prompts: Names of the texts that can be put before a text.
+        default_prompt: The one that is unless a request names another; null for none.
+    """
+
+    task: EncoderTask
+    pooling: str | None
+    normalised: bool
+    dimensions: int
+    shorter_vectors: bool
+    max_input_tokens: int
+    labels: tuple[str, ...]
+    activation: Activation
+    prompts: tuple[str, ...]
+    default_prompt: str | None
+
+
 class Capabilities(ModelCapabilities, frozen=True, kw_only=True):
     """The running daemon: its model, and how it is served.
 
     Attributes:
         max_b: Batch width cap, in sequences.
+        encoder: What the model makes of texts; null for one that generates.
     """
 
     kv_quantization: KvQuantizationReport | None = None
@@ -240,6 +276,7 @@ class Capabilities(ModelCapabilities, frozen=True, kw_only=True):
     model: ModelSummary
     features: Features
     device: Device
+    encoder: EncoderReport | None = None
 
 
 def device_of(model: ModelDescription) -> Device:
@@ -250,6 +287,24 @@ def device_of(model: ModelDescription) -> Device:
         memory_bytes=model.device_memory_bytes or None,
         blas=model.blas,
         blas_refused=model.blas_refused,
+    )
+
+
+def encoder_report(encoder: EncoderDescription | None) -> EncoderReport | None:
+    """Return what an encoder makes of texts; None for a model that generates."""
+    if encoder is None:
+        return None
+    return EncoderReport(
+        task=encoder.task,
+        pooling=encoder.pooling or None,
+        normalised=encoder.is_normalised,
+        dimensions=encoder.dimensions,
+        shorter_vectors=encoder.has_shorter_vectors,
+        max_input_tokens=encoder.max_input_tokens,
+        labels=encoder.labels,
+        activation=encoder.activation,
+        prompts=tuple(encoder.prompts),
+        default_prompt=encoder.default_prompt,
     )
 
 

@@ -39,4 +39,4 @@ class EngineGrammars:
                 assert isinstance(grammar, Grammar), "the answer to a constraint is a grammar"
                 return grammar
             if not is_wanted():
-                self._work.drop(constraint)
+                self._work.drop_constraint(constraint)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from machd.clock import Clock
+from machd.engine.protocol.encoder import EncoderInput
+from machd.engine.protocol.media import PlainArray
 from machd.errors import EngineFaultError, MachdError
 from machd.link.messages import (
     Abort,
@@ -17,7 +19,9 @@ from machd.link.messages import (
     ChangeConfig,
     ClearPrefixes,
     CompileGrammar,
-    DropGrammar,
+    Drop,
+    Encode,
+    Encoded,
     GrammarCompiled,
     SetLimits,
     Stop,
@@ -151,13 +155,29 @@ class OpenWork:
             future.set_exception(refusal)
         return future
 
-    def drop(self, constraint: Constraint) -> None:
+    def encode(self, inputs: tuple[EncoderInput, ...], *, is_suspect: bool) -> Future[PlainArray]:
+        """Make vectors or labels of texts; see :meth:`machd.link.port.EnginePort.encode`."""
+        asked = self.ask(lambda number: Encode(number, inputs, is_suspect))
+        return read_answer(asked, _as_array)
+
+    def drop_inputs(self, inputs: tuple[EncoderInput, ...]) -> None:
+        """Forget texts that no request waits for any more; their future never resolves."""
+        with self._lock:
+            for one in list(self._questions):
+                if isinstance(one, Encode) and one.inputs is inputs:
+                    self._questions.take(one.number)
+                    self._drop(one.number)
+
+    def drop_constraint(self, constraint: Constraint) -> None:
         """Tell the process that no request waits for a constraint any more."""
         with self._lock:
             for one in self._questions:
-                is_it = isinstance(one, CompileGrammar) and one.constraint is constraint
-                if is_it and self._serving is not None:
-                    self._serving.send(DropGrammar(one.number))
+                if isinstance(one, CompileGrammar) and one.constraint is constraint:
+                    self._drop(one.number)
+
+    def _drop(self, number: int) -> None:
+        if self._serving is not None:
+            self._serving.send(Drop(number))
 
     def stop(self, error: MachdError) -> bool:
         """Tell the process to end all sequences with ``error`` and then itself; refuse later questions.
@@ -251,19 +271,28 @@ class OpenWork:
             self._send_next(self._serving)
         return has_answered
 
-    def answer(self, answer: Answered | GrammarCompiled) -> None:
+    def answer(self, answer: Answered | GrammarCompiled | Encoded) -> None:
         """Resolve a question's future."""
         with self._lock:
             future = self._questions.take(answer.number)
         resolve(future, answer)
 
     def survive(self, fault: MachdError | None) -> list[Event]:
-        """Suspect the sequences that ran in a process that has ended, see :meth:`OpenSequences.survive`; without a fault none."""
+        """Suspect what a process computed that has ended, without a fault nothing.
+
+        Returns:
+            The final events of sequences that are to blame; see :meth:`OpenSequences.survive`. Texts that are, see
+            :meth:`Questions.suspect`, are answered with the fault.
+        """
         with self._lock:
             if fault is None:
                 self._sequences.pause()
                 return []
-            return self._sequences.survive(fault, self._clock.monotonic_s())
+            blamed = self._questions.suspect()
+            events = self._sequences.survive(fault, self._clock.monotonic_s())
+        if blamed is not None:
+            blamed.set_exception(fault)
+        return events
 
     def end(self) -> list[Event]:
         """End all open work with the error of :meth:`stop` or with a fault; return the sequences' final events."""
@@ -277,3 +306,8 @@ class OpenWork:
         for future in unanswered:
             future.set_exception(error)
         return events
+
+
+def _as_array(answer: Answer) -> PlainArray:
+    assert isinstance(answer, PlainArray), "the answer to texts is an array"
+    return answer

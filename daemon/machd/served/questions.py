@@ -6,19 +6,24 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import TypeAlias, TypeVar
 
+from msgspec.structs import replace
+
+from machd.engine.protocol.media import PlainArray
 from machd.link.messages import (
     Answered,
     ChangeConfig,
     ClearPrefixes,
     CompileGrammar,
+    Encode,
+    Encoded,
     GrammarCompiled,
 )
 from machd.request.generation import Grammar
 
-Question: TypeAlias = ChangeConfig | ClearPrefixes | CompileGrammar
+Question: TypeAlias = ChangeConfig | ClearPrefixes | CompileGrammar | Encode
 """A message that has an answer."""
 
-Answer: TypeAlias = Grammar | int | None
+Answer: TypeAlias = Grammar | PlainArray | int | None
 
 _T = TypeVar("_T")
 
@@ -47,6 +52,18 @@ class Questions:
         _, future = self._open.pop(number, (None, Future[Answer]()))
         return future
 
+    def suspect(self) -> Future[Answer] | None:
+        """Suspect the texts that a process which has ended was given, and return the future of those that are to blame.
+
+        Suspects are computed one after another before all others, so of those that were open at two ends the oldest
+        is to blame.
+        """
+        encoding = [one for one, _ in self._open.values() if isinstance(one, Encode)]
+        blamed = next((one for one in encoding if one.is_suspect), None)
+        for one in encoding:
+            self._open[one.number] = replace(one, is_suspect=True), self._open[one.number][1]
+        return None if blamed is None else self.take(blamed.number)
+
     def take_all(self, kind: type[Question] | None = None) -> list[Future[Answer]]:
         """Remove all questions, or all of one kind, and return their futures."""
         taken = [
@@ -57,15 +74,15 @@ class Questions:
         return [self._open.pop(number)[1] for number in taken]
 
 
-def resolve(future: Future[Answer], answer: Answered | GrammarCompiled) -> None:
+def resolve(future: Future[Answer], answer: Answered | GrammarCompiled | Encoded) -> None:
     """Resolve a future with an answer or an error."""
     match answer:
         case Answered(_, None, value):
             future.set_result(value)
         case Answered(_, error):
             future.set_exception(error)
-        case GrammarCompiled(_, grammar):
-            future.set_result(grammar)
+        case GrammarCompiled(_, value) | Encoded(_, value):
+            future.set_result(value)
 
 
 def read_answer(asked: Future[Answer], read: Callable[[Answer], _T]) -> Future[_T]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from machd.capabilities.bitwise import BitwiseVerdict
 from machd.capabilities.verdicts import ModelVerdicts
+from machd.engine.protocol.encoder import EncoderDescription, EncoderInput, InputTokenizer
 from machd.engine.protocol.engine import GrammarCompiler, ModelDescription, ModelFront
-from machd.engine.protocol.media import MediaProcessor
+from machd.engine.protocol.media import MediaProcessor, PlainArray
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.link.decode_mode import DecodeModeDecision, decide_decode_mode
 from machd.link.kv_memory import KvMemory, kv_memory
@@ -71,6 +73,30 @@ class ServedModel:
     def media(self) -> MediaProcessor | None:
         """Decoder and processor of images and videos; None for a model that takes text only."""
         return self.front.media
+
+    @property
+    def encoder(self) -> EncoderDescription | None:
+        """What the model makes of texts; None for one that generates."""
+        return self.front.model.encoder
+
+    @property
+    def inputs(self) -> InputTokenizer:
+        """Makes the inputs of an encoder, which the model is."""
+        inputs = self.front.inputs
+        assert inputs is not None, "an encoder has a tokenizer for its inputs"
+        return inputs
+
+    async def encode(self, inputs: tuple[EncoderInput, ...]) -> PlainArray:
+        """Make vectors or labels of texts, float32 [texts, dimensions]; who is cancelled has them forgotten.
+
+        Raises:
+            MachdError: The engine has ended, is overloaded, or has failed over these texts.
+        """
+        try:
+            return await asyncio.wrap_future(self.link.encode(inputs))
+        except asyncio.CancelledError:
+            self.link.drop_inputs(inputs)
+            raise
 
     @property
     def takes_media(self) -> bool:

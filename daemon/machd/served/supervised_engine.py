@@ -15,7 +15,9 @@ import structlog
 
 from machd.capabilities.fit import MemoryNeeds
 from machd.clock import Clock
+from machd.engine.protocol.encoder import EncoderInput
 from machd.engine.protocol.engine import GrammarCompiler, ModelDescription, ModelFront
+from machd.engine.protocol.media import PlainArray
 from machd.engine.protocol.progress import LoadProgress
 from machd.errors import DrainDeadlineError, EngineEndedError, EngineFaultError, MachdError
 from machd.link.block_events import AllBlocksCleared
@@ -23,6 +25,7 @@ from machd.link.messages import (
     Answered,
     Beat,
     BlocksChanged,
+    Encoded,
     Ended,
     GrammarCompiled,
     LoadFailed,
@@ -169,6 +172,16 @@ class SupervisedEngine:
         events = self._work.abort(sequence_ids, error)
         if events:
             self._listener.publish(events)
+
+    def encode(
+        self, inputs: tuple[EncoderInput, ...], *, is_suspect: bool = False
+    ) -> Future[PlainArray]:
+        """Make vectors or labels of texts; see :meth:`machd.link.port.EnginePort.encode`."""
+        return self._work.encode(inputs, is_suspect=is_suspect)
+
+    def drop_inputs(self, inputs: tuple[EncoderInput, ...]) -> None:
+        """Forget texts that no request waits for any more."""
+        self._work.drop_inputs(inputs)
 
     def change_config(self, settings: Settings, *, measure: bool = False) -> Future[None]:
         """Schedule by other settings after the step that runs; see :meth:`machd.link.port.EnginePort.change_config`."""
@@ -351,7 +364,7 @@ class SupervisedEngine:
                 self._allowed_s = allowed_s
             case Sized() | Served():
                 self._prepare(process, message)
-            case Answered() | GrammarCompiled():
+            case Answered() | GrammarCompiled() | Encoded():
                 self._work.answer(message)
             case BlocksChanged(event):
                 self._listener.block_changed(event)

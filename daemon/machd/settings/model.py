@@ -191,8 +191,8 @@ class LimitsSettings(SettingsSection):
         default=1_000_000,
         ge=1,
         le=1_000_000_000,
-        description="Prompt tokens that may wait, all requests together; beyond it 429 with "
-        "Retry-After.",
+        description="Prompt tokens that may wait, all requests together, and tokens of texts that embedding models "
+        "and classifiers have to compute; beyond it 429 with Retry-After.",
     )
     max_tokens_default: int = Field(
         default=2048,
@@ -210,6 +210,18 @@ class LimitsSettings(SettingsSection):
         ge=1,
         le=128,
         description="Completions that one request may ask for with n; beyond it 400.",
+    )
+    max_inputs: int = Field(
+        default=2048,
+        ge=1,
+        le=1_000_000,
+        description="Texts, or pairs of texts, that one request for embeddings, scores or classes may have; "
+        "beyond it 400.",
+    )
+    long_input_policy: Literal["refuse", "truncate"] = Field(
+        default="refuse",
+        description="What happens to a text that is longer than an embedding model or classifier takes, where the "
+        "request does not say: refuse answers 400, truncate cuts its end off.",
     )
     max_body_bytes: int = Field(
         default=2_097_152,

@@ -11,6 +11,7 @@ from structlog.stdlib import BoundLogger
 from machd.capabilities.evidence import Evidence
 from machd.capabilities.verdict import Verdict
 from machd.capabilities.verdicts import ModelVerdicts
+from machd.engine.protocol.encoder import EncoderDescription
 from machd.engine.protocol.step import ProposerKind
 from machd.link.decode_mode import DecodeModeDecision
 from machd.link.kv_memory import asked_budget_bytes, effective_budget_bytes
@@ -46,10 +47,9 @@ class Announcements:
         self._on_verdict = on_verdict
         self._announced: dict[str, Verdict] = {}
 
-    def announce(self) -> DecodeModeDecision:
-        """Export and log what holds now; returns the decode mode."""
+    def announce(self) -> DecodeModeDecision | None:
+        """Export and log what holds now; returns the decode mode, or None for a model that generates no text."""
         model, verdicts = self._served.model, self._served.verdicts
-        decision, speculation = self._served.decode_mode, self._served.speculation
         self._metrics.name_model(model.model_id)
         self._metrics.set_info(
             "machd_model_info",
@@ -59,6 +59,10 @@ class Announcements:
             backend=model.backend,
         )
         self._export(verdicts)
+        if model.encoder is not None:
+            _log_encoder(structlog.get_logger("machd.daemon", model=model.model_id), model.encoder)
+            return None
+        decision, speculation = self._served.decode_mode, self._served.speculation
         watch_ranks(self._metrics, self._served)
         self._metrics.watch_one_of(
             "machd_speculation_mode", "mode", list(ProposerKind), lambda: speculation.active
@@ -103,6 +107,16 @@ class Announcements:
                 verdict=verdict.support.value,
                 source=verdict.source.value,
             )
+
+
+def _log_encoder(log: BoundLogger, encoder: EncoderDescription) -> None:
+    log.info(
+        "encoder.described",
+        task=encoder.task.value,
+        pooling=encoder.pooling or None,
+        dimensions=encoder.dimensions,
+        max_input_tokens=encoder.max_input_tokens,
+    )
 
 
 def _log_decision(log: BoundLogger, decision: DecodeModeDecision, verdict: Verdict) -> None:

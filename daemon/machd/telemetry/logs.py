@@ -204,6 +204,7 @@ class RequestLog:
             cached_tokens=record.cached_tokens,
             images=record.images,
             videos=record.videos,
+            inputs=record.inputs,
             completion_tokens=record.completion_tokens,
             total_tokens=record.prompt_tokens + record.completion_tokens,
             queue_ms=_ms(record.queue_s),

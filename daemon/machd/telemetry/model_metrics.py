@@ -71,6 +71,8 @@ class ModelMetrics(Collectors):
             self.count("machd_aborts_total", record.error_code or UNKNOWN_REASON)
         if record.error_code == RowFaultError.code:
             self.count_fault("row")
+        if record.inputs:
+            self._observe_encoding(record)
         if record.decode_mode is None:
             return  # it never ran: it took no time of the engine's and no tokens
         if record.coalesced_with is not None:
@@ -90,6 +92,12 @@ class ModelMetrics(Collectors):
         ):
             if seconds_s is not None:
                 self._observe(name, seconds_s)
+
+    def _observe_encoding(self, record: RequestRecord) -> None:
+        """Count a request to an encoder, which has neither slot nor tokens of an answer."""
+        self._counters["machd_encoder_inputs_total"].inc(record.inputs)
+        self._counters["machd_prompt_tokens_total"].inc(record.prompt_tokens)
+        self._observe("machd_request_duration_seconds", record.duration_s)
 
     def count_fault(self, scope: str) -> None:
         """Count a failure of machd's own: of one ``row`` or of the ``engine``."""

@@ -31,6 +31,7 @@ class _Front:
     grammars: GrammarCompiler
     tokenizer: FakeTokenizer
     media: None = None
+    inputs: None = None
 
 
 def _open_front(model: ModelDescription, grammars: GrammarCompiler) -> _Front:

@@ -197,6 +197,11 @@ class FakeEngine:
         return
 
     @property
+    def inputs(self) -> None:
+        """None: the model generates."""
+        return
+
+    @property
     def grammars(self) -> LlguidanceCompiler:
         """Llguidance's compiler, for a vocabulary of bytes."""
         return self._grammars

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+
 from support.clocks.manual_clock import ManualClock
 from support.daemon.serving_parts import admitted, finished, token
 
+from machd.engine.protocol.encoder import EncoderInput
+from machd.engine.protocol.media import PlainArray
 from machd.errors import DrainDeadlineError, EngineFaultError
 from machd.link.messages import (
     Abort,
     Answered,
     ClearPrefixes,
     CompileGrammar,
+    Drop,
+    Encode,
+    Encoded,
     SetLimits,
     Stop,
     Submit,
@@ -165,3 +172,67 @@ def test_a_sequence_that_comes_after_the_end_ends_at_once() -> None:
     assert isinstance(ended, SequenceFinished)
     assert isinstance(ended.error, EngineFaultError)
     assert work.sequence_count == 0
+
+
+def _encode(work: OpenWork, *texts: int) -> Future[PlainArray]:
+    return work.encode(tuple(EncoderInput((one,)) for one in texts), is_suspect=False)
+
+
+def _encodings(process: _Process) -> list[tuple[int, bool]]:
+    """The first token and the suspicion of each question about texts."""
+    asked = [one for one in process.sent if isinstance(one, Encode)]
+    return [(one.inputs[0].token_ids[0], one.is_suspect) for one in asked]
+
+
+def test_texts_are_sent_again_and_the_oldest_suspect_is_blamed_for_a_second_end() -> None:
+    """A process that ends costs no answer; texts that end two of them fail, and the others go on."""
+    work, process = _work()
+    first, second = _encode(work, 1), _encode(work, 2)
+    assert _encodings(process) == [(1, False), (2, False)]
+    fault = EngineFaultError("it crashed")
+    for open_texts in ([(1, True), (2, True)], [(2, True)]):
+        work.forget_process()
+        work.survive(fault)
+        process = _Process()
+        work.begin(process, is_isolating=False)
+        assert _encodings(process) == open_texts
+    assert first.exception() is fault
+    work.answer(Encoded(_number(process), _ROW))
+    assert second.result() is _ROW
+
+
+def test_texts_survive_ends_that_accuse_nobody_and_suspensions() -> None:
+    """An operator's kill and a model that gives way leave texts unanswered and unsuspected."""
+    work, process = _work()
+    asked = _encode(work, 1)
+    work.forget_process()
+    work.survive(None)
+    work.begin(process := _Process(), is_isolating=False)
+    work.suspend(DrainDeadlineError("suspended"))
+    later = _encode(work, 2)
+    work.begin(process := _Process(), is_isolating=False)
+    assert _encodings(process) == [(1, False), (2, False)]
+    work.end()
+    assert asked.exception() is not None
+    assert later.exception() is not None
+
+
+def test_dropped_texts_are_forgotten() -> None:
+    """The process is told, and no later one is sent them."""
+    work, process = _work()
+    inputs = (EncoderInput((1,)),)
+    work.encode(inputs, is_suspect=False)
+    number = _number(process)
+    work.drop_inputs(inputs)
+    assert process.sent[-1] == Drop(number)
+    work.answer(Encoded(number, _ROW))
+    work.forget_process()
+    work.begin(process := _Process(), is_isolating=False)
+    assert not _encodings(process)
+
+
+_ROW = PlainArray((1, 1), "float32", memoryview(bytes(4)))
+
+
+def _number(process: _Process) -> int:
+    return next(one.number for one in process.sent if isinstance(one, Encode))

@@ -171,7 +171,11 @@ NAMESPACES = {
         {},
         "this is not served here; models are listed",
     ),
-    "embedding": Namespace({"listLoaded": _list_none}, {}, "embeddings are not served here"),
+    "embedding": Namespace(
+        {"listLoaded": _list_none},
+        {},
+        "embeddings are not served here; ask POST /v1/embeddings over HTTP",
+    ),
     "repository": Namespace(
         {}, {}, "downloads are not served here: machd model pull fetches models"
     ),

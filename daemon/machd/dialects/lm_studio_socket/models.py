@@ -29,7 +29,8 @@ async def find(client: InnerClient, name: str | None) -> LmStudioModelFacts:
     """
     models = await listed(client)
     if name is None:
-        return next((one for one in models if one.loaded_instances), models[0])
+        generating = [one for one in models if one.type == "llm"] or models
+        return next((one for one in generating if one.loaded_instances), generating[0])
     for one in models:
         if one.key == name:
             return one
@@ -48,7 +49,7 @@ async def find(client: InnerClient, name: str | None) -> LmStudioModelFacts:
 def model_info(model: LmStudioModelFacts) -> dict[str, object]:
     """A model, as lists of those on disk have it."""
     info: dict[str, object] = {
-        "type": "llm",
+        "type": model.type,
         "modelKey": model.key,
         "format": "gguf" if model.format == "gguf" else "safetensors",
         "displayName": model.display_name,

@@ -16,7 +16,7 @@ from machd.errors import MachdError, NotFoundError
 DoneReason: TypeAlias = Literal["stop", "length", "load", "unload"]
 """Why an answer ended; ``load`` and ``unload`` answer a request that asked for no text."""
 
-OllamaCapability: TypeAlias = Literal["completion", "tools", "thinking"]
+OllamaCapability: TypeAlias = Literal["completion", "embedding", "tools", "thinking"]
 """What a model can do."""
 
 
@@ -178,13 +178,9 @@ _FILES = (
     "models.directory or in the tables [models.NAME], where aliases stand too, and reload or restart it"
 )
 _FILE_PATHS = ("/api/push", "/api/create", "/api/copy", "/api/delete")
-_EMBEDDINGS = "the served model offers no embeddings; ask a server whose model is made for them"
 
 _NOT_SERVED: Mapping[str, str] = MappingProxyType(
-    {
-        **dict.fromkeys(("/api/pull", *_FILE_PATHS), _OTHER_MODELS),
-        **dict.fromkeys(("/api/embed", "/api/embeddings"), _EMBEDDINGS),
-    }
+    dict.fromkeys(("/api/pull", *_FILE_PATHS), _OTHER_MODELS)
 )
 
 
@@ -204,6 +200,6 @@ def ollama_not_found(path: str, *, is_one: bool = True) -> NotFoundError:
     pull = "" if is_one else "/api/pull, "
     return NotFoundError(
         (_FILES if not is_one and path in _FILE_PATHS else _NOT_SERVED.get(path))
-        or "nothing is served at this path; of Ollama's API, /api/chat, /api/generate, /api/tags, "
-        f"/api/show, {pull}/api/ps and /api/version are"
+        or "nothing is served at this path; of Ollama's API, /api/chat, /api/generate, /api/embed, "
+        f"/api/tags, /api/show, {pull}/api/ps and /api/version are"
     )

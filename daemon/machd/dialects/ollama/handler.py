@@ -23,6 +23,7 @@ from machd.dialects.ollama.request import (
     OllamaShowRequest,
 )
 from machd.dialects.ollama.stream import OllamaChatDialect, OllamaDialect, OllamaGenerateDialect
+from machd.engine.protocol.encoder import EncoderTask
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.generations.generation import GenerationIdentity
@@ -134,8 +135,9 @@ async def show_ollama_model(
             "general.parameter_count": model.parameters,
             f"{model.architecture}.context_length": model.context_tokens,
             f"{model.architecture}.vocab_size": model.vocabulary_tokens,
+            **_embedding_length(model),
         },
-        capabilities=_capabilities(context.served.tokenizer),
+        capabilities=_capabilities(model, context.served.tokenizer),
         modified_at=_timestamp(model.created_unix_s),
     )
 
@@ -277,13 +279,21 @@ def _expiry(context: ServerContext, model: NamedModel) -> str:
     return _timestamp(context.clock.unix_s() + max(0.0, left_s))
 
 
-def _capabilities(tokenizer: Tokenizer) -> list[answer.OllamaCapability]:
+def _capabilities(model: ModelDescription, tokenizer: Tokenizer) -> list[answer.OllamaCapability]:
+    if model.encoder is not None:
+        return ["embedding"] if model.encoder.task is EncoderTask.EMBED else []
     found: list[answer.OllamaCapability] = ["completion"]
     if tokenizer.has_chat_template:
         found.append("tools")
     if tokenizer.chat_format.reasoning_markers is not None:
         found.append("thinking")
     return found
+
+
+def _embedding_length(model: ModelDescription) -> dict[str, int | str]:
+    if model.encoder is None or model.encoder.task is not EncoderTask.EMBED:
+        return {}
+    return {f"{model.architecture}.embedding_length": model.encoder.dimensions}
 
 
 def _tagged(listed: ListedModel) -> str:

@@ -17,6 +17,9 @@ from machd.request.schema_bounds import MAX_CHOICES, MAX_LITERAL_CHARACTERS
 MAX_PROMPTS = 128
 """Prompts that one completion request may carry; each of them is ``n`` sequences."""
 
+MAX_INPUTS = 2**20
+"""Texts that a request to an encoder may carry; ``limits.max_inputs`` is met first."""
+
 MAX_TOOLS = 512
 """Tools that one request may bring, and calls that one message may hold."""
 
@@ -183,6 +186,9 @@ TemplateVariable = (
     bool | Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | Annotated[str, Meta(max_length=64)]
 )
 """What a client may give a chat template."""
+
+PromptName = Annotated[str, Meta(min_length=1, max_length=128)]
+"""A name of one of the prompts of an encoder's checkpoint."""
 
 Dimensions = Annotated[int, Meta(ge=1, le=2**16)]
 """Width of an embedding."""

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 HUB_FILES = (
     "model*.safetensors",  # the files that mlx-lm fetches and reads
+    "?_*/model.safetensors",  # layers behind an encoder, such as 2_Dense
     "*.json",
     "*.jinja",
     "tokenizer.model",

@@ -31,6 +31,7 @@ from typing import Protocol
 from machd.capabilities.facts import CacheFacts
 from machd.capabilities.model_code import LoadedCode
 from machd.engine.protocol.blocks import SavedBlock
+from machd.engine.protocol.encoder import EncoderDescription, InputTokenizer
 from machd.engine.protocol.media import MediaProcessor
 from machd.engine.protocol.memory import MemoryReading
 from machd.engine.protocol.reranker import RerankerDescription
@@ -90,6 +91,7 @@ class ModelDescription:
         vision: Images and videos that the model takes; None for a model that takes text only.
         vision_reason: Why it takes text only although its checkpoint has a vision tower; else empty.
         default_sampling: What holds where a request says nothing, as its checkpoint has it.
+        encoder: What it makes of texts, of a model that generates none; else None.
         reranker: How it scores documents; None for a model that is no reranker.
     """
 
@@ -121,6 +123,7 @@ class ModelDescription:
     vision: VisionDescription | None = None
     vision_reason: str = ""
     default_sampling: DefaultSampling = NO_DEFAULT_SAMPLING
+    encoder: EncoderDescription | None = None
     reranker: RerankerDescription | None = None
 
 
@@ -169,6 +172,11 @@ class ModelFront(Protocol):
     @property
     def media(self) -> MediaProcessor | None:
         """Decoder and processor of images and videos; None for a model that takes text only."""
+        ...
+
+    @property
+    def inputs(self) -> InputTokenizer | None:
+        """Makes the inputs of an encoder; None for a model that generates."""
         ...
 
 

@@ -36,6 +36,11 @@ class ForwardingEngine:
         """The decoder and processor of images and videos."""
         return self._engine.media
 
+    @property
+    def inputs(self) -> None:
+        """None: the model generates."""
+        return
+
     def run(self, plan: StepPlan) -> StepResult:
         """Compute one step."""
         return self._engine.run(plan)

@@ -160,6 +160,11 @@ class MlxEngine:
         """Decoder and processor of images and videos; None for a model that takes text only."""
         return self._parts.media.processor
 
+    @property
+    def inputs(self) -> None:
+        """None: the model generates."""
+        return
+
     def run(self, plan: StepPlan) -> StepResult:
         """Change blocks, release slots, prefill, decode, encode.
 

@@ -1,0 +1,1 @@
+"""Vectors of texts, in OpenAI's and llama.cpp's words."""

@@ -1,0 +1,140 @@
+"""Requests for vectors of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal, Self, TypeAlias
+
+from msgspec import UNSET, Meta, Raw, UnsetType
+
+from machd.dialects.wire import bounds
+from machd.dialects.wire.encoder_request import EncoderRequest
+from machd.dialects.wire.generation_request import check_token_ids
+from machd.dialects.wire.other_servers import FalseOnly
+from machd.dialects.wire.refusal import only
+from machd.engine.protocol.encoder import EncoderDescription
+from machd.errors import InvalidRequestError, UnsupportedParameterError
+
+# One list type for OpenAI's three, as in machd.dialects.completions.request.
+_InputList: TypeAlias = Annotated[
+    list[bounds.ContentText | bounds.TokenId | bounds.TokenIds],
+    Meta(min_length=1, max_length=bounds.MAX_INPUTS),
+]
+Inputs: TypeAlias = bounds.ContentText | _InputList
+
+Input: TypeAlias = str | list[int]
+"""A text, or all of its token ids, special ones included."""
+
+_Float32Only: TypeAlias = Annotated[Raw | UnsetType, only("float32")]
+_LittleOnly: TypeAlias = Annotated[Raw | UnsetType, only("little", "native")]
+_CheckpointsOrLength1: TypeAlias = Annotated[Raw | UnsetType, only(-1, 2)]
+
+
+class EmbeddingOptions(EncoderRequest, frozen=True, kw_only=True):
+    """Fields of every request for vectors."""
+
+    dimensions: bounds.Dimensions | None = None
+
+    def check_dimensions(self, encoder: EncoderDescription) -> None:
+        """Hold ``dimensions`` against the model.
+
+        Raises:
+            InvalidRequestError: Its vectors have fewer.
+            UnsupportedParameterError: Its vectors may not be cut.
+        """
+        if self.dimensions is None or self.dimensions == encoder.dimensions:
+            return
+        if self.dimensions > encoder.dimensions:
+            raise InvalidRequestError.at(
+                "dimensions", f"the model's vectors have {encoder.dimensions}; ask for no more"
+            )
+        if not encoder.has_shorter_vectors:
+            raise UnsupportedParameterError.at(
+                "dimensions",
+                f"the model's checkpoint does not say that its vectors of {encoder.dimensions} may be cut; "
+                "leave it out",
+            )
+
+
+class EmbeddingsRequest(EmbeddingOptions, frozen=True, kw_only=True):
+    """Texts, or the ids of their tokens, to be turned into vectors.
+
+    Attributes:
+        content: llama.cpp's name for ``input``; then the answer is llama.cpp's too.
+        encoding_format: ``base64`` for little-endian float32 numbers.
+        dimensions: Numbers that each vector is cut to, before it is normalised again.
+        prompt_name: Name of a prompt of the checkpoint, which is put before each text.
+        input_type: What the texts are for, such as ``query`` or ``document``: names such a prompt.
+        instruction: Put before each text, in the place that the checkpoint's prompt for queries has for one.
+        normalize: True divides vectors by their lengths where the checkpoint does not.
+        embd_normalize: llama.cpp's.
+    """
+
+    input: Inputs | None = None
+    content: Inputs | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    prompt_name: bounds.PromptName | None = None
+    input_type: bounds.PromptName | None = None
+    instruction: bounds.ContentText | None = None
+    normalize: bool | None = None
+    embd_normalize: _CheckpointsOrLength1 = UNSET
+
+    embed_dtype: _Float32Only = UNSET
+    endianness: _LittleOnly = UNSET
+    late_chunking: FalseOnly = UNSET
+
+    def checked(self) -> Self:
+        """Check as the base class does, and that it holds one of ``input`` and ``content``."""
+        super().checked()
+        if (self.input is None) == (self.content is None):
+            raise InvalidRequestError.at("input", "send either input or content")
+        self.inputs()
+        return self
+
+    @property
+    def inputs_param(self) -> str:
+        """The field that holds the texts."""
+        return "input" if self.content is None else "content"
+
+    def inputs(self) -> Sequence[Input]:
+        """Return the texts, or their token ids.
+
+        Raises:
+            InvalidRequestError: A list holds token ids and something else.
+        """
+        given = self.input if self.content is None else self.content
+        assert given is not None, "checked"
+        if isinstance(given, str):
+            return [given]
+        ids = [one for one in given if isinstance(one, int)]
+        if ids and len(ids) < len(given):
+            raise InvalidRequestError.at(
+                self.inputs_param, "token ids and texts do not go together; send lists of token ids"
+            )
+        return [ids] if ids else [one for one in given if not isinstance(one, int)]
+
+    def check(self, encoder: EncoderDescription, vocabulary_tokens: int) -> None:
+        """Hold the request against its model.
+
+        Raises:
+            InvalidRequestError: The model has not so many dimensions, or its tokenizer no such tokens.
+            UnsupportedParameterError: Its vectors may not be cut, or are normalised and were not to be.
+        """
+        self.check_dimensions(encoder)
+        if self.normalize is False and encoder.is_normalised:
+            raise UnsupportedParameterError.at(
+                "normalize", "the model's vectors have length 1; leave it out"
+            )
+        for index, one in enumerate(self.inputs()):
+            if isinstance(one, list):
+                self._check_ids(one, index, vocabulary_tokens)
+
+    def _check_ids(self, ids: list[int], index: int, vocabulary_tokens: int) -> None:
+        param = f"{self.inputs_param}[{index}]"
+        if not ids:
+            raise InvalidRequestError.at(param, "holds no token id")
+        check_token_ids(ids, vocabulary_tokens=vocabulary_tokens, param=param)
+        if self.prompt_name or self.input_type or self.instruction:
+            raise UnsupportedParameterError.at(
+                param, "a prompt is put before texts only; send texts, or leave the prompt out"
+            )

@@ -1,0 +1,110 @@
+"""Parts that endpoints of encoders share: reading a request, holding its model, computing its texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from litestar import Request, Response
+
+from machd.dialects.bodies import read_public_body
+from machd.dialects.generation import keep_loaded, leased
+from machd.dialects.wire.encoder_request import EncoderRequest
+from machd.engine.protocol.engine import ModelDescription
+from machd.errors import InvalidRequestError
+from machd.generations.encodings import Encoded, MakeInputs
+from machd.generations.generation import GenerationIdentity
+from machd.http.authentication import client_name, is_operator
+from machd.http.context import ServerContext
+from machd.http.leases import note_model
+from machd.http.stream import while_connected
+
+OVERLOADS = (429, 504)
+"""Statuses of errors of an endpoint that computes, beside those of every endpoint that takes a body."""
+
+_R = TypeVar("_R", bound=EncoderRequest)
+_T = TypeVar("_T")
+
+_INLINE_NUMBERS = 8192
+"""Numbers of an answer that takes a millisecond at most to write."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderCall:
+    """A request whose model is held until its answer has ended.
+
+    Attributes:
+        context: Of the model.
+        truncates: Whether a text that is too long loses its end.
+    """
+
+    request: Request[Any, Any, Any]
+    context: ServerContext
+    truncates: bool
+
+    @property
+    def model(self) -> ModelDescription:
+        """Description of the model."""
+        return self.context.served.model
+
+    async def encode(self, make: MakeInputs, identity: GenerationIdentity) -> Encoded:
+        """Tokenise texts on a worker thread and compute them; a client that leaves before ends that.
+
+        Raises:
+            ClientDisconnectedError: The client left.
+            MachdError: As of :meth:`machd.generations.encodings.Encodings.encode`.
+        """
+        encoding = self.context.service.encodings.encode(make, identity)
+        return await while_connected(self.request.receive, encoding)
+
+    async def write(self, numbers: int, write: Callable[[], _T]) -> _T:
+        """Write an answer of so many numbers, beside the event loop if that takes long."""
+        if numbers <= _INLINE_NUMBERS:
+            return write()
+        return await self.context.service.in_worker(write)
+
+
+async def hold_encoder(
+    request: Request[Any, Any, Any],
+    context: ServerContext,
+    type_: type[_R],
+    *,
+    truncates: bool | None = None,
+) -> tuple[_R, EncoderCall]:
+    """Read a request to an encoder, and hold its model, which is loaded if it has to be.
+
+    ``truncates`` is the endpoint's default; ``limits.long_input_policy`` unless given.
+
+    Raises:
+        RequestError: The request is wrong by itself, or names no model that is served.
+        UnavailableError: No new work is taken, or none of this client's, or the model is not loaded in time.
+    """
+    body = await read_public_body(request, context, type_)
+    service = context.service
+    service.lifecycle.check_accepting()
+    model = context.find(body.model)
+    note_model(request.scope, model.name)
+    service.check_client(client_name(request.scope))
+    checked = await service.in_worker(body.checked)
+    idle_s = None if context.models.is_one else checked.idle_s
+    context = await leased(request, context, checked.model)
+    if idle_s is not None and is_operator(request.scope):
+        keep_loaded(context, model, idle_s)
+    default = service.limits.truncates_inputs if truncates is None else truncates
+    return checked, EncoderCall(request, context, checked.truncates(default=default))
+
+
+def check_inputs(context: ServerContext, inputs: Sequence[object], *, param: str) -> None:
+    """Raise InvalidRequestError where a request has more inputs than one may have."""
+    limit = context.service.limits.max_inputs
+    if len(inputs) > limit:
+        raise InvalidRequestError.at(
+            param,
+            f"{len(inputs)} of them, and limits.max_inputs is {limit}; send them in several requests",
+        )
+
+
+def json_response(body: bytes) -> Response[bytes]:
+    """Return an answer that is JSON already."""
+    return Response(body, media_type="application/json")

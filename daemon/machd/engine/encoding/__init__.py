@@ -1,0 +1,1 @@
+"""Models that make vectors or labels of texts."""
