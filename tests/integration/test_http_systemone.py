@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import mlx.core as mx
 import pytest
-from mlx_lm.utils import load
 from support.checkpoints.thinking_checkpoint import write_thinking_llama
 from support.clocks.polling import CEILING_S, wait_until
 from support.daemon.engine_processes import engine_of
@@ -22,6 +20,7 @@ from support.daemon.scraping import scrape
 from support.daemon.serve_process import ServeProcess
 from support.engines.dialogue import told
 from support.engines.fake_engine import FakeEngine, made_up_logprob
+from support.engines.plain_logits import PlainLogits
 
 _PATH = "/v1/systemone"
 _STATE = "My card was charged twice for one order, and nobody answers. " * 12
@@ -79,21 +78,8 @@ def _decide(http: httpx.Client, state: object = _STATE, **fields: object) -> dic
     return decisions
 
 
-class _Reference:
-    """Probabilities from plain logits: the whole prompt in one pass of mlx-lm's model, no cache and no batch."""
-
-    def __init__(self, directory: Path) -> None:
-        self._model, self._tokenizer = load(str(directory))
-
-    def probability(self, text: str, label: str) -> float:
-        """Of a label behind a prompt."""
-        tokens = self._tokenizer.encode(text, add_special_tokens=False)
-        logprob = 0.0
-        for token in self._tokenizer.encode(label, add_special_tokens=False):
-            logits = self._model(mx.array([tokens]))[0, -1].astype(mx.float32)
-            logprob += float(logits[token].item()) - float(mx.logsumexp(logits).item())
-            tokens = [*tokens, token]
-        return math.exp(logprob)
+class _Reference(PlainLogits):
+    """Shares of options, from plain logits."""
 
     def shares(self, lines: list[str], labels: list[tuple[str, ...]]) -> tuple[list[float], float]:
         """Each option's share of the probability of all, and the sum of these."""
@@ -106,7 +92,7 @@ class _Reference:
 def test_probabilities_are_those_of_the_plain_logits(http: httpx.Client, directory: Path) -> None:
     """Of every type, labels of several tokens included; also from a cached state and at another temperature."""
     plain = _Reference(directory)
-    asked = {
+    asked: dict[str, tuple[list[str], list[tuple[str, ...]]]] = {
         "team": (
             ["Question: Which team?", "A: billing - payments and refunds", "B: shipping - deliveries", "C: security", "Answer with the letter of one option only."],
             [("A",), ("B",), ("C",)],

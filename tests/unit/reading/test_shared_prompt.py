@@ -29,7 +29,7 @@ def test_text_may_hold_the_mark_of_questions() -> None:
 
 
 class _Thinking(FakeTokenizer):
-    def render_chat(self, messages: ChatMessages, **_: object) -> str:  # type: ignore[override]
+    def render_chat(self, messages: ChatMessages, **_: object) -> str:
         return f"{messages[0]['content']}<think>\n"
 
 
@@ -46,7 +46,7 @@ class _Severally(FakeTokenizer):
 
 
 class _Twice(FakeTokenizer):
-    def render_chat(self, messages: ChatMessages, **_: object) -> str:  # type: ignore[override]
+    def render_chat(self, messages: ChatMessages, **_: object) -> str:
         return f"{messages[0]['content']} {messages[0]['content']}"
 
 

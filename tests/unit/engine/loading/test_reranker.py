@@ -22,7 +22,7 @@ _TOKENS = {"true_token_id": 89, "false_token_id": 78}
 class _Plain(FakeTokenizer):
     """A chat template that shows the last message alone, as one without a pair's roles may."""
 
-    def render_chat(self, messages: ChatMessages, **_: object) -> str:  # type: ignore[override]
+    def render_chat(self, messages: ChatMessages, **_: object) -> str:
         return str(messages[-1]["content"])
 
 
@@ -75,7 +75,9 @@ def test_instruction_is_qwen3s_where_the_files_name_none(tmp_path: Path) -> None
 def test_name_makes_no_reranker(tmp_path: Path) -> None:
     """Nor do the modules of an encoder."""
     assert read_reranker(_source(tmp_path), _Qwen(), kind="auto") == (None, ())
-    (tmp_path / "modules.json").write_text('[{"path": "1_Pooling", "type": "st.models.Pooling"}]')
+    (tmp_path / "modules.json").write_text(
+        '[{"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]'
+    )
     assert read_reranker(_source(tmp_path), _Qwen(), kind="auto") == (None, ())
 
 
@@ -87,7 +89,7 @@ def test_name_makes_no_reranker(tmp_path: Path) -> None:
         ({"score": {**_TOKENS, "false_token_id": -1}}, "no token"),
         ({"score": {**_TOKENS, "true_token_id": "yes"}}, "no token"),
         ({"score": [1]}, "JSON object"),
-        ({"path": "../1_LogitScore"}, "out of the checkpoint"),
+        ({"path": "../1_LogitScore"}, "outside the checkpoint"),
     ],
     ids=str,
 )
@@ -123,6 +125,30 @@ def test_setting_makes_a_reranker(tmp_path: Path) -> None:
     assert read_reranker(_source(tmp_path), _Qwen(), kind="reranker") == expected
     gguf = ModelSource(SourceKind.GGUF, tmp_path / "model.gguf", "m")
     assert read_reranker(gguf, _Qwen(), kind="reranker") == expected
+
+
+class _OfAnyRole(_Qwen):
+    """A chat template that shows messages of whatever role, as most do."""
+
+    def render_chat(self, messages: ChatMessages, **_: object) -> str:
+        return "".join(f"{one['role']}: {one['content']}" for one in messages)
+
+
+class _OfPairs(_Qwen):
+    """A reranker's chat template."""
+
+    def render_chat(self, messages: ChatMessages, **_: object) -> str:
+        return "".join(
+            f"{one['content']};" for one in messages if one["role"] in ("query", "document")
+        )
+
+
+def test_setting_takes_a_template_for_pairs_alone(tmp_path: Path) -> None:
+    """One that shows every role is that of chats, and the model card's prompt another one."""
+    for tokenizer, has_template in ((_OfAnyRole(), False), (_OfPairs(), True)):
+        found, _ = read_reranker(_source(tmp_path), tokenizer, kind="reranker")
+        assert found is not None
+        assert found.has_template == has_template
 
 
 def test_setting_is_refused_for_a_model_without_the_prompts_tokens(tmp_path: Path) -> None:
