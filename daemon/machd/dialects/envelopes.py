@@ -23,7 +23,7 @@ _VERSION_PREFIX = re.compile(r"^(?:/v1)+(?=/|$)")
 _DOUBLED_PREFIX = re.compile(r"/v1/v1(?=/|$)")
 _ANTHROPIC_HEADER = b"anthropic-version"
 _OLLAMA_PATH = "/api"
-_SYSTEM_ONE_PATH = "/v1/systemone"
+_SYSTEM_ONE_PATHS = ("/v1/systemone", "/systemone")
 _LM_STUDIO_PATHS = ("/api/v0/models", "/api/v1/models")
 
 
@@ -32,7 +32,7 @@ def envelope_of(scope: Scope, *, is_one: bool = True) -> Envelope:
     if speaks_anthropic(scope):
         return _ANTHROPIC
     path = scope["path"]
-    if path == _SYSTEM_ONE_PATH:
+    if path in _SYSTEM_ONE_PATHS:
         return _SYSTEM_ONE
     is_lm_studios = any(_is_at_or_below(path, one) for one in _LM_STUDIO_PATHS)
     if is_lm_studios or not _is_at_or_below(path, _OLLAMA_PATH):

@@ -1,6 +1,8 @@
 """Prompts of several questions about one text: each a conversation of one message, and all begin with the same tokens.
 
-The text is rendered and tokenised once, however many questions there are, and its tokens do not depend on them.
+The text is rendered and tokenised once, however many questions there are, and its tokens do not depend on them. Words
+and punctuation are different tokens in nearly every tokenizer, so a prompt's tokens are parted between the word
+``Question`` and the colon behind it: a whole prompt would have the same ones.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ def shared_prompts(
     while mark in text:
         mark += "q"
     rendered = tokenizer.render_chat(
-        [{"role": "user", "content": f"{text}\n\n{mark}"}], variables={"enable_thinking": False}
+        [{"role": "user", "content": f"{text}\n\nQuestion{mark}"}],
+        variables={"enable_thinking": False},
     )
     if chat_format.opening_state is not TextState.NORMAL or rendered.count(mark) != 1:
         raise UnsupportedParameterError.at(
@@ -44,6 +47,6 @@ def shared_prompts(
             ending = f"{ending}{closed}"
     shared = tokenizer.encode(beginning, add_special_tokens=False)
     return [
-        (*shared, *tokenizer.encode(f"{one}{ending}", add_special_tokens=False))
+        (*shared, *tokenizer.encode(f":{one}{ending}", add_special_tokens=False))
         for one in questions
     ]

@@ -67,6 +67,8 @@ def test_every_form_of_input_is_taken(given: object, inputs: list[object]) -> No
         ({"input": "a", "content": "a"}, "input"),
         ({"input": []}, "input"),
         ({"input": [1, "a"]}, "input"),
+        ({"input": [[1], "a"]}, "input"),
+        ({"input": [1, [1]]}, "input"),
         ({"input": ["a", [1]], "truncate": "START"}, "truncate"),
         ({"input": None}, "input"),
         ({"input": 5}, "input"),

@@ -32,16 +32,16 @@ def text_of(question: dict[str, object]) -> str:
 def test_each_type_of_question_lists_its_options() -> None:
     """The instructions, a line for each option that says something, and how to answer."""
     assert text_of({**NOUL, "criteria": {"true": "it is", "false": None}}) == (
-        "Question: Is it so?\nyes: it is\nAnswer yes or no only."
+        " Is it so?\nyes: it is\nAnswer yes or no only."
     )
     assert text_of({**NOUL, "criteria": "of the weather"}) == (
-        "Question: Is it so?\nof the weather\nAnswer yes or no only."
+        " Is it so?\nof the weather\nAnswer yes or no only."
     )
     assert text_of({"type": "choice", "criteria": {"x": "an x", "y": None, "z": {"of": [1]}}}) == (
-        'A: x - an x\nB: y\nC: z - {"of":[1]}\nAnswer with the letter of one option only.'
+        '\nA: x - an x\nB: y\nC: z - {"of":[1]}\nAnswer with the letter of one option only.'
     )
     assert text_of({"type": "score", "instructions": ["how"], "criteria": ["low", "high"]}) == (
-        'Question: ["how"]\n0: low\n1: high\nAnswer with the number of one level only.'
+        ' ["how"]\n0: low\n1: high\nAnswer with the number of one level only.'
     )
 
 
@@ -92,7 +92,8 @@ def test_answers_follow_from_probabilities() -> None:
     told = noul("q", "").answer(logprobs[:2], 2.0)
     assert isinstance(told, NoulAnswer)
     assert told.noul == pytest.approx(1 / (1 + math.sqrt(3)))
-    assert (told.temperature, told.option_mass) == (2.0, pytest.approx(0.4))
+    assert told.temperature == 2.0
+    assert told.option_mass == pytest.approx(0.4)
 
 
 def test_confidence_is_between_certainty_and_none() -> None:

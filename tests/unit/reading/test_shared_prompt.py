@@ -15,28 +15,28 @@ from machd.reading.shared_prompt import shared_prompts
 
 def test_prompts_are_the_conversations_own() -> None:
     """Each is what a chat with the text and the question would have, thoughts left out."""
-    prompts = shared_prompts(FakeTokenizer(), "the text", ["one?", "two?"])
+    prompts = shared_prompts(FakeTokenizer(), "the text", [" one?", " two?"])
     assert [bytes(one).decode() for one in prompts] == [
-        "user: the text\n\none?\nassistant: ",
-        "user: the text\n\ntwo?\nassistant: ",
+        "user: the text\n\nQuestion: one?\nassistant: ",
+        "user: the text\n\nQuestion: two?\nassistant: ",
     ]
 
 
 def test_text_may_hold_the_mark_of_questions() -> None:
     """Whatever a client sends, its text stands in the prompt once and whole."""
     (prompt,) = shared_prompts(FakeTokenizer(), "zq7question zq7questionq", ["?"])
-    assert bytes(prompt).decode() == "user: zq7question zq7questionq\n\n?\nassistant: "
+    assert bytes(prompt).decode() == "user: zq7question zq7questionq\n\nQuestion:?\nassistant: "
 
 
 class _Thinking(FakeTokenizer):
-    def render_chat(self, messages: ChatMessages, **_: object) -> str:  # type: ignore[override]
+    def render_chat(self, messages: ChatMessages, **_: object) -> str:
         return f"{messages[0]['content']}<think>\n"
 
 
 def test_thought_that_a_template_opens_is_closed() -> None:
     """A template without a switch opens thoughts all the same; the answer comes behind them."""
     (prompt,) = shared_prompts(_Thinking(), "t", ["?"])
-    assert bytes(prompt).decode() == "t\n\n?<think>\n</think>"
+    assert bytes(prompt).decode() == "t\n\nQuestion:?<think>\n</think>"
 
 
 class _Severally(FakeTokenizer):
@@ -46,7 +46,7 @@ class _Severally(FakeTokenizer):
 
 
 class _Twice(FakeTokenizer):
-    def render_chat(self, messages: ChatMessages, **_: object) -> str:  # type: ignore[override]
+    def render_chat(self, messages: ChatMessages, **_: object) -> str:
         return f"{messages[0]['content']} {messages[0]['content']}"
 
 

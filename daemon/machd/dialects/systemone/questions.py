@@ -41,7 +41,7 @@ class Question:
 
     Attributes:
         kind: ``noul``, ``choice`` or ``score``.
-        text: What the model reads behind the state.
+        text: What the model reads behind the state and the word ``Question:``.
     """
 
     question_id: str
@@ -148,8 +148,8 @@ def _question(
     options: tuple[Option, ...],
     lines: Sequence[str],
 ) -> Question:
-    asked = [f"Question: {instructions}"] if instructions else []
-    return Question(question_id, kind, options, "\n".join([*asked, *lines]))
+    asked = f" {instructions}" if instructions else ""
+    return Question(question_id, kind, options, "\n".join([asked, *lines]))
 
 
 def _confidence(shares: Sequence[float]) -> float:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-from machd.engine.backend.model_files import MAX_JSON_BYTES, read_bytes, read_object, shortened
+from machd.engine.backend.model_files import read_object, shortened
+from machd.engine.loading.module_list import LOGIT_SCORE, MODULE_LIST, listed_modules
 from machd.errors import ModelFormatError, ModelNotFoundError
 
-_LIST = "modules.json"
-_PACKAGE = "sentence_transformers."
-_MAX_MODULES = 100
 _MAX_WIDTH = 1 << 24
 
 _FLAGS = {
@@ -92,14 +89,14 @@ class SentenceModules:
 
 
 def read_modules(directory: Path) -> SentenceModules | None:
-    """Read the list of modules and their configurations; None where there is no list.
+    """Read the list of modules and their configurations; None without a list, or for one of a model that generates.
 
     Raises:
         ModelFormatError: A file is broken, or a module is unknown; it names the module.
         ModelNotFoundError: The folder of a module lacks its configuration.
     """
-    modules = _listed(directory)
-    if modules is None:
+    modules = listed_modules(directory)
+    if modules is None or any(kind == LOGIT_SCORE for kind, _ in modules):
         return None
     pooling: PoolingModule | None = None
     after: list[AfterPooling] = []
@@ -116,7 +113,7 @@ def read_modules(directory: Path) -> SentenceModules | None:
         else:
             where = f" of {shortened(path)}" if path else ""
             raise ModelFormatError(
-                f"{_LIST} has a {shortened(kind)}{where} at place {index}: machd computes a Transformer whose files lie in the "
+                f"{MODULE_LIST} has a {shortened(kind)}{where} at place {index}: machd computes a Transformer whose files lie in the "
                 "checkpoint's own folder, Pooling, and then Dense and Normalize"
             )
     return SentenceModules(pooling, tuple(after))
@@ -129,35 +126,6 @@ def _after_pooling(
         return _dense(folder, path, sum(isinstance(one, DenseModule) for one in before))
     _refuse_names(read_object(folder / "config.json") or {}, f"{path}/config.json")
     return NormalizeModule()
-
-
-def _listed(directory: Path) -> list[tuple[str, str]] | None:
-    """Read class and folder of each module."""
-    try:
-        listed = json.loads(read_bytes(directory / _LIST, MAX_JSON_BYTES))
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise ModelNotFoundError(f"cannot read {_LIST}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise ModelFormatError(f"{_LIST} is not valid JSON") from error
-    if not isinstance(listed, list) or not 0 < len(listed) <= _MAX_MODULES:
-        raise ModelFormatError(f"{_LIST} is no list of modules")
-    return [_entry(one) for one in listed]
-
-
-def _entry(entry: object) -> tuple[str, str]:
-    """Check class and folder of a module."""
-    kind, path = (entry.get("type"), entry.get("path")) if isinstance(entry, dict) else ("", None)
-    if not isinstance(kind, str) or not isinstance(path, str):
-        raise ModelFormatError(f"{_LIST} has a module without type or path")
-    if Path(path).is_absolute() or ".." in Path(path).parts or "\0" in path:
-        raise ModelFormatError(f"{_LIST} names a folder outside the checkpoint")
-    if not kind.startswith(_PACKAGE):
-        raise ModelFormatError(
-            f"{_LIST} names {shortened(kind)}, code of the checkpoint's own, which machd does not run"
-        )
-    return kind.rpartition(".")[2], path
 
 
 def _pooling(folder: Path, path: str) -> PoolingModule:
@@ -217,7 +185,7 @@ def _config(folder: Path, path: str) -> tuple[dict[str, object], str]:
     name = f"{path}/config.json"
     config = read_object(folder / "config.json")
     if config is None:
-        raise ModelNotFoundError(f"{_LIST} names {shortened(name)}, which is missing")
+        raise ModelNotFoundError(f"{MODULE_LIST} names {shortened(name)}, which is missing")
     return config, shortened(name)
 
 

@@ -5,25 +5,21 @@ A model's name is no such word. What the files say and machd cannot do is noted,
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-from machd.engine.backend.model_files import MAX_JSON_BYTES, read_bytes, read_object
+from machd.engine.backend.model_files import read_object
+from machd.engine.loading.module_list import LOGIT_SCORE, listed_modules
 from machd.engine.loading.source import ModelSource, SourceKind
 from machd.engine.protocol.reranker import DEFAULT_INSTRUCTION, RerankerDescription, pair_messages
-from machd.engine.protocol.tokenizer import Tokenizer
+from machd.engine.protocol.tokenizer import ChatMessages, Tokenizer
 from machd.errors import MachdError, ModelError, ModelFormatError, SettingsError
 
-_MODULES = "modules.json"
 _OPTIONS = "config_sentence_transformers.json"
-_SCORE_MODULE = ".LogitScore"
-"""End of the module's name; the packages before it have changed between versions."""
-
 _QWEN3_TOKENS = ("<|im_start|>", "<|im_end|>", "<think>", "</think>", "yes", "no")
 """Texts that are one token each for a model that reads Qwen3-Reranker's prompt."""
 
-_MARKS = ("zq7instruction", "zq7query", "zq7document")
+_QUERY, _DOCUMENT = "zq7query", "zq7document"
 
 
 def read_reranker(
@@ -57,7 +53,8 @@ def _from_files(directory: Path, tokenizer: Tokenizer) -> RerankerDescription | 
     Raises:
         ModelError: They name a reranker that machd cannot serve.
     """
-    score_path = _score_module(directory / _MODULES)
+    modules = listed_modules(directory) or []
+    score_path = next((path for kind, path in modules if kind == LOGIT_SCORE), None)
     if score_path is None:
         return None
     name = f"{score_path}/config.json"
@@ -91,32 +88,7 @@ def _from_setting(tokenizer: Tokenizer) -> RerankerDescription:
     true_token_id, false_token_id = (
         tokenizer.encode(one, add_special_tokens=False)[0] for one in ("yes", "no")
     )
-    return RerankerDescription(
-        true_token_id, false_token_id, has_template=_carries_pairs(tokenizer)
-    )
-
-
-def _score_module(path: Path) -> PurePosixPath | None:
-    """Return the folder of the module that scores, None without one.
-
-    Raises:
-        ModelError: The list of modules cannot be read.
-    """
-    try:
-        modules = json.loads(read_bytes(path, MAX_JSON_BYTES))
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise ModelFormatError(f"cannot read {path.name}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise ModelFormatError(f"{path.name} is not valid JSON") from error
-    for module in modules if isinstance(modules, list) else ():
-        if isinstance(module, dict) and str(module.get("type")).endswith(_SCORE_MODULE):
-            folder = PurePosixPath(str(module.get("path", "")))
-            if folder.is_absolute() or ".." in folder.parts:
-                raise ModelFormatError(f"{path.name}: a module's path leads out of the checkpoint")
-            return folder
-    return None
+    return RerankerDescription(true_token_id, false_token_id, has_template=_is_for_pairs(tokenizer))
 
 
 def _token_id(config: Mapping[str, object], key: str, name: str, tokenizer: Tokenizer) -> int:
@@ -136,12 +108,24 @@ def _instruction(options: Mapping[str, object]) -> str:
 
 
 def _carries_pairs(tokenizer: Tokenizer) -> bool:
-    """Return True if the chat template shows a query and a document, which most templates leave out or refuse."""
+    """Return True if the chat template shows a query and a document, which many leave out or refuse."""
+    return _shows(tokenizer, pair_messages(_QUERY, _DOCUMENT, DEFAULT_INSTRUCTION))
+
+
+def _is_for_pairs(tokenizer: Tokenizer) -> bool:
+    """Return True if the chat template knows the roles of a pair, and does not just show a message of any role."""
+    of_no_role: list[dict[str, object]] = [
+        {"role": "zq7first", "content": _QUERY},
+        {"role": "zq7second", "content": _DOCUMENT},
+    ]
+    return _carries_pairs(tokenizer) and not _shows(tokenizer, of_no_role)
+
+
+def _shows(tokenizer: Tokenizer, messages: ChatMessages) -> bool:
     if not tokenizer.has_chat_template:
         return False
-    instruction, query, document = _MARKS
     try:
-        text = tokenizer.render_chat(pair_messages(query, document, instruction))
+        text = tokenizer.render_chat(messages)
     except MachdError:
         return False
-    return all(text.count(one) == 1 for one in (query, document))
+    return text.count(_QUERY) == text.count(_DOCUMENT) == 1
