@@ -58,9 +58,10 @@ def _norm_weights(seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _layer(seed: int) -> _Layer:
     sizes = [(3 * _HIDDEN, _HIDDEN), (_HIDDEN, _HIDDEN), (_GATES, _HIDDEN), (_HIDDEN, _GATES)]
-    weights = [0.1 * _numbers(*size, seed=seed + at) for at, size in enumerate(sizes)]
+    qkv, output, up, down = [0.1 * _numbers(*size, seed=seed + at) for at, size in enumerate(sizes)]
     biases = [0.3 * _numbers(size[0], seed=seed + 10 + at) for at, size in enumerate(sizes)]
-    return _Layer(*weights, biases, [_norm_weights(seed + 20), _norm_weights(seed + 22)])
+    norms = [_norm_weights(seed + 20), _norm_weights(seed + 22)]
+    return _Layer(qkv, output, up, down, biases, norms)
 
 
 _EMBEDDING_NORM = _norm_weights(7)
@@ -161,16 +162,11 @@ def test_nan_of_a_text_stays_there() -> None:
     assert np.array_equal(np.delete(broken, slice(30, 90), 0), np.delete(whole, slice(30, 90), 0))
 
 
-@pytest.mark.parametrize(
-    "fault", [[1, 1, -2], [-1, 1, 0], "one text"], ids=["longer", "shifted", "one text"]
-)
-def test_reference_notices_texts_that_begin_elsewhere(fault: list[int] | str) -> None:
+@pytest.mark.parametrize("wrong", [[21, 51, 28], [19, 51, 30], [100]], ids=str)
+def test_reference_notices_texts_that_begin_elsewhere(wrong: list[int]) -> None:
     """Offsets that are wrong by one token, and texts that see one another, are far outside rounding."""
     lengths = [20, 50, 30]
     x = _numbers(100, _HIDDEN)
-    wrong = (
-        [100] if fault == "one text" else [a + int(b) for a, b in zip(lengths, fault, strict=True)]
-    )
     got = np.array(_layers(6)(mx.array(x), wrong))  # type: ignore[operator]
     assert np.abs(got - _reference(x, lengths, 6)).max() > 100 * _ROUNDING
 

@@ -20,30 +20,28 @@ from machd.engine.backend.untyped import Layer
 from machd.engine.kernels.native_attention import HEAD_NUMBERS
 
 _PANEL_OUTPUTS = 16
-_FLOAT_DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 _BERT_CODE, _ROBERTA_CODE = "mlx_vlm.models.bert.bert", "mlx_vlm.models.xlm_roberta.xlm_roberta"
 """Modules whose classes have the layers that are computed here, and positions from 0 or from behind the padding token's number on."""
 
 
 class NativeBert:
-    """The embeddings and layers of mlx-vlm's ``bert`` or ``xlm_roberta``; float32, whatever dtype the checkpoint has.
-
-    Layers' weights are copied, so that the module's may be given up; tables of embeddings are the module's own arrays.
-    """
+    """The embeddings and layers of mlx-vlm's ``bert`` or ``xlm_roberta``, in float32."""
 
     def __init__(self, model: Layer) -> None:
-        """Take the weights of a model that :meth:`takes`."""
+        """Take the weights of a model that :meth:`takes`, and its layers from it: they are not held twice."""
         embeddings = model.embeddings
         self._words: mx.array = embeddings.word_embeddings.weight
-        self._positions: mx.array = embeddings.position_embeddings.weight.astype(mx.float32)
-        self._types: mx.array = embeddings.token_type_embeddings.weight.astype(mx.float32)
+        self._positions: mx.array = embeddings.position_embeddings.weight
+        self._types: mx.array = embeddings.token_type_embeddings.weight
         # Most texts have no token of another type, and one table less to look into.
         self._first_type_positions = self._positions + self._types[0]
-        mx.eval(self._positions, self._types, self._first_type_positions)
+        mx.eval(self._first_type_positions)
         self._padding: int | None = getattr(embeddings, "padding_idx", None)
         layers = model.encoder.layer
         heads: int = layers[0].attention.self.num_attention_heads
-        blocks = [_block(layer) for layer in layers]
+        blocks = []
+        while layers:
+            blocks.append(_block(layers.pop(0)))
         self._layers = native_kernels().BertLayers(_norm(embeddings.LayerNorm), blocks, heads=heads)
 
     @staticmethod
@@ -59,7 +57,7 @@ class NativeBert:
             embeddings.position_embeddings,
             embeddings.token_type_embeddings,
         )
-        are_tables = all(type(one) is Embedding for one in tables)
+        are_tables = all(type(one) is Embedding and _is_float32(one.weight) for one in tables)
         layers = model.encoder.layer
         return are_tables and _is_norm(embeddings.LayerNorm) and all(map(_is_taken, layers))
 
@@ -91,7 +89,7 @@ class NativeBert:
             raise ValueError("texts have tokens, and as many together as there are ids")
         positions = self._positions_of(ids, lengths)
         _check("position", positions, self._positions)
-        words = self._words[mx.array(ids)].astype(mx.float32)
+        words = self._words[mx.array(ids)]
         at = mx.array(positions)
         if type_ids is None or not any(type_ids):
             embedded = words + self._first_type_positions[at]
@@ -133,7 +131,7 @@ def _check(what: str, numbers: np.ndarray, table: mx.array) -> None:
 
 
 def _is_taken(layer: Layer) -> bool:
-    """Return True for a layer whose weights are plain, with sizes that the kernels compute."""
+    """Return True for a layer whose weights are float32, with sizes that the kernels compute."""
     attention, output = layer.attention, layer.output
     own = attention.self
     linear = (
@@ -158,11 +156,18 @@ def _is_taken(layer: Layer) -> bool:
 def _is_plain(layer: Layer) -> bool:
     if type(layer) is not Linear or "bias" not in layer:
         return False
-    return layer.weight.dtype in _FLOAT_DTYPES and layer.weight.shape[0] % _PANEL_OUTPUTS == 0
+    are_float32 = _is_float32(layer.weight) and _is_float32(layer.bias)
+    return are_float32 and layer.weight.shape[0] % _PANEL_OUTPUTS == 0
 
 
 def _is_norm(layer: Layer) -> bool:
-    return type(layer) is LayerNorm and "weight" in layer and "bias" in layer
+    if type(layer) is not LayerNorm or "weight" not in layer or "bias" not in layer:
+        return False
+    return _is_float32(layer.weight) and _is_float32(layer.bias)
+
+
+def _is_float32(array: mx.array) -> bool:
+    return bool(array.dtype == mx.float32)
 
 
 def _block(layer: Layer) -> object:
@@ -182,15 +187,13 @@ def _block(layer: Layer) -> object:
 def _panels(*layers: Layer) -> object:
     """Put the weights of layers with the same inputs into panels of 16 outputs each, which lie together for each input."""
     native = native_kernels()
-    weights = mx.concatenate([layer.weight.astype(mx.float32) for layer in layers])
+    weights = mx.concatenate([layer.weight for layer in layers])
     panels = weights.reshape(-1, _PANEL_OUTPUTS, weights.shape[1]).swapaxes(1, 2)
-    bias = mx.concatenate([layer.bias.astype(mx.float32) for layer in layers])
+    bias = mx.concatenate([layer.bias for layer in layers])
     panels_of: object = native.PanelWeights(native.in_large_pages(mx.contiguous(panels)), bias)
     return panels_of
 
 
 def _norm(layer: LayerNorm) -> object:
-    norm: object = native_kernels().NormWeights(
-        layer.weight.astype(mx.float32), layer.bias.astype(mx.float32), layer.eps
-    )
+    norm: object = native_kernels().NormWeights(layer.weight, layer.bias, layer.eps)
     return norm
