@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from machd.engine.backend.own_code import OwnCode
+from machd.engine.loading.formats.checkpoint import Checkpoint
 from machd.engine.loading.formats.opening import read_checkpoint
 from machd.engine.loading.source import ModelSource
 from machd.engine.loading.tokenizer_files import open_tokenizer
@@ -39,16 +40,24 @@ class Texts:
     """The tokenizer of a model that an engine loads meanwhile, and the processor of its images."""
 
     def __init__(
-        self, source: ModelSource, *, chat_template: str | None, trust_remote_code: bool
+        self,
+        source: ModelSource,
+        checkpoint: Checkpoint | None = None,
+        *,
+        chat_template: str | None,
+        trust_remote_code: bool,
     ) -> None:
         """Open the tokenizer, and start the processor's process where the checkpoint is served with its vision tower.
+
+        ``checkpoint`` is what the model's files say, if they have been read.
 
         Raises:
             ModelError: One of its kinds: the files are not those of a model.
             OverloadedError: The system has no room for a process.
         """
         self._files: ProcessorFiles | None = None
-        checkpoint = read_checkpoint(source, OwnCode.of(is_trusted=trust_remote_code))
+        if checkpoint is None:
+            checkpoint = read_checkpoint(source, OwnCode.of(is_trusted=trust_remote_code))
         if checkpoint.takes_images:
             self._files = ProcessorFiles(source.path, trust_remote_code=trust_remote_code)
         try:
