@@ -257,10 +257,12 @@ class Parts:
 
 def _is_it(model: ModelToServe, done: Downloaded) -> bool:
     """Return True if a model that is served is what has been fetched."""
-    if model.found is not None:
-        if model.found.name != done.model:
+    found = model.found
+    if found is not None:
+        if found.name != done.model and not found.name.startswith(f"{done.model}/"):
             return False
-        return model.found.path.resolve() == Path(done.path).resolve()
+        here = Path(done.path).resolve()  # a snapshot, or its only file
+        return here == found.path.resolve() or found.path.parent.resolve().is_relative_to(here)
     return model.settings.model.path in {done.model, done.path}
 
 

@@ -186,6 +186,10 @@ def test_ollamas_client_pulls(daemon: AdminDaemon, cache: Path) -> None:
         assert done[-1].completed == _SIZE_BYTES
         assert str(done[-1].digest).startswith("sha256:")
         assert client.pull(_MODEL).status == "success"
+        whole = {"model": _MODEL, "stream": False}
+        answer = httpx.post(f"{daemon.daemon.url}/api/pull", json=whole, timeout=CEILING_S).json()
+        assert answer.keys() == {"status", "note"}
+        assert answer["note"].startswith("it is here, and not served yet")
         assert discover(cache)
         with pytest.raises(ollama.ResponseError, match="the hub has no model org/none"):
             list(client.pull("org/none", stream=True))

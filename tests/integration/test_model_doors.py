@@ -14,6 +14,7 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.keys import locked_by
 from support.daemon.supervised_daemon import SupervisedDaemon
 from support.engines.dialogue import chat
 
@@ -63,15 +64,7 @@ def _http(tmp_path: Path) -> Iterator[httpx.Client]:
 @pytest.fixture(name="locked")
 def _locked(tmp_path: Path) -> Iterator[tuple[httpx.Client, httpx.Client]]:
     """A client with an API key, and one with the admin token."""
-    keys, token = tmp_path / "keys", tmp_path / "token"
-    for file, text in ((keys, f"alice:{_KEY}\n"), (token, f"{_TOKEN}\n")):
-        file.write_text(text)
-        file.chmod(0o600)
-    flags = {
-        "auth.api_keys_file": str(keys),
-        "auth.admin_token_file": str(token),
-        "admin.listen": "127.0.0.1:0",
-    }
+    flags = locked_by(tmp_path, api_key=_KEY, admin_token=_TOKEN)
     with ExitStack() as stack:
         stack.enter_context(capture_logs())
         daemon = stack.enter_context(_daemon(tmp_path, **flags))

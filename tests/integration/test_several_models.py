@@ -9,10 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 from structlog.testing import capture_logs
 from support.clients.cached_answers import Asked, ask, ask_streamed
 from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.serve_process import ServeProcess
 from support.daemon.several_models import several_models
 from support.daemon.supervised_daemon import SupervisedDaemon
 from support.engines.dialogue import chat
@@ -107,6 +109,28 @@ def test_a_load_that_fails_gives_its_memory_back(make: Make) -> None:
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_not_loaded")
         assert ask(daemon.url, _asked("alpha", "yes")).texts == ("yes",)
         assert ask(daemon.url, _asked("beta", "yes")).texts == ("yes",)
+
+
+def test_damaged_files_are_refused_before_a_process_has_imported_mlx(tmp_path: Path) -> None:
+    """A load that must fail takes next to no time from other models, and the operator is told what is damaged."""
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    (damaged / "config.json").write_text('{"model_type": "llama"}')
+    (damaged / "model.safetensors").write_bytes(b"\xff" * 8)
+    config = tmp_path / "machd.toml"
+    config.write_text(f'[models.damaged]\npath = "{damaged}"\n')
+    with ServeProcess("--config", str(config)) as daemon:
+        answer = httpx.post(
+            f"{daemon.url}/v1/completions",
+            json={"model": "damaged", "prompt": "x"},
+            timeout=CEILING_S,
+        )
+        engines_s = psutil.Process(daemon.process.pid).cpu_times().children_user
+        failed = daemon.wait_for("model.failed")
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_not_loaded")
+    assert str(failed["error"]).startswith("model.safetensors cannot be read")
+    assert engines_s < 1.0  # to import mlx and mlx-lm takes two
 
 
 def test_a_running_answer_is_not_cut_by_a_request_for_another_model(make: Make) -> None:

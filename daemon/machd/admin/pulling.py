@@ -68,7 +68,7 @@ async def pull_model(
     check_online(settings)
     order = DownloadOrder(model=body.model, revision=body.revision, include=tuple(body.include))
     return DownloadStream(
-        admin.downloads.follow(order),
+        await admin.downloads.follow(order),
         lambda event: msgspec.json.encode(event) + b"\n",
         keepalive_s=settings.streaming.keepalive_s,
     )

@@ -16,14 +16,17 @@ from machd.cli.progress import ProgressBar
 from machd.cli.serve import ENGINE_COMMAND, welcome
 from machd.clock import SystemClock
 from machd.daemon import Daemon
+from machd.engine.backend.own_code import OwnCode
 from machd.engine.front import Texts
-from machd.engine.loading.source import ModelSource, SourceKind
+from machd.engine.loading.formats.checkpoint import Checkpoint
+from machd.engine.loading.formats.opening import read_checkpoint
+from machd.engine.loading.source import ModelSource, SourceKind, local_source
 from machd.engine.protocol.engine import ModelFront
 from machd.heap import trim_heap
 from machd.link.messages import Located
 from machd.served.restarts import MAX_RESTARTS, Restarts
 from machd.served.started_engine import StartedEngine
-from machd.served.supervised_engine import OpenFront, SupervisedEngine
+from machd.served.supervised_engine import OpenFront, PrepareFront, SupervisedEngine
 from machd.settings.model import Settings
 from machd.settings.sources import LoadedSettings, OriginKind, SettingsSources
 from machd.telemetry.logs import configure_logs
@@ -74,7 +77,7 @@ def run_front(
             functools.partial(
                 SupervisedEngine,
                 start_process=start_process,
-                prepare_front=_prepare_front,
+                read_files=_read_files,
                 progress=progress,
                 # The other ranks end with rank 0's, and whoever has launched them launches all anew.
                 restarts=Restarts(SystemClock(), MAX_RESTARTS if is_alone else 0),
@@ -86,13 +89,30 @@ def run_front(
         asyncio.run(daemon.run())
 
 
-def _prepare_front(located: Located, settings: Settings) -> OpenFront:
+def _read_files(settings: Settings, name: str) -> PrepareFront:
+    """Read what lies around the weights of a model among others; the engine process finds those of the only one.
+
+    Raises:
+        ModelError: One of its kinds: a file is damaged or missing.
+    """
+    model = settings.model
+    source = local_source(model.path) if name else None
+    checkpoint = None
+    if source is not None:
+        checkpoint = read_checkpoint(source, OwnCode.of(is_trusted=model.trust_remote_code))
+    return functools.partial(_prepare_front, checkpoint)
+
+
+def _prepare_front(
+    checkpoint: Checkpoint | None, located: Located, settings: Settings
+) -> OpenFront:
     """Begin to open the model's texts, while the engine process loads it from the same files."""
     model = settings.model
     threads = ThreadPoolExecutor(1, "machd-texts")
     opening = threads.submit(
         Texts,
         ModelSource(SourceKind(located.kind), Path(located.path), located.model_id),
+        checkpoint,
         chat_template=model.chat_template,
         trust_remote_code=model.trust_remote_code,
     )

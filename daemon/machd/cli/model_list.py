@@ -150,9 +150,9 @@ def _local_models(directory: Path | None) -> Iterator[LocalModel]:
 
 
 def _found_model(found: FoundModel) -> LocalModel:
-    repository, size_bytes = None, found.size_bytes
-    if found.kind is ModelFilesKind.HUB_SNAPSHOT:
-        repository = found.path.parent.parent
+    size_bytes = found.size_bytes
+    repository = _repository(found)
+    if repository is not None:
         size_bytes = cached_repository(repository).size_bytes
     return LocalModel(
         found.name,
@@ -163,6 +163,13 @@ def _found_model(found: FoundModel) -> LocalModel:
         size_bytes=size_bytes,
         repository=repository,
     )
+
+
+def _repository(found: FoundModel) -> Path | None:
+    """Return the directory of a model of a hub cache, with all of its files; None for any other."""
+    if found.kind not in {ModelFilesKind.HUB_SNAPSHOT, ModelFilesKind.HUB_GGUF}:
+        return None
+    return next(one.parent for one in found.path.parents if one.name == "snapshots")
 
 
 def _hub_models(cache: Path) -> Iterator[LocalModel]:

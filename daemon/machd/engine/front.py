@@ -15,6 +15,7 @@ from machd.engine.encoding.input_tokenizer import (
     encoder_tokenizer,
     open_inputs,
 )
+from machd.engine.loading.formats.checkpoint import Checkpoint
 from machd.engine.loading.formats.opening import read_checkpoint
 from machd.engine.loading.source import ModelSource
 from machd.engine.loading.tokenizer_files import open_tokenizer
@@ -47,9 +48,16 @@ class Texts:
     """The tokenizer of a model that an engine loads meanwhile, and the processor of its images."""
 
     def __init__(
-        self, source: ModelSource, *, chat_template: str | None, trust_remote_code: bool
+        self,
+        source: ModelSource,
+        checkpoint: Checkpoint | None = None,
+        *,
+        chat_template: str | None,
+        trust_remote_code: bool,
     ) -> None:
         """Open the tokenizer, and start the processor's process where the checkpoint is served with its vision tower.
+
+        ``checkpoint`` is what the model's files say, if they have been read.
 
         Raises:
             ModelError: One of its kinds: the files are not those of a model.
@@ -62,7 +70,8 @@ class Texts:
             self._inputs = open_inputs(encoder)
             self._tokenizer = encoder_tokenizer(encoder)
             return
-        checkpoint = read_checkpoint(source, OwnCode.of(is_trusted=trust_remote_code))
+        if checkpoint is None:
+            checkpoint = read_checkpoint(source, OwnCode.of(is_trusted=trust_remote_code))
         if checkpoint.takes_images:
             self._files = ProcessorFiles(source.path, trust_remote_code=trust_remote_code)
         try:

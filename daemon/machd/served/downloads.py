@@ -37,6 +37,9 @@ from machd.errors import (
 from machd.settings.model import Settings
 
 PULL_COMMAND = (sys.executable, "-P", "-m", "machd", "model", "pull", "--json")
+_LEAVE_S = 1.0
+"""How long another order waits for the end of a download: that its last client has left is noticed within that."""
+
 _END_S = 5.0
 """How long the process may take to end before it is killed."""
 
@@ -95,13 +98,17 @@ class Downloads:
         total_bytes = 0 if running.planned is None else running.planned.total_bytes
         return DownloadState(running.order.model, total_bytes, running.completed_bytes)
 
-    def follow(self, order: DownloadOrder) -> DownloadWatch:
-        """Begin a download, or follow the one of the same order.
+    async def follow(self, order: DownloadOrder) -> DownloadWatch:
+        """Begin a download, or follow the one of the same order; one that is about to end is waited for.
 
         Raises:
             ConflictError: Another one is running.
             DrainingError: The daemon stops.
         """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LEAVE_S):
+                while self._running is not None and self._running.order != order:
+                    await self._running.is_forgotten.wait()
         if self._is_stopped:
             raise DrainingError("the server is shutting down")
         running = self._running
@@ -136,6 +143,7 @@ class Downloads:
             await asyncio.wait(self._tasks)
 
     def _forget(self, running: _Running) -> None:
+        running.is_forgotten.set()
         if self._running is running:
             self._running = None
 
@@ -184,6 +192,7 @@ class _Running:
 
     Attributes:
         is_here: All of it has come, and the model is about to be served; clients that leave stop nothing.
+        is_forgotten: Another one may begin.
     """
 
     def __init__(
@@ -198,6 +207,7 @@ class _Running:
         self.planned: DownloadPlanned | None = None
         self.completed_bytes = 0
         self.is_here = False
+        self.is_forgotten = asyncio.Event()
         self._command = [
             *command,
             *(f"--include={pattern}" for pattern in order.include),

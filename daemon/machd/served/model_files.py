@@ -33,6 +33,9 @@ _SUFFIX = ".safetensors"
 _WEIGHTS = re.compile(r"model.*\.safetensors")
 _SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})")
 _INDEX = "model.safetensors.index.json"
+_PROJECTOR = "mmproj"
+"""Part of the name of a GGUF file that holds the encoder of images or sound alone."""
+
 _UNFINISHED = ".incomplete"
 _DOWNLOADS = Path(".cache/huggingface/download")
 """Where the hub's tools keep what they are fetching into a directory."""
@@ -44,6 +47,7 @@ class ModelFilesKind(StrEnum):
     DIRECTORY = "directory"
     GGUF = "gguf"
     HUB_SNAPSHOT = "hub_snapshot"
+    HUB_GGUF = "hub_gguf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +100,9 @@ def discover(directory: Path) -> list[FoundModel]:
     """List the complete models of a directory by name, at most :data:`MAX_MODELS`.
 
     ``NAME/``, ``NAME.gguf`` and all parts of ``NAME-00001-of-00003.gguf`` are NAME, one level deeper they are ``ORG/NAME``, and so is
-    ``models--ORG--NAME/`` of a hub cache. Of two with one name a directory keeps it, and a GGUF file is named with its
-    suffix; a snapshot in a hub cache is left out. Hidden files, and names that no request can ask for, are passed over.
+    ``models--ORG--NAME/`` of a hub cache. A GGUF file of a hub cache is ORG/NAME where it is the only model of its repository, and
+    ORG/NAME/FILE beside others; ``mmproj`` files are parts of models. Of two with one name a directory keeps it, and a GGUF file
+    is named with its suffix; what lies in a hub cache is left out. Hidden files, and names that no request can ask for, are passed over.
 
     Raises:
         OSError: The directory cannot be read. What cannot be read below it is passed over.
@@ -132,10 +137,13 @@ class _Walk:
         for name in self._names(self._directory):
             path = self._directory / name
             is_hub = name.startswith(_HUB_PREFIX)
-            model = self._hub_model(path) if is_hub else self._model(path, name)
+            if is_hub:
+                yield from self._hub_models(path)
+                continue
+            model = self._model(path, name)
             if model is not None:
                 yield model
-            elif not is_hub and self._status(path / "config.json") is None:
+            elif self._status(path / "config.json") is None:
                 for inner in self._names_inside(path):
                     model = self._model(path / inner, f"{name}/{inner}")
                     if model is not None:
@@ -167,8 +175,8 @@ class _Walk:
             statuses.append(status)
         return statuses
 
-    def _hub_model(self, path: Path) -> FoundModel | None:
-        """The snapshot that ``main`` names, or else the newest that is complete.
+    def _hub_models(self, path: Path) -> list[FoundModel]:
+        """The models of the snapshot that ``main`` names, or else the newest that is complete.
 
         A part of a file tells not whose it is: of another revision, or of a file that was given up. It speaks against
         all but the one that ``main`` names, which counts where each of its links leads to a file.
@@ -188,10 +196,25 @@ class _Walk:
             }
         name = path.name.removeprefix(_HUB_PREFIX).replace("--", "/", 1)
         for revision in sorted(revisions, key=lambda one: (one != main, -revisions[one], one)):
-            model = self._checkpoint(snapshots / revision, name, ModelFilesKind.HUB_SNAPSHOT)
-            if model is not None:
-                return model
-        return None
+            models = self._snapshot_models(snapshots / revision, name)
+            if models:
+                return models
+        return []
+
+    def _snapshot_models(self, snapshot: Path, name: str) -> list[FoundModel]:
+        """The checkpoint and the GGUF files of a snapshot; converters put those of one model into a directory, too."""
+        checkpoint = self._checkpoint(snapshot, name, ModelFilesKind.HUB_SNAPSHOT)
+        files = [snapshot / inner for inner in self._names_inside(snapshot)]
+        files += [file / inner for file in files for inner in self._names_inside(file)]
+        ggufs = [
+            replace(model, kind=ModelFilesKind.HUB_GGUF)
+            for file in files
+            if is_gguf(file.name) and _PROJECTOR not in file.name.lower()
+            if (model := self._model(file, f"{name}/{file.name}")) is not None
+        ]
+        if checkpoint is not None:
+            return [checkpoint, *ggufs]
+        return [replace(ggufs[0], name=name)] if len(ggufs) == 1 else ggufs
 
     def _main_revision(self, path: Path) -> str | None:
         ref = path / "refs" / "main"

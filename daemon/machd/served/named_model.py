@@ -23,7 +23,7 @@ from machd.served.lease import Lease
 from machd.served.load_history import LoadHistory, LoadOutcome
 from machd.served.load_stage import LoadStage
 from machd.served.model_files import ModelFiles
-from machd.served.reserved_needs import placed, prefix_mb
+from machd.served.reserved_needs import NeedsBasis, placed, prefix_mb
 from machd.served.residence import Residence
 from machd.served.restarts import Restarts
 from machd.served.served_model import ServedModel
@@ -105,6 +105,7 @@ class NamedModel:
         self._waiting_since_s: float | None = None
         self._ready_since_s = self._idle_since_s = clock.monotonic_s()
         self._is_sized = self._is_granted = self._is_unwanted = False
+        self._needs_basis: NeedsBasis | None = None
         self._failed_s = self._load_begun_s = 0.0
         self._failure: MachdError | None = None
         self._deaths = Restarts(clock)
@@ -207,8 +208,9 @@ class NamedModel:
 
     @property
     def _needed_bytes(self) -> int | None:
-        """What it needs; None until the engine process that loads has said so: files and settings may have changed."""
-        if self.needs is None or (self.state is ModelState.LOADING and not self._is_sized):
+        """What it needs; None until the engine process that loads has said so, and where files or settings have changed since."""
+        is_known = self._is_sized or self.state not in {ModelState.LOADING, ModelState.UNLOADED}
+        if self.needs is None or not is_known:
             return None
         return self.needs.total_bytes
 
@@ -260,6 +262,9 @@ class NamedModel:
             self._forgive()
         if self._waiting_since_s is None:
             self._waiting_since_s = self._clock.monotonic_s()
+            if self.state is ModelState.UNLOADED:
+                basis = self._needs_basis
+                self._is_sized = basis is not None and basis == NeedsBasis.now(self.settings)
         self._waiters.append(ready)
         self._on_change()
         return ready
@@ -370,6 +375,7 @@ class NamedModel:
         needs = placed(needs, self.settings, keeps_kv_budget=self._residence.keeps_kv_budget)
         has_room = self._is_granted and needs.total_bytes <= self.reserved_bytes
         self.needs, self._is_sized, self._is_granted = needs, True, has_room
+        self._needs_basis = NeedsBasis.now(self.settings)
         self._prefix_mb = prefix_mb(self.settings)
         if has_room:
             self.place()
@@ -395,11 +401,12 @@ class NamedModel:
             self.served.link.set_limits(self.settings_in_force)
 
     def refuse(self, error: MachdError) -> None:
-        """Give up its load; suspended answers end with ``error``, because they could never go on."""
-        self._is_spent = True
+        """Give up its load, or begin none; suspended answers end with ``error``, because they could never go on."""
         self.history.outcomes[LoadOutcome.REFUSED] += 1
         self._log.error("model.failed", error=str(error))
-        self.served.link.stop(error)
+        if not self._is_spent:
+            self.served.link.stop(error)
+        self._is_spent = True
         self._fail(error)
 
     def give_way(self) -> None:
@@ -418,7 +425,7 @@ class NamedModel:
         """Go on waiting for a turn, if requests hold it."""
         if self.state is not ModelState.SUSPENDING or self.served.link is not link:
             return
-        self.state, self._is_granted = ModelState.UNLOADED, False
+        self.state, self._is_granted, self._is_sized = ModelState.UNLOADED, False, False
         if self._leases and self._waiting_since_s is None and not self._is_unwanted:
             self._waiting_since_s = self._clock.monotonic_s()
         self._on_change()

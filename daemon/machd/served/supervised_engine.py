@@ -90,6 +90,9 @@ class Suspension:
 OpenFront = Callable[[ModelDescription, GrammarCompiler], ModelFront]
 """Opens the front of the model that an engine process serves; may take a second."""
 
+PrepareFront = Callable[[Located, Settings], OpenFront]
+"""Begins to open the texts of the model whose files an engine process has found."""
+
 
 class SupervisedEngine:
     """The :class:`machd.link.port.EnginePort` of a daemon.
@@ -104,7 +107,7 @@ class SupervisedEngine:
         listener: EngineListener,
         *,
         start_process: Callable[[Settings, str], StartedEngine],
-        prepare_front: Callable[[Located, Settings], OpenFront],
+        read_files: Callable[[Settings, str], PrepareFront],
         progress: LoadProgress,
         restarts: Restarts,
         clock: Clock,
@@ -115,7 +118,8 @@ class SupervisedEngine:
             settings: In force until others come.
             listener: Told what happens.
             start_process: Starts an engine process with these settings, or with older ones, under a name or none.
-            prepare_front: Begins to open the texts of the model whose files an engine process has found.
+            read_files: Reads what lies around the weights of a model with a name or none, while its engine process starts;
+                raises MachdError where files are damaged.
             progress: Told how far the first loading is.
             restarts: How often a process may be replaced.
             clock: Reads time.
@@ -128,7 +132,7 @@ class SupervisedEngine:
         self.idle_snapshot = LoopSnapshot()
         self._listener = listener
         self._start_process = start_process
-        self._prepare_front = prepare_front
+        self._read_files = read_files
         self._progress = progress
         self._clock = clock
         self._log = structlog.get_logger("machd.engine")
@@ -339,6 +343,7 @@ class SupervisedEngine:
             if self._work.stopping.is_set() or self._suspension is not None:
                 process.kill()
         try:
+            self._read_while_it_starts(process)
             while (message := process.receive()) is not None:
                 if isinstance(message, Report | Beat | Served):  # they come from the engine thread
                     self._beat_s = self._clock.monotonic_s()
@@ -355,6 +360,19 @@ class SupervisedEngine:
                 # It may be long before another process begins with this event, as the only model's does at once.
                 self._listener.block_changed(AllBlocksCleared())
         return end
+
+    def _read_while_it_starts(self, process: EngineProcess) -> None:
+        """End a process whose model has damaged files before it imports mlx, which takes seconds from other models.
+
+        One that takes the place of a process that has died loads what has been read.
+        """
+        if self._loading.done():
+            return
+        try:
+            self._prepare_front = self._read_files(self._work.settings, self._listener.model_name)
+        except MachdError as error:
+            self._note_end(error)
+            process.kill()
 
     def _take(self, process: EngineProcess, message: ToFront) -> None:
         match message:

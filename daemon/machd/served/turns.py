@@ -38,7 +38,8 @@ class Claim:
     """One model, as far as the memory is concerned.
 
     Attributes:
-        needed_bytes: Weights, working memory and KV budget; None until its process has opened its files.
+        needed_bytes: Weights, working memory and KV budget; None until its process has opened its files. That of an earlier
+            process is known as long as files and settings are the same.
         is_granted: It has been given that memory.
         is_pinned: It gives way to no other model.
         leases: Requests that hold it.
@@ -119,12 +120,15 @@ def next_turn(claims: Sequence[Claim], rules: Rules, now_s: float) -> Turn:
         asked = [one for one in claims if one.state is ModelState.UNLOADED]
         waiting = [one for one in asked if one.waiting_since_s is not None]
         first = min(waiting, key=_waiting_since_s, default=None)
-        return Turn(start=None if first is None else first.name, give_way=outlived, wake_s=wake_s)
+        if first is None:
+            return Turn(give_way=outlived, wake_s=wake_s)
+        if _can_never_fit(first, claims, rules):
+            return Turn(refuse=first.name, give_way=outlived, wake_s=wake_s)
+        return Turn(start=first.name, give_way=outlived, wake_s=wake_s)
     if loading.is_granted or loading.needed_bytes is None or rules.budget_bytes is None:
         return Turn(give_way=outlived, wake_s=wake_s)
     others = [one for one in claims if one is not loading]
-    pinned_bytes = sum(one.reserved_bytes for one in others if one.is_pinned)
-    if loading.needed_bytes > rules.budget_bytes - pinned_bytes:
+    if _can_never_fit(loading, claims, rules):
         return Turn(refuse=loading.name, give_way=outlived, wake_s=wake_s)
     free_bytes = rules.budget_bytes - sum(one.reserved_bytes for one in others)
     if loading.needed_bytes <= free_bytes:
@@ -139,6 +143,14 @@ def next_turn(claims: Sequence[Claim], rules: Rules, now_s: float) -> Turn:
     ]
     victims, due_s = _victims(movable, missing_bytes, _waiting_since_s(loading), rules, now_s)
     return Turn(give_way=(*outlived, *victims), wake_s=min(wake_s, due_s))
+
+
+def _can_never_fit(claim: Claim, claims: Iterable[Claim], rules: Rules) -> bool:
+    """Whether a model is known to need more than pinned ones leave."""
+    if claim.needed_bytes is None or rules.budget_bytes is None:
+        return False
+    pinned_bytes = sum(one.reserved_bytes for one in claims if one.is_pinned and one is not claim)
+    return claim.needed_bytes > rules.budget_bytes - pinned_bytes
 
 
 def _victims(

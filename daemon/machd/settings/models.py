@@ -90,7 +90,8 @@ class ModelsSettings(SettingsSection):
     )
     hub_cache: Annotated[bool, Mark.RESTART] = Field(
         default=False,
-        description="Serve every model that is complete in the hub's cache on this machine, under its hub id.",
+        description="Serve every model that is complete in the hub's cache on this machine, under its hub id "
+        "(ORG/NAME); one of several GGUF files of a repository is ORG/NAME/FILE.",
     )
     memory_gb: _MemoryGb = Field(
         default="auto",

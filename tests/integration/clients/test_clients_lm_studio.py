@@ -12,6 +12,7 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.keys import locked_by
 from support.daemon.scraping import is_idle
 from support.daemon.supervised_daemon import SupervisedDaemon
 
@@ -117,16 +118,7 @@ async def test_lm_studio_answers_side_by_side(host: str) -> None:
 
 def test_lm_studio_needs_an_operators_key_to_change_models(directory: Path) -> None:
     """An API key, as a URL's password, uses models; loading and unloading takes the admin token."""
-    keys, token = directory / "keys", directory / "token"
-    for file, text in ((keys, f"alice:{_KEY}\n"), (token, f"{_TOKEN}\n")):
-        file.write_text(text)
-        file.chmod(0o600)
-    flags = {
-        "auth.api_keys_file": str(keys),
-        "auth.admin_token_file": str(token),
-        "admin.listen": "127.0.0.1:0",
-        "cache.prefix": False,
-    }
+    flags = locked_by(directory, api_key=_KEY, admin_token=_TOKEN) | {"cache.prefix": False}
     with ExitStack() as stack:
         stack.enter_context(capture_logs())
         config = directory / "machd.toml"

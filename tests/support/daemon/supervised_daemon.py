@@ -65,7 +65,7 @@ class SupervisedDaemon(RunningDaemon):
         make_engine = partial(
             SupervisedEngine,
             start_process=self._start_process,
-            prepare_front=lambda _located, _settings: _open_front,
+            read_files=lambda _settings, _name: lambda _located, _front_settings: _open_front,
             progress=SilentProgress(),
             restarts=Restarts(SystemClock()),
             clock=SystemClock(),

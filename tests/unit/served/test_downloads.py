@@ -17,6 +17,7 @@ from machd.engine.protocol.downloads import (
     DownloadFailed,
     DownloadOrder,
 )
+from machd.errors import ConflictError
 from machd.served.downloads import Downloads, DownloadWatch, OnPulled
 
 _DONE = Downloaded(model="org/name", revision="a1", path="/models/name", total_bytes=1)
@@ -54,7 +55,7 @@ def test_a_model_that_cannot_be_taken_on_is_told_as_here() -> None:
 
     async def run() -> None:
         downloads = _downloads(_fail)
-        last = await _last(downloads.follow(_ORDER))
+        last = await _last(await downloads.follow(_ORDER))
         assert isinstance(last, Downloaded)
         assert last.note == "it is here, and not served yet: the log says why"
         assert downloads.state is None
@@ -75,7 +76,7 @@ def test_a_bug_ends_a_download_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def run() -> None:
         downloads = _downloads(nothing)
-        last = await _last(downloads.follow(_ORDER))
+        last = await _last(await downloads.follow(_ORDER))
         assert isinstance(last, DownloadFailed)
         assert last.code == "fault"
         assert downloads.state is None
@@ -99,7 +100,7 @@ def test_a_model_that_has_come_is_taken_on_although_the_last_client_leaves() -> 
             ended.set()
 
         downloads = _downloads(take_on)
-        watch = downloads.follow(_ORDER)
+        watch = await downloads.follow(_ORDER)
         async with asyncio.timeout(CEILING_S):
             await begun.wait()
             watch.close()
@@ -108,6 +109,29 @@ def test_a_model_that_has_come_is_taken_on_although_the_last_client_leaves() -> 
             may_end.set()
             await ended.wait()
             await downloads.stop()
+
+    _run(run)
+
+
+def test_a_download_waits_for_the_end_of_one_whose_client_leaves() -> None:
+    """The server notices that a little later; as long as a client follows the first one, the second is refused."""
+
+    async def run() -> None:
+        downloads = Downloads(command=(sys.executable, "-c", "import time; time.sleep(600)"))
+        first = await downloads.follow(_ORDER)
+        other = DownloadOrder(model="org/other", revision="main")
+        with pytest.raises(ConflictError, match="org/name is being fetched"):
+            await downloads.follow(other)
+        second = asyncio.create_task(downloads.follow(other))
+        await asyncio.sleep(0)
+        assert not second.done()
+        first.close()
+        async with asyncio.timeout(CEILING_S):
+            await second
+            state = downloads.state
+            await downloads.stop()
+        assert state is not None
+        assert state.model == "org/other"
 
     _run(run)
 
@@ -123,7 +147,7 @@ def test_a_daemon_that_stops_does_not_wait_for_a_model_to_be_taken_on() -> None:
             await asyncio.Event().wait()
 
         downloads = _downloads(hang)
-        watch = downloads.follow(_ORDER)
+        watch = await downloads.follow(_ORDER)
         async with asyncio.timeout(CEILING_S):
             await begun.wait()
             await downloads.stop()

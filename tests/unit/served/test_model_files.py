@@ -87,6 +87,51 @@ def test_a_hub_cache_is_read_by_repository(tmp_path: Path) -> None:
     assert found["gpt2"].size_bytes == 20
 
 
+def test_gguf_files_of_a_hub_cache_are_found_under_the_hub_id(tmp_path: Path) -> None:
+    """The only one of a repository as ORG/NAME, several as ORG/NAME/FILE, and those beside a checkpoint, too."""
+    for path in (
+        "org--One/snapshots/a1/one.Q4_0.gguf",
+        "org--One/snapshots/a1/mmproj-one-f16.gguf",
+        "org--Split/snapshots/a1/Q8_0/split-Q8_0-00001-of-00002.gguf",
+        "org--Split/snapshots/a1/Q8_0/split-Q8_0-00002-of-00002.gguf",
+        "org--Two/snapshots/a1/two.Q4_0.gguf",
+        "org--Two/snapshots/a1/Q8_0/two.Q8_0.gguf",
+        "org--Part/snapshots/a1/part-00001-of-00002.gguf",
+        "gpt2/snapshots/a1/gpt2.Q4_0.gguf",
+        "org--Both/snapshots/a1/both.Q4_0.gguf",
+    ):
+        write(tmp_path / f"models--{path}")
+    checkpoint(tmp_path / "models--org--Both" / "snapshots" / "a1")
+
+    found = {model.name: model for model in discover(tmp_path)}
+
+    assert sorted(found) == [
+        "gpt2", "org/Both", "org/Both/both.Q4_0", "org/One", "org/Split",
+        "org/Two/two.Q4_0", "org/Two/two.Q8_0",
+    ]  # fmt: skip
+    assert found["org/One"].path.name == "one.Q4_0.gguf"
+    assert found["org/Both"].kind is ModelFilesKind.HUB_SNAPSHOT
+    assert found["org/Split"].path.name == "split-Q8_0-00001-of-00002.gguf"
+    assert found["org/Split"].size_bytes == 20
+
+
+def test_gguf_file_of_a_hub_cache_is_passed_over_until_all_of_it_has_come(tmp_path: Path) -> None:
+    """A link to nothing is no file, and one that is whole stays while another one is fetched."""
+    folder = tmp_path / "models--org--Name"
+    snapshot = folder / "snapshots" / "a1"
+    write(folder / "refs" / "main").write_text("a1")
+    write(folder / "blobs" / "first")
+    snapshot.mkdir(parents=True)
+    (snapshot / "name.Q4_0.gguf").symlink_to("../../blobs/first")
+    write(folder / "blobs" / "second.incomplete")
+    assert names(tmp_path) == ["org/Name"]
+
+    (snapshot / "name.Q8_0.gguf").symlink_to("../../blobs/second")
+    assert names(tmp_path) == []
+    (folder / "blobs" / "second.incomplete").rename(folder / "blobs" / "second")
+    assert names(tmp_path) == ["org/Name/name.Q4_0", "org/Name/name.Q8_0"]
+
+
 @pytest.mark.parametrize("revision", ["../../other/snapshots/a1", "missing", "", "\xff" * 300])
 def test_a_strange_main_of_a_hub_cache_is_not_followed(tmp_path: Path, revision: str) -> None:
     """It only chooses among the repository's own snapshots."""
@@ -277,7 +322,7 @@ def test_a_directory_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
 
 
 _PARTS = st.sampled_from(
-    "a b.gguf config.json model.safetensors model-00001-of-00002.safetensors models--a--b snapshots "
+    "a b.gguf c.gguf config.json model.safetensors model-00001-of-00002.safetensors models--a--b snapshots "
     f"blobs x.incomplete refs main .cache {_INDEX}".split()
 )
 
@@ -301,6 +346,6 @@ def test_whatever_lies_in_a_directory_names_are_unique_and_models_complete(
     for model in found:
         assert model.path.is_relative_to(directory)
         assert model.size_bytes > 0
-        if model.kind is not ModelFilesKind.GGUF:
+        if model.path.is_dir():
             assert (model.path / "config.json").is_file()
             assert any(model.path.glob("model*.safetensors"))

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -181,6 +182,41 @@ def test_a_model_that_never_fits_is_refused_with_the_figures() -> None:
         with pytest.raises(ModelNotLoadedError, match=r"needs 0\.00 GB, and models.memory_gb is"):
             await loading
         assert house.models["a"].history.outcomes[LoadOutcome.REFUSED] == 1
+
+    asyncio.run(main())
+
+
+def test_a_model_that_never_fits_is_refused_again_without_a_process(tmp_path: Path) -> None:
+    """Another process is asked once its files or its settings are not the same, or the memory is not."""
+
+    async def main() -> None:
+        file = tmp_path / "model.gguf"
+        file.write_bytes(b"weights")
+        house = _House("a", places=0)
+        a = house.models["a"]
+        a.settings = Settings.model_validate({"model": {"path": str(file)}})
+
+        async def ask() -> ModelState:
+            """Returns what the model does of a request that comes 10 s later."""
+            house.clock.advance(10.0)
+            asking = asyncio.create_task(house.models.lease(a))
+            await _turn()
+            state = a.state
+            if state is ModelState.LOADING:
+                a.sized(_NEEDS)
+            with pytest.raises(ModelNotLoadedError, match=r"needs 0\.00 GB, and models.memory_gb"):
+                await asking
+            return state
+
+        assert [await ask(), await ask()] == [ModelState.LOADING, ModelState.FAILED]
+        file.write_bytes(b"other weights")
+        assert [await ask(), await ask()] == [ModelState.LOADING, ModelState.FAILED]
+        a.settings = Settings.model_validate({"model": {"path": str(file), "dtype": "float32"}})
+        assert [await ask(), await ask()] == [ModelState.LOADING, ModelState.FAILED]
+        assert (a.reserved_bytes, a.leases) == (0, 0)
+        house.models.set_rules(Rules(_SIZE_BYTES, 60.0), Waiting(loads=True, max_wait_s=60.0))
+        await house.load("a")
+        assert a.is_ready
 
     asyncio.run(main())
 

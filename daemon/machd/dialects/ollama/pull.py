@@ -77,12 +77,14 @@ class OllamaPullStatus(Struct, frozen=True, kw_only=True):
         digest: Of the file that is fetched.
         total: Bytes of that file.
         completed: Bytes of it that are here.
+        note: Why what has come is not served yet, in an answer that is no stream.
     """
 
     status: str
     digest: str | UnsetType = UNSET
     total: int | UnsetType = UNSET
     completed: int | UnsetType = UNSET
+    note: str | UnsetType = UNSET
 
 
 @endpoint(
@@ -103,7 +105,7 @@ async def pull_ollama_model(
     require_operator(request.scope)
     order = body.order()
     check_online(context.settings)
-    watch = context.downloads.follow(order)
+    watch = await context.downloads.follow(order)
     keepalive_s = context.settings.streaming.keepalive_s
     if body.stream:
         return DownloadStream(watch, _lines, keepalive_s=keepalive_s)
@@ -112,8 +114,11 @@ async def pull_ollama_model(
     finally:
         watch.close()
     status_code = 500 if isinstance(ending, DownloadFailed) else 200
-    body_line = _lines(ending).splitlines()[-1]
-    return ASGIResponse(body=body_line, status_code=status_code, media_type="application/json")
+    last = _statuses(ending)[-1]
+    if isinstance(ending, Downloaded) and ending.note:
+        last = OllamaPullStatus(status="success", note=ending.note)
+    content = msgspec.json.encode(last)
+    return ASGIResponse(body=content, status_code=status_code, media_type="application/json")
 
 
 async def _ending(watch: DownloadWatch, keepalive_s: float) -> DownloadEvent:

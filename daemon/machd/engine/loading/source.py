@@ -52,6 +52,9 @@ def resolve_model(
         ModelDownloadError: Fetching failed.
     """
     progress = progress or SilentProgress()
+    local = local_source(model)
+    if local is not None:
+        return local
     if model is None or model == embedded.EMBEDDED_MODEL_ID:
         file = embedded.locate(cache_directory)
         if file is None and offline:
@@ -61,6 +64,17 @@ def resolve_model(
             )
         file = file or embedded.pull(cache_directory, progress=progress)
         return ModelSource(SourceKind.GGUF, file, embedded.EMBEDDED_MODEL_ID)
+    return ModelSource(SourceKind.DIRECTORY, _hub_snapshot(model, offline=offline), model)
+
+
+def local_source(model: str | None) -> ModelSource | None:
+    """Find the files of a directory or a GGUF file; None for a hub id and the embedded default, which may be fetched.
+
+    Raises:
+        ModelNotFoundError: There is no such model here.
+    """
+    if model is None or model == embedded.EMBEDDED_MODEL_ID:
+        return None
     path, mode = _named_file(model)
     if stat.S_ISDIR(mode):
         return ModelSource(SourceKind.DIRECTORY, path, Path(os.path.abspath(path)).name)  # noqa: PTH100 - a link keeps its own name
@@ -72,7 +86,7 @@ def resolve_model(
             "config.json and the .safetensors files"
         )
     if HUB_ID.fullmatch(model) and path.suffix.lower() != ".gguf":
-        return ModelSource(SourceKind.DIRECTORY, _hub_snapshot(model, offline=offline), model)
+        return None
     raise ModelNotFoundError(
         f"{shortened(model)} does not exist: give a directory in mlx-lm layout, a .gguf file, a hub id "
         "(org/name), or nothing for the embedded default"
