@@ -17,6 +17,7 @@ const Kernels kernels = {
     .attend_scratch_bytes = attend_scratch_bytes,
     .rms_norm = rms_norm,
     .silu_product = silu_product,
+    .gelu_product = gelu_product,
     .rotate = rotate,
 };
 

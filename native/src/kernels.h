@@ -16,7 +16,8 @@ struct Kernels {
   Attend attend;
   AttendScratchBytes attend_scratch_bytes;
   RmsNorm rms_norm;
-  SiluProduct silu_product;
+  GatedProduct silu_product;
+  GatedProduct gelu_product;
   Rotate rotate;
 };
 
@@ -35,6 +36,7 @@ void attend(const Attention& attention, long begin, long end, void* scratch);
 long attend_scratch_bytes(long queries, long head_dim, long value_dim);
 void rms_norm(const float* x, const float* weight, float eps, long size, float* out, long begin, long end);
 void silu_product(const float* gates, const float* ups, long count, float* out);
+void gelu_product(const float* gates, const float* ups, long count, float* out);
 void rotate(const float* head, const float* cosines, const float* sines, long half, float* out);
 }  // namespace MACHD_TARGET
 #endif

@@ -6,8 +6,9 @@ namespace machd {
 // out = x / sqrt(mean of squares + eps) * weight for rows of `size` numbers from `begin` to `end`.
 using RmsNorm = void (*)(const float* x, const float* weight, float eps, long size, float* out, long begin, long end);
 
-// out = gate * sigmoid(gate) * up for `count` gates and ups.
-using SiluProduct = void (*)(const float* gates, const float* ups, long count, float* out);
+// Activates `count` gates and multiplies them by their ups: by silu, gate * sigmoid(gate), or by gelu as its usual approximation,
+// gate * (1 + tanh(sqrt(2 / pi) * (gate + 0.044715 * gate ** 3))) / 2.
+using GatedProduct = void (*)(const float* gates, const float* ups, long count, float* out);
 
 // Turns pairs (i, i + half) of one head's numbers by the angles whose cosines and sines are given.
 using Rotate = void (*)(const float* head, const float* cosines, const float* sines, long half, float* out);
