@@ -1,3 +1,5 @@
+from typing import Literal
+
 import mlx.core as mx
 
 def product(
@@ -146,6 +148,13 @@ def silu_product(x: mx.array) -> mx.array:
         ValueError: The last axis is odd, or the dtype another one.
     """
 
+def gelu_product(x: mx.array) -> mx.array:
+    """Compute the same with gelu's usual approximation, ``gate * (1 + tanh(sqrt(2 / pi) * (gate + 0.044715 * gate ** 3))) / 2 * up``.
+
+    Raises:
+        ValueError: The last axis is odd, or the dtype another one.
+    """
+
 class LayerWeights:
     """Weights of a layer's product, kept where they lie."""
 
@@ -166,37 +175,47 @@ class LayerWeights:
         """
 
 class LlamaBlock:
-    """A llama layer's parts: what the functions here compute one after another, with the same bits."""
+    """A layer's parts, of a llama or a model of its shape: what the functions here compute one after another, with the same bits."""
 
     def __init__(
         self,
         *,
-        input_norm: mx.array,
-        post_norm: mx.array,
-        input_eps: float,
-        post_eps: float,
-        qkv: LayerWeights,
+        input_norm: tuple[mx.array, float],
+        post_norm: tuple[mx.array, float],
+        qkv: list[LayerWeights],
         output: LayerWeights,
-        gate_up: LayerWeights,
+        gate_up: list[LayerWeights],
         down: LayerWeights,
         heads: int,
         kv_heads: int,
         scale: float,
+        query_norm: tuple[mx.array, float] | None = None,
+        key_norm: tuple[mx.array, float] | None = None,
+        output_norm: tuple[mx.array, float] | None = None,
+        down_norm: tuple[mx.array, float] | None = None,
+        activation: Literal["silu", "gelu"] = "silu",
+        window: int = 0,
+        table: int = 0,
     ) -> None:
         """Take a layer's parts.
 
         Args:
-            input_norm: float32 [hidden], of the attention's input.
+            input_norm: Weight, float32 [hidden], and epsilon of the norm of the attention's input.
             post_norm: The same, of the feed-forward part's.
-            input_eps: Of the first norm.
-            post_eps: Of the second one.
-            qkv: From hidden to heads + 2 kv_heads heads: queries, keys and values.
+            qkv: From hidden to heads + 2 kv_heads heads: queries, keys and values in one, or one of each.
             output: From the heads to hidden.
-            gate_up: From hidden to gates and as many ups.
+            gate_up: From hidden to gates and as many ups in one, or one of each, packed alike.
             down: From these to hidden.
             heads: Of the queries.
             kv_heads: Of the keys and values.
             scale: Of the scores.
+            query_norm: As the first, [head_dim], of each head of queries.
+            key_norm: The same, of keys.
+            output_norm: As the first, of what ``output`` makes, before it is added.
+            down_norm: The same, of what ``down`` makes.
+            activation: Of the gates: see :func:`silu_product` and :func:`gelu_product`.
+            window: Columns that a token sees, its own included; 0 for all.
+            table: Number of the table that rotates queries and keys.
 
         Raises:
             ValueError: Sizes do not go together.
@@ -226,6 +245,7 @@ class LlamaLayers:
             tokens: int,
             prefix_keys: list[mx.array] = [],
             prefix_values: list[mx.array] = [],
+            rings: list[tuple[int, int]] = [],
         ) -> None:
             """Take arrays, of each layer one.
 
@@ -236,21 +256,21 @@ class LlamaLayers:
                 tokens: Of each row.
                 prefix_keys: As of :func:`attend`; a row's first column has the position behind them. None without a prefix.
                 prefix_values: The same.
+                rings: Columns of a ring and the column of position 0 there: position p lies in column (p + that) % columns. 0 columns
+                    where positions lie in order, as they do everywhere without any.
             """
 
     def __call__(
         self,
         x: mx.array,
-        cosines: mx.array,
-        sines: mx.array,
+        tables: list[tuple[mx.array, mx.array]],
         columns: list[Columns],
     ) -> list[mx.array]:
         """Compute a pass; each token sees all columns of its row up to its own.
 
         Args:
             x: float32 [.., hidden], the tokens of the first columns' rows one after another, then those of the next.
-            cosines: [positions, head_dim / 2].
-            sines: The same.
+            tables: Cosines and sines, [positions, head_dim / 2] each.
             columns: Of all rows.
 
         Returns:

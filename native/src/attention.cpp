@@ -48,13 +48,13 @@ struct Tile {
 const float* key_at(const Attention& a, long position) {
   const bool is_own = position >= a.parts[0].columns;
   const KvPart& part = a.parts[is_own];
-  return part.keys + (position - (is_own ? a.parts[0].columns : 0)) * part.key_step;
+  return part.keys + part.column(position - (is_own ? a.parts[0].columns : 0)) * part.key_step;
 }
 
 const float* value_at(const Attention& a, long position) {
   const bool is_own = position >= a.parts[0].columns;
   const KvPart& part = a.parts[is_own];
-  return part.values + (position - (is_own ? a.parts[0].columns : 0)) * part.value_step;
+  return part.values + part.column(position - (is_own ? a.parts[0].columns : 0)) * part.value_step;
 }
 
 // Has memory bring numbers that are wanted a little later.
@@ -209,7 +209,7 @@ void attend(const Attention& a, long begin, long end, void* scratch) {
     const float* from = a.queries + token * a.query_token_step + head * a.query_head_step;
     for (long d = 0; d < a.head_dim; d += kBlock) (Vector::load(from + d) * scale).store(tile.queries + query * a.head_dim + d);
   }
-  const long held = a.parts[0].columns + a.parts[1].columns;
+  const long held = a.held();
   const auto seen_to = [&](long token) { return std::min(a.before + token + 1, held); };
   const auto seen_from = [&](long token) { return a.window == 0 ? 0 : std::max<long>(0, a.before + token + 1 - a.window); };
   const long last = seen_to(end - 1);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 namespace machd {
 
@@ -12,6 +13,10 @@ struct KvPart {
   long columns;
   long key_step;    // numbers from one column's key to the next
   long value_step;  // the same of values
+  long ring = 0;    // columns of a ring, where a position lies in column (position + shift) % ring; 0 where they lie in order
+  long shift = 0;
+
+  long column(long position) const { return ring == 0 ? position : (position + shift) % ring; }
 };
 
 // What `repeats` heads of queries ask of one head of keys. Token t of the pass sees the positions up to before + t, its own, of
@@ -30,6 +35,12 @@ struct Attention {
   long before;
   long window;  // positions that a token sees, itself included; 0 for all
   float scale;
+
+  // Positions that the parts hold; a whole ring holds all that its tokens see.
+  long held() const {
+    const bool is_whole = parts[1].ring != 0 && parts[1].ring <= parts[1].columns;
+    return is_whole ? std::numeric_limits<long>::max() : parts[0].columns + parts[1].columns;
+  }
 };
 
 // Queries that are worked on together: their sums stay in the first cache while keys and values pass.

@@ -21,6 +21,7 @@ const Kernels kernels = {
     .gelu = gelu,
     .mean_of_rows = mean_of_rows,
     .silu_product = silu_product,
+    .gelu_product = gelu_product,
     .rotate = rotate,
 };
 

@@ -21,7 +21,8 @@ struct Kernels {
   LayerNorm layer_norm;
   Gelu gelu;
   MeanOfRows mean_of_rows;
-  SiluProduct silu_product;
+  GatedProduct silu_product;
+  GatedProduct gelu_product;
   Rotate rotate;
 };
 
@@ -44,6 +45,7 @@ void layer_norm(const float* x, const float* weight, const float* bias, float ep
 void gelu(const float* x, long count, float* out);
 void mean_of_rows(const float* x, long rows, long size, float* out);
 void silu_product(const float* gates, const float* ups, long count, float* out);
+void gelu_product(const float* gates, const float* ups, long count, float* out);
 void rotate(const float* head, const float* cosines, const float* sines, long half, float* out);
 }  // namespace MACHD_TARGET
 #endif

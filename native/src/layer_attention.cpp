@@ -37,11 +37,11 @@ void compute_attention(
   whole.window = window;
   whole.scale = scale;
   const auto part = [](const Columns& columns, long row, long head) {
-    const auto &[keys, values] = columns;
+    const auto& [keys, values, ring, shift] = columns;
     return KvPart{
         keys.data<float>() + row * keys.strides(0) + head * keys.strides(1),
         values.data<float>() + row * values.strides(0) + head * values.strides(1),
-        keys.shape(2), keys.strides(2), values.strides(2)};
+        keys.shape(2), keys.strides(2), values.strides(2), ring, shift};
   };
   const long before = prefix ? prefix->keys.shape(2) : 0;
   const long scratch_bytes = kernels.attend_scratch_bytes(at_once * repeats, whole.head_dim, value_dim);

@@ -14,9 +14,10 @@ struct Queries {
   long row_step, head_step, token_step;
 };
 
-// Keys and values [places, kv_heads, columns, n], a column's numbers one after another.
+// Keys and values [places, kv_heads, columns, n], a column's numbers one after another; `ring` and `shift` as of KvPart.
 struct Columns {
   const mlx::core::array &keys, &values;
+  long ring = 0, shift = 0;
 };
 
 // Those from an input on; none where there are not so many.

@@ -10,12 +10,16 @@ namespace {
 // Numbers of rows that one thread normalises or arranges in about the time that another takes to join it.
 constexpr long kStretchNumbers = 16 * 1024;
 
+void add(const float* added, long begin, long end, float* to) {
+  for (long at = begin; at < end; ++at) to[at] += added[at];
+}
+
 }  // namespace
 
 long layer_product_numbers(const LayerProduct& product, long rows, const Kernels& kernels) {
   const long normed = product.norm != nullptr ? rows * product.weights.inputs : 0;
   const long arranged = kernels.arranges_rows(product.weights) ? rows * product.weights.inputs : 0;
-  return normed + arranged + (product.is_gated ? rows * product.weights.outputs : 0);
+  return normed + arranged + (product.gated ? 2 * rows * product.result() : 0);
 }
 
 void compute_layer_product(const LayerProduct& product, const float* x, long rows, float* memory, float* out, const Kernels& kernels) {
@@ -40,19 +44,27 @@ void compute_layer_product(const LayerProduct& product, const float* x, long row
     x = arranges ? arranged : normed;
     memory = (arranges ? arranged : normed) + rows * inputs;
   }
-  float* const sums = product.is_gated ? memory : out;
+  // Gates and ups of a row one behind another, or all rows' gates and then their ups.
+  const bool is_one = product.ups.outputs == 0;
+  float* const sums = product.gated ? memory : out;
+  float* const up_sums = sums + (is_one ? result : rows * result);
   const auto kernel = kernels.find_product(weights.format, weights.bits);
   const long bytes = kernels.product_scratch_bytes(rows, inputs);
   share(result, kStretchOutputs, [&](long begin, long end, int) {
     void* own = scratch(bytes);
     kernel(x, rows, weights, sums, begin, end, own);
-    if (product.is_gated) kernel(x, rows, weights, sums, result + begin, result + end, own);
+    if (product.gated && is_one) kernel(x, rows, weights, sums, result + begin, result + end, own);
+    if (product.gated && !is_one) kernel(x, rows, product.ups, up_sums, begin, end, own);
     for (long row = 0; row < rows; ++row) {
-      const float* gates = sums + row * weights.outputs;
-      if (product.is_gated) kernels.silu_product(gates + begin, gates + result + begin, end - begin, out + row * result + begin);
-      if (product.added != nullptr)
-        for (long at = row * result + begin; at < row * result + end; ++at) out[at] += product.added[at];
+      const long at = row * weights.outputs + begin;
+      if (product.gated) product.gated(sums + at, up_sums + at, end - begin, out + row * result + begin);
+      if (product.added != nullptr && product.result_norm == nullptr) add(product.added, row * result + begin, row * result + end, out);
     }
+  });
+  if (product.result_norm == nullptr) return;
+  share(rows, std::max<long>(1, kStretchNumbers / result), [&](long begin, long end, int) {
+    kernels.rms_norm(out, product.result_norm, product.result_eps, result, out, begin, end);
+    if (product.added != nullptr) add(product.added, begin * result, end * result, out);
   });
 }
 

@@ -13,9 +13,12 @@ struct LayerProduct {
   const float* norm;   // of the rows, by rms_norm; null for none
   float eps;           // of that
   const float* added;  // [rows, result], added to the result; null for none
-  bool is_gated;       // the outputs are gates and as many ups, of which silu_product makes the result
+  GatedProduct gated;  // makes the result of the outputs, which are gates and as many ups; null where these are the result
+  const float* result_norm = nullptr;  // of the result before it is added, by rms_norm; null for none
+  float result_eps = 0;
+  Weights ups = {};  // of the ups, packed like those of the gates; no outputs where the weights are of both
 
-  long result() const { return is_gated ? weights.outputs / 2 : weights.outputs; }
+  long result() const { return gated && ups.outputs == 0 ? weights.outputs / 2 : weights.outputs; }
 };
 
 // Numbers of memory that compute_layer_product() needs for so many rows.

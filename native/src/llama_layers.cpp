@@ -18,13 +18,17 @@ namespace machd {
 namespace mx = mlx::core;
 
 struct LlamaBlock::Parts {
-  mx::array input_norm, post_norm;
-  float input_eps, post_eps;
-  LayerWeights qkv, output, gate_up, down;
+  ScaledNorm input_norm, post_norm;
+  std::optional<ScaledNorm> query_norm, key_norm, output_norm, down_norm;
+  std::vector<LayerWeights> qkv, gate_up;
+  LayerWeights output, down;
   long heads, kv_heads;
   float scale;
+  bool is_gelu;
+  int window, table;
 
-  long hidden() const { return qkv.weights().inputs; }
+  long hidden() const { return output.weights().outputs; }
+  long projected() const { return (heads + 2 * kv_heads) * head_dim(); }
   long head_dim() const { return output.weights().inputs / heads; }
 };
 
@@ -33,14 +37,31 @@ namespace {
 // Numbers of tokens that one thread rotates and copies in about the time that another takes to join it.
 constexpr long kTurnedNumbers = 16 * 1024;
 
-// A layer's products in the order of their use; x and attended: what the results of two of them are added to.
-std::array<LayerProduct, 4> products_of(const LlamaBlock::Parts& parts, const float* x, const float* attended) {
-  return {{
-      {parts.qkv.weights(), parts.input_norm.data<float>(), parts.input_eps, nullptr, false},
-      {parts.output.weights(), nullptr, 0, x, false},
-      {parts.gate_up.weights(), parts.post_norm.data<float>(), parts.post_eps, nullptr, true},
-      {parts.down.weights(), nullptr, 0, attended, false},
-  }};
+ScaledNorm checked(const ScaledNorm& norm, long numbers) {
+  const auto& [weight, eps] = norm;
+  refuse(weight.dtype() != mx::float32 || weight.shape() != mx::Shape{int(numbers)}, "a norm's weight is float32, and as long as the rows");
+  return {lying(weight), eps};
+}
+
+std::optional<ScaledNorm> checked(const std::optional<ScaledNorm>& norm, long numbers) {
+  return norm ? std::optional(checked(*norm, numbers)) : std::nullopt;
+}
+
+const float* weight_of(const std::optional<ScaledNorm>& norm) { return norm ? norm->first.data<float>() : nullptr; }
+float eps_of(const std::optional<ScaledNorm>& norm) { return norm ? norm->second : 0; }
+
+// A layer's products in the order of their use, those of queries, keys and values first; x and attended: what the results of two of them are added to.
+std::vector<LayerProduct> products_of(const LlamaBlock::Parts& parts, const float* x, const float* attended, const Kernels& kernels) {
+  const auto& [input_norm, input_eps] = parts.input_norm;
+  const auto& [post_norm, post_eps] = parts.post_norm;
+  std::vector<LayerProduct> products;
+  for (const auto& one : parts.qkv) products.push_back({one.weights(), input_norm.data<float>(), input_eps, nullptr, nullptr});
+  products.push_back({parts.output.weights(), nullptr, 0, x, nullptr, weight_of(parts.output_norm), eps_of(parts.output_norm)});
+  const auto gated = parts.is_gelu ? kernels.gelu_product : kernels.silu_product;
+  products.push_back({parts.gate_up[0].weights(), post_norm.data<float>(), post_eps, nullptr, gated});
+  if (parts.gate_up.size() > 1) products.back().ups = parts.gate_up[1].weights();
+  products.push_back({parts.down.weights(), nullptr, 0, attended, nullptr, weight_of(parts.down_norm), eps_of(parts.down_norm)});
+  return products;
 }
 
 // A pass's numbers between the steps of a layer, and between layers.
@@ -54,11 +75,11 @@ struct Memory {
     const long mixed_numbers = first.heads * first.head_dim();
     long gates = 0, most = 0;
     for (const auto& parts : stack) {
-      const auto products = products_of(*parts, nullptr, nullptr);
-      gates = std::max(gates, products[2].result());
+      const auto products = products_of(*parts, nullptr, nullptr, kernels);
+      gates = std::max(gates, products[products.size() - 2].result());
       for (const auto& one : products) most = std::max(most, layer_product_numbers(one, rows, kernels));
     }
-    projected = take(rows * first.qkv.weights().outputs);
+    projected = take(rows * first.projected());
     queries = take(rows * mixed_numbers);
     mixed = take(rows * mixed_numbers);
     attended = take(rows * first.hidden());
@@ -68,27 +89,53 @@ struct Memory {
   }
 };
 
-// Turns queries into `asking` [rows, heads, tokens, head_dim] and keys into their columns, and copies values into theirs; what would
-// lie behind the last column is left out. projected: [rows, tokens, heads + 2 kv_heads, head_dim].
+// Heads of tokens, `step` numbers from one token's to the next one's.
+struct Heads {
+  float* data;
+  long step;
+};
+
+// Queries, keys and values of `count` tokens from one on, of a pass's `tokens`: heads + 2 kv_heads of each token, or all queries, then all
+// keys, then all values.
+std::array<Heads, 3> heads_of(float* projected, long tokens, long from, const LlamaBlock::Parts& parts) {
+  const long sizes[] = {parts.heads * parts.head_dim(), parts.kv_heads * parts.head_dim(), parts.kv_heads * parts.head_dim()};
+  const bool is_one = parts.qkv.size() == 1;
+  std::array<Heads, 3> result;
+  for (int at = 0; at < 3; ++at) {
+    const long step = is_one ? parts.projected() : sizes[at];
+    result[at] = {projected + from * step, step};
+    projected += is_one ? sizes[at] : tokens * sizes[at];
+  }
+  return result;
+}
+
+// Normalises queries and keys, turns queries into `asking` [rows, heads, tokens, head_dim] and keys into their columns, and copies values
+// into theirs; what would lie behind the last column is left out.
 void take_apart(
-    const float* projected, long rows, long tokens, const LlamaBlock::Parts& parts, const mx::array& starts, long before, const mx::array& cosines,
-    const mx::array& sines, float* asking, mx::array& keys, mx::array& values, const Kernels& kernels) {
+    const std::array<Heads, 3>& projected, long rows, long tokens, const LlamaBlock::Parts& parts, const mx::array& starts, long before,
+    const mx::array& cosines, const mx::array& sines, float* asking, mx::array& keys, mx::array& values, std::pair<int, int> ring,
+    const Kernels& kernels) {
   const long heads = parts.heads, kv_heads = parts.kv_heads, head_dim = parts.head_dim(), half = head_dim / 2;
-  const long all = heads + 2 * kv_heads, columns = keys.shape(2);
-  share(rows * tokens, std::max<long>(1, kTurnedNumbers / (all * head_dim)), [&](long begin, long end, int) {
+  const long columns = keys.shape(2);
+  share(rows * tokens, std::max<long>(1, kTurnedNumbers / parts.projected()), [&](long begin, long end, int) {
     for (long at = begin; at < end; ++at) {
       const long row = at / tokens, token = at % tokens, start = starts.data<int32_t>()[row];
-      const long column = std::clamp<long>(start, 0, columns) + token;
+      const long place = std::max<long>(start, 0) + token;
+      const long column = ring.first ? (place + ring.second) % ring.first : std::min(place, columns);
       const long position = std::clamp<long>(before + start + token, 0, cosines.shape(0) - 1);
-      const float* from = projected + at * all * head_dim;
       const float *cosine = cosines.data<float>() + position * half, *sine = sines.data<float>() + position * half;
+      const auto turn = [&](const Heads& from, long head, const std::optional<ScaledNorm>& norm, float* to) {
+        float* const own = from.data + at * from.step + head * head_dim;
+        if (norm) kernels.rms_norm(own, norm->first.data<float>(), norm->second, head_dim, own, 0, 1);
+        kernels.rotate(own, cosine, sine, half, to);
+      };
       for (long head = 0; head < heads; ++head)
-        kernels.rotate(from + head * head_dim, cosine, sine, half, asking + ((row * heads + head) * tokens + token) * head_dim);
+        turn(projected[0], head, parts.query_norm, asking + ((row * heads + head) * tokens + token) * head_dim);
       if (column >= columns) continue;
       for (long head = 0; head < kv_heads; ++head) {
         const long to = ((row * kv_heads + head) * columns + column) * head_dim;
-        kernels.rotate(from + (heads + head) * head_dim, cosine, sine, half, keys.data<float>() + to);
-        std::memcpy(values.data<float>() + to, from + (heads + kv_heads + head) * head_dim, sizeof(float) * head_dim);
+        turn(projected[1], head, parts.key_norm, keys.data<float>() + to);
+        std::memcpy(values.data<float>() + to, projected[2].data + at * projected[2].step + head * head_dim, sizeof(float) * head_dim);
       }
     }
   });
@@ -115,15 +162,13 @@ class OwnPrimitive : public mx::UnaryPrimitive {
   bool is_equivalent(const mx::Primitive&) const override { return false; }  // one for each that writes
 };
 
-// Inputs before those of the columns: rows, cosines and sines.
-constexpr size_t kRowInputs = 3;
-
 // Where some of the rows are: the rows of tokens each, and the first of the inputs that are theirs: starts, then keys and values, and those
 // of the prefix, of each layer.
 struct Place {
   long rows, tokens;
   size_t input;
   bool has_prefix;
+  std::vector<std::pair<int, int>> rings;  // of each layer
 
   size_t keys(size_t layer) const { return input + 1 + layer * (has_prefix ? 4 : 2); }
 
@@ -132,8 +177,10 @@ struct Place {
 
 class LayersPrimitive : public mx::Primitive {
  public:
-  LayersPrimitive(mx::Stream stream, std::shared_ptr<const LlamaLayers::Stack> stack, std::vector<Place> places, const Kernels* kernels)
-      : Primitive(stream), stack_(std::move(stack)), places_(std::move(places)), kernels_(kernels) {}
+  // row_inputs: those before the columns': rows, and cosines and sines of each table.
+  LayersPrimitive(
+      mx::Stream stream, std::shared_ptr<const LlamaLayers::Stack> stack, size_t row_inputs, std::vector<Place> places, const Kernels* kernels)
+      : Primitive(stream), stack_(std::move(stack)), row_inputs_(row_inputs), places_(std::move(places)), kernels_(kernels) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     mx::array& out = outputs[0];
@@ -148,7 +195,7 @@ class LayersPrimitive : public mx::Primitive {
     memory.set_data(mx::allocator::malloc(memory.nbytes()));
     std::vector<mx::array> written;
     for (size_t at = 1; at < outputs.size(); ++at) written.push_back(mx::array::unsafe_weak_copy(outputs[at]));
-    const std::vector<mx::array> rows(inputs.begin(), inputs.begin() + kRowInputs), columns(inputs.begin() + kRowInputs, inputs.end());
+    const std::vector<mx::array> rows(inputs.begin(), inputs.begin() + row_inputs_), columns(inputs.begin() + row_inputs_, inputs.end());
     encoder.dispatch([held = HeldInputs(rows, stream()),
                       columns = HeldInputs(columns, stream(), HeldInputs::Need::kLastAxis),
                       memory_plan,
@@ -180,7 +227,7 @@ class LayersPrimitive : public mx::Primitive {
 
   bool is_equivalent(const mx::Primitive& other) const override {
     const auto& another = static_cast<const LayersPrimitive&>(other);
-    return another.stack_ == stack_ && another.places_ == places_ && another.kernels_ == kernels_;
+    return another.stack_ == stack_ && another.row_inputs_ == row_inputs_ && another.places_ == places_ && another.kernels_ == kernels_;
   }
 
  private:
@@ -197,29 +244,35 @@ class LayersPrimitive : public mx::Primitive {
     const long head_dim = parts.head_dim();
     float *const projected = memory + plan.projected, *const asking = memory + plan.queries, *const mixed = memory + plan.mixed;
     float *const attended = memory + plan.attended, *const gated = memory + plan.gated, *const product = memory + plan.product;
-    const auto steps = products_of(parts, x, attended);
-    compute_layer_product(steps[0], x, layer.tokens, product, projected, kernels);
+    const auto steps = products_of(parts, x, attended, kernels);
+    auto step = steps.begin();
+    for (float* to = projected; step != steps.begin() + parts.qkv.size(); to += layer.tokens * (step++)->result())
+      compute_layer_product(*step, x, layer.tokens, product, to, kernels);
+    const size_t row_inputs = held.size();
+    const mx::array &cosines = held[1 + 2 * parts.table], &sines = held[2 + 2 * parts.table];
     long before = 0;  // tokens
     for (size_t at = 0; at < places.size(); ++at) {
-      const auto& [rows, tokens, input, has_prefix] = places[at];
-      const mx::array& starts = columns[input - kRowInputs];
+      const auto& [rows, tokens, input, has_prefix, rings] = places[at];
+      const auto ring = rings.empty() ? std::pair(0, 0) : rings[layer.number];
+      const mx::array& starts = columns[input - row_inputs];
       const size_t first = 2 * (at * layer.count + layer.number);
       mx::array &keys = written[first], &values = written[first + 1];
-      const auto prefix = has_prefix ? columns_at(columns, places[at].keys(layer.number) + 2 - kRowInputs) : std::nullopt;
+      const auto prefix = has_prefix ? columns_at(columns, places[at].keys(layer.number) + 2 - row_inputs) : std::nullopt;
       float* const own_asking = asking + before * parts.heads * head_dim;
       take_apart(
-          projected + before * steps[0].result(), rows, tokens, parts, starts, prefix ? prefix->keys.shape(2) : 0, held[1], held[2], own_asking,
-          keys, values, kernels);
+          heads_of(projected, layer.tokens, before, parts), rows, tokens, parts, starts, prefix ? prefix->keys.shape(2) : 0, cosines, sines,
+          own_asking, keys, values, ring, kernels);
       const Queries queries{own_asking, rows, parts.heads, tokens, head_dim, parts.heads * tokens * head_dim, tokens * head_dim, head_dim};
-      compute_attention(queries, {keys, values}, starts, prefix, parts.scale, 0, mixed + before * parts.heads * head_dim, kernels);
+      compute_attention(queries, {keys, values, ring.first, ring.second}, starts, prefix, parts.scale, parts.window, mixed + before * parts.heads * head_dim, kernels);
       before += rows * tokens;
     }
-    compute_layer_product(steps[1], mixed, layer.tokens, product, attended, kernels);
-    compute_layer_product(steps[2], attended, layer.tokens, product, gated, kernels);
-    compute_layer_product(steps[3], gated, layer.tokens, product, out, kernels);
+    compute_layer_product(*step++, mixed, layer.tokens, product, attended, kernels);
+    compute_layer_product(*step++, attended, layer.tokens, product, gated, kernels);
+    compute_layer_product(*step++, gated, layer.tokens, product, out, kernels);
   }
 
   std::shared_ptr<const LlamaLayers::Stack> stack_;
+  size_t row_inputs_;
   std::vector<Place> places_;
   const Kernels* kernels_;  // those of when the graph was built
 };
@@ -242,26 +295,43 @@ LayerWeights::LayerWeights(
 }
 
 LlamaBlock::LlamaBlock(
-    const mx::array& input_norm,
-    const mx::array& post_norm,
-    float input_eps,
-    float post_eps,
-    LayerWeights qkv,
+    const ScaledNorm& input_norm,
+    const ScaledNorm& post_norm,
+    std::vector<LayerWeights> qkv,
     LayerWeights output,
-    LayerWeights gate_up,
+    std::vector<LayerWeights> gate_up,
     LayerWeights down,
     int heads,
     int kv_heads,
-    float scale) {
-  const long hidden = qkv.weights().inputs, mixed = output.weights().inputs;
+    float scale,
+    const std::optional<ScaledNorm>& query_norm,
+    const std::optional<ScaledNorm>& key_norm,
+    const std::optional<ScaledNorm>& output_norm,
+    const std::optional<ScaledNorm>& down_norm,
+    const std::string& activation,
+    int window,
+    int table) {
+  const long hidden = output.weights().outputs, mixed = output.weights().inputs;
   refuse(heads <= 0 || kv_heads <= 0 || heads % kv_heads || mixed % heads || mixed / heads % 16, "heads are a multiple of those of the keys, of 16 numbers");
-  refuse(qkv.weights().outputs != mixed / heads * (heads + 2 * kv_heads), "queries, keys and values have as many numbers as heads");
-  refuse(output.weights().outputs != hidden || down.weights().outputs != hidden || gate_up.weights().inputs != hidden, "products go on from one another");
-  refuse(gate_up.weights().outputs != 2 * down.weights().inputs, "there are as many ups as gates");
-  for (const auto* norm : {&input_norm, &post_norm})
-    refuse(norm->dtype() != mx::float32 || norm->shape() != mx::Shape{int(hidden)}, "a norm's weight is float32, and as long as the rows");
-  parts_ = std::make_shared<const Parts>(
-      Parts{lying(input_norm), lying(post_norm), input_eps, post_eps, std::move(qkv), std::move(output), std::move(gate_up), std::move(down), heads, kv_heads, scale});
+  const long head_dim = mixed / heads;
+  std::vector<long> outputs;
+  for (const auto& one : qkv) outputs.push_back(one.weights().inputs == hidden ? one.weights().outputs : 0);
+  const bool is_one = outputs == std::vector{head_dim * (heads + 2 * kv_heads)};
+  refuse(!is_one && outputs != std::vector{mixed, head_dim * kv_heads, head_dim * kv_heads}, "queries, keys and values have as many numbers as heads");
+  refuse(down.weights().outputs != hidden, "products go on from one another");
+  refuse(gate_up.empty() || gate_up.size() > 2, "products are of gates and ups");
+  for (const auto& one : gate_up) {
+    const Weights &first = gate_up[0].weights(), &own = one.weights();
+    refuse(own.inputs != hidden, "products go on from one another");
+    refuse(own.outputs * long(gate_up.size()) != 2 * down.weights().inputs, "there are as many ups as gates");
+    refuse(own.format != first.format || own.bits != first.bits, "gates and ups are packed alike");
+  }
+  refuse(activation != "silu" && activation != "gelu", "an activation is silu or gelu");
+  refuse(window < 0 || table < 0, "a window and a table are not negative");
+  parts_ = std::make_shared<const Parts>(Parts{
+      checked(input_norm, hidden), checked(post_norm, hidden), checked(query_norm, head_dim), checked(key_norm, head_dim),
+      checked(output_norm, hidden), checked(down_norm, hidden), std::move(qkv), std::move(gate_up), std::move(output), std::move(down), heads,
+      kv_heads, scale, activation == "gelu", window, table});
 }
 
 LlamaLayers::LlamaLayers(const std::vector<LlamaBlock>& blocks) {
@@ -276,14 +346,19 @@ LlamaLayers::LlamaLayers(const std::vector<LlamaBlock>& blocks) {
 }
 
 std::vector<mx::array> LlamaLayers::operator()(
-    const mx::array& x, const mx::array& cosines, const mx::array& sines, const std::vector<Columns>& columns) const {
+    const mx::array& x, const std::vector<std::pair<mx::array, mx::array>>& tables, const std::vector<Columns>& columns) const {
   const LlamaBlock::Parts& parts = *(*stack_)[0];
   refuse(x.dtype() != mx::float32 || x.ndim() < 1 || x.shape(-1) != parts.hidden(), "rows are float32, and as long as the weights'");
   const int heads = int(parts.heads), head_dim = int(parts.head_dim());
-  refuse_other_tables(cosines, sines, head_dim);
+  for (const auto& block : *stack_) refuse(block->table >= int(tables.size()), "there is a table for each layer");
   const mx::Stream stream = mx::default_stream(mx::Device::cpu);
   const size_t layers = stack_->size();
-  std::vector<mx::array> inputs = {x, cosines, sines};
+  std::vector<mx::array> inputs = {x};
+  for (const auto& [cosines, sines] : tables) {
+    refuse_other_tables(cosines, sines, head_dim);
+    inputs.insert(inputs.end(), {cosines, sines});
+  }
+  const size_t row_inputs = inputs.size();
   std::vector<mx::Shape> shapes = {x.shape()};
   std::vector<Place> places;
   long tokens = 0;
@@ -293,7 +368,8 @@ std::vector<mx::array> LlamaLayers::operator()(
     const bool has_prefix = !one.prefix_keys.empty();
     refuse(one.keys.size() != layers || one.values.size() != layers, "there are keys and values of each layer");
     refuse(one.prefix_keys.size() != one.prefix_values.size() || (has_prefix && one.prefix_keys.size() != layers), "a prefix has keys and values of each layer");
-    places.push_back({rows, one.tokens, inputs.size(), has_prefix});
+    refuse(!one.rings.empty() && (one.rings.size() != layers || has_prefix), "there is a ring for each layer, and no prefix before it");
+    places.push_back({rows, one.tokens, inputs.size(), has_prefix, one.rings});
     inputs.push_back(one.starts);
     for (size_t layer = 0; layer < layers; ++layer) {
       const mx::array &keys = one.keys[layer], &values = one.values[layer];
@@ -301,6 +377,8 @@ std::vector<mx::array> LlamaLayers::operator()(
       if (has_prefix) prefix_keys = one.prefix_keys[layer], prefix_values = one.prefix_values[layer];
       refuse_other_columns({rows, heads, one.tokens, head_dim}, keys, values, one.starts, prefix_keys, prefix_values);
       refuse(keys.shape(1) != parts.kv_heads || values.shape() != keys.shape(), "keys and values have as many heads");
+      const auto [ring, shift] = one.rings.empty() ? std::pair(0, 0) : one.rings[layer];
+      refuse(ring < 0 || shift < 0 || (ring > keys.shape(2) && shift > 0), "the columns of a ring are not negative, and are there");
       for (const auto* each : {&keys, &values}) {
         inputs.emplace_back(each->shape(), mx::float32, std::make_shared<OwnPrimitive>(stream), std::vector<mx::array>{*each});
         shapes.push_back(each->shape());
@@ -312,7 +390,7 @@ std::vector<mx::array> LlamaLayers::operator()(
   refuse(tokens != long(x.size()) / parts.hidden(), "there are as many tokens as rows have");
   const std::vector<mx::Dtype> dtypes(shapes.size(), mx::float32);
   return mx::array::make_arrays(
-      std::move(shapes), dtypes, std::make_shared<LayersPrimitive>(stream, stack_, std::move(places), present_kernels()), inputs);
+      std::move(shapes), dtypes, std::make_shared<LayersPrimitive>(stream, stack_, row_inputs, std::move(places), present_kernels()), inputs);
 }
 
 }  // namespace machd

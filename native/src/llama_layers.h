@@ -1,9 +1,10 @@
-// Llama layers as one operation of MLX.
+// Layers of a llama, and of models of its shape, as one operation of MLX.
 #pragma once
 
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "layer_product.h"
@@ -30,25 +31,36 @@ class LayerWeights {
   Weights weights_;
 };
 
-// A layer's parts: norm, projection of queries, keys and values, rotation, attention over columns that the keys and values are written to,
-// projection of its output and sum; norm, projection of gate and up, SiLU product, projection and sum.
+// A norm's weight, float32, and what is added to the mean of squares.
+using ScaledNorm = std::pair<mlx::core::array, float>;
+
+// A layer's parts: norm, projection of queries, keys and values, norms of each head of queries and keys, rotation, attention over columns that
+// the keys and values are written to, projection of its output, norm and sum; norm, projection of gate and up, activation, projection,
+// norm and sum. The norms of heads and those before the sums are optional.
 class LlamaBlock {
  public:
-  // input_norm, post_norm: float32 [hidden]. The products go from hidden to heads + 2 kv_heads heads, from heads heads to hidden, from
-  // hidden to gates and as many ups, and from these to hidden.
+  // input_norm, post_norm, output_norm, down_norm: [hidden]. query_norm, key_norm: [head_dim]. The products go from hidden to heads +
+  // 2 kv_heads heads, in one or in three (queries, keys, values); from heads heads to hidden, from hidden to gates and as many ups, in one
+  // or in two that are packed alike; and from these to hidden. activation: "silu" or "gelu". window: columns that a token sees, its own included; 0 for all. table: which of the
+  // tables of a pass rotates the heads.
   // Raises std::invalid_argument where sizes do not go together.
   LlamaBlock(
-      const mlx::core::array& input_norm,
-      const mlx::core::array& post_norm,
-      float input_eps,
-      float post_eps,
-      LayerWeights qkv,
+      const ScaledNorm& input_norm,
+      const ScaledNorm& post_norm,
+      std::vector<LayerWeights> qkv,
       LayerWeights output,
-      LayerWeights gate_up,
+      std::vector<LayerWeights> gate_up,
       LayerWeights down,
       int heads,
       int kv_heads,
-      float scale);
+      float scale,
+      const std::optional<ScaledNorm>& query_norm,
+      const std::optional<ScaledNorm>& key_norm,
+      const std::optional<ScaledNorm>& output_norm,
+      const std::optional<ScaledNorm>& down_norm,
+      const std::string& activation,
+      int window,
+      int table);
 
   struct Parts;
   const std::shared_ptr<const Parts>& parts() const { return parts_; }
@@ -71,13 +83,17 @@ class LlamaLayers {
     mlx::core::array starts;
     int tokens;  // of each row
     std::vector<mlx::core::array> prefix_keys, prefix_values;  // none, or one for each layer
+    // None, or for each layer the columns of a ring and the column of position 0 there: position p lies in column (p + that) % columns.
+    // 0 columns where positions lie in order. A ring holds all that the pass's tokens see.
+    std::vector<std::pair<int, int>> rings;
   };
 
-  // x: [.., hidden], the tokens of the first columns' rows one after another, then those of the next. cosines, sines: as of `rotate`.
+  // x: [.., hidden], the tokens of the first columns' rows one after another, then those of the next. tables: cosines and sines as of
+  // `rotate`, for the blocks to choose from.
   // Returns the last layer's result like x; and of each of the columns keys and values of the first layer, of the second one and so on.
   // Raises std::invalid_argument where shapes or dtypes do not go together.
   std::vector<mlx::core::array> operator()(
-      const mlx::core::array& x, const mlx::core::array& cosines, const mlx::core::array& sines, const std::vector<Columns>& columns) const;
+      const mlx::core::array& x, const std::vector<std::pair<mlx::core::array, mlx::core::array>>& tables, const std::vector<Columns>& columns) const;
 
   using Stack = std::vector<std::shared_ptr<const LlamaBlock::Parts>>;
 

@@ -1,6 +1,7 @@
 // The Python module.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -56,6 +57,7 @@ NB_MODULE(_kernels, m) {
   m.def("layer_norm", &machd::layer_norm, "x"_a, "weight"_a, "bias"_a, "eps"_a);
   m.def("gelu", &machd::gelu, "x"_a);
   m.def("silu_product", &machd::silu_product, "x"_a);
+  m.def("gelu_product", &machd::gelu_product, "x"_a);
   nb::class_<machd::LayerWeights>(m, "LayerWeights")
       .def(
           nb::init<
@@ -75,42 +77,53 @@ NB_MODULE(_kernels, m) {
   nb::class_<machd::LlamaBlock>(m, "LlamaBlock")
       .def(
           nb::init<
-              const mlx::core::array&,
-              const mlx::core::array&,
-              float,
-              float,
+              const machd::ScaledNorm&,
+              const machd::ScaledNorm&,
+              std::vector<machd::LayerWeights>,
               machd::LayerWeights,
-              machd::LayerWeights,
-              machd::LayerWeights,
+              std::vector<machd::LayerWeights>,
               machd::LayerWeights,
               int,
               int,
-              float>(),
+              float,
+              const std::optional<machd::ScaledNorm>&,
+              const std::optional<machd::ScaledNorm>&,
+              const std::optional<machd::ScaledNorm>&,
+              const std::optional<machd::ScaledNorm>&,
+              const std::string&,
+              int,
+              int>(),
           nb::kw_only(),
           "input_norm"_a,
           "post_norm"_a,
-          "input_eps"_a,
-          "post_eps"_a,
           "qkv"_a,
           "output"_a,
           "gate_up"_a,
           "down"_a,
           "heads"_a,
           "kv_heads"_a,
-          "scale"_a);
+          "scale"_a,
+          "query_norm"_a = nb::none(),
+          "key_norm"_a = nb::none(),
+          "output_norm"_a = nb::none(),
+          "down_norm"_a = nb::none(),
+          "activation"_a = "silu",
+          "window"_a = 0,
+          "table"_a = 0);
   nb::class_<machd::LlamaLayers> layers(m, "LlamaLayers");
   using Arrays = std::vector<mlx::core::array>;
   nb::class_<machd::LlamaLayers::Columns>(layers, "Columns")
       .def(
-          nb::init<Arrays, Arrays, mlx::core::array, int, Arrays, Arrays>(),
+          nb::init<Arrays, Arrays, mlx::core::array, int, Arrays, Arrays, std::vector<std::pair<int, int>>>(),
           "keys"_a,
           "values"_a,
           "starts"_a,
           "tokens"_a,
           "prefix_keys"_a = Arrays(),
-          "prefix_values"_a = Arrays());
+          "prefix_values"_a = Arrays(),
+          "rings"_a = std::vector<std::pair<int, int>>());
   layers.def(nb::init<const std::vector<machd::LlamaBlock>&>(), "blocks"_a)
-      .def("__call__", &machd::LlamaLayers::operator(), "x"_a, "cosines"_a, "sines"_a, "columns"_a);
+      .def("__call__", &machd::LlamaLayers::operator(), "x"_a, "tables"_a, "columns"_a);
   nb::class_<machd::PanelWeights>(m, "PanelWeights").def(nb::init<const mlx::core::array&, const mlx::core::array&>(), "weights"_a, "bias"_a);
   nb::class_<machd::NormWeights>(m, "NormWeights")
       .def(nb::init<const mlx::core::array&, const mlx::core::array&, float>(), "weight"_a, "bias"_a, "eps"_a);

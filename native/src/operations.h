@@ -87,6 +87,9 @@ mlx::core::array gelu(const mlx::core::array& x);
 // Raises std::invalid_argument where x has no such last axis.
 mlx::core::array silu_product(const mlx::core::array& x);
 
+// The same with gelu's usual approximation, gate * (1 + tanh(sqrt(2 / pi) * (gate + 0.044715 * gate ** 3))) / 2.
+mlx::core::array gelu_product(const mlx::core::array& x);
+
 // The instruction set whose kernels serve: "avx512", "avx2" or "neon"; empty where none does.
 std::string instruction_set();
 

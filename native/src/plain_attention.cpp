@@ -10,23 +10,24 @@ namespace machd::plain {
 long attend_scratch_bytes(long, long, long) { return 0; }
 
 void attend(const Attention& a, long begin, long end, void*) {
-  const long held = a.parts[0].columns + a.parts[1].columns;
-  std::vector<const float*> keys, values;
-  for (const KvPart& part : a.parts)
-    for (long column = 0; column < part.columns; ++column) {
-      keys.push_back(part.keys + column * part.key_step);
-      values.push_back(part.values + column * part.value_step);
-    }
+  const auto key_at = [&](long position) {
+    const KvPart& part = a.parts[position >= a.parts[0].columns];
+    return part.keys + part.column(position - (&part == a.parts ? 0 : a.parts[0].columns)) * part.key_step;
+  };
+  const auto value_at = [&](long position) {
+    const KvPart& part = a.parts[position >= a.parts[0].columns];
+    return part.values + part.column(position - (&part == a.parts ? 0 : a.parts[0].columns)) * part.value_step;
+  };
   for (long token = begin; token < end; ++token)
     for (long head = 0; head < a.repeats; ++head) {
       const float* query = a.queries + token * a.query_token_step + head * a.query_head_step;
-      const long own = a.before + token, to = std::min(own + 1, held);
+      const long own = a.before + token, to = std::min(own + 1, a.held());
       std::vector<double> scores;
       std::vector<long> seen;
       for (long position = 0; position < to; ++position) {
         if (a.window != 0 && position <= own - a.window) continue;
         double score = 0;
-        for (long d = 0; d < a.head_dim; ++d) score += double(query[d]) * keys[position][d];
+        for (long d = 0; d < a.head_dim; ++d) score += double(query[d]) * key_at(position)[d];
         scores.push_back(score * a.scale);
         seen.push_back(position);
       }
@@ -35,7 +36,7 @@ void attend(const Attention& a, long begin, long end, void*) {
       for (double& score : scores) total += score = std::exp(score - highest);
       for (long d = 0; d < a.value_dim; ++d) {
         double sum = 0;
-        for (size_t at = 0; at < seen.size(); ++at) sum += scores[at] * values[seen[at]][d];
+        for (size_t at = 0; at < seen.size(); ++at) sum += scores[at] * value_at(seen[at])[d];
         a.out[token * a.out_token_step + head * a.out_head_step + d] = float(sum / total);
       }
     }

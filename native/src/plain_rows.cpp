@@ -43,6 +43,13 @@ void silu_product(const float* gates, const float* ups, long count, float* out) 
   }
 }
 
+void gelu_product(const float* gates, const float* ups, long count, float* out) {
+  for (long at = 0; at < count; ++at) {
+    const double gate = gates[at], bent = std::sqrt(2 / std::acos(-1.0)) * (gate + 0.044715 * gate * gate * gate);
+    out[at] = float(gate * (1 + std::tanh(bent)) / 2 * ups[at]);
+  }
+}
+
 void rotate(const float* head, const float* cosines, const float* sines, long half, float* out) {
   for (long at = 0; at < half; ++at) {
     const double first = head[at], second = head[half + at], cosine = cosines[at], sine = sines[at];

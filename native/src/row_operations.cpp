@@ -74,11 +74,12 @@ void compute_gelu(const Kernels& kernels, const HeldInputs& held, mx::array& out
   kernels.gelu(held[0].data<float>() + begin * size, (end - begin) * size, out.data<float>() + begin * size);
 }
 
-void compute_silu_product(const Kernels& kernels, const HeldInputs& held, mx::array& out, float, int, long begin, long end) {
+template <GatedProduct Kernels::*kGated>
+void compute_gated_product(const Kernels& kernels, const HeldInputs& held, mx::array& out, float, int, long begin, long end) {
   const long size = out.shape(-1);
   for (long row = begin; row < end; ++row) {
     const float* gates = held[0].data<float>() + row * 2 * size;
-    kernels.silu_product(gates, gates + size, size, out.data<float>() + row * size);
+    (kernels.*kGated)(gates, gates + size, size, out.data<float>() + row * size);
   }
 }
 
@@ -123,15 +124,22 @@ mx::array gelu(const mx::array& x) {
   return mx::array(x.shape(), mx::float32, std::move(primitive), {x});
 }
 
-mx::array silu_product(const mx::array& x) {
+namespace {
+
+mx::array gated_product(const mx::array& x, const char* name, Rows compute) {
   refuse(x.dtype() != mx::float32, "rows are float32");
   refuse(x.ndim() < 1 || x.shape(-1) % 2 || x.shape(-1) == 0, "rows hold a gate and as long an up");
   auto shape = x.shape();
   shape.back() /= 2;
-  auto primitive = std::make_shared<RowsPrimitive>(
-      mx::default_stream(mx::Device::cpu), "MachdSiluProduct", compute_silu_product, shape.back(), present_kernels());
+  auto primitive = std::make_shared<RowsPrimitive>(mx::default_stream(mx::Device::cpu), name, compute, shape.back(), present_kernels());
   return mx::array(shape, mx::float32, std::move(primitive), {x});
 }
+
+}  // namespace
+
+mx::array silu_product(const mx::array& x) { return gated_product(x, "MachdSiluProduct", compute_gated_product<&Kernels::silu_product>); }
+
+mx::array gelu_product(const mx::array& x) { return gated_product(x, "MachdGeluProduct", compute_gated_product<&Kernels::gelu_product>); }
 
 mx::array rotate(const mx::array& x, const mx::array& cosines, const mx::array& sines, const mx::array& positions, int rotated) {
   refuse(x.dtype() != mx::float32 || x.ndim() != 4, "heads are float32 with four axes");

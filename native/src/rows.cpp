@@ -26,6 +26,16 @@ inline void store(Vector vector, float* to, int count) {
   else vector.store_some(to, count);
 }
 
+// out = gate / (1 + 2 ** exponent_of(gate)) * up.
+template <class ExponentOf>
+void gated_product(const float* gates, const float* ups, long count, float* out, ExponentOf exponent_of) {
+  const Vector one = Vector::all(1.0f);
+  by_vector(count, [&](long at, int here) {
+    const Vector gate = load(gates + at, here), up = load(ups + at, here);
+    store(gate / (one + exp2(exponent_of(gate))) * up, out + at, here);
+  });
+}
+
 }  // namespace
 
 void rms_norm(const float* x, const float* weight, float eps, long size, float* out, long begin, long end) {
@@ -79,11 +89,15 @@ void mean_of_rows(const float* x, long rows, long size, float* out) {
 }
 
 void silu_product(const float* gates, const float* ups, long count, float* out) {
-  const Vector one = Vector::all(1.0f), to_base = Vector::all(-kLog2E);
-  by_vector(count, [&](long at, int here) {
-    const Vector gate = load(gates + at, here), up = load(ups + at, here);
-    store(gate / (one + exp2(gate * to_base)) * up, out + at, here);
-  });
+  const Vector to_base = Vector::all(-kLog2E);
+  gated_product(gates, ups, count, out, [&](Vector gate) { return gate * to_base; });
+}
+
+void gelu_product(const float* gates, const float* ups, long count, float* out) {
+  // (1 + tanh(x)) / 2 is 1 / (1 + exp(-2 x)).
+  constexpr float kFirst = -2 * 0.7978845608028654f * kLog2E;
+  const Vector first = Vector::all(kFirst), third = Vector::all(kFirst * 0.044715f);
+  gated_product(gates, ups, count, out, [&](Vector gate) { return gate * fused(gate * gate, third, first); });
 }
 
 void rotate(const float* head, const float* cosines, const float* sines, long half, float* out) {

@@ -16,8 +16,9 @@ using Gelu = void (*)(const float* x, long count, float* out);
 // out = mean of `rows` rows of `size` numbers, added one after another.
 using MeanOfRows = void (*)(const float* x, long rows, long size, float* out);
 
-// out = gate * sigmoid(gate) * up for `count` gates and ups.
-using SiluProduct = void (*)(const float* gates, const float* ups, long count, float* out);
+// Activates `count` gates and multiplies them by their ups: by silu, gate * sigmoid(gate), or by gelu as its usual approximation,
+// gate * (1 + tanh(sqrt(2 / pi) * (gate + 0.044715 * gate ** 3))) / 2.
+using GatedProduct = void (*)(const float* gates, const float* ups, long count, float* out);
 
 // Turns pairs (i, i + half) of one head's numbers by the angles whose cosines and sines are given.
 using Rotate = void (*)(const float* head, const float* cosines, const float* sines, long half, float* out);

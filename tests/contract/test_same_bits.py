@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import mlx.core as mx
@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from machd.engine.assembly import make_engine
 from machd.engine.backend.native_kernels import native_kernels
+from machd.engine.backend.untyped import Cache
 from machd.engine.kernels import native_attention
-from machd.engine.kv.layers.slab import SlabKv
+from machd.engine.kernels.layers_in_one import LayersInOne
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.protocol.step import Lane
 from machd.engine.step.mlx_engine import MlxEngine
@@ -111,10 +112,16 @@ def test_a_text_has_the_same_bits_as_a_prompt_and_token_by_token(short_model: Lo
 def test_other_bits_are_noticed(engine: MlxEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """With mlx's attention, whose order of sums depends on the width, rows in company have other last bits."""
     sampling = SamplingParams(temperature=0, top_logprobs=2)
-    rows = [Join(random_prompt(length, length), 6, sampling) for length in (9, 40, 90, 150)]
+    lengths = enumerate((9, 40, 90, 150))
+    rows = [Join(random_prompt(length, length), 6, sampling, at) for at, length in lengths]
     right = _said(engine, rows)
     assert right == [_said(engine, [row])[0] for row in rows]
     monkeypatch.setattr(native_attention, "_takes", lambda *_: False)
-    monkeypatch.setattr(SlabKv, "takes_columns", lambda *_: False)  # or a block's kernel attends
+    take = LayersInOne.take
+
+    def takes_prompts_alone(caches: Sequence[Cache]) -> bool:
+        return not getattr(caches[0], "rows", None) and take(caches)
+
+    monkeypatch.setattr(LayersInOne, "take", staticmethod(takes_prompts_alone))
     together = _said(engine, rows)
     assert together != [_said(engine, [row])[0] for row in rows]

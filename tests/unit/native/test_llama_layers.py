@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import mlx.core as mx
@@ -73,17 +75,18 @@ def _norms() -> tuple[mx.array, mx.array]:
     return _numbers(_HIDDEN, seed=1), _numbers(_HIDDEN, seed=2)
 
 
+def _weights(name: str, product: Product) -> Any:
+    arrays, packing = product
+    made = native.LayerWeights(*arrays, **packing)
+    return [made] if name in {"qkv", "gate_up"} else made
+
+
 def _block(products: dict[str, Product], **changes: object) -> Any:
     norms = _norms()
     named = {
-        "input_norm": norms[0],
-        "post_norm": norms[1],
-        "input_eps": _EPS[0],
-        "post_eps": _EPS[1],
-        **{
-            name: native.LayerWeights(*arrays, **packing)
-            for name, (arrays, packing) in products.items()
-        },
+        "input_norm": (norms[0], _EPS[0]),
+        "post_norm": (norms[1], _EPS[1]),
+        **{name: _weights(name, product) for name, product in products.items()},
         "heads": _HEADS,
         "kv_heads": _KV_HEADS,
         "scale": _SCALE,
@@ -102,14 +105,18 @@ def _columns(
     return native.LlamaLayers.Columns(*parts[:2], starts, tokens, *parts[2:])
 
 
-def _in_steps(
+def _in_steps(  # noqa: PLR0917 - what a layer computes with
     products: dict[str, Product],
     x: mx.array,
     columns: list[mx.array],
     starts: mx.array,
     table: tuple[mx.array, mx.array],
     prefix: list[mx.array],
+    options: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[mx.array]:
+    def normed(name: str, heads: mx.array) -> mx.array:
+        return native.rms_norm(heads, *options[name]) if name in options else heads
+
     def product(name: str, rows: mx.array) -> mx.array:
         (weights, *rest), packing = products[name]
         scales, biases = [*rest, None, None][:2]
@@ -121,15 +128,22 @@ def _in_steps(
     heads = product("qkv", native.rms_norm(x, norms[0], _EPS[0]))
     heads = heads.reshape(rows, tokens, _HEADS + 2 * _KV_HEADS, _HEAD_DIM)
     before = prefix[0].shape[2] if prefix else 0
+    queries, keys, values = mx.split(heads, [_HEADS, _HEADS + _KV_HEADS], axis=2)
+    heads = mx.concatenate(
+        [normed("query_norm", queries), normed("key_norm", keys), values], axis=2
+    )
     heads = native.rotate(heads, *table, starts + before, rotated=_HEADS + _KV_HEADS)
     parts = mx.split(heads, [_HEADS, _HEADS + _KV_HEADS], axis=2)
     queries, own_keys, own_values = (part.swapaxes(1, 2) for part in parts)
     keys = native.written(mx.array(columns[0]), own_keys, starts)
     values = native.written(mx.array(columns[1]), own_values, starts)
-    mixed = native.attend(queries, keys, values, starts, *prefix, scale=_SCALE)
-    x = x + product("output", mixed.reshape(rows, tokens, -1))
-    gated = native.silu_product(product("gate_up", native.rms_norm(x, norms[1], _EPS[1])))
-    return [x + product("down", gated), keys, values]
+    mixed = native.attend(
+        queries, keys, values, starts, *prefix, scale=_SCALE, window=options.get("window", 0)
+    )
+    x = x + normed("output_norm", product("output", mixed.reshape(rows, tokens, -1)))
+    activated = native.gelu_product if options.get("activation") == "gelu" else native.silu_product
+    gated = activated(product("gate_up", native.rms_norm(x, norms[1], _EPS[1])))
+    return [x + normed("down_norm", product("down", gated)), keys, values]
 
 
 @given(
@@ -183,7 +197,7 @@ def test_layers_have_the_bits_of_their_steps(  # noqa: PLR0917 - what may differ
         held = [one for each in lying for one in each] if is_held else []
         seen = [_columns(lying, starts, tokens, prefixes)]
         del lying
-        got = _layers(*products)(x, *table, seen)
+        got = _layers(*products)(x, [table], seen)
         del seen
         mx.eval(got)
         assert all(mx.array_equal(*pair) for pair in zip(got, [passed, *expected], strict=True))
@@ -201,7 +215,7 @@ def test_every_format_on_every_instruction_set(instruction_sets: list[str], name
             x, starts = _numbers(2, tokens, _HIDDEN), _int32(3, 60)
             columns = [_numbers(2, _KV_HEADS, _COLUMNS, _HEAD_DIM, seed=seed) for seed in (3, 4)]
             expected = _in_steps(products, x, columns, starts, table, [])
-            got = _layers(products)(x, *table, [_columns([columns], starts, tokens, [])])
+            got = _layers(products)(x, [table], [_columns([columns], starts, tokens, [])])
             assert all(map(mx.array_equal, got, expected)), (instruction_set, tokens)
 
 
@@ -218,7 +232,7 @@ def test_rows_and_prompts_in_one_pass_have_the_bits_that_they_have_alone() -> No
         _columns([arrays], _int32(*starts), tokens, [])
         for arrays, (_, tokens, starts) in zip(columns, kinds, strict=True)
     ]
-    got, *written = _layers(products)(mx.concatenate(parts), *table, seen)
+    got, *written = _layers(products)(mx.concatenate(parts), [table], seen)
     begin = 0
     for at, (rows, tokens, starts) in enumerate(kinds):
         x = parts[at].reshape(rows, tokens, _HIDDEN)
@@ -227,6 +241,103 @@ def test_rows_and_prompts_in_one_pass_have_the_bits_that_they_have_alone() -> No
         assert mx.array_equal(written[2 * at], own[0])
         assert mx.array_equal(written[2 * at + 1], own[1])
         begin += rows * tokens
+
+
+_OPTIONS: Mapping[str, Any] = {
+    "query_norm": (_numbers(_HEAD_DIM, seed=90), 1e-6),
+    "key_norm": (_numbers(_HEAD_DIM, seed=91), 1e-6),
+    "output_norm": (_numbers(_HIDDEN, seed=92), 1e-6),
+    "down_norm": (_numbers(_HIDDEN, seed=93), 1e-6),
+    "activation": "gelu",
+    "window": 40,
+}
+
+
+def _apart(product: Product, sizes: tuple[int, ...]) -> list[Any]:
+    """Cut a product's weights by their outputs."""
+    arrays, packing = product
+    ends = np.cumsum(sizes).tolist()
+    cut = [mx.split(array, ends[:-1]) for array in arrays]
+    return [native.LayerWeights(*each, **packing) for each in zip(*cut, strict=True)]
+
+
+@pytest.mark.parametrize("left_out", [None, *_OPTIONS])
+@pytest.mark.parametrize("tokens", [1, 9, 70])
+def test_every_part_of_a_layer_has_the_bits_of_its_step(
+    instruction_sets: list[str], left_out: str | None, tokens: int
+) -> None:
+    """Norms of heads and of what is added, gelu and a window; with queries, keys and values in one product or in three, gates and ups in one or in two."""
+    options = {name: one for name, one in _OPTIONS.items() if name != left_out}
+    products, table = _products("affine5"), _table(300)
+    other_tables = [(table[1], table[0]), table]
+    x, starts = _numbers(2, tokens, _HIDDEN), _int32(3, 29)
+    columns = [_numbers(2, _KV_HEADS, _COLUMNS, _HEAD_DIM, seed=seed) for seed in (3, 4)]
+    in_parts = {
+        "qkv": _apart(
+            products["qkv"], tuple(n * _HEAD_DIM for n in (_HEADS, _KV_HEADS, _KV_HEADS))
+        ),
+        "gate_up": _apart(products["gate_up"], (_GATES, _GATES)),
+    }
+    for instruction_set in (*instruction_sets, "plain"):
+        native.use_instruction_set(instruction_set)
+        expected = _in_steps(products, x, columns, starts, table, [], options)
+        for changes, tables in (({}, [table]), (in_parts, [table]), ({"table": 1}, other_tables)):
+            layers = native.LlamaLayers([_block(products, **{**options, **changes})])
+            got = layers(x, tables, [_columns([columns], starts, tokens, [])])
+            assert all(map(mx.array_equal, got, expected)), (instruction_set, list(changes))
+
+
+@given(
+    start=st.integers(0, 200),
+    tokens=st.sampled_from([1, 2, 30]),
+    spare=st.integers(0, 30),
+    shift=st.integers(0, 20),
+    window=st.sampled_from([1, 40, 64]),
+)
+def test_a_ring_has_the_bits_of_columns_in_order(
+    instruction_sets: list[str], start: int, tokens: int, spare: int, shift: int, window: int
+) -> None:
+    """Wherever position 0 lies, once or many times round, and whatever older positions have left there; each position is written where it is read."""
+    products, table, x = _products("affine4"), _table(300), _numbers(1, tokens, _HIDDEN)
+    straight = [_numbers(1, _KV_HEADS, 240, _HEAD_DIM, seed=seed) for seed in (3, 4)]
+    ring = window + tokens - 1 + spare
+    shift %= ring
+    last = start + tokens - 1 - (start + tokens - 1 + shift - mx.arange(ring)) % ring
+    turned = [
+        mx.where((last >= 0)[:, None], one[:, :, mx.maximum(last, 0)], 7.0) for one in straight
+    ]
+    layers = native.LlamaLayers([_block(products, window=window)])
+    for instruction_set in (*instruction_sets, "plain"):
+        native.use_instruction_set(instruction_set)
+        expected, *in_order = layers(x, [table], [_columns([straight], _int32(start), tokens, [])])
+        keys, values = ([mx.array(one)] for one in turned)
+        seen = native.LlamaLayers.Columns(
+            keys, values, _int32(start), tokens, rings=[(ring, shift)]
+        )
+        got, *written = layers(x, [table], [seen])
+        assert mx.array_equal(got, expected)
+        own = mx.arange(start, start + tokens)
+        for one, other in zip(written, in_order, strict=True):
+            assert mx.array_equal(one[:, :, (own + shift) % ring], other[:, :, own])
+
+
+def test_a_ring_that_is_not_there_is_refused() -> None:
+    """One for each layer, without a prefix; one that goes on behind the columns has position 0 in its first."""
+    columns = [[mx.zeros((2, 2, 9, 32))] * 2]
+    layers, x = _layers(_products("plain")), mx.zeros((2, 1, _HIDDEN))
+    for rings, prefix in (
+        ([(9, 0)] * 2, []),
+        ([(9, 0)], columns),
+        ([(12, 1)], []),
+        ([(-1, 0)], []),
+    ):
+        prefixes = [[mx.zeros((1, 2, 9, 32))] * 2] * len(prefix)
+        parts = [[one[at] for one in each] for each in (columns, prefixes) for at in (0, 1)]
+        seen = native.LlamaLayers.Columns(*parts[:2], _int32(0, 0), 1, *parts[2:], rings)
+        with pytest.raises(ValueError, match="ring"):
+            layers(x, [_table(10)], [seen])
+    with pytest.raises(ValueError, match="a table for each layer"):
+        layers(x, [], [_columns(columns, _int32(0, 0), 1, [])])
 
 
 def test_columns_are_written_in_place() -> None:
@@ -238,7 +349,7 @@ def test_columns_are_written_in_place() -> None:
     before = mx.get_active_memory()
     for at in range(5):
         seen = _columns([[keys, values]], _int32(at, at, at, at), 1, [])
-        got, keys, values = layers(x, *table, [seen])
+        got, keys, values = layers(x, [table], [seen])
         del seen
         mx.eval(got, keys, values)
     assert mx.get_peak_memory() - before < keys.nbytes / 2
@@ -250,7 +361,7 @@ def test_layers_that_have_gone_are_computed_all_the_same() -> None:
     columns = [_numbers(2, _KV_HEADS, 9, _HEAD_DIM, seed=seed) for seed in (3, 4)]
     starts = _int32(1, 2)
     expected = _in_steps(products, x, columns, starts, table, [])
-    waiting = _layers(products)(x, *table, [_columns([columns], starts, 1, [])])
+    waiting = _layers(products)(x, [table], [_columns([columns], starts, 1, [])])
     del products
     assert all(mx.array_equal(*pair) for pair in zip(waiting, expected, strict=True))
 
@@ -268,15 +379,21 @@ def test_layers_that_have_gone_are_computed_all_the_same() -> None:
         ("output", (96, 192)),
         ("gate_up", (322, 192)),
         ("down", (192, 159)),
+        ("query_norm", (_HEAD_DIM - 1,)),
+        ("down_norm", (_HEAD_DIM,)),
+        ("activation", "relu"),
+        ("window", -1),
     ],
     ids=str,
 )
-def test_parts_that_do_not_go_together_are_refused(part: str, wrong: int | tuple[int, ...]) -> None:
+def test_parts_that_do_not_go_together_are_refused(
+    part: str, wrong: int | str | tuple[int, ...]
+) -> None:
     """When the block is made."""
     given_part: object = wrong
     if isinstance(wrong, tuple):
         array = mx.zeros(wrong)
-        given_part = array if part.endswith("norm") else native.LayerWeights(array)
+        given_part = (array, 1e-5) if part.endswith("norm") else _weights(part, ([array], {}))
     with pytest.raises(ValueError, match=r"are|have|has|is|go on"):
         _block(_products("plain"), **{part: given_part})
 
@@ -318,7 +435,7 @@ def test_a_pass_that_does_not_go_with_the_layers_is_refused(
     x, keys, values, starts, *table = arrays
     seen = _columns([[keys, values]], starts, 1, [])
     with pytest.raises(ValueError, match=r"are|have|has|there"):
-        _layers(_products("plain"))(x, *table, [seen])
+        _layers(_products("plain"))(x, [(table[0], table[1])], [seen])
 
 
 @pytest.mark.parametrize(("layers", "prefixes"), [(0, 0), (1, 0), (3, 0), (2, 1)])
@@ -328,7 +445,7 @@ def test_columns_of_other_layers_are_refused(layers: int, prefixes: int) -> None
     prefix = [[mx.zeros((1, 2, 9, 32))] * 2] * prefixes
     seen = _columns(columns, _int32(0, 0), 1, prefix)
     with pytest.raises(ValueError, match="each layer"):
-        _layers(_products("plain"), _products("plain"))(mx.zeros((2, 1, 192)), *_table(10), [seen])
+        _layers(_products("plain"), _products("plain"))(mx.zeros((2, 1, 192)), [_table(10)], [seen])
 
 
 def test_layers_of_other_sizes_are_refused() -> None:
@@ -338,7 +455,7 @@ def test_layers_of_other_sizes_are_refused() -> None:
         "down": ([mx.zeros((_HIDDEN, 80))], {}),
         "gate_up": ([mx.zeros((160, _HIDDEN))], {}),
     }
-    assert len(_layers(_products("plain"), fewer)(mx.zeros((0, 1, 192)), *_table(10), [])) == 1
+    assert len(_layers(_products("plain"), fewer)(mx.zeros((0, 1, 192)), [_table(10)], [])) == 1
     other = _block(_products("plain"), heads=3, kv_heads=1)
     for blocks in ([_block(_products("plain")), other], []):
         with pytest.raises(ValueError, match=r"there are layers|of one size"):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx.nn.layers.activations import gelu_approx
 
 native = pytest.importorskip("machd_native", reason="make setup has found no compiler")
 
@@ -30,12 +31,14 @@ def test_operations_are_those_of_plain_loops(
 ) -> None:
     """Norms and activations of rows of any length; a row's bits are the same alone, and on each instruction set."""
     x, weight = _numbers(rows, 2 * size) * 4, _numbers(2 * size, seed=1)
-    for operation in (
+    operations = (
         lambda x: native.rms_norm(x, weight, 1e-5),
         lambda x: native.layer_norm(x, weight, weight * 0.3, 1e-5),
         native.gelu,
         native.silu_product,
-    ):
+        native.gelu_product,
+    )
+    for operation in operations:
         native.use_instruction_set("plain")
         expected = np.array(operation(x))
         results = []
@@ -57,12 +60,15 @@ def test_norm_and_activation_are_mlx_s() -> None:
     )
     gate, up = x[..., :32], x[..., 32:]
     assert mx.allclose(native.silu_product(x), gate * mx.sigmoid(gate) * up, atol=1e-6, rtol=1e-5)
+    expected = gelu_approx(gate) * up
+    assert mx.allclose(native.gelu_product(x), expected, atol=1e-6, rtol=1e-4)
     odd = mx.array([[float("nan"), 200.0, -200.0, 0.0, 1.0, 1.0, 1.0, float("nan")]])
-    result = native.silu_product(odd)[0]
-    assert mx.isnan(result[0])
-    assert result[1] == 200
-    assert abs(float(result[2])) < 1e-30
-    assert mx.isnan(result[3])
+    for activated in (native.silu_product, native.gelu_product):
+        result = activated(odd)[0]
+        assert mx.isnan(result[0])
+        assert result[1] == 200
+        assert abs(float(result[2])) < 1e-30
+        assert mx.isnan(result[3])
 
 
 def test_layer_norm_is_mlx_s() -> None:

@@ -17,12 +17,13 @@ from machd.engine.backend.native_kernels import native_kernels
 from machd.engine.backend.untyped import Cache, LanguageModel, Layer
 from machd.engine.kernels.cpu_attention import attend, attend_rows
 from machd.engine.kernels.exponential import silu_product
-from machd.engine.kernels.native_layers import is_native, lay_in_large_pages
+from machd.engine.kernels.layers_in_one import compute_layers_in_one
+from machd.engine.kernels.native_layers import is_native
 from machd.engine.kernels.native_llama import (
     NativeAttention,
     NativeFeedForward,
     RotationTable,
-    compute_layers_in_one,
+    rotate_alike,
 )
 from machd.engine.kernels.packed import attend_cached
 
@@ -50,10 +51,7 @@ def fuse_layers(model: LanguageModel) -> int:
             count += 1
             # Layer by layer, so that old and new weights coexist for one layer only.
             mx.eval(block.parameters())
-        if type(block) is llama.TransformerBlock:
-            lay_in_large_pages(block)  # before what keeps them as they lie
-    if isinstance(getattr(model, "model", None), llama.LlamaModel):
-        compute_layers_in_one(model)
+    compute_layers_in_one(model)
     mx.clear_cache()
     return count
 
@@ -123,11 +121,7 @@ class _Rotation:
         return table if table.is_exact else None
 
     def is_of(self, rope: Layer) -> bool:
-        if type(rope) is not type(self._rope):
-            return False
-        # A module keeps its settings as attributes and its arrays as items.
-        mine, other = ({**vars(one), **one} for one in (self._rope, rope))
-        return mine.keys() == other.keys() and all(_equal(mine[key], other[key]) for key in mine)
+        return rotate_alike(rope, self._rope)
 
     def __call__(self, heads: mx.array, positions: int | mx.array) -> mx.array:
         """Rotate [rows, heads, tokens, head_dim], whose rows begin at ``positions``."""
@@ -241,9 +235,3 @@ def _merged(layers: Sequence[Layer]) -> Layer:
     for name in [name for name, value in merged.items() if isinstance(value, mx.array)]:
         merged[name] = mx.concatenate([layer[name] for layer in layers])
     return merged
-
-
-def _equal(one: object, other: object) -> bool:
-    if isinstance(one, mx.array) and isinstance(other, mx.array):
-        return bool(mx.array_equal(one, other))
-    return one == other

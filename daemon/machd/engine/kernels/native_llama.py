@@ -1,24 +1,17 @@
-"""Llama layers in a few operations of machd's own kernels, where these compute all of a layer's products.
+"""Parts of llama layers in a few operations of machd's own kernels, where these compute all of a layer's products.
 
-A step's small operations take as long as its products. A prompt's layer has twelve of them here instead of about fifty, and all
-layers of decoding rows, and of prompts beside them, are one.
+They compute what :mod:`machd.engine.kernels.layers_in_one` does not take: other caches, and no caches at all.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from machd.engine.backend.native_kernels import native_kernels
-from machd.engine.backend.untyped import Cache, LanguageModel, Layer
-from machd.engine.kernels.native_attention import HEAD_NUMBERS, attend, attend_rows
-from machd.engine.kernels.native_layers import is_native_norm, layer_weights
-from machd.engine.kernels.packed import PackedCache, PackedPrompt, attend_cached
-from machd.engine.kernels.started_layers import class_of
-from machd.engine.kv.layers.slab import SlabKv
-from machd.engine.kv.row_positions import SlabRows
+from machd.engine.backend.untyped import Cache, Layer
+from machd.engine.kernels.native_attention import attend, attend_rows
+from machd.engine.kernels.packed import attend_cached
 
 _TABLE_POSITIONS = 1024
 """A table grows by so many."""
@@ -57,14 +50,35 @@ class RotationTable:
         )
         return turned
 
+    def is_of(self, rope: Layer, head_dim: int) -> bool:
+        """Return True if a layer with heads of so many numbers rotates as this table."""
+        return head_dim == 2 * self._half and rotate_alike(rope, self.rope)
+
     @property
     def is_exact(self) -> bool:
         """True if the table rotates as the layer does; it does not for other layouts of the pairs."""
+        if getattr(self.rope, "dims", 2 * self._half) != 2 * self._half:
+            return False
         heads = mx.sin(mx.arange(6 * 2 * self._half, dtype=mx.float32)).reshape(3, 1, 2, -1)
         positions = mx.array([0, 7, 1000], dtype=mx.int32)
         own = self.rope(heads.swapaxes(1, 2), offset=positions).swapaxes(1, 2)
         difference = self.rotate(heads, positions, 1001, rotated=2) - own
         return float(mx.abs(difference).max()) < _TOLERANCE
+
+
+def rotate_alike(rope: Layer, other: Layer) -> bool:
+    """Return True if two layers are of one class, with the same settings."""
+    if type(rope) is not type(other):
+        return False
+    # A module keeps its settings as attributes and its arrays as items.
+    mine, its = ({**vars(one), **one} for one in (rope, other))
+    return mine.keys() == its.keys() and all(_equal(mine[key], its[key]) for key in mine)
+
+
+def _equal(one: object, other: object) -> bool:
+    if isinstance(one, mx.array) and isinstance(other, mx.array):
+        return bool(mx.array_equal(one, other))
+    return one == other
 
 
 class NativeAttention(Module):
@@ -128,174 +142,3 @@ class NativeFeedForward(Module):
         """Compute [.., hidden] as mlx-lm's layer does."""
         down: mx.array = self.down_proj(native_kernels().silu_product(self.gate_up_proj(x)))
         return down
-
-
-class NativeLayers:
-    """All layers of a llama in one operation, for decoding rows and for prompts beside them."""
-
-    def __init__(self, blocks: Sequence[object], attention: NativeAttention) -> None:
-        native = native_kernels()
-        self._in_one = native.LlamaLayers(blocks)
-        self._columns = native.LlamaLayers.Columns
-        self._table: RotationTable = attention.table
-        self._head_dims: tuple[int, int] = attention.kv_heads, attention.head_dim
-
-    @staticmethod
-    def take(caches: Sequence[Cache]) -> bool:
-        """Return True for a pass of rows, and of prompts beside them, that are stored as they are."""
-        return all(map(_takes_columns, caches))
-
-    def __call__(self, x: mx.array, caches: Sequence[Cache]) -> mx.array:
-        """Compute [rows, tokens, hidden] as mlx-lm's layers do one after another.
-
-        Args:
-            x: The rows of slabs, and behind them the tokens of prompts, rows of one token each.
-            caches: One a layer, which :meth:`take` has looked at.
-        """
-        rows, prompts = _parts(caches)
-        by_slab = list(zip(*(one.slabs_to_write() for one in rows), strict=True))
-        seen = [self._columns_of(rows, layers, x.shape[1]) for layers in by_slab]
-        for prompt in prompts:
-            held = [self._with_room(one) for one in prompt]
-            seen.append(self._columns(*_turned(held), prompt[0].start, prompt[0].tokens))
-        slabs = [layers[0][0] for layers in by_slab]
-        table = self._table.up_to(caches[0].width)
-        x, *written = self._in_one(_in_slab_order(x, slabs), *table, seen)
-        pairs = iter(zip(written[::2], written[1::2], strict=True))
-        for layers in by_slab:
-            for (_, arrays), pair in zip(layers, pairs, strict=False):
-                arrays[:] = pair
-        for prompt in prompts:
-            for one, pair in zip(prompt, pairs, strict=False):
-                one.cache.keys, one.cache.values = pair
-        return _in_row_order(x, slabs, rows)
-
-    def _columns_of(
-        self,
-        caches: Sequence[SlabKv],
-        layers: Sequence[tuple[SlabRows, list[mx.array]]],
-        tokens: int,
-    ) -> object:
-        """Return the columns of one slab's rows in each layer, behind what these share."""
-        slab = layers[0][0]
-        prefixes = [prefix for one in caches if (prefix := one.prefix(slab)) is not None]
-        held = [arrays for _, arrays in layers]
-        return self._columns(*_turned(held), slab.start, tokens, *_turned(prefixes))
-
-    def _with_room(self, prompt: PackedPrompt) -> tuple[mx.array, mx.array]:
-        """Count a pass's tokens in a prompt's cache, and return its keys and values with columns for them."""
-        cache = prompt.cache
-        if cache.keys is None or cache.offset + prompt.tokens > cache.keys.shape[2]:
-            kv_heads, head_dim = self._head_dims
-            blank = mx.zeros((1, kv_heads, prompt.tokens, head_dim))
-            cache.update_and_fetch(blank, blank)
-        else:
-            cache.offset += prompt.tokens
-        return cache.keys, cache.values
-
-
-def _parts(
-    caches: Sequence[Cache],
-) -> tuple[Sequence[SlabKv], list[tuple[PackedPrompt, ...]]]:
-    """Return the rows' caches, one a layer or none, and each prompt's."""
-    if not isinstance(caches[0], PackedCache):
-        return caches, []
-    rows = [one.rows for one in caches] if caches[0].rows is not None else []
-    return rows, list(zip(*(one.prompts for one in caches), strict=True))
-
-
-def _in_slab_order(x: mx.array, slabs: Sequence[SlabRows]) -> mx.array:
-    """Put rows slab by slab; what is behind them stays there."""
-    if all(slab.index is None for slab in slabs):
-        return x
-    count = sum(slab.rows for slab in slabs)
-    return mx.concatenate([*(slab.of(x) for slab in slabs), x[count:]])
-
-
-def _in_row_order(x: mx.array, slabs: Sequence[SlabRows], rows: Sequence[SlabKv]) -> mx.array:
-    """Undo :func:`_in_slab_order`."""
-    if all(slab.index is None for slab in slabs):
-        return x
-    count = sum(slab.rows for slab in slabs)
-    return mx.concatenate([rows[0].in_row_order([x[:count]]), x[count:]])
-
-
-def _turned(pairs: Sequence[Sequence[mx.array]]) -> tuple[list[mx.array], list[mx.array]]:
-    """Turn keys and values of each layer into the layers' keys and the layers' values."""
-    return [one[0] for one in pairs], [one[1] for one in pairs]
-
-
-def _takes_columns(cache: Cache) -> bool:
-    if isinstance(cache, SlabKv):
-        return cache.takes_columns()
-    if not isinstance(cache, PackedCache):
-        return False
-    from mlx_lm.models.cache import KVCache  # noqa: PLC0415 - after import_mlx_lm()
-
-    are_plain = all(type(one.cache) is KVCache for one in cache.prompts)
-    return are_plain and (cache.rows is None or cache.rows.takes_columns())
-
-
-class _InOne:
-    """Marks the classes of models whose layers are computed in one operation."""
-
-    __slots__ = ()
-    former: type[Layer]
-
-
-def compute_layers_in_one(model: LanguageModel) -> None:
-    """Have a llama's layers computed in one operation where machd's kernels compute every part of each of them.
-
-    The model keeps its weights and gets a subclass of its own class, for passes that :meth:`NativeLayers.take`; another
-    one each time, of the layers that it has then.
-    """
-    body = model.model
-    blocks = [_native_block(block) for block in body.layers]
-    if None in blocks:
-        return
-    layers = NativeLayers(blocks, body.layers[0].self_attn)
-    former = body.former if isinstance(body, _InOne) else type(body)
-
-    def call(
-        self: Layer,
-        inputs: mx.array,
-        cache: Sequence[Cache] | None = None,
-        input_embeddings: mx.array | None = None,
-    ) -> mx.array:
-        if cache is None or not layers.take(cache):
-            hidden: mx.array = former.__call__(self, inputs, cache, input_embeddings)
-            return hidden
-        x = self.embed_tokens(inputs) if input_embeddings is None else input_embeddings
-        normed: mx.array = self.norm(layers(x, cache))
-        return normed
-
-    members = {"__call__": call, "former": former}
-    body.__class__ = type(f"Native{former.__name__}", (former, _InOne), members)
-
-
-def _native_block(block: Layer) -> object | None:
-    """Make the kernels' block of a llama's; None where a part is not theirs, or a window hides tokens."""
-    from mlx_lm.models import llama  # noqa: PLC0415 - after import_mlx_lm()
-
-    if class_of(block) is not llama.TransformerBlock or block.use_sliding:
-        return None
-    attention, mlp = block.self_attn, block.mlp
-    norms = block.input_layernorm, block.post_attention_layernorm
-    is_ours = isinstance(attention, NativeAttention) and isinstance(mlp, NativeFeedForward)
-    if not (is_ours and all(map(is_native_norm, norms))):
-        return None
-    layers = (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
-    weights = [layer_weights(layer) for layer in layers]
-    if None in weights or attention.head_dim % HEAD_NUMBERS:
-        return None
-    made: object = native_kernels().LlamaBlock(
-        input_norm=norms[0].weight,
-        post_norm=norms[1].weight,
-        input_eps=norms[0].eps,
-        post_eps=norms[1].eps,
-        **dict(zip(("qkv", "output", "gate_up", "down"), weights, strict=True)),
-        heads=attention.heads,
-        kv_heads=attention.kv_heads,
-        scale=attention.scale,
-    )
-    return made

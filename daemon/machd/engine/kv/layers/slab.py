@@ -173,11 +173,20 @@ class SlabKv(FormatCache, PositionedKv):
 
     def takes_columns(self) -> bool:
         """Return True if :meth:`slabs_to_write` has keys and values as they are."""
-        return self.is_plain and bool(self._slabs)
+        return self.is_plain
 
-    def slabs_to_write(self) -> list[tuple[SlabRows, list[mx.array]]]:
-        """Return the rows of each slab and its arrays, which the caller replaces by those with the pass's tokens."""
+    def slabs_to_write(self, kv_shape: tuple[int, int]) -> list[tuple[SlabRows, list[mx.array]]]:
+        """Return the rows of each slab and its arrays, which the caller replaces by those with the pass's tokens.
+
+        Args:
+            kv_shape: Heads of keys and their numbers, of arrays in float32 that are still to be made.
+        """
         self._follow(_NONE)
+        if not self._slabs:
+            heads, head_dim = kv_shape
+            self._slabs = [
+                _blank(slab, [mx.zeros((1, heads, 1, head_dim))] * 2) for slab in self._layout
+            ]
         self._widths = self._widths or KvWidths.of(*self._slabs[0])
         self._written_pass = self._positions.pass_number
         return self.by_slab()

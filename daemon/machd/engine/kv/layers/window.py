@@ -21,7 +21,7 @@ from machd.engine.backend.untyped import Cache
 from machd.engine.kv.lane_kv import JoiningRow
 from machd.engine.kv.layers.batched_cache import Checkpoint, PositionedKv
 from machd.engine.kv.layers.cache_state import CacheState, StateCheckpoint, copied, move_rows
-from machd.engine.kv.row_positions import RowPositions
+from machd.engine.kv.row_positions import RowPositions, SlabRows
 from machd.engine.protocol.slab_size import COLUMN_STEP
 
 _MAX_SPARE = 2
@@ -123,6 +123,28 @@ class WindowKv(PositionedKv):
         self._write(self.values, values)
         self._written_pass = self._positions.pass_number
         return self.keys_and_values()
+
+    def ring_to_write(
+        self, kv_shape: tuple[int, int]
+    ) -> tuple[SlabRows, tuple[mx.array, mx.array], int]:
+        """Return the rows, keys and values, and the period; :meth:`hold` takes them with the pass's tokens.
+
+        Args:
+            kv_shape: Heads of keys and their numbers, of arrays in float32 that are still to be made.
+        """
+        self._make_room()
+        if self.keys is None:
+            heads, head_dim = kv_shape
+            like = mx.zeros((1, heads, 1, head_dim))
+            self.keys, self.values = self._blank(like), self._blank(like)
+        assert self.values is not None, "there are both or none"
+        self._written_pass = self._positions.pass_number
+        (rows,) = self._positions.by_slab()
+        return rows, (self.keys, self.values), self._period
+
+    def hold(self, keys: mx.array, values: mx.array) -> None:
+        """Take the arrays of :meth:`ring_to_write` with the pass's tokens."""
+        self.keys, self.values = keys, values
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """Read all columns that any row may see; see :meth:`update_and_fetch`."""
