@@ -334,9 +334,7 @@ def _longest_silence_s(url: str, question: _Question) -> float:
     """Ask for a stream, and return the longest time to its first token or between two."""
     fields = dict(question.asked.fields) | {"stream": True}
     last_s, longest_s = time.monotonic(), 0.0
-    with httpx.stream(
-        "POST", f"{url}/v1/completions", json=fields, timeout=_PATIENCE_S
-    ) as answer:
+    with httpx.stream("POST", f"{url}/v1/completions", json=fields, timeout=_PATIENCE_S) as answer:
         assert answer.status_code == 200, answer.read()
         for line in answer.iter_lines():
             if line.startswith("data: {"):
