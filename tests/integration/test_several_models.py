@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -72,45 +71,6 @@ def test_nobody_is_cut_when_three_models_share_the_memory_of_two(make: Make) -> 
     assert len(daemon.processes) >= 4
 
 
-def test_two_cold_requests_for_two_models_are_both_answered(make: Make) -> None:
-    """Neither waits for the other's victim for ever."""
-    models = {"alpha": "size=80000000", "beta": "size=80000000", "gamma": "size=80000000"}
-    with make(models) as daemon, ThreadPoolExecutor(3) as pool:
-        assert ask(daemon.url, _asked("gamma", "first")).texts == ("first",)
-        answers = list(pool.map(lambda name: ask(daemon.url, _asked(name)), ("alpha", "beta")))
-
-    assert [one.texts for one in answers] == [(_TEXT,), (_TEXT,)]
-
-
-def test_a_model_that_can_never_fit_is_refused_with_the_figures(make: Make) -> None:
-    """And the others go on being served."""
-    with make(_three() | {"huge": "size=500000000"}) as daemon:
-        answer = httpx.post(
-            f"{daemon.url}/v1/chat/completions",
-            json=chat("say no") | {"model": "huge"},
-            timeout=CEILING_S,
-        )
-        assert answer.status_code == 503
-        error = answer.json()["error"]
-        assert error["code"] == "model_not_loaded"
-        assert "needs 0.51 GB, and models.memory_gb is 0.10" in error["message"]
-        assert ask(daemon.url, _asked("alpha", "yes")).texts == ("yes",)
-
-
-def test_a_load_that_fails_gives_its_memory_back(make: Make) -> None:
-    """The request gets the reason's code; the next model has the room."""
-    models = _three() | {"broken": "size=80000000&fails=1"}
-    with make(models) as daemon:
-        answer = httpx.post(
-            f"{daemon.url}/v1/chat/completions",
-            json=chat("say no") | {"model": "broken"},
-            timeout=CEILING_S,
-        )
-        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_not_loaded")
-        assert ask(daemon.url, _asked("alpha", "yes")).texts == ("yes",)
-        assert ask(daemon.url, _asked("beta", "yes")).texts == ("yes",)
-
-
 def test_damaged_files_are_refused_before_a_process_has_imported_mlx(tmp_path: Path) -> None:
     """A load that must fail takes next to no time from other models, and the operator is told what is damaged."""
     damaged = tmp_path / "damaged"
@@ -131,23 +91,6 @@ def test_damaged_files_are_refused_before_a_process_has_imported_mlx(tmp_path: P
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_not_loaded")
     assert str(failed["error"]).startswith("model.safetensors cannot be read")
     assert engines_s < 1.0  # to import mlx and mlx-lm takes two
-
-
-def test_a_running_answer_is_not_cut_by_a_request_for_another_model(make: Make) -> None:
-    """The other one gets its turn once it has waited for one, and the answer goes on after it."""
-    models = {"alpha": "size=80000000", "beta": "size=80000000"}
-    text = _TEXT * 8
-    with make(models) as daemon, ThreadPoolExecutor(2) as pool:
-        long = pool.submit(ask_streamed, daemon.url, _asked("alpha", text))
-        wait_until(lambda: len(daemon.processes) == 1, "the first model loads")
-        threading.Event().wait(0.5)
-        start_s = time.monotonic()
-        assert ask(daemon.url, _asked("beta", "short")).texts == ("short",)
-        waited_s = time.monotonic() - start_s
-        assert long.result(CEILING_S).texts == (text,)
-
-    assert waited_s < CEILING_S / 2
-    assert len(daemon.processes) >= 2
 
 
 def test_an_unknown_name_is_refused_with_the_names_that_are_served(make: Make) -> None:

@@ -34,10 +34,12 @@ _PATIENCE_S = 600.0
 _BUDGET_GB = 0.36
 """Room for two: the embedded model needs 0.25 GB, the mixture of experts 0.22, the hybrid one little."""
 
+_TURN_S = 5
+
 _CONFIG = """
 [models]
 memory_gb = {budget}
-max_turn_s = 5
+max_turn_s = {turn_s}
 [models.small]
 path = "{small}"
 [models.small.continuous_batching]
@@ -105,7 +107,9 @@ def _config_of(
     token.write_text(_TOKEN)
     token.chmod(0o600)
     config.write_text(
-        _CONFIG.format(budget=_BUDGET_GB, patience_s=_PATIENCE_S, token=token, **paths)
+        _CONFIG.format(
+            budget=_BUDGET_GB, turn_s=_TURN_S, patience_s=_PATIENCE_S, token=token, **paths
+        )
     )
     return {"config": config, **paths}
 
@@ -153,11 +157,60 @@ class _Operator:
                 if number % 20 == 0:
                     turn_s = numbers.choice([4, 5, 6])
                     self._config.write_text(
-                        settings.replace("max_turn_s = 5", f"max_turn_s = {turn_s}")
+                        settings.replace(f"max_turn_s = {_TURN_S}", f"max_turn_s = {turn_s}")
                     )
                     assert client.post("/reload").status_code == 200
                 if self._done.wait(0.5):
                     return
+
+
+class _Stages:
+    """How long models load, and how long their processes take to end, looked at ten times a second.
+
+    Attributes:
+        longest_load_s: Of one load, without its wait for memory.
+        longest_end_s: From the order to give way to the end of the process.
+    """
+
+    def __init__(self, daemon: ServeProcess) -> None:
+        self._daemon = daemon
+        self._done = threading.Event()
+        self.longest_load_s = 0.0
+        self.longest_end_s = 0.0
+
+    @contextmanager
+    def watched(self) -> Iterator[_Stages]:
+        """Look until the end of the block."""
+        with ThreadPoolExecutor(1) as pool:
+            watching = pool.submit(self._watch)
+            try:
+                yield self
+            finally:
+                self._done.set()
+                watching.result()
+
+    def _watch(self) -> None:
+        url, headers = f"{self._daemon.admin_url}/admin", {"Authorization": f"Bearer {_TOKEN}"}
+        spent_s: dict[tuple[str, str], float] = {}
+        looked_s = time.monotonic()
+        with httpx.Client(base_url=url, headers=headers, timeout=CEILING_S) as client:
+            while not self._done.wait(0.1):
+                models = client.get("/models").json()["models"]
+                now_s, before_s = time.monotonic(), looked_s
+                looked_s = now_s
+                for model in models:
+                    if model["stage"] == "waiting for memory":
+                        continue
+                    for state in ("loading", "suspending"):
+                        key = (model["name"], state)
+                        is_so = model["state"] == state
+                        spent_s[key] = spent_s.get(key, 0.0) + now_s - before_s if is_so else 0.0
+                self.longest_load_s = max(self.longest_load_s, _longest(spent_s, "loading"))
+                self.longest_end_s = max(self.longest_end_s, _longest(spent_s, "suspending"))
+
+
+def _longest(spent_s: Mapping[tuple[str, str], float], state: str) -> float:
+    return max((value for key, value in spent_s.items() if key[1] == state), default=0.0)
 
 
 @contextmanager
@@ -239,3 +292,52 @@ def test_no_answer_is_cut_and_each_is_its_models_own(
     assert 0 < operator.most_reserved_bytes <= _BUDGET_GB * 1e9
     for question, text in zip(chosen, texts, strict=True):
         assert text in {None, expected[question]}
+
+
+@pytest.mark.usefixtures("embedded_model_path")
+@pytest.mark.parametrize("duration_s", [30.0, pytest.param(300.0, marks=pytest.mark.long)])
+def test_no_model_waits_longer_than_a_turn_and_one_load_of_another(
+    config_of: Mapping[str, Path], duration_s: float
+) -> None:
+    """Each is asked all the time, with room for two: no stream is silent for longer than that, its own load and its share.
+
+    The share is what one answer takes alone, for each of the requests that compute at once.
+    """
+    names = ("small", "experts", "hybrid") * 2
+    silences_s, answers_s = dict.fromkeys(names, 0.0), list[float]()
+    with ServeProcess("--config", str(config_of["config"])) as daemon:
+        for name in names:
+            asked_s = time.monotonic()
+            ask(daemon.url, _Question(name, 1).asked)
+            answers_s.append(time.monotonic() - asked_s)
+        end_s = time.monotonic() + duration_s
+
+        def go_on(name: str) -> None:
+            for number in itertools.count():
+                if time.monotonic() > end_s:
+                    return
+                silence_s = _longest_silence_s(daemon.url, _Question(name, number % _QUESTIONS))
+                silences_s[name] = max(silences_s[name], silence_s)
+
+        stages = _Stages(daemon)
+        with ThreadPoolExecutor(len(names)) as pool, stages.watched():
+            list(pool.map(go_on, names))
+
+    share_s = min(answers_s) * len(names)
+    bound_s = _TURN_S + 2 * stages.longest_load_s + stages.longest_end_s + share_s
+    assert stages.longest_load_s > 0
+    assert max(silences_s.values()) > _TURN_S / 2  # they did take turns
+    assert max(silences_s.values()) <= bound_s
+
+
+def _longest_silence_s(url: str, question: _Question) -> float:
+    """Ask for a stream, and return the longest time to its first token or between two."""
+    fields = dict(question.asked.fields) | {"stream": True}
+    last_s, longest_s = time.monotonic(), 0.0
+    with httpx.stream("POST", f"{url}/v1/completions", json=fields, timeout=_PATIENCE_S) as answer:
+        assert answer.status_code == 200, answer.read()
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                now_s = time.monotonic()
+                last_s, longest_s = now_s, max(longest_s, now_s - last_s)
+    return longest_s

@@ -292,13 +292,3 @@ def test_one_model_loads_at_a_time_in_the_order_of_their_requests() -> None:
     assert next_turn(claims, rules, 3.0).start == "first"
     claims[1] = replace(claims[1], state=ModelState.LOADING, needed_bytes=1, is_granted=True)
     assert next_turn(claims, rules, 3.0).start is None
-
-
-def test_idle_time_begins_when_the_last_lease_ends() -> None:
-    """A model is unloaded after its time to live; while it is held, never."""
-    idle = Claim("a", ModelState.READY, 1, ttl_s=5.0, idle_since_s=100.0)
-    rules = Rules(10, 60.0)
-
-    assert next_turn([idle], rules, 104.0).wake_s == 105.0
-    assert next_turn([idle], rules, 105.0).give_way == ("a",)
-    assert next_turn([replace(idle, leases=1)], rules, 200.0).give_way == ()

@@ -19,6 +19,7 @@ from machd.errors import (
     ModelNotLoadedError,
 )
 from machd.link.port import EnginePort
+from machd.served.failed_load import FailedLoad
 from machd.served.lease import Lease
 from machd.served.load_history import LoadHistory, LoadOutcome
 from machd.served.load_stage import LoadStage
@@ -28,12 +29,10 @@ from machd.served.residence import Residence
 from machd.served.restarts import Restarts
 from machd.served.served_model import ServedModel
 from machd.served.turns import Claim, ModelState
+from machd.served.waiters import Waiters
 from machd.settings.model import Settings
 
 _MB, _GB = 1_000_000, 1_000_000_000
-
-_REST_S = 10.0
-"""How long a model that could not be loaded is not tried again for a request; an operator may at once."""
 
 
 class NamedModel:
@@ -101,13 +100,12 @@ class NamedModel:
         self._clock = clock
         self._event_loop = asyncio.get_running_loop()
         self._leases = 0
-        self._waiters: list[asyncio.Future[None]] = []
-        self._waiting_since_s: float | None = None
+        self._waiters = Waiters(clock)
         self._ready_since_s = self._idle_since_s = clock.monotonic_s()
         self._is_sized = self._is_granted = self._is_unwanted = False
         self._needs_basis: NeedsBasis | None = None
-        self._failed_s = self._load_begun_s = 0.0
-        self._failure: MachdError | None = None
+        self._load_begun_s = 0.0
+        self._failed = FailedLoad(clock)
         self._deaths = Restarts(clock)
         self._prefix_mb = self._spare_bytes = 0
         self._is_one = is_one
@@ -199,7 +197,7 @@ class NamedModel:
             is_granted=self._is_granted,
             is_pinned=self.residence.is_pinned,
             leases=self._leases,
-            waiting_since_s=self._waiting_since_s,
+            waiting_since_s=self._waiters.since_s,
             ready_since_s=self._ready_since_s,
             idle_since_s=self._idle_since_s,
             ttl_s=None if self.residence.is_pinned else self.residence.ttl_s,
@@ -219,7 +217,7 @@ class NamedModel:
         """Whether it is being loaded, or will be, for requests that hold it already."""
         is_suspended = self.state is ModelState.SUSPENDING and self._leases > 0
         is_asked_for = is_suspended and not self._is_unwanted
-        return self.state is ModelState.LOADING or self._waiting_since_s is not None or is_asked_for
+        return self.state is ModelState.LOADING or self._waiters.since_s is not None or is_asked_for
 
     def live(self, residence: Residence) -> None:
         """Live beside others in another way from now on."""
@@ -242,9 +240,8 @@ class NamedModel:
         self._leases -= 1
         if not self._leases:
             self._idle_since_s = self._clock.monotonic_s()
-            self._waiters = [one for one in self._waiters if not one.done()]
-            if self.state is ModelState.UNLOADED and not self._waiters:
-                self._waiting_since_s = None  # everybody who waited has left
+            if self.state is ModelState.UNLOADED and not self._waiters.has_requests:
+                self._waiters.since_s = None
             self._end_idle_load()
         self._on_change()
 
@@ -254,18 +251,17 @@ class NamedModel:
         Raises:
             ModelNotLoadedError: It has failed just now.
         """
-        ready: asyncio.Future[None] = self._event_loop.create_future()
         if self.state is ModelState.READY:
+            ready: asyncio.Future[None] = self._event_loop.create_future()
             ready.set_result(None)
             return ready
         if self.state is ModelState.FAILED:
-            self._forgive()
-        if self._waiting_since_s is None:
-            self._waiting_since_s = self._clock.monotonic_s()
-            if self.state is ModelState.UNLOADED:
-                basis = self._needs_basis
-                self._is_sized = basis is not None and basis == NeedsBasis.now(self.settings)
-        self._waiters.append(ready)
+            self._failed.check()
+            self.state = ModelState.UNLOADED
+        if self.state is ModelState.UNLOADED and self._waiters.since_s is None:
+            basis = self._needs_basis
+            self._is_sized = basis is not None and basis == NeedsBasis.now(self.settings)
+        ready = self._waiters.add()
         self._on_change()
         return ready
 
@@ -317,8 +313,10 @@ class NamedModel:
         self._residence = replace(self._residence, is_pinned=False, ttl_s=None)
         self._is_pinned = None
         if not self._leases:
-            self._waiting_since_s = None
-            self._resolve(ModelNotLoadedError(f"the model {self.name!r} is served no longer"))
+            self._waiters.since_s = None
+            self._waiters.resolve(
+                ModelNotLoadedError(f"the model {self.name!r} is served no longer")
+            )
         self._end_idle_load()
 
     def go(self) -> None:
@@ -326,25 +324,25 @@ class NamedModel:
         self._is_spent = True
         error = DrainDeadlineError("the model is served no longer")
         self.served.link.stop(error)
-        self._resolve(error)  # a reload waits for its load without a lease
+        self._waiters.resolve(error)  # a reload waits for its load without a lease
         self._on_gone()
 
     def end_waiting(self, error: MachdError) -> None:
         """End the wait of all requests that want it."""
-        self._resolve(error)
+        self._waiters.resolve(error)
 
     def _end_idle_load(self) -> None:
         """End a load that no request waits for: of a model that has left, or before it has been given memory."""
         if self._leases or self.state is not ModelState.LOADING:
             return
-        if not self._is_leaving and (self._is_granted or self._waiters):
+        if not self._is_leaving and (self._is_granted or self._waiters.has_requests):
             return
-        self._waiting_since_s = None
+        self._waiters.since_s = None
         self.give_way()  # not stopped: that is done before the process has ended
 
     def retry(self) -> None:
         """Forget a failure, so that the next request has it loaded."""
-        self._failed_s = self._clock.monotonic_s() - _REST_S
+        self._failed.forgive()
 
     def start(self) -> None:
         """Start its engine process, which opens the files and says what they need."""
@@ -426,8 +424,8 @@ class NamedModel:
         if self.state is not ModelState.SUSPENDING or self.served.link is not link:
             return
         self.state, self._is_granted, self._is_sized = ModelState.UNLOADED, False, False
-        if self._leases and self._waiting_since_s is None and not self._is_unwanted:
-            self._waiting_since_s = self._clock.monotonic_s()
+        if self._leases and not self._is_unwanted:
+            self._waiters.begin()
         self._on_change()
 
     def _loaded(self, link: EnginePort, done: Future[None]) -> None:
@@ -439,7 +437,7 @@ class NamedModel:
             return
         now_s = self._clock.monotonic_s()
         self.state, self.cause = ModelState.READY, None
-        self._waiting_since_s = None
+        self._waiters.since_s = None
         self._ready_since_s = self._idle_since_s = now_s
         self._deaths.forget()
         self.history.outcomes[LoadOutcome.LOADED] += 1
@@ -448,7 +446,7 @@ class NamedModel:
         if not self._is_one:
             self._log.info("model.ready")
         self._on_ready()
-        self._resolve(None)
+        self._waiters.resolve(None)
         self._on_change()
 
     def _not_loaded(self, error: BaseException) -> None:
@@ -469,7 +467,7 @@ class NamedModel:
 
     def _may_try_again(self) -> bool:
         """Count an engine process that died while it loaded; return whether another one may load the model."""
-        if self._is_one or not (self._leases or self._waiters):
+        if self._is_one or not (self._leases or self._waiters.has_requests):
             return False
         try:
             self._deaths.note()
@@ -488,33 +486,11 @@ class NamedModel:
     def _fail(self, error: MachdError, cause: BaseException | None = None) -> None:
         self.cause = cause or error
         self.state, self._is_granted = ModelState.FAILED, False
-        self._failure = error
-        self._waiting_since_s = None
-        self._failed_s = self._clock.monotonic_s()
+        self._failed.note(error)
+        self._waiters.since_s = None
         self._deaths.forget()
-        self._resolve(error)
+        self._waiters.resolve(error)
         self._on_change()
-
-    def _forgive(self) -> None:
-        """Try a model that has failed again, unless that was just now."""
-        rest_s = self._failed_s + _REST_S - self._clock.monotonic_s()
-        if rest_s > 0:
-            retry_after_s = max(1, round(rest_s))
-            raise ModelNotLoadedError(
-                f"{self._failure}; it is tried again in {retry_after_s} s",
-                retry_after_s=retry_after_s,
-            )
-        self.state = ModelState.UNLOADED
-
-    def _resolve(self, error: MachdError | None) -> None:
-        waiters, self._waiters = self._waiters, []
-        for one in waiters:
-            if one.done():
-                continue
-            if error is None:
-                one.set_result(None)
-            else:
-                one.set_exception(error)
 
     def _soon(self, call: Callable[..., None], *arguments: object) -> None:
         try:

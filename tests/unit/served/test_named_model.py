@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from structlog.testing import capture_logs
-from support.clocks.manual_clock import ManualClock
+from support.engines.model_house import NEEDS, SIZE_BYTES, ModelHouse, ScriptedEngine, let_go_on
 
-from machd.capabilities.fit import MemoryNeeds
 from machd.errors import (
     DrainDeadlineError,
     EngineEndedError,
@@ -23,138 +20,19 @@ from machd.errors import (
     NotReadyError,
 )
 from machd.served.load_history import LoadOutcome
-from machd.served.named_model import NamedModel
 from machd.served.reserved_needs import placed
 from machd.served.residence import Residence
 from machd.served.restarts import MAX_RESTARTS
-from machd.served.served_model import ServedModel
-from machd.served.served_models import ServedModels, Waiting
+from machd.served.served_models import Waiting
 from machd.served.turns import ModelState, Rules
 from machd.settings.model import Settings
-
-_NEEDS = MemoryNeeds(
-    weights_bytes=60,
-    working_bytes=0,
-    kv_budget_bytes=1,
-    bytes_per_token=0,
-    bytes_per_sequence=1,
-    context_tokens=1,
-)
-_SIZE_BYTES = 100_060
-"""Of a model with these needs: a KV budget is 100,000 bytes at least."""
-
-
-class _Engine:
-    """An engine process that has begun to load as soon as it is told, and is ready or broken when the test says.
-
-    Attributes:
-        loading: Resolves when the load ends.
-        suspended: Resolves when it has ended; at once, unless the test replaces it.
-        limits: Settings that it has been told, the last ones last.
-    """
-
-    front = None
-    state = None
-
-    def __init__(self) -> None:
-        self.loading: Future[None] = Future()
-        self.finished: Future[None] = Future()
-        self.suspended: Future[None] = Future()
-        self.suspended.set_result(None)
-        self.limits: list[Settings] = []
-        self.snapshot = SimpleNamespace(running_count=0, waiting_count=0, slot_count=0)
-
-    @property
-    def loaded(self) -> Future[None]:
-        return self.loading
-
-    def start(self) -> None:
-        """Load."""
-
-    def resume(self) -> Future[None]:
-        """Load again."""
-        self.loading = Future()
-        return self.loading
-
-    def suspend(self) -> Future[None]:
-        """End."""
-        return self.suspended
-
-    def place(self, settings: Settings) -> None:
-        """Read the weights."""
-        self.limits.append(settings)
-
-    def set_limits(self, settings: Settings) -> None:
-        """Go on by other settings."""
-        self.limits.append(settings)
-
-    def stop(self, _error: object) -> None:
-        """End, once the test says so."""
-
-
-class _House:
-    """Models that share the memory of ``places`` of them.
-
-    Attributes:
-        clock: Of all of them.
-        models: All of them.
-    """
-
-    def __init__(
-        self, *names: str, places: int, loads: bool = True, max_wait_s: float = 60.0
-    ) -> None:
-        self.clock = ManualClock()
-        rules = Rules(budget_bytes=places * _SIZE_BYTES, max_turn_s=60.0)
-        self.models = ServedModels(rules, Waiting(loads=loads, max_wait_s=max_wait_s), self.clock)
-        self.models.serve([self._model(name) for name in names])
-
-    def leave(self, name: str) -> None:
-        """Serve a model no longer."""
-        self.models.serve([one for one in self.models if one.name != name])
-
-    def engine(self, name: str) -> _Engine:
-        """Return the engine of a model."""
-        return cast("_Engine", self.models[name].served.link)
-
-    def _model(self, name: str) -> NamedModel:
-        served = SimpleNamespace(link=_Engine(), snapshot=None, state=None)
-        return NamedModel(
-            name,
-            Settings(),
-            cast("ServedModel", served),
-            cast("Callable[[], Any]", _Engine),
-            residence=Residence(),
-            on_change=self.models.act,
-            on_ready=lambda: None,
-            on_gone=lambda: None,
-            clock=self.clock,
-        )
-
-    async def load(self, name: str, error: Exception | None = None) -> None:
-        """Have an operator load a model, whose engine then is ready, or fails."""
-        model = self.models[name]
-        loading = asyncio.create_task(self.models.load(model))
-        await _turn()
-        model.sized(_NEEDS)
-        await _turn()
-        engine = cast("_Engine", model.served.link)
-        if error is None:
-            engine.loading.set_result(None)
-        else:
-            engine.loading.set_exception(error)
-        await loading
-
-
-async def _turn() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
 
 
 def test_a_model_counts_its_loads_by_how_they_ended() -> None:
     """One that fails says why to an operator, and is tried again at once."""
 
     async def main() -> None:
-        house = _House("a", places=1, loads=False)
+        house = ModelHouse("a", places=1, loads=False)
         with pytest.raises(ModelNotLoadedError, match="could not be loaded: damaged"):
             await house.load("a", ModelFormatError("damaged"))
         model = house.models["a"]
@@ -175,10 +53,10 @@ def test_a_model_that_never_fits_is_refused_with_the_figures() -> None:
     """The operator gets them, too."""
 
     async def main() -> None:
-        house = _House("a", places=0)
+        house = ModelHouse("a", places=0)
         loading = asyncio.create_task(house.models.load(house.models["a"]))
-        await _turn()
-        house.models["a"].sized(_NEEDS)
+        await let_go_on()
+        house.models["a"].sized(NEEDS)
         with pytest.raises(ModelNotLoadedError, match=r"needs 0\.00 GB, and models.memory_gb is"):
             await loading
         assert house.models["a"].history.outcomes[LoadOutcome.REFUSED] == 1
@@ -192,7 +70,7 @@ def test_a_model_that_never_fits_is_refused_again_without_a_process(tmp_path: Pa
     async def main() -> None:
         file = tmp_path / "model.gguf"
         file.write_bytes(b"weights")
-        house = _House("a", places=0)
+        house = ModelHouse("a", places=0)
         a = house.models["a"]
         a.settings = Settings.model_validate({"model": {"path": str(file)}})
 
@@ -200,10 +78,10 @@ def test_a_model_that_never_fits_is_refused_again_without_a_process(tmp_path: Pa
             """Returns what the model does of a request that comes 10 s later."""
             house.clock.advance(10.0)
             asking = asyncio.create_task(house.models.lease(a))
-            await _turn()
+            await let_go_on()
             state = a.state
             if state is ModelState.LOADING:
-                a.sized(_NEEDS)
+                a.sized(NEEDS)
             with pytest.raises(ModelNotLoadedError, match=r"needs 0\.00 GB, and models.memory_gb"):
                 await asking
             return state
@@ -214,7 +92,7 @@ def test_a_model_that_never_fits_is_refused_again_without_a_process(tmp_path: Pa
         a.settings = Settings.model_validate({"model": {"path": str(file), "dtype": "float32"}})
         assert [await ask(), await ask()] == [ModelState.LOADING, ModelState.FAILED]
         assert (a.reserved_bytes, a.leases) == (0, 0)
-        house.models.set_rules(Rules(_SIZE_BYTES, 60.0), Waiting(loads=True, max_wait_s=60.0))
+        house.models.set_rules(Rules(SIZE_BYTES, 60.0), Waiting(loads=True, max_wait_s=60.0))
         await house.load("a")
         assert a.is_ready
 
@@ -225,16 +103,16 @@ def test_a_suspended_model_comes_back_for_another_request_alone() -> None:
     """Those that hold it do not have it loaded again, or suspending it would free nothing."""
 
     async def main() -> None:
-        house = _House("a", places=1)
+        house = ModelHouse("a", places=1)
         await house.load("a")
         model = house.models["a"]
         model.hold()
         model.suspend()
-        await _turn()
+        await let_go_on()
         assert (model.state, model.leases) == (ModelState.UNLOADED, 1)
         assert model.history.suspensions == 1
         asking = asyncio.create_task(house.models.lease(model))
-        await _turn()
+        await let_go_on()
         assert model.state is ModelState.LOADING
         asking.cancel()
 
@@ -245,7 +123,7 @@ def test_an_idle_model_that_gives_way_is_not_suspended() -> None:
     """Only what holds up answers counts."""
 
     async def main() -> None:
-        house = _House("a", "b", places=1)
+        house = ModelHouse("a", "b", places=1)
         await house.load("a")
         await house.load("b")
         a, b = house.models
@@ -259,7 +137,7 @@ def test_a_pin_is_the_operators_until_it_is_forgotten() -> None:
     """Other settings do not take it away; what is forgotten is as the settings say."""
 
     async def main() -> None:
-        house = _House("a", "b", places=1)
+        house = ModelHouse("a", "b", places=1)
         await house.load("a")
         a, b = house.models
         a.pin(is_pinned=True)
@@ -279,18 +157,18 @@ def test_a_request_that_leaves_before_its_turn_has_nothing_loaded() -> None:
     """A model that nobody waits for any more does not push another one out."""
 
     async def main() -> None:
-        house = _House("a", "b", "c", places=1)
+        house = ModelHouse("a", "b", "c", places=1)
         a, b, c = house.models
         first = asyncio.create_task(house.models.load(a))
-        await _turn()
+        await let_go_on()
         waiting = asyncio.create_task(house.models.load(b))
-        await _turn()
+        await let_go_on()
         waiting.cancel()
-        await _turn()
-        a.sized(_NEEDS)
-        cast("_Engine", a.served.link).loading.set_result(None)
+        await let_go_on()
+        a.sized(NEEDS)
+        cast("ScriptedEngine", a.served.link).loading.set_result(None)
         await first
-        await _turn()
+        await let_go_on()
         assert (a.state, b.state, c.state) == (
             ModelState.READY, ModelState.UNLOADED, ModelState.UNLOADED,
         )  # fmt: skip
@@ -302,15 +180,15 @@ def test_what_a_model_needs_is_asked_again_at_each_load() -> None:
     """Its files and settings may have changed: it gets no memory for what it needed the last time."""
 
     async def main() -> None:
-        house = _House("a", places=1)
+        house = ModelHouse("a", places=1)
         await house.load("a")
         a = house.models["a"]
         a.unload()
-        await _turn()
+        await let_go_on()
         loading = asyncio.create_task(house.models.load(a))
-        await _turn()
+        await let_go_on()
         assert (a.state, a.reserved_bytes) == (ModelState.LOADING, 0)
-        a.sized(replace(_NEEDS, weights_bytes=1_000))
+        a.sized(replace(NEEDS, weights_bytes=1_000))
         with pytest.raises(ModelNotLoadedError, match="needs"):
             await loading
 
@@ -321,13 +199,13 @@ def test_a_process_that_takes_the_place_of_one_that_died_gets_no_more_memory() -
     """One that needs more waits for it, or is refused."""
 
     async def main() -> None:
-        house = _House("a", places=1)
+        house = ModelHouse("a", places=1)
         loading = asyncio.create_task(house.models.load(house.models["a"]))
-        await _turn()
+        await let_go_on()
         a = house.models["a"]
-        a.sized(_NEEDS)
-        assert a.reserved_bytes == _SIZE_BYTES
-        a.sized(replace(_NEEDS, weights_bytes=1_000))
+        a.sized(NEEDS)
+        assert a.reserved_bytes == SIZE_BYTES
+        a.sized(replace(NEEDS, weights_bytes=1_000))
         with pytest.raises(ModelNotLoadedError, match="needs"):
             await loading
 
@@ -338,18 +216,18 @@ def test_the_late_end_of_a_refused_engine_is_not_its_successors() -> None:
     """An operator may load it again before the refused process has ended."""
 
     async def main() -> None:
-        house = _House("a", places=0)
+        house = ModelHouse("a", places=0)
         a = house.models["a"]
         refused = asyncio.create_task(house.models.load(a))
-        await _turn()
-        old = cast("_Engine", a.served.link)
-        a.sized(_NEEDS)
+        await let_go_on()
+        old = cast("ScriptedEngine", a.served.link)
+        a.sized(NEEDS)
         with pytest.raises(ModelNotLoadedError):
             await refused
         again = asyncio.create_task(house.models.load(a))
-        await _turn()
+        await let_go_on()
         old.loading.set_exception(ModelFormatError("ended"))
-        await _turn()
+        await let_go_on()
         assert cast("object", a.served.link) is not old
         assert a.state is ModelState.LOADING
         again.cancel()
@@ -361,17 +239,17 @@ def test_a_load_that_nobody_waits_for_is_ended_before_others_give_way() -> None:
     """A request that leaves before its model has memory takes nothing from a busy one."""
 
     async def main() -> None:
-        house = _House("a", "b", places=1)
+        house = ModelHouse("a", "b", places=1)
         await house.load("a")
         a, b = house.models
         a.hold()
         asking = asyncio.create_task(house.models.lease(b))
-        await _turn()
-        b.sized(_NEEDS)
+        await let_go_on()
+        b.sized(NEEDS)
         asking.cancel()
-        await _turn()
-        cast("_Engine", b.served.link).finished.set_result(None)
-        await _turn()
+        await let_go_on()
+        cast("ScriptedEngine", b.served.link).finished.set_result(None)
+        await let_go_on()
         house.clock.advance(1_000.0)
         house.models.act()
         assert (a.state, b.state) == (ModelState.READY, ModelState.UNLOADED)
@@ -383,7 +261,7 @@ def test_a_request_that_may_load_nothing_takes_no_unload_back() -> None:
     """It is refused while the model is being unloaded, which then is."""
 
     async def main() -> None:
-        house = _House("a", places=1, loads=False)
+        house = ModelHouse("a", places=1, loads=False)
         await house.load("a")
         a = house.models["a"]
         lease = a.hold()
@@ -392,7 +270,7 @@ def test_a_request_that_may_load_nothing_takes_no_unload_back() -> None:
         assert a.claim.state is ModelState.SUSPENDING
         with pytest.raises(ModelNotLoadedError, match="autoload is off"):
             await house.models.lease(a)
-        await _turn()
+        await let_go_on()
         assert a.state is ModelState.UNLOADED
 
     asyncio.run(main())
@@ -402,9 +280,9 @@ def test_requests_that_wait_for_a_model_end_with_the_daemon() -> None:
     """With the reason that they are given."""
 
     async def main() -> None:
-        house = _House("a", places=1)
+        house = ModelHouse("a", places=1)
         asking = asyncio.create_task(house.models.lease(house.models["a"]))
-        await _turn()
+        await let_go_on()
         house.models.stop(DrainDeadlineError("the server has stopped"))
         with pytest.raises(DrainDeadlineError):
             await asking
@@ -416,12 +294,12 @@ def test_a_refused_load_is_logged_and_the_next_client_gets_its_figures() -> None
     """They are no secret of the operator's."""
 
     async def main() -> None:
-        house = _House("a", places=0)
+        house = ModelHouse("a", places=0)
         a = house.models["a"]
         with capture_logs() as logs:
             asking = asyncio.create_task(house.models.lease(a))
-            await _turn()
-            a.sized(_NEEDS)
+            await let_go_on()
+            a.sized(NEEDS)
             with pytest.raises(ModelNotLoadedError):
                 await asking
         failed = [one for one in logs if one["event"] == "model.failed"]
@@ -438,7 +316,7 @@ def test_the_next_client_is_not_told_why_a_load_failed() -> None:
     """The reason may name files, which are the operator's."""
 
     async def main() -> None:
-        house = _House("a", places=1)
+        house = ModelHouse("a", places=1)
         with pytest.raises(ModelNotLoadedError):
             await house.load("a", ModelFormatError("/secret is damaged"))
         with pytest.raises(ModelNotLoadedError, match="it is tried again in 10 s") as raised:
@@ -452,16 +330,16 @@ def test_a_load_that_has_its_memory_goes_on_without_its_client() -> None:
     """Else a model that loads for longer than clients wait could never be loaded by them."""
 
     async def main() -> None:
-        house = _House("a", places=1, max_wait_s=0.1)
+        house = ModelHouse("a", places=1, max_wait_s=0.1)
         a = house.models["a"]
         asking = asyncio.create_task(house.models.lease(a))
-        await _turn()
-        a.sized(_NEEDS)
+        await let_go_on()
+        a.sized(NEEDS)
         with pytest.raises(NotReadyError, match=r"limits\.queue_timeout_s"):
             await asking
         assert (a.state, a.leases) == (ModelState.LOADING, 0)
         house.engine("a").loading.set_result(None)
-        await _turn()
+        await let_go_on()
         assert a.is_ready
         assert (await house.models.lease(a)).model is a
 
@@ -472,15 +350,15 @@ def test_a_load_of_a_model_that_is_to_be_unloaded_keeps_it() -> None:
     """The operator has asked for it last."""
 
     async def main() -> None:
-        house = _House("a", places=1)
+        house = ModelHouse("a", places=1)
         await house.load("a")
         a = house.models["a"]
         lease = a.hold()
         a.unload()
         a.load()
-        await _turn()
+        await let_go_on()
         lease.close()
-        await _turn()
+        await let_go_on()
         assert a.is_ready
 
     asyncio.run(main())
@@ -490,27 +368,27 @@ def test_a_load_that_is_ended_keeps_its_memory_until_its_process_has_ended() -> 
     """Another model reads its weights only then."""
 
     async def main() -> None:
-        house = _House("a", "b", places=1)
+        house = ModelHouse("a", "b", places=1)
         a, b = house.models
         asking = asyncio.create_task(house.models.lease(a))
-        await _turn()
-        a.sized(_NEEDS)
+        await let_go_on()
+        a.sized(NEEDS)
         engine = house.engine("a")
         engine.suspended = Future()
         other = asyncio.create_task(house.models.lease(b))
-        await _turn()
+        await let_go_on()
         house.leave("a")
         asking.cancel()
-        await _turn()
-        b.sized(_NEEDS)
+        await let_go_on()
+        b.sized(NEEDS)
         engine.finished.set_result(None)  # its last message, while it still writes blocks to disk
-        await _turn()
+        await let_go_on()
         assert (a.state, a.reserved_bytes, b.reserved_bytes) == (
-            ModelState.SUSPENDING, _SIZE_BYTES, 0,
+            ModelState.SUSPENDING, SIZE_BYTES, 0,
         )  # fmt: skip
         engine.suspended.set_result(None)
-        await _turn()
-        assert (a.reserved_bytes, b.reserved_bytes) == (0, _SIZE_BYTES)
+        await let_go_on()
+        assert (a.reserved_bytes, b.reserved_bytes) == (0, SIZE_BYTES)
         other.cancel()
 
     asyncio.run(main())
@@ -520,16 +398,16 @@ def test_waiters_without_a_lease_end_with_a_model_that_leaves() -> None:
     """A reload waits for loads that no request holds."""
 
     async def main() -> None:
-        house = _House("a", "b", places=1)
+        house = ModelHouse("a", "b", places=1)
         await house.load("a")
         a = house.models["a"]
         lease = a.hold()
         a.suspend()
-        await _turn()
+        await let_go_on()
         waiting = a.want()
         house.leave("a")
         lease.close()
-        await _turn()
+        await let_go_on()
         assert waiting.done()
         assert isinstance(waiting.exception(), DrainDeadlineError)
 
@@ -540,7 +418,7 @@ def test_a_pin_of_an_operators_ends_when_the_model_leaves() -> None:
     """It gives way as any other while its answers end."""
 
     async def main() -> None:
-        house = _House("a", "b", places=1)
+        house = ModelHouse("a", "b", places=1)
         await house.load("a")
         a = house.models["a"]
         a.pin(is_pinned=True)
@@ -551,7 +429,7 @@ def test_a_pin_of_an_operators_ends_when_the_model_leaves() -> None:
     asyncio.run(main())
 
 
-_LARGE = replace(_NEEDS, kv_budget_bytes=10_000_000, bytes_per_token=1_000, context_tokens=1_000)
+_LARGE = replace(NEEDS, kv_budget_bytes=10_000_000, bytes_per_token=1_000, context_tokens=1_000)
 """Needs with a KV budget of ten contexts."""
 
 
@@ -566,15 +444,15 @@ def test_a_prefix_cache_of_a_set_size_is_reserved() -> None:
     """It counts as working memory, unless it is off."""
     settings = Settings.model_validate({"cache": {"memory_mb": 7}})
     off = Settings.model_validate({"cache": {"memory_mb": 7, "prefix": False}})
-    assert placed(_NEEDS, settings, keeps_kv_budget=False).working_bytes == 7_000_000
-    assert placed(_NEEDS, off, keeps_kv_budget=False).working_bytes == 0
+    assert placed(NEEDS, settings, keeps_kv_budget=False).working_bytes == 7_000_000
+    assert placed(NEEDS, off, keeps_kv_budget=False).working_bytes == 0
 
 
 def test_prefix_caches_share_what_no_model_has_reserved() -> None:
     """They shrink before another model reads its weights, and grow when one has gone."""
 
     async def main() -> None:
-        house = _House("a", "b", places=1_001)
+        house = ModelHouse("a", "b", places=1_001)
 
         def limits_mb(name: str) -> int | None:
             return house.engine(name).limits[-1].cache.memory_mb
@@ -584,7 +462,7 @@ def test_prefix_caches_share_what_no_model_has_reserved() -> None:
         await house.load("b")
         assert (limits_mb("a"), limits_mb("b")) == (9, 9)  # each a fifth of half of it
         house.models["b"].unload()
-        await _turn()
+        await let_go_on()
         assert limits_mb("a") == 20
 
     asyncio.run(main())
@@ -594,15 +472,15 @@ def test_a_prefix_cache_gets_what_comes_free_while_its_model_loads() -> None:
     """The process begins with it."""
 
     async def main() -> None:
-        house = _House("a", "b", places=1_001)
+        house = ModelHouse("a", "b", places=1_001)
         await house.load("a")
         b = house.models["b"]
         loading = asyncio.create_task(house.models.load(b))
-        await _turn()
-        b.sized(_NEEDS)
+        await let_go_on()
+        b.sized(NEEDS)
         assert house.engine("b").limits[-1].cache.memory_mb == 9
         house.models["a"].unload()
-        await _turn()
+        await let_go_on()
         assert house.engine("b").limits[-1].cache.memory_mb == 20
         house.engine("b").loading.set_result(None)
         await loading
@@ -614,14 +492,14 @@ def test_a_process_that_takes_up_a_suspended_model_begins_with_its_own_settings(
     """What its last process had room for does not bound what it asks for."""
 
     async def main() -> None:
-        house = _House("a", places=1)
+        house = ModelHouse("a", places=1)
         await house.load("a")
         a = house.models["a"]
         assert house.engine("a").limits[-1].continuous_batching.kv_budget_gb == 0.0001
         a.unload()
-        await _turn()
+        await let_go_on()
         asking = asyncio.create_task(house.models.lease(a))
-        await _turn()
+        await let_go_on()
         assert house.engine("a").limits[-1] == a.settings
         asking.cancel()
 
@@ -632,13 +510,13 @@ def test_a_model_whose_processes_die_while_they_load_is_tried_again_some_times()
     """Then it counts as one that cannot be loaded, for as long as any other."""
 
     async def main() -> None:
-        house = _House("a", places=1)
+        house = ModelHouse("a", places=1)
         asking = asyncio.create_task(house.models.lease(house.models["a"]))
-        await _turn()
+        await let_go_on()
         for _ in range(MAX_RESTARTS + 1):
             assert not asking.done()
             house.engine("a").loading.set_exception(EngineEndedError("killed"))
-            await _turn()
+            await let_go_on()
         with pytest.raises(ModelNotLoadedError, match="could not be loaded"):
             await asking
 
