@@ -126,11 +126,12 @@ def _compared(needs: MemoryNeeds, device_bytes: int, available_bytes: int) -> tu
                 f"of the device's {_gb(device_bytes)}: free some memory, or lower continuous_batching.kv_budget_gb"
             ),
         )
+    more = f"; the KV cache may take up to {budget} more" if needs.kv_budget_bytes else ""
     return (
         Fit.FITS,
         (
             f"needs {_gb(needs.base_bytes)} of {_gb(device_bytes)}: weights ({weights}) and working memory "
-            f"({working}); the KV cache may take up to {budget} more"
+            f"({working}){more}"
         ),
     )
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -18,11 +19,15 @@ from machd.cli.options import SettingsCommand, models_argument, settings_options
 from machd.cli.progress import ProgressBar
 from machd.engine.backend.blas import BlasChoice, measure_blas
 from machd.engine.backend.mlx_environment import set_mlx_environment
+from machd.engine.encoding.encoder_files import EncoderFiles, find_encoder
 from machd.engine.loading.source import ModelSource, resolve_model
 from machd.engine.protocol.engine import Engine
 from machd.settings.model import Settings
 from machd.settings.sources import LoadedSettings, OriginKind, process_environ
 from machd.user_directories import user_cache_directory
+
+if TYPE_CHECKING:
+    from machd.cli.check_encoder import EncoderCheck  # imports mlx
 
 _HOLDS = 0
 _HOLDS_NOT = 1
@@ -119,10 +124,14 @@ def check(
     found = _checked(loaded, measure=measure)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
-    else:
+    elif isinstance(found, ModelCheck):
         from machd.cli.check_table import print_check  # noqa: PLC0415 - a table is not always wanted
 
         print_check(found)
+    else:
+        from machd.cli.check_encoder import print_encoder_check  # noqa: PLC0415 - imports mlx
+
+        print_encoder_check(found)
     ctx.exit(_HOLDS if require is None or _is_batched(found) else _HOLDS_NOT)
 
 
@@ -160,7 +169,7 @@ def _chosen_blas(settings: Settings) -> BlasChoice:
     )
 
 
-def _checked(loaded: LoadedSettings, *, measure: bool) -> ModelCheck:
+def _checked(loaded: LoadedSettings, *, measure: bool) -> ModelCheck | EncoderCheck:
     settings = loaded.settings
     from machd.engine.open import residency  # noqa: PLC0415 - a help text does not need it
 
@@ -177,6 +186,11 @@ def _checked(loaded: LoadedSettings, *, measure: bool) -> ModelCheck:
             cache_directory=cache_directory,
             progress=progress,
         )
+        encoder = find_encoder(source)
+        if encoder is not None:
+            if measure:
+                raise click.UsageError("--measure is for models that generate; this is an encoder.")
+            return _checked_encoder(encoder, source, settings.model.dtype, blas)
         from machd.cli.check_report import model_check  # noqa: PLC0415 - imports mlx
         from machd.engine.loading.inspection import inspect_model  # noqa: PLC0415 - imports mlx
         from machd_probes.evidence_store import (  # noqa: PLC0415 - parses the matrix
@@ -220,6 +234,17 @@ def _checked(loaded: LoadedSettings, *, measure: bool) -> ModelCheck:
         kv_budget_gb=settings.continuous_batching.kv_budget_gb,
         quality=quality,
     )
+
+
+def _checked_encoder(
+    files: EncoderFiles, source: ModelSource, dtype: str, blas: BlasChoice
+) -> EncoderCheck:
+    from machd.cli.check_encoder import encoder_check  # noqa: PLC0415 - imports mlx
+    from machd.engine.encoding.inspection import inspect_encoder  # noqa: PLC0415 - imports mlx
+
+    found = inspect_encoder(files, model_id=source.model_id, dtype=dtype)
+    name = measure_blas(blas).name if found.description.backend == "cpu" else None
+    return encoder_check(replace(found, description=replace(found.description, blas=name)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +332,6 @@ def _loaded_engine(
         engine.close()
 
 
-def _is_batched(found: ModelCheck) -> bool:
-    verdict = found.continuous_batching
+def _is_batched(found: ModelCheck | EncoderCheck) -> bool:
+    verdict = found.continuous_batching if isinstance(found, ModelCheck) else None
     return verdict is not None and verdict.support is Support.SUPPORTED

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from machd.capabilities.fit import Fit, MemoryNeeds
 from machd.cli.check_document import ModelCheck
+from machd.cli.check_encoder import EncoderCheck
 from machd.cli.ctl_text import plain, print_lines, table_lines
 from machd.served.model_set import ModelToServe, find_models, models_to_serve
 from machd.served.reserved_needs import placed
@@ -61,7 +62,7 @@ def check_fits(
     names: Sequence[str],
     settings: Settings,
     *,
-    check: Callable[[Settings], ModelCheck],
+    check: Callable[[Settings], ModelCheck | EncoderCheck],
     as_json: bool,
 ) -> bool:
     """Print what models need together; returns whether they fit.
@@ -93,7 +94,9 @@ def check_fits(
     return fit.verdict is Fit.FITS
 
 
-def joint_fit(checks: Sequence[tuple[ModelToServe, ModelCheck]], memory_gb: object) -> JointFit:
+def joint_fit(
+    checks: Sequence[tuple[ModelToServe, ModelCheck | EncoderCheck]], memory_gb: object
+) -> JointFit:
     """Add up what models need, and compare it with ``models.memory_gb``, or with the device."""
     shares = [_share(model, check) for model, check in checks]
     device_bytes = min(check.fit.device_memory_bytes for _, check in checks)
@@ -153,14 +156,22 @@ def _alone(path: str, settings: Settings) -> ModelToServe:
     return ModelToServe(path, settings.model_copy(update={"model": model}), Residence())
 
 
-def _share(model: ModelToServe, check: ModelCheck) -> ModelShare:
-    settings = model.settings
+def _share(model: ModelToServe, check: ModelCheck | EncoderCheck) -> ModelShare:
+    settings, fit = model.settings, check.fit
+    if not isinstance(check, ModelCheck):  # an encoder, which keeps no keys and values
+        return ModelShare(
+            model=model.name,
+            weights_bytes=fit.weights_bytes,
+            working_bytes=fit.working_bytes,
+            kv_bytes=0,
+            total_bytes=fit.total_bytes,
+        )
     takes_images = check.vision is not None and check.vision.served
     media_bytes = settings.vision.cache_mb * _MB if takes_images else 0
     needs = MemoryNeeds(
-        weights_bytes=check.fit.weights_bytes,
-        working_bytes=check.fit.working_bytes + media_bytes,
-        kv_budget_bytes=check.fit.kv_budget_bytes,
+        weights_bytes=fit.weights_bytes,
+        working_bytes=fit.working_bytes + media_bytes,
+        kv_budget_bytes=fit.kv_budget_bytes,
         bytes_per_token=check.bytes_per_token,
         bytes_per_sequence=check.bytes_per_sequence,
         context_tokens=check.context_tokens,

@@ -197,7 +197,11 @@ class _Reader:
         """Find the length at which texts are cut, what the files say, and the file that says it."""
         positions = _whole(self.config, "max_position_embeddings", "config.json")
         if self.family.has_padded_positions:
-            positions -= _whole(self.config, "pad_token_id", "config.json", least=0, default=1) + 1
+            tokens = _whole(self.config, "vocab_size", "config.json")
+            padding = _whole(
+                self.config, "pad_token_id", "config.json", least=0, most=tokens - 1, default=1
+            )
+            positions -= padding + 1
         if positions < 1:
             raise ModelFormatError("config.json leaves no position for a token")
         name = _TRANSFORMER

@@ -82,21 +82,21 @@ def build_encoder(files: EncoderFiles) -> EncoderModel:
         dense = tuple(
             load_dense(one, beside) for one in files.modules.after if isinstance(one, DenseModule)
         )
+        types = getattr(getattr(module, "embeddings", None), "token_type_embeddings", None)
+        return EncoderModel(
+            module=module,
+            body=make_body(module, files),
+            head=_head(module, files) if files.is_classifier else None,
+            dense=dense,
+            vocabulary_tokens=_token_table(module).weight.shape[0],
+            token_types=1 if types is None else types.weight.shape[0],
+        )
     except MachdError:
         raise
     except Exception as error:  # of the library's classes, about values that they do not check
         raise ModelFormatError(
             f"{name}: weights and config.json do not fit together: {printable(error)}"
         ) from error
-    types = getattr(getattr(module, "embeddings", None), "token_type_embeddings", None)
-    return EncoderModel(
-        module=module,
-        body=make_body(module, files),
-        head=_head(module, files) if files.is_classifier else None,
-        dense=dense,
-        vocabulary_tokens=_token_table(module).weight.shape[0],
-        token_types=1 if types is None else types.weight.shape[0],
-    )
 
 
 def _import(files: EncoderFiles) -> ModuleType:

@@ -180,6 +180,8 @@ def _families() -> Iterator[EncoderFamily]:
     )
     yield _LLAMA
     yield _named(_LLAMA, "mistral")
+    # NVIDIA's, which sees both ways.
+    yield replace(_named(_LLAMA, "llama_bidirec"), is_causal=False, is_encoder_only=True)
 
 
 def _named(family: EncoderFamily, model_type: str, *classifiers: str) -> EncoderFamily:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import mlx.core as mx
+import numpy as np
 
 from machd.capabilities.facts import CacheFacts
 from machd.capabilities.fit import MemoryNeeds
@@ -14,6 +15,7 @@ from machd.engine.backend.device import (
     device_memory_bytes,
     device_name,
 )
+from machd.engine.backend.inspection_bounds import printable
 from machd.engine.encoding.encoder_files import EncoderFiles
 from machd.engine.encoding.encoder_model import EncoderModel, build_encoder, parameters_of
 from machd.engine.encoding.mlx_encoder import MlxEncoder
@@ -28,9 +30,10 @@ from machd.engine.loading.placing.precision import (
 )
 from machd.engine.loading.placing.weight_formats import quantization_of
 from machd.engine.loading.placing.whole import materialise
-from machd.engine.protocol.encoder import Encoder
+from machd.engine.protocol.encoder import Encoder, EncoderInput
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.progress import LoadProgress
+from machd.errors import ModelFormatError
 
 _WORKING_TOKENS = 2048
 """Tokens of a pass, for the estimate of working memory."""
@@ -77,15 +80,28 @@ def load_encoder(  # noqa: PLR0913 - one argument for each fact of settings and 
         materialise(module, Conversion(to), progress)
         refuse_not_finite(module)
     description = describe_encoder(files, model, model_id)
-    return MlxEncoder(
-        files,
-        model,
-        replace(
-            description,
-            blas=blas if description.backend == "cpu" else None,
-            blas_refused=blas_refused,
-        ),
-    )
+    blas = blas if description.backend == "cpu" else None
+    description = replace(description, blas=blas, blas_refused=blas_refused)
+    encoder = MlxEncoder(files, model, description)
+    progress.stage("trying the model", None)
+    _try(encoder, files)
+    return encoder
+
+
+def _try(encoder: MlxEncoder, files: EncoderFiles) -> None:
+    """Compute one text of one token: values of ``config.json`` that no class looks at fail here, and not under a request.
+
+    Raises:
+        ModelFormatError: It fails, or gives no numbers.
+    """
+    try:
+        made = encoder.encode([EncoderInput((0,))])
+        is_finite = bool(np.isfinite(np.frombuffer(made.content, np.float32)).all())
+        problem = "" if is_finite else "NaN comes of a text"
+    except Exception as error:  # noqa: BLE001 - of the library's layers
+        problem = printable(error)
+    if problem:
+        raise ModelFormatError(f"{files.checkpoint.path.name} cannot be computed: {problem}")
 
 
 def describe_encoder(files: EncoderFiles, model: EncoderModel, model_id: str) -> ModelDescription:

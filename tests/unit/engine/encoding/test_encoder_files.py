@@ -173,6 +173,7 @@ _NO_POOLING = {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": False
     [
         ("bert", {"hidden_act": "relu"}, {}, ("hidden_act", "relu", "gelu")),
         ("bert", {"position_embedding_type": "relative_key"}, {}, ("position_embedding_type",)),
+        ("xlm-roberta", {"pad_token_id": 96}, {}, ("pad_token_id", "95")),
         ("bert", {"is_decoder": True}, {}, ("is_decoder",)),
         ("bert", {"max_position_embeddings": 1e9}, {}, ("max_position_embeddings",)),
         ("bert", {"hidden_size": 48}, {}, ("1_Pooling", "32", "48")),

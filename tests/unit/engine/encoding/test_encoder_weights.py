@@ -172,6 +172,34 @@ def test_layers_that_no_module_computes_are_refused(
         loaded_encoder(directory)
 
 
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("bert", {"num_attention_heads": 0}),
+        ("bert", {"num_attention_heads": -4}),
+        ("bert", {"num_attention_heads": 5}),
+        ("bert", {"num_attention_heads": "many"}),
+        ("bert", {"num_hidden_layers": 2}),
+        ("bert", {"layer_norm_eps": "small"}),
+        ("bert", {"vocab_size": 1 << 40}),
+        ("bert", {"type_vocab_size": None}),
+        ("modernbert", {"local_attention": "near"}),
+        ("modernbert", {"norm_eps": []}),
+        ("gemma3_text", {"sliding_window": None}),
+        ("gemma3_text", {"query_pre_attn_scalar": 0}),
+        ("qwen3", {"rope_parameters": {"rope_type": "default", "rope_theta": "big"}}),
+        ("qwen3", {"head_dim": 7}),
+        ("llama", {"rope_parameters": {"rope_type": "unheard", "rope_theta": 1.0}}),
+    ],
+)
+def test_absurd_configurations_are_refused_before_a_text_is_asked_for(
+    name: str, changes: dict[str, object], tmp_path: Path
+) -> None:
+    """What no layer can compute ends in an error of the files at loading."""
+    with pytest.raises(ModelFormatError):
+        loaded_encoder(write_encoder(tmp_path, TINY_ENCODERS[name], **changes))
+
+
 def test_without_the_extra_the_line_to_install_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
