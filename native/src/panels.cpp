@@ -10,6 +10,9 @@ namespace {
 
 static_assert(kPanelWidth == kBlock);
 
+// Inputs whose weights are asked for early, those of the next panel too: with few rows memory is what a pass waits for.
+constexpr long kAhead = 32;
+
 // Rows and panels of a tile, whose sums are in registers beside weights and one number of a row.
 constexpr int kTileRows = kParts == 1 ? 12 : 6;
 constexpr int kTilePanels = kParts == 1 ? 2 : 1;
@@ -28,7 +31,10 @@ void tile(const PanelProduct& product, long row, long panel) {
   for (long k = 0; k < inputs; ++k) {
     Vector here[kPanels];
 #pragma GCC unroll 2
-    for (int p = 0; p < kPanels; ++p) here[p] = Vector::load(weights + (p * inputs + k) * kBlock);
+    for (int p = 0; p < kPanels; ++p) {
+      here[p] = Vector::load(weights + (p * inputs + k) * kBlock);
+      __builtin_prefetch(weights + (p * inputs + k + kAhead) * kBlock);
+    }
 #pragma GCC unroll 12
     for (int r = 0; r < kRows; ++r) {
       const FloatPart number = in_all_lanes(x[r * inputs + k]);

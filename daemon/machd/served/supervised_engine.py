@@ -383,15 +383,19 @@ class SupervisedEngine:
             case Sized() | Served():
                 self._prepare(process, message)
             case Answered() | GrammarCompiled() | Encoded():
-                if isinstance(message, Encoded):
-                    self._restarts.forget()
-                self._work.answer(message)
+                self._answer(message)
             case BlocksChanged(event):
                 self._listener.block_changed(event)
             case Progress() | Located():
                 self._show(message)
             case LoadFailed(error) | Ended(error):
                 self._note_end(error)
+
+    def _answer(self, message: Answered | GrammarCompiled | Encoded) -> None:
+        """Answer a question; vectors show that the engine works, as a sequence's whole answer does."""
+        if isinstance(message, Encoded):
+            self._restarts.forget()
+        self._work.answer(message)
 
     def _prepare(self, process: EngineProcess, message: Sized | Served) -> None:
         match message:

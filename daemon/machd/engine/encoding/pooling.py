@@ -72,7 +72,7 @@ def _pool_packed(hidden: mx.array, lengths: Sequence[int], mode: str) -> mx.arra
         return hidden[mx.array(begins + np.array(lengths) - 1)]
     # Behind a text stand a neighbour's tokens, or the last one's again: padding has no weight.
     places = np.minimum(begins[:, None] + np.arange(max(lengths)), hidden.shape[0] - 1)
-    return pool(hidden[mx.array(places)], mx.array(lengths, mx.int32), [mode])
+    return pool(hidden[mx.array(places)], mx.array([*lengths], mx.int32), [mode])
 
 
 def first_tokens(hidden: mx.array, lengths: Sequence[int]) -> mx.array:

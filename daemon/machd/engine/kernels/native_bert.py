@@ -61,12 +61,6 @@ class NativeBert:
         layers = model.encoder.layer
         return are_tables and _is_norm(embeddings.LayerNorm) and all(map(_is_taken, layers))
 
-    @property
-    def max_tokens(self) -> int:
-        """The number of tokens that a text may have: as many as there are positions."""
-        before = 0 if self._padding is None else self._padding + 1
-        return int(self._positions.shape[0]) - before
-
     def __call__(
         self,
         token_ids: Sequence[int],
