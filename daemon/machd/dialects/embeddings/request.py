@@ -108,7 +108,8 @@ class EmbeddingsRequest(EmbeddingOptions, frozen=True, kw_only=True):
             return [given]
         if len({type(one) for one in given}) > 1:
             raise InvalidRequestError.at(
-                self.inputs_param, "texts, token ids and lists of them do not go together; send one kind"
+                self.inputs_param,
+                "texts, token ids and lists of them do not go together; send one kind",
             )
         ids = [one for one in given if isinstance(one, int)]
         return [ids] if ids else [one for one in given if not isinstance(one, int)]
