@@ -189,8 +189,9 @@ def test_ollama_and_llama_cpp_give_the_same_vectors(http: httpx.Client) -> None:
 
 def test_ollamas_empty_requests_load_the_model_alone(http: httpx.Client) -> None:
     """As Ollama answers them."""
-    for fields in ({}, {"input": ""}, {"input": []}):
-        assert _ask(http, "/api/embed", model="short", **fields)["embeddings"] == []
+    assert _ask(http, "/api/embed", model="short")["embeddings"] == []
+    assert _ask(http, "/api/embed", model="short", input="")["embeddings"] == []
+    assert _ask(http, "/api/embed", model="short", input=[])["embeddings"] == []
     assert _ask(http, "/api/embeddings", model="short") == {"embedding": []}
 
 
@@ -225,9 +226,8 @@ def test_documents_are_ranked_by_the_scores_of_pairs(http: httpx.Client) -> None
         assert ranked["meta"]["api_version"]["version"] == ("2" if "v2" in path else "1")
         assert ranked["usage"] == scored["usage"]
     top = _ask(http, "/v1/rerank", model="cross", query="a cat", documents=documents, top_n=1)
-    assert top["results"] == [
-        {"index": results[0]["index"], "relevance_score": results[0]["relevance_score"]}
-    ]
+    best = max(range(3), key=scores.__getitem__)
+    assert top["results"] == [{"index": best, "relevance_score": scores[best]}]
 
 
 def test_documents_are_cut_to_their_tokens(http: httpx.Client) -> None:

@@ -46,6 +46,12 @@ class Hostile:
     statuses: tuple[int, ...] = (400,)
 
 
+def _each(field: str, *values: object) -> Iterator[tuple[str, object]]:
+    """The field with each of some values."""
+    for value in values:
+        yield field, value
+
+
 def _of(path: str, **fields: object) -> Hostile:
     return Hostile(path, json.dumps(fields).encode())
 
@@ -70,16 +76,16 @@ def _embeddings() -> Iterator[Hostile]:
         for given in _NO_TEXTS:
             yield _of(path, model="short", input=given)
         for field, value in (
-            *(("dimensions", one) for one in (0, -1, 17, 1.5, "4", 2**70, [], True)),
-            *(("encoding_format", one) for one in ("int8", "FLOAT", "", 5, ["float"])),
-            *(("truncate", one) for one in ("START", "middle", 5, [], _CANARY)),
-            *(("truncate_prompt_tokens", one) for one in (0, 5, -2, 2**40, "all")),
-            *(("prompt_name", one) for one in ("", _CANARY, 5, ["query"], "q" * 1000)),
-            *(("input_type", one) for one in ("", _CANARY, 5, "classification")),
-            *(("instruction", one) for one in (5, ["a"], {"a": 1})),
-            *(("normalize", one) for one in (False, "yes", 1)),
-            *(("embd_normalize", one) for one in (0, 3, "2", True)),
-            *(("embed_dtype", one) for one in ("float16", 5)),
+            *_each("dimensions", 0, -1, 17, 1.5, "4", 2**70, [], True),  # noqa: FBT003 - a JSON value
+            *_each("encoding_format", "int8", "FLOAT", "", 5, ["float"]),
+            *_each("truncate", "START", "middle", 5, [], _CANARY),
+            *_each("truncate_prompt_tokens", 0, 5, -2, 2**40, "all"),
+            *_each("prompt_name", "", _CANARY, 5, ["query"], "q" * 1000),
+            *_each("input_type", "", _CANARY, 5, "classification"),
+            *_each("instruction", 5, ["a"], {"a": 1}),
+            *_each("normalize", False, "yes", 1),  # noqa: FBT003 - a JSON value
+            *_each("embd_normalize", 0, 3, "2", True),  # noqa: FBT003 - a JSON value
+            *_each("embed_dtype", "float16", 5),
             ("messages", [{"role": "user", "content": _CANARY}]),
             ("add_special_tokens", False),
             ("padding", "max_length"),
@@ -88,7 +94,6 @@ def _embeddings() -> Iterator[Hostile]:
             yield _of(path, **{"model": "short", "input": "a", field: value})
         yield _of(path, model="short", input=["a"] * 10_000)
         yield _of(path, model="short", input=["a", "b " * 10_000])
-        yield _of(path, model="short", input=["a b c d e f g"] * 64, instruction="x" * 4)
         yield _of(path, model="short", input="a", prompt_name="query", input_type="query")
         yield Hostile(path, b'{"model": "short", "input": "' + b"a" * 2**21 + b'"}', (413,))
         yield Hostile(path, json.dumps({"model": "", "input": "a"}).encode())
@@ -96,46 +101,37 @@ def _embeddings() -> Iterator[Hostile]:
 
 
 def _ollama() -> Iterator[Hostile]:
-    for given in (5, {}, [1], [None], [["a"]], True):
-        yield _of("/api/embed", model="short", input=given)
     for field, value in (
-        *(("dimensions", one) for one in (0, -1, 17, "4")),
-        *(("truncate", one) for one in ("END?", 5)),
-        *(("keep_alive", one) for one in ("soon", [], {})),
+        *_each("input", 5, {}, [1], [None], [["a"]], True),  # noqa: FBT003 - a JSON value
+        *_each("dimensions", 0, -1, 17, "4"),
+        *_each("truncate", "END?", 5),
+        *_each("keep_alive", "soon", [], {}),
     ):
         yield _of("/api/embed", **{"model": "short", "input": "a", field: value})
     yield _of("/api/embed", model="short", input=["a"] * 10_000)
-    for given in (5, ["a"], {}):
-        yield _of("/api/embeddings", model="short", prompt=given)
+    for field, value in _each("prompt", 5, ["a"], {}):
+        yield _of("/api/embeddings", **{"model": "short", field: value})
     yield _of("/api/embeddings", model="chat", prompt="a")
     yield Hostile("/api/embeddings", b'{"model": "short", "prompt": "\\ud800"}')
 
 
 def _scoring() -> Iterator[Hostile]:
     for path in ("/v1/rerank", "/v2/rerank"):
-        for fields in (
-            {},
-            {"query": "a"},
-            {"documents": ["a"]},
-            *(
-                {"query": "a", "documents": one}
-                for one in ([], [5], [{}], "a", [{"text": 5}], [None])
-            ),
-            *({"query": one, "documents": ["a"]} for one in (5, None, ["a"], {})),
-            *({"query": "a", "documents": ["a"], "top_n": one} for one in (-1, 1.5, "2", 2**40)),
-            *(
-                {"query": "a", "documents": ["a"], "max_tokens_per_doc": one}
-                for one in (0, -1, "2")
-            ),
-            {"query": "a", "documents": ["a"], "rank_fields": ["title"]},
-            {"query": "a", "documents": ["a"], "return_documents": "yes"},
-            {"query": "a", "documents": ["a"], "instruction": _CANARY},
-            {"query": "a", "documents": ["a"] * 10_000},
-            {"query": "a" * 50, "documents": ["a" * 50], "truncate": False},
+        yield from (_of(path, model="cross"), _of(path, model="cross", query="a"))
+        yield _of(path, model="cross", documents=["a"])
+        for field, value in (
+            *_each("documents", [], [5], [{}], "a", [{"text": 5}], [None], ["a"] * 10_000),
+            *_each("query", 5, None, ["a"], {}),
+            *_each("top_n", -1, 1.5, "2", 2**40),
+            *_each("max_tokens_per_doc", 0, -1, "2"),
+            ("rank_fields", ["title"]),
+            ("return_documents", "yes"),
+            ("instruction", _CANARY),
         ):
-            yield _of(path, model="cross", **fields)
+            yield _of(path, **{"model": "cross", "query": "a", "documents": ["a"], field: value})
+        yield _of(path, model="cross", query="a " * 50, documents=["a"], truncate=False)
         yield Hostile(path, b'{"model": "cross", "query": "a", "documents": ["\\ud800"]}')
-    for fields in (
+    pairs: tuple[dict[str, object], ...] = (
         {},
         {"text_1": "a"},
         {"text_2": "a"},
@@ -145,11 +141,12 @@ def _scoring() -> Iterator[Hostile]:
         {"text_1": 5, "text_2": "a"},
         {"text_1": "a", "text_2": [None]},
         {"text_1": "a", "text_2": ["a"] * 10_000},
-        {"text_1": "a" * 50, "text_2": "a"},
-    ):
+        {"text_1": "a " * 50, "text_2": "a"},
+    )
+    for fields in pairs:
         yield _of("/v1/score", model="cross", **fields)
-    for given in (5, None, [], [5], {}, ["a"] * 10_000, "a" * 50):
-        yield _of("/v1/classify", model="mood", input=given)
+    for field, value in _each("input", 5, None, [], [5], {}, ["a"] * 10_000, "a " * 50):
+        yield _of("/v1/classify", **{"model": "mood", field: value})
 
 
 HOSTILE = (*_embeddings(), *_ollama(), *_scoring())
