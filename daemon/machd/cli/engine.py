@@ -62,6 +62,10 @@ def main() -> None:
     os._exit(0)
 
 
+_ENCODER_NICENESS = 10
+"""Of the process of an encoder: its passes keep all processors busy, and an answer that somebody reads is worth more than a batch of texts."""
+
+
 def _serve(frames: Frames, settings: Settings, name: str, log: TextIO) -> None:
     """Compute for the front.
 
@@ -166,6 +170,7 @@ def _input_loop(
     environ = os.environ  # noqa: TID251 - libraries read theirs by themselves
     if rank_place(environ) is not None:
         raise SettingsError(["an encoder is computed by one process: serve it without ranks"])
+    os.nice(_ENCODER_NICENESS)
     load = encoder_loader(
         settings,
         files,
