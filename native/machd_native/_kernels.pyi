@@ -125,6 +125,20 @@ def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
         ValueError: Shapes or dtypes do not go together.
     """
 
+def layer_norm(x: mx.array, weight: mx.array, bias: mx.array, eps: float) -> mx.array:
+    """Compute what ``mx.fast.layer_norm`` does, of float32 [.., n], [n] and [n].
+
+    Raises:
+        ValueError: Shapes or dtypes do not go together.
+    """
+
+def gelu(x: mx.array) -> mx.array:
+    """Compute what ``mlx.nn.gelu`` does, of float32 [.., n].
+
+    Raises:
+        ValueError: The dtype is another one, or rows have no numbers.
+    """
+
 def silu_product(x: mx.array) -> mx.array:
     """Compute ``gate * sigmoid(gate) * up`` of float32 [.., 2 n], gate and up one behind the other.
 
@@ -246,6 +260,90 @@ class LlamaLayers:
         Raises:
             ValueError: Shapes or dtypes do not go together.
         """
+
+class PanelWeights:
+    """Weights and bias of a product with many rows, laid out for it."""
+
+    def __init__(self, weights: mx.array, bias: mx.array) -> None:
+        """Take arrays.
+
+        Args:
+            weights: float32 [outputs / 16, inputs, 16]: in number [p, k, o] the weight of output 16 p + o and input k.
+            bias: float32 [outputs].
+
+        Raises:
+            ValueError: They do not go together.
+        """
+
+class NormWeights:
+    """Weight and bias of a LayerNorm."""
+
+    def __init__(self, weight: mx.array, bias: mx.array, eps: float) -> None:
+        """Take float32 arrays [n].
+
+        Raises:
+            ValueError: They do not go together.
+        """
+
+class BertBlock:
+    """A BERT layer's parts."""
+
+    def __init__(
+        self,
+        *,
+        qkv: PanelWeights,
+        output: PanelWeights,
+        attention_norm: NormWeights,
+        up: PanelWeights,
+        down: PanelWeights,
+        output_norm: NormWeights,
+    ) -> None:
+        """Take a layer's parts.
+
+        Args:
+            qkv: From hidden to queries, keys and values, hidden numbers each.
+            output: From hidden to hidden.
+            attention_norm: Of the sum of the layer's input and its attention.
+            up: From hidden to what GELU is computed of.
+            down: From there to hidden.
+            output_norm: Of the sum with the feed-forward part.
+        """
+
+class BertLayers:
+    """BERT layers as one operation, over texts that lie behind one another."""
+
+    def __init__(self, embedding_norm: NormWeights, blocks: list[BertBlock], *, heads: int) -> None:
+        """Take layers.
+
+        Args:
+            embedding_norm: Of the rows that come in.
+            blocks: In order.
+            heads: Of each layer, with a multiple of 16 numbers each.
+
+        Raises:
+            ValueError: There are no layers, or sizes do not go together.
+        """
+
+    def __call__(self, x: mx.array, lengths: list[int]) -> mx.array:
+        """Compute a pass; each token sees all tokens of its text, and its bits depend on nothing else.
+
+        Args:
+            x: float32 [tokens, hidden], sums of embeddings, one text behind another.
+            lengths: Tokens of each text.
+
+        Returns:
+            The last layer's result, like ``x``.
+
+        Raises:
+            ValueError: Shapes or dtypes do not go together, a text has no tokens, or all have not as many as there are rows.
+        """
+
+def text_means(rows: mx.array, lengths: list[int]) -> mx.array:
+    """Compute the means of each text's rows, [texts, n] of float32 [rows, n].
+
+    Raises:
+        ValueError: A text has no rows, or all together have not as many as there are.
+    """
 
 def in_large_pages(array: mx.array) -> mx.array:
     """Compute an array and put it into pages of 2 MiB where the system has them: a copy, or the array itself."""

@@ -14,8 +14,8 @@ constexpr long kColumns = 64;  // positions of a block
 constexpr int kVectors = kColumns / kBlock;
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
-// Queries, and vectors of a value, whose sums are in registers.
-constexpr int kScoreQueries = kParts == 1 ? 4 : 1;
+// Vectors of scores, queries, and vectors of a value, whose sums are in registers.
+constexpr int kScoreSums = kParts == 1 ? 16 : 4;
 constexpr int kMixQueries = kParts == 1 ? 4 : 2;
 constexpr int kMixVectors = kParts == 1 ? 4 : 2;
 
@@ -81,55 +81,59 @@ void turn_keys(const Attention& a, long from, long columns, float* turned) {
   }
 }
 
-template <int kQueries>
+// kUsed: vectors of the block in which there are columns.
+template <int kQueries, int kUsed>
 void score(const Tile& tile, long query, long head_dim) {
-  Vector scores[kQueries][kVectors];
+  Vector scores[kQueries][kUsed];
 #pragma GCC unroll 8
   for (int q = 0; q < kQueries; ++q)
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) scores[q][v] = Vector::zeros();
+    for (int v = 0; v < kUsed; ++v) scores[q][v] = Vector::zeros();
   const float* asking = tile.queries + query * head_dim;
   for (long d = 0; d < head_dim; ++d) {
-    Vector keys[kVectors];
-    for (int v = 0; v < kVectors; ++v) keys[v] = Vector::load(tile.keys + d * kColumns + v * kBlock);
+    Vector keys[kUsed];
+    for (int v = 0; v < kUsed; ++v) keys[v] = Vector::load(tile.keys + d * kColumns + v * kBlock);
 #pragma GCC unroll 8
     for (int q = 0; q < kQueries; ++q) {
       const Vector number = Vector::all(asking[q * head_dim + d]);
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) scores[q][v] = fused(keys[v], number, scores[q][v]);
+      for (int v = 0; v < kUsed; ++v) scores[q][v] = fused(keys[v], number, scores[q][v]);
     }
   }
   // Of columns behind the last one, too: what keys were there before may be anything, and is not looked at.
 #pragma GCC unroll 8
   for (int q = 0; q < kQueries; ++q)
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) scores[q][v].store(tile.weights + (query + q) * kColumns + v * kBlock);
+    for (int v = 0; v < kUsed; ++v) scores[q][v].store(tile.weights + (query + q) * kColumns + v * kBlock);
 }
 
-// Turns a query's scores of the columns from `begin` to `end` into weights; others weigh nothing.
+// Turns a query's scores of the columns from `begin` to `end` into weights; others weigh nothing. Vectors behind the last column are
+// left out, which changes no bit.
+template <int kUsed>
 void weigh(Tile& tile, long query, long begin, long end) {
+  constexpr long kEnd = kUsed * kBlock;
   float* weights = tile.weights + query * kColumns;
   if (begin >= end) {
-    std::fill_n(weights, kColumns, 0.0f);
+    std::fill_n(weights, kEnd, 0.0f);
     tile.factors[query] = -1;
     return;
   }
   for (long column = 0; column < begin; ++column) weights[column] = kNone;
-  for (long column = end; column < kColumns; ++column) weights[column] = kNone;
-  Vector scores[kVectors];
-  for (int v = 0; v < kVectors; ++v) scores[v] = Vector::load(weights + v * kBlock);
+  for (long column = end; column < kEnd; ++column) weights[column] = kNone;
+  Vector scores[kUsed];
+  for (int v = 0; v < kUsed; ++v) scores[v] = Vector::load(weights + v * kBlock);
   Vector most = scores[0];
-  for (int v = 1; v < kVectors; ++v) most = larger(scores[v], most);
+  for (int v = 1; v < kUsed; ++v) most = larger(scores[v], most);
   const float before = tile.highest[query];
   const float highest = std::max(before, largest(most));
   const Vector shift = Vector::all(highest);
   Vector total = Vector::zeros();
-  for (int v = 0; v < kVectors; ++v) {
+  for (int v = 0; v < kUsed; ++v) {
     exp2(scores[v] - shift).store(weights + v * kBlock);
   }
   for (long column = 0; column < begin; ++column) weights[column] = 0;
-  for (long column = end; column < kColumns; ++column) weights[column] = 0;
-  for (int v = 0; v < kVectors; ++v) total = total + Vector::load(weights + v * kBlock);
+  for (long column = end; column < kEnd; ++column) weights[column] = 0;
+  for (int v = 0; v < kUsed; ++v) total = total + Vector::load(weights + v * kBlock);
   float factor[kBlock];
   exp2(Vector::all(before - highest)).store(factor);
   tile.highest[query] = highest;
@@ -182,6 +186,14 @@ void by_queries(long count, One one) {
     if (query < count) by_queries<kMost - 1>(count - query, [&]<int kQueries>(long from) { one.template operator()<kQueries>(query + from); });
 }
 
+// Calls one.operator()<n>() for the n vectors in which the first columns of a block are.
+template <int kMost, class One>
+void by_used(long columns, One one) {
+  if constexpr (kMost > 1)
+    if (columns <= (kMost - 1) * kBlock) return by_used<kMost - 1>(columns, one);
+  one.template operator()<kMost>();
+}
+
 }  // namespace
 
 long attend_scratch_bytes(long queries, long head_dim, long value_dim) {
@@ -208,11 +220,13 @@ void attend(const Attention& a, long begin, long end, void* scratch) {
       ask_early(tile.values[column], a.value_dim);
     }
     turn_keys(a, from, columns, tile.keys);
-    by_queries<kScoreQueries>(tile.count, [&]<int kQueries>(long query) { score<kQueries>(tile, query, a.head_dim); });
-    for (long query = 0; query < tile.count; ++query) {
-      const long token = query_at(query).first;
-      weigh(tile, query, std::max<long>(0, seen_from(token) - from), std::min(columns, seen_to(token) - from));
-    }
+    by_used<kVectors>(columns, [&]<int kUsed>() {
+      by_queries<std::min(8, kScoreSums / kUsed)>(tile.count, [&]<int kQueries>(long query) { score<kQueries, kUsed>(tile, query, a.head_dim); });
+      for (long query = 0; query < tile.count; ++query) {
+        const long token = query_at(query).first;
+        weigh<kUsed>(tile, query, std::max<long>(0, seen_from(token) - from), std::min(columns, seen_to(token) - from));
+      }
+    });
     by_queries<kMixQueries>(tile.count, [&]<int kQueries>(long query) { mix_wide<kQueries>(tile, query, columns, a.value_dim); });
   }
   for (long query = 0; query < tile.count; ++query) {

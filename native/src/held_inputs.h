@@ -24,6 +24,9 @@ const Kernels* present_kernels();
 // Raises std::invalid_argument unless tables of a rotation go with heads of so many numbers.
 void refuse_other_tables(const mlx::core::array& cosines, const mlx::core::array& sines, int head_dim);
 
+// An array computed and with all numbers one after another.
+mlx::core::array lying(const mlx::core::array& one);
+
 inline bool is_of_16_or_32_bits(mlx::core::Dtype type) {
   return type == mlx::core::float32 || type == mlx::core::float16 || type == mlx::core::bfloat16;
 }

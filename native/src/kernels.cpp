@@ -15,7 +15,11 @@ const Kernels kernels = {
     .product_scratch_bytes = product_scratch_bytes,
     .attend = attend,
     .attend_scratch_bytes = attend_scratch_bytes,
+    .multiply_panels = multiply_panels,
     .rms_norm = rms_norm,
+    .layer_norm = layer_norm,
+    .gelu = gelu,
+    .mean_of_rows = mean_of_rows,
     .silu_product = silu_product,
     .rotate = rotate,
 };

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention.h"
+#include "panels.h"
 #include "product.h"
 #include "rows.h"
 
@@ -15,7 +16,11 @@ struct Kernels {
   ProductScratchBytes product_scratch_bytes;
   Attend attend;
   AttendScratchBytes attend_scratch_bytes;
+  MultiplyPanels multiply_panels;
   RmsNorm rms_norm;
+  LayerNorm layer_norm;
+  Gelu gelu;
+  MeanOfRows mean_of_rows;
   SiluProduct silu_product;
   Rotate rotate;
 };
@@ -33,7 +38,11 @@ void arrange_rows(const float* x, long count, float* to);
 long product_scratch_bytes(long rows, long inputs);
 void attend(const Attention& attention, long begin, long end, void* scratch);
 long attend_scratch_bytes(long queries, long head_dim, long value_dim);
+void multiply_panels(const PanelProduct& product, long begin, long end);
 void rms_norm(const float* x, const float* weight, float eps, long size, float* out, long begin, long end);
+void layer_norm(const float* x, const float* weight, const float* bias, float eps, long size, float* out, long begin, long end);
+void gelu(const float* x, long count, float* out);
+void mean_of_rows(const float* x, long rows, long size, float* out);
 void silu_product(const float* gates, const float* ups, long count, float* out);
 void rotate(const float* head, const float* cosines, const float* sines, long half, float* out);
 }  // namespace MACHD_TARGET

@@ -8,9 +8,7 @@
 #include "layer_attention.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
-#include "mlx/ops.h"
 #include "mlx/primitives.h"
-#include "mlx/transforms.h"
 #include "mlx/utils.h"
 #include "threads.h"
 #include "weight_arrays.h"
@@ -34,13 +32,6 @@ namespace {
 
 // Numbers of tokens that one thread rotates and copies in about the time that another takes to join it.
 constexpr long kTurnedNumbers = 16 * 1024;
-
-// An array computed and with all numbers one after another.
-mx::array lying(const mx::array& one) {
-  mx::array result = mx::contiguous(one, false, mx::default_stream(mx::Device::cpu));
-  result.eval();
-  return result;
-}
 
 // A layer's products in the order of their use; x and attended: what the results of two of them are added to.
 std::array<LayerProduct, 4> products_of(const LlamaBlock::Parts& parts, const float* x, const float* attended) {

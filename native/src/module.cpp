@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "bert_layers.h"
 #include "large_pages.h"
 #include "llama_layers.h"
 #include "operations.h"
@@ -52,6 +53,8 @@ NB_MODULE(_kernels, m) {
   m.def("written", &machd::written, "columns"_a, "tokens"_a, "starts"_a);
   m.def("rotate", &machd::rotate, "x"_a, "cosines"_a, "sines"_a, "positions"_a, nb::kw_only(), "rotated"_a);
   m.def("rms_norm", &machd::rms_norm, "x"_a, "weight"_a, "eps"_a);
+  m.def("layer_norm", &machd::layer_norm, "x"_a, "weight"_a, "bias"_a, "eps"_a);
+  m.def("gelu", &machd::gelu, "x"_a);
   m.def("silu_product", &machd::silu_product, "x"_a);
   nb::class_<machd::LayerWeights>(m, "LayerWeights")
       .def(
@@ -108,6 +111,24 @@ NB_MODULE(_kernels, m) {
           "prefix_values"_a = Arrays());
   layers.def(nb::init<const std::vector<machd::LlamaBlock>&>(), "blocks"_a)
       .def("__call__", &machd::LlamaLayers::operator(), "x"_a, "cosines"_a, "sines"_a, "columns"_a);
+  nb::class_<machd::PanelWeights>(m, "PanelWeights").def(nb::init<const mlx::core::array&, const mlx::core::array&>(), "weights"_a, "bias"_a);
+  nb::class_<machd::NormWeights>(m, "NormWeights")
+      .def(nb::init<const mlx::core::array&, const mlx::core::array&, float>(), "weight"_a, "bias"_a, "eps"_a);
+  nb::class_<machd::BertBlock>(m, "BertBlock")
+      .def(
+          nb::init<machd::PanelWeights, machd::PanelWeights, machd::NormWeights, machd::PanelWeights, machd::PanelWeights, machd::NormWeights>(),
+          nb::kw_only(),
+          "qkv"_a,
+          "output"_a,
+          "attention_norm"_a,
+          "up"_a,
+          "down"_a,
+          "output_norm"_a);
+  nb::class_<machd::BertLayers>(m, "BertLayers")
+      .def(
+          nb::init<machd::NormWeights, std::vector<machd::BertBlock>, int>(), "embedding_norm"_a, "blocks"_a, nb::kw_only(), "heads"_a)
+      .def("__call__", &machd::BertLayers::operator(), "x"_a, "lengths"_a);
+  m.def("text_means", &machd::text_means, "rows"_a, "lengths"_a);
   m.def("in_large_pages", &machd::in_large_pages, "array"_a);
   m.def("instruction_set", &machd::instruction_set);
   m.def("use_instruction_set", &machd::use_instruction_set, "name"_a);

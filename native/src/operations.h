@@ -75,6 +75,14 @@ mlx::core::array rotate(
 // Raises std::invalid_argument where shapes or dtypes do not go together.
 mlx::core::array rms_norm(const mlx::core::array& x, const mlx::core::array& weight, float eps);
 
+// (x - mean) / sqrt(variance + eps) * weight + bias over the last axis, as mx.fast.layer_norm; float32 alone.
+// Raises std::invalid_argument where shapes or dtypes do not go together.
+mlx::core::array layer_norm(const mlx::core::array& x, const mlx::core::array& weight, const mlx::core::array& bias, float eps);
+
+// x times the probability that a normal variable lies below x, as mlx.nn.gelu; float32 alone.
+// Raises std::invalid_argument for another dtype.
+mlx::core::array gelu(const mlx::core::array& x);
+
 // gate * sigmoid(gate) * up, where x [.., 2 n] holds gate and up; float32 alone.
 // Raises std::invalid_argument where x has no such last axis.
 mlx::core::array silu_product(const mlx::core::array& x);

@@ -14,6 +14,28 @@ void rms_norm(const float* x, const float* weight, float eps, long size, float* 
   }
 }
 
+void layer_norm(const float* x, const float* weight, const float* bias, float eps, long size, float* out, long begin, long end) {
+  for (long row = begin; row < end; ++row) {
+    double mean = 0, squares = 0;
+    for (long at = 0; at < size; ++at) mean += double(x[row * size + at]) / size;
+    for (long at = 0; at < size; ++at) squares += (x[row * size + at] - mean) * (x[row * size + at] - mean);
+    const double factor = 1 / std::sqrt(squares / size + eps);
+    for (long at = 0; at < size; ++at) out[row * size + at] = float((x[row * size + at] - mean) * factor * weight[at] + bias[at]);
+  }
+}
+
+void gelu(const float* x, long count, float* out) {
+  for (long at = 0; at < count; ++at) out[at] = float(x[at] * 0.5 * std::erfc(-double(x[at]) / std::sqrt(2.0)));
+}
+
+void mean_of_rows(const float* x, long rows, long size, float* out) {
+  for (long at = 0; at < size; ++at) {
+    double total = 0;
+    for (long row = 0; row < rows; ++row) total += x[row * size + at];
+    out[at] = float(total / rows);
+  }
+}
+
 void silu_product(const float* gates, const float* ups, long count, float* out) {
   for (long at = 0; at < count; ++at) {
     const double gate = gates[at];

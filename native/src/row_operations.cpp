@@ -65,6 +65,15 @@ void compute_norm(const Kernels& kernels, const HeldInputs& held, mx::array& out
   kernels.rms_norm(held[0].data<float>(), held[1].data<float>(), eps, held[1].size(), out.data<float>(), begin, end);
 }
 
+void compute_layer_norm(const Kernels& kernels, const HeldInputs& held, mx::array& out, float eps, int, long begin, long end) {
+  kernels.layer_norm(held[0].data<float>(), held[1].data<float>(), held[2].data<float>(), eps, held[1].size(), out.data<float>(), begin, end);
+}
+
+void compute_gelu(const Kernels& kernels, const HeldInputs& held, mx::array& out, float, int, long begin, long end) {
+  const long size = out.shape(-1);
+  kernels.gelu(held[0].data<float>() + begin * size, (end - begin) * size, out.data<float>() + begin * size);
+}
+
 void compute_silu_product(const Kernels& kernels, const HeldInputs& held, mx::array& out, float, int, long begin, long end) {
   const long size = out.shape(-1);
   for (long row = begin; row < end; ++row) {
@@ -96,6 +105,22 @@ mx::array rms_norm(const mx::array& x, const mx::array& weight, float eps) {
   auto primitive = std::make_shared<RowsPrimitive>(
       mx::default_stream(mx::Device::cpu), "MachdRmsNorm", compute_norm, weight.shape(0), present_kernels(), eps);
   return mx::array(x.shape(), mx::float32, std::move(primitive), {x, weight});
+}
+
+mx::array layer_norm(const mx::array& x, const mx::array& weight, const mx::array& bias, float eps) {
+  refuse(x.dtype() != mx::float32 || weight.dtype() != mx::float32 || bias.dtype() != mx::float32, "rows, weight and bias are float32");
+  refuse(x.ndim() < 1 || weight.ndim() != 1 || weight.size() == 0 || x.shape(-1) != weight.shape(0), "rows are as long as the weight");
+  refuse(bias.shape() != weight.shape(), "weight and bias are as long as each other");
+  auto primitive = std::make_shared<RowsPrimitive>(
+      mx::default_stream(mx::Device::cpu), "MachdLayerNorm", compute_layer_norm, weight.shape(0), present_kernels(), eps);
+  return mx::array(x.shape(), mx::float32, std::move(primitive), {x, weight, bias});
+}
+
+mx::array gelu(const mx::array& x) {
+  refuse(x.dtype() != mx::float32 || x.ndim() < 1 || x.shape(-1) == 0, "rows are float32, and there are numbers in them");
+  auto primitive =
+      std::make_shared<RowsPrimitive>(mx::default_stream(mx::Device::cpu), "MachdGelu", compute_gelu, x.shape(-1), present_kernels());
+  return mx::array(x.shape(), mx::float32, std::move(primitive), {x});
 }
 
 mx::array silu_product(const mx::array& x) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "gelu.h"
 #include "kernels.h"
 #include "vectors.h"
 
@@ -39,6 +40,42 @@ void rms_norm(const float* x, const float* weight, float eps, long size, float* 
     const Vector factor = Vector::all(1.0f / std::sqrt(sum(squares) / float(size) + eps));
     by_vector(size, [&](long at, int count) { store(load(from + at, count) * factor * load(weight + at, count), to + at, count); });
   }
+}
+
+void layer_norm(const float* x, const float* weight, const float* bias, float eps, long size, float* out, long begin, long end) {
+  for (long row = begin; row < end; ++row) {
+    const float* from = x + row * size;
+    float* to = out + row * size;
+    Vector total = Vector::zeros();
+    by_vector(size, [&](long at, int count) { total = total + load(from + at, count); });
+    const Vector mean = Vector::all(sum(total) / float(size));
+    Vector squares = Vector::zeros();
+    by_vector(size, [&](long at, int count) {
+      Vector difference = load(from + at, count) - mean;
+      if (count < kBlock) {  // behind the end there is nothing that differs
+        float some[kBlock];
+        difference.store(some);
+        difference = Vector::load_some(some, count);
+      }
+      squares = fused(difference, difference, squares);
+    });
+    const Vector factor = Vector::all(1.0f / std::sqrt(sum(squares) / float(size) + eps));
+    by_vector(size, [&](long at, int count) {
+      store(fused((load(from + at, count) - mean) * factor, load(weight + at, count), load(bias + at, count)), to + at, count);
+    });
+  }
+}
+
+void gelu(const float* x, long count, float* out) {
+  by_vector(count, [&](long at, int here) { store(gelu(load(x + at, here)), out + at, here); });
+}
+
+void mean_of_rows(const float* x, long rows, long size, float* out) {
+  by_vector(size, [&](long at, int count) {
+    Vector total = Vector::zeros();
+    for (long row = 0; row < rows; ++row) total = total + load(x + row * size + at, count);
+    store(total / Vector::all(float(rows)), out + at, count);
+  });
 }
 
 void silu_product(const float* gates, const float* ups, long count, float* out) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import mlx.core as mx
@@ -29,7 +30,12 @@ def test_operations_are_those_of_plain_loops(
 ) -> None:
     """Norms and activations of rows of any length; a row's bits are the same alone, and on each instruction set."""
     x, weight = _numbers(rows, 2 * size) * 4, _numbers(2 * size, seed=1)
-    for operation in (lambda x: native.rms_norm(x, weight, 1e-5), native.silu_product):
+    for operation in (
+        lambda x: native.rms_norm(x, weight, 1e-5),
+        lambda x: native.layer_norm(x, weight, weight * 0.3, 1e-5),
+        native.gelu,
+        native.silu_product,
+    ):
         native.use_instruction_set("plain")
         expected = np.array(operation(x))
         results = []
@@ -57,6 +63,30 @@ def test_norm_and_activation_are_mlx_s() -> None:
     assert result[1] == 200
     assert abs(float(result[2])) < 1e-30
     assert mx.isnan(result[3])
+
+
+def test_layer_norm_is_mlx_s() -> None:
+    """Results agree within rounding, of rows far from zero, too; one that holds NaN is all NaN, and no other."""
+    x, weight, bias = _numbers(3, 4, 50) + 30, _numbers(50, seed=1), _numbers(50, seed=2)
+    got = native.layer_norm(x, weight, bias, 1e-5)
+    assert mx.allclose(got, mx.fast.layer_norm(x, weight, bias, 1e-5), atol=3e-5, rtol=1e-5)
+    x[1, 2, 49] = mx.nan
+    broken = mx.isnan(native.layer_norm(x, weight, bias, 1e-5)).all(axis=-1)
+    assert broken.tolist() == [[False] * 4, [False, False, True, False], [False] * 4]
+
+
+def test_gelu_is_that_of_the_error_function() -> None:
+    """Each number is that of float64 within 6e-7 of its size, and 1e-8 where it is next to zero; NaN stays NaN."""
+    x = np.concatenate([np.linspace(-12, 12, 40_001), np.geomspace(1e-30, 1e30, 999)])
+    x = np.concatenate([x, -x]).astype(np.float32)
+    expected = [one * 0.5 * math.erfc(-one / math.sqrt(2)) for one in x.astype(float)]
+    error = np.abs(np.array(native.gelu(mx.array(x))) - expected)
+    allowed = np.where(x > 0, 6e-7, 4e-6) * np.abs(expected) + np.where(np.abs(x) > 5, 1e-8, 0)
+    assert (error <= allowed + 1e-36).all()
+    odd = native.gelu(mx.array([mx.nan, mx.inf, -mx.inf, 0.0]))
+    assert mx.isnan(odd[0])
+    assert odd[1] == mx.inf
+    assert mx.abs(odd[2:]).max() < 1e-35
 
 
 @pytest.mark.parametrize("head_dim", [2, 64, 80])
@@ -101,6 +131,9 @@ def test_sizes_that_do_not_go_together_are_refused() -> None:
     wrongs: list[Callable[[], object]] = [
         lambda: native.rms_norm(x, _numbers(7), 1e-5),
         lambda: native.rms_norm(x.astype(mx.float16), _numbers(8), 1e-5),
+        lambda: native.layer_norm(x, _numbers(7), _numbers(7), 1e-5),
+        lambda: native.layer_norm(x, _numbers(8), _numbers(7), 1e-5),
+        lambda: native.gelu(x.astype(mx.float16)),
         lambda: native.silu_product(x[..., :7]),
         lambda: native.rotate(x, cosines[:, :3], sines[:, :3], at, rotated=3),
         lambda: native.rotate(x, cosines, sines[:2], at, rotated=3),

@@ -51,6 +51,7 @@ def test_kernels_touch_nothing_that_is_not_theirs(tmp_path: Path) -> None:
         "test_attention",
         "test_rows",
         "test_llama_layers",
+        "test_bert_layers",
     )
     tests = [str(Path(__file__).with_name(f"{name}.py")) for name in files]
     # -s: what a sanitizer writes as the process ends is not captured.

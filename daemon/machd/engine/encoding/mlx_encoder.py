@@ -1,4 +1,4 @@
-"""An encoder in memory: texts, padded to the longest of a pass, to vectors or logits."""
+"""An encoder in memory: texts, behind one another or padded to the longest of a pass, to vectors or logits."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from machd.engine.backend.device import available_memory_bytes, give_memory_back
 from machd.engine.encoding.encoder_files import EncoderFiles
 from machd.engine.encoding.encoder_model import EncoderModel
 from machd.engine.encoding.pass_memory import pass_bytes
-from machd.engine.encoding.pooling import normalise, pool
+from machd.engine.encoding.pooling import first_tokens, normalise, pool, pool_packed
 from machd.engine.encoding.sentence_modules import NormalizeModule
+from machd.engine.kernels.native_bert import NativeBert
 from machd.engine.protocol.encoder import EncoderInput
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.media import PlainArray
@@ -39,6 +40,7 @@ class MlxEncoder:
         self._model: EncoderModel | None = model
         self._description = description
         self._pad_token_id = _padding(files)
+        self._native = NativeBert(model.module) if NativeBert.takes(model.module) else None
 
     @property
     def model(self) -> ModelDescription:
@@ -47,30 +49,18 @@ class MlxEncoder:
 
     @property
     def packs(self) -> bool:
-        """All texts of a pass take as much as the longest."""
-        return False
+        """False where all texts of a pass take as much as the longest."""
+        return self._native is not None
 
     def encode(self, inputs: Sequence[EncoderInput]) -> PlainArray:
         """Compute one pass; see :meth:`machd.engine.protocol.encoder.Encoder.encode`."""
         model = self._model
         assert model is not None, "not closed"
         self._check(inputs, model)
-        rows, tokens = len(inputs), max(len(one.token_ids) for one in inputs)
-        self._refuse_too_large(rows, tokens)
-        ids, types = list[int](), list[int]()
-        for one in inputs:
-            padding = tokens - len(one.token_ids)
-            ids.extend(one.token_ids)
-            ids.extend([self._pad_token_id] * padding)
-            first = len(one.token_ids) if one.second_from is None else one.second_from
-            types.extend([0] * first)
-            types.extend([1] * (len(one.token_ids) - first))
-            types.extend([0] * padding)
-        if model.token_types == 1:
-            types = [0] * len(types)
-        lengths = mx.array([len(one.token_ids) for one in inputs], mx.int32)
-        hidden = model.body(_matrix(ids, rows), _matrix(types, rows), lengths)
-        made = self._made(model, hidden, lengths).astype(mx.float32)
+        if self._native is None:
+            made = self._padded(model, inputs).astype(mx.float32)
+        else:
+            made = self._packed(model, self._native, inputs).astype(mx.float32)
         mx.eval(made)
         content = memoryview(np.array(made).tobytes())
         if mx.get_cache_memory() > _MAX_CACHED_BYTES:
@@ -91,16 +81,50 @@ class MlxEncoder:
 
     def close(self) -> None:
         """Give back the weights."""
-        self._model = None
+        self._model = self._native = None
         give_memory_back()
 
-    def _made(self, model: EncoderModel, hidden: mx.array, lengths: mx.array) -> mx.array:
-        """Make vectors or logits of hidden states."""
+    def _packed(
+        self, model: EncoderModel, native: NativeBert, inputs: Sequence[EncoderInput]
+    ) -> mx.array:
+        """Make vectors or logits of texts that lie behind one another."""
+        lengths = [len(one.token_ids) for one in inputs]
+        self._refuse_too_large(sum(lengths), 1)
+        ids = [token for one in inputs for token in one.token_ids]
+        types = None
+        if model.token_types > 1:
+            types = [number for one in inputs for number in _types(one)]
+        hidden = native(ids, lengths, types)
+        if model.head is not None:
+            firsts = first_tokens(hidden, lengths)[:, None]
+            return model.head(firsts, mx.ones((len(lengths),), mx.int32))
+        return self._behind_pooling(model, pool_packed(hidden, lengths, self._modes()))
+
+    def _padded(self, model: EncoderModel, inputs: Sequence[EncoderInput]) -> mx.array:
+        """Make vectors or logits of texts, padded to the longest."""
+        rows, tokens = len(inputs), max(len(one.token_ids) for one in inputs)
+        self._refuse_too_large(rows, tokens)
+        ids, types = list[int](), list[int]()
+        for one in inputs:
+            padding = tokens - len(one.token_ids)
+            ids.extend(one.token_ids)
+            ids.extend([self._pad_token_id] * padding)
+            types.extend(_types(one))
+            types.extend([0] * padding)
+        if model.token_types == 1:
+            types = [0] * len(types)
+        lengths = mx.array([len(one.token_ids) for one in inputs], mx.int32)
+        hidden = model.body(_matrix(ids, rows), _matrix(types, rows), lengths)
         if model.head is not None:
             return model.head(hidden, lengths)
+        return self._behind_pooling(model, pool(hidden, lengths, self._modes()))
+
+    def _modes(self) -> Sequence[str]:
         pooling = self._files.modules.pooling
         assert pooling is not None, "a model without a head has a pooling"
-        vectors = pool(hidden, lengths, pooling.modes)
+        return pooling.modes
+
+    def _behind_pooling(self, model: EncoderModel, vectors: mx.array) -> mx.array:
         dense = iter(model.dense)
         for one in self._files.modules.after:
             is_length = isinstance(one, NormalizeModule)
@@ -122,6 +146,12 @@ class MlxEncoder:
             return
         if needed_bytes > _LARGEST_SHARE * available_memory_bytes():
             raise MemoryError(f"a pass of {rows} x {tokens} tokens needs {needed_bytes} bytes")
+
+
+def _types(one: EncoderInput) -> list[int]:
+    """Return the type of each of a text's tokens: 1 from the second text of a pair on."""
+    first = len(one.token_ids) if one.second_from is None else one.second_from
+    return [0] * first + [1] * (len(one.token_ids) - first)
 
 
 def _matrix(numbers: list[int], rows: int) -> mx.array:

@@ -232,13 +232,14 @@ def test_a_pass_beyond_the_memory_is_refused_before_it_is_computed(
     text = EncoderInput(token_ids(40))
     monkeypatch.setattr(mlx_encoder, "available_memory_bytes", lambda: 1_000)
     with pytest.raises(MemoryError):
-        encoder.encode([text] * 1_000)
+        encoder.encode([text] * 2_000)
     assert vectors(encoder, [text]).shape == (1, 32)
 
 
 def test_memory_is_given_back_when_an_encoder_is_closed(tmp_path: Path) -> None:
     """Weights are gone from mlx's memory after ``close``."""
+    before_bytes = mx.get_active_memory()
     encoder = loaded_encoder(write_encoder(tmp_path, TINY_ENCODERS["bert"]))
-    held_bytes = encoder.memory().active_bytes
+    assert mx.get_active_memory() > before_bytes
     encoder.close()
-    assert held_bytes - mx.get_active_memory() >= encoder.model.weights_bytes
+    assert mx.get_active_memory() - before_bytes < encoder.model.weights_bytes / 10
