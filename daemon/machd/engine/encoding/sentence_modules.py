@@ -98,9 +98,14 @@ def read_modules(directory: Path) -> SentenceModules | None:
         ModelFormatError: A file is broken, or a module is unknown; it names the module.
         ModelNotFoundError: The folder of a module lacks its configuration.
     """
-    modules = _listed(directory)
-    if modules is None:
+    listed = _listed(directory)
+    if listed is None:
         return None
+    if not any(_class(kind) == "Pooling" for kind, _ in listed):
+        return (
+            SentenceModules()
+        )  # of a model that is no embedder: a reranker that generates has such a list, too
+    modules = [(_known(kind), path) for kind, path in listed]
     pooling: PoolingModule | None = None
     after: list[AfterPooling] = []
     for index, (kind, path) in enumerate(modules):
@@ -147,17 +152,26 @@ def _listed(directory: Path) -> list[tuple[str, str]] | None:
 
 
 def _entry(entry: object) -> tuple[str, str]:
-    """Check class and folder of a module."""
+    """Return class and folder of a module, which lies in the checkpoint."""
     kind, path = (entry.get("type"), entry.get("path")) if isinstance(entry, dict) else ("", None)
     if not isinstance(kind, str) or not isinstance(path, str):
         raise ModelFormatError(f"{_LIST} has a module without type or path")
     if Path(path).is_absolute() or ".." in Path(path).parts or "\0" in path:
         raise ModelFormatError(f"{_LIST} names a folder outside the checkpoint")
+    return kind, path
+
+
+def _class(kind: str) -> str:
+    return kind.rpartition(".")[2]
+
+
+def _known(kind: str) -> str:
+    """Return the class of a module of sentence-transformers' own."""
     if not kind.startswith(_PACKAGE):
         raise ModelFormatError(
             f"{_LIST} names {shortened(kind)}, code of the checkpoint's own, which machd does not run"
         )
-    return kind.rpartition(".")[2], path
+    return _class(kind)
 
 
 def _pooling(folder: Path, path: str) -> PoolingModule:
