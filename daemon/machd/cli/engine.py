@@ -165,11 +165,20 @@ def _input_loop(
     """Make the loop of an encoder.
 
     Raises:
-        SettingsError: Several ranks were to compute it.
+        SettingsError: Several ranks were to compute it, or the settings ask for what encoders do not do.
     """
     environ = os.environ  # noqa: TID251 - libraries read theirs by themselves
+    problems = []
     if rank_place(environ) is not None:
-        raise SettingsError(["an encoder is computed by one process: serve it without ranks"])
+        problems.append("an encoder is computed by one process: serve it without ranks")
+    if settings.model.quantize is not None:
+        problems.append("model.quantize: an encoder is computed as it is stored; leave it out")
+    if settings.model.max_context_tokens is not None:
+        problems.append(
+            "model.max_context_tokens: an encoder's own files say its length; leave it out"
+        )
+    if problems:
+        raise SettingsError(problems)
     os.nice(_ENCODER_NICENESS)
     load = encoder_loader(
         settings,

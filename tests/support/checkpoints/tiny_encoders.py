@@ -21,7 +21,7 @@ Weights = dict[str, NDArray[np.float32]]
 Shapes = Mapping[str, tuple[int, ...]]
 
 VOCABULARY_TOKENS = 96
-_HIDDEN, _INNER, _HEADS, _LAYERS = 32, 48, 4, 3
+_HIDDEN, _INNER, _HEADS, _LAYERS = 32, 48, 2, 3
 _HEAD_DIM = _HIDDEN // _HEADS
 _FIRST_TOKEN = 10
 """Ids below stand for special tokens in some families."""

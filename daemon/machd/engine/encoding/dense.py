@@ -42,12 +42,15 @@ class Dense(Module):
         return made + vectors if self._is_residual else made
 
 
-def load_dense(module: DenseModule, beside: Mapping[str, mx.array]) -> Dense:
+def load_dense(
+    module: DenseModule, beside: Mapping[str, mx.array], config: Mapping[str, object]
+) -> Dense:
     """Read a dense layer's weights.
 
     Args:
         module: Its configuration.
         beside: Tensors among the model's own that are named after dense layers, as mlx-vlm's converter writes them.
+        config: The checkpoint's, for the packing of those.
 
     Raises:
         ModelFormatError: The weights are missing, broken, or of other shapes than the configuration says.
@@ -71,6 +74,6 @@ def load_dense(module: DenseModule, beside: Mapping[str, mx.array]) -> Dense:
             f"{module.name} holds no {_WEIGHTS}: fetch the model again with its folders, or convert pickled weights"
         )
     layer = Dense(module)
-    fit(layer, tensors, {}, name=name)
+    fit(layer, tensors, config, name=name)
     layer.set_dtype(mx.float32)
     return layer

@@ -80,7 +80,9 @@ def build_encoder(files: EncoderFiles) -> EncoderModel:
         fit(module, tensors, files.checkpoint.config)
         module.eval()
         dense = tuple(
-            load_dense(one, beside) for one in files.modules.after if isinstance(one, DenseModule)
+            load_dense(one, beside, files.checkpoint.config)
+            for one in files.modules.after
+            if isinstance(one, DenseModule)
         )
         types = getattr(getattr(module, "embeddings", None), "token_type_embeddings", None)
         return EncoderModel(

@@ -98,6 +98,8 @@ def read_modules(directory: Path) -> SentenceModules | None:
     modules = listed_modules(directory)
     if modules is None or any(kind == LOGIT_SCORE for kind, _ in modules):
         return None
+    if not any(kind == "Pooling" for kind, _ in modules):
+        return SentenceModules()  # of a model that is no embedder
     pooling: PoolingModule | None = None
     after: list[AfterPooling] = []
     for index, (kind, path) in enumerate(modules):

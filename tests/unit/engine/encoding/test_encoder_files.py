@@ -161,10 +161,17 @@ def test_a_model_that_generates_is_no_encoder(tmp_path: Path) -> None:
     transformer = {"type": "sentence_transformers.models.Transformer", "path": ""}
     _write(directory / "modules.json", [transformer])
     assert find_encoder(encoder_source(directory)) is None
+    score = {
+        "type": "sentence_transformers.cross_encoder.modules.LogitScore",
+        "path": "1_LogitScore",
+    }
+    _write(directory / "modules.json", [transformer, score])
+    assert find_encoder(encoder_source(directory)) is None
     assert find_encoder(ModelSource(SourceKind.GGUF, tmp_path / "a.gguf", "a")) is None
     assert find_encoder(encoder_source(tmp_path)) is None
 
 
+_POOLING = {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}
 _NO_POOLING = {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": False}
 
 
@@ -211,7 +218,7 @@ _NO_POOLING = {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": False
         (
             "bert",
             {},
-            {"modules.json": [{"type": "custom_st.Transformer", "path": ""}]},
+            {"modules.json": [{"type": "custom_st.Transformer", "path": ""}, _POOLING]},
             ("custom_st.Transformer",),
         ),
         (
@@ -223,13 +230,18 @@ _NO_POOLING = {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": False
         (
             "bert",
             {},
-            {"modules.json": [{"type": "sentence_transformers.models.CNN", "path": ""}]},
+            {"modules.json": [{"type": "sentence_transformers.models.CNN", "path": ""}, _POOLING]},
             ("CNN",),
         ),
         (
             "bert",
             {},
-            {"modules.json": [{"type": "sentence_transformers.models.Transformer", "path": "0_T"}]},
+            {
+                "modules.json": [
+                    {"type": "sentence_transformers.models.Transformer", "path": "0_T"},
+                    _POOLING,
+                ]
+            },
             ("0_T", "own folder"),
         ),
         (

@@ -29,6 +29,7 @@ from support.engines.loaded_encoder import Vectors, least_cosine, loaded_encoder
 
 from machd.engine.encoding import bodies, encoder_model, mlx_encoder
 from machd.engine.encoding.pooling import pool
+from machd.engine.kernels.native_bert import NativeBert
 from machd.engine.protocol.encoder import Encoder, EncoderInput
 
 _REFERENCES: dict[str, list[list[float]]] = json.loads(
@@ -45,6 +46,11 @@ _CLASSIFIERS = [name for name, one in TINY_ENCODERS.items() if not one.pooling]
 def _inputs(name: str) -> list[EncoderInput]:
     is_pair = name in PAIRED
     return [EncoderInput(token_ids(one), one // 2 if is_pair else None) for one in LENGTHS]
+
+
+def _pad(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute all texts by mlx, padded, where machd's own kernels would take them behind one another."""
+    monkeypatch.setattr(NativeBert, "takes", staticmethod(lambda _model: False))
 
 
 def _load(name: str, directory: Path) -> Encoder:
@@ -67,10 +73,17 @@ def test_every_tiny_encoder_has_references() -> None:
         assert len({tuple(row) for row in rows}) == len(rows) == len(LENGTHS)
 
 
+@pytest.mark.parametrize("is_packed", [False, True])
 @pytest.mark.parametrize("name", TINY_ENCODERS)
-def test_vectors_are_those_of_the_reference_alone_and_in_a_pass(name: str, tmp_path: Path) -> None:
-    """A text has the reference's vector or logits, alone and padded beside longer and shorter ones."""
+def test_vectors_are_those_of_the_reference_alone_and_in_a_pass(
+    name: str, is_packed: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text has the reference's vector or logits alone, and beside others padded and behind one another."""
+    if not is_packed:
+        _pad(monkeypatch)
     encoder, inputs = _load(name, tmp_path), _inputs(name)
+    if is_packed and not encoder.packs:
+        pytest.skip("machd's own kernels do not compute it here")
     alone = np.concatenate([vectors(encoder, [one]) for one in inputs])
     together = vectors(encoder, inputs)
     assert _is_same(name, alone)
@@ -190,8 +203,24 @@ def test_a_planted_fault_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A mask, a pooling, a row or an activation that is wrong makes other vectors than the reference's."""
+    _pad(monkeypatch)
     plant(monkeypatch)
     assert not _is_same(name, vectors(_load(name, tmp_path), _inputs(name)))
+
+
+def test_a_padding_token_inside_a_text_has_the_same_vector_in_both_forms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RoBERTa numbers no position for its padding token, which a text may name; neighbours change nothing of it."""
+    texts = [EncoderInput((5, 1, 30, 1, 40)), EncoderInput(token_ids(12)), EncoderInput((1, 1))]
+    encoder = _load("xlm-roberta", tmp_path)
+    if not encoder.packs:
+        pytest.skip("machd's own kernels do not compute it here")
+    packed = vectors(encoder, texts)
+    _pad(monkeypatch)
+    padded = _load("xlm-roberta", tmp_path)
+    assert least_cosine(packed, vectors(padded, texts)) > _SAME
+    assert least_cosine(packed[:1], vectors(padded, texts[:1])) > _SAME
 
 
 def test_a_second_text_counts(tmp_path: Path) -> None:
