@@ -25,6 +25,9 @@ _BODIES: dict[str, dict[str, object]] = {
     **{path: valid_body(path, temperature=0) for path in PATHS if path.startswith("/v1")},
     "/v1/messages/count_tokens": chat(),
     "/v1/embeddings": {"model": "fake", "input": "a"},
+    "/v1/rerank": {"model": "fake", "query": "a", "documents": ["b"]},
+    "/v1/score": {"model": "fake", "text_1": "a", "text_2": "b"},
+    "/v1/classify": {"model": "fake", "input": "a"},
 }
 _VERSION = {"anthropic-version": "2023-06-01"}
 _UNIQUE = ("id", "created", "created_at", "completed_at", "request_id")

@@ -266,8 +266,6 @@ def test_facts_of_the_model_agree_with_the_other_endpoints(http: httpx.Client) -
         ("POST", "/api/create", "--model-path"),
         ("POST", "/api/copy", "--model-path"),
         ("DELETE", "/api/delete", "--model-path"),
-        ("POST", "/api/embed", "embeddings"),
-        ("POST", "/api/embeddings", "embeddings"),
         ("HEAD", "/api/blobs/sha256:0", ""),
         ("GET", "/api/nothing", "/api/chat"),
     ],

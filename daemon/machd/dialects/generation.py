@@ -260,6 +260,8 @@ async def _held(
     idle_s = None if context.models.is_one else body.idle_s
     model = context.find(body.model)
     if not model.is_ready:
+        if (front := model.served.link.front) is not None:
+            require_generating(front.model)
         # What is wrong by itself loads no model.
         await context.service.in_worker(check, body, _ANY_VOCABULARY)
     context = await leased(request, context, body.model, body if body.is_stream else None)

@@ -8,7 +8,7 @@ from machd.errors import UnsupportedParameterError
 
 _WHERE_TO_ASK = {
     EncoderTask.EMBED: 'embeddings are made by models that /v1/models lists with the kind "embed"',
-    EncoderTask.CLASSIFY: 'scores and classes are made by models that /v1/models lists with the kind "classify"',
+    EncoderTask.CLASSIFY: "scores and classes are made by classifiers and rerankers, whose capabilities /v1/models lists",
 }
 _MAKES = {
     None: "generates text",

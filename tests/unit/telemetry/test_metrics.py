@@ -55,6 +55,7 @@ CONTRACT: dict[str, tuple[str, ...]] = {
     "machd_coalesced_requests_total": ("model",),
     "machd_prompt_tokens_total": ("model",),
     "machd_prompt_tokens_cached_total": ("model",),
+    "machd_encoder_inputs_total": ("model",),
     "machd_prompt_media_total": ("model", "kind"),
     "machd_generation_tokens_total": ("model",),
     "machd_time_to_first_token_seconds": ("model",),

@@ -100,17 +100,18 @@ class EmbeddingsRequest(EmbeddingOptions, frozen=True, kw_only=True):
         """Return the texts, or their token ids.
 
         Raises:
-            InvalidRequestError: A list holds token ids and something else.
+            InvalidRequestError: A list holds different kinds of inputs.
         """
         given = self.input if self.content is None else self.content
         assert given is not None, "checked"
         if isinstance(given, str):
             return [given]
-        ids = [one for one in given if isinstance(one, int)]
-        if ids and len(ids) < len(given):
+        if len({type(one) for one in given}) > 1:
             raise InvalidRequestError.at(
-                self.inputs_param, "token ids and texts do not go together; send lists of token ids"
+                self.inputs_param,
+                "texts, token ids and lists of them do not go together; send one kind",
             )
+        ids = [one for one in given if isinstance(one, int)]
         return [ids] if ids else [one for one in given if not isinstance(one, int)]
 
     def check(self, encoder: EncoderDescription, vocabulary_tokens: int) -> None:

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import TypeAlias
 
 import mlx.core as mx
+from mlx.nn.layers.activations import GELU
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
 
@@ -116,10 +117,20 @@ def _built(package: ModuleType, files: EncoderFiles) -> Layer:
     config = module_config(files)
     if files.family.needs_mlx_vlm:
         kind = package.SequenceClassificationModel if files.is_classifier else package.Model
-        return kind(package.ModelConfig.from_dict(config))
+        module = kind(package.ModelConfig.from_dict(config))
+        if files.family.layers is Layers.MODERNBERT:
+            _use_exact_gelu(module)
+        return module
     model = package.Model(package.ModelArgs.from_dict(config))
     model.pop("lm_head", None)
     return model
+
+
+def _use_exact_gelu(module: Module) -> None:
+    """Replace the approximation by tanh that mlx-vlm 0.7.10 computes for ``gelu``: it moves vectors by 1e-4."""
+    for _, part in module.named_modules():
+        if "act" in part:
+            part.act = GELU()
 
 
 def _tensors(module: Module, files: EncoderFiles) -> Iterator[tuple[str, mx.array]]:

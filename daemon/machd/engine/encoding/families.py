@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from machd.engine.backend.model_files import shortened
@@ -131,8 +131,8 @@ def _families() -> Iterator[EncoderFamily]:
         classifiers=("BertForSequenceClassification",),
     )
     yield _ROBERTA
-    yield _named(_ROBERTA, "roberta", ("RobertaForSequenceClassification",))
-    yield _named(_ROBERTA, "camembert", ("CamembertForSequenceClassification",))
+    yield _named(_ROBERTA, "roberta", "RobertaForSequenceClassification")
+    yield _named(_ROBERTA, "camembert", "CamembertForSequenceClassification")
     yield EncoderFamily(
         "modernbert",
         Layers.MODERNBERT,
@@ -142,7 +142,7 @@ def _families() -> Iterator[EncoderFamily]:
         fixed={
             "hidden_activation": ("gelu",),
             "classifier_activation": ("gelu",),
-            "position_embedding_type": ("absolute", "rope", "sans_pos", None),
+            "classifier_pooling": ("cls", "mean"),
         },
         is_encoder_only=True,
         classifiers=("ModernBertForSequenceClassification",),
@@ -179,12 +179,10 @@ def _families() -> Iterator[EncoderFamily]:
         is_causal=True,
     )
     yield _LLAMA
-    yield _named(_LLAMA, "mistral", ())
+    yield _named(_LLAMA, "mistral")
 
 
-def _named(family: EncoderFamily, model_type: str, classifiers: tuple[str, ...]) -> EncoderFamily:
-    from dataclasses import replace  # noqa: PLC0415
-
+def _named(family: EncoderFamily, model_type: str, *classifiers: str) -> EncoderFamily:
     return replace(family, model_type=model_type, classifiers=classifiers)
 
 
