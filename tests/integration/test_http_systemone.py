@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import httpx
@@ -227,3 +228,38 @@ def test_state_beyond_the_context_is_refused_by_name(http: httpx.Client) -> None
     """Nothing of a state is cut off."""
     answer = http.post(_PATH, json={"state": "word " * 9000, "questions": _QUESTIONS})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+_ODD: tuple[object, ...] = (
+    *(None, True, 0, -1, 1e308, "", "x" * 5000, "\u0000", "é🙂", "<|im_end|>", "zq7question"),
+    *([], {}, [[]], {"": None}, {"true": {"false": []}}, ["a"] * 300, {"type": "noul"}),
+)  # fmt: skip
+
+
+def _mutated(random: Random, value: object) -> object:
+    """Replace a part of a JSON value, or leave one out, somewhere."""
+    if isinstance(value, dict) and value and random.random() < 0.8:
+        key = random.choice(list(value))
+        changed = {one: _mutated(random, value[one]) if one == key else value[one] for one in value}
+        if random.random() < 0.15:
+            del changed[key]
+        return changed
+    return random.choice(_ODD)
+
+
+def test_odd_requests_are_answered_by_name(fake: httpx.Client) -> None:
+    """300 bodies with a part that is wrong, odd or missing: an answer, or 400 with the field; never a fault."""
+    random, refused = Random(54), 0
+    for _ in range(300):
+        body = {"state": "s", "questions": _QUESTIONS, "model": "fake", "temperature": 1.0}
+        answer = fake.post(_PATH, json=_mutated(random, body))
+        told = answer.json()
+        if answer.status_code == 200:
+            assert all("type" in one for one in told["answers"].values())
+            continue
+        refused += 1
+        assert (answer.status_code, told["detail"]) in {
+            (400, told["error"]["message"]),
+            (404, told["error"]["message"]),
+        }
+    assert 50 < refused < 300

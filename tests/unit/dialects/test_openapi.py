@@ -44,6 +44,7 @@ _CONTRACT = {
     ("get", "/v1/models"),
     ("get", "/v1/models/{id}"),
     ("post", "/tokenize"),
+    ("post", "/v1/systemone"),
     ("post", "/detokenize"),
     ("post", "/infill"),
     ("get", "/"),
