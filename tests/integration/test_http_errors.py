@@ -52,7 +52,7 @@ _UNKNOWN_PATHS = [
     "/metrics/x",
     "/api",
     "/api/delete",
-    "/api/embed",
+    "/api/push",
     "/api/chat/x",
 ]
 

@@ -295,6 +295,21 @@ def test_nothing_a_client_sends_becomes_a_label() -> None:
 # What feeds it
 
 
+def test_a_request_to_an_encoder_is_counted_without_a_slot() -> None:
+    """Its inputs, its tokens and its whole time, and no time of a queue or of an answer."""
+    metrics, model = metrics_of_one_model()
+    model.on_request(replace(RECORD, endpoint="embeddings", decode_mode=None, inputs=3))
+    page = Page(metrics)
+
+    labels = {"endpoint": "embeddings", "finish_reason": "stop", "decode_mode": "none"}
+    assert page.value("machd_requests_total", **labels) == 1
+    assert page.value("machd_encoder_inputs_total") == 3
+    assert page.value("machd_prompt_tokens_total") == 10
+    assert page.value("machd_generation_tokens_total") == 0
+    assert page.value("machd_request_duration_seconds_count") == 1
+    assert page.value("machd_request_queue_time_seconds_count") == 0
+
+
 def test_a_request_that_ended_is_counted() -> None:
     """Its kind of end, its tokens and its spans are there, each once."""
     metrics, model = metrics_of_one_model()
