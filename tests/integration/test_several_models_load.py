@@ -7,7 +7,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -26,6 +26,7 @@ from machd_bench.generated_checkpoint import MoeShape, write_generated_checkpoin
 
 _PROGRAM = "machd.cli.engine"
 _QUESTIONS = 8
+_LOOK_S = 0.2
 """Different ones of each model."""
 
 _PATIENCE_S = 600.0
@@ -214,12 +215,21 @@ def _longest(spent_s: Mapping[tuple[str, str], float], state: str) -> float:
 
 
 @contextmanager
-def _killed(daemon: ServeProcess, interval_s: float | None) -> Iterator[None]:
-    """End an engine process at random again and again."""
+def _killed(
+    daemon: ServeProcess, interval_s: float | None, answered: Callable[[], int]
+) -> Iterator[None]:
+    """End an engine process at random again and again.
+
+    After each end an answer has to come: a machine on which a load takes longer than the interval would have none at all.
+    """
     done, numbers = threading.Event(), random.Random(7)
 
     def kill() -> None:
+        answered_before = -1
         while interval_s is not None and not done.wait(interval_s):
+            while answered() <= answered_before and not done.wait(_LOOK_S):
+                pass
+            answered_before = answered()
             children = psutil.Process(daemon.process.pid).children()
             with suppress(psutil.Error):  # one that has just ended has no command
                 engines = [one for one in children if _PROGRAM in one.cmdline()]
@@ -276,15 +286,20 @@ def test_no_answer_is_cut_and_each_is_its_models_own(
     with ServeProcess("--config", str(config_of["config"])) as daemon:
         expected = {one: ask(daemon.url, one.asked).texts for one in questions}
 
+        answered = list[_Question]()
+
         def send(at_s: float, question: _Question, kind: str) -> tuple[str, ...] | None:
             time.sleep(at_s)
-            return _send(daemon.url, question, kind)
+            texts = _send(daemon.url, question, kind)
+            if texts is not None:
+                answered.append(question)
+            return texts
 
         times = [numbers.uniform(0.0, duration_s) for _ in kinds]
         operator = _Operator(daemon, config_of["config"])
         with (
             ThreadPoolExecutor(requests) as pool,
-            _killed(daemon, kill_interval_s),
+            _killed(daemon, kill_interval_s, lambda: len(answered)),
             operator.at_work(),
         ):
             texts = list(pool.map(send, times, chosen, kinds))
