@@ -22,9 +22,23 @@ planted fault is noticed. For each type `tests/unit/engine/loading/test_gguf_typ
 """
 
 
+_USES = """\
+| Use | From a GGUF file |
+|---|---|
+| `machd check` | as of a directory, with a line for each type of tensor |
+| batches, drafts, quantised keys and values | as of a directory (`tests/integration/test_gguf_serving.py` compares log-probabilities) |
+| several ranks | as of a directory (the same file: two ranks against one process) |
+| experts on disk | no: most types are packed anew while they are read, so an expert cannot be read by itself; check and the log say so |
+| adapters | no: a LoRA in a GGUF file is refused by what it is |
+"""
+
+
 def gguf_markdown() -> str:
-    """The page: families, then types."""
-    return f"{_INTRODUCTION}\n## Families\n\n{_families_table()}\n## Types of tensors\n\n{_types_table()}"
+    """The page: uses, families, then types."""
+    return (
+        f"{_INTRODUCTION}\n## Uses\n\n{_USES}\n## Families\n\n{_families_table()}"
+        f"\n## Types of tensors\n\n{_types_table()}"
+    )
 
 
 def _families_table() -> str:

@@ -1,0 +1,83 @@
+"""A GGUF file is served in every way in which the directory of the same numbers is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+from support.checkpoints.gguf_checkpoint import write_gguf_checkpoint
+from support.checkpoints.gguf_rules import every_rules
+from support.clients.cached_answers import Answer, Asked, ask
+from support.clocks.polling import wait_until
+from support.daemon.serve_process import ServeProcess
+from support.ranks.launched_ranks import launched
+from support.ranks.ranks_daemon import RanksDaemon
+
+_FLOAT32 = ("--model-dtype", "float32")
+_PROMPTS = ([5, 9, 17, 33], [40, 41, 42], [7] * 9)
+_NAME = "tiny"
+_ROUNDING = 1e-4
+
+
+@pytest.fixture(name="paths", scope="module")
+def _paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A tiny llama as a GGUF file and as a directory, under one name."""
+    (rules,) = (one for one in every_rules() if one.title == "llama")
+    directory = tmp_path_factory.mktemp("written")
+    written = write_gguf_checkpoint(directory, rules)
+    file, layout = directory / f"{_NAME}.gguf", directory / _NAME
+    return {
+        "file": written.file.path.rename(file),
+        "directory": written.directory.path.rename(layout),
+    }
+
+
+def _answers(url: str) -> list[Answer]:
+    asked = [
+        Asked(
+            {
+                "model": _NAME, "prompt": prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": True, "logprobs": 1,
+            }
+        )
+        for prompt in _PROMPTS
+    ]  # fmt: skip
+    return [ask(url, one) for one in asked]
+
+
+def _assert_same(found: list[Answer], expected: list[Answer]) -> None:
+    """Compare log-probabilities: the two spell the same tokens in other ways, each by its own vocabulary."""
+    for one, other in zip(found, expected, strict=True):
+        assert one.completion_tokens == other.completion_tokens == 12
+        assert one.logprob_error(other) < _ROUNDING
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--cache-kv-quantization", "affine8"),
+        ("--continuous-batching", "--speculation-mode", "ngram"),
+    ],
+    ids=["quantised keys and values", "batches and drafts"],
+)
+def test_answers_are_those_of_the_directory(
+    paths: dict[str, Path], options: tuple[str, ...]
+) -> None:
+    """The same tokens, with a log-probability for each, whatever is switched on."""
+    told = {}
+    for kind, path in paths.items():
+        with ServeProcess(str(path), *_FLOAT32, *options) as daemon:
+            told[kind] = _answers(daemon.url)
+    _assert_same(told["file"], told["directory"])
+
+
+def test_two_ranks_answer_as_one_process_does(paths: dict[str, Path], tmp_path: Path) -> None:
+    """Each rank takes its half of a file's tensors."""
+    log, daemon = tmp_path / "log", RanksDaemon(paths["file"])
+    with launched(2, [*daemon.arguments, *_FLOAT32], log=log):
+        wait_until(lambda: daemon.is_ready, "the daemon is ready", seen=log.read_text)
+        capabilities = httpx.get(f"{daemon.url}/v1/capabilities").json()
+        assert capabilities["distributed"]["ranks"] == 2
+        sharded = _answers(daemon.url)
+    with ServeProcess(str(paths["directory"]), *_FLOAT32) as alone:
+        _assert_same(_answers(alone.url), sharded)
