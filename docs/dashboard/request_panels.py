@@ -99,6 +99,14 @@ TRAFFIC = PanelRow(
             width=12,
         ),
         panel(
+            "Texts to embed or classify",
+            "Inputs of requests for embeddings, scores and classes, a second; a request may have "
+            "many.",
+            "short",
+            total_rate("machd_encoder_inputs_total", "texts"),
+            width=12,
+        ),
+        panel(
             "Requests by endpoint",
             "Which API clients speak.",
             "reqps",

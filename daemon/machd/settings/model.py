@@ -116,7 +116,7 @@ class ModelSettings(SettingsSection):
     kind: Annotated[Literal["auto", "reranker"], Mark.RESTART] = Field(
         default="auto",
         description="Whether a model that generates text ranks documents too: auto goes by the checkpoint's "
-        "modules.json, reranker serves one without that file, such as Qwen3-Reranker as first published.",
+        "modules.json; reranker says so of one without, such as the first Qwen3-Reranker.",
     )
 
 

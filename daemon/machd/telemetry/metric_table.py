@@ -130,7 +130,6 @@ _OF_MODEL: tuple[MetricSpec, ...] = (
     ),
     _counter("machd_prompt_tokens_total", "Prompt tokens of requests that ended."),
     _counter("machd_prompt_tokens_cached_total", "Prompt tokens that were not computed again."),
-    _counter("machd_encoder_inputs_total", "Texts, or pairs of texts, of requests for embeddings, scores or classes that ended."),
     _counter("machd_prompt_media_total", "Images and videos in prompts of requests that ended.", "kind"),
     _counter("machd_generation_tokens_total", "Completion tokens of requests that ended."),
     _histogram("machd_time_to_first_token_seconds", "From arrival to the first token.", _TTFT_BUCKETS_S),
@@ -203,6 +202,7 @@ _OF_MODEL: tuple[MetricSpec, ...] = (
     _counter("machd_faults_total", "Failures of machd's own.", "scope"),
     _counter("machd_engine_restarts_total", "Engine processes that ended and were replaced by another one, by why.", "reason"),
     _counter("machd_invariant_violations_total", "Moments at which the scheduler's books did not add up: a bug of machd's."),
+    _counter("machd_encoder_inputs_total", "Texts, or pairs of texts, of requests for embeddings, scores or classes that ended."),
 )  # fmt: skip
 
 _OF_SEVERAL: tuple[MetricSpec, ...] = tuple(
