@@ -153,6 +153,8 @@ def _gemma3_block(body: Layer, block: Layer, tables: RotationTables) -> object |
 def _made(block: Layer, tables: RotationTables, options: Mapping[str, object]) -> object | None:
     """Make a block of a layer's products, and of its norms and other options; None where a product is not the kernels'."""
     attention, mlp = block.self_attn, block.mlp
+    if not _is_known(attention, mlp):
+        return None
     output, down = layer_weights(attention.o_proj), layer_weights(mlp.down_proj)
     qkv, gate_up = _weights(_qkv_of(attention)), _weights(_gate_up_of(mlp))
     if output is None or down is None or qkv is None or gate_up is None:
@@ -181,6 +183,13 @@ def _made(block: Layer, tables: RotationTables, options: Mapping[str, object]) -
     except ValueError:  # gates and ups of different bits
         return None
     return made
+
+
+def _is_known(attention: Layer, mlp: Layer) -> bool:
+    """Return False for parts that are merged, and not computed by the kernels: some rotations have no table."""
+    return (isinstance(attention, NativeAttention) or "q_proj" in attention) and (
+        isinstance(mlp, NativeFeedForward) or "gate_proj" in mlp
+    )
 
 
 def _qkv_of(attention: Layer) -> Sequence[Layer]:
