@@ -149,3 +149,16 @@ def test_a_layer_that_is_not_the_kernels_leaves_all_to_mlx_lm(variant: str) -> N
         kind = type(model.model)
         compute_layers_in_one(model)
         assert type(model.model) is kind
+
+
+def test_layers_whose_rotations_have_no_table_are_computed_one_by_one() -> None:
+    """A llama that rotates neighbours by scaled frequencies is served, and says what it says by itself."""
+    loaded = tiny_loaded("llama+llama3_rope")
+    for layer in loaded.model.layers:
+        layer.self_attn.rope.traditional = True
+    expected = _in_chunks(loaded.model, [90])
+    engine = make_engine(loaded, max_rows=2)
+    try:
+        assert mx.allclose(_in_chunks(loaded.model, [90]), expected, atol=1e-3)
+    finally:
+        engine.close()
