@@ -67,14 +67,17 @@ class LayersInOne:
         """Take blocks, the tables that they name, and the heads of keys and their numbers."""
         native = native_kernels()
         self._in_one = native.LlamaLayers(blocks)
+        self._count = len(blocks)
         self._columns = native.LlamaLayers.Columns
         self._tables = tables.tables
         self._kv_shape = kv_shape
 
-    @staticmethod
-    def take(caches: Sequence[Cache]) -> bool:
-        """Return True for a pass of rows, and of prompts beside them, that are stored as they are."""
-        return all(map(_takes_columns, caches))
+    def take(self, caches: Sequence[Cache]) -> bool:
+        """Return True for a pass of rows, and of prompts beside them, that are stored as they are.
+
+        A model that has fewer layers than when it was taken has fewer caches, and computes layer by layer.
+        """
+        return len(caches) == self._count and all(map(_takes_columns, caches))
 
     def __call__(self, x: mx.array, caches: Sequence[Cache]) -> mx.array:
         """Compute [rows, tokens, hidden] as mlx-lm's layers do one after another.
