@@ -61,10 +61,11 @@ _WITH_KEYS = _EVERY - {KvCacheKind.RECURRENT}
 _WITH_WINDOWS = frozenset({KvCacheKind.ROTATING, KvCacheKind.HYBRID, KvCacheKind.NESTED})
 _QUANTISABLE = _WITH_KEYS - _NESTED
 
-_KEYS = ("qwen3", "gemma3_text", "qwen3_5", "lfm2", "baichuan_m1+full")
+# Gemma 3, whose layers are one operation on the CPU, runs past what some of these faults are planted in.
+_KEYS = ("qwen3", "cohere2", "qwen3_5", "lfm2", "baichuan_m1+full")
 _STATES = ("qwen3_5", "lfm2", "mamba", "falcon_h1")
-_WINDOWS = ("gemma3_text", "recurrent_gemma", "baichuan_m1")
-_ALL = ("llama", "gemma3_text", *_STATES)
+_WINDOWS = ("cohere2", "recurrent_gemma", "baichuan_m1")
+_ALL = ("llama", "cohere2", *_STATES)
 
 _KINDS = {
     "llama": KvCacheKind.STANDARD,
@@ -187,7 +188,7 @@ _FAULTS = (
     _Fault(
         snapshots_share_their_arrays,
         _WITH_STATES | {KvCacheKind.ROTATING},
-        ("gemma3_text", *_STATES),
+        ("cohere2", *_STATES),
         ("state_snapshot",),
     ),
     _Fault(
@@ -364,7 +365,7 @@ def test_every_kind_that_a_fault_touches_has_a_model() -> None:
 
 @pytest.mark.parametrize(
     "variant",
-    [pytest.param(one, marks=() if one == "gemma3_text" else pytest.mark.long) for one in _WINDOWS],
+    [pytest.param(one, marks=() if one == "cohere2" else pytest.mark.long) for one in _WINDOWS],
 )
 def test_sinks_are_blocked_by_the_rule_and_without_it_by_measurement(
     variant: str, monkeypatch: pytest.MonkeyPatch

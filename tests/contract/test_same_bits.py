@@ -119,9 +119,9 @@ def test_other_bits_are_noticed(engine: MlxEngine, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(native_attention, "_takes", lambda *_: False)
     take = LayersInOne.take
 
-    def takes_prompts_alone(caches: Sequence[Cache]) -> bool:
-        return not getattr(caches[0], "rows", None) and take(caches)
+    def takes_prompts_alone(layers: LayersInOne, caches: Sequence[Cache]) -> bool:
+        return not getattr(caches[0], "rows", None) and take(layers, caches)
 
-    monkeypatch.setattr(LayersInOne, "take", staticmethod(takes_prompts_alone))
+    monkeypatch.setattr(LayersInOne, "take", takes_prompts_alone)
     together = _said(engine, rows)
     assert together != [_said(engine, [row])[0] for row in rows]

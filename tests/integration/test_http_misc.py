@@ -113,6 +113,9 @@ def test_capabilities_describe_the_model_and_the_mode(http: httpx.Client) -> Non
         "structured_output": True,
         "vision": False,
         "video": False,
+        "embeddings": False,
+        "scores": False,
+        "classes": False,
     }
     assert answer["speculation"]["mode"] == "off"
     assert answer["speculation"]["mode_reason"]

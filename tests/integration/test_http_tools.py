@@ -313,6 +313,9 @@ def test_capabilities_say_what_requests_may_use(http: httpx.Client) -> None:
         "structured_output": True,
         "vision": False,
         "video": False,
+        "embeddings": False,
+        "scores": False,
+        "classes": False,
     }
 
 
