@@ -47,6 +47,7 @@ from machd.served.engine_process import EngineProcess, ProcessEnd
 from machd.served.open_work import OpenWork
 from machd.served.restarts import Restarts
 from machd.served.started_engine import StartedEngine, cannot_start
+from machd.served.suspension import Suspension
 from machd.settings.model import Settings
 
 _KILLED = "SIGKILL"
@@ -54,37 +55,6 @@ _KILLED = "SIGKILL"
 
 _EXIT_S = 15.0
 """Time for a process to end after it has closed its end of the link."""
-
-
-class Suspension:
-    """A time without a process, from the order to end it to the order to start another one."""
-
-    def __init__(self) -> None:
-        """Begin to wait for the end of the process."""
-        self.begun: Future[None] = Future()
-        self._ended = threading.Event()
-        self._timer: threading.Timer | None = None
-
-    def kill_after(self, kill: Callable[[], None], limit_s: float) -> None:
-        """Kill the process if it has not ended by itself within the limit."""
-        self._timer = threading.Timer(limit_s, kill)
-        self._timer.daemon = True
-        self._timer.start()
-
-    def begin(self) -> None:
-        """Note that the process has ended: its memory is the system's again."""
-        if self._timer is not None:
-            self._timer.cancel()
-        if not self.begun.done():
-            self.begun.set_result(None)
-
-    def end(self) -> None:
-        """Have another process started."""
-        self._ended.set()
-
-    def wait(self) -> None:
-        """Wait until another process is to be started, or none ever."""
-        self._ended.wait()
 
 
 OpenFront = Callable[[ModelDescription, GrammarCompiler], ModelFront]
