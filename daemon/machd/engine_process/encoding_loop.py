@@ -17,6 +17,7 @@ from machd.engine.protocol.encoder import Encoder, EncoderInput
 from machd.engine.protocol.engine import ModelFront
 from machd.engine.protocol.media import PlainArray
 from machd.engine_process.encoding_passes import next_pass
+from machd.engine_process.loop_snapshot import Pulse
 from machd.errors import EngineFaultError, MachdError, OverloadedError
 from machd.link.snapshot import LoopSnapshot
 from machd.link.state import ServedState
@@ -73,8 +74,8 @@ class _Waiting:
     place: int
 
     @property
-    def tokens(self) -> EncoderInput:
-        """Its input."""
+    def input(self) -> EncoderInput:
+        """Its tokens."""
         return self.question.inputs[self.place]
 
 
@@ -107,8 +108,7 @@ class EncodingLoop:
         self._load = load
         self._clock = clock
         self._on_note = on_note
-        self._on_beat = on_beat
-        self._beat_s = clock.monotonic_s()
+        self._pulse = Pulse(clock, on_beat)
         self._log = structlog.get_logger("machd.engine")
         self._inbox: queue.SimpleQueue[_Question | MachdError | None] = queue.SimpleQueue()
         self._dropped_lock = threading.Lock()
@@ -120,7 +120,7 @@ class EncodingLoop:
     @property
     def heartbeat_age_s(self) -> float:
         """Seconds since the thread last began a pass or was idle."""
-        return self._clock.monotonic_s() - self._beat_s
+        return self._pulse.age_s
 
     def start(self) -> None:
         """Run the thread."""
@@ -210,8 +210,7 @@ class EncodingLoop:
     def _serve(self, encoder: Encoder) -> None:
         """Compute passes until told to stop."""
         while self._take_messages():
-            self._beat_s = self._clock.monotonic_s()
-            self._on_beat(0.0)
+            self._pulse.beat()
             if self._waiting:
                 self._compute(encoder, self._next_pass(encoder))
             self._note(encoder)
@@ -248,7 +247,7 @@ class EncodingLoop:
         candidates = self._waiting
         if first.is_suspect:
             candidates = [one for one in self._waiting if one.question is first]
-        lengths = [len(one.tokens.token_ids) for one in candidates]
+        lengths = [len(one.input.token_ids) for one in candidates]
         chosen = [candidates[place] for place in next_pass(lengths, packs=encoder.packs)]
         taken = set(map(id, chosen))
         self._waiting = [one for one in self._waiting if id(one) not in taken]
@@ -257,7 +256,7 @@ class EncodingLoop:
     def _compute(self, encoder: Encoder, texts: Sequence[_Waiting]) -> None:
         """Compute a pass; one that fails is computed again in halves, until the text to blame is alone."""
         try:
-            values = encoder.encode([one.tokens for one in texts])
+            values = encoder.encode([one.input for one in texts])
         except Exception as error:  # noqa: BLE001 - any failure of a pass is an engine fault, logged here
             if len(texts) > 1:
                 middle = len(texts) // 2
