@@ -3,42 +3,28 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
-from structlog.testing import capture_logs
 from support.clients.cached_answers import Asked, ask, ask_streamed
 from support.clocks.polling import CEILING_S, wait_until
 from support.daemon.serve_process import ServeProcess
-from support.daemon.several_models import several_models
-from support.daemon.supervised_daemon import SupervisedDaemon
+from support.daemon.several_models import LONG_TEXT, Make, asked, making
 from support.engines.dialogue import chat
 
 from machd.request.constraint import Constraint
 from machd.served.engine_grammars import EngineGrammars
 
-_TEXT = "an answer that goes on and on, whatever else is asked for " * 4
-
-Make = Callable[..., SupervisedDaemon]
-
 
 @pytest.fixture(name="make")
 def _make(tmp_path: Path) -> Iterator[Make]:
     """Makes a daemon with memory for two of the models that are given, by the queries of their paths."""
-
-    def make(models: dict[str, str], **section: object) -> SupervisedDaemon:
-        return several_models(tmp_path, models, section=section)
-
-    with capture_logs():
+    with making(tmp_path) as make:
         yield make
-
-
-def _asked(model: str, text: str = _TEXT) -> Asked:
-    return Asked(chat(f"say {text}") | {"model": model})
 
 
 def _three(load_s: float = 0.0) -> dict[str, str]:
@@ -62,9 +48,9 @@ def test_nobody_is_cut_when_three_models_share_the_memory_of_two(make: Make) -> 
     """Long answers of all three at once, streamed and not, are whole: busy models are suspended, and go on."""
     names = ("alpha", "beta", "gamma")
     with make(_three(0.1)) as daemon, ThreadPoolExecutor(12) as pool:
-        text = _TEXT * 3
-        plain = [pool.submit(ask, daemon.url, _asked(name, text)) for name in names * 2]
-        streamed = [pool.submit(ask_streamed, daemon.url, _asked(name, text)) for name in names * 2]
+        text = LONG_TEXT * 3
+        plain = [pool.submit(ask, daemon.url, asked(name, text)) for name in names * 2]
+        streamed = [pool.submit(ask_streamed, daemon.url, asked(name, text)) for name in names * 2]
         texts = {one.result(CEILING_S).texts for one in (*plain, *streamed)}
 
     assert texts == {(text,)}
@@ -111,15 +97,15 @@ def test_without_autoload_a_model_that_is_not_loaded_is_refused(make: Make) -> N
             f"{daemon.url}/v1/chat/completions", json=chat("say no") | {"model": "beta"}
         )
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_not_loaded")
-        assert ask(daemon.url, _asked("alpha", "yes")).texts == ("yes",)
+        assert ask(daemon.url, asked("alpha", "yes")).texts == ("yes",)
 
 
 def test_answers_are_whole_when_engine_processes_die_while_models_take_turns(make: Make) -> None:
     """A death is no model's end, whatever it does at that moment."""
     names = ("alpha", "beta", "gamma")
-    text = _TEXT * 3
+    text = LONG_TEXT * 3
     with make(_three(0.1)) as daemon, ThreadPoolExecutor(6) as pool:
-        answers = [pool.submit(ask, daemon.url, _asked(name, text)) for name in names * 2]
+        answers = [pool.submit(ask, daemon.url, asked(name, text)) for name in names * 2]
         for _ in range(4):
             threading.Event().wait(0.9)
             if all(one.done() for one in answers):

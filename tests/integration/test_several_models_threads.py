@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
-from structlog.testing import capture_logs
-from support.clients.cached_answers import Asked, ask, ask_streamed
+from support.clients.cached_answers import ask, ask_streamed
 from support.clocks.polling import CEILING_S, wait_until
-from support.daemon.several_models import several_models
+from support.daemon.several_models import LONG_TEXT, Make, asked, making
 from support.daemon.supervised_daemon import SupervisedDaemon
 from support.engines.dialogue import chat
 from support.engines.model_house import NEEDS, SIZE_BYTES, ModelHouse, let_go_on
@@ -22,27 +21,15 @@ from support.engines.model_house import NEEDS, SIZE_BYTES, ModelHouse, let_go_on
 from machd.served.residence import Residence
 from machd.served.turns import ModelState
 
-_TEXT = "an answer that goes on and on, whatever else is asked for " * 4
-
 _LARGE = "size=80000000"
 """A model of which the memory holds one."""
-
-Make = Callable[..., SupervisedDaemon]
 
 
 @pytest.fixture(name="make")
 def _make(tmp_path: Path) -> Iterator[Make]:
     """Makes a daemon of models by the queries of their paths."""
-
-    def make(models: dict[str, str], **section: object) -> SupervisedDaemon:
-        return several_models(tmp_path, models, section=section)
-
-    with capture_logs():
+    with making(tmp_path) as make:
         yield make
-
-
-def _asked(model: str, text: str = _TEXT) -> Asked:
-    return Asked(chat(f"say {text}") | {"model": model})
 
 
 def _refused(daemon: SupervisedDaemon, model: str) -> str:
@@ -59,13 +46,13 @@ def _refused(daemon: SupervisedDaemon, model: str) -> str:
 
 def test_a_running_answer_is_not_killed_by_a_request_for_another_model(make: Make) -> None:
     """The other one gets its turn once it has waited for one, and the answer goes on after it."""
-    text = _TEXT * 8
+    text = LONG_TEXT * 8
     with make({"alpha": _LARGE, "beta": _LARGE}) as daemon, ThreadPoolExecutor(2) as pool:
-        long = pool.submit(ask_streamed, daemon.url, _asked("alpha", text))
+        long = pool.submit(ask_streamed, daemon.url, asked("alpha", text))
         wait_until(lambda: len(daemon.processes) == 1, "the first model loads")
         threading.Event().wait(0.5)
         start_s = time.monotonic()
-        assert ask(daemon.url, _asked("beta", "short")).texts == ("short",)
+        assert ask(daemon.url, asked("beta", "short")).texts == ("short",)
         waited_s = time.monotonic() - start_s
         assert long.result(CEILING_S).texts == (text,)
 
@@ -77,10 +64,10 @@ def test_two_cold_requests_that_need_one_victim_do_not_wait_for_ever(make: Make)
     """Each is answered in its turn."""
     models = dict.fromkeys(("alpha", "beta", "gamma"), _LARGE)
     with make(models) as daemon, ThreadPoolExecutor(3) as pool:
-        assert ask(daemon.url, _asked("gamma", "first")).texts == ("first",)
-        answers = list(pool.map(lambda name: ask(daemon.url, _asked(name)), ("alpha", "beta")))
+        assert ask(daemon.url, asked("gamma", "first")).texts == ("first",)
+        answers = list(pool.map(lambda name: ask(daemon.url, asked(name)), ("alpha", "beta")))
 
-    assert [one.texts for one in answers] == [(_TEXT,), (_TEXT,)]
+    assert [one.texts for one in answers] == [(LONG_TEXT,), (LONG_TEXT,)]
 
 
 def test_a_model_is_not_evicted_between_its_load_and_its_own_request() -> None:
@@ -116,10 +103,10 @@ def test_a_budget_counts_bytes_and_not_models(make: Make) -> None:
     models = dict.fromkeys(("alpha", "beta", "gamma"), "size=10000000") | {"large": "size=60000000"}
     with make(models) as daemon:
         for name in ("alpha", "beta", "gamma"):
-            assert ask(daemon.url, _asked(name, "yes")).texts == ("yes",)
+            assert ask(daemon.url, asked(name, "yes")).texts == ("yes",)
         assert [one.poll() for one in daemon.processes] == [None] * 3
 
-        assert ask(daemon.url, _asked("large", "yes")).texts == ("yes",)
+        assert ask(daemon.url, asked("large", "yes")).texts == ("yes",)
         ended = [one for one in daemon.processes if one.poll() is not None]
         assert daemon.processes[-1] not in ended
         assert len(ended) == 2  # of 100 MB each takes 20, the large one 70: no more than needed
@@ -157,8 +144,8 @@ def test_memory_of_a_load_that_failed_is_given_back(make: Make) -> None:
     models = {"broken": f"{_LARGE}&fails=1", "alpha": "size=35000000", "beta": "size=35000000"}
     with make(models) as daemon:
         assert "could not be loaded" in _refused(daemon, "broken")
-        assert ask(daemon.url, _asked("alpha", "yes")).texts == ("yes",)
-        assert ask(daemon.url, _asked("beta", "yes")).texts == ("yes",)
+        assert ask(daemon.url, asked("alpha", "yes")).texts == ("yes",)
+        assert ask(daemon.url, asked("beta", "yes")).texts == ("yes",)
         assert [one.poll() for one in daemon.processes[1:]] == [None, None]
 
 
@@ -190,10 +177,10 @@ def test_two_names_that_one_client_uses_do_not_thrash(make: Make) -> None:
     names = ("alpha", "beta") * 6
     with make({"alpha": _LARGE, "beta": _LARGE}, max_turn_s=CEILING_S) as daemon:
         with ThreadPoolExecutor(len(names)) as pool:
-            answers = list(pool.map(lambda name: ask(daemon.url, _asked(name)), names))
+            answers = list(pool.map(lambda name: ask(daemon.url, asked(name)), names))
         loads = len(daemon.processes)
 
-    assert {one.texts for one in answers} == {(_TEXT,)}
+    assert {one.texts for one in answers} == {(LONG_TEXT,)}
     assert loads <= 3  # the last of them may come after a turn
 
 
@@ -201,9 +188,9 @@ def test_a_model_that_does_not_fit_is_no_error_for_others(make: Make) -> None:
     """It is refused with the figures, what waits for memory waits, and the others go on being served."""
     models = {"alpha": _LARGE, "beta": _LARGE, "huge": "size=500000000"}
     with make(models) as daemon, ThreadPoolExecutor(4) as pool:
-        others = [pool.submit(ask, daemon.url, _asked(name)) for name in ("alpha", "beta") * 2]
+        others = [pool.submit(ask, daemon.url, asked(name)) for name in ("alpha", "beta") * 2]
         message = _refused(daemon, "huge")
         texts = {one.result(CEILING_S).texts for one in others}
 
     assert "needs 0.51 GB, and models.memory_gb is 0.10" in message
-    assert texts == {(_TEXT,)}
+    assert texts == {(LONG_TEXT,)}

@@ -2,10 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
+from structlog.testing import capture_logs
+
+from support.clients.cached_answers import Asked
 from support.daemon.supervised_daemon import SupervisedDaemon
+from support.engines.dialogue import chat
+
+LONG_TEXT = "an answer that goes on and on, whatever else is asked for " * 4
+
+Make = Callable[..., SupervisedDaemon]
+"""Makes a daemon of models by the queries of their paths; further arguments are settings of ``[models]``."""
+
+
+def asked(model: str, text: str = LONG_TEXT) -> Asked:
+    """Return a chat in which a scripted model says a text."""
+    return Asked(chat(f"say {text}") | {"model": model})
+
+
+@contextmanager
+def making(folder: Path) -> Iterator[Make]:
+    """Give what makes daemons with their configuration in a folder, and keep their logs to themselves."""
+
+    def make(models: dict[str, str], **section: object) -> SupervisedDaemon:
+        return several_models(folder, models, section=section)
+
+    with capture_logs():
+        yield make
 
 
 def several_models(
