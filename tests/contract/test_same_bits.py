@@ -9,6 +9,7 @@ import mlx.core as mx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.engines.same_bits import assert_same_bits_alone, said
 
 from machd.engine.assembly import make_engine
 from machd.engine.backend.native_kernels import native_kernels
@@ -19,7 +20,7 @@ from machd.engine.loading.loader import LoadedModel
 from machd.engine.protocol.step import Lane
 from machd.engine.step.mlx_engine import MlxEngine
 from machd.request.generation import SamplingParams
-from machd_probes.play import GREEDY, Join, play
+from machd_probes.play import GREEDY, Join
 from machd_probes.scripts import random_prompt
 
 pytestmark = pytest.mark.skipif(
@@ -50,8 +51,6 @@ _JOINS = st.builds(
 )
 """Rows that join at any step, their prompts cut anywhere, in the batch or beside it."""
 
-Said = list[tuple[int, float | None, tuple[tuple[int, float], ...]]]
-
 
 @pytest.fixture(name="engine", scope="module")
 def _engine(short_model: LoadedModel) -> Iterator[MlxEngine]:
@@ -60,36 +59,13 @@ def _engine(short_model: LoadedModel) -> Iterator[MlxEngine]:
     engine.close()
 
 
-def _said(engine: MlxEngine, rows: list[Join]) -> list[Said]:
-    return [
-        [
-            (
-                one.token_id,
-                one.logprob,
-                tuple((top.token_id, top.logprob) for top in one.top_logprobs),
-            )
-            for one in said
-        ]
-        for said in play(engine, rows)
-    ]
-
-
 @settings(max_examples=10)
 @given(rows=st.lists(_JOINS, min_size=2, max_size=16), threads=st.integers(1, 3))
 def test_a_row_has_the_same_bits_alone_and_in_company(
     engine: MlxEngine, rows: list[Join], threads: int
 ) -> None:
     """Whatever joins and leaves, however prompts are cut, in which lane, on how many threads."""
-    native = native_kernels()
-    usual = native.thread_count()
-    native.set_thread_count(threads)
-    try:
-        together = _said(engine, rows)
-    finally:
-        native.set_thread_count(usual)
-    for row, said in zip(rows, together, strict=True):
-        (alone,) = _said(engine, [Join(row.prompt, row.tokens, row.sampling)])
-        assert said == alone
+    assert_same_bits_alone(engine, rows, threads)
 
 
 def test_a_text_has_the_same_bits_as_a_prompt_and_token_by_token(short_model: LoadedModel) -> None:
@@ -114,8 +90,8 @@ def test_other_bits_are_noticed(engine: MlxEngine, monkeypatch: pytest.MonkeyPat
     sampling = SamplingParams(temperature=0, top_logprobs=2)
     lengths = enumerate((9, 40, 90, 150))
     rows = [Join(random_prompt(length, length), 6, sampling, at) for at, length in lengths]
-    right = _said(engine, rows)
-    assert right == [_said(engine, [row])[0] for row in rows]
+    right = said(engine, rows)
+    assert right == [said(engine, [row])[0] for row in rows]
     monkeypatch.setattr(native_attention, "_takes", lambda *_: False)
     take = LayersInOne.take
 
@@ -123,5 +99,5 @@ def test_other_bits_are_noticed(engine: MlxEngine, monkeypatch: pytest.MonkeyPat
         return not getattr(caches[0], "rows", None) and take(layers, caches)
 
     monkeypatch.setattr(LayersInOne, "take", takes_prompts_alone)
-    together = _said(engine, rows)
-    assert together != [_said(engine, [row])[0] for row in rows]
+    together = said(engine, rows)
+    assert together != [said(engine, [row])[0] for row in rows]

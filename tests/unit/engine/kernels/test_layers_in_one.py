@@ -8,6 +8,7 @@ import mlx.core as mx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.engines.same_bits import assert_same_bits_alone, said
 
 from machd.engine.assembly import make_engine
 from machd.engine.backend.native_kernels import native_kernels
@@ -16,7 +17,7 @@ from machd.engine.kernels.layers_in_one import LayersInOne, compute_layers_in_on
 from machd.engine.protocol.step import Lane
 from machd.engine.step.mlx_engine import MlxEngine
 from machd.request.generation import SamplingParams
-from machd_probes.play import Join, play
+from machd_probes.play import Join
 from machd_probes.prober import tiny_loaded
 from machd_probes.scripts import random_prompt
 
@@ -106,38 +107,23 @@ _JOINS = st.builds(
 )
 
 
-def _said(engine: MlxEngine, rows: list[Join]) -> list[list[tuple[object, ...]]]:
-    return [
-        [(one.token_id, one.logprob, one.top_logprobs) for one in said]
-        for said in play(engine, rows)
-    ]
-
-
 @settings(max_examples=15)
 @given(rows=st.lists(_JOINS, min_size=2, max_size=8), threads=st.integers(1, 3))
 def test_a_row_has_the_same_bits_alone_and_in_company(
     engine: MlxEngine, rows: list[Join], threads: int
 ) -> None:
     """Whatever joins and leaves, however prompts are cut, in which lane, on how many threads."""
-    native = native_kernels()
-    usual = native.thread_count()
-    native.set_thread_count(threads)
-    try:
-        together = _said(engine, rows)
-    finally:
-        native.set_thread_count(usual)
-    for row, said in zip(rows, together, strict=True):
-        assert said == _said(engine, [Join(row.prompt, row.tokens, row.sampling)])[0]
+    assert_same_bits_alone(engine, rows, threads)
 
 
 def test_other_bits_are_noticed(engine: MlxEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """With mlx-lm's layers for batches, rows have other last bits there."""
     sampling = SamplingParams(temperature=0, top_logprobs=2)
     rows = [Join(random_prompt(length, length), 12, sampling) for length in (9, 20, 33, 50)]
-    right = _said(engine, rows)
-    assert right == [_said(engine, [row])[0] for row in rows]
+    right = said(engine, rows)
+    assert right == [said(engine, [row])[0] for row in rows]
     monkeypatch.setattr(LayersInOne, "take", staticmethod(lambda _: False))
-    assert right != _said(engine, rows)
+    assert right != said(engine, rows)
 
 
 def test_a_layer_that_is_not_the_kernels_leaves_all_to_mlx_lm(variant: str) -> None:
