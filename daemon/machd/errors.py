@@ -417,6 +417,12 @@ class ModelNotLoadedError(UnavailableError):
     code = "model_not_loaded"
 
 
+class AdapterError(UnavailableError):
+    """An adapter cannot be used with its model: its files are damaged, or do not fit it."""
+
+    code = "adapter_not_loaded"
+
+
 class DrainingError(UnavailableError):
     """The daemon is finishing what it has and takes nothing new."""
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal, TypeAlias
 
+from machd.request.adapter import Adapter
 from machd.request.constraint import Constraint
 
 PriorityName: TypeAlias = Literal["interactive", "normal", "batch"]
@@ -94,6 +95,8 @@ class SamplingParams:
         grammar: What the completion may say after its thoughts; it ends with one of the model's
             end tokens. Other rows are not touched by it.
         thinking: None for a completion without thoughts.
+        adapters: Adapters that compute prompt and completion; empty for the base model. Not a parameter of sampling,
+            but, like the grammar, of all that tokens depend on beside the prompt.
     """
 
     temperature: float = 1.0
@@ -115,6 +118,7 @@ class SamplingParams:
     forced_token_ids: tuple[int, ...] = ()
     grammar: Grammar | None = None
     thinking: Thinking | None = None
+    adapters: tuple[Adapter, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ this module; machd.engine.assembly plugs them in; ranks/ has deciders of its own
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol
 
 import mlx.core as mx
@@ -17,6 +18,7 @@ from machd.engine.protocol.blocks import BlockChange, BlockOutcome, ReusedPrefix
 from machd.engine.protocol.media import MediaProcessor, MediaSpan
 from machd.engine.protocol.memory import DiskReading, ExpertReading, MediaReading
 from machd.engine.protocol.step import EncodeOutcome, EncodeRow, ProposerKind
+from machd.request.adapter import Adapter
 from machd.request.generation import SamplingParams
 
 if TYPE_CHECKING:
@@ -115,6 +117,26 @@ class PromptMedia(Protocol):
 
 class NoMedia(PromptMedia):
     """The model takes text only: each default of the port."""
+
+
+class RowAdapters(Protocol):
+    """Adapters of rows, while a pass is built."""
+
+    def chosen(
+        self,
+        rows: Sequence[tuple[Adapter, ...]],
+    ) -> AbstractContextManager[None]:
+        """Have the passes that are built within the context computed with these adapters.
+
+        Args:
+            rows: Of each row of the pass; of a packed pass of each token. All are in memory.
+        """
+        assert not any(rows), "a model without adapters"
+        return nullcontext()
+
+
+class NoRowAdapters(RowAdapters):
+    """No adapters are served: each default of the port."""
 
 
 class RowProposer(Protocol):
