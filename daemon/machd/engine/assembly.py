@@ -31,6 +31,7 @@ from machd.engine.prefix_blocks.conversion import BlockForm
 from machd.engine.prefix_blocks.disk_tier import DiskTier
 from machd.engine.prefix_blocks.key import block_key
 from machd.engine.prefix_blocks.memory_tier import MemoryTier
+from machd.engine.protocol.adapters import NoAdapterRoom
 from machd.engine.protocol.step import ProposerKind
 from machd.engine.step.decode_pass import NO_PACKING, Packing
 from machd.engine.step.memory import StepMemory
@@ -146,6 +147,7 @@ def engine_parts(
         decider=decider,
         experts=NoExperts() if experts is None else experts,
         media=media,
+        adapter_room=NoAdapterRoom(),
     )
 
 

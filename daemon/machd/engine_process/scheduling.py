@@ -75,7 +75,8 @@ class ModelScheduling:
 
     def scheduler(self, engine: Engine, state: ServedState, settings: Settings) -> Scheduler:
         """Make the scheduler of an engine that has just been loaded."""
-        return Scheduler(self.config(state, settings), self._prefix_cache(engine, state, settings))
+        prefixes = self._prefix_cache(engine, state, settings)
+        return Scheduler(self.config(state, settings), prefixes, engine.adapters)
 
     def config(self, state: ServedState, settings: Settings) -> SchedulerConfig:
         """Return the scheduler config that the settings ask for and the model allows."""

@@ -45,6 +45,7 @@ class Reservations:
         self._max_rows = max_rows
         self._entries: dict[int, Reservation] = {}
         self._room_bytes: int | None = None
+        self._left_out_bytes = 0
 
     @property
     def budget_bytes(self) -> int | None:
@@ -102,6 +103,10 @@ class Reservations:
             room_bytes: Bytes held by running sequences plus bytes left; None where unknown.
         """
         self._room_bytes = room_bytes
+
+    def leave_out(self, used_bytes: int) -> None:
+        """Take what adapters use out of the budget of sequences beside others."""
+        self._left_out_bytes = used_bytes
 
     def lane_for(self, sequence: Sequence) -> Lane | None:
         """Return a lane with room for a sequence; None while there is none.
@@ -165,10 +170,13 @@ class Reservations:
         )
 
     def _within_memory(self, kv: KvBudget) -> KvBudget:
-        """Return the budget, or the free memory if that is less and other sequences run."""
-        if not self._entries or self._room_bytes is None:
+        """Return what the budget and the free memory leave, or the budget if no other sequence runs."""
+        if not self._entries:
             return kv
-        return replace(kv, budget_bytes=min(kv.budget_bytes, self._room_bytes))
+        budget_bytes = max(0, kv.budget_bytes - self._left_out_bytes)
+        if self._room_bytes is not None:
+            budget_bytes = min(budget_bytes, self._room_bytes)
+        return replace(kv, budget_bytes=budget_bytes)
 
 
 def _reservation_of(sequence: Sequence) -> Reservation:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from machd.engine.protocol.adapters import AdapterRoom, Holding
 from machd.engine.protocol.memory import MemoryReading, StepMemoryError
 from machd.engine.protocol.step import Lane, RowFault, StepPlan, StepResult
 from machd.errors import MachdError, OverloadedError, RequestError, RowFaultError
@@ -26,12 +27,15 @@ class RunningSequences:
         max_count: Sequences that may run together: fewer than slots after memory ran out.
     """
 
-    def __init__(self, config: SchedulerConfig, prefixes: PrefixCache | None) -> None:
+    def __init__(
+        self, config: SchedulerConfig, prefixes: PrefixCache | None, adapters: AdapterRoom
+    ) -> None:
         """Start with every slot free."""
         self.slots = Slots(config.slot_count)
         self.reservations = Reservations(config.kv, max_rows=config.slot_count)
         self.prefixes = prefixes
         self.max_count = config.slot_count
+        self._adapters = adapters
 
     def __iter__(self) -> Iterator[Sequence]:
         """Yield the sequences."""
@@ -63,11 +67,24 @@ class RunningSequences:
         """The last in queue order among those without a token, else among all."""
         return max(self, key=lambda one: (not one.completion_tokens, one.place))
 
+    def hold(self, sequence: Sequence, *, has_room: bool) -> Holding:
+        """Keep a sequence's adapters in memory for it to be admitted; without room only if it has none.
+
+        Raises:
+            AdapterError: One of them cannot be used.
+        """
+        adapters = sequence.request.sampling.adapters
+        if not adapters:
+            return Holding.HELD
+        return self._adapters.hold(adapters) if has_room else Holding.NO_ROOM
+
     def admit(self, sequence: Sequence, now_s: float) -> bool:
-        """Give a sequence a slot; returns whether a lane has room for it."""
+        """Give a sequence whose adapters are held a slot; returns whether a lane has room for it, and else lets them go."""
+        self.reservations.leave_out(self._adapters.reading().used_bytes)
         sharing = self._sharing(sequence)
         lane = self.reservations.lane_for(sequence) if sharing is None else Lane.BATCH
         if lane is None:
+            self._adapters.release(sequence.request.sampling.adapters)
             return False
         self.slots.occupy(sequence, lane, now_s)
         if sharing is not None:
@@ -95,6 +112,7 @@ class RunningSequences:
         assert sequence.slot_index is not None, "a running sequence has a slot"
         if self.prefixes is not None:
             self.prefixes.leave(sequence, keeps=is_sound)
+        self._adapters.release(sequence.request.sampling.adapters)
         self.slots.leave(sequence.slot_index)
         self.reservations.release(sequence.slot_index)
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from enum import StrEnum
 
+from machd.engine.protocol.adapters import AdapterRoom, Holding, NoAdapterRoom
 from machd.engine.protocol.memory import MemoryReading
 from machd.engine.protocol.step import Lane, RowOutput, SampledToken, StepPlan, StepResult
 from machd.errors import (
+    AdapterError,
     KvBudgetExceededError,
     MachdError,
     OverloadedError,
@@ -40,6 +42,9 @@ from machd.scheduler.sequence import Sequence
 from machd.scheduler.subscriber import SequenceRequest, Subscriber
 from machd.scheduler.waiting import QueueLimits, WaitingQueue
 
+_ADAPTER_POLL_S = 0.005
+"""How often it is asked for adapters that sequences wait for while nothing runs."""
+
 _MODES = {Lane.BATCH: DecodeMode.BATCHED, Lane.SERIAL: DecodeMode.SINGLE}
 
 
@@ -63,13 +68,20 @@ class Scheduler:
     failed run leaves the state it was planned from. Time comes in as ``now_s``.
     """
 
-    def __init__(self, config: SchedulerConfig, prefixes: PrefixCache | None = None) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        prefixes: PrefixCache | None = None,
+        adapters: AdapterRoom | None = None,
+    ) -> None:
         """Start idle.
 
         Args:
             config: Slots, budget, pace and limits.
             prefixes: Prefix cache; None to compute every prompt whole.
+            adapters: The engine's; None for an engine without.
         """
+        self._adapters = adapters or NoAdapterRoom()
         self._take_on(config, prefixes)
         self._step_mode = self.step_mode
         self._drafts = DraftCounts()
@@ -78,6 +90,7 @@ class Scheduler:
         self._open: dict[str, Sequence] = {}
         self._next_number = 0
         self._is_held = False
+        self._awaits_adapters = False
 
     @property
     def mode(self) -> DecodeMode:
@@ -288,15 +301,16 @@ class Scheduler:
         return events
 
     def admit(self, now_s: float) -> list[Event]:
-        """Expire timed-out subscribers, then admit waiting sequences in queue order."""
+        """Expire timed-out subscribers, then admit waiting sequences in queue order.
+
+        A sequence whose adapters are not in memory yet lets others pass. Where there is no room for its adapters, it lets
+        those pass that need none: others would keep theirs in use for ever.
+        """
         events: list[Event] = list(self._expire(now_s))
         if self._is_held or now_s < self._window_end_s():
             return events
-        while self._waiting and not self._running.is_full:
-            suspect = self._waiting.suspect
-            if suspect is not None and self._running:
-                break
-            sequence = suspect or self._waiting.first
+        passed: dict[Sequence, Holding] = {}
+        while not self._running.is_full and (sequence := self._next_held(passed, events, now_s)):
             if not self._running.admit(sequence, now_s):
                 break  # a later sequence would take the budget that the first one waits for
             self._waiting.remove(sequence)
@@ -305,7 +319,34 @@ class Scheduler:
                     events.append(sequence.resumed_event(subscriber, now_s))
                 else:
                     events.append(self._admitted(subscriber, sequence, now_s))
+        self._awaits_adapters = bool(passed)
         return events
+
+    def _next_held(
+        self, passed: dict[Sequence, Holding], events: list[Event], now_s: float
+    ) -> Sequence | None:
+        """Return the next sequence, with its adapters held; None if there is none.
+
+        Those whose adapters are not in memory are added to ``passed``; those whose cannot be used end.
+        """
+        while (sequence := self._next_but(passed)) is not None:
+            try:
+                has_room = Holding.NO_ROOM not in passed.values()
+                holding = self._running.hold(sequence, has_room=has_room)
+            except AdapterError as error:
+                events += self._end_sequence(sequence, FinishReason.ERROR, now_s, error)
+                continue
+            if holding is Holding.HELD:
+                return sequence
+            passed[sequence] = holding
+        return None
+
+    def _next_but(self, passed: Collection[Sequence]) -> Sequence | None:
+        """Return the next sequence; a suspect goes first, and alone."""
+        suspect = self._waiting.suspect
+        if suspect is None:
+            return self._waiting.first_but(passed)
+        return None if self._running or suspect in passed else suspect
 
     def wait_s(self, now_s: float) -> float | None:
         """Seconds until ``admit`` has something to do, asked when ``plan`` is empty.
@@ -315,7 +356,9 @@ class Scheduler:
         if not self.is_at_rest or not self._waiting:
             return None
         due_s = self._waiting.next_expiry_s()
-        if not self._is_held:
+        if self._awaits_adapters:
+            due_s = min(due_s, now_s + _ADAPTER_POLL_S)
+        elif not self._is_held:
             due_s = min(due_s, self._window_end_s())
         return max(0.0, due_s - now_s)
 
@@ -418,7 +461,7 @@ class Scheduler:
         """Set the config's slots, pace and budget, all empty."""
         self._config = config
         self._planner = Planner(config)
-        self._running = RunningSequences(config, prefixes)
+        self._running = RunningSequences(config, prefixes, self._adapters)
 
     def _end_unfit(self, sequence: Sequence, now_s: float) -> list[SequenceFinished]:
         """End a sequence that can never run: at the head of the queue it would block all others."""

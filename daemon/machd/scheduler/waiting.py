@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from machd.errors import MachdError, QueueFullError, QueueTimeoutError, RequestTimeoutError
@@ -73,10 +73,10 @@ class WaitingQueue:
         """Subscribers of all waiting sequences."""
         return sum(len(sequence.subscribers) for sequence in self._sequences.values())
 
-    @property
-    def first(self) -> Sequence:
-        """The next sequence."""
-        return min(self._sequences.values(), key=lambda sequence: sequence.place)
+    def first_but(self, passed: Collection[Sequence]) -> Sequence | None:
+        """Return the next sequence that is not one of ``passed``; None if there is none."""
+        others = (one for one in self._sequences.values() if one not in passed)
+        return min(others, key=lambda sequence: sequence.place, default=None)
 
     @property
     def suspect(self) -> Sequence | None:

@@ -16,6 +16,7 @@ from machd.engine.fake.tokenizer import END_OF_TEXT, VOCABULARY_TOKENS, FakeToke
 from machd.engine.grammar.grammar import LlguidanceCompiler
 from machd.engine.grammar.grammar_processes import GrammarBounds
 from machd.engine.grammar.matcher import Matcher, matcher_for
+from machd.engine.protocol.adapters import AdapterRoom, NoAdapterRoom
 from machd.engine.protocol.blocks import SavedBlock
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.memory import MemoryReading, StepMemoryError
@@ -131,6 +132,7 @@ class FakeEngine:
         draft_script: Drafts for the rows of plans that allow them; None for no drafts.
         memory_bytes: Memory for rows and blocks together; None for no limit. A step that does not fit
             raises StepMemoryError.
+        adapter_room: Adapters in memory; rows are computed the same with any.
     """
 
     def __init__(
@@ -165,6 +167,7 @@ class FakeEngine:
         self._faults = faults or FakeFaults()
         self._before_step = before_step
         self.memory_bytes: int | None = None
+        self.adapter_room: AdapterRoom = NoAdapterRoom()
         self._rows: dict[int, _Row] = {}
         self._step = 0
         self._tokenizer = FakeTokenizer()
@@ -200,6 +203,11 @@ class FakeEngine:
     def inputs(self) -> None:
         """None: the model generates."""
         return
+
+    @property
+    def adapters(self) -> AdapterRoom:
+        """Those of :attr:`adapter_room`."""
+        return self.adapter_room
 
     @property
     def grammars(self) -> LlguidanceCompiler:

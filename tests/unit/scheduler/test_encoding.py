@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from support.schedulers.sequence_samples import LIMITS, subscriber_of
 
+from machd.engine.protocol.adapters import NoAdapterRoom
 from machd.engine.protocol.media import Media, MediaSpan
 from machd.engine.protocol.step import EncodeRow, Lane, StepPlan, StepResult
 from machd.request.media import MediaKind
@@ -43,7 +44,7 @@ def _sequence(name: str, parts: Items[int | Media]) -> Sequence:
 
 def _running(*sequences: Sequence) -> RunningSequences:
     config = replace(single_flight(LIMITS), slot_count=len(sequences))
-    running = RunningSequences(config, None)
+    running = RunningSequences(config, None, NoAdapterRoom())
     for sequence in sequences:
         running.slots.occupy(sequence, Lane.BATCH, now_s=0.0)
     return running

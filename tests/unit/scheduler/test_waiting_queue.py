@@ -38,7 +38,7 @@ def test_first_come_first_served() -> None:
 
     assert positions == [0, 1, 2]
     assert _ids(queue) == ["a", "b", "c"]
-    assert queue.first.request.sequence_id == "a"
+    assert next(iter(queue)).request.sequence_id == "a"
 
 
 def test_leaving_from_the_middle_keeps_the_order_of_the_rest() -> None:
@@ -57,7 +57,7 @@ def test_a_decode_queues_once() -> None:
     """The same work twice in the queue would be done twice: a mistake of the caller."""
     queue = _queue_of("a")
     with pytest.raises(AssertionError, match="once"):
-        queue.add(queue.first)
+        queue.add(next(iter(queue)))
 
 
 def test_a_better_priority_goes_first_but_not_for_ever() -> None:
@@ -164,7 +164,7 @@ def test_waiting_expires_at_the_timeout() -> None:
 def test_each_subscriber_has_its_own_timeout() -> None:
     """Two subscribers of a sequence take one place, count as two and time out on their own."""
     queue = _queue_of("a")
-    queue.first.join(subscriber_of("b", arrived_s=4.0))
+    next(iter(queue)).join(subscriber_of("b", arrived_s=4.0))
 
     assert [one.sequence_id for one in queue.expired(10.0)] == ["a"]
     assert [one.sequence_id for one in queue.expired(14.0)] == ["a", "b"]

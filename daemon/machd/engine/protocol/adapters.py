@@ -7,9 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 from machd.request.adapter import Adapter
+
+
+class Holding(StrEnum):
+    """What became of an attempt to keep adapters for a row."""
+
+    HELD = "held"
+    """They are in memory, and stay there."""
+
+    LOADING = "loading"
+    """They are on their way."""
+
+    NO_ROOM = "no_room"
+    """As many as fit are in memory, and rows use all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +46,10 @@ class AdapterReading:
 class AdapterRoom(Protocol):
     """Room for adapters. Every method is called on the engine thread."""
 
-    def hold(self, adapters: Sequence[Adapter]) -> bool:
-        """Keep adapters in memory until :meth:`release`; False if they are not there yet.
+    def hold(self, adapters: Sequence[Adapter]) -> Holding:
+        """Keep adapters in memory until :meth:`release`, if they are there.
 
-        An adapter that is not in memory begins to be loaded beside the steps; one that no row holds may make room for it.
+        Adapters that are not begin to be loaded beside the steps; those that no row holds make room for them.
 
         Raises:
             AdapterError: One of them cannot be used with this model; the message says why.
@@ -51,13 +65,21 @@ class AdapterRoom(Protocol):
         ...
 
 
+class ClosableAdapterRoom(AdapterRoom, Protocol):
+    """Room for adapters as the engine owns it."""
+
+    def close(self) -> None:
+        """Drop all of them."""
+        ...
+
+
 class NoAdapterRoom:
     """An engine that serves no adapters."""
 
-    def hold(self, adapters: Sequence[Adapter]) -> bool:
-        """Return True for a row without any."""
+    def hold(self, adapters: Sequence[Adapter]) -> Holding:
+        """Hold nothing, for a row of the base model."""
         assert not adapters, "no adapters are served"
-        return True
+        return Holding.HELD
 
     def release(self, adapters: Sequence[Adapter]) -> None:
         """Do nothing: there are none."""
@@ -65,3 +87,6 @@ class NoAdapterRoom:
     def reading(self) -> AdapterReading:
         """Return nothing."""
         return AdapterReading()
+
+    def close(self) -> None:
+        """Do nothing."""

@@ -30,6 +30,7 @@ from typing import Protocol
 
 from machd.capabilities.facts import CacheFacts
 from machd.capabilities.model_code import LoadedCode
+from machd.engine.protocol.adapters import AdapterRoom
 from machd.engine.protocol.blocks import SavedBlock
 from machd.engine.protocol.encoder import EncoderDescription, InputTokenizer
 from machd.engine.protocol.media import MediaProcessor
@@ -182,6 +183,11 @@ class ModelFront(Protocol):
 
 class Engine(ModelFront, Protocol):
     """A loaded model that runs steps."""
+
+    @property
+    def adapters(self) -> AdapterRoom:
+        """Adapters of the model in memory; a row is computed with those of its sampling parameters, which are held."""
+        ...
 
     def run(self, plan: StepPlan) -> StepResult:
         """Compute one step. Raising anything but StepMemoryError is an engine fault.

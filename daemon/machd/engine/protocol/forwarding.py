@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from machd.engine.protocol.adapters import AdapterRoom
 from machd.engine.protocol.blocks import SavedBlock
 from machd.engine.protocol.engine import Engine, GrammarCompiler, ModelDescription
 from machd.engine.protocol.media import MediaProcessor
@@ -35,6 +36,11 @@ class ForwardingEngine:
     def media(self) -> MediaProcessor | None:
         """The decoder and processor of images and videos."""
         return self._engine.media
+
+    @property
+    def adapters(self) -> AdapterRoom:
+        """The engine's adapters."""
+        return self._engine.adapters
 
     @property
     def inputs(self) -> None:

@@ -23,6 +23,7 @@ from machd.engine.backend.device import (
 )
 from machd.engine.backend.untyped import Cache
 from machd.engine.kv.lane_kv import CachedRow, JoiningRow, LaneKv
+from machd.engine.protocol.adapters import AdapterRoom, ClosableAdapterRoom
 from machd.engine.protocol.blocks import SavedBlock
 from machd.engine.protocol.media import FIRST_MEDIA_KEY, MediaProcessor
 from machd.engine.protocol.memory import MemoryReading
@@ -85,6 +86,7 @@ class EngineParts:
         decider: Decides, with the other ranks where several compute the model.
         experts: Experts on disk.
         media: Images and videos of prompts.
+        adapter_room: Adapters in memory.
     """
 
     model: Any
@@ -103,6 +105,7 @@ class EngineParts:
     decider: Decider
     experts: Experts
     media: PromptMedia
+    adapter_room: ClosableAdapterRoom
 
 
 class MlxEngine:
@@ -159,6 +162,11 @@ class MlxEngine:
     def media(self) -> MediaProcessor | None:
         """Decoder and processor of images and videos; None for a model that takes text only."""
         return self._parts.media.processor
+
+    @property
+    def adapters(self) -> AdapterRoom:
+        """Adapters in memory."""
+        return self._parts.adapter_room
 
     @property
     def inputs(self) -> None:
@@ -268,6 +276,7 @@ class MlxEngine:
         self._parts.tokenizer.close()
         self._parts.experts.close()
         self._parts.media.close()
+        self._parts.adapter_room.close()
         self._model = None
         del self._parts
         mx.clear_cache()

@@ -1,0 +1,142 @@
+"""Adapters come into memory when a row needs them, stay while one does, and make room for others afterwards."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from support.clocks.polling import wait_until
+
+from machd.engine.adapters.low_rank import AdapterWeights, LowRank
+from machd.engine.adapters.residency import AdapterResidency
+from machd.engine.protocol.adapters import Holding
+from machd.errors import AdapterError
+from machd.request.adapter import Adapter
+
+A, B, C = (Adapter(name.encode(), name=name) for name in "abc")
+_BYTES = 100
+
+
+class _Model:
+    """Notes what is in it; refuses combinations of more than two."""
+
+    def __init__(self) -> None:
+        self.keys: list[tuple[Adapter, ...]] = []
+
+    @property
+    def nbytes(self) -> int:
+        return _BYTES * len(self.keys)
+
+    def add(self, key: tuple[Adapter, ...], weights: Sequence[AdapterWeights]) -> None:
+        assert len(weights) == len(key)
+        if len(key) > 2:
+            raise AdapterError("three are too many")
+        self.keys.append(key)
+
+    def remove(self, key: tuple[Adapter, ...]) -> None:
+        self.keys.remove(key)
+
+
+class _Files:
+    """Files that are read when a test lets them be."""
+
+    def __init__(self) -> None:
+        self.is_open = threading.Event()
+        self.is_open.set()
+        self.faults: dict[Adapter, Exception] = {}
+        self.read_names: list[str] = []
+
+    def read(self, adapter: Adapter) -> AdapterWeights:
+        assert self.is_open.wait(60)
+        self.read_names.append(adapter.name)
+        if adapter in self.faults:
+            raise self.faults[adapter]
+        one = np.ones((1, 1), dtype=np.float32)
+        return {"model.layers.0.mlp.up_proj": LowRank(one, one, 1.0)}
+
+
+def _held(residency: AdapterResidency, *adapters: Adapter) -> None:
+    wait_until(lambda: residency.hold(adapters) is Holding.HELD, "the adapters are there")
+
+
+def test_an_adapter_is_read_beside_the_steps_and_once() -> None:
+    """Asking for it takes no time while its files are read; a second row finds it."""
+    model, files = _Model(), _Files()
+    residency = AdapterResidency(model, files.read, max_loaded=2)
+    files.is_open.clear()
+    assert residency.hold((A,)) is Holding.LOADING
+    assert residency.hold((A,)) is Holding.LOADING
+    assert residency.reading().loading == 1
+    files.is_open.set()
+    _held(residency, A)
+    assert residency.hold((A,)) is Holding.HELD
+    assert files.read_names == ["a"]
+    reading = residency.reading()
+    assert (reading.loaded, reading.held, reading.loading, reading.used_bytes) == (1, 1, 0, _BYTES)
+    residency.close()
+
+
+def test_a_held_adapter_stays_and_the_one_unused_longest_goes() -> None:
+    """Room is made of what no row uses, in the order of last use; without any there is no room."""
+    model, files = _Model(), _Files()
+    residency = AdapterResidency(model, files.read, max_loaded=2)
+    _held(residency, A)
+    _held(residency, B)
+    assert residency.hold((C,)) is Holding.NO_ROOM
+    residency.release((B,))
+    residency.release((A,))
+    _held(residency, B)  # used last
+    residency.release((B,))
+    _held(residency, C)
+    assert model.keys == [(B,), (C,)]
+    residency.close()
+    assert model.keys == []
+
+
+def test_several_adapters_of_a_row_are_one_entry() -> None:
+    """Their order counts, since their digests' do; each is read."""
+    model, files = _Model(), _Files()
+    residency = AdapterResidency(model, files.read, max_loaded=2)
+    _held(residency, A, B)
+    assert model.keys == [(A, B)]
+    assert files.read_names == ["a", "b"]
+    residency.release((A, B))
+    assert residency.reading().held == 0
+    residency.close()
+
+
+@pytest.mark.parametrize("fault", [AdapterError("it does not fit"), OSError("gone"), MemoryError()])
+def test_what_cannot_be_read_is_said_and_read_again_next_time(fault: Exception) -> None:
+    """The error names the adapter; mended files are taken on; nothing of it stays in memory."""
+    model, files = _Model(), _Files()
+    residency = AdapterResidency(model, files.read, max_loaded=1)
+    files.faults[A] = fault
+    with pytest.raises(AdapterError, match=r"does not fit|'a'"):
+        _held(residency, A)
+    assert residency.reading().loaded == residency.reading().loading == 0
+    files.faults.clear()
+    _held(residency, A)
+    residency.close()
+
+
+def test_what_the_model_refuses_leaves_nothing() -> None:
+    """A combination that cannot be computed is an error, and its room is free."""
+    residency = AdapterResidency(_Model(), _Files().read, max_loaded=1)
+    with pytest.raises(AdapterError, match="three"):
+        _held(residency, A, B, C)
+    _held(residency, A)
+    residency.close()
+
+
+def test_closing_does_not_wait_for_more_than_the_file_being_read() -> None:
+    """What is still to be read is dropped."""
+    files = _Files()
+    residency = AdapterResidency(_Model(), files.read, max_loaded=3)
+    files.is_open.clear()
+    for one in (A, B, C):
+        residency.hold((one,))
+    threading.Timer(0.05, files.is_open.set).start()
+    residency.close()
+    assert files.read_names == ["a"]
