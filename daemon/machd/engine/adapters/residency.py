@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from machd.engine.adapters.low_rank import AdapterWeights
-from machd.engine.protocol.adapters import AdapterReading, Holding
+from machd.engine.protocol.adapters import Holding
+from machd.engine.protocol.memory import AdapterReading
 from machd.errors import AdapterError
 from machd.request.adapter import Adapter
 
@@ -71,6 +72,7 @@ class AdapterResidency:
         self._read = read
         self._max_loaded = max_loaded
         self._entries: dict[_Key, _Entry] = {}  # the one held last is last
+        self._loads = 0
         self._reader: ThreadPoolExecutor | None = None
 
     def hold(self, adapters: Sequence[Adapter]) -> Holding:
@@ -110,6 +112,7 @@ class AdapterResidency:
             held=sum(one.holders > 0 for one in self._entries.values()),
             loading=loading,
             used_bytes=self._model.nbytes,
+            loads=self._loads,
         )
 
     def close(self) -> None:
@@ -137,6 +140,7 @@ class AdapterResidency:
             names = " and ".join(repr(one.name) for one in key)
             raise AdapterError(f"the adapter {names} could not be loaded: {cause}") from cause
         entry.loading = None
+        self._loads += 1
 
     def _make_room(self) -> bool:
         """Drop the adapters that were held longest ago, if there are too many; False if all are in use."""
