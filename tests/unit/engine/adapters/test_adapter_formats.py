@@ -68,6 +68,12 @@ def _written(directory: Path, adapter: dict[str, LowRank], kind: str, dtype: str
     return write_gguf_adapter(directory / "a.gguf", tensors, gguf_metadata(adapter))
 
 
+def _as_float16(one: LowRank) -> LowRank:
+    """Round weights to float16, whose smallest numbers are larger than bfloat16's."""
+    a, b = (weights.astype(np.float16).astype(np.float32) for weights in (one.a, one.b))
+    return LowRank(a, b, one.scale)
+
+
 _KINDS = ("mlx-lm", "PEFT", "GGUF")
 
 
@@ -81,13 +87,7 @@ def test_adapter_reads_to_its_weights_in_each_format(
     rank = int(np.random.default_rng(seed).integers(1, 70))
     adapter = random_adapter(seed=seed, rank=rank, scale=2.0 ** (seed - 1))
     if dtype == "F16":
-        # Its smallest numbers are larger than bfloat16's.
-        adapter = {
-            path: LowRank(
-                *(x.astype(np.float16).astype(np.float32) for x in (one.a, one.b)), one.scale
-            )
-            for path, one in adapter.items()
-        }
+        adapter = {path: _as_float16(one) for path, one in adapter.items()}
     _assert_same(_read(_written(tmp_path / "x", adapter, kind, dtype)), adapter)
 
 
