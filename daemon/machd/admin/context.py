@@ -16,6 +16,7 @@ from machd.http.context import ServerContext
 from machd.http.model_names import ModelNames
 from machd.process.configuration import ChangeKind, Configuration, LastChange
 from machd.process.lifecycle import Lifecycle
+from machd.served.adapter_set import AdapterSet
 from machd.served.downloads import Downloads
 from machd.served.model_set import ModelToServe
 from machd.served.named_model import NamedModel
@@ -57,6 +58,7 @@ class AdminContext:
     versions: Versions
     started_unix_s: float
     downloads: Downloads
+    adapters: AdapterSet
     client_names: Callable[[], frozenset[str]]
     probe: Callable[[NamedModel], Future[None]]
 
@@ -93,9 +95,10 @@ class AdminContext:
         return replace(self, model=model)
 
     def forget_pins(self, change: LastChange) -> None:
-        """Pin what the settings pin, once they have been read again."""
+        """Pin what the settings pin, and serve the adapters that they name, once they have been read again."""
         if change.kind is ChangeKind.RELOAD and change.is_successful:
             self.models.forget_pins()
+            self.adapters.forget_unloads()
 
     def public(self) -> ServerContext:
         """Return the context of endpoints that both listeners have, with the settings of now."""
@@ -106,4 +109,6 @@ class AdminContext:
             responses=self.responses,
             models=self.models,
             services=self.services,
+            names=self.names(),
+            adapters=self.adapters,
         )

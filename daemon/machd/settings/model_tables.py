@@ -31,12 +31,13 @@ def table_problems(settings: Settings) -> list[str]:
 
 def model_names(settings: Settings) -> Iterator[tuple[str, str]]:
     """Yield each name that the settings give a model, with what messages call that model."""
-    yield from ((name, _DEFAULT_MODEL) for name in _default_names(settings))
+    yield from ((name, _DEFAULT_MODEL) for name in default_names(settings))
     for name, table in settings.models.tables.items():
         yield from ((known, dotted_table(name)) for known in (name, *table.aliases))
 
 
-def _default_names(settings: Settings) -> tuple[str, ...]:
+def default_names(settings: Settings) -> tuple[str, ...]:
+    """Return the names that the settings give the default model, its file's or directory's own among them."""
     file = PurePath(settings.model.path or "")
     served = gguf_name(file).model if is_gguf(file.name) else file.name
     return (DEFAULT_NAME, *settings.models.aliases, *((served,) if served else ()))
@@ -45,7 +46,7 @@ def _default_names(settings: Settings) -> tuple[str, ...]:
 def _ambiguous_names(settings: Settings) -> Iterator[str]:
     """Name what stands for two models. The table with the path of ``model.path`` may repeat its names."""
     path = settings.model.path
-    owners: dict[str, str | None] = dict.fromkeys(map(name_essence, _default_names(settings)))
+    owners: dict[str, str | None] = dict.fromkeys(map(name_essence, default_names(settings)))
     for name, table in settings.models.tables.items():
         is_default = settings.path_of_model(name) == path
         for field, known in (("", name), *((".aliases", alias) for alias in table.aliases)):

@@ -196,7 +196,7 @@ def _dialect(
     body: OllamaRequest,
 ) -> OllamaDialect:
     return kind(
-        context.served.model.model_id,
+        context.answer_name,
         _timestamp(identity.created_unix_s),
         context.served.tokenizer if body.logprobs else None,
     )
@@ -204,7 +204,7 @@ def _dialect(
 
 def _cold(kind: type[OllamaDialect], cold: ColdRequest) -> OllamaDialect:
     """A dialect that writes lines without text: no client of Ollama's skips a comment or an empty line."""
-    return kind(cold.model.shown_name, _timestamp(cold.context.clock.unix_s()), None)
+    return kind(cold.name, _timestamp(cold.context.clock.unix_s()), None)
 
 
 def _loaded(dialect: OllamaDialect, reason: answer.DoneReason = "load") -> ASGIApp:
