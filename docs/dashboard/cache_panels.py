@@ -102,6 +102,24 @@ CACHES = PanelRow(
             total_rate("machd_expert_bank_read_bytes_total", "read"),
         ),
         panel(
+            "Adapters",
+            "Adapters in memory, and those of them that running sequences use.",
+            "short",
+            *(total("machd_adapters", state, f'state="{state}"') for state in ("loaded", "held")),
+        ),
+        panel(
+            "Adapter memory",
+            "Memory of the adapters, which running sequences cannot reserve.",
+            "bytes",
+            total("machd_adapter_bytes", "used"),
+        ),
+        panel(
+            "Adapters loaded",
+            "Adapters a second that were put into memory. Many of them is adapters.max_loaded too small.",
+            "cps",
+            total_rate("machd_adapter_loads_total", "loaded"),
+        ),
+        panel(
             "Images and videos",
             "Images and videos a second in prompts of requests that ended.",
             "cps",

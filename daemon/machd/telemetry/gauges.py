@@ -7,7 +7,13 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from machd.engine.protocol.memory import DiskReading, ExpertReading, MediaReading, RankReading
+from machd.engine.protocol.memory import (
+    AdapterReading,
+    DiskReading,
+    ExpertReading,
+    MediaReading,
+    RankReading,
+)
 from machd.errors import ModelNotLoadedError
 from machd.generations.response_store import ResponseStore
 from machd.process.configuration import Configuration
@@ -35,6 +41,7 @@ _GB = 1_000_000_000
 _NO_PREFIX = PrefixReading(limit_bytes=0)
 _NO_DISK = DiskReading()
 _NO_EXPERTS = ExpertReading()
+_NO_ADAPTERS = AdapterReading()
 _NO_MEDIA = MediaReading()
 
 _PREFIX: _Reads[PrefixReading] = (
@@ -68,6 +75,12 @@ _EXPERTS: _Reads[ExpertReading] = (
         lambda now: now.misses - now.read_ahead_hits,
     ),
     ("machd_expert_bank_read_bytes_total", {}, lambda now: now.bytes_read),
+)
+_ADAPTERS: _Reads[AdapterReading] = (
+    ("machd_adapters", {"state": "loaded"}, lambda now: now.loaded),
+    ("machd_adapters", {"state": "held"}, lambda now: now.held),
+    ("machd_adapter_bytes", {}, lambda now: now.used_bytes),
+    ("machd_adapter_loads_total", {}, lambda now: now.loads),
 )
 _MEDIA: _Reads[MediaReading] = (
     ("machd_encoder_lookups_total", {"outcome": "hit"}, lambda now: now.hits),
@@ -172,6 +185,7 @@ def watch_caches(metrics: ModelMetrics, served: ServedModel, settings: ReadSetti
     _watch_all(metrics, _PREFIX, lambda: served.snapshot.prefix or _NO_PREFIX)
     _watch_all(metrics, _DISK, lambda: served.snapshot.memory.disk or _NO_DISK)
     _watch_all(metrics, _EXPERTS, lambda: served.snapshot.memory.experts or _NO_EXPERTS)
+    _watch_all(metrics, _ADAPTERS, lambda: served.snapshot.memory.adapters or _NO_ADAPTERS)
     _watch_all(metrics, _MEDIA, lambda: served.snapshot.memory.media or _NO_MEDIA)
     metrics.watch("machd_block_files_budget_bytes", lambda: _disk_budget_bytes(served, settings))
 

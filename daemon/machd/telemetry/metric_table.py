@@ -172,6 +172,9 @@ _OF_MODEL: tuple[MetricSpec, ...] = (
         "outcome",
     ),
     _reading("machd_expert_bank_read_bytes_total", "Bytes of experts read from the model's files."),
+    _gauge("machd_adapters", "Adapters: loaded are in memory, and held of those are used by running sequences.", "state"),
+    _gauge("machd_adapter_bytes", "Memory of adapters."),
+    _reading("machd_adapter_loads_total", "Adapters that were put into memory; many times the same ones if adapters.max_loaded is too small."),
     _reading(
         "machd_encoder_lookups_total",
         "Images and videos that a prompt's computation needed: hit was encoded before, miss had to be encoded.",

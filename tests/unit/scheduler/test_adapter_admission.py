@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 from support.schedulers.sequence_samples import LIMITS, batching_of, request_of
 
-from machd.engine.protocol.adapters import AdapterReading, Holding
+from machd.engine.protocol.adapters import Holding
+from machd.engine.protocol.memory import AdapterReading
 from machd.errors import AdapterError
 from machd.request.adapter import Adapter
 from machd.scheduler.config import continuous

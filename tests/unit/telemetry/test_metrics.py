@@ -408,6 +408,7 @@ def test_reasons_are_there_with_the_model() -> None:
     page = Page(metrics_of_one_model()[0])
     assert page.series("machd_rejections_total") == dict.fromkeys(
         [
+            ("adapter_not_loaded",),
             ("draining",),
             ("key_limit",),
             ("kv_budget_spent",),

@@ -6,13 +6,14 @@ checked on a thread; the arrays of mlx are made on the engine thread, between tw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from machd.engine.adapters.low_rank import AdapterWeights
-from machd.engine.protocol.adapters import AdapterReading, Holding
+from machd.engine.protocol.adapters import Holding
+from machd.engine.protocol.memory import AdapterReading
 from machd.errors import AdapterError
 from machd.request.adapter import Adapter
 
@@ -57,7 +58,12 @@ class AdapterResidency:
     """Adapters of one model. Lives on the engine thread."""
 
     def __init__(
-        self, model: AdaptedModel, read: Callable[[Adapter], AdapterWeights], *, max_loaded: int
+        self,
+        model: AdaptedModel,
+        read: Callable[[Adapter], AdapterWeights],
+        *,
+        max_loaded: int,
+        pinned: Collection[str] = (),
     ) -> None:
         """Begin without any.
 
@@ -65,12 +71,15 @@ class AdapterResidency:
             model: Computes them.
             read: Reads and checks one adapter's files; called on a thread of its own.
             max_loaded: Most entries in memory, those on their way included.
+            pinned: Names of those that stay in memory once they are there; fewer than ``max_loaded``.
         """
         assert max_loaded >= 1, "one row's adapters fit"
         self._model = model
         self._read = read
         self._max_loaded = max_loaded
+        self._pinned = frozenset(pinned)
         self._entries: dict[_Key, _Entry] = {}  # the one held last is last
+        self._loads = 0
         self._reader: ThreadPoolExecutor | None = None
 
     def hold(self, adapters: Sequence[Adapter]) -> Holding:
@@ -110,6 +119,7 @@ class AdapterResidency:
             held=sum(one.holders > 0 for one in self._entries.values()),
             loading=loading,
             used_bytes=self._model.nbytes,
+            loads=self._loads,
         )
 
     def close(self) -> None:
@@ -137,16 +147,20 @@ class AdapterResidency:
             names = " and ".join(repr(one.name) for one in key)
             raise AdapterError(f"the adapter {names} could not be loaded: {cause}") from cause
         entry.loading = None
+        self._loads += 1
 
     def _make_room(self) -> bool:
         """Drop the adapters that were held longest ago, if there are too many; False if all are in use."""
         while len(self._entries) >= self._max_loaded:
             unused = next(
-                (key for key, one in self._entries.items() if not one.holders and not one.loading),
-                None,
+                (key for key, one in self._entries.items() if self._may_go(key, one)), None
             )
             if unused is None:
                 return False
             self._model.remove(unused)
             del self._entries[unused]
         return True
+
+    def _may_go(self, key: _Key, entry: _Entry) -> bool:
+        is_pinned = all(one.name in self._pinned for one in key)
+        return not (entry.holders or entry.loading or is_pinned)

@@ -6,10 +6,10 @@ A sequence with adapters is admitted once they are held; until then others are a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from machd.engine.protocol.memory import AdapterReading
 from machd.request.adapter import Adapter
 
 
@@ -24,23 +24,6 @@ class Holding(StrEnum):
 
     NO_ROOM = "no_room"
     """As many as fit are in memory, and rows use all of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterReading:
-    """Adapters in memory at a moment.
-
-    Attributes:
-        loaded: Number of them.
-        held: Of those, with rows.
-        loading: On their way.
-        used_bytes: What they take.
-    """
-
-    loaded: int = 0
-    held: int = 0
-    loading: int = 0
-    used_bytes: int = 0
 
 
 class AdapterRoom(Protocol):

@@ -67,6 +67,24 @@ class ExpertReading(Struct, frozen=True):
     read_ahead_hits: int = 0
 
 
+class AdapterReading(Struct, frozen=True):
+    """Adapters in memory at one moment.
+
+    Attributes:
+        loaded: Number of them; several that a row is computed with count as one.
+        held: Of those, with rows.
+        loading: On their way.
+        used_bytes: What they take.
+        loads: Those that came into memory since the start.
+    """
+
+    loaded: int = 0
+    held: int = 0
+    loading: int = 0
+    used_bytes: int = 0
+    loads: int = 0
+
+
 class MediaReading(Struct, frozen=True):
     """The encoder's cache at one moment; counts are since the start.
 
@@ -116,6 +134,7 @@ class MemoryReading:
         disk: The disk tier of blocks; None without one.
         experts: The bank of experts; None where all are in memory.
         media: The encoder's cache; None for a model without vision.
+        adapters: Adapters in memory; None for an engine without.
         ranks: Every rank of the model; none where this process computes it alone.
         is_stale: Whether the memory could not be read, so that these are older bytes.
     """
@@ -129,5 +148,6 @@ class MemoryReading:
     disk: DiskReading | None = None
     experts: ExpertReading | None = None
     media: MediaReading | None = None
+    adapters: AdapterReading | None = None
     ranks: tuple[RankReading, ...] = ()
     is_stale: bool = False

@@ -243,6 +243,7 @@ class MlxEngine:
             disk=self._blocks.reading(),
             experts=self._parts.experts.reading(),
             media=self._parts.media.reading(),
+            adapters=self._parts.adapter_room.reading(),
         )
 
     def row_checksum(self) -> int:

@@ -95,6 +95,17 @@ def test_a_held_adapter_stays_and_the_one_unused_longest_goes() -> None:
     assert model.keys == []
 
 
+def test_a_pinned_adapter_makes_no_room() -> None:
+    """It stays, however long nobody has used it."""
+    model, files = _Model(), _Files()
+    residency = AdapterResidency(model, files.read, max_loaded=2, pinned={"a"})
+    for one in (A, B, C):
+        _held(residency, one)
+        residency.release((one,))
+    assert model.keys == [(A,), (C,)]
+    residency.close()
+
+
 def test_several_adapters_of_a_row_are_one_entry() -> None:
     """Their order counts, since their digests' do; each is read."""
     model, files = _Model(), _Files()
