@@ -27,12 +27,27 @@ class AdapterFacts(Protocol):
 
     @property
     def format(self) -> str:
-        """Who writes such files: ``mlx-lm``, ``peft`` or ``gguf``."""
+        """Who wrote them, such as ``peft``."""
         ...
 
     @property
-    def rank(self) -> int:
-        """The largest of its matrices."""
+    def max_rank(self) -> int:
+        """The largest of its layers' ranks."""
+        ...
+
+    @property
+    def layers(self) -> int:
+        """How many layers it changes."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """Its weights'; several with commas."""
+        ...
+
+    @property
+    def base_model(self) -> str | None:
+        """What it says of the model that it was trained on; None if nothing."""
         ...
 
     @property
@@ -50,11 +65,11 @@ class AdapterFiles:
         digest: Hashes the content that an adapter's weights depend on; raises AdapterError or OSError.
     """
 
-    describe: Callable[[str], AdapterFacts]
-    digest: Callable[[str], bytes]
+    describe: Callable[[Path], AdapterFacts]
+    digest: Callable[[Path], bytes]
 
 
-def _no_files(_path: str) -> Never:
+def _no_files(_path: Path) -> Never:
     raise AdapterError("this program reads no adapters")
 
 
@@ -62,10 +77,22 @@ NO_ADAPTER_FILES = AdapterFiles(_no_files, _no_files)
 """Of a program without the part of the engine that reads them."""
 
 
+@dataclass(frozen=True, slots=True)
+class DescribedFiles:
+    """An adapter's files that can be used.
+
+    Attributes:
+        modified_unix_s: When the last of them was written.
+    """
+
+    facts: AdapterFacts
+    modified_unix_s: float
+
+
 @dataclass(slots=True)
 class _Reading:
     stamp: Stamp
-    facts: AdapterFacts | None = None
+    described: DescribedFiles | None = None
     error: AdapterError | None = None
     digest: bytes | None = None
 
@@ -81,7 +108,7 @@ class AdapterReadings:
         self._on_refusal = on_refusal
         self._readings: dict[Path, _Reading] = {}
 
-    def facts(self, name: str, path: Path) -> AdapterFacts:
+    def described(self, name: str, path: Path) -> DescribedFiles:
         """Return what the headers say now.
 
         Raises:
@@ -93,12 +120,12 @@ class AdapterReadings:
         """Return the hash of the content as it is now.
 
         Raises:
-            AdapterError: As of :meth:`facts`.
+            AdapterError: As of :meth:`described`.
         """
         reading, _ = self._read(name, path)
         if reading.digest is None:
             try:
-                reading.digest = self._files.digest(str(path))
+                reading.digest = self._files.digest(path)
             except (MachdError, OSError) as error:
                 self._refuse(name, reading, error)
                 raise _error_of(name, error) from error
@@ -108,7 +135,7 @@ class AdapterReadings:
         """Forget all others."""
         self._readings = {path: one for path, one in self._readings.items() if path in paths}
 
-    def _read(self, name: str, path: Path) -> tuple[_Reading, AdapterFacts]:
+    def _read(self, name: str, path: Path) -> tuple[_Reading, DescribedFiles]:
         stamp = _stamp(path)
         reading = self._readings.get(path)
         if reading is None or reading.stamp != stamp:
@@ -116,14 +143,15 @@ class AdapterReadings:
             try:
                 if not stamp:
                     raise AdapterError("there are no files")
-                reading.facts = self._files.describe(str(path))
+                modified_unix_s = max(one[1] for one in stamp) / 1e9
+                reading.described = DescribedFiles(self._files.describe(path), modified_unix_s)
             except (MachdError, OSError) as error:
                 self._refuse(name, reading, error)
         if reading.error is not None:
             # One for each request: an exception collects the frames that it passes.
             raise AdapterError(reading.error.message)
-        assert reading.facts is not None, "what was not refused has been described"
-        return reading, reading.facts
+        assert reading.described is not None, "what was not refused has been described"
+        return reading, reading.described
 
     def _refuse(self, name: str, reading: _Reading, error: MachdError | OSError) -> None:
         reading.error = _error_of(name, error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ import structlog
 from machd.errors import AdapterError, NotFoundError
 from machd.request.adapter import Adapter
 from machd.served.adapter_places import AdapterToServe, find_adapter
-from machd.served.adapter_readings import AdapterFacts, AdapterFiles, AdapterReadings
+from machd.served.adapter_readings import AdapterFiles, AdapterReadings, DescribedFiles
 from machd.settings.adapters import AdaptersSettings
 from machd.settings.models import OLLAMA_TAG, name_essence
 
@@ -31,7 +32,7 @@ class ListedAdapter:
 
     adapter: AdapterToServe
     number: int
-    facts: AdapterFacts
+    files: DescribedFiles
 
 
 class AdapterSet:
@@ -76,10 +77,6 @@ class AdapterSet:
         """Whether requests may name an adapter: no operator has unloaded it."""
         return adapter.name not in self._unloaded
 
-    def number(self, adapter: AdapterToServe) -> int:
-        """Return the id that an adapter has in llama.cpp's words."""
-        return self._numbers[adapter.name]
-
     def numbered(self, number: int) -> AdapterToServe | None:
         """Return the adapter of an id; None where no request may name one by it."""
         return next((one for one in self if self._numbers[one.name] == number), None)
@@ -98,12 +95,20 @@ class AdapterSet:
         """Return the adapters that can be used now, by name."""
         listed: list[ListedAdapter] = []
         for one in tuple(self):
-            try:
-                facts = await self._read(one, self._readings.facts)
-            except AdapterError:
-                continue  # logged, and told to each request that names it
-            listed.append(ListedAdapter(one, self._numbers[one.name], facts))
+            with contextlib.suppress(
+                AdapterError
+            ):  # logged, and told to each request that names it
+                listed.append(await self.described(one))
         return listed
+
+    async def described(self, adapter: AdapterToServe) -> ListedAdapter:
+        """Return what is known of an adapter.
+
+        Raises:
+            AdapterError: As of :meth:`resolve`.
+        """
+        files = await self._read(adapter, self._readings.described)
+        return ListedAdapter(adapter, self._numbers[adapter.name], files)
 
     async def load(self, name: str) -> None:
         """Serve an adapter that the settings name, or one that the directory holds now.

@@ -6,6 +6,7 @@ Checked wherever sources are merged, because only then is it known which tables 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 
 from machd.settings.keys import ADAPTERS_SECTION, dotted_table
@@ -19,7 +20,7 @@ def adapter_table_problems(settings: Settings) -> list[str]:
     count = len(settings.adapters.tables)
     if count > MAX_TABLES:
         return [f"{ADAPTERS_SECTION}: {count} tables are too many, the most is {MAX_TABLES}"]
-    return [*_ambiguous_names(settings), *_missing_paths(settings)]
+    return [*_ambiguous_names(settings), *_missing_paths(settings), *_too_many_pinned(settings)]
 
 
 def _ambiguous_names(settings: Settings) -> Iterator[str]:
@@ -32,6 +33,17 @@ def _ambiguous_names(settings: Settings) -> Iterator[str]:
             yield (
                 f"{dotted}: {json.dumps(name, ensure_ascii=False)} stands for {meant} too; case, an "
                 "organisation before a slash and :latest do not tell names apart"
+            )
+
+
+def _too_many_pinned(settings: Settings) -> Iterator[str]:
+    """Say where pinned adapters of a model would leave no place for another."""
+    section = settings.adapters
+    for count in Counter(one.base for one in section.tables.values() if one.pin).values():
+        if count >= section.max_loaded:
+            yield (
+                f"{ADAPTERS_SECTION}.max_loaded: {section.max_loaded} leaves no place beside {count} pinned "
+                "adapters of one model; set it to more, or pin fewer"
             )
 
 
