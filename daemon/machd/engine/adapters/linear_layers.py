@@ -13,6 +13,12 @@ from machd.engine.backend.untyped import LanguageModel, Layer
 from machd.engine.kernels.fused_llama import merged_parts
 from machd.engine.kernels.packed_weights import unpacked
 
+_HEADS = {
+    "q_proj": ("heads", "n_heads", "num_heads"),
+    "k_proj": ("kv_heads", "n_kv_heads", "num_key_value_heads"),
+}
+"""What the attention of mlx-lm's architectures, and machd's own, call the heads of a projection."""
+
 
 class LinearPart(NamedTuple):
     """A linear layer as it is computed now.
@@ -71,10 +77,19 @@ def linear_parts(model: LanguageModel, under: str = "") -> dict[str, LinearPart]
         begin = 0
         for part_name, outputs in merged or [(name, int(layer.weight.shape[0]))]:
             part_path = f"{parent}.{part_name}" if parent else part_name
-            parts[part_path] = LinearPart(layer, begin, BaseLayer(outputs, _inputs(layer)))
+            heads = _heads(modules.get(parent), part_name)
+            parts[part_path] = LinearPart(
+                layer, begin, BaseLayer(outputs, _inputs(layer), heads=heads)
+            )
             begin += outputs
         assert begin == layer.weight.shape[0], "its parts are the whole layer"
     return parts
+
+
+def _heads(attention: Layer, name: str) -> int:
+    """Read the number of heads that a projection makes; 0 where the model does not tell."""
+    counts = (getattr(attention, one, 0) for one in _HEADS.get(name, ()))
+    return next((one for one in counts if isinstance(one, int) and one > 0), 0)
 
 
 def _is_linear(layer: object) -> bool:

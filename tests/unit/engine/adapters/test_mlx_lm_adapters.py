@@ -14,9 +14,12 @@ from mlx.utils import tree_flatten
 from mlx_lm.models import llama, qwen3_moe
 from mlx_lm.models.switch_layers import SwitchLinear
 from mlx_lm.tuner.utils import linear_to_lora_layers, load_adapters
+from support.checkpoints.adapters import BASE, random_adapter
 
 from machd.engine.adapters.adapter_files import adapter_digest, read_adapter
+from machd.engine.adapters.linear_layers import base_layers
 from machd.engine.adapters.low_rank import BaseLayer, BaseLayers
+from machd.engine.kernels.fused_llama import fuse_layers
 
 _SIZES = {
     "hidden_size": 32,
@@ -102,3 +105,20 @@ def test_adapter_is_what_mlx_lm_fuses(tmp_path: Path, kind: str) -> None:
             expected *= (one.magnitude / np.linalg.norm(expected, axis=1))[:, None]
         assert np.abs(expected - np.array(fused[path].weight)).max() < 1e-6
         assert np.abs(expected - weights[path]).max() > 1e-2
+
+
+@pytest.mark.parametrize("is_merged", [False, True])
+def test_file_of_llama_cpp_fits_a_model_of_mlx_lm(*, is_merged: bool) -> None:
+    """The model tells the heads by which llama.cpp orders rows, before and after machd merges its layers."""
+    wider = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
+    model = llama.Model(llama.ModelArgs.from_dict({"model_type": "llama", **_SIZES, **wider}))
+    if is_merged:
+        assert fuse_layers(model) > 0
+    file = Path(__file__).parent / "llama_cpp_llama.gguf"
+    found = read_adapter(file, adapter_digest(file), base_layers(model))
+    expected = random_adapter(
+        {path: layer for path, layer in BASE.items() if ".layers.0." in path}, seed=11, rank=2
+    )
+    assert found.keys() == expected.keys()
+    for path, one in expected.items():
+        assert np.array_equal(found[path].b, one.b), path
