@@ -8,6 +8,7 @@ from functools import partial
 from machd.capabilities.facts import KvCacheKind
 from machd.capabilities.rules import PrefixExtent, prefix_cache
 from machd.clock import SystemClock
+from machd.engine.adapters.adapted_model import AdaptedModel
 from machd.engine.backend.device import computing_memory_bytes
 from machd.engine.grammar.grammar import LlguidanceCompiler
 from machd.engine.grammar.masks import TokenMasks
@@ -36,7 +37,15 @@ from machd.engine.protocol.step import ProposerKind
 from machd.engine.step.decode_pass import NO_PACKING, Packing
 from machd.engine.step.memory import StepMemory
 from machd.engine.step.mlx_engine import EngineParts, MlxEngine
-from machd.engine.step.ports import Decider, NoExperts, NoMedia, PromptMedia, Proposer
+from machd.engine.step.ports import (
+    Decider,
+    NoExperts,
+    NoMedia,
+    NoRowAdapters,
+    PromptMedia,
+    Proposer,
+    RowAdapters,
+)
 from machd.engine.vision.media_encoder import MediaEncoder
 from machd.engine.vision.vision_model import VisionLanguageModel
 
@@ -106,6 +115,9 @@ def engine_parts(
     vocabulary_tokens = description.vocabulary_tokens
     form = BlockForm.of_model(model, loaded.kv_format) if disk_tier is not None else None
     blocks = MemoryTier(disk_tier, form)
+    row_adapters: RowAdapters = NoRowAdapters()
+    if experts is None and decider is None:
+        row_adapters = _adapted(loaded)
     decider = decider or Decider()
     memory = StepMemory(computing_memory_bytes, SystemClock(), decider)
     media: PromptMedia = NoMedia()
@@ -148,7 +160,15 @@ def engine_parts(
         experts=NoExperts() if experts is None else experts,
         media=media,
         adapter_room=NoAdapterRoom(),
+        row_adapters=row_adapters,
     )
+
+
+def _adapted(loaded: LoadedModel) -> AdaptedModel:
+    """Return what adds adapters to a loaded model whose layers are as they will be computed."""
+    if loaded.vision is None:
+        return AdaptedModel(loaded.model)
+    return AdaptedModel(loaded.model.model, under="language_model.")
 
 
 def _keep_nothing(slot_index: int, row: CachedRow) -> None:

@@ -17,6 +17,7 @@ from machd.engine.backend.untyped import Cache, LanguageModel, Layer
 from machd.engine.kernels.native_blocks import Body, RotationTables, body_of, heads_of
 from machd.engine.kernels.native_layers import lay_in_large_pages
 from machd.engine.kernels.packed import PackedCache
+from machd.engine.kernels.pass_adapters import current_adapters
 from machd.engine.kernels.started_layers import class_of
 from machd.engine.kv.layers.slab import SlabKv
 from machd.engine.kv.layers.window import WindowKv
@@ -77,6 +78,8 @@ class LayersInOne:
 
         A model that has fewer layers than when it was taken has fewer caches, and computes layer by layer.
         """
+        if current_adapters() is not None:
+            return False  # adapters are computed by the layers within a layer
         return len(caches) == self._count and all(map(_takes_columns, caches))
 
     def __call__(self, x: mx.array, caches: Sequence[Cache]) -> mx.array:

@@ -1,0 +1,147 @@
+"""A model with adapters in memory: each row of a pass is computed with its own, or with none.
+
+Made with the engine, which costs nothing. :mod:`machd.engine.adapters.residency` decides what is in memory, between two steps:
+``base`` is what files are checked against, ``add`` puts a request's adapters into memory under their key, ``remove`` frees them, and
+``nbytes`` is what all take. The first one changes the classes of the model's linear layers, and the last one changes them back. The
+step calls ``chosen`` around building a pass; a key that is not in memory there is a fault of the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import groupby
+
+import mlx.core as mx
+import numpy as np
+
+from machd.engine.adapters.adapted_layer import attach, detach
+from machd.engine.adapters.layer_stack import LayerStack
+from machd.engine.adapters.linear_layers import LinearPart, linear_parts
+from machd.engine.adapters.low_rank import AdapterWeights, BaseLayers, LowRank
+from machd.engine.backend.device import backend_name
+from machd.engine.backend.untyped import LanguageModel, Layer
+from machd.engine.kernels.pass_adapters import AdapterKey, PassAdapters, using_adapters
+from machd.errors import AdapterError
+
+
+class AdaptedModel:
+    """Adapters of one model. Lives on the engine thread."""
+
+    def __init__(self, model: LanguageModel, under: str = "") -> None:
+        """Begin without adapters.
+
+        Args:
+            model: Its layers may be merged, and are not any more from now on.
+            under: Beginning of the paths of layers that adapters may change.
+        """
+        self._parts = linear_parts(model, under)
+        self._keys: set[AdapterKey] = set()
+        self._stacks: dict[str, LayerStack] = {}
+        self._attached: list[Layer] = []
+
+    @property
+    def base(self) -> BaseLayers:
+        """Linear layers that adapters may change."""
+        return {path: part.shape for path, part in self._parts.items()}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all adapters in memory."""
+        return sum(stack.nbytes for stack in self._stacks.values() if not stack.is_empty)
+
+    def add(self, key: AdapterKey, weights: Sequence[AdapterWeights]) -> None:
+        """Put a request's adapters into memory.
+
+        Args:
+            key: At least one; it is not in memory.
+            weights: Of each adapter of the key.
+
+        Raises:
+            AdapterError: A layer is missing or of another shape, or adapters with magnitudes are combined.
+        """
+        assert key not in self._keys, "adapters are added once"
+        self._check(key, weights)
+        if not self._keys:
+            self._attach()
+        self._keys.add(key)
+        try:
+            for path in dict.fromkeys(path for one in weights for path in one):
+                a, b, magnitude = _joined(key, [one.get(path) for one in weights])
+                self._stacks[path].add(key, a, b, magnitude)
+        except BaseException:
+            self.remove(key)
+            raise
+
+    def remove(self, key: AdapterKey) -> None:
+        """Free the memory of a key's adapters, which no row uses any more."""
+        self._keys.remove(key)
+        for stack in self._stacks.values():
+            stack.remove(key)
+        if not self._keys:
+            for layer in self._attached:
+                detach(layer)
+            self._attached = []
+            self._stacks = {}
+
+    def chosen(self, rows: Sequence[AdapterKey]) -> AbstractContextManager[None]:
+        """Have the passes that are built within the context computed with these adapters.
+
+        Args:
+            rows: Of each row of the pass; of a packed pass of each token. All are in memory.
+        """
+        if not any(rows):
+            return nullcontext()
+        adapters = PassAdapters(rows)
+        assert self._keys.issuperset(adapters.distinct), "a row's adapters are in memory"
+        return using_adapters(adapters)
+
+    def _attach(self) -> None:
+        """Give every linear layer a subclass that computes adapters."""
+        self._stacks = {path: LayerStack(part, _dtype(part)) for path, part in self._parts.items()}
+        for _, merged in groupby(self._stacks.values(), key=lambda one: id(one.part.layer)):
+            stacks = list(merged)
+            attach(stacks[0].part.layer, stacks)
+            self._attached.append(stacks[0].part.layer)
+
+    def _check(self, key: AdapterKey, weights: Sequence[AdapterWeights]) -> None:
+        for adapter, one in zip(key, weights, strict=True):
+            for path, low_rank in one.items():
+                if not _fits(low_rank, self._parts.get(path)):
+                    raise AdapterError(f"the adapter {adapter.name!r} does not fit {path}")
+                if low_rank.magnitude is not None and len(key) > 1:
+                    raise AdapterError(
+                        f"the adapter {adapter.name!r} has magnitudes (DoRA), and cannot be combined with others"
+                    )
+
+
+def _fits(low_rank: LowRank, part: LinearPart | None) -> bool:
+    if part is None:
+        return False
+    rank = low_rank.a.shape[0]
+    return (low_rank.a.shape, low_rank.b.shape) == (
+        (rank, part.shape.inputs),
+        (part.shape.outputs, rank),
+    )
+
+
+def _joined(
+    key: AdapterKey, own: Sequence[LowRank | None]
+) -> tuple[mx.array, mx.array, mx.array | None]:
+    """Return A [rank, inputs] and B [outputs, rank] of adapters behind one another, with their scales in B; and a magnitude."""
+    pairs = [(adapter, one) for adapter, one in zip(key, own, strict=True) if one is not None]
+    a = np.concatenate([one.a for _, one in pairs])
+    b = np.concatenate([one.b * (adapter.scale * one.scale) for adapter, one in pairs], axis=1)
+    magnitude = pairs[0][1].magnitude
+    return mx.array(a), mx.array(b), None if magnitude is None else mx.array(magnitude)
+
+
+def _dtype(part: LinearPart) -> mx.Dtype:
+    """Return what a layer's adapters are held in: float32 on the CPU, else what the layer computes in."""
+    if backend_name() == "cpu":
+        return mx.float32
+    arrays = (part.layer.get(name) for name in ("biases", "scales", "weight"))
+    floats = (
+        one.dtype for one in arrays if one is not None and mx.issubdtype(one.dtype, mx.floating)
+    )
+    return next(floats, mx.bfloat16)

@@ -1,0 +1,86 @@
+"""Linear layers of a model by their paths in mlx-lm's module, whether machd has merged some of them or not."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import mlx.core as mx
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.quantized import QuantizedLinear
+
+from machd.engine.adapters.low_rank import BaseLayer, BaseLayers
+from machd.engine.backend.untyped import LanguageModel, Layer
+from machd.engine.kernels.fused_llama import merged_parts
+from machd.engine.kernels.packed_weights import unpacked
+
+
+class LinearPart(NamedTuple):
+    """A linear layer as it is computed now.
+
+    Attributes:
+        layer: The layer of the model that computes it.
+        begin: Its first output among those of the layer, which may be several merged ones.
+        shape: Its own outputs and inputs.
+    """
+
+    layer: Layer
+    begin: int
+    shape: BaseLayer
+
+    @property
+    def end(self) -> int:
+        """The output behind its last one."""
+        return self.begin + self.shape.outputs
+
+    def dense(self) -> mx.array:
+        """Return its weights, float32 [outputs, inputs]."""
+        if "scales" in self.layer:
+            return unpacked(self.layer, mx.arange(self.begin, self.end))
+        weights: mx.array = self.layer.weight[self.begin : self.end]
+        return weights.astype(mx.float32)
+
+    def bias(self) -> mx.array | None:
+        """Return its bias, [outputs]; None without."""
+        return self.layer.bias[self.begin : self.end] if "bias" in self.layer else None
+
+
+def base_layers(model: LanguageModel, under: str = "") -> BaseLayers:
+    """Return the linear layers that adapters may change; see :func:`linear_parts`."""
+    return {path: part.shape for path, part in linear_parts(model, under).items()}
+
+
+def linear_parts(model: LanguageModel, under: str = "") -> dict[str, LinearPart]:
+    """Return the plain and quantised linear layers of a model by path, those that machd has merged one by one.
+
+    Layers with a matrix for each expert are not among them: their rows are tokens in the order of experts. Embeddings are no
+    linear layers. Of a layer that a model has in two places the first path alone is known.
+
+    Args:
+        model: It is not changed.
+        under: Beginning of the paths that count: the language model's, of a model with vision.
+    """
+    modules = dict(model.named_modules())
+    parts: dict[str, LinearPart] = {}
+    seen: set[int] = set()
+    for path, layer in modules.items():
+        if not path.startswith(under) or not _is_linear(layer) or id(layer) in seen:
+            continue
+        seen.add(id(layer))
+        parent, _, name = path.rpartition(".")
+        merged = merged_parts(modules.get(parent)).get(name)
+        begin = 0
+        for part_name, outputs in merged or [(name, int(layer.weight.shape[0]))]:
+            part_path = f"{parent}.{part_name}" if parent else part_name
+            parts[part_path] = LinearPart(layer, begin, BaseLayer(outputs, _inputs(layer)))
+            begin += outputs
+        assert begin == layer.weight.shape[0], "its parts are the whole layer"
+    return parts
+
+
+def _is_linear(layer: object) -> bool:
+    return isinstance(layer, Linear | QuantizedLinear) and layer.weight.ndim == 2
+
+
+def _inputs(layer: Layer) -> int:
+    words = int(layer.weight.shape[1])
+    return words * 32 // layer.bits if "scales" in layer else words
