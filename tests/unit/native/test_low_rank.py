@@ -64,7 +64,7 @@ def _expected(
     threads=st.integers(1, 3),
     is_held=st.booleans(),
 )
-def test_each_row_gets_what_its_adapter_adds(  # noqa: PLR0917 - what may differ
+def test_each_row_gets_what_its_adapter_adds(
     instruction_sets: list[str],
     inputs: int,
     parts: list[tuple[int, int, int]],
