@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -195,20 +196,25 @@ def _scores(engine: MlxEngine, *chunks: PrefillChunk) -> list[float]:
 
 def a_neighbours_adapter(patch: pytest.MonkeyPatch) -> None:
     """Rows get the adapter that is behind their own."""
-    right = PassAdapters.index
+    index, token_index = PassAdapters.index, PassAdapters.token_index
 
-    def index(self: PassAdapters, places: tuple[int, ...]) -> mx.array:
-        return right(self, places[1:] + places[:1])
+    def of_stack(self: PassAdapters, places: tuple[int, ...]) -> mx.array:
+        return index(self, places[1:] + places[:1])
 
-    patch.setattr(PassAdapters, "index", index)
+    def of_tokens(self: PassAdapters, chosen: tuple[AdapterKey, ...], tokens: int) -> mx.array:
+        right = token_index(self, chosen, tokens)
+        return mx.where(right > 0, right % len(chosen) + 1, right).astype(mx.int32)
+
+    patch.setattr(PassAdapters, "index", of_stack)
+    patch.setattr(PassAdapters, "token_index", of_tokens)
 
 
-def the_index_of_the_row_before(patch: pytest.MonkeyPatch) -> None:
-    """A row is given the adapters of the row before it."""
+def the_adapters_of_the_row_before(patch: pytest.MonkeyPatch) -> None:
+    """The index of rows is off by one."""
     right = PassAdapters.__init__
 
-    def begin(self: PassAdapters, keys: list[AdapterKey]) -> None:
-        right(self, [*keys[-1:], *keys[:-1]])
+    def begin(self: PassAdapters, keys: list[AdapterKey], *others: Any) -> None:
+        right(self, [*keys[-1:], *keys[:-1]], *others)
 
     patch.setattr(PassAdapters, "__init__", begin)
 
@@ -250,24 +256,23 @@ def _in_memory_as(patch: pytest.MonkeyPatch, wrong: Callable[[LowRank], LowRank]
     patch.setattr(AdaptedModel, "add", add)
 
 
+@pytest.mark.parametrize("kind", [_KINDS[0], _KINDS[2], _KINDS[5]])
 @pytest.mark.parametrize(
     "plant",
     [
         a_neighbours_adapter,
-        the_index_of_the_row_before,
+        the_adapters_of_the_row_before,
         a_scale_forgotten,
         the_scale_of_a_request_forgotten,
         a_for_b,
     ],
 )
 def test_comparison_notices(
-    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+    plant: Callable[[pytest.MonkeyPatch], None], kind: AdaptedRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each fault lets a row say something else than the merged weights."""
-    kind = _llama()
-    kind.faults(
-        kind.engine(), mixed_rows()
-    )  # what it is compared with is computed without the fault
+    """Each fault lets a row say something else than the merged weights, which are merged without it."""
+    rows = mixed_rows()
+    assert kind.faults(kind.engine(), rows) == []
     plant(monkeypatch)
 
-    assert kind.faults(kind.engine(), mixed_rows())
+    assert kind.faults(kind.engine(), rows)
