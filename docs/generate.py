@@ -18,6 +18,7 @@ from dashboard.dashboard import dashboard_json
 from gguf_tables import gguf_markdown
 from modules import modules_markdown
 from reference_tables import (
+    adapter_tables_markdown,
     log_events_markdown,
     metrics_markdown,
     model_tables_markdown,
@@ -107,7 +108,10 @@ def _differs(path: Path, text: str) -> bool:
 
 
 def _settings_markdown() -> str:
-    return f"{settings_markdown()}\n## Models' tables\n\n{model_tables_markdown()}"
+    models, adapters = model_tables_markdown(), adapter_tables_markdown()
+    return (
+        f"{settings_markdown()}\n## Models' tables\n\n{models}\n## Adapters' tables\n\n{adapters}"
+    )
 
 
 def _errors_markdown() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from log_events import LOG_EVENTS
 
 from machd.settings.explain import full_description, value_text
-from machd.settings.keys import SettingKey, setting_keys, table_keys
+from machd.settings.keys import ADAPTERS_SECTION, SettingKey, setting_keys, table_keys
 from machd.settings.model import Settings
 from machd.settings.models import TABLE_SECTIONS
 from machd.telemetry.metric_table import METRICS
@@ -35,6 +35,23 @@ def model_tables_markdown(model: type[Settings] = Settings) -> str:
         "A table `[models.NAME]` of the settings file, or of a `PATCH /admin/config`, is of the model that is served as",
         f"NAME. Any key of {sections} may stand in it, too, for that model alone: `models.NAME.cache.prefix`.",
         "No flag and no variable reaches a table. A change of one needs no restart.",
+        "",
+        "| Key | Default | Description |",
+        "|---|---|---|",
+        *rows,
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def adapter_tables_markdown(model: type[Settings] = Settings) -> str:
+    """The keys of an adapter's table: key, default, description."""
+    rows = [
+        f"| `adapters.NAME.{key.name}` | {_default_cell(key)} | {_description_cell(key)} |"
+        for key in table_keys(model, ADAPTERS_SECTION)
+    ]
+    lines = [
+        "A table `[adapters.NAME]` of the settings file, or of a `PATCH /admin/config`, is of the adapter that is served as",
+        "NAME. No flag and no variable reaches a table. A change of one needs no restart.",
         "",
         "| Key | Default | Description |",
         "|---|---|---|",

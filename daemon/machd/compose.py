@@ -34,6 +34,9 @@ from machd.kv_events.publishing import open_files, open_kv_events
 from machd.link.port import OpenEngine
 from machd.process.configuration import Configuration
 from machd.process.lifecycle import Lifecycle
+from machd.served.adapter_places import AdapterToServe, adapters_to_serve
+from machd.served.adapter_readings import NO_ADAPTER_FILES, AdapterFiles
+from machd.served.adapter_set import AdapterSet
 from machd.served.downloads import Downloads
 from machd.served.model_set import ModelToServe
 from machd.served.served_models import ServedModels, Waiting
@@ -41,7 +44,13 @@ from machd.served.throughput import Throughput
 from machd.served.turns import Rules
 from machd.settings.keys import SettingKey
 from machd.settings.model import Settings
-from machd.settings.models import DEFAULT_NAME, TABLE_SECTIONS, ModelsSettings
+from machd.settings.model_tables import default_names
+from machd.settings.models import (
+    DEFAULT_NAME,
+    TABLE_SECTIONS,
+    ModelsSettings,
+    name_essence,
+)
 from machd.settings.sources import LoadedSettings, SettingsSources
 from machd.telemetry.gauges import watch_daemon_gauges
 from machd.telemetry.lag import EventLoopLag
@@ -64,6 +73,7 @@ class Parts:
         clock: Clock,
         *,
         admit: Access,
+        adapter_files: AdapterFiles = NO_ADAPTER_FILES,
         is_exposed: bool = False,
         holds_admin_token: HoldsToken = lambda _: False,
     ) -> None:
@@ -75,6 +85,7 @@ class Parts:
             open_engine: Makes the engine, which is told of these parts.
             clock: Reads time.
             admit: Reads the API keys, for these settings and for later ones.
+            adapter_files: Reads the files of adapters.
             is_exposed: Whether other machines can reach the public port.
             holds_admin_token: Whether a header holds the admin token.
 
@@ -128,6 +139,8 @@ class Parts:
         api_keys = admit(settings)
         self._client_names = api_keys.names
         to_serve = self._parts_of_models.asked
+        self.adapters = AdapterSet(adapter_files)
+        self.adapters.take_on(settings.adapters, self._adapters(settings, to_serve))
         self.app = AppSwitch(self._make_app(settings, to_serve, api_keys, self.max_connections))
         self.metrics.export_vllm_names(on=settings.metrics.vllm_names)
         # Last: it binds sockets and has to be closed.
@@ -167,6 +180,7 @@ class Parts:
                 versions=installed_versions(),
                 started_unix_s=self._clock.unix_s(),
                 downloads=self.downloads,
+                adapters=self.adapters,
                 client_names=lambda: self._client_names,
                 probe=lambda model: self._parts_of_models[model.name].change_config(
                     model.settings_in_force, measure=True
@@ -204,6 +218,7 @@ class Parts:
             settings.limits.max_connections, other_files=open_files(settings.kv_events)
         )
         to_serve = self._parts_of_models.prepare(settings)
+        adapters = self._adapters(settings, to_serve)
         app = self._make_app(settings, to_serve, api_keys, max_connections)
 
         def take_on() -> None:
@@ -220,9 +235,28 @@ class Parts:
             if settings.logging != old.logging:
                 configure_logs(level=settings.logging.level, log_format=settings.logging.format)
             self._parts_of_models.take_on(settings, to_serve)
+            self.adapters.take_on(settings.adapters, adapters)
             self.models.set_rules(_rules(settings), _waiting(settings))
 
         return take_on
+
+    def _adapters(
+        self, settings: Settings, to_serve: Sequence[ModelToServe]
+    ) -> tuple[AdapterToServe, ...]:
+        """Find the adapters that there are to be.
+
+        Raises:
+            SettingsError: As of :func:`machd.served.adapter_places.adapters_to_serve`.
+        """
+        names = _model_names(settings.models, to_serve, accepts_any=False)
+        # Its id is not known before it is loaded, and is the name of its files then.
+        default = {name_essence(name) for name in default_names(settings)}
+
+        def find_model(name: str) -> str | None:
+            found = names.named(name, self.models.default.shown_name)
+            return found or (DEFAULT_NAME if name_essence(name) in default else None)
+
+        return adapters_to_serve(settings.adapters, find_model)
 
     def _make_app(
         self,
@@ -241,9 +275,10 @@ class Parts:
             names=_model_names(
                 settings.models,
                 to_serve,
-                accepts_any=_accepts_any(settings.models, to_serve, is_exposed=self._is_exposed),
+                accepts_any=_accepts_any(settings, to_serve, is_exposed=self._is_exposed),
             ),
             downloads=self.downloads,
+            adapters=self.adapters,
         )
         return create_app(
             context,
@@ -314,14 +349,13 @@ def _generation_limits(settings: Settings) -> GenerationLimits:
     )
 
 
-def _accepts_any(
-    section: ModelsSettings, models: Sequence[ModelToServe], *, is_exposed: bool
-) -> bool:
+def _accepts_any(settings: Settings, models: Sequence[ModelToServe], *, is_exposed: bool) -> bool:
     """Return True if every unknown name means the default model."""
-    if section.accept_any is not None:
-        return section.accept_any
-    # With several models an unknown name is more likely a mistake than a wish for the default one.
-    return not is_exposed and models[0].is_one
+    if settings.models.accept_any is not None:
+        return settings.models.accept_any
+    # With several models, or adapters, an unknown name is more likely a mistake than a wish for the default one.
+    has_adapters = bool(settings.adapters.tables) or settings.adapters.directory is not None
+    return not is_exposed and models[0].is_one and not has_adapters
 
 
 def _model_names(

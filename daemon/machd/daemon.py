@@ -35,6 +35,7 @@ from machd.process.idle_heap import IdleHeap
 from machd.process.lifecycle import State
 from machd.process.notify import ServiceNotifier
 from machd.process.service_report import ServiceReport
+from machd.served.adapter_readings import NO_ADAPTER_FILES, AdapterFiles
 from machd.settings.sources import LoadedSettings, SettingsSources
 
 _ENGINE_JOIN_S = 5.0
@@ -71,6 +72,7 @@ class Daemon:
         loaded: LoadedSettings,
         open_engine: OpenEngine,
         *,
+        adapter_files: AdapterFiles = NO_ADAPTER_FILES,
         clock: Clock | None = None,
         on_ready: Callable[[str, ModelFront | None], None] = lambda _url, _front: None,
     ) -> None:
@@ -81,6 +83,7 @@ class Daemon:
                 sockets and credentials that a service manager hands over.
             loaded: What was read from there.
             open_engine: Makes the engine that the settings ask for.
+            adapter_files: Reads the files of adapters.
             clock: Reads time; the machine's clocks unless given.
             on_ready: Told the URL once requests are taken, and the model where there is but one.
 
@@ -91,6 +94,7 @@ class Daemon:
         self._sources = sources
         self._loaded = loaded
         self._open_engine = open_engine
+        self._adapter_files = adapter_files
         self._clock = clock or SystemClock()
         self._on_ready = on_ready
         self._decode_mode: DecodeModeDecision | None = None
@@ -141,6 +145,7 @@ class Daemon:
                 admit=self._entrance.admit,
                 is_exposed=self._entrance.public.is_exposed,
                 holds_admin_token=self._entrance.holds_admin_token,
+                adapter_files=self._adapter_files,
             )
             await self._run(parts)
         finally:

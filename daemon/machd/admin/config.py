@@ -17,7 +17,7 @@ from machd.errors import InvalidRequestError
 from machd.http.bodies import read_json
 from machd.process.configuration import Configuration, LastChange
 from machd.settings.explain import settings_json
-from machd.settings.keys import MODELS_SECTION, setting_keys
+from machd.settings.keys import TABLE_KINDS, setting_keys
 from machd.settings.model import LogLevel
 from machd.settings.model_tables import MAX_TABLES
 from machd.settings.sources import Origin
@@ -42,8 +42,8 @@ ConfigPatch = Annotated[
     dict[_Name, Annotated[dict[_ModelName, _Value | _ModelTable], Meta(max_length=MAX_TABLES)]],
     Meta(max_length=64),
 ]
-"""Values by key by section, as a settings file has them, and models' tables in ``models``; null takes an
-earlier change back."""
+"""Values by key by section, as a settings file has them, with the tables of models and adapters in theirs; null takes
+an earlier change back."""
 
 
 class AdminConfig(Struct, frozen=True, kw_only=True):
@@ -51,10 +51,10 @@ class AdminConfig(Struct, frozen=True, kw_only=True):
 
     Attributes:
         config_file: The settings file; null where there is none.
-        settings: Values by key by section, and models' tables in ``models``; secrets are masked.
+        settings: Values by key by section, with the tables of models and adapters in theirs; secrets are masked.
         origins: By dotted key.
         live_keys: Dotted keys that can be changed while the daemon runs; the others need a restart.
-            All that is in models' tables can be changed.
+            All that is in tables can be changed.
     """
 
     config_file: str | None
@@ -104,7 +104,7 @@ async def patch_config(
 ) -> Response[bytes]:
     """Change settings until the next reload; with If-Match, only those that were read.
 
-    Values lie above every source; null takes one away again, or all of a model's table.
+    Values lie above every source; null takes one away again, or all of a model's or an adapter's table.
     """
     body = await read_json(request, timeout_s=body_timeout_s(admin))
     changes = decode_body(body, cast("type[_Sections]", ConfigPatch))
@@ -142,10 +142,11 @@ def _refuse_tables(changes: _Sections) -> None:
     """
     for section, values in changes.items():
         for name, value in values.items():
-            if isinstance(value, dict) and section != MODELS_SECTION:
+            if isinstance(value, dict) and section not in TABLE_KINDS:
                 key = f"{section}.{name}"
                 raise InvalidRequestError(
-                    f"{key}: is a value, and no table as those of {MODELS_SECTION}", param=key
+                    f"{key}: is a value, and no table as those of {' and '.join(TABLE_KINDS)}",
+                    param=key,
                 )
 
 

@@ -12,10 +12,14 @@ from machd.clock import Clock
 from machd.generations.open_generations import OpenGenerations
 from machd.generations.response_store import ResponseStore
 from machd.generations.service import GenerationService
+from machd.http.asked_models import check_takes_adapters, find_asked
 from machd.http.context import ServerContext
 from machd.http.model_names import ModelNames
 from machd.process.configuration import ChangeKind, Configuration, LastChange
 from machd.process.lifecycle import Lifecycle
+from machd.request.adapter import Adapter
+from machd.served.adapter_places import AdapterToServe
+from machd.served.adapter_set import AdapterSet
 from machd.served.downloads import Downloads
 from machd.served.model_set import ModelToServe
 from machd.served.named_model import NamedModel
@@ -33,6 +37,7 @@ class AdminContext:
 
     Attributes:
         model: The model that the request is about: the default one unless it names another (:meth:`asked`).
+        adapter: The adapter of the model that the request names; None where it names the model.
         names: Reads the names under which models are found.
         to_serve: Reads which models there are, by name.
         services: What opens the generations of each model; those of models that come and go are in it, too.
@@ -57,8 +62,10 @@ class AdminContext:
     versions: Versions
     started_unix_s: float
     downloads: Downloads
+    adapters: AdapterSet
     client_names: Callable[[], frozenset[str]]
     probe: Callable[[NamedModel], Future[None]]
+    adapter: AdapterToServe | None = None
 
     @property
     def served(self) -> ServedModel:
@@ -84,18 +91,33 @@ class AdminContext:
         return self.models[self.names().find(asked, self.models.default.shown_name)]
 
     def asked(self, asked: str | None) -> AdminContext:
-        """Return the context of the model that a request names, or of the default one.
+        """Return the context of the model that a request names, with the adapter if it names one, or of the default one.
 
         Raises:
             ModelNotServedError: As of :meth:`find`.
         """
-        model = self.find(asked) if asked else self.models.default
-        return replace(self, model=model)
+        if not asked:
+            return replace(self, model=self.models.default)
+        default = self.models.default.shown_name
+        found = find_asked(self.names(), self.adapters, asked, default)
+        return replace(self, model=self.models[found.model_name], adapter=found.adapter)
+
+    async def chosen(self) -> tuple[Adapter, ...]:
+        """Return the request's adapter with the content that its files have now; the model is loaded.
+
+        Raises:
+            AdapterError, UnsupportedParameterError: It cannot be used, or not with this model.
+        """
+        if self.adapter is None:
+            return ()
+        check_takes_adapters(self.served)
+        return (await self.adapters.resolve(self.adapter),)
 
     def forget_pins(self, change: LastChange) -> None:
-        """Pin what the settings pin, once they have been read again."""
+        """Pin what the settings pin, and serve the adapters that they name, once they have been read again."""
         if change.kind is ChangeKind.RELOAD and change.is_successful:
             self.models.forget_pins()
+            self.adapters.forget_unloads()
 
     def public(self) -> ServerContext:
         """Return the context of endpoints that both listeners have, with the settings of now."""
@@ -106,4 +128,6 @@ class AdminContext:
             responses=self.responses,
             models=self.models,
             services=self.services,
+            names=self.names(),
+            adapters=self.adapters,
         )

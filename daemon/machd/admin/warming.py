@@ -35,6 +35,7 @@ from machd.http.authentication import ANONYMOUS
 from machd.http.bodies import read_json
 from machd.http.stamps import request_id
 from machd.http.stream import while_connected
+from machd.request.adapter import Adapter
 from machd.request.conversation import Conversation
 from machd.request.generation import GenerationOptions, SamplingParams
 
@@ -199,9 +200,10 @@ class Warmer:
         client: str,
         salt: str | None,
         request_id: str,
+        adapters: tuple[Adapter, ...] = (),
         limit_bytes: Callable[[], int | None],
     ) -> None:
-        """Warm for one client, whose own limits are not touched.
+        """Warm for one client, whose own limits are not touched, and with the adapters of its requests.
 
         ``limit_bytes`` reads what the prefix cache may take now; None where only the number of texts is limited.
         """
@@ -209,6 +211,7 @@ class Warmer:
         self._clock = clock
         self._client = client
         self._request_id = request_id
+        self._adapters = adapters
         self._limit_bytes = limit_bytes
         self._options = GenerationOptions(
             SamplingParams(temperature=0.0), max_tokens=1, priority="batch", cache_salt=salt
@@ -269,6 +272,7 @@ class Warmer:
             created_unix_s=int(self._clock.unix_s()),
             model=self._service.served.model.model_id,
             is_limited=False,
+            adapters=self._adapters,
         )
         generation = self._service.open([prompt], self._options, identity, prompt_param="prompt")
         try:
@@ -322,6 +326,7 @@ async def _warmed(
         client=_client(admin, body.client),
         salt=body.cache_salt,
         request_id=request_id(request.scope),
+        adapters=await admin.chosen(),
         limit_bytes=lambda: _limit_bytes(admin),
     )
     return await while_connected(request.receive, _warm(warmer, body.prompts))

@@ -40,7 +40,8 @@ def create_app(
     settings = context.settings
 
     def is_operators(authorization: str | None) -> bool:
-        return context.has_operators and holds_admin_token(authorization)
+        has_operators = context.has_operators or bool(context.adapters)
+        return has_operators and holds_admin_token(authorization)
 
     handlers = [one for one in PUBLIC_HANDLERS if settings.metrics.public or one is not get_metrics]
     failures = Failures(

@@ -10,6 +10,7 @@ from litestar.di import NamedDependency
 from litestar.handlers import HTTPRouteHandler
 
 from machd.dialects import (
+    adapters,
     health,
     infill,
     inspection,
@@ -46,7 +47,17 @@ async def get_openapi(context: NamedDependency[ServerContext]) -> Response[bytes
 
 _MODULES = (
     *(chat, completions, infill, responses, anthropic, ollama, ollama_embeddings, ollama_pull),
-    *(embeddings, scoring, systemone, models, tokens, model_loading, model_feed, lm_studio),
+    *(
+        embeddings,
+        scoring,
+        systemone,
+        models,
+        tokens,
+        model_loading,
+        model_feed,
+        adapters,
+        lm_studio,
+    ),
     *(inspection, server_info, health),
 )
 """Modules in the order of the documentation, as the handlers in each of them are."""

@@ -29,6 +29,7 @@ from machd.http.stamps import arrived_s, request_id, trace_context
 from machd.http.stream import Dialect, GenerationResponse, StreamPolicy, while_connected
 from machd.reading.conversation import PreparedConversation
 from machd.reading.guidance import NO_GUIDANCE, Guidance
+from machd.request.adapter import Adapter, NumberedAdapter, adapter_namespace
 from machd.request.constraint import Constraint
 from machd.request.conversation import Conversation
 from machd.request.generation import GenerationOptions
@@ -94,6 +95,7 @@ def identify(
         created_unix_s=int(context.clock.unix_s()),
         model=context.served.model.model_id if model_name is None else model_name,
         trace=trace,
+        adapters=context.chosen,
     )
 
 
@@ -264,7 +266,8 @@ async def _held(
             require_generating(front.model)
         # What is wrong by itself loads no model.
         await context.service.in_worker(check, body, _ANY_VOCABULARY)
-    context = await leased(request, context, body.model, body if body.is_stream else None)
+    streamed = body if body.is_stream else None
+    context = await leased(request, context, body.model, streamed, numbered=body.listed_adapters())
     require_generating(context.served.model)
     checked = await context.service.in_worker(check, body, context.served.model.vocabulary_tokens)
     if idle_s is not None and is_operator(request.scope):
@@ -322,24 +325,29 @@ async def leased(
     context: ServerContext,
     asked: str | None,
     streamed: GenerationRequest | None = None,
+    *,
+    numbered: Sequence[NumberedAdapter] | None = None,
 ) -> ServerContext:
     """Hold the model that a request asks for until its answer has ended; a client that leaves waits no longer.
 
-    A stream, which ``streamed`` asks for, begins while the model is not ready.
+    A stream, which ``streamed`` asks for, begins while the model is not ready. Its adapters are as of
+    :meth:`machd.http.context.ServerContext.leased`.
 
     Raises:
         ClientDisconnectedError: The client left.
         MachdError: As of :meth:`machd.http.context.ServerContext.leased`.
     """
-    model = context.find(asked)
+    found = context.find_asked(asked)
+    model = context.models[found.model_name]
     if model.is_ready:
-        return await context.leased(request.scope, asked)
+        return await context.leased(request.scope, asked, numbered=numbered)
 
     def begin_stream() -> None:
         if streamed is not None:
-            note_cold(ColdRequest(request, context, model, streamed))
+            name = model.shown_name if found.adapter is None else context.name_of(found.adapter)
+            note_cold(ColdRequest(request, context, model, name, streamed))
 
-    leasing = context.leased(request.scope, asked, begin_stream)
+    leasing = context.leased(request.scope, asked, begin_stream, numbered=numbered)
     return await while_connected(request.receive, leasing)
 
 
@@ -352,8 +360,10 @@ def _checked(body: _R, vocabulary_tokens: int) -> _R:
 _HASH_BYTES = 8
 
 
-def system_fingerprint(model: ModelDescription, versions: Versions) -> str:
-    """``fp_`` and a hash of the model, its weights' form, the versions and the backend."""
+def system_fingerprint(
+    model: ModelDescription, versions: Versions, adapters: tuple[Adapter, ...] = ()
+) -> str:
+    """``fp_`` and a hash of the model, its weights' form, its adapters, the versions and the backend."""
     parts = (
         model.model_id,
         model.dtype,
@@ -363,6 +373,7 @@ def system_fingerprint(model: ModelDescription, versions: Versions) -> str:
         versions.mlx_lm,
         model.backend,
         model.blas,
+        *((adapter_namespace(adapters),) if adapters else ()),
     )
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=_HASH_BYTES)
     return f"fp_{digest.hexdigest()}"

@@ -134,7 +134,7 @@ async def create_infill(
         identify(request, context, endpoint="infill", prefix="infill-"),
         [PreparedConversation(prompt, guidance)],
         with_fill_ends(body.options(), form),
-        _InfillDialect(context.served.model.model_id),
+        _InfillDialect(context.answer_name),
         prompt_param="input_prefix",
     )
 

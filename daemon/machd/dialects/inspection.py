@@ -14,7 +14,7 @@ from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.step import ProposerKind
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.http.context import ServerContext
-from machd.http.endpoint import METRICS_TEXT, Answer
+from machd.http.endpoint import TEXT, Answer
 from machd.link.snapshot import LoopSnapshot
 from machd.link.speculation_mode import SpeculationDecision
 from machd.request.media import MediaKind
@@ -32,6 +32,7 @@ _NO_LOOK_AHEAD = (
 @endpoint("GET /v1/capabilities", capabilities.Capabilities)
 async def get_capabilities(context: NamedDependency[ServerContext]) -> capabilities.Capabilities:
     """Return the capabilities of the loaded model on this machine, with reasons."""
+    adapters = await _adapters(context)
     model = context.served.model
     decision, speculation = context.served.decode_mode, context.served.speculation
     row = capabilities.model_capabilities(context.served.known, context.versions)
@@ -59,6 +60,7 @@ async def get_capabilities(context: NamedDependency[ServerContext]) -> capabilit
         features=features(context.served.tokenizer, model),
         device=capabilities.device_of(model),
         encoder=capabilities.encoder_report(model.encoder),
+        adapters=adapters,
     )
 
 
@@ -71,7 +73,7 @@ async def get_cache_stats(context: NamedDependency[ServerContext]) -> CacheStats
     return cache_stats(context.served, context.settings)
 
 
-@endpoint("GET|HEAD /metrics", Answer(200, None, METRICS_TEXT))
+@endpoint("GET|HEAD /metrics", Answer(200, None, TEXT))
 async def get_metrics(metrics: NamedDependency[Metrics]) -> Response[bytes]:
     """Metrics in Prometheus' text format."""
     return Response(metrics.render(), headers={"Content-Type": CONTENT_TYPE})
@@ -97,6 +99,26 @@ def features(tokenizer: Tokenizer, model: ModelDescription) -> capabilities.Feat
         or (model.encoder is not None and model.encoder.scores_pairs),
         classes=task is EncoderTask.CLASSIFY,
     )
+
+
+async def _adapters(context: ServerContext) -> list[capabilities.AdapterReport]:
+    """Describe the adapters of the request's model."""
+    model = context.model or context.models.default
+    return [
+        capabilities.AdapterReport(
+            id=context.name_of(one.adapter),
+            scale=one.adapter.scale,
+            format=str(facts.format),
+            max_rank=facts.max_rank,
+            layers=facts.layers,
+            dtype=facts.dtype,
+            base_model=facts.base_model,
+            size_bytes=facts.size_bytes,
+        )
+        for one in await context.adapters.listed()
+        if context.models[one.adapter.model_name] is model
+        for facts in (one.files.facts,)
+    ]
 
 
 def _kv_quantization(

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from machd.dialects.bodies import read_public_body
 from machd.dialects.endpoint import endpoint
+from machd.dialects.listed_adapters import ShownAdapter, described_adapter, listed_adapters
 from machd.dialects.listed_models import ListedModel, listed_model, listed_models, parameter_size
 from machd.dialects.model_loading import named_by_operator, unload
 from machd.dialects.wire import bounds
@@ -165,7 +166,8 @@ async def greet_lm_studio() -> LmStudioGreeting:
 @endpoint("GET /api/v1/models", LmStudioModelFactsList)
 async def list_lm_studio_models(context: NamedDependency[ServerContext]) -> LmStudioModelFactsList:
     """The models that are served, in LM Studio's words."""
-    return LmStudioModelFactsList(models=[_facts(one) for one in listed_models(context)])
+    adapters = [_adapter_facts(one) for one in await listed_adapters(context)]
+    return LmStudioModelFactsList(models=[*map(_facts, listed_models(context)), *adapters])
 
 
 @endpoint("POST /api/v1/models/load", LmStudioLoaded, takes=LmStudioLoad)
@@ -201,7 +203,8 @@ async def unload_lm_studio_model(
 @endpoint("GET /api/v0/models", LmStudioModelList)
 async def list_lm_studio_v0_models(context: NamedDependency[ServerContext]) -> LmStudioModelList:
     """The models that are served, in the words of LM Studio's older API."""
-    return LmStudioModelList(data=[_model(one) for one in listed_models(context)])
+    adapters = [_adapter(one) for one in await listed_adapters(context)]
+    return LmStudioModelList(data=[*map(_model, listed_models(context)), *adapters])
 
 
 @endpoint("GET /api/v0/models/{id}", LmStudioModel, also=(404,), id_as="model_id:path")
@@ -209,7 +212,10 @@ async def get_lm_studio_v0_model(
     context: NamedDependency[ServerContext], model_id: FromPath[str]
 ) -> LmStudioModel:
     """One model, in the words of LM Studio's older API."""
-    return _model(listed_model(context, context.find(model_id.removeprefix("/"))))
+    found = context.find_asked(model_id.removeprefix("/"))
+    if found.adapter is not None:
+        return _adapter(await described_adapter(context, found.adapter))
+    return _model(listed_model(context, context.models[found.model_name]))
 
 
 async def _load(context: ServerContext, model: NamedModel) -> None:
@@ -236,6 +242,23 @@ def _model(listed: ListedModel) -> LmStudioModel:
         max_context_length=model.context_tokens,
         loaded_context_length=model.context_tokens if is_loaded else UNSET,
         capabilities=["tool_use"] if "tools" in (listed.capabilities or ()) else [],
+    )
+
+
+def _adapter(shown: ShownAdapter) -> LmStudioModel:
+    """An adapter is a model like its own; it is loaded where that one is."""
+    return replace(_model(shown.base), id=shown.name)
+
+
+def _adapter_facts(shown: ShownAdapter) -> LmStudioModelFacts:
+    base = _facts(shown.base)
+    instances = [replace(one, id=shown.name) for one in base.loaded_instances]
+    return replace(
+        base,
+        key=shown.name,
+        display_name=shown.name,
+        size_bytes=shown.size_bytes,
+        loaded_instances=instances,
     )
 
 

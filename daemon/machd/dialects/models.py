@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from machd.dialects.anthropic.errors import AnthropicErrorBody
 from machd.dialects.endpoint import endpoint
 from machd.dialects.envelopes import speaks_anthropic
+from machd.dialects.listed_adapters import ShownAdapter, described_adapter, listed_adapters
 from machd.dialects.listed_models import (
     ListedModel,
     listed_model,
@@ -66,6 +67,8 @@ class Model(Struct, frozen=True, kw_only=True):
         capabilities: Names of its features in ``GET /v1/capabilities``; left out while it was never loaded.
         aliases: Other names for it.
         in_cache: Always false: machd fetches no model for a request.
+        root: Of an adapter, its own name, as vLLM has its path there; left out of a model, as ``parent`` is.
+        parent: Of an adapter, the id of the model that it changes.
     """
 
     id: str
@@ -83,6 +86,8 @@ class Model(Struct, frozen=True, kw_only=True):
     aliases: list[str] | UnsetType = UNSET
     in_cache: Literal[False] | UnsetType = UNSET
     status: ModelStatus | UnsetType = UNSET
+    root: str | UnsetType = UNSET
+    parent: str | UnsetType = UNSET
 
 
 class ModelList(Struct, frozen=True, kw_only=True):
@@ -122,20 +127,20 @@ class AnthropicModelList(Struct, frozen=True, kw_only=True):
 async def list_models(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> ModelList | AnthropicModelList:
-    """The models that are served, each alias as one of its own behind them.
+    """The models that are served, each alias as one of its own behind them, then their adapters.
 
     Last the one that is being fetched, where the settings serve it once it is here.
     """
+    adapters = await listed_adapters(context)
     models = {one.model: one for one in listed_models(context)}
     named = {name: models[model] for name, model in models_by_name(context).items()}
     if speaks_anthropic(request.scope):
-        return AnthropicModelList(
-            data=[_anthropic_model(model, name) for name, model in named.items()],
-            first_id=next(iter(named)),
-            last_id=next(reversed(named)),
-        )
+        told = [_anthropic_model(name, model.created_unix_s) for name, model in named.items()]
+        told += [_anthropic_model(one.name, one.created_unix_s) for one in adapters]
+        return AnthropicModelList(data=told, first_id=told[0].id, last_id=told[-1].id)
     downloading = _downloading(context, named)
-    return ModelList(data=[*(_model(model, name) for name, model in named.items()), *downloading])
+    cards = [_model(model, name) for name, model in named.items()]
+    return ModelList(data=[*cards, *map(_adapter, adapters), *downloading])
 
 
 @endpoint(
@@ -151,13 +156,19 @@ async def get_model(
     context: NamedDependency[ServerContext],
     model_id: FromPath[str],
 ) -> Model | AnthropicModel:
-    """One model.
+    """One model, or an adapter.
 
     Ids of hub models hold a slash.
     """
-    model = listed_model(context, context.find(model_id.removeprefix("/")))
+    found = context.find_asked(model_id.removeprefix("/"))
+    if found.adapter is not None:
+        adapter = await described_adapter(context, found.adapter)
+        if speaks_anthropic(request.scope):
+            return _anthropic_model(adapter.name, adapter.created_unix_s)
+        return _adapter(adapter)
+    model = listed_model(context, context.models[found.model_name])
     if speaks_anthropic(request.scope):
-        return _anthropic_model(model, model.name)
+        return _anthropic_model(model.name, model.created_unix_s)
     return _model(model, model.name)
 
 
@@ -183,6 +194,18 @@ def _model(listed: ListedModel, name: str) -> Model:
         aliases=list(listed.aliases),
         in_cache=False,
         status=model_status(listed.model),
+    )
+
+
+def _adapter(shown: ShownAdapter) -> Model:
+    """An adapter as vLLM lists one; what it does is what its model does."""
+    base = shown.base
+    return replace(
+        Model(id=shown.name, created=shown.created_unix_s),
+        max_model_len=UNSET if base.description is None else base.description.context_tokens,
+        root=shown.listed.adapter.name,
+        parent=base.name,
+        size_bytes=shown.size_bytes,
     )
 
 
@@ -218,8 +241,8 @@ def model_status(model: NamedModel) -> ModelStatus:
     return ModelStatus(value="unloaded")
 
 
-def _anthropic_model(model: ListedModel, name: str) -> AnthropicModel:
-    created = datetime.fromtimestamp(model.created_unix_s, UTC)
+def _anthropic_model(name: str, created_unix_s: int) -> AnthropicModel:
+    created = datetime.fromtimestamp(created_unix_s, UTC)
     return AnthropicModel(
         id=name,
         display_name=name,

@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 from machd.engine.protocol.media import FIRST_MEDIA_KEY
 from machd.link.block_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
+from machd.request.adapter import Adapter, adapter_namespace
 from machd.scheduler.block_tree import Block
 
 _HASH_BYTES = 8
@@ -87,7 +88,17 @@ class BlockLedger:
         for at in range(0, len(tokens), size):
             hashes.append(self._hash(previous, tokens[at : at + size]))
             previous = _packed(hashes[-1])
-        self._publish(BlockStored(tuple(hashes), parent_hash, tokens, size))
+        adapters = _root_of(root).adapters
+        self._publish(
+            BlockStored(
+                tuple(hashes),
+                parent_hash,
+                tokens,
+                size,
+                lora_id=_adapter_id(adapters),
+                lora_name=_adapter_name(adapters),
+            )
+        )
         return tuple(hashes)
 
     def _hash_before(self, block: Block) -> tuple[int | None, Block]:
@@ -103,6 +114,24 @@ class BlockLedger:
         known = hashlib.blake2b(previous, digest_size=_HASH_BYTES, key=self._secret)
         known.update(array("Q", tokens).tobytes())
         return int.from_bytes(known.digest(), "big")
+
+
+def _root_of(block: Block) -> Block:
+    while not block.is_root:
+        block = block.before
+    return block
+
+
+def _adapter_id(adapters: tuple[Adapter, ...]) -> int | None:
+    """Return a number of 31 bits, never 0, that these adapters have in every process; None for none."""
+    if not adapters:
+        return None
+    known = hashlib.blake2b(adapter_namespace(adapters).encode(), digest_size=4).digest()
+    return int.from_bytes(known, "big") >> 1 or 1
+
+
+def _adapter_name(adapters: tuple[Adapter, ...]) -> str | None:
+    return "+".join(one.name for one in adapters) or None
 
 
 def _packed(block_hash: int) -> bytes:

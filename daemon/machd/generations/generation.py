@@ -23,6 +23,7 @@ from machd.reading.output import (
     joined_pieces,
 )
 from machd.reading.text import CompletionText
+from machd.request.adapter import Adapter
 from machd.request.media import MediaKind
 from machd.scheduler.events import (
     FinishReason,
@@ -53,6 +54,7 @@ class GenerationIdentity:
         model: The served model's id.
         trace: The trace that the request is part of, if any.
         is_limited: Whether it counts for the client's limits; an operator's own requests do not.
+        adapters: Adapters that compute the answer; empty for the model itself.
     """
 
     generation_id: str
@@ -64,6 +66,7 @@ class GenerationIdentity:
     model: str = ""
     trace: TraceContext | None = None
     is_limited: bool = True
+    adapters: tuple[Adapter, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from machd.generations.open_generations import GenerationLimits, OpenGenerations
 from machd.reading.conversation import PreparedConversation, prepare_conversation
 from machd.reading.guidance import NO_GUIDANCE, Guidance
 from machd.reading.text import CompletionText
+from machd.request.adapter import Adapter, adapter_namespace
 from machd.request.constraint import Constraint
 from machd.request.conversation import Conversation
 from machd.request.generation import WHOLE_ROOM, GenerationOptions, Grammar, SamplingParams
@@ -316,6 +317,7 @@ class GenerationService:
         if not options.ignore_eos:
             stop_token_ids |= self.served.model.eos_token_ids
         _check_can_go_on(options, stop_token_ids)
+        options = replace(options, sampling=replace(options.sampling, adapters=identity.adapters))
         sampling = _sampling_of_choices(options, guidance, stop_token_ids)
         client, salt = identity.client, options.cache_salt
         return [
@@ -330,7 +332,10 @@ class GenerationService:
                 request_id=identity.request_id,
                 namespace=decode_namespace(client, salt),
                 cache_namespace=cache_namespace(
-                    client, salt, is_shared=self.limits.shares_prefixes
+                    client,
+                    salt,
+                    is_shared=self.limits.shares_prefixes,
+                    adapters=identity.adapters,
                 ),
                 priority=Priority(options.priority),
                 media=media,
@@ -425,15 +430,19 @@ def decode_namespace(client: str, salt: str | None) -> str:
     return _joined("key", client, salt)
 
 
-def cache_namespace(client: str, salt: str | None, *, is_shared: bool) -> str:
-    """Return a request's namespace of the prefix cache.
+def cache_namespace(
+    client: str, salt: str | None, *, is_shared: bool, adapters: tuple[Adapter, ...] = ()
+) -> str:
+    """Return a request's namespace of the prefix cache: keys and values of an adapter are no other's, and not the model's.
 
     Args:
         client: Name of the API key, or ``anonymous``.
         salt: The client's salt, which separates cache namespaces; None without one.
         is_shared: Whether all clients share one namespace: ``cache.namespace``.
+        adapters: Adapters that compute the prompt.
     """
-    return _joined("shared", salt) if is_shared else _joined("key", client, salt)
+    sharers = _joined("shared", salt) if is_shared else _joined("key", client, salt)
+    return f"{adapter_namespace(adapters)}{sharers}"
 
 
 def _joined(*parts: str | None) -> str:

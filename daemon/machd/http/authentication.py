@@ -186,7 +186,7 @@ def require_operator(scope: Scope) -> None:
     """Raise OperatorRequiredError for a request that may not change what is served."""
     if not is_operator(scope):
         raise OperatorRequiredError(
-            "only an operator may load, unload, keep or fetch models here: send the admin token as "
+            "only an operator may load, unload, keep or fetch models and adapters here: send the admin token as "
             "Authorization: Bearer TOKEN in place of the API key"
         )
 

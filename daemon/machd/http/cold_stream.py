@@ -34,12 +34,14 @@ class ColdRequest:
     """A request for a stream, and the model that it waits for.
 
     Attributes:
+        name: The ``model`` that its answer will have.
         body: The request's body, decoded and right by itself.
     """
 
     request: Request[Any, Any, Any]
     context: ServerContext
     model: NamedModel
+    name: str
     body: object
 
 

@@ -13,7 +13,8 @@ from litestar.handlers import HTTPRouteHandler
 JSON = "application/json"
 EVENTS = "text/event-stream"
 JSON_LINES = "application/x-ndjson"
-METRICS_TEXT = "text/plain"
+
+TEXT = "text/plain"
 
 PUBLIC = "machd_public"
 """Option of handlers that answer without a key or token even where one is required."""

@@ -60,17 +60,23 @@ class ModelNames:
             if not self._accepts_any:
                 raise InvalidRequestError.at("model", "required, but missing")
             return DEFAULT_NAME
-        name = self._find(asked, default) if _is_name(asked) else None
+        name = self.named(asked, default)
+        if name is None and self._accepts_any and is_name(asked):
+            return DEFAULT_NAME
         if name is None:
             raise self.refusal(default)
         return name
+
+    def named(self, asked: str, default: str) -> str | None:
+        """Return the model that has a name, whatever else is accepted; None where none has it. See :meth:`find`."""
+        return self._named(asked, default) if is_name(asked) else None
 
     def refusal(self, default: str) -> ModelNotServedError:
         """Say that no model has the name that a request asks for, and which names there are."""
         return ModelNotServedError(_refusal(default, set(self.others.values())), param="model")
 
-    def _find(self, asked: str, default: str) -> str | None:
-        """Return the name of the model that a name means; None where it means none."""
+    def _named(self, asked: str, default: str) -> str | None:
+        """Return the name of the model that has a name; None where none has it."""
         if asked == default:
             return DEFAULT_NAME
         for name in (asked, asked.removesuffix(OLLAMA_TAG)):
@@ -79,7 +85,7 @@ class ModelNames:
         essence = name_essence(asked)
         if essence in {name_essence(default), *self._aliases}:
             return DEFAULT_NAME
-        return self._essences.get(essence, DEFAULT_NAME if self._accepts_any else None)
+        return self._essences.get(essence)
 
 
 _MAX_NAMES = 8
@@ -98,7 +104,7 @@ def _refusal(default: str, others: Iterable[str]) -> str:
     return f"this server serves {shown}{more}; /v1/models lists them. Ask for one of them"
 
 
-def _is_name(text: str) -> bool:
+def is_name(text: str) -> bool:
     """Return True if a text could be a model's name: a path, a URL or control characters are a mistake."""
     return (
         len(text) <= MAX_MODEL_NAME_CHARS

@@ -19,8 +19,9 @@ class BlockStored(msgspec.Struct, tag=True, frozen=True, gc=False):
         parent_block_hash: Hash of the block before them; None at the beginning of a text.
         token_ids: Their tokens, ``block_size`` a block.
         block_size: Tokens of a block.
-        lora_id: Always None, as ``lora_name``: machd serves no adapters.
+        lora_id: A number that their adapters have in every process, by content and scale; None without an adapter.
         medium: The tier in which they are.
+        lora_name: Name of the adapter, as the request that brought it has it; of several with ``+``.
     """
 
     block_hashes: tuple[int, ...]

@@ -158,10 +158,11 @@ class Configuration:
     async def patch(
         self, changes: Mapping[str, Mapping[str, object]], *, if_match: str | None = None
     ) -> LastChange:
-        """Lay values above what was read last; None takes one away again, or all of a model's table.
+        """Lay values above what was read last; None takes one away again, or all of a table.
 
         Args:
-            changes: Values by key by section, as JSON has them; a model's table is a value of ``models``.
+            changes: Values by key by section, as JSON has them; a model's table is a value of ``models``, an adapter's of
+                ``adapters``.
             if_match: The :attr:`etag` that the change was made for; None for whatever it is now.
 
         Raises:

@@ -25,3 +25,16 @@ class Adapter:
 def adapter_namespace(adapters: tuple[Adapter, ...]) -> str:
     """Return what keys of caches have in front where adapters computed what they hold; empty for the base model."""
     return "".join(f"{one.digest.hex()}*{one.scale!r}+" for one in adapters)
+
+
+@dataclass(frozen=True, slots=True)
+class NumberedAdapter:
+    """An adapter that a request lists beside its model, as llama.cpp's field ``lora`` does.
+
+    Attributes:
+        number: Its id, as ``GET /lora-adapters`` tells it.
+        scale: What it counts for in this request.
+    """
+
+    number: int
+    scale: float

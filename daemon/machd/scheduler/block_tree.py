@@ -11,6 +11,8 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from machd.request.adapter import Adapter
+
 _DIGEST_BYTES = 16
 
 _SLICE_TOKENS = 1024
@@ -39,12 +41,14 @@ class Block:
         saved_children: Children in the disk tier.
         entries: Texts in memory that begin with it, if it is in memory.
         holds: Its pins plus its children with holds.
+        adapters: Of a root, those that compute its namespace's texts; known once a row has looked there.
         priority: Eviction priority; see :mod:`machd.scheduler.eviction`.
     """
 
     __slots__ = (
         "_digest",
         "_hash",
+        "adapters",
         "block_id",
         "children",
         "entries",
@@ -90,6 +94,7 @@ class Block:
         self.nbytes = self.pins = self.holds = self.uses = 0
         self.memory_children = self.saved_children = self.entries = 0
         self.priority = 0.0
+        self.adapters: tuple[Adapter, ...] = ()
         self._digest = digest
         self._hash: hashlib.blake2b | None = None
 

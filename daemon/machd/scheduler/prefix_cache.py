@@ -114,6 +114,7 @@ class PrefixCache:
         """Look up the prompt of a sequence that got its slot."""
         assert sequence.slot_index is not None, "a row has a slot"
         root = self._tree.root(sequence.request.cache_namespace)
+        root.adapters = root.adapters or sequence.request.sampling.adapters
         row = self._rows[sequence.slot_index] = PrefixRow(sequence, root)
         self._pool.pin(root)  # keeps the namespace while the row runs
         self._pool.pin(row.pinned)

@@ -258,12 +258,36 @@ class EncoderReport(Struct, frozen=True, kw_only=True):
     default_prompt: str | None
 
 
+class AdapterReport(Struct, frozen=True, kw_only=True):
+    """An adapter of the model.
+
+    Attributes:
+        id: The name by which requests ask for it.
+        scale: What it counts for; 1 is as it was trained.
+        max_rank: The largest of its layers' ranks.
+        layers: How many it changes.
+        dtype: Its weights'; several with commas.
+        base_model: What its files say of the model that it was trained on; null if nothing.
+        size_bytes: Of its files.
+    """
+
+    id: str
+    scale: float
+    format: str
+    max_rank: int
+    layers: int
+    dtype: str
+    base_model: str | None
+    size_bytes: int
+
+
 class Capabilities(ModelCapabilities, frozen=True, kw_only=True):
     """The running daemon: its model, and how it is served.
 
     Attributes:
         max_b: Batch width cap, in sequences.
         encoder: What the model makes of texts; null for one that generates.
+        adapters: Those that requests may name; see ``/v1/models`` for those of every model.
     """
 
     kv_quantization: KvQuantizationReport | None = None
@@ -277,6 +301,7 @@ class Capabilities(ModelCapabilities, frozen=True, kw_only=True):
     features: Features
     device: Device
     encoder: EncoderReport | None = None
+    adapters: list[AdapterReport] = []
 
 
 def device_of(model: ModelDescription) -> Device:

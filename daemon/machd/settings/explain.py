@@ -12,13 +12,17 @@ from typing import Any, cast
 
 import tomlkit
 
+from machd.settings.adapters import AdapterTable
 from machd.settings.keys import (
+    ADAPTERS_SECTION,
     MODELS_SECTION,
+    TABLE_KINDS,
     SettingKey,
     dotted_table,
     given_in_table,
     setting_sections,
     table_keys,
+    tables_in,
 )
 from machd.settings.model import Settings
 from machd.settings.models import TABLE_SECTIONS, ModelTable
@@ -26,7 +30,7 @@ from machd.settings.problems import printable
 from machd.settings.sources import LoadedSettings, Origin, OriginKind
 
 MASK = "********"
-_EXAMPLE_MODEL = "coder"
+_EXAMPLE_NAMES = {MODELS_SECTION: "coder", ADAPTERS_SECTION: "support"}
 
 _WIDTH_CHARS = 80
 _INDENT = "#   "
@@ -74,11 +78,12 @@ def settings_json(loaded: LoadedSettings, *, origins: bool = False) -> dict[str,
         section.name: {key.name: _shown(key, loaded.settings) for key in section.keys}
         for section in setting_sections(type(loaded.settings))
     }
-    for name in loaded.settings.models.tables:
-        table = settings[MODELS_SECTION].setdefault(name, {})
-        for key in given_in_table(name, loaded.settings):
-            place = table.setdefault(key.section, {}) if key.section else table
-            place[key.name] = _shown(key, loaded.settings)
+    for section in TABLE_KINDS:
+        for name in tables_in(loaded.settings, section):
+            table = settings[section].setdefault(name, {})
+            for key in given_in_table(name, loaded.settings, section):
+                place = table.setdefault(key.section, {}) if key.section else table
+                place[key.name] = _shown(key, loaded.settings)
     shown: dict[str, object] = {
         "config_file": None if loaded.config_file is None else str(loaded.config_file),
         "settings": settings,
@@ -99,9 +104,10 @@ def shown_settings(shown: Mapping[str, Mapping[str, Any]]) -> Settings:
         names = {key.name for key in section.keys}
         values = shown.get(section.name, {})
         update = {name: value for name, value in values.items() if name in names}
-        if section.name == MODELS_SECTION:
+        if section.name in TABLE_KINDS:
+            shown_table = _shown_table if section.name == MODELS_SECTION else _shown_adapter
             update["tables"] = {
-                name: _shown_table(table) for name, table in values.items() if name not in names
+                name: shown_table(table) for name, table in values.items() if name not in names
             }
         sections[section.name] = getattr(defaults, section.name).model_copy(update=update)
     return defaults.model_copy(update=sections)
@@ -113,8 +119,8 @@ def settings_example(model: type[Settings] = Settings) -> str:
     for section in setting_sections(model):
         entries = "\n\n".join(_example_entry(key) for key in section.keys)
         blocks.append(f"# {section.description}\n[{section.name}]\n\n{entries}")
-        if section.name == MODELS_SECTION:
-            blocks.append(_example_table(model))
+        if section.name in TABLE_KINDS:
+            blocks.append(_example_table(section.name, model))
     return "\n\n".join(blocks) + "\n"
 
 
@@ -126,7 +132,11 @@ def settings_schema(model: type[Settings] = Settings) -> dict[str, object]:
     del table["overrides"]
     table |= {name: sections[name] for name in TABLE_SECTIONS}
     models = schema["$defs"][sections[MODELS_SECTION]["$ref"].rpartition("/")[2]]
-    models["additionalProperties"] = models["properties"].pop("tables")["additionalProperties"]
+    adapters = schema["$defs"][sections[ADAPTERS_SECTION]["$ref"].rpartition("/")[2]]
+    for section in (models, adapters):
+        section["additionalProperties"] = section["properties"].pop("tables")[
+            "additionalProperties"
+        ]
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
     return head | schema | {"title": "machd.toml"}
 
@@ -141,12 +151,13 @@ def value_text(value: object) -> str:
 
 
 def _shown_tables(settings: Settings) -> Iterator[tuple[str, list[SettingKey]]]:
-    """Yield each table of the file by its header, those of a model behind the section of models."""
+    """Yield each table of the file by its header, those of models and adapters behind their section."""
     for section in setting_sections(type(settings)):
         yield section.name, list(section.keys)
-        for name in settings.models.tables if section.name == MODELS_SECTION else ():
-            for inner, keys in groupby(given_in_table(name, settings), lambda key: key.section):
-                header = dotted_table(name)
+        for name in tables_in(settings, section.name) if section.name in TABLE_KINDS else ():
+            given = given_in_table(name, settings, section.name)
+            header = dotted_table(name, section.name)
+            for inner, keys in groupby(given, lambda key: key.section):
                 yield f"{header}.{inner}" if inner else header, list(keys)
 
 
@@ -154,6 +165,10 @@ def _shown_table(shown: Mapping[str, Any]) -> ModelTable:
     own = {name: value for name, value in shown.items() if name not in TABLE_SECTIONS}
     overrides = {name: value for name, value in shown.items() if name in TABLE_SECTIONS}
     return ModelTable.model_construct(None, **own, overrides=overrides)
+
+
+def _shown_adapter(shown: Mapping[str, Any]) -> AdapterTable:
+    return AdapterTable.model_construct(None, **shown)
 
 
 def _shown(key: SettingKey, settings: Settings) -> object:
@@ -191,25 +206,23 @@ def _example_entry(key: SettingKey) -> str:
     return f"{comment}\n# {key.name} = {value_text(key.example)}  # an example; by default unset"
 
 
-def _example_table(model: type[Settings]) -> str:
-    """A model's table with every key of its own, further in than lines that are defaults."""
-    header = dotted_table(_EXAMPLE_MODEL)
+def _example_table(tables: str, model: type[Settings]) -> str:
+    """A table with every key of its own, further in than lines that are defaults."""
+    kind, header = TABLE_KINDS[tables], dotted_table(_EXAMPLE_NAMES[tables], tables)
     lines = [f"[{header}]"]
-    for key in table_keys(model):
+    for key in table_keys(model, tables):
         if not key.section:
             lines += ["", *_comment(full_description(key), _WIDTH_CHARS - len(_INDENT))]
             lines.append(
                 f"{key.name} = {value_text(key.default if key.example is None else key.example)}"
             )
-    sections = ", ".join(TABLE_SECTIONS)
-    lines += [
-        "",
-        *_comment(f"Keys of {sections}, for this model alone.", _WIDTH_CHARS - len(_INDENT)),
-    ]
-    lines += [f"[{header}.cache]", "prefix = false"]
-    head = (
-        "A table for each model with a name of its own. No variable and no flag sets what is in it."
-    )
+    if kind.sections:
+        sections = ", ".join(kind.sections)
+        note = f"Keys of {sections}, for this model alone."
+        lines += ["", *_comment(note, _WIDTH_CHARS - len(_INDENT))]
+        lines += [f"[{header}.cache]", "prefix = false"]
+    noun = kind.noun.partition(" ")[2]
+    head = f"A table for each {noun} with a name of its own. No variable and no flag sets what is in it."
     indented = (f"{_INDENT}{line}".rstrip() for line in lines)
     return "\n".join((*_comment(head, _WIDTH_CHARS), "#", *indented))
 

@@ -3,14 +3,14 @@
 Read off the classes in ``model``, so that flags, variables, files and pages cannot disagree. A
 rule gives the spellings: section ``a``, key ``b`` is ``[a] b``, ``LME_A_B`` and ``--a-b``; the
 further ones stand in :data:`ALIASES`. A model's table (``[models.NAME]``) has keys of its own
-(:func:`table_keys`), which a file and the admin API alone can set.
+(:func:`table_keys`), and so has an adapter's; a file and the admin API alone can set them.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
@@ -19,13 +19,44 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
+from machd.settings.adapters import AdapterTable
 from machd.settings.model import Settings
 from machd.settings.models import TABLE_SECTIONS, ModelTable
 from machd.settings.section import Mark, SettingsSection
+from machd.settings.texts import checked_adapter_name, checked_model_name
 
 ENVIRONMENT_PREFIX = "LME_"
 MODELS_SECTION = "models"
 """The section that holds models' tables beside its keys."""
+
+ADAPTERS_SECTION = "adapters"
+"""The section that holds adapters' tables beside its keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableKind:
+    """What the tables of a section are of.
+
+    Attributes:
+        noun: One such thing, in messages.
+        fields: The keys that a table has of its own.
+        sections: Sections whose keys a table may have, too.
+        check_name: Raises ValueError for what can be no table's name; see :mod:`machd.settings.texts`.
+    """
+
+    noun: str
+    fields: type[SettingsSection]
+    check_name: Callable[[str], str]
+    sections: tuple[str, ...] = ()
+
+
+TABLE_KINDS: Mapping[str, TableKind] = MappingProxyType(
+    {
+        MODELS_SECTION: TableKind("a model", ModelTable, checked_model_name, TABLE_SECTIONS),
+        ADAPTERS_SECTION: TableKind("an adapter", AdapterTable, checked_adapter_name),
+    }
+)
+"""By the section that holds the tables beside its keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +120,9 @@ class SettingKey:
         is_optional: None is a value: "not set".
         is_secret: The value is never shown.
         is_live: A running daemon takes on another value; otherwise it needs a restart.
-        table: The model whose table has the key; None for a key of all of machd. ``section`` is empty
-            for a key that only tables have.
+        table: The model or adapter whose table has the key; None for a key of all of machd. ``section`` is
+            empty for a key that only tables have.
+        tables: The section that holds the table.
     """
 
     section: str
@@ -110,11 +142,12 @@ class SettingKey:
     is_secret: bool = False
     is_live: bool = True
     table: str | None = None
+    tables: str = MODELS_SECTION
 
     @property
     def dotted(self) -> str:
         """The key as messages name it, such as ``server.port`` or ``models.coder.cache.prefix``."""
-        table = () if self.table is None else (dotted_table(self.table),)
+        table = () if self.table is None else (dotted_table(self.table, self.tables),)
         return ".".join(part for part in (*table, self.section, self.name) if part)
 
     @property
@@ -140,9 +173,9 @@ class SettingKey:
         """
         if self.table is None:
             return getattr(getattr(settings, self.section), self.name)
-        table = settings.models.tables[self.table]
         if not self.section:
-            return getattr(table, self.name)
+            return getattr(tables_in(settings, self.tables)[self.table], self.name)
+        table = settings.models.tables[self.table]
         return table.overrides.get(self.section, {}).get(self.name)
 
 
@@ -172,33 +205,48 @@ def setting_keys(model: type[Settings] = Settings) -> tuple[SettingKey, ...]:
     return tuple(key for section in setting_sections(model) for key in section.keys)
 
 
+def tables_in(settings: Settings, tables: str) -> Mapping[str, SettingsSection]:
+    """The tables of a section, by name."""
+    return settings.models.tables if tables == MODELS_SECTION else settings.adapters.tables
+
+
 @cache
-def table_keys(model: type[Settings] = Settings) -> tuple[SettingKey, ...]:
-    """Every key that a model's table may have: its own, then those of sections; of no model yet."""
-    own = _keys("", ModelTable)
+def table_keys(
+    model: type[Settings] = Settings, tables: str = MODELS_SECTION
+) -> tuple[SettingKey, ...]:
+    """Every key that a model's or an adapter's table may have: its own, then those of sections; of no name yet."""
+    kind = TABLE_KINDS[tables]
+    own = _keys("", kind.fields)
     of_sections = tuple(
         key
         for key in setting_keys(model)
         # A table has a path of its own.
-        if key.section in TABLE_SECTIONS and key.dotted != "model.path"
+        if key.section in kind.sections and key.dotted != "model.path"
     )
     return tuple(
-        replace(key, environment_names=(), flag_names=(), flag_words=(), is_live=True)
+        replace(
+            key, environment_names=(), flag_names=(), flag_words=(), is_live=True, tables=tables
+        )
         for key in (*own, *of_sections)
     )
 
 
-def keys_in_table(name: str, model: type[Settings] = Settings) -> tuple[SettingKey, ...]:
-    """Every key that the table of one model may have."""
-    return tuple(replace(key, table=name) for key in table_keys(model))
+def keys_in_table(
+    name: str, model: type[Settings] = Settings, tables: str = MODELS_SECTION
+) -> tuple[SettingKey, ...]:
+    """Every key that the table of one model or adapter may have."""
+    return tuple(replace(key, table=name) for key in table_keys(model, tables))
 
 
-def given_in_table(name: str, settings: Settings) -> tuple[SettingKey, ...]:
-    """The keys of one model's table: its own, and those of sections that it overrides."""
-    overrides = settings.models.tables[name].overrides
+def given_in_table(
+    name: str, settings: Settings, tables: str = MODELS_SECTION
+) -> tuple[SettingKey, ...]:
+    """The keys of one table: its own, and those of sections that it overrides."""
+    is_model = tables == MODELS_SECTION
+    overrides = settings.models.tables[name].overrides if is_model else {}
     return tuple(
         key
-        for key in keys_in_table(name, type(settings))
+        for key in keys_in_table(name, type(settings), tables)
         if not key.section or key.name in overrides.get(key.section, {})
     )
 
@@ -210,9 +258,9 @@ def toml_key(name: str) -> str:
     return name if is_bare else json.dumps(name, ensure_ascii=False)
 
 
-def dotted_table(name: str) -> str:
-    """A model's table as messages name it, such as ``models.coder`` or ``models."qwen3:8b"``."""
-    return f"{MODELS_SECTION}.{toml_key(name)}"
+def dotted_table(name: str, tables: str = MODELS_SECTION) -> str:
+    """A table as messages name it, such as ``models.coder`` or ``models."qwen3:8b"``."""
+    return f"{tables}.{toml_key(name)}"
 
 
 def changed_keys(old: Settings, new: Settings) -> tuple[SettingKey, ...]:
@@ -221,15 +269,16 @@ def changed_keys(old: Settings, new: Settings) -> tuple[SettingKey, ...]:
 
 
 def changed_names(old: Settings, new: Settings) -> tuple[str, ...]:
-    """List what differs, dotted: keys of all of machd, keys of models' tables, and tables that came or went."""
+    """List what differs, dotted: keys of all of machd, keys of tables, and tables that came or went."""
     names = [key.dotted for key in changed_keys(old, new)]
-    before, after = old.models.tables, new.models.tables
-    for name in dict.fromkeys((*before, *after)):
-        if name not in before or name not in after:
-            names.append(dotted_table(name))
-        elif before[name] != after[name]:
-            keys = keys_in_table(name, type(new))
-            names += [key.dotted for key in keys if key.value_in(old) != key.value_in(new)]
+    for tables in TABLE_KINDS:
+        before, after = tables_in(old, tables), tables_in(new, tables)
+        for name in dict.fromkeys((*before, *after)):
+            if name not in before or name not in after:
+                names.append(dotted_table(name, tables))
+            elif before[name] != after[name]:
+                keys = keys_in_table(name, type(new), tables)
+                names += [key.dotted for key in keys if key.value_in(old) != key.value_in(new)]
     return tuple(names)
 
 

@@ -11,8 +11,8 @@ bounds at the number (see ``batching``). A rule that one value alone can break b
 (see ``texts``); a rule between two keys is a validator of :class:`Settings`, never of a section,
 because values are checked one by one first. A section's heading, wherever it is shown, is its docstring.
 A key is live, so that a reload may change it, unless its type is marked ``Mark.RESTART``.
-A model's table (``models.ModelTable``) repeats keys of some sections for that model alone; ``model_tables`` has
-the rules between tables.
+A model's table (``models.ModelTable``) repeats keys of some sections for that model alone; an adapter's
+(``adapters.AdapterTable``) has keys of its own. ``model_tables`` and ``adapter_tables`` have the rules between tables.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Annotated, Literal, Self, TypeAlias
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from machd.settings.adapters import AdaptersSettings
 from machd.settings.batching import ContinuousBatchingSettings
 from machd.settings.cache import CacheSettings
 from machd.settings.distributed import DistributedSettings
@@ -400,6 +401,7 @@ class Settings(BaseSettings):
     server: ServerSettings = Field(default_factory=ServerSettings)
     model: ModelSettings = Field(default_factory=ModelSettings)
     models: ModelsSettings = Field(default_factory=ModelsSettings)
+    adapters: AdaptersSettings = Field(default_factory=AdaptersSettings)
     engine: EngineSettings = Field(default_factory=EngineSettings)
     continuous_batching: ContinuousBatchingSettings = Field(
         default_factory=ContinuousBatchingSettings

@@ -18,6 +18,7 @@ from machd.settings.models import DEFAULT_NAME, name_essence
 from machd.settings.texts import HUB_ID
 
 MAX_TABLES = 256
+_DEFAULT_MODEL = "the model of model.path"
 
 
 def table_problems(settings: Settings) -> list[str]:
@@ -28,13 +29,24 @@ def table_problems(settings: Settings) -> list[str]:
     return [*_ambiguous_names(settings), *_broken_tables(settings)]
 
 
+def model_names(settings: Settings) -> Iterator[tuple[str, str]]:
+    """Yield each name that the settings give a model, with what messages call that model."""
+    yield from ((name, _DEFAULT_MODEL) for name in default_names(settings))
+    for name, table in settings.models.tables.items():
+        yield from ((known, dotted_table(name)) for known in (name, *table.aliases))
+
+
+def default_names(settings: Settings) -> tuple[str, ...]:
+    """Return the names that the settings give the default model, its file's or directory's own among them."""
+    file = PurePath(settings.model.path or "")
+    served = gguf_name(file).model if is_gguf(file.name) else file.name
+    return (DEFAULT_NAME, *settings.models.aliases, *((served,) if served else ()))
+
+
 def _ambiguous_names(settings: Settings) -> Iterator[str]:
     """Name what stands for two models. The table with the path of ``model.path`` may repeat its names."""
     path = settings.model.path
-    file = PurePath(path or "")
-    served = gguf_name(file).model if is_gguf(file.name) else file.name
-    default_names = (DEFAULT_NAME, *settings.models.aliases, *((served,) if served else ()))
-    owners: dict[str, str | None] = dict.fromkeys(map(name_essence, default_names))
+    owners: dict[str, str | None] = dict.fromkeys(map(name_essence, default_names(settings)))
     for name, table in settings.models.tables.items():
         is_default = settings.path_of_model(name) == path
         for field, known in (("", name), *((".aliases", alias) for alias in table.aliases)):
@@ -43,7 +55,7 @@ def _ambiguous_names(settings: Settings) -> Iterator[str]:
             if owner == name or (owner is None and is_default):
                 owners[essence] = name
                 continue
-            meant = "the model of model.path" if owner is None else dotted_table(owner)
+            meant = _DEFAULT_MODEL if owner is None else dotted_table(owner)
             yield (
                 f"{dotted_table(name)}{field}: {json.dumps(known, ensure_ascii=False)} stands for {meant} "
                 "too; case, an organisation before a slash and :latest do not tell names apart"

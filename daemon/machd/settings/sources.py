@@ -22,6 +22,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import InitSettingsSource, PydanticBaseSettingsSource
 
 from machd.errors import SettingsError
+from machd.settings.adapter_tables import adapter_table_problems
 from machd.settings.file import (
     CONFIG_VARIABLE,
     SettingsFile,
@@ -30,18 +31,17 @@ from machd.settings.file import (
 )
 from machd.settings.keys import (
     ENVIRONMENT_PREFIX,
-    MODELS_SECTION,
+    TABLE_KINDS,
     SettingKey,
     dotted_table,
     keys_in_table,
     setting_keys,
+    tables_in,
     toml_key,
 )
 from machd.settings.model import Settings
 from machd.settings.model_tables import table_problems
-from machd.settings.models import TABLE_SECTIONS, ModelTable
 from machd.settings.problems import nearest, printable, shortened, value_problem
-from machd.settings.texts import checked_model_name
 
 Keys = Mapping[str, SettingKey]
 """The settings table by dotted key."""
@@ -85,9 +85,10 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class GivenTable:
-    """A model's table that one source has, whether or not there is a key in it."""
+    """A table of ``section`` that one source has, whether or not there is a key in it."""
 
     name: str
+    section: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,7 @@ class GivenSource(PydanticBaseSettingsSource):
                 case str():
                     self.problems.append(one)
                 case GivenTable():
-                    self._table(one.name)
+                    self._table(one.name, one.section)
                 case Given():
                     self._take(one)
 
@@ -158,15 +159,15 @@ class GivenSource(PydanticBaseSettingsSource):
         if key.table is None:
             self._values.setdefault(key.section, {})[key.name] = value
         elif not key.section:
-            self._table(key.table)[key.name] = value
+            self._table(key.table, key.tables)[key.name] = value
         else:
-            overrides = self._table(key.table).setdefault("overrides", {})
+            overrides = self._table(key.table, key.tables).setdefault("overrides", {})
             overrides.setdefault(key.section, {})[key.name] = value
 
-    def _table(self, name: str) -> dict[str, Any]:
-        """A model's table, in the shape of its class."""
+    def _table(self, name: str, section: str) -> dict[str, Any]:
+        """A table, in the shape of its class."""
         tables: dict[str, dict[str, Any]]
-        tables = self._values.setdefault(MODELS_SECTION, {}).setdefault("tables", {})
+        tables = self._values.setdefault(section, {}).setdefault("tables", {})
         return tables.setdefault(name, {})
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:  # noqa: ARG002 - the library's
@@ -211,8 +212,9 @@ def overlaid(base: LoadedSettings, overrides: Mapping[str, object]) -> LoadedSet
     model = type(base.settings)
     source = GivenSource(model, _by_operator(overrides, model))
     below = {section: dict(getattr(base.settings, section)) for section in model.model_fields}
-    tables = base.settings.models.tables
-    below[MODELS_SECTION]["tables"] = {name: tables[name].model_dump() for name in tables}
+    for section in TABLE_KINDS:
+        tables = tables_in(base.settings, section)
+        below[section]["tables"] = {name: table.model_dump() for name, table in tables.items()}
     return _merged(
         model, [source], (InitSettingsSource(model, below),), base.origins, base.config_file
     )
@@ -244,7 +246,7 @@ def _merged(
     except ValidationError as error:
         lines = [detail["msg"].removeprefix("Value error, ") for detail in error.errors()]
         raise SettingsError(lines) from None
-    if problems := table_problems(settings):
+    if problems := [*table_problems(settings), *adapter_table_problems(settings)]:
         raise SettingsError([printable(problem) for problem in problems])
     return LoadedSettings(settings, MappingProxyType(dict(origins)), config_file)
 
@@ -253,30 +255,30 @@ def name_problems(changes: Mapping[str, Mapping[str, object]], settings: Setting
     """A line for each section or key in changes of these settings that does not exist.
 
     Args:
-        changes: Tables like a file's; None for what is taken away, a model's table among it.
+        changes: Tables like a file's; None for what is taken away, a model's or an adapter's table among it.
         settings: Those with the tables that can be taken away.
     """
-    model, tables = type(settings), settings.models.tables
+    model = type(settings)
     named = {section: dict(values) for section, values in changes.items()}
-    models = named.get(MODELS_SECTION, {})
-    own = {key.name for key in setting_keys(model) if key.section == MODELS_SECTION}
     problems: list[str] = []
-    for name, value in list(models.items()):
-        if name in own or not _only_takes_away(value):
-            continue
-        if name not in tables:
-            near = nearest(dotted_table(name), map(dotted_table, tables or own))
-            problems.append(
-                f"{shortened(dotted_table(name))}: no such setting; did you mean {near}?"
-            )
-        if name not in tables or value is None:
-            del models[name]
+    for section in TABLE_KINDS:
+        values, tables = named.get(section, {}), tables_in(settings, section)
+        own = {key.name for key in setting_keys(model) if key.section == section}
+        for name, value in list(values.items()):
+            if name in own or not _only_takes_away(value):
+                continue
+            if name not in tables:
+                dotted = dotted_table(name, section)
+                near = nearest(dotted, [dotted_table(one, section) for one in tables or own])
+                problems.append(f"{shortened(dotted)}: no such setting; did you mean {near}?")
+            if name not in tables or value is None:
+                del values[name]
     problems += [one for one in _by_operator(named, model) if isinstance(one, str)]
     return [printable(problem) for problem in problems]
 
 
 def _only_takes_away(value: object) -> bool:
-    """Return True for a change of a model's table that gives it nothing."""
+    """Return True for a change of a table that gives it nothing."""
     if isinstance(value, Mapping):
         return bool(value) and all(_only_takes_away(one) for one in value.values())
     return value is None
@@ -322,32 +324,32 @@ def _by_tables(
             yield f"{section}: is a section; write [{section}] ({origin.detail})"
         else:
             for name, value in table.items():
-                is_table = section == MODELS_SECTION and isinstance(value, dict)
+                is_table = section in TABLE_KINDS and isinstance(value, dict)
                 if is_table and f"{section}.{name}" not in keys:
-                    yield from _by_model_table(name, value, origin, model)
+                    yield from _by_table(section, name, value, origin, model)
                 else:
                     yield _given(f"{section}.{name}", value, origin, keys)
 
 
-def _by_model_table(
-    name: str, table: Mapping[str, object], origin: Origin, model: type[Settings]
+def _by_table(
+    tables: str, name: str, table: Mapping[str, object], origin: Origin, model: type[Settings]
 ) -> Iterator[Given | GivenTable | str]:
-    """Yield the values of one model's table; a section in it may be None, which takes it away."""
-    dotted = dotted_table(name)
+    """Yield the values of one model's or adapter's table; a section in it may be None, which takes it away."""
+    kind, dotted = TABLE_KINDS[tables], dotted_table(name, tables)
     try:
-        checked_model_name(name)
+        kind.check_name(name)
     except ValueError as error:
         yield f"{shortened(dotted)}: the name {error} ({origin.detail})"
         return
-    yield GivenTable(name)
-    keys = {key.dotted: key for key in keys_in_table(name, model)}
+    yield GivenTable(name, tables)
+    keys = {key.dotted: key for key in keys_in_table(name, model, tables)}
     for inner, value in table.items():
         place = f"{dotted}.{toml_key(inner)}"
-        if inner not in TABLE_SECTIONS and (place in keys or not isinstance(value, dict)):
+        if inner not in kind.sections and (place in keys or not isinstance(value, dict)):
             yield _given(place, value, origin, keys)
-        elif inner not in TABLE_SECTIONS:
-            sections = ", ".join(TABLE_SECTIONS)
-            problem = f"no such section in a model's table; there are {sections}"
+        elif inner not in kind.sections:
+            sections = ", ".join(kind.sections) or "none"
+            problem = f"no such section in {kind.noun}'s table; there are {sections}"
             yield f"{shortened(place)}: {problem} ({origin.detail})"
         elif isinstance(value, dict):
             for key, given in value.items():
@@ -402,7 +404,8 @@ def _nearest_section(section: str, keys: Keys) -> str:
 def _checked(given: Given, model: type[Settings]) -> object:
     """The value in its right type; one of a file has to have it, text elsewhere is parsed."""
     key = given.key
-    fields = model.model_fields[key.section].annotation if key.section else ModelTable
+    own = TABLE_KINDS[key.tables].fields
+    fields = model.model_fields[key.section].annotation if key.section else own
     is_toml = given.origin.kind in _TYPED
     value = _from_toml(key, given.value) if is_toml else _from_text(key, given.value)
     checked = cast("type[BaseModel]", fields).model_validate({key.name: value}, strict=is_toml)

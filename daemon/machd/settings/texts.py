@@ -125,6 +125,18 @@ def checked_model_name(text: str) -> str:
     return text
 
 
+def checked_adapter_name(text: str) -> str:
+    """Return a name under which a request can ask for an adapter, alone or behind its model's and a colon.
+
+    Raises:
+        ValueError: It is none; the message continues a sentence that starts with the name.
+    """
+    checked_model_name(text)
+    if ":" in text:
+        raise ValueError("has a colon in it, which parts a model's name from its adapter's")
+    return text
+
+
 def looks_like_path(name: str) -> bool:
     """Return True if a request that asks for a model by this name is taken for a mistake."""
     return (

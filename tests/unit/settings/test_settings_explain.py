@@ -207,8 +207,10 @@ def test_the_schema_knows_every_key_and_no_other() -> None:
     assert schema["additionalProperties"] is False
     for key in KEYS:
         section = schema["$defs"][sections[key.section]["$ref"].rpartition("/")[2]]
-        # What is no key of the section is a model's table.
-        others = {"$ref": "#/$defs/ModelTable"} if key.section == "models" else False
+        # What is no key of the section is a table of a model or an adapter.
+        tables = {"models": "ModelTable", "adapters": "AdapterTable"}
+        table = tables.get(key.section)
+        others = False if table is None else {"$ref": f"#/$defs/{table}"}
         assert section["additionalProperties"] == others
         assert section["properties"][key.name]["description"] == key.description
 

@@ -22,7 +22,7 @@ from machd.http.stream import while_connected
 
 def _cold(cold: ColdRequest) -> AnthropicDialect:
     """A dialect that writes pings and an error alone."""
-    name = cold.model.shown_name
+    name = cold.name
     identity = identify(
         cold.request, cold.context, endpoint="messages", prefix="msg_", model_name=name
     )
@@ -46,9 +46,7 @@ async def create_message(
     )
     identity = identify(request, context, endpoint="messages", prefix="msg_")
     options = body.options()
-    dialect = AnthropicDialect(
-        identity, context.served.model.model_id, shows_thoughts=body.shows_thoughts
-    )
+    dialect = AnthropicDialect(identity, context.answer_name, shows_thoughts=body.shows_thoughts)
     preparing = context.service.prepare(
         conversation, client=identity.client, salt=options.cache_salt
     )

@@ -56,9 +56,11 @@ async def create_chat_completion(
     blank = ChatCompletionChunk(
         id=identity.generation_id,
         created=identity.created_unix_s,
-        model=context.served.model.model_id,
+        model=context.answer_name,
         service_tier=body.used_tier,
-        system_fingerprint=system_fingerprint(context.served.model, context.versions),
+        system_fingerprint=system_fingerprint(
+            context.served.model, context.versions, context.chosen
+        ),
         choices=[],
     )
     dialect: Dialect = _ChatDialect(body, options, blank, context.served.tokenizer)

@@ -74,8 +74,10 @@ async def create_completion(
             Completion(
                 id=identity.generation_id,
                 created=identity.created_unix_s,
-                model=context.served.model.model_id,
-                system_fingerprint=system_fingerprint(context.served.model, context.versions),
+                model=context.answer_name,
+                system_fingerprint=system_fingerprint(
+                    context.served.model, context.versions, context.chosen
+                ),
                 choices=[],
             ),
             [

@@ -14,6 +14,7 @@ from litestar.types import ASGIApp
 from machd.dialects.bodies import read_public_body
 from machd.dialects.endpoint import endpoint
 from machd.dialects.generation import converse, hold, identify, read_asked
+from machd.dialects.listed_adapters import ShownAdapter, listed_adapters
 from machd.dialects.listed_models import ListedModel, listed_model, listed_models, parameter_size
 from machd.dialects.ollama import answer
 from machd.dialects.ollama.request import (
@@ -117,11 +118,13 @@ async def show_ollama_model(
 ) -> answer.OllamaModelFacts:
     """Describe the served model, in Ollama's words."""
     body = await read_public_body(request, context, OllamaShowRequest)
-    found = context.find(body.model or body.name)
+    asked = context.find_asked(body.model or body.name)
+    found = context.models[asked.model_name]
     listed = listed_model(context, found)
+    parent = "" if asked.adapter is None else listed.name
     if listed.description is None:
         return answer.OllamaModelFacts(
-            details=_details(None),
+            details=_details(None, parent),
             model_info={},
             capabilities=["completion"],
             modified_at=_timestamp(listed.created_unix_s),
@@ -129,7 +132,7 @@ async def show_ollama_model(
     context = context.of(found)
     model = context.served.model
     return answer.OllamaModelFacts(
-        details=_details(model),
+        details=_details(model, parent),
         model_info={
             "general.architecture": model.architecture,
             "general.parameter_count": model.parameters,
@@ -144,7 +147,8 @@ async def show_ollama_model(
 
 @endpoint("GET /api/tags", answer.OllamaModelList, errors=(answer.OllamaErrorBody,))
 async def list_ollama_models(context: NamedDependency[ServerContext]) -> answer.OllamaModelList:
-    """The models that are served, in Ollama's words."""
+    """The models that are served, then their adapters, in Ollama's words."""
+    adapters = await listed_adapters(context)
     return answer.OllamaModelList(
         models=[
             answer.OllamaModel(
@@ -157,6 +161,7 @@ async def list_ollama_models(context: NamedDependency[ServerContext]) -> answer.
             )
             for one in listed_models(context)
         ]
+        + [_adapter(one) for one in adapters]
     )
 
 
@@ -196,7 +201,7 @@ def _dialect(
     body: OllamaRequest,
 ) -> OllamaDialect:
     return kind(
-        context.served.model.model_id,
+        context.answer_name,
         _timestamp(identity.created_unix_s),
         context.served.tokenizer if body.logprobs else None,
     )
@@ -204,7 +209,7 @@ def _dialect(
 
 def _cold(kind: type[OllamaDialect], cold: ColdRequest) -> OllamaDialect:
     """A dialect that writes lines without text: no client of Ollama's skips a comment or an empty line."""
-    return kind(cold.model.shown_name, _timestamp(cold.context.clock.unix_s()), None)
+    return kind(cold.name, _timestamp(cold.context.clock.unix_s()), None)
 
 
 def _loaded(dialect: OllamaDialect, reason: answer.DoneReason = "load") -> ASGIApp:
@@ -254,12 +259,26 @@ async def _prepared(
     return PreparedConversation(tuple(prompt), guidance)
 
 
-def _details(model: ModelDescription | None) -> answer.OllamaModelDetails:
+def _adapter(shown: ShownAdapter) -> answer.OllamaModel:
+    name = _with_tag(shown.name, has_tag=shown.base.is_one or ":" in shown.name)
+    return answer.OllamaModel(
+        name=name,
+        model=name,
+        modified_at=_timestamp(shown.created_unix_s),
+        size=shown.size_bytes,
+        digest=hashlib.sha256(f"{_digest(shown.base)}\0{shown.name}".encode()).hexdigest(),
+        details=_details(shown.base.description, shown.base.name),
+    )
+
+
+def _details(model: ModelDescription | None, parent: str = "") -> answer.OllamaModelDetails:
+    """The kind of a model, or of an adapter's model, which is its ``parent``."""
     if model is None:
         return answer.OllamaModelDetails(
-            family="", families=[], parameter_size="", quantization_level=""
+            parent_model=parent, family="", families=[], parameter_size="", quantization_level=""
         )
     return answer.OllamaModelDetails(
+        parent_model=parent,
         family=model.architecture,
         families=[model.architecture],
         parameter_size=parameter_size(model.parameters),
@@ -302,8 +321,11 @@ def _tagged(listed: ListedModel) -> str:
     Open WebUI unloads a model only if it finds the name with a tag in the list (``unload_model`` in its
     ``backend/open_webui/routers/ollama.py``).
     """
-    has_tag = listed.is_one or ":" in listed.name
-    return listed.name if has_tag else f"{listed.name}{OLLAMA_TAG}"
+    return _with_tag(listed.name, has_tag=listed.is_one or ":" in listed.name)
+
+
+def _with_tag(name: str, *, has_tag: bool) -> str:
+    return name if has_tag else f"{name}{OLLAMA_TAG}"
 
 
 def _digest(listed: ListedModel) -> str:

@@ -36,7 +36,7 @@ _NOT_STORED = (
 
 def _cold(cold: ColdRequest) -> ResponsesDialect:
     """A dialect that writes comments, or a response that begins and fails."""
-    body, name = cold.body, cold.model.shown_name
+    body, name = cold.body, cold.name
     assert isinstance(body, ResponsesRequest), "the endpoint takes nothing else"
     identity = identify(
         cold.request, cold.context, endpoint="responses", prefix="resp_", model_name=name
@@ -74,7 +74,7 @@ async def create_response(
         )
     options = with_model_defaults(context, body.options())
     dialect = ResponsesDialect(
-        opened_response(body, options, identity, context.served.model.model_id),
+        opened_response(body, options, identity, context.answer_name),
         logprobs_from=context.served.tokenizer
         if options.sampling.top_logprobs is not None
         else None,

@@ -83,7 +83,7 @@ async def create_score(
     answer = ScoreList(
         id=identity.generation_id,
         created=identity.created_unix_s,
-        model=call.model.model_id,
+        model=call.context.answer_name,
         data=[Score(index=index, score=one) for index, one in enumerate(scored.scores)],
         usage=EncoderUsage.of(scored.prompt_tokens),
     )
@@ -132,7 +132,7 @@ async def _rerank(
     shows = bool(body.return_documents)
     answer = RerankAnswer(
         id=identity.generation_id,
-        model=call.model.model_id,
+        model=call.context.answer_name,
         results=[
             RerankResult(
                 index=index,

@@ -48,7 +48,7 @@ async def decide(
         usage = generation.usage
         return Decisions(
             id=identity.generation_id,
-            model=context.served.model.model_id,
+            model=context.answer_name,
             answers={
                 one.question_id: one.answer(logprobs, temperature)
                 for one, logprobs in zip(questions, scores, strict=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import ClassVar, Literal, Self, TypeAlias, TypeVar
 
@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from machd.dialects.wire import bounds
 from machd.errors import InvalidRequestError
+from machd.request.adapter import NumberedAdapter
 from machd.request.generation import WHOLE_ROOM, GenerationOptions, PriorityName, SamplingParams
 
 _T = TypeVar("_T")
@@ -57,6 +58,10 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
         Raises:
             InvalidRequestError: It says so in a wrong form.
         """
+        return None
+
+    def listed_adapters(self) -> Sequence[NumberedAdapter] | None:
+        """Adapters that it lists beside its model, by id, each with its scale; None where it lists none."""
         return None
 
     def checked(self) -> Self:

@@ -9,11 +9,18 @@ from __future__ import annotations
 
 from typing import Annotated, TypeAlias
 
-from msgspec import UNSET, Raw, UnsetType, field
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
 from machd.dialects.wire.generation_request import SamplingFields
 from machd.dialects.wire.idle_time import read_ttl
 from machd.dialects.wire.refusal import Ignored, Refused, only
+from machd.request.adapter import NumberedAdapter
+from machd.settings.adapters import MAX_SCALE
+
+_MAX_ADAPTERS = 16
+"""Of one request."""
+
+_MAX_ID = 2**31 - 1
 
 FalseOnly: TypeAlias = Annotated[Raw | UnsetType, only(False)]  # noqa: FBT003 - a JSON value
 TrueOnly: TypeAlias = Annotated[Raw | UnsetType, only(True)]  # noqa: FBT003 - a JSON value
@@ -57,8 +64,24 @@ class VllmFields(SamplingFields, frozen=True, kw_only=True):
     spaces_between_special_tokens: Ignored = UNSET
 
 
+class ListedAdapter(Struct, frozen=True, kw_only=True):
+    """An adapter that computes the answer, beside the model.
+
+    Attributes:
+        id: As ``GET /lora-adapters`` tells it.
+        scale: What it counts for; 0 leaves it out, 1 is as it was trained.
+    """
+
+    id: Annotated[int, Meta(ge=0, le=_MAX_ID)]
+    scale: Annotated[float, Meta(ge=-MAX_SCALE, le=MAX_SCALE)]
+
+
 class LlamaCppFields(VllmFields, frozen=True, kw_only=True):
-    """llama.cpp's. What only shapes a sampler that has to be off is ignored."""
+    """llama.cpp's. What only shapes a sampler that has to be off is ignored.
+
+    Attributes:
+        lora: Adapters of the model that compute the answer, all that are listed together.
+    """
 
     adaptive_target: _OffOnly = UNSET
     dry_multiplier: ZeroOnly = UNSET
@@ -66,7 +89,7 @@ class LlamaCppFields(VllmFields, frozen=True, kw_only=True):
     grammar_lazy: FalseOnly = UNSET
     grammar_triggers: Refused = UNSET
     image_data: Refused = UNSET
-    lora: Refused = UNSET
+    lora: Annotated[list[ListedAdapter], Meta(max_length=_MAX_ADAPTERS)] | None = None
     min_keep: ZeroOnly = UNSET
     mirostat: ZeroOnly = UNSET
     n_cmpl: OneOnly = UNSET
@@ -110,6 +133,12 @@ class LlamaCppFields(VllmFields, frozen=True, kw_only=True):
     sse_ping_interval: Ignored = UNSET
     timings_per_token: Ignored = UNSET
     xtc_threshold: Ignored = UNSET
+
+    def listed_adapters(self) -> list[NumberedAdapter] | None:
+        """Those of ``lora``."""
+        return (
+            None if self.lora is None else [NumberedAdapter(one.id, one.scale) for one in self.lora]
+        )
 
 
 class OtherServersFields(LlamaCppFields, frozen=True, kw_only=True):

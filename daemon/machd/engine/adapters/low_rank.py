@@ -19,11 +19,13 @@ class BaseLayer:
         outputs: Numbers that it makes of a row.
         inputs: Numbers of a row.
         experts: Of a layer with one matrix for each expert; 0 for a plain one.
+        heads: That its outputs are of, for projections of queries and keys; 0 for others, and where the model does not tell.
     """
 
     outputs: int
     inputs: int
     experts: int = 0
+    heads: int = 0
 
 
 BaseLayers: TypeAlias = Mapping[str, BaseLayer]

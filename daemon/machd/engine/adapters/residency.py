@@ -20,6 +20,19 @@ from machd.request.adapter import Adapter
 _Key: TypeAlias = tuple[Adapter, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterLimits:
+    """Limits of adapters in memory.
+
+    Attributes:
+        max_loaded: Most of them at once, those on their way included.
+        pinned: Names of those that stay in memory once they are there; fewer than ``max_loaded``.
+    """
+
+    max_loaded: int = 8
+    pinned: frozenset[str] = frozenset()
+
+
 class AdaptedModel(Protocol):
     """The model that adapters are added to."""
 
@@ -58,19 +71,22 @@ class AdapterResidency:
     """Adapters of one model. Lives on the engine thread."""
 
     def __init__(
-        self, model: AdaptedModel, read: Callable[[Adapter], AdapterWeights], *, max_loaded: int
+        self,
+        model: AdaptedModel,
+        read: Callable[[Adapter], AdapterWeights],
+        limits: AdapterLimits,
     ) -> None:
         """Begin without any.
 
         Args:
             model: Computes them.
             read: Reads and checks one adapter's files; called on a thread of its own.
-            max_loaded: Most entries in memory, those on their way included.
+            limits: Of those in memory.
         """
-        assert max_loaded >= 1, "one row's adapters fit"
+        assert limits.max_loaded >= 1, "one row's adapters fit"
         self._model = model
         self._read = read
-        self._max_loaded = max_loaded
+        self._limits = limits
         self._entries: dict[_Key, _Entry] = {}  # the one held last is last
         self._loads = 0
         self._reader: ThreadPoolExecutor | None = None
@@ -144,13 +160,16 @@ class AdapterResidency:
 
     def _make_room(self) -> bool:
         """Drop the adapters that were held longest ago, if there are too many; False if all are in use."""
-        while len(self._entries) >= self._max_loaded:
+        while len(self._entries) >= self._limits.max_loaded:
             unused = next(
-                (key for key, one in self._entries.items() if not one.holders and not one.loading),
-                None,
+                (key for key, one in self._entries.items() if self._may_go(key, one)), None
             )
             if unused is None:
                 return False
             self._model.remove(unused)
             del self._entries[unused]
         return True
+
+    def _may_go(self, key: _Key, entry: _Entry) -> bool:
+        is_pinned = all(one.name in self._limits.pinned for one in key)
+        return not (entry.holders or entry.loading or is_pinned)

@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -43,6 +44,8 @@ class StoredTensor:
 
     offset: int
     size_bytes: int
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,22 +70,32 @@ def read_safetensors_header(path: Path, max_tensors: int = MAX_TENSORS) -> Safet
     """
     try:
         with open_regular(path) as file:
-            size_bytes = os.fstat(file.fileno()).st_size
-            length_bytes = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-            if size_bytes < _LENGTH_BYTES or length_bytes > min(size_bytes, _MAX_HEADER_BYTES):
-                raise _broken(path, "its header is longer than the file")
-            text = file.read(length_bytes)
+            return header_of(file, path, os.fstat(file.fileno()).st_size, max_tensors)
     except OSError as error:
         raise ModelNotFoundError(f"cannot read {path.name}: {error.strerror}") from error
-    entries = _entries(path, text, max_tensors)
+
+
+def header_of(
+    file: BinaryIO, path: Path, size_bytes: int, max_tensors: int = MAX_TENSORS
+) -> SafetensorsHeader:
+    """Read and check the header of a file that is open at its beginning, or of its content in memory.
+
+    Raises:
+        ModelFormatError: As in :func:`read_safetensors_header`.
+    """
+    length_bytes = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+    if size_bytes < _LENGTH_BYTES or length_bytes > min(size_bytes, _MAX_HEADER_BYTES):
+        raise _broken(path, "its header is longer than the file")
+    entries = _entries(path, file.read(length_bytes), max_tensors)
     data_bytes = size_bytes - _LENGTH_BYTES - length_bytes
     begin = _LENGTH_BYTES + length_bytes
-    tensors: dict[str, StoredTensor] = {}
-    for name, entry in entries.items():
-        if name != "__metadata__":
-            start, end = _checked_range(path, name, entry, data_bytes)
-            tensors[name] = StoredTensor(begin + start, end - start)
-    return SafetensorsHeader(tensors)
+    return SafetensorsHeader(
+        {
+            name: _checked_tensor(path, name, entry, begin, data_bytes)
+            for name, entry in entries.items()
+            if name != "__metadata__"
+        }
+    )
 
 
 def _entries(path: Path, text: bytes, max_tensors: int) -> dict[str, msgspec.Raw]:
@@ -96,20 +109,27 @@ def _entries(path: Path, text: bytes, max_tensors: int) -> dict[str, msgspec.Raw
     except (ValueError, RecursionError) as error:  # bytes that are no UTF-8 among them
         raise _broken(path, "its header is not JSON") from error
     # Counted again, because JSON has escapes.
-    if len(entries) - ("__metadata__" in entries) > max_tensors:
+    count = len(entries) - ("__metadata__" in entries)
+    if count > max_tensors:
         raise _too_many(path)
+    if text.count(_OFFSETS) > count:
+        raise _broken(path, "a tensor is in its header twice")
     return entries
 
 
-def _checked_range(path: Path, name: str, raw: msgspec.Raw, data_bytes: int) -> tuple[int, int]:
-    """Find a tensor's range in the data, after comparing shape, offsets and the file's end."""
+def _checked_tensor(
+    path: Path, name: str, raw: msgspec.Raw, begin: int, data_bytes: int
+) -> StoredTensor:
+    """Find a tensor in the data, which begins at a byte, after comparing shape, offsets and the file's end."""
     shown = shortened(name)
     try:
         entry = json.loads(bytes(raw))
         assert isinstance(entry, dict)
         start, end = _numbers(entry["data_offsets"])
-        elements = math.prod(_numbers(entry["shape"]))
-        bits = _BITS[entry["dtype"]]
+        shape = tuple(_numbers(entry["shape"]))
+        elements = math.prod(shape)
+        dtype = entry["dtype"]
+        bits = _BITS[dtype]
     except (AssertionError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise _broken(path, f"the header's entry for {shown} makes no sense") from error
     if not 0 <= start <= end:
@@ -118,7 +138,7 @@ def _checked_range(path: Path, name: str, raw: msgspec.Raw, data_bytes: int) -> 
         raise _broken(path, f"it is truncated: {shown} ends behind the end of the file")
     if elements < 0 or elements * bits != (end - start) * 8:
         raise _broken(path, f"shape and size of {shown} do not agree")
-    return start, end
+    return StoredTensor(begin + start, end - start, dtype, shape)
 
 
 def _numbers(values: list[object]) -> list[int]:

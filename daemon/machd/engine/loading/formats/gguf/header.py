@@ -198,14 +198,23 @@ def read_gguf_header(path: Path) -> GgufHeader:
         ModelNotFoundError: The file cannot be opened.
     """
     with _mapped(path) as data:
-        reader = _Reader(path, data)
-        try:
-            return reader.header()
-        except (struct.error, UnicodeDecodeError, OverflowError) as error:
-            raise ModelFormatError(
-                f"{path.name} is truncated or corrupt (its header ends at byte "
-                f"{reader.position:,}); fetch the file again"
-            ) from error
+        return gguf_header_of(data, path)
+
+
+def gguf_header_of(data: mmap.mmap | bytes, path: Path) -> GgufHeader:
+    """Read and check the header of a file's whole content.
+
+    Raises:
+        ModelFormatError: As in :func:`read_gguf_header`.
+    """
+    reader = _Reader(path, data)
+    try:
+        return reader.header()
+    except (struct.error, UnicodeDecodeError, OverflowError) as error:
+        raise ModelFormatError(
+            f"{path.name} is truncated or corrupt (its header ends at byte "
+            f"{reader.position:,}); fetch the file again"
+        ) from error
 
 
 @contextmanager
@@ -224,7 +233,7 @@ def _mapped(path: Path) -> Iterator[mmap.mmap]:
 class _Reader:
     """A position in the file's bytes."""
 
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
+    def __init__(self, path: Path, data: mmap.mmap | bytes) -> None:
         self._path = path
         self._data = data
         self.position = 0

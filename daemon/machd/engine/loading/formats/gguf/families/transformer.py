@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from machd.engine.backend.model_files import shortened
 from machd.engine.loading.formats.gguf.families.family import (
@@ -17,6 +17,8 @@ from machd.errors import ModelFormatError
 
 if TYPE_CHECKING:
     import mlx.core as mx
+    import numpy as np
+    from numpy.typing import NDArray
 
 NAMES: Mapping[str, str] = {
     "token_embd": "model.embed_tokens",
@@ -297,12 +299,24 @@ def heads_in_halves(heads_key: str, default_key: str | None = None) -> Change:
         of = header.text("general.architecture")
         default = None if default_key is None else header.integer(f"{of}.{default_key}")
         heads = header.integer(f"{of}.{heads_key}", default)
-        if rows.shape[0] % (2 * heads):
-            raise ModelFormatError(f"a projection of shape {rows.shape} has no {heads} even heads")
-        paired = rows.reshape(heads, -1, 2, *rows.shape[1:])
-        return paired.swapaxes(1, 2).reshape(rows.shape)
+        return in_halves(rows, heads)
 
     return change
+
+
+_Array = TypeVar("_Array", "mx.array", "NDArray[np.float32]")
+
+
+def in_halves(rows: _Array, heads: int) -> _Array:
+    """Put the rows of each head in mlx-lm's order: the first of each pair of neighbours, then the second of each.
+
+    Raises:
+        ModelFormatError: The rows are not those of so many heads.
+    """
+    if heads < 1 or rows.shape[0] % (2 * heads):
+        raise ModelFormatError(f"a projection of shape {rows.shape} has no {heads} even heads")
+    paired = rows.reshape(heads, -1, 2, *rows.shape[1:])
+    return paired.swapaxes(1, 2).reshape(rows.shape)
 
 
 LLAMA_ORDER: Mapping[str, Change] = {
