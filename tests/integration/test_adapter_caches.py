@@ -171,7 +171,10 @@ def test_routers_are_told_the_adapter_of_each_block(tmp_path: Path, directory: P
     """VLLM's fields have its name, and a number that the same content has anywhere; both are empty for the model's."""
     del directory  # it is read at the start
     endpoints = (f"ipc://{tmp_path}/e", f"ipc://{tmp_path}/r")
-    flags = {"kv_events__endpoint": endpoints[0], "kv_events__replay_endpoint": endpoints[1]}
+    flags: dict[str, Any] = {
+        "kv_events__endpoint": endpoints[0],
+        "kv_events__replay_endpoint": endpoints[1],
+    }
     stored: list[Any] = []
     with (
         KvSubscriber(*endpoints) as subscriber,

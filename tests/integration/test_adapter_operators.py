@@ -10,13 +10,13 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 from support.checkpoints.served_adapters import said, write_adapter
+from support.checkpoints.tiny_encoder import write_tiny_embedder
 from support.clocks.polling import CEILING_S
 from support.daemon.admin_daemon import AdminDaemon
 from support.daemon.keys import locked_by
-from support.daemon.running_daemon import RunningDaemon
+from support.daemon.serve_process import ServeProcess
 from support.daemon.supervised_daemon import SupervisedDaemon
 from support.engines.dialogue import chat, says_its_adapters
-from support.engines.fake_encoder import FakeEncoder
 from support.engines.fake_engine import FakeEngine
 
 _CHAT = "/v1/chat/completions"
@@ -29,6 +29,14 @@ def _directory(tmp_path: Path) -> Path:
     directory = tmp_path / "adapters"
     write_adapter(directory / "support", 1)
     return directory
+
+
+@pytest.fixture(name="admin")
+def _admin(locked: AdminDaemon) -> Iterator[httpx.Client]:
+    """A client of the admin API with the operator's own token."""
+    headers = {"Authorization": f"Bearer {_TOKEN}"}
+    with httpx.Client(base_url=locked.admin_url, headers=headers, timeout=CEILING_S) as client:
+        yield client
 
 
 @pytest.fixture(name="locked")
@@ -79,18 +87,20 @@ def test_operator_loads_what_has_come_and_unloads_what_is_to_go(
     assert _asked(locked, "support").status_code == 200
 
 
-def test_reload_serves_again_what_was_unloaded(locked: AdminDaemon, directory: Path) -> None:
+def test_reload_serves_again_what_was_unloaded(
+    locked: AdminDaemon, admin: httpx.Client, directory: Path
+) -> None:
     """As the directory has it then; another change of a setting does not."""
     assert _post(locked, _UNLOAD, {"lora_name": "support"}).status_code == 200
     write_adapter(directory / "new", 2)
-    assert locked.admin.put("/admin/log-level", json={"level": "debug"}).status_code == 200
+    assert admin.put("/admin/log-level", json={"level": "debug"}).status_code == 200
     assert _asked(locked, "support").status_code == 404
 
-    assert locked.admin.post("/admin/reload").status_code == 200
+    assert admin.post("/admin/reload").status_code == 200
 
     assert _asked(locked, "support").status_code == 200
     assert _asked(locked, "new").status_code == 200
-    patched = locked.admin.patch(
+    patched = admin.patch(
         "/admin/config", json={"adapters": {"other": {"path": str(directory / "new"), "scale": 3}}}
     )
     assert patched.json()["changed"] == ["adapters.other"]
@@ -140,10 +150,16 @@ def test_damaged_adapter_is_not_loaded(locked: AdminDaemon, directory: Path) -> 
     assert _asked(locked, "new").status_code == 404
 
 
-def test_encoder_takes_no_adapter(directory: Path) -> None:
+def test_encoder_takes_no_adapter(tmp_path: Path, directory: Path) -> None:
     """A model that generates nothing refuses one in words, and goes on without."""
+    write_tiny_embedder(tmp_path / "embedder")
     with (
-        RunningDaemon(FakeEncoder, {"adapters.directory": str(directory)}) as daemon,
+        ServeProcess(
+            "--model-path",
+            str(tmp_path / "embedder"),
+            "--adapters-directory",
+            str(directory),
+        ) as daemon,
         httpx.Client(base_url=daemon.url, timeout=CEILING_S) as client,
     ):
         refused = client.post("/v1/embeddings", json={"model": "support", "input": "a"})

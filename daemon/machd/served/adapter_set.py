@@ -139,7 +139,7 @@ class AdapterSet:
             NotFoundError: There is none of this name.
         """
         if name not in self._adapters:
-            raise NotFoundError(f"The lora adapter {name!r} cannot be found.", param="lora_name")
+            raise NotFoundError(f"The lora adapter {name!r} cannot be found", param="lora_name")
         self._unloaded.add(name)
 
     def forget_unloads(self) -> None:
