@@ -45,7 +45,9 @@ _HOLDS_NOT = 1
     is_flag=True,
     help="Load the weights, run the checks on them, and keep the results.",
 )
-@click.option("--all-archs", is_flag=True, help="Measure every architecture of mlx-lm.")
+@click.option(
+    "--all-archs", is_flag=True, help="Measure every architecture of mlx-lm, and encoders."
+)
 @click.option(
     "--arch", "archs", multiple=True, metavar="NAME", help="Measure this one; may be repeated."
 )
@@ -87,7 +89,8 @@ def check(
     With --fits it says whether several models can be loaded at once: each MODEL is one of those that the settings name,
     or what serve takes; without any, all that the settings name are meant.
 
-    With --all-archs or --arch it measures tiny models of mlx-lm's architectures instead. With --vision too, it
+    With --all-archs or --arch it measures tiny models of mlx-lm's architectures and of encoders' families instead, and exits
+    with 1 if a text has another vector in a batch than alone, or than the files say. With --vision too, it
     compares tiny models of mlx-vlm's families with mlx-vlm's own generation, and exits with 1 if one that is served
     with images answers otherwise.
     """

@@ -57,12 +57,12 @@ def kernels(subject: EncoderSubject) -> Finding:
     """Passes of machd's own kernels, whose texts lie behind one another: those of mlx's layers, padded."""
     if not subject.packs:
         return unsupported("machd's own kernels do not compute it here")
-    texts = [*_texts(), *_pairs()]
-    alone = np.concatenate([subject.compute_padded([one]) for one in texts])
-    found = {
-        "in one pass": (texts, subject.compute(texts), alone),
-        "padded in one pass": (texts, subject.compute_padded(texts), alone),
-    }
+    found = {}
+    # A pass without a second text takes another way.
+    for label, texts in (("in one pass", _texts()), ("with pairs", [*_texts(), *_pairs()])):
+        alone = np.concatenate([subject.compute_padded([one]) for one in texts])
+        found[label] = (texts, subject.compute(texts), alone)
+        found[f"{label}, padded"] = (texts, subject.compute_padded(texts), alone)
     return _compared(found, is_classifier=subject.is_classifier)
 
 
@@ -112,7 +112,7 @@ def _compared(
 ) -> Finding:
     """Compare rows with those wanted; the detail names the passes and the texts that differ."""
     most = MAX_LOGIT_DIFF if is_classifier else MAX_COSINE_GAP
-    wrong, gaps = list[str](), list[Vectors]()
+    wrong, gaps, length_diff = list[str](), list[Vectors](), 0.0
     for label, (texts, found, wanted) in passes.items():
         gap = _gaps(found, wanted, is_classifier=is_classifier)
         gaps.append(gap)
@@ -120,6 +120,7 @@ def _compared(
         if not is_classifier:
             lengths = np.linalg.norm(found, axis=1) / np.linalg.norm(wanted, axis=1)
             is_right &= np.abs(lengths - 1) <= _MAX_LENGTH_DIFF
+            length_diff = max(length_diff, float(np.abs(lengths - 1).max()))
         tokens = [
             str(len(one.token_ids))
             for one, is_same in zip(texts, is_right, strict=True)
@@ -127,6 +128,8 @@ def _compared(
         ]
         if tokens:
             wrong.append(f"{label}, texts of {', '.join(tokens)} tokens differ")
+    if length_diff > _MAX_LENGTH_DIFF:
+        wrong.append(f"lengths of vectors differ by up to {length_diff:.0%}")
     every = np.concatenate(gaps)
     evidence = Evidence(
         token_mismatches=0,
