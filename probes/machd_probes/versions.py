@@ -179,9 +179,11 @@ def encoder_basis(*, backend: str, blas: str | None) -> ProbeBasis:
     return replace(basis, sources=encoder_sources_digest())
 
 
-def encoder_sources_digest() -> str:
+def encoder_sources_digest(roots: tuple[Path, ...] = _SOURCES) -> str:
     """Hash of the code that encoders are measured with, and of the version of mlx-vlm, whose layers most of them have."""
-    digest = sources_digest(beginnings=(*_ENCODERS, *_WITH_ENCODERS), left_out=_NOT_OF_ENCODERS)
+    digest = sources_digest(
+        roots, beginnings=(*_ENCODERS, *_WITH_ENCODERS), left_out=_NOT_OF_ENCODERS
+    )
     return _with_versions(digest, _ENCODER_PACKAGES)
 
 

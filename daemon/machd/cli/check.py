@@ -196,12 +196,17 @@ def _checked(loaded: LoadedSettings, *, measure: bool) -> ModelCheck | EncoderCh
             return _checked_encoder(encoder, source, settings.model.dtype, blas)
         from machd.cli.check_report import model_check  # noqa: PLC0415 - imports mlx
         from machd.engine.loading.inspection import inspect_model  # noqa: PLC0415 - imports mlx
+        from machd.engine.loading.reranker_inspection import (  # noqa: PLC0415 - imports mlx
+            inspect_reranker,
+            names_reranker,
+        )
         from machd_probes.evidence_store import (  # noqa: PLC0415 - parses the matrix
             EvidenceStore,
             weights_key,
         )
         from machd_probes.versions import probe_basis  # noqa: PLC0415
 
+        is_reranker = names_reranker(source, kind=settings.model.kind)
         found = inspect_model(
             source,
             dtype=settings.model.dtype,
@@ -211,8 +216,13 @@ def _checked(loaded: LoadedSettings, *, measure: bool) -> ModelCheck | EncoderCh
             quantize=settings.model.quantize,
             residency=residency(settings),
             kv_budget_bytes=int(settings.continuous_batching.kv_budget_gb * 1e9),
-            has_tokenizers=measure,
+            has_tokenizers=measure or is_reranker,
         )
+        reranker = None
+        if is_reranker:
+            reranker = inspect_reranker(
+                source, kind=settings.model.kind, chat_template=settings.model.chat_template
+            )
         model = replace(
             found.description,
             blas=measure_blas(blas).name if found.description.backend == "cpu" else None,
@@ -236,6 +246,7 @@ def _checked(loaded: LoadedSettings, *, measure: bool) -> ModelCheck | EncoderCh
         results,
         kv_budget_gb=settings.continuous_batching.kv_budget_gb,
         quality=quality,
+        reranker=reranker,
     )
 
 
