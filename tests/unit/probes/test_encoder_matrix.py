@@ -153,13 +153,13 @@ def _forget_pooling_of_head(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def _double_token_types(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let machd's own kernels add the first token type twice."""
+def _add_too_much_of_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let machd's own kernels add positions and token types one and a half times."""
     right = NativeBert.__init__
 
     def init(self: NativeBert, model: object) -> None:
         right(self, model)
-        self._first_type_positions = self._first_type_positions + self._types[0]
+        self._typed_positions = self._typed_positions * 1.5
 
     monkeypatch.setattr(NativeBert, "__init__", init)
 
@@ -198,8 +198,8 @@ _NATIVE = pytest.mark.skipif(not _HAS_KERNELS, reason="machd's own kernels are n
         pytest.param("llama", _forget_length, POOLING_CHECK, marks=_LONG),
         pytest.param("bert", _forget_mask, KERNELS_CHECK, marks=_NATIVE),
         pytest.param("camembert-classifier", _forget_mask, KERNELS_CHECK, marks=(_NATIVE, _LONG)),
-        pytest.param("bert", _double_token_types, KERNELS_CHECK, marks=_NATIVE),
-        pytest.param("roberta", _double_token_types, KERNELS_CHECK, marks=(_NATIVE, _LONG)),
+        pytest.param("bert", _add_too_much_of_types, KERNELS_CHECK, marks=_NATIVE),
+        pytest.param("roberta", _add_too_much_of_types, KERNELS_CHECK, marks=(_NATIVE, _LONG)),
     ],
 )
 def test_a_planted_fault_turns_the_verdict(
