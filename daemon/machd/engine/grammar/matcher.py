@@ -26,7 +26,14 @@ SLOW_MASK_S = 0.02
 """Processor time from which on finding a row's next tokens counts as slow; 0.1 ms is usual."""
 
 _SLOW_BUDGET_S = 0.25
-"""Slow processor time that a row may take in all: every row of the batch waits for it."""
+"""Slow processor time that a row may have taken: every row of the batch waits for it."""
+
+_LONGEST_COUNTED_S = 0.05
+"""What one step counts for at most. A virtual machine that its host holds up counts that as
+processor time, and one such pause says nothing about the grammar."""
+
+_FORGIVEN_S = 0.002
+"""Slow time that a step of the usual length takes back, so that no long answer adds its pauses up."""
 
 WORD_BITS = 32
 
@@ -36,7 +43,15 @@ MaskWords: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint32]]
 
 @dataclass(slots=True)
 class _SlowTime:
+    """The slow time of a row and its forks."""
+
     spent_s: float = 0.0
+
+    def spend(self, took_s: float) -> None:
+        if took_s > SLOW_MASK_S:
+            self.spent_s += min(took_s, _LONGEST_COUNTED_S)
+        else:
+            self.spent_s = max(0.0, self.spent_s - _FORGIVEN_S)
 
 
 class _Phase(Enum):
@@ -255,7 +270,7 @@ class Matcher:
         return thread_cpu_s() + own_s
 
     def _spend(self, took_s: float) -> None:
-        self._slow.spent_s += took_s if took_s > SLOW_MASK_S else 0.0
+        self._slow.spend(took_s)
         if self._slow.spent_s > _SLOW_BUDGET_S:
             raise _too_complex()
 

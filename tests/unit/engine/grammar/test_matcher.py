@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from itertools import count
+
 import pytest
 from support.engines.constrained_rows import grammar_of, schema_grammar
 from support.engines.fake_engine import FakeEngine
@@ -126,3 +129,31 @@ def test_rows_of_one_grammar_do_not_share_their_place(digits: Grammar) -> None:
     say(other, b"9")
     say(one, b"3")
     assert one.allowed() == {END_OF_TEXT}
+
+
+@pytest.mark.parametrize(
+    ("slow_s", "every", "is_refused"),
+    [(0.03, 1, True), (0.03, 2, True), (5.0, 200, False), (0.03, 20, False)],
+    ids=["each step", "each other step", "rare pauses", "slow now and then"],
+)
+def test_a_grammar_that_holds_up_the_batch_is_given_up_and_pauses_are_forgiven(
+    slow_s: float,
+    every: int,
+    is_refused: bool,  # noqa: FBT001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A machine that stands still now and then ends no answer, however long; slow steps in a row do."""
+    readings = count()
+    now_s = 0.0
+
+    def cpu_s() -> float:
+        nonlocal now_s
+        number = next(readings)
+        if number % 2 == 1 and number // 2 % every == 0:  # a step reads the clock before and behind
+            now_s += slow_s
+        return now_s
+
+    monkeypatch.setattr("machd.engine.grammar.matcher.thread_cpu_s", cpu_s)
+    one = matcher(grammar_of(FakeEngine(), ConstraintKind.REGEX, "[0-9]*"))
+    with pytest.raises(GrammarError, match="too complex") if is_refused else nullcontext():
+        say(one, b"7" * 4000)
