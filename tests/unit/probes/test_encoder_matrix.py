@@ -42,7 +42,17 @@ def _row(name: str, *check_names: str) -> EncoderRow:
     return matrix.rows[0]
 
 
-@pytest.mark.parametrize("name", TINY_ENCODERS)
+_EVERY_RUN = ("bert", "bert-reranker", "qwen3", "modernbert")
+"""The kept matrix, which a test holds to this code, has all of them."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(one, marks=() if one in _EVERY_RUN else pytest.mark.long)
+        for one in TINY_ENCODERS
+    ],
+)
 def test_a_right_encoder_is_supported(name: str) -> None:
     """Every verdict of every family is supported, with figures of what it kept or was pooled as."""
     row = _row(name)
@@ -143,16 +153,19 @@ def _forget_pooling_of_head(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def _double_token_types(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let machd's own kernels add the first token type twice."""
+def _add_too_much_of_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let machd's own kernels add positions and token types one and a half times."""
     right = NativeBert.__init__
 
     def init(self: NativeBert, model: object) -> None:
         right(self, model)
-        self._first_type_positions = self._first_type_positions + self._types[0]
+        self._typed_positions = self._typed_positions * 1.5
 
     monkeypatch.setattr(NativeBert, "__init__", init)
 
+
+_LONG = pytest.mark.long
+"""Faults whose like is planted into another model."""
 
 _NATIVE = pytest.mark.skipif(not _HAS_KERNELS, reason="machd's own kernels are not built")
 
@@ -161,32 +174,32 @@ _NATIVE = pytest.mark.skipif(not _HAS_KERNELS, reason="machd's own kernels are n
     ("name", "plant", "check"),
     [
         ("bert", _swap_rows, BATCH_CHECK),
-        ("qwen3", _swap_rows, BATCH_CHECK),
+        pytest.param("qwen3", _swap_rows, BATCH_CHECK, marks=_LONG),
         pytest.param("bert", _swap_packed_rows, BATCH_CHECK, marks=_NATIVE),
         pytest.param("bert-reranker", _see_a_neighbours_token, BATCH_CHECK, marks=_NATIVE),
         ("bert", _forget_padding, BATCH_CHECK),
         ("modernbert", _forget_padding, BATCH_CHECK),
-        ("gemma3_text", _forget_padding, BATCH_CHECK),
+        pytest.param("gemma3_text", _forget_padding, BATCH_CHECK, marks=_LONG),
         ("llama", _forget_padding, BATCH_CHECK),
-        ("llama_bidirec", _forget_padding, BATCH_CHECK),
-        ("roberta-classifier", _forget_padding, BATCH_CHECK),
-        ("modernbert-reranker", _forget_padding, BATCH_CHECK),
+        pytest.param("llama_bidirec", _forget_padding, BATCH_CHECK, marks=_LONG),
+        pytest.param("roberta-classifier", _forget_padding, BATCH_CHECK, marks=_LONG),
+        pytest.param("modernbert-reranker", _forget_padding, BATCH_CHECK, marks=_LONG),
         ("modernbert-reranker", _forget_pooling_of_head, BATCH_CHECK),
-        ("bert-max", _pool_padding, BATCH_CHECK),
+        pytest.param("bert-max", _pool_padding, BATCH_CHECK, marks=_LONG),
         ("qwen2", _pool_padding, BATCH_CHECK),
-        ("mistral", _pool_padding, BATCH_CHECK),
+        pytest.param("mistral", _pool_padding, BATCH_CHECK, marks=_LONG),
         ("bert", _pool_by("cls"), POOLING_CHECK),
-        ("bert-cls", _pool_by("mean"), POOLING_CHECK),
+        pytest.param("bert-cls", _pool_by("mean"), POOLING_CHECK, marks=_LONG),
         ("bert-root", _pool_by("mean"), POOLING_CHECK),
-        ("xlm-roberta", _pool_by("max"), POOLING_CHECK),
+        pytest.param("xlm-roberta", _pool_by("max"), POOLING_CHECK, marks=_LONG),
         ("qwen3", _pool_by("mean"), POOLING_CHECK),
-        ("gemma3_text", _pool_by("last"), POOLING_CHECK),
+        pytest.param("gemma3_text", _pool_by("last"), POOLING_CHECK, marks=_LONG),
         ("bert", _forget_length, POOLING_CHECK),
-        ("llama", _forget_length, POOLING_CHECK),
+        pytest.param("llama", _forget_length, POOLING_CHECK, marks=_LONG),
         pytest.param("bert", _forget_mask, KERNELS_CHECK, marks=_NATIVE),
-        pytest.param("camembert-classifier", _forget_mask, KERNELS_CHECK, marks=_NATIVE),
-        pytest.param("bert", _double_token_types, KERNELS_CHECK, marks=_NATIVE),
-        pytest.param("roberta", _double_token_types, KERNELS_CHECK, marks=_NATIVE),
+        pytest.param("camembert-classifier", _forget_mask, KERNELS_CHECK, marks=(_NATIVE, _LONG)),
+        pytest.param("bert", _add_too_much_of_types, KERNELS_CHECK, marks=_NATIVE),
+        pytest.param("roberta", _add_too_much_of_types, KERNELS_CHECK, marks=(_NATIVE, _LONG)),
     ],
 )
 def test_a_planted_fault_turns_the_verdict(
