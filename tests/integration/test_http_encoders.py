@@ -230,6 +230,62 @@ def test_documents_are_ranked_by_the_scores_of_pairs(http: httpx.Client) -> None
     assert top["results"] == [{"index": best, "relevance_score": scores[best]}]
 
 
+def test_tei_clients_get_the_same_vectors_in_lists(http: httpx.Client) -> None:
+    """``/embed`` and ``inputs`` give lists of vectors of length 1, unless normalising is turned off."""
+    raw = _vectors(http, model="raw", input=["abc", "b"])
+    unit = raw / np.linalg.norm(raw, axis=1, keepdims=True)
+    for path, field in (("/embed", "inputs"), ("/embed", "input"), ("/v1/embeddings", "inputs")):
+        given = _ask(http, path, model="raw", **{field: ["abc", "b"]}, truncate=True)
+        assert np.array(given) == pytest.approx(unit, abs=1e-6)
+    one = _ask(http, "/embed", model="raw", inputs="abc", normalize=False)
+    assert np.array(one) == pytest.approx(raw[:1], abs=1e-6)
+    error = _error(http, "/embed", model="raw", inputs=[""] * 65)
+    assert error["param"] == "inputs"
+
+
+def test_tei_clients_get_ranks_of_their_texts(http: httpx.Client) -> None:
+    """``texts`` in place of ``documents`` gives a list, with the scores that documents get."""
+    texts = ["a dog", "a cat", "zzz"]
+    ranked = _ask(http, "/rerank", model="cross", query="a cat", documents=texts)["results"]
+    given = _ask(http, "/rerank", model="cross", query="a cat", texts=texts)
+    assert given == [{"index": one["index"], "score": one["relevance_score"]} for one in ranked]
+    raw = _ask(
+        http,
+        "/rerank",
+        model="cross",
+        query="a cat",
+        texts=texts,
+        raw_scores=True,
+        return_text=True,
+    )
+    for one, same in zip(raw, given, strict=True):
+        assert one["text"] == texts[one["index"]]
+        assert same["score"] == pytest.approx(1 / (1 + math.exp(-one["score"])))
+    for fields in ({}, {"texts": texts, "documents": texts}):
+        assert _error(http, "/rerank", model="cross", query="a", **fields)["param"] == "documents"
+    error = _error(http, "/rerank", model="cross", query="a", texts=["a"] * 65)
+    assert error["param"] == "texts"
+
+
+def test_tei_clients_get_predictions(http: httpx.Client) -> None:
+    """A text has its labels, the likeliest first; several have a list each; a pair is scored as one."""
+    (classes,) = _ask(http, "/v1/classify", model="mood", input="abc")["data"]
+    labels = ["sad", "fine", "glad"]
+    by_label = dict(zip(labels, classes["probs"], strict=True))
+    one = _ask(http, "/predict", model="mood", inputs="abc")
+    assert {row["label"]: row["score"] for row in one} == pytest.approx(by_label)
+    assert [row["score"] for row in one] == sorted(by_label.values(), reverse=True)
+    several = _ask(http, "/predict", model="mood", inputs=[["abc"], ["xyz"]])
+    assert [row["label"] for row in several[0]] == [row["label"] for row in one]
+    assert len(several) == 2
+    (score,) = _ask(http, "/v1/score", model="cross", text_1="a", text_2="b")["data"]
+    assert _ask(http, "/predict", model="cross", inputs=["a", "b"]) == [
+        {"score": pytest.approx(score["score"]), "label": "relevant"}
+    ]
+    for wrong in (["a", "b", "c"], ["a", ["b"]], [["a"], ["b", "c"]]):
+        assert _error(http, "/predict", model="mood", inputs=wrong)["param"] == "inputs"
+
+
 def test_documents_are_cut_to_their_tokens(http: httpx.Client) -> None:
     """``max_tokens_per_doc`` scores the beginning; what is longer than the model takes is cut anyway."""
     short, cut = (
@@ -268,6 +324,8 @@ def test_classes_have_labels_and_probabilities(http: httpx.Client) -> None:
 _WRONG_KINDS = [
     ("chat", "/v1/embeddings", {"input": "a"}),
     ("chat", "/v1/rerank", {"query": "a", "documents": ["b"]}),
+    ("chat", "/embed", {"inputs": "a"}),
+    ("short", "/predict", {"inputs": "a"}),
     ("chat", "/v1/score", {"text_1": "a", "text_2": "b"}),
     ("chat", "/v1/classify", {"input": "a"}),
     ("cross", "/v1/embeddings", {"input": "a"}),

@@ -56,8 +56,8 @@ def _embeddings(**fields: object) -> EmbeddingsRequest:
 )
 def test_every_form_of_input_is_taken(given: object, inputs: list[object]) -> None:
     """OpenAI's four forms, under llama.cpp's name too."""
-    assert list(_embeddings(input=given).inputs()) == inputs
-    assert list(_embeddings(content=given).inputs()) == inputs
+    assert list(_embeddings(input=given).input_list()) == inputs
+    assert list(_embeddings(content=given).input_list()) == inputs
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_texts_that_make_no_pairs_are_refused(fields: dict[str, object], param: 
 def test_documents_are_texts_or_objects_with_one() -> None:
     """Cohere's and Jina's forms; other fields of an object are ignored."""
     body = {"query": "q", "documents": ["a", {"text": "b", "id": 7}]}
-    assert decode_body(json.dumps(body).encode(), RerankRequest).texts == ["a", "b"]
+    assert decode_body(json.dumps(body).encode(), RerankRequest).document_texts == ["a", "b"]
 
 
 def test_equal_scores_keep_their_order() -> None:
