@@ -443,7 +443,23 @@ def test_damaged_weights_are_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_ids_of_another_tokenizer_are_refused(http: httpx.Client) -> None:
-    """OpenAI's clients send ids of its own tokenizer unless told not to."""
+    """OpenAI's clients send ids of its own tokenizer unless told not to: unknown ones, or without this one's special tokens."""
     error = _error(http, "/v1/embeddings", model="short", input=[[15339, 1917]])
     assert error["param"] == "input[0]"
     assert f"(0 to {TINY_VOCABULARY_TOKENS - 1})" in error["message"]
+    first, *words, last = _ask(http, "/tokenize", model="short", prompt="some words")["tokens"]
+    for ids in (words, [first, *words], [*words, last], [first]):
+        error = _error(http, "/v1/embeddings", model="short", input=[[first, last], ids])
+        assert error["param"] == "input[1]"
+        assert f"begin with [{first}] and end with [{last}]" in error["message"]
+
+
+def test_token_ids_that_are_too_many_keep_the_last_special_token(http: httpx.Client) -> None:
+    """They are refused, or cut as their text is."""
+    ids = _ask(http, "/tokenize", model="short", prompt=_LONG)["tokens"]
+    assert (
+        _error(http, "/v1/embeddings", model="short", input=ids)["code"]
+        == "context_length_exceeded"
+    )
+    cut = _vectors(http, input=ids, truncate=True)
+    assert np.array_equal(cut, _vectors(http, input=_LONG, truncate=True))

@@ -89,7 +89,6 @@ async def _embed(body: EmbeddingsRequest, call: EncoderCall, form: AnswerForm) -
             make_inputs,
             inputs=inputs,
             prompt=prompt,
-            encoder=encoder,
             truncates=call.truncates,
             param=body.inputs_param,
         ),

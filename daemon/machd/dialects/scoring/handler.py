@@ -105,7 +105,6 @@ async def create_classification(
             make_inputs,
             inputs=body.texts,
             prompt="",
-            encoder=encoder,
             truncates=call.truncates,
             param="input",
         ),

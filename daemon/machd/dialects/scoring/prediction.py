@@ -102,7 +102,6 @@ async def create_predictions(
             make_inputs,
             inputs=[one for (one,) in inputs],
             prompt="",
-            encoder=encoder,
             truncates=call.truncates,
             param="inputs",
         )
