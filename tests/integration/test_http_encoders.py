@@ -188,7 +188,7 @@ def test_ollama_and_llama_cpp_give_the_same_vectors(http: httpx.Client) -> None:
 
 
 def test_ollamas_empty_requests_load_the_model_alone(http: httpx.Client) -> None:
-    """As Ollama answers them."""
+    """A request without a text loads the model and answers with no vector."""
     assert _ask(http, "/api/embed", model="short")["embeddings"] == []
     assert _ask(http, "/api/embed", model="short", input="")["embeddings"] == []
     assert _ask(http, "/api/embed", model="short", input=[])["embeddings"] == []
@@ -196,7 +196,7 @@ def test_ollamas_empty_requests_load_the_model_alone(http: httpx.Client) -> None
 
 
 def test_ollama_cuts_long_texts_unless_told_otherwise(http: httpx.Client) -> None:
-    """Its default is the other way round."""
+    """Its endpoints lose the end of a text unless the request forbids it."""
     cut = _ask(http, "/api/embed", model="short", input=_LONG)["embeddings"]
     assert np.array(cut) == pytest.approx(_vectors(http, input=_LONG, truncate=True), abs=1e-6)
     refused = http.post("/api/embed", json={"model": "short", "input": _LONG, "truncate": False})

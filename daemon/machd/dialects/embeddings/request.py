@@ -60,8 +60,8 @@ class EmbeddingOptions(EncoderRequest, frozen=True, kw_only=True):
         if not encoder.has_shorter_vectors:
             raise UnsupportedParameterError.at(
                 "dimensions",
-                f"the model's checkpoint does not say that its vectors of {encoder.dimensions} may be cut; "
-                "leave it out",
+                f"the model's files do not say that its vectors of {encoder.dimensions} may be cut; leave it out. Where the "
+                'model was trained for that, "is_matryoshka": true in its config.json allows it',
             )
 
 
