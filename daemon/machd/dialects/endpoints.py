@@ -31,6 +31,7 @@ from machd.dialects.ollama import pull as ollama_pull
 from machd.dialects.openapi import openapi_document
 from machd.dialects.responses import handler as responses
 from machd.dialects.scoring import handler as scoring
+from machd.dialects.scoring import prediction
 from machd.dialects.systemone import handler as systemone
 from machd.dialects.tokens import handler as tokens
 from machd.http.context import ServerContext
@@ -46,7 +47,17 @@ async def get_openapi(context: NamedDependency[ServerContext]) -> Response[bytes
 
 _MODULES = (
     *(chat, completions, infill, responses, anthropic, ollama, ollama_embeddings, ollama_pull),
-    *(embeddings, scoring, systemone, models, tokens, model_loading, model_feed, lm_studio),
+    *(
+        embeddings,
+        scoring,
+        prediction,
+        systemone,
+        models,
+        tokens,
+        model_loading,
+        model_feed,
+        lm_studio,
+    ),
     *(inspection, server_info, health),
 )
 """Modules in the order of the documentation, as the handlers in each of them are."""

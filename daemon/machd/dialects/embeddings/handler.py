@@ -1,6 +1,7 @@
-"""``POST /v1/embeddings`` and ``POST /embedding``.
+"""``POST /v1/embeddings``, ``POST /embedding`` and ``POST /embed``.
 
-llama.cpp's clients send ``content`` or ask ``/embedding``, and get llama.cpp's list; all others OpenAI's object.
+llama.cpp's clients send ``content`` or ask ``/embedding``, and those of text-embeddings-inference (TEI) send ``inputs`` or ask
+``/embed``: they get lists. All others get OpenAI's object.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from machd.dialects.embeddings.answer import (
     EmbeddingList,
     LlamaCppEmbedding,
 )
-from machd.dialects.embeddings.request import EmbeddingsRequest
+from machd.dialects.embeddings.request import AnswerForm, EmbeddingsRequest
 from machd.dialects.embeddings.vector_form import VectorForm, vector_form, vectors_of
 from machd.dialects.encoding import (
     OVERLOADS,
@@ -42,6 +43,7 @@ from machd.reading.vectors import in_base64
     "POST /v1/embeddings",
     EmbeddingList,
     list[LlamaCppEmbedding],
+    list[list[float]],
     takes=EmbeddingsRequest,
     also=OVERLOADS,
 )
@@ -50,7 +52,7 @@ async def create_embeddings(
 ) -> Response[bytes]:
     """Vectors of texts."""
     body, call = await hold_encoder(request, context, EmbeddingsRequest)
-    return await _embed(body, call, is_llama_cpp=body.content is not None)
+    return await _embed(body, call, body.form)
 
 
 @endpoint("POST /embedding", list[LlamaCppEmbedding], takes=EmbeddingsRequest, also=OVERLOADS)
@@ -59,14 +61,21 @@ async def create_llama_cpp_embeddings(
 ) -> Response[bytes]:
     """Vectors of texts, in llama.cpp's words."""
     body, call = await hold_encoder(request, context, EmbeddingsRequest)
-    return await _embed(body, call, is_llama_cpp=True)
+    return await _embed(body, call, AnswerForm.LLAMA_CPP)
 
 
-async def _embed(
-    body: EmbeddingsRequest, call: EncoderCall, *, is_llama_cpp: bool
+@endpoint("POST /embed", list[list[float]], takes=EmbeddingsRequest, also=OVERLOADS)
+async def create_tei_embeddings(
+    request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> Response[bytes]:
+    """Vectors of texts, in the words of text-embeddings-inference."""
+    body, call = await hold_encoder(request, context, EmbeddingsRequest)
+    return await _embed(body, call, AnswerForm.TEI)
+
+
+async def _embed(body: EmbeddingsRequest, call: EncoderCall, form: AnswerForm) -> Response[bytes]:
     encoder = require(call.model, EncoderTask.EMBED)
-    inputs = body.inputs()
+    inputs = body.input_list()
     check_inputs(call.context, inputs, param=body.inputs_param)
     await call.context.service.in_worker(body.check, encoder, call.model.vocabulary_tokens)
     prompt = input_prompt(
@@ -80,17 +89,17 @@ async def _embed(
             make_inputs,
             inputs=inputs,
             prompt=prompt,
-            encoder=encoder,
             truncates=call.truncates,
             param=body.inputs_param,
         ),
         identify(call.request, call.context, endpoint="embeddings", prefix="embd-"),
     )
-    in_form = vector_form(
-        encoder, dimensions=body.dimensions, normalises=is_llama_cpp or bool(body.normalize)
-    )
-    if is_llama_cpp:
+    normalises = form is not AnswerForm.OPENAI if body.normalize is None else body.normalize
+    in_form = vector_form(encoder, dimensions=body.dimensions, normalises=normalises)
+    if form is AnswerForm.LLAMA_CPP:
         write = partial(_llama_cpp_json, encoded, in_form)
+    elif form is AnswerForm.TEI:
+        write = partial(_tei_json, encoded, in_form)
     else:
         write = partial(
             _openai_json,
@@ -120,3 +129,7 @@ def _llama_cpp_json(encoded: Encoded, in_form: VectorForm) -> bytes:
         for index, one in enumerate(vectors_of(encoded, in_form))
     ]
     return msgspec.json.encode(answer)
+
+
+def _tei_json(encoded: Encoded, in_form: VectorForm) -> bytes:
+    return msgspec.json.encode([one.tolist() for one in vectors_of(encoded, in_form)])

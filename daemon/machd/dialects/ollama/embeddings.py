@@ -150,7 +150,6 @@ async def _vectors(
         make_inputs,
         inputs=texts,
         prompt=input_prompt(encoder),
-        encoder=encoder,
         truncates=call.truncates,
         param=param,
     )
