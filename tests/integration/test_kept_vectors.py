@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from support.checkpoints.tiny_encoder import write_tiny_classifier, write_tiny_embedder
 from support.clocks.polling import CEILING_S, wait_until
 from support.daemon.engine_processes import engines_of
+from support.daemon.operated_process import OperatedProcess, operated_process
 from support.daemon.scraping import scrape
 from support.daemon.serve_process import ServeProcess
 
@@ -37,10 +37,18 @@ cache.vectors_mb = 1
 class _Daemon:
     """A daemon of encoders, with its operator."""
 
-    server: ServeProcess
+    operated: OperatedProcess
     folder: Path
-    http: httpx.Client
-    admin: httpx.Client
+
+    @property
+    def server(self) -> ServeProcess:
+        """The process."""
+        return self.operated.server
+
+    @property
+    def http(self) -> httpx.Client:
+        """A client of its own."""
+        return self.operated.http
 
     def embed(self, model: str, texts: list[str] = _TEXTS) -> Any:
         """Return an answer's vectors, in base64, and its usage."""
@@ -58,11 +66,6 @@ class _Daemon:
         """Return what a model's vectors take."""
         return scrape(self.server.url, "machd_encoder_cache_bytes", model=model)
 
-    def command(self, path: str) -> None:
-        """Have the operator do something."""
-        answer = self.admin.post(path)
-        assert answer.is_success, answer.text
-
 
 def _write_config(folder: Path, vectors_mb: int) -> Path:
     config = folder / "machd.toml"
@@ -76,23 +79,14 @@ def _daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Daemon]:
     write_tiny_embedder(folder / "one")
     write_tiny_embedder(folder / "other", seed=1)
     write_tiny_classifier(folder / "cross", ["relevant"])
-    runtime = folder / "run"
-    runtime.mkdir(mode=0o700)
-    environ = {**os.environ, "XDG_RUNTIME_DIR": str(runtime)}
-    with ServeProcess("--config", str(_write_config(folder, 1)), environ=environ) as server:
-        (token,) = (runtime / "machd").glob("admin-*.token")
-        headers = {"Authorization": f"Bearer {token.read_text().strip()}"}
-        with (
-            httpx.Client(base_url=server.url, timeout=CEILING_S) as http,
-            httpx.Client(base_url=server.admin_url, headers=headers, timeout=CEILING_S) as admin,
-        ):
-            yield _Daemon(server, folder, http, admin)
+    with operated_process(_write_config(folder, 1)) as operated:
+        yield _Daemon(operated, folder)
 
 
 @pytest.fixture(autouse=True)
 def _empty(daemon: _Daemon) -> None:
     for model in ("kept", "other", "cross"):
-        daemon.command(f"/admin/cache/clear?model={model}")
+        daemon.operated.command(f"/admin/cache/clear?model={model}")
 
 
 def test_kept_vectors_are_those_that_were_computed(daemon: _Daemon) -> None:
@@ -136,13 +130,13 @@ def test_vectors_go_with_the_process_that_computed_them(daemon: _Daemon) -> None
     """An operator unloads the model, or its process dies: the next load may read other weights."""
     computed = daemon.embed("kept")
     assert daemon.bytes_of("kept") > 0
-    daemon.command("/admin/models/kept/unload")
+    daemon.operated.command("/admin/models/kept/unload")
     assert daemon.bytes_of("kept") == 0
     misses = daemon.lookups("kept", "miss")
     assert daemon.embed("kept") == computed
     assert daemon.lookups("kept", "miss") == misses + _DIFFERENT
     for one in ("plain", "other", "cross"):
-        daemon.command(f"/admin/models/{one}/unload")
+        daemon.operated.command(f"/admin/models/{one}/unload")
     wait_until(lambda: len(engines_of(daemon.server.process.pid)) == 1, "one model is loaded")
     (engine,) = engines_of(daemon.server.process.pid)
     engine.kill()
@@ -157,11 +151,11 @@ def test_the_bound_is_taken_on_while_the_daemon_runs(daemon: _Daemon) -> None:
     daemon.embed("kept")
     engines = engines_of(daemon.server.process.pid)
     _write_config(daemon.folder, 0)
-    daemon.command("/admin/reload")
+    daemon.operated.command("/admin/reload")
     daemon.embed("kept", ["a"])
     assert daemon.bytes_of("kept") == 0
     _write_config(daemon.folder, 1)
-    daemon.command("/admin/reload")
+    daemon.operated.command("/admin/reload")
     daemon.embed("kept", ["a"])
     assert daemon.bytes_of("kept") > 0
     assert engines_of(daemon.server.process.pid) == engines
@@ -174,5 +168,5 @@ def test_an_operator_sees_and_clears_what_is_kept(daemon: _Daemon) -> None:
     assert stats["entries"] == _DIFFERENT
     assert stats["bytes"] == daemon.bytes_of("kept")
     assert stats["limit_bytes"] == 1_000_000
-    daemon.command("/admin/cache/clear?model=kept")
+    daemon.operated.command("/admin/cache/clear?model=kept")
     wait_until(lambda: daemon.bytes_of("kept") == 0, "they are forgotten")
