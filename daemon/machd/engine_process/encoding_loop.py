@@ -110,9 +110,9 @@ class EncodingLoop:
         self._on_note = on_note
         self._pulse = Pulse(clock, on_beat)
         self._log = structlog.get_logger("machd.engine")
-        self._inbox: queue.SimpleQueue[_Question | MachdError | None] = queue.SimpleQueue()
-        self._dropped_lock = threading.Lock()
-        self._dropped: list[tuple[EncoderInput, ...]] = []
+        self._inbox: queue.SimpleQueue[_Question | tuple[EncoderInput, ...] | MachdError] = (
+            queue.SimpleQueue()
+        )
         self._waiting: list[_Waiting] = []
         self._error: MachdError = EngineFaultError("the engine has stopped")
         self._thread = threading.Thread(target=self._main, name="machd-engine", daemon=True)
@@ -136,9 +136,7 @@ class EncodingLoop:
 
     def drop_inputs(self, inputs: tuple[EncoderInput, ...]) -> None:
         """Forget texts that no request waits for any more."""
-        with self._dropped_lock:
-            self._dropped.append(inputs)
-        self._inbox.put(None)
+        self._inbox.put(inputs)
 
     def submit(self, requests: tuple[SequenceRequest, ...]) -> None:  # noqa: ARG002 - the port's
         """Raise: an encoder generates nothing, and its front knows that."""
@@ -221,19 +219,20 @@ class EncodingLoop:
         try:
             message = self._inbox.get(timeout=wait_s) if wait_s else self._inbox.get_nowait()
             while True:
-                if isinstance(message, MachdError):
-                    self._error = message
-                    return False
-                if message is not None:
-                    self._queue(message)
+                match message:
+                    case MachdError():
+                        self._error = message
+                        return False
+                    case _Question():
+                        self._queue(message)
+                    case _:
+                        self._drop(message)
                 message = self._inbox.get_nowait()
         except queue.Empty:
-            pass
-        with self._dropped_lock:
-            dropped, self._dropped = self._dropped, []
-        for inputs in dropped:
-            self._waiting = [one for one in self._waiting if one.question.inputs is not inputs]
-        return True
+            return True
+
+    def _drop(self, inputs: tuple[EncoderInput, ...]) -> None:
+        self._waiting = [one for one in self._waiting if one.question.inputs is not inputs]
 
     def _queue(self, question: _Question) -> None:
         texts = [_Waiting(question, place) for place in range(len(question.inputs))]
