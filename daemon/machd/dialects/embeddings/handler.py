@@ -5,6 +5,7 @@ llama.cpp's clients send ``content`` or ask ``/embedding``, and get llama.cpp's 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -31,7 +32,7 @@ from machd.dialects.generation import identify
 from machd.dialects.input_making import make_inputs
 from machd.dialects.model_kinds import require
 from machd.dialects.wire.encoder_usage import EncoderUsage
-from machd.engine.protocol.encoder import EncoderTask
+from machd.engine.protocol.encoder import EncoderInput, EncoderTask, InputTokenizer
 from machd.generations.encodings import Encoded
 from machd.http.context import ServerContext
 from machd.reading.input_prompts import input_prompt
@@ -68,22 +69,27 @@ async def _embed(
     encoder = require(call.model, EncoderTask.EMBED)
     inputs = body.inputs()
     check_inputs(call.context, inputs, param=body.inputs_param)
-    await call.context.service.in_worker(body.check, encoder, call.model.vocabulary_tokens)
+    vocabulary_tokens = call.model.vocabulary_tokens
     prompt = input_prompt(
         encoder,
         prompt_name=body.prompt_name,
         input_type=body.input_type,
         instruction=body.instruction,
     )
-    encoded = await call.encode(
-        partial(
-            make_inputs,
+
+    def make(tokenizer: InputTokenizer) -> Sequence[EncoderInput]:
+        body.check(encoder, vocabulary_tokens)
+        return make_inputs(
+            tokenizer,
             inputs=inputs,
             prompt=prompt,
             encoder=encoder,
             truncates=call.truncates,
             param=body.inputs_param,
-        ),
+        )
+
+    encoded = await call.encode(
+        make,
         identify(call.request, call.context, endpoint="embeddings", prefix="embd-"),
     )
     in_form = vector_form(
