@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -28,6 +29,9 @@ _T = TypeVar("_T")
 
 _INLINE_NUMBERS = 8192
 """Numbers of an answer that takes a millisecond at most to write."""
+
+_INLINE_BODY_BYTES = 16 << 10
+"""Bytes of a request that is checked about as fast as a worker thread wakes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,11 @@ async def hold_encoder(
     model = context.find(body.model)
     note_model(request.scope, model.name)
     service.check_client(client_name(request.scope))
-    checked = await service.in_worker(body.checked)
+    is_small = (request.content_length or math.inf) <= _INLINE_BODY_BYTES
+    if is_small and "content-encoding" not in request.headers:
+        checked = body.checked()
+    else:
+        checked = await service.in_worker(body.checked)
     idle_s = None if context.models.is_one else checked.idle_s
     context = await leased(request, context, checked.model)
     if idle_s is not None and is_operator(request.scope):
