@@ -28,6 +28,7 @@ class FakeEncoder:
         passes: The texts of each pass that was computed.
         begun: Set once a pass has begun.
         held: The first pass waits for it.
+        memory_readings: Number of them.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class FakeEncoder:
         self.passes: list[tuple[EncoderInput, ...]] = []
         self.begun, self.held = threading.Event(), threading.Event()
         self.is_closed = False
+        self.memory_readings = 0
         self._fails = fails or {}
         if not is_held:
             self.held.set()
@@ -93,6 +95,7 @@ class FakeEncoder:
 
     def memory(self) -> MemoryReading:
         """Nothing."""
+        self.memory_readings += 1
         return MemoryReading(0, 0, 0, 0)
 
     def close(self) -> None:

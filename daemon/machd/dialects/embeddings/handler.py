@@ -6,7 +6,7 @@ llama.cpp's clients send ``content`` or ask ``/embedding``, and those of text-em
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 from litestar import Request
@@ -33,7 +33,7 @@ from machd.dialects.generation import identify
 from machd.dialects.input_making import make_inputs
 from machd.dialects.model_kinds import require
 from machd.dialects.wire.encoder_usage import EncoderUsage
-from machd.engine.protocol.encoder import EncoderTask
+from machd.engine.protocol.encoder import EncoderInput, EncoderTask, InputTokenizer
 from machd.http.context import ServerContext
 from machd.reading.input_prompts import input_prompt
 from machd.reading.vectors import in_base64
@@ -77,21 +77,26 @@ async def _embed(body: EmbeddingsRequest, call: EncoderCall, form: AnswerForm) -
     encoder = require(call.model, EncoderTask.EMBED)
     inputs = body.input_list()
     check_inputs(call.context, inputs, param=body.inputs_param)
-    await call.context.service.in_worker(body.check, encoder, call.model.vocabulary_tokens)
+    vocabulary_tokens = call.model.vocabulary_tokens
     prompt = input_prompt(
         encoder,
         prompt_name=body.prompt_name,
         input_type=body.input_type,
         instruction=body.instruction,
     )
-    encoded = await call.encode(
-        partial(
-            make_inputs,
+
+    def make(tokenizer: InputTokenizer) -> Sequence[EncoderInput]:
+        body.check(encoder, vocabulary_tokens)
+        return make_inputs(
+            tokenizer,
             inputs=inputs,
             prompt=prompt,
             truncates=call.truncates,
             param=body.inputs_param,
-        ),
+        )
+
+    encoded = await call.encode(
+        make,
         identify(call.request, call.context, endpoint="embeddings", prefix="embd-"),
     )
     normalises = form is not AnswerForm.OPENAI if body.normalize is None else body.normalize
