@@ -127,7 +127,7 @@ CACHES = PanelRow(
         ),
         panel(
             "Encodings looked up",
-            "Images and videos a second whose embeddings were kept, or had to be encoded.",
+            "Images and videos, and texts of encoders, a second whose embeddings were kept, or had to be encoded.",
             "cps",
             rates_by("outcome", "machd_encoder_lookups_total"),
         ),
@@ -138,8 +138,8 @@ CACHES = PanelRow(
             total_rate("machd_encoder_seconds_total", "encoding"),
         ),
         panel(
-            "Encoded images and videos",
-            "Memory of what is kept; vision.cache_mb is the limit.",
+            "Encoded images, videos and texts",
+            "Memory of what is kept; vision.cache_mb is the limit, and of an encoder's texts cache.vectors_mb.",
             "bytes",
             total("machd_encoder_cache_bytes", "used"),
         ),

@@ -158,7 +158,9 @@ def gelu_product(x: mx.array) -> mx.array:
 class LowRank:
     """What an adapter adds to one product: ``b @ (a @ row)``, kept as it is computed fastest."""
 
-    def __init__(self, pieces: list[tuple[int, mx.array, mx.array]], *, is_half: bool = False) -> None:
+    def __init__(
+        self, pieces: list[tuple[int, mx.array, mx.array]], *, is_half: bool = False
+    ) -> None:
         """Take pieces, each of some of the product's outputs, which lie together.
 
         Args:

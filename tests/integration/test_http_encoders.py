@@ -188,7 +188,7 @@ def test_ollama_and_llama_cpp_give_the_same_vectors(http: httpx.Client) -> None:
 
 
 def test_ollamas_empty_requests_load_the_model_alone(http: httpx.Client) -> None:
-    """As Ollama answers them."""
+    """A request without a text loads the model and answers with no vector."""
     assert _ask(http, "/api/embed", model="short")["embeddings"] == []
     assert _ask(http, "/api/embed", model="short", input="")["embeddings"] == []
     assert _ask(http, "/api/embed", model="short", input=[])["embeddings"] == []
@@ -196,7 +196,7 @@ def test_ollamas_empty_requests_load_the_model_alone(http: httpx.Client) -> None
 
 
 def test_ollama_cuts_long_texts_unless_told_otherwise(http: httpx.Client) -> None:
-    """Its default is the other way round."""
+    """Its endpoints lose the end of a text unless the request forbids it."""
     cut = _ask(http, "/api/embed", model="short", input=_LONG)["embeddings"]
     assert np.array(cut) == pytest.approx(_vectors(http, input=_LONG, truncate=True), abs=1e-6)
     refused = http.post("/api/embed", json={"model": "short", "input": _LONG, "truncate": False})
@@ -228,6 +228,62 @@ def test_documents_are_ranked_by_the_scores_of_pairs(http: httpx.Client) -> None
     top = _ask(http, "/v1/rerank", model="cross", query="a cat", documents=documents, top_n=1)
     best = max(range(3), key=scores.__getitem__)
     assert top["results"] == [{"index": best, "relevance_score": scores[best]}]
+
+
+def test_tei_clients_get_the_same_vectors_in_lists(http: httpx.Client) -> None:
+    """``/embed`` and ``inputs`` give lists of vectors of length 1, unless normalising is turned off."""
+    raw = _vectors(http, model="raw", input=["abc", "b"])
+    unit = raw / np.linalg.norm(raw, axis=1, keepdims=True)
+    for path, field in (("/embed", "inputs"), ("/embed", "input"), ("/v1/embeddings", "inputs")):
+        given = _ask(http, path, model="raw", **{field: ["abc", "b"]}, truncate=True)
+        assert np.array(given) == pytest.approx(unit, abs=1e-6)
+    one = _ask(http, "/embed", model="raw", inputs="abc", normalize=False)
+    assert np.array(one) == pytest.approx(raw[:1], abs=1e-6)
+    error = _error(http, "/embed", model="raw", inputs=[""] * 65)
+    assert error["param"] == "inputs"
+
+
+def test_tei_clients_get_ranks_of_their_texts(http: httpx.Client) -> None:
+    """``texts`` in place of ``documents`` gives a list, with the scores that documents get."""
+    texts = ["a dog", "a cat", "zzz"]
+    ranked = _ask(http, "/rerank", model="cross", query="a cat", documents=texts)["results"]
+    given = _ask(http, "/rerank", model="cross", query="a cat", texts=texts)
+    assert given == [{"index": one["index"], "score": one["relevance_score"]} for one in ranked]
+    raw = _ask(
+        http,
+        "/rerank",
+        model="cross",
+        query="a cat",
+        texts=texts,
+        raw_scores=True,
+        return_text=True,
+    )
+    for one, same in zip(raw, given, strict=True):
+        assert one["text"] == texts[one["index"]]
+        assert same["score"] == pytest.approx(1 / (1 + math.exp(-one["score"])))
+    for fields in ({}, {"texts": texts, "documents": texts}):
+        assert _error(http, "/rerank", model="cross", query="a", **fields)["param"] == "documents"
+    error = _error(http, "/rerank", model="cross", query="a", texts=["a"] * 65)
+    assert error["param"] == "texts"
+
+
+def test_tei_clients_get_predictions(http: httpx.Client) -> None:
+    """A text has its labels, the likeliest first; several have a list each; a pair is scored as one."""
+    (classes,) = _ask(http, "/v1/classify", model="mood", input="abc")["data"]
+    labels = ["sad", "fine", "glad"]
+    by_label = dict(zip(labels, classes["probs"], strict=True))
+    one = _ask(http, "/predict", model="mood", inputs="abc")
+    assert {row["label"]: row["score"] for row in one} == pytest.approx(by_label)
+    assert [row["score"] for row in one] == sorted(by_label.values(), reverse=True)
+    several = _ask(http, "/predict", model="mood", inputs=[["abc"], ["xyz"]])
+    assert [row["label"] for row in several[0]] == [row["label"] for row in one]
+    assert len(several) == 2
+    (score,) = _ask(http, "/v1/score", model="cross", text_1="a", text_2="b")["data"]
+    assert _ask(http, "/predict", model="cross", inputs=["a", "b"]) == [
+        {"score": pytest.approx(score["score"]), "label": "relevant"}
+    ]
+    for wrong in (["a", "b", "c"], ["a", ["b"]], [["a"], ["b", "c"]]):
+        assert _error(http, "/predict", model="mood", inputs=wrong)["param"] == "inputs"
 
 
 def test_documents_are_cut_to_their_tokens(http: httpx.Client) -> None:
@@ -268,6 +324,8 @@ def test_classes_have_labels_and_probabilities(http: httpx.Client) -> None:
 _WRONG_KINDS = [
     ("chat", "/v1/embeddings", {"input": "a"}),
     ("chat", "/v1/rerank", {"query": "a", "documents": ["b"]}),
+    ("chat", "/embed", {"inputs": "a"}),
+    ("short", "/predict", {"inputs": "a"}),
     ("chat", "/v1/score", {"text_1": "a", "text_2": "b"}),
     ("chat", "/v1/classify", {"input": "a"}),
     ("cross", "/v1/embeddings", {"input": "a"}),
@@ -385,7 +443,23 @@ def test_damaged_weights_are_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_ids_of_another_tokenizer_are_refused(http: httpx.Client) -> None:
-    """OpenAI's clients send ids of its own tokenizer unless told not to."""
+    """OpenAI's clients send ids of its own tokenizer unless told not to: unknown ones, or without this one's special tokens."""
     error = _error(http, "/v1/embeddings", model="short", input=[[15339, 1917]])
     assert error["param"] == "input[0]"
     assert f"(0 to {TINY_VOCABULARY_TOKENS - 1})" in error["message"]
+    first, *words, last = _ask(http, "/tokenize", model="short", prompt="some words")["tokens"]
+    for ids in (words, [first, *words], [*words, last], [first]):
+        error = _error(http, "/v1/embeddings", model="short", input=[[first, last], ids])
+        assert error["param"] == "input[1]"
+        assert f"begin with [{first}] and end with [{last}]" in error["message"]
+
+
+def test_token_ids_that_are_too_many_keep_the_last_special_token(http: httpx.Client) -> None:
+    """They are refused, or cut as their text is."""
+    ids = _ask(http, "/tokenize", model="short", prompt=_LONG)["tokens"]
+    assert (
+        _error(http, "/v1/embeddings", model="short", input=ids)["code"]
+        == "context_length_exceeded"
+    )
+    cut = _vectors(http, input=ids, truncate=True)
+    assert np.array_equal(cut, _vectors(http, input=_LONG, truncate=True))

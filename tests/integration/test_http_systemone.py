@@ -91,7 +91,10 @@ class _Reference(PlainLogits):
 
 
 def test_probabilities_are_those_of_the_plain_logits(http: httpx.Client, directory: Path) -> None:
-    """Of every type, labels of several tokens included; also from a cached state and at another temperature."""
+    """Every type of question gets the shares of its labels' logits, labels of several tokens and cached states included.
+
+    A temperature raises the shares to the power of its inverse.
+    """
     plain = _Reference(directory)
     asked: dict[str, tuple[list[str], list[tuple[str, ...]]]] = {
         "team": (
@@ -153,7 +156,7 @@ def test_probabilities_do_not_depend_on_what_runs_beside(
 
 
 def test_state_is_computed_once_for_all_questions(http: httpx.Client) -> None:
-    """Of a state that was never seen, every question but one finds what the prefix cache keeps of it."""
+    """Every question but one finds the tokens of a new state in the prefix cache."""
     questions = {f"q{index}": {"type": "noul", "instructions": f"{index}?"} for index in range(40)}
     usage = _decide(http, f"new {_STATE * 3}", questions=questions)["usage"]
     prompt_tokens = usage["input_tokens"] / 40

@@ -330,6 +330,22 @@ def test_open_channels_of_socket_are_bounded(
         assert socket.is_served()
 
 
+def test_texts_to_embed_wait_for_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls about embedding models that come all at once are answered in turn, where others get an error."""
+    monkeypatch.setattr("machd.dialects.lm_studio_socket.session._MAX_OPEN", 2)
+    with _daemon() as daemon:
+        answers = {}
+        for namespace in ("embedding", "llm"):
+            with _Socket(daemon.url, namespace) as socket:
+                for call_id in range(50):
+                    socket.send(type="rpcCall", endpoint="listLoaded", callId=call_id)
+                answers[namespace] = {
+                    (message := socket.receive())["callId"]: message["type"] for _ in range(50)
+                }
+    assert answers["embedding"] == dict.fromkeys(range(50), "rpcResult")
+    assert "rpcError" in answers["llm"].values()
+
+
 def test_messages_count_as_requests_and_idle_sockets_do_not(gate: StepGate) -> None:
     """``limits.max_in_flight`` holds for what sockets ask for, together with requests of HTTP."""
     with (
@@ -437,10 +453,10 @@ def test_idle_sockets_give_way_to_requests() -> None:
 
 
 def test_other_namespaces_say_what_is_missing() -> None:
-    """Embeddings, files, downloads and plugins get an error in words."""
+    """Completions of embedding models, files, downloads and plugins get an error in words."""
     with _daemon() as daemon:
         for namespace, endpoint in (
-            ("embedding", "embedString"),
+            ("embedding", "predict"),
             ("files", "uploadFileBase64"),
             ("repository", "searchModels"),
             ("plugins", "reindexPlugins"),

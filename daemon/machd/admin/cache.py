@@ -52,9 +52,9 @@ _FLAGS = {"true": True, "false": False}
 async def clear_cache(
     request: Request[Any, Any, Any], admin: NamedDependency[AdminContext]
 ) -> CacheCleared:
-    """Forget the stored responses and the prefix cache, with disk=true also on disk.
+    """Forget the stored responses, the prefix cache and an encoder's vectors, with disk=true also on disk.
 
-    Of several models, the prefix cache is that of the default one, or of the one that the query names; responses are all.
+    Of several models, what is kept is that of the default one, or of the one that the query names; responses are all.
     """
     is_disk_included = _FLAGS.get(request.query_params.get("disk", "false"))
     if is_disk_included is None:
@@ -63,6 +63,7 @@ async def clear_cache(
         _check_disk(admin)
     responses = stored_responses(admin)
     admin.responses.clear()
+    admin.served.vectors.clear()
     with contextlib.closing(admin.model.hold()):  # it stays loaded until that is done
         cleared = await _clear_prefixes(admin, responses, is_disk_included=is_disk_included)
     structlog.get_logger("machd.admin").info(

@@ -27,6 +27,7 @@ from machd.engine.protocol.memory import MediaReading
 from machd.link.kv_memory import KvMemory
 from machd.scheduler.prefix_limits import PrefixReading
 from machd.served.cache_stats import CacheStats, DiskStats, ExpertBankStats
+from machd.served.vector_cache import VectorReading
 
 _STATE_STYLES = {
     "ready": "bold green",
@@ -183,6 +184,8 @@ def _kept_lines(stats: CacheStats) -> Iterator[tuple[str, str]]:
         yield "experts", _bank_line(stats.expert_bank)
     if stats.encoder is not None:
         yield "images", _encoder_line(stats.encoder)
+    if stats.vectors is not None:
+        yield "vectors", _vectors_line(stats.vectors)
 
 
 def _cache_lines(stats: CacheStats) -> Iterator[tuple[str, str]]:
@@ -203,6 +206,8 @@ def _cache_lines(stats: CacheStats) -> Iterator[tuple[str, str]]:
         yield "experts", _bank_line(stats.expert_bank)
     if stats.encoder is not None:
         yield "images", _encoder_line(stats.encoder)
+    if stats.vectors is not None:
+        yield "vectors", _vectors_line(stats.vectors)
     yield "KV cache", _kv_line(stats.kv)
     stale = "" if stats.status == "ok" else "; a generation runs, and what it changes shows later"
     yield "as of", f"{_moment(stats.as_of)}{stale}"
@@ -238,6 +243,14 @@ def _bank_line(bank: ExpertBankStats) -> str:
     hits = "" if bank.hit_rate is None else f"; hit rate {bank.hit_rate:.0%}"
     read = f"{shown_size(bank.bytes_read)} read from disk"
     return f"{size} in {counted(bank.entries, 'expert')}{hits}; {read}"
+
+
+def _vectors_line(vectors: VectorReading) -> str:
+    if not vectors.limit_bytes:
+        return "off"
+    size = f"{shown_size(vectors.bytes)} of {shown_size(vectors.limit_bytes)}"
+    found = f"{vectors.hits} of {counted(vectors.hits + vectors.misses, 'text')} found"
+    return f"{size} in {counted(vectors.entries, 'text')}; {found}"
 
 
 def _encoder_line(encoder: MediaReading) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import msgspec
 from litestar import Request, Response
 
 from machd.dialects.bodies import read_public_body
@@ -18,6 +21,7 @@ from machd.generations.generation import GenerationIdentity
 from machd.http.authentication import client_name, is_operator
 from machd.http.context import ServerContext
 from machd.http.leases import note_model
+from machd.http.parts import PartsResponse
 from machd.http.stream import while_connected
 
 OVERLOADS = (429, 504)
@@ -28,6 +32,12 @@ _T = TypeVar("_T")
 
 _INLINE_NUMBERS = 8192
 """Numbers of an answer that takes a millisecond at most to write."""
+
+_PART_NUMBERS = 4096
+"""Numbers that are written before others have their turn: half a millisecond."""
+
+_INLINE_BODY_BYTES = 16 << 10
+"""Bytes of a request that is checked about as fast as a worker thread wakes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +96,11 @@ async def hold_encoder(
     model = context.find(body.model)
     note_model(request.scope, model.name)
     service.check_client(client_name(request.scope))
-    checked = await service.in_worker(body.checked)
+    is_small = (request.content_length or math.inf) <= _INLINE_BODY_BYTES
+    if is_small and "content-encoding" not in request.headers:
+        checked = body.checked()
+    else:
+        checked = await service.in_worker(body.checked)
     idle_s = None if context.models.is_one else checked.idle_s
     context = await leased(request, context, checked.model)
     if idle_s is not None and is_operator(request.scope):
@@ -108,3 +122,45 @@ def check_inputs(context: ServerContext, inputs: Sequence[object], *, param: str
 def json_response(body: bytes) -> Response[bytes]:
     """Return an answer that is JSON already."""
     return Response(body, media_type="application/json")
+
+
+async def vectors_response(
+    before: bytes, vectors: Iterable[object], after: bytes, *, dimensions: int
+) -> PartsResponse:
+    """Return an answer with a JSON list of many vectors, written between other clients' turns.
+
+    One call that writes millions of numbers would hold the interpreter, on whatever thread, for its whole time.
+
+    Args:
+        before: JSON before the items of the list, ``[`` included.
+        vectors: The items, made as they are written.
+        after: JSON behind the items.
+        dimensions: Numbers of an item.
+    """
+    parts = list[bytes]()
+    for part in _parts(vectors, max(1, _PART_NUMBERS // dimensions)):
+        parts.append(part)
+        await asyncio.sleep(0)
+    if len(parts) > 1:
+        return PartsResponse([before, *parts, after])
+    return PartsResponse([b"".join((before, *parts, after))])
+
+
+def around_items(answer: msgspec.Struct, field: str) -> tuple[bytes, bytes]:
+    """Return an answer's JSON before and behind the items of a field whose list is empty."""
+    # In a string a quote has a backslash before it, so that this is nowhere else.
+    empty = f'"{field}":[]'.encode()
+    before, _, after = msgspec.json.encode(answer).partition(empty)
+    return before + empty[:-1], b"]" + after
+
+
+def _parts(items: Iterable[object], part_items: int) -> Iterator[bytes]:
+    """Yield the JSON of items in parts of so many, with commas between all of them."""
+    part = list[bytes]()
+    for index, item in enumerate(items):
+        if index and index % part_items == 0:
+            yield b",".join(part) + b","
+            part.clear()
+        part.append(msgspec.json.encode(item))
+    if part:
+        yield b",".join(part)

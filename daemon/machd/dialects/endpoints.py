@@ -32,6 +32,7 @@ from machd.dialects.ollama import pull as ollama_pull
 from machd.dialects.openapi import openapi_document
 from machd.dialects.responses import handler as responses
 from machd.dialects.scoring import handler as scoring
+from machd.dialects.scoring import prediction
 from machd.dialects.systemone import handler as systemone
 from machd.dialects.tokens import handler as tokens
 from machd.http.context import ServerContext
@@ -50,6 +51,7 @@ _MODULES = (
     *(
         embeddings,
         scoring,
+        prediction,
         systemone,
         models,
         tokens,

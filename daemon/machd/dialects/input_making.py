@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from machd.engine.protocol.encoder import EncoderDescription, EncoderInput, InputTokenizer
+from machd.engine.protocol.encoder import EncoderInput, InputTokenizer
 from machd.engine.protocol.tokenizer import Tokenizer
-from machd.errors import ContextLengthExceededError, InvalidRequestError
+from machd.errors import InvalidRequestError
 
 _T = TypeVar("_T")
 
@@ -17,7 +17,6 @@ def make_inputs(
     *,
     inputs: Sequence[str | list[int]],
     prompt: str,
-    encoder: EncoderDescription,
     truncates: bool,
     param: str,
 ) -> list[EncoderInput]:
@@ -25,15 +24,11 @@ def make_inputs(
 
     Raises:
         ContextLengthExceededError: One is too long, and is not to be cut.
-        InvalidRequestError: A text cannot be encoded, or has no token.
+        InvalidRequestError: A text cannot be encoded, or has no token; or token ids are not those of a whole text.
     """
-    if isinstance(inputs[0], list):
-        limit = encoder.max_input_tokens
-        return [
-            _of_ids(one, f"{param}[{index}]", limit, truncates=truncates)
-            for index, one in enumerate(inputs)
-            if isinstance(one, list)
-        ]
+    ids = [one for one in inputs if isinstance(one, list)]
+    if ids:
+        return _named(lambda some: tokenizer.take(some, truncates=truncates), ids, param)
     texts = [prompt + one for one in inputs if isinstance(one, str)]
     return _named(lambda some: tokenizer.encode(some, truncates=truncates), texts, param)
 
@@ -72,14 +67,6 @@ def beginning(tokenizer: Tokenizer, text: str, max_tokens: int) -> str:
         middle = (fitting + too_long) // 2
         fitting, too_long = (middle, too_long) if fits(middle) else (fitting, middle)
     return text[:fitting]
-
-
-def _of_ids(ids: list[int], param: str, limit: int, *, truncates: bool) -> EncoderInput:
-    if len(ids) > limit and not truncates:
-        raise ContextLengthExceededError(
-            context_tokens=limit, prompt_tokens=len(ids), asked_tokens=0, param=param
-        )
-    return EncoderInput(tuple(ids[:limit]))
 
 
 def _named(

@@ -27,6 +27,9 @@ from machd.settings.model import Settings
 _IDLE_WAIT_S = 0.5
 """How long an idle thread sleeps between heartbeats."""
 
+_NOTE_INTERVAL_S = 0.5
+"""Interval of memory readings, and of counts that have not changed."""
+
 _FLOAT_BYTES = 4
 
 
@@ -110,10 +113,11 @@ class EncodingLoop:
         self._on_note = on_note
         self._pulse = Pulse(clock, on_beat)
         self._log = structlog.get_logger("machd.engine")
-        self._inbox: queue.SimpleQueue[_Question | MachdError | None] = queue.SimpleQueue()
-        self._dropped_lock = threading.Lock()
-        self._dropped: list[tuple[EncoderInput, ...]] = []
+        self._inbox: queue.SimpleQueue[_Question | tuple[EncoderInput, ...] | MachdError] = (
+            queue.SimpleQueue()
+        )
         self._waiting: list[_Waiting] = []
+        self._noted_s = -math.inf
         self._error: MachdError = EngineFaultError("the engine has stopped")
         self._thread = threading.Thread(target=self._main, name="machd-engine", daemon=True)
 
@@ -136,9 +140,7 @@ class EncodingLoop:
 
     def drop_inputs(self, inputs: tuple[EncoderInput, ...]) -> None:
         """Forget texts that no request waits for any more."""
-        with self._dropped_lock:
-            self._dropped.append(inputs)
-        self._inbox.put(None)
+        self._inbox.put(inputs)
 
     def submit(self, requests: tuple[SequenceRequest, ...]) -> None:  # noqa: ARG002 - the port's
         """Raise: an encoder generates nothing, and its front knows that."""
@@ -221,19 +223,20 @@ class EncodingLoop:
         try:
             message = self._inbox.get(timeout=wait_s) if wait_s else self._inbox.get_nowait()
             while True:
-                if isinstance(message, MachdError):
-                    self._error = message
-                    return False
-                if message is not None:
-                    self._queue(message)
+                match message:
+                    case MachdError():
+                        self._error = message
+                        return False
+                    case _Question():
+                        self._queue(message)
+                    case _:
+                        self._drop(message)
                 message = self._inbox.get_nowait()
         except queue.Empty:
-            pass
-        with self._dropped_lock:
-            dropped, self._dropped = self._dropped, []
-        for inputs in dropped:
-            self._waiting = [one for one in self._waiting if one.question.inputs is not inputs]
-        return True
+            return True
+
+    def _drop(self, inputs: tuple[EncoderInput, ...]) -> None:
+        self._waiting = [one for one in self._waiting if one.question.inputs is not inputs]
 
     def _queue(self, question: _Question) -> None:
         texts = [_Waiting(question, place) for place in range(len(question.inputs))]
@@ -284,19 +287,25 @@ class EncodingLoop:
         self._waiting = [one for one in self._waiting if one.question is not question]
 
     def _note(self, encoder: Encoder) -> None:
-        """Take the counts; memory is read while nothing waits."""
+        """Take the counts where they have changed, or once in a while: a reading of memory takes as long as a short text."""
+        now_s = self._clock.monotonic_s()
+        waiting = len({id(one.question) for one in self._waiting})
+        counts = min(waiting, 1), max(waiting - 1, 0)
+        is_due = now_s - self._noted_s >= _NOTE_INTERVAL_S
+        if not is_due and counts == (self.snapshot.running_count, self.snapshot.waiting_count):
+            return
         memory = self.snapshot.memory
-        if not self._waiting:
+        if is_due:
+            self._noted_s = now_s
             try:
                 memory = encoder.memory()
             except OSError as error:
                 self._log.warning("memory.not_read", exc_info=error)
-        waiting = len({id(one.question) for one in self._waiting})
         self.snapshot = LoopSnapshot(
             taken_unix_s=self._clock.unix_s(),
             slot_count=1,
-            running_count=min(waiting, 1),
-            waiting_count=max(waiting - 1, 0),
+            running_count=counts[0],
+            waiting_count=counts[1],
             memory=memory,
         )
         if not waiting:

@@ -13,6 +13,7 @@ from machd.link.kv_memory import KvMemory, kv_memory
 from machd.scheduler.events import DecodeMode
 from machd.scheduler.prefix_limits import PrefixReading
 from machd.served.served_model import ServedModel
+from machd.served.vector_cache import VectorReading
 from machd.settings.model import Settings
 
 
@@ -47,6 +48,7 @@ class CacheStats(Struct, frozen=True, kw_only=True):
         disk: The disk tier; null where there is none.
         expert_bank: Experts on disk; null where the whole model is in memory.
         encoder: Embeddings of images and videos; null for a model that takes text only.
+        vectors: Vectors, scores and classes of earlier texts; null for a model that generates.
     """
 
     status: Literal["ok", "stale_generation_in_flight"]
@@ -56,6 +58,7 @@ class CacheStats(Struct, frozen=True, kw_only=True):
     disk: DiskStats | None = None
     expert_bank: ExpertBankStats | None = None
     encoder: MediaReading | None = None
+    vectors: VectorReading | None = None
 
 
 _GB = 1_000_000_000
@@ -75,6 +78,7 @@ def cache_stats(served: ServedModel, settings: Settings) -> CacheStats:
         disk=None if disk is None else _disk_stats(disk, settings.cache.disk_budget_gb),
         expert_bank=None if experts is None else _expert_stats(experts),
         encoder=media,
+        vectors=None if served.encoder is None else served.kept_vectors().reading,
     )
 
 

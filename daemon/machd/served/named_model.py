@@ -414,6 +414,7 @@ class NamedModel:
             self.history.suspensions += 1
         if not self._is_one:
             self._log.info("model.suspending", leases=self._leases)
+        self.served.vectors.clear()
         link = self.served.link
         begun = link.suspend()
         assert begun is not None, "models that share memory have processes of their own"

@@ -17,7 +17,10 @@ from machd.link.port import EnginePort
 from machd.link.snapshot import LoopSnapshot
 from machd.link.speculation_mode import SpeculationDecision, decide_speculation
 from machd.link.state import ServedState
+from machd.served.vector_cache import VectorCache
 from machd.settings.model import Settings
+
+_MB = 1_000_000
 
 
 class ServedModel:
@@ -27,6 +30,7 @@ class ServedModel:
 
     Attributes:
         link: To the engine; another one after an engine has failed for good.
+        vectors: What is kept of an encoder's earlier answers.
     """
 
     def __init__(
@@ -37,6 +41,7 @@ class ServedModel:
     ) -> None:
         """Know nothing of the model yet; ``check_accepting`` raises why there is no model to speak of."""
         self.link = link
+        self.vectors = VectorCache()
         self._settings = settings
         self._check_accepting = check_accepting
 
@@ -97,6 +102,12 @@ class ServedModel:
         except asyncio.CancelledError:
             self.link.drop_inputs(inputs)
             raise
+
+    def kept_vectors(self) -> VectorCache:
+        """Return the cache of vectors, which holds none but those of the process that serves, within its bound."""
+        limit_bytes = self._settings().cache.vectors_mb * _MB
+        self.vectors.hold(load=self.state, limit_bytes=limit_bytes)
+        return self.vectors
 
     @property
     def takes_media(self) -> bool:

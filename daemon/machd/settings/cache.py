@@ -67,6 +67,14 @@ class CacheSettings(SettingsSection):
         le=1_000_000.0,
         description="Disk space that the disk tier may take, in units of 1,000,000,000 bytes.",
     )
+    vectors_mb: int = Field(
+        default=0,
+        ge=0,
+        le=1_000_000_000,
+        examples=[64],
+        description="Memory for an encoder's vectors and scores, in units of 1,000,000 bytes, so that a text "
+        "that comes again is not computed again; 0 keeps none.",
+    )
     kv_quantization: Annotated[KvFormatName, Mark.RESTART] = Field(
         default="none",
         description="In how many bits keys and values are kept: affine8 and affine4 in groups with a "

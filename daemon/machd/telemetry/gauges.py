@@ -42,7 +42,6 @@ _NO_PREFIX = PrefixReading(limit_bytes=0)
 _NO_DISK = DiskReading()
 _NO_EXPERTS = ExpertReading()
 _NO_ADAPTERS = AdapterReading()
-_NO_MEDIA = MediaReading()
 
 _PREFIX: _Reads[PrefixReading] = (
     ("machd_prefix_cache_queries_total", {}, lambda now: now.queries),
@@ -186,7 +185,7 @@ def watch_caches(metrics: ModelMetrics, served: ServedModel, settings: ReadSetti
     _watch_all(metrics, _DISK, lambda: served.snapshot.memory.disk or _NO_DISK)
     _watch_all(metrics, _EXPERTS, lambda: served.snapshot.memory.experts or _NO_EXPERTS)
     _watch_all(metrics, _ADAPTERS, lambda: served.snapshot.memory.adapters or _NO_ADAPTERS)
-    _watch_all(metrics, _MEDIA, lambda: served.snapshot.memory.media or _NO_MEDIA)
+    _watch_all(metrics, _MEDIA, lambda: served.snapshot.memory.media or _vectors_of(served))
     metrics.watch("machd_block_files_budget_bytes", lambda: _disk_budget_bytes(served, settings))
 
 
@@ -225,6 +224,12 @@ def _watch_all(metrics: ModelMetrics, reads: _Reads[_Part], newest: Callable[[],
 
     for name, labels, read in reads:
         metrics.watch(name, reader(read), **labels)
+
+
+def _vectors_of(served: ServedModel) -> MediaReading:
+    """Return what is kept of an encoder's texts, of which a model that generates has none."""
+    now = served.vectors.reading
+    return MediaReading(entries=now.entries, bytes=now.bytes, hits=now.hits, misses=now.misses)
 
 
 def _or_infinite(limit: float | None) -> float:

@@ -177,11 +177,11 @@ _OF_MODEL: tuple[MetricSpec, ...] = (
     _reading("machd_adapter_loads_total", "Adapters that were put into memory; many times the same ones if adapters.max_loaded is too small."),
     _reading(
         "machd_encoder_lookups_total",
-        "Images and videos that a prompt's computation needed: hit was encoded before, miss had to be encoded.",
+        "Images and videos of prompts, and an encoder's texts: hit was encoded before or for another request, miss had to be encoded.",
         "outcome",
     ),
     _reading("machd_encoder_seconds_total", "Time that encoding images and videos took on the engine's thread."),
-    _gauge("machd_encoder_cache_bytes", "Memory of encoded images and videos that are kept."),
+    _gauge("machd_encoder_cache_bytes", "Memory of encoded images and videos, and of an encoder's vectors, that are kept."),
     _gauge("machd_speculation_mode", "1 on the proposer of draft tokens; off is none.", "mode"),
     _reading("machd_speculation_cycles_total", "Passes that verified drafts, each row's by itself."),
     _reading("machd_speculation_draft_tokens_total", "Draft tokens that were verified."),

@@ -11,9 +11,11 @@ from typing import Any
 import httpx
 import pytest
 from structlog.testing import capture_logs
+from support.checkpoints.tiny_encoder import write_tiny_embedder
 from support.clocks.polling import CEILING_S, wait_until
 from support.daemon.keys import locked_by
 from support.daemon.scraping import is_idle
+from support.daemon.serve_process import ServeProcess
 from support.daemon.supervised_daemon import SupervisedDaemon
 
 lms: Any = pytest.importorskip("lmstudio")
@@ -82,7 +84,7 @@ def test_lm_studio_reads_errors_and_goes_on(host: str) -> None:
         for ask in (client.llm.model, client.llm.load_new_instance, client.llm.get_model_info):
             with pytest.raises(lms.LMStudioModelNotFoundError, match=r"alpha"):
                 ask("delta")
-        with pytest.raises(lms.LMStudioServerError, match="embeddings are not served"):
+        with pytest.raises(lms.LMStudioServerError, match="this model generates text"):
             client.embedding.model("alpha")
         with pytest.raises(lms.LMStudioServerError, match="not served here"):
             client.repository.search_models("alpha")
@@ -137,6 +139,34 @@ def test_lm_studio_needs_an_operators_key_to_change_models(directory: Path) -> N
             assert client.llm.load_new_instance("gamma").identifier == "gamma"
             client.llm.unload("alpha")
             wait_until(lambda: _names(client.llm.list_loaded()) == ["gamma"], "it is unloaded")
+
+
+def test_lm_studio_embeds(tmp_path: Path) -> None:
+    """A handle of an embedding model loads it, counts its tokens, and makes the vectors that HTTP gives."""
+    folder = write_tiny_embedder(tmp_path / "tiny")
+    table = f'[models.tiny]\npath = "{folder}"\n[models.alpha]\npath = "fake?size=35000000"\n'
+    (tmp_path / "machd.toml").write_text(table)
+    with ExitStack() as stack:
+        server = stack.enter_context(ServeProcess("--config", str(tmp_path / "machd.toml")))
+        client = stack.enter_context(lms.Client(_host(server.url)))
+        tiny = client.embedding.model("tiny")
+        texts = ["a b", "b c a"]
+        body = {"model": "tiny", "input": texts}
+        answer = httpx.post(f"{server.url}/v1/embeddings", json=body, timeout=CEILING_S)
+        by_http = [one["embedding"] for one in answer.json()["data"]]
+        for vector, same in zip(tiny.embed(texts), by_http, strict=True):
+            assert vector == pytest.approx(same, abs=1e-5)
+        assert tiny.count_tokens("a b") == len(tiny.tokenize("a b")) == 4
+        assert _names(client.embedding.list_loaded()) == ["tiny"]
+        assert client.embedding.model().identifier == "tiny"
+        assert "tiny" not in _names(client.llm.list_loaded())
+        assert tiny.get_context_length() == tiny.get_load_config().context_length > 0
+        with pytest.raises(lms.LMStudioServerError, match="maximum context length"):
+            tiny.embed("a " * 100)
+        with pytest.raises(lms.LMStudioServerError, match="generates none"):
+            client.llm.model("tiny")
+        tiny.unload()
+        wait_until(lambda: client.embedding.list_loaded() == [], "it is unloaded")
 
 
 def test_lm_studio_acts_with_tools(scripted_url: str) -> None:

@@ -16,7 +16,14 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from support.programs.shown_sessions import Session, Step, Terminal, fenced_blocks, sessions
+from support.programs.shown_sessions import (
+    Session,
+    Step,
+    Terminal,
+    fenced_blocks,
+    reason_not_run,
+    sessions,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 CLIENT_PAGES = sorted((ROOT / "docs" / "clients").glob("*.md"))
@@ -70,7 +77,11 @@ def own_programs() -> Path:
 
 def _steps(page: Path) -> Iterator[Step]:
     sessions_run = {one.line: one for one in sessions(page) if _is_run_here(one)}
-    programs = {line: block for line, _, block in fenced_blocks(page, "python")}
+    programs = {
+        line: block
+        for line, before, block in fenced_blocks(page, "python")
+        if reason_not_run(before) is None
+    }
     outputs = {line: block.strip() for line, _, block in fenced_blocks(page, "text")}
     lines = sorted([*sessions_run, *programs, *outputs])
     for line, next_line in zip_longest(lines, lines[1:]):

@@ -149,4 +149,24 @@ def _scoring() -> Iterator[Hostile]:
         yield _of("/v1/classify", **{"model": "mood", field: value})
 
 
-HOSTILE = (*_embeddings(), *_ollama(), *_scoring())
+def _tei() -> Iterator[Hostile]:
+    for field, value in (
+        *_each("inputs", 5, None, [], [None], {}, [["a"], "b"], "a " * 50),
+        *_each("normalize", "yes", 1),
+        ("truncation_direction", "Left"),
+    ):
+        yield _of("/embed", **{"model": "short", "inputs": "a", field: value})
+    for field, value in (
+        *_each("inputs", 5, None, [], [[]], [["a", "b", "c"]], ["a", ["b"]], [[None]], "a " * 50),
+        *_each("raw_scores", "yes", 1),
+    ):
+        yield _of("/predict", **{"model": "mood", "inputs": "a", field: value})
+    for field, value in (
+        *_each("texts", [], [5], "a", [{"text": "a"}], None, ["a"] * 10_000),
+        *_each("return_text", "yes", 1),
+        ("documents", ["a"]),
+    ):
+        yield _of("/rerank", **{"model": "cross", "query": "a", "texts": ["a"], field: value})
+
+
+HOSTILE = (*_embeddings(), *_ollama(), *_scoring(), *_tei())

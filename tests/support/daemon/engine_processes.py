@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import psutil
 
 _PROGRAM = "machd.cli.engine"
@@ -13,5 +15,14 @@ def engine_of(process_id: int) -> psutil.Process:
     Raises:
         StopIteration: There is none at this moment.
     """
-    children = psutil.Process(process_id).children()
-    return next(one for one in children if _PROGRAM in one.cmdline())
+    return next(iter(engines_of(process_id)))
+
+
+def engines_of(process_id: int) -> list[psutil.Process]:
+    """Return the engine processes that compute for a front at this moment."""
+    found = list[psutil.Process]()
+    for one in psutil.Process(process_id).children():
+        with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            if _PROGRAM in one.cmdline():
+                found.append(one)
+    return found

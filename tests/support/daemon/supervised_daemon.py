@@ -5,13 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 from machd.clock import SystemClock
 from machd.engine.fake.tokenizer import FakeTokenizer
+from machd.engine.protocol.encoder import InputTokenizer
 from machd.engine.protocol.engine import GrammarCompiler, ModelDescription
 from machd.engine.protocol.progress import SilentProgress
 from machd.link.port import EngineListener, OpenEngine
@@ -30,12 +32,14 @@ class _Front:
     model: ModelDescription
     grammars: GrammarCompiler
     tokenizer: FakeTokenizer
+    inputs: InputTokenizer | None
     media: None = None
-    inputs: None = None
 
 
 def _open_front(model: ModelDescription, grammars: GrammarCompiler) -> _Front:
-    return _Front(model, grammars, FakeTokenizer())
+    # Of an encoder's requests token ids are taken as they are.
+    inputs = None if model.encoder is None else cast(InputTokenizer, object())
+    return _Front(model, grammars, FakeTokenizer(), inputs)
 
 
 class SupervisedDaemon(RunningDaemon):
@@ -55,9 +59,14 @@ class SupervisedDaemon(RunningDaemon):
         *,
         config_path: Path | None = None,
         environ: Mapping[str, str] | None = None,
+        child: Sequence[str] = ("support.daemon.engine_child",),
     ) -> None:
-        """Prepare it; ``flags`` are settings by dotted key, beside those of a file and of ``environ``."""
+        """Prepare it; ``flags`` are settings by dotted key, beside those of a file and of ``environ``.
+
+        ``child`` is the module of the engine process, with its first arguments.
+        """
         super().__init__(flags=flags, config_path=config_path, environ=environ)
+        self._child = child
         self.processes: list[subprocess.Popen[bytes]] = []
         self.refused_starts = 0
 
@@ -81,7 +90,7 @@ class SupervisedDaemon(RunningDaemon):
         if self.refused_starts:
             self.refused_starts -= 1
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-        command = module_command("support.daemon.engine_child")
+        command = (*module_command(self._child[0]), *self._child[1:])
         started = StartedEngine(command, settings.model_dump_json(), name)
         self.processes.append(started.process)
         return started

@@ -14,6 +14,7 @@ from machd.served.residence import Residence
 from machd.served.served_model import ServedModel
 from machd.served.served_models import ServedModels, Waiting
 from machd.served.turns import Rules
+from machd.served.vector_cache import VectorCache
 from machd.settings.model import Settings
 from support.clocks.manual_clock import ManualClock
 
@@ -106,7 +107,9 @@ class ModelHouse:
         return cast("ScriptedEngine", self.models[name].served.link)
 
     def _model(self, name: str) -> NamedModel:
-        served = SimpleNamespace(link=ScriptedEngine(), snapshot=None, state=None)
+        served = SimpleNamespace(
+            link=ScriptedEngine(), snapshot=None, state=None, vectors=VectorCache()
+        )
         return NamedModel(
             name,
             Settings(),

@@ -103,12 +103,16 @@ def fenced_blocks(page: Path, *languages: str) -> Iterator[tuple[int, str, str]]
             yield text.count("\n", 0, fence.start()) + 1, text[: fence.start()], fence[3]
 
 
+def reason_not_run(before: str) -> str | None:
+    """Return why the block behind a text is not run; None where the text does not say so."""
+    mark = _NOT_RUN.search(before)
+    return None if mark is None else mark[1]
+
+
 def sessions(page: Path) -> Iterator[Session]:
     """Every block of commands on a page."""
     for line, before, block in fenced_blocks(page, *_SHELLS):
-        mark = _NOT_RUN.search(before)
-        steps = tuple(_steps(block))
-        yield Session(line, steps, None if mark is None else mark[1])
+        yield Session(line, tuple(_steps(block)), reason_not_run(before))
 
 
 def is_as_shown(shown: str, output: str) -> bool:

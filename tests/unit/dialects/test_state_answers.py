@@ -46,6 +46,7 @@ def test_cache_stats_have_the_contract_s_keys() -> None:
         "disk": None,
         "expert_bank": None,
         "encoder": None,
+        "vectors": None,
     }
 
 

@@ -8,9 +8,11 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 
 import pytest
+from support.clocks.manual_clock import ManualClock
+from support.clocks.polling import wait_until
 from support.engines.fake_encoder import FakeEncoder, numbers_of
 
-from machd.clock import SystemClock
+from machd.clock import Clock, SystemClock
 from machd.engine.protocol.encoder import EncoderInput
 from machd.engine.protocol.media import PlainArray
 from machd.engine_process.encoding_loop import EncodingLoop
@@ -20,8 +22,8 @@ _WAIT_S = 30
 
 
 @contextmanager
-def _running(encoder: FakeEncoder) -> Iterator[EncodingLoop]:
-    loop = EncodingLoop(lambda: encoder, clock=SystemClock())
+def _running(encoder: FakeEncoder, clock: Clock | None = None) -> Iterator[EncodingLoop]:
+    loop = EncodingLoop(lambda: encoder, clock=clock or SystemClock())
     loop.start()
     loop.loaded.result(_WAIT_S)
     try:
@@ -124,6 +126,18 @@ def test_dropped_texts_are_not_computed() -> None:
         encoder.held.set()
         last.result(_WAIT_S)
     assert [{text.token_ids[0] for text in texts} for texts in encoder.passes] == [{1}, {3}]
+
+
+def test_memory_is_read_once_in_a_while() -> None:
+    """Texts one after another do not pay for a reading each; an idle thread goes on reading."""
+    encoder, clock = FakeEncoder(), ManualClock()
+    with _running(encoder, clock) as loop:
+        for _ in range(20):
+            loop.encode(_inputs(4)).result(_WAIT_S)
+        assert encoder.memory_readings == 1
+        clock.advance(1)
+        wait_until(lambda: loop.snapshot.taken_unix_s == clock.unix_s(), "a reading while idle")
+        assert encoder.memory_readings == 2
 
 
 def test_a_stop_answers_what_is_open() -> None:

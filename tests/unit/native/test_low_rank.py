@@ -133,7 +133,9 @@ def test_a_row_s_bits_are_the_same_in_any_company(
 
 
 @pytest.mark.parametrize("size", [1e-12, 1e-4, 1.0, 1e6])
-def test_half_numbers_of_any_size_keep_their_digits(instruction_sets: list[str], size: float) -> None:
+def test_half_numbers_of_any_size_keep_their_digits(
+    instruction_sets: list[str], size: float
+) -> None:
     """Those beyond float16's own range, too; numbers of its digits give the very bits that they give in float32."""
     a, b = (_numbers(*shape).astype(mx.float16).astype(mx.float32) for shape in ((8, 64), (50, 8)))
     x, y = _numbers(4, 64, seed=1), mx.zeros((4, 50))

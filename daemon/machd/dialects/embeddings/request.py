@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import Annotated, Literal, Self, TypeAlias
 
 from msgspec import UNSET, Meta, Raw, UnsetType
@@ -30,6 +31,14 @@ _LittleOnly: TypeAlias = Annotated[Raw | UnsetType, only("little", "native")]
 _CheckpointsOrLength1: TypeAlias = Annotated[Raw | UnsetType, only(-1, 2)]
 
 
+class AnswerForm(StrEnum):
+    """Whose form an answer has, by that server's name for the texts."""
+
+    OPENAI = "input"
+    LLAMA_CPP = "content"
+    TEI = "inputs"
+
+
 class EmbeddingOptions(EncoderRequest, frozen=True, kw_only=True):
     """Fields of every request for vectors."""
 
@@ -51,8 +60,8 @@ class EmbeddingOptions(EncoderRequest, frozen=True, kw_only=True):
         if not encoder.has_shorter_vectors:
             raise UnsupportedParameterError.at(
                 "dimensions",
-                f"the model's checkpoint does not say that its vectors of {encoder.dimensions} may be cut; "
-                "leave it out",
+                f"the model's files do not say that its vectors of {encoder.dimensions} may be cut; leave it out. Where the "
+                'model was trained for that, "is_matryoshka": true in its config.json allows it',
             )
 
 
@@ -61,17 +70,20 @@ class EmbeddingsRequest(EmbeddingOptions, frozen=True, kw_only=True):
 
     Attributes:
         content: llama.cpp's name for ``input``; then the answer is llama.cpp's too.
+        inputs: The same of text-embeddings-inference.
         encoding_format: ``base64`` for little-endian float32 numbers.
         dimensions: Numbers that each vector is cut to, before it is normalised again.
         prompt_name: Name of a prompt of the checkpoint, which is put before each text.
         input_type: What the texts are for, such as ``query`` or ``document``: names such a prompt.
         instruction: Put before each text, in the place that the checkpoint's prompt for queries has for one.
-        normalize: True divides vectors by their lengths where the checkpoint does not.
+        normalize: True divides vectors by their lengths where the checkpoint does not. llama.cpp and text-embeddings-inference
+            do so unless it is false.
         embd_normalize: llama.cpp's.
     """
 
     input: Inputs | None = None
     content: Inputs | None = None
+    inputs: Inputs | None = None
     encoding_format: Literal["float", "base64"] | None = None
     prompt_name: bounds.PromptName | None = None
     input_type: bounds.PromptName | None = None
@@ -84,25 +96,32 @@ class EmbeddingsRequest(EmbeddingOptions, frozen=True, kw_only=True):
     late_chunking: FalseOnly = UNSET
 
     def checked(self) -> Self:
-        """Check as the base class does, and that it holds one of ``input`` and ``content``."""
+        """Check as the base class does, and that one field holds the texts."""
         super().checked()
-        if (self.input is None) == (self.content is None):
-            raise InvalidRequestError.at("input", "send either input or content")
-        self.inputs()
+        if [self.input, self.content, self.inputs].count(None) != len(AnswerForm) - 1:
+            raise InvalidRequestError.at("input", "send one of input, content and inputs")
+        self.input_list()
         return self
+
+    @property
+    def form(self) -> AnswerForm:
+        """The form of the answer, which is that of the server whose name for the texts the request has."""
+        if self.content is not None:
+            return AnswerForm.LLAMA_CPP
+        return AnswerForm.OPENAI if self.inputs is None else AnswerForm.TEI
 
     @property
     def inputs_param(self) -> str:
         """The field that holds the texts."""
-        return "input" if self.content is None else "content"
+        return self.form.value
 
-    def inputs(self) -> Sequence[Input]:
+    def input_list(self) -> Sequence[Input]:
         """Return the texts, or their token ids.
 
         Raises:
             InvalidRequestError: A list holds different kinds of inputs.
         """
-        given = self.input if self.content is None else self.content
+        given: Inputs | None = getattr(self, self.inputs_param)
         assert given is not None, "checked"
         if isinstance(given, str):
             return [given]
@@ -126,7 +145,7 @@ class EmbeddingsRequest(EmbeddingOptions, frozen=True, kw_only=True):
             raise UnsupportedParameterError.at(
                 "normalize", "the model's vectors have length 1; leave it out"
             )
-        for index, one in enumerate(self.inputs()):
+        for index, one in enumerate(self.input_list()):
             if isinstance(one, list):
                 self._check_ids(one, index, vocabulary_tokens)
 

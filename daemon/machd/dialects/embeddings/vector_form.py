@@ -25,6 +25,6 @@ def vector_form(
 
 
 def vectors_of(encoded: Encoded, in_form: VectorForm) -> Iterator[FloatRow]:
-    """Yield the vector of each input, in its form."""
-    rows = [in_form(one) for one in rows_of(encoded.values)]
-    return (rows[place] for place in encoded.places)
+    """Yield the vector of each input, in its form, made as it is asked for."""
+    rows = list(rows_of(encoded.values))
+    return (in_form(rows[place]) for place in encoded.places)

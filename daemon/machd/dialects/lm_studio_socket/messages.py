@@ -130,6 +130,13 @@ class TextOfModel(Struct, frozen=True, rename="camel"):
     input_string: bounds.ContentText
 
 
+class EmbeddedText(Struct, frozen=True, rename="camel"):
+    """Parameter of ``embedString``."""
+
+    model_specifier: ModelSpecifier
+    input_string: bounds.ContentText
+
+
 class UnloadedModel(Struct, frozen=True):
     """Parameter of ``unloadModel``."""
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
 import msgspec
 from msgspec import UNSET
 
@@ -15,22 +19,40 @@ from machd.errors import NotFoundError
 from machd.http.inner_request import AnsweredError, InnerClient
 
 
+@dataclass(frozen=True, slots=True)
+class ModelKind:
+    """The models that a namespace is about.
+
+    Attributes:
+        type: As lists of models have it; a model that was never loaded counts as ``llm``.
+        load_route: A request that loads a model as any request for it does, with the rest of its body.
+    """
+
+    type: Literal["llm", "embedding"]
+    load_route: str
+    load_body: Mapping[str, object]
+
+
+LLM = ModelKind("llm", "POST /api/generate", {"stream": False})
+EMBEDDING = ModelKind("embedding", "POST /api/embed", {})
+
+
 async def listed(client: InnerClient) -> list[LmStudioModelFacts]:
     """Every model that is served, the default one first."""
     body = await client.ask("GET /api/v1/models")
     return msgspec.json.decode(body, type=LmStudioModelFactsList).models
 
 
-async def find(client: InnerClient, name: str | None) -> LmStudioModelFacts:
-    """Return the model that a client names, or any, best a loaded one.
+async def find(client: InnerClient, name: str | None, kind: ModelKind) -> LmStudioModelFacts:
+    """Return the model that a client names, or any of a kind, best a loaded one.
 
     Raises:
         UnknownModelError: It is not served.
     """
     models = await listed(client)
     if name is None:
-        generating = [one for one in models if one.type == "llm"] or models
-        return next((one for one in generating if one.loaded_instances), generating[0])
+        fitting = [one for one in models if one.type == kind.type] or models
+        return next((one for one in fitting if one.loaded_instances), fitting[0])
     for one in models:
         if one.key == name:
             return one

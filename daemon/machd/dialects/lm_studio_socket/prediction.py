@@ -15,7 +15,7 @@ from machd.dialects.lm_studio_socket.messages import (
     PredictionParameter,
     RawTextParameter,
 )
-from machd.dialects.lm_studio_socket.models import find, instance_info
+from machd.dialects.lm_studio_socket.models import LLM, find, instance_info
 from machd.dialects.lm_studio_socket.session import Channel
 from machd.dialects.wire.decoding import decode_body
 from machd.errors import InvalidRequestError, UnsupportedParameterError
@@ -133,7 +133,7 @@ async def _tell_answer(
         raise UnsupportedParameterError.at("fuzzyPresetIdentifier", "presets are not served here")
     stack = wanted.prediction_config_stack
     options = _options(stack)
-    model = await find(channel.client, wanted.model_specifier.name)
+    model = await find(channel.client, wanted.model_specifier.name, LLM)
     stream = {"stream": True, "stream_options": {"include_usage": True}}
     answer = GrowingAnswer(channel)
     body = {"model": model.key, **stream, **options, **asked}
@@ -146,7 +146,7 @@ async def _tell_answer(
         {
             "type": "success",
             "stats": answer.stats(options.get("max_tokens")),
-            "modelInfo": instance_info(await find(channel.client, model.key)),
+            "modelInfo": instance_info(await find(channel.client, model.key, LLM)),
             "loadModelConfig": {"fields": []},
             "predictionConfig": {
                 "fields": [{"key": key, "value": value} for key, value in stack.fields.items()]

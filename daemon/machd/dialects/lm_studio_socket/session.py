@@ -20,7 +20,7 @@ from machd.http.inner_request import AnsweredError, InnerClient
 from machd.http.socket_connection import SocketConnection
 
 _MAX_OPEN = 128
-"""Calls and channels that one socket may have open."""
+"""Calls and channels of one socket that are answered side by side."""
 
 _IDLE_S = 12 * 3600.0
 """How long a socket with nothing open stays; a notebook's client opens no other by itself."""
@@ -59,11 +59,13 @@ class Namespace:
 
     Attributes:
         missing: Says that anything else is not served.
+        max_waiting: Calls of a socket that may wait, beside those that are answered; beyond it they get an error.
     """
 
     calls: Mapping[str, Call]
     channels: Mapping[str, Answer]
     missing: str
+    max_waiting: int = 0
 
 
 class Session:
@@ -81,6 +83,8 @@ class Session:
         self._connection = connection
         self._namespace = namespace
         self._authorization = authorization
+        self._max_open = _MAX_OPEN + namespace.max_waiting
+        self._places = asyncio.Semaphore(_MAX_OPEN)
         self._open: set[asyncio.Task[None]] = set()
         self._channels: dict[int, Channel] = {}
 
@@ -159,16 +163,17 @@ class Session:
 
         ``failed`` is the type of the message that tells an error.
         """
-        if len(self._open) >= _MAX_OPEN:
+        if len(self._open) >= self._max_open:
             refusal = TooManyInFlightError(
-                f"one connection has {_MAX_OPEN} calls and channels open at most"
+                f"one connection has {self._max_open} calls and channels open at most"
             )
             await self._send({"type": failed, **number, "error": told(refusal)})
             return False
 
         async def answer() -> None:
             try:
-                await answering()
+                async with self._places:
+                    await answering()
             except Exception as error:  # noqa: BLE001 - one answer's mistake ends no other
                 known = (
                     error if isinstance(error, MachdError | AnsweredError) else unexpected(error)

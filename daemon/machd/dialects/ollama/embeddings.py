@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
 from litestar import Request, Response
 from litestar.di import NamedDependency
+from litestar.types import ASGIApp
 from msgspec import UNSET, Meta, Struct
 
 from machd.dialects.embeddings.request import EmbeddingOptions
-from machd.dialects.embeddings.vector_form import VectorForm, vector_form, vectors_of
+from machd.dialects.embeddings.vector_form import vector_form, vectors_of
 from machd.dialects.encoding import (
     OVERLOADS,
     EncoderCall,
+    around_items,
     check_inputs,
     hold_encoder,
     json_response,
+    vectors_response,
 )
 from machd.dialects.endpoint import endpoint
 from machd.dialects.generation import identify
@@ -29,7 +32,6 @@ from machd.dialects.wire import bounds
 from machd.dialects.wire.idle_time import read_keep_alive
 from machd.dialects.wire.refusal import Ignored
 from machd.engine.protocol.encoder import EncoderTask
-from machd.generations.encodings import Encoded
 from machd.http.context import ServerContext
 from machd.http.stamps import arrived_s
 from machd.reading.input_prompts import input_prompt
@@ -101,7 +103,7 @@ class OllamaEmbedding(Struct, frozen=True, kw_only=True):
 )
 async def create_ollama_embeddings(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
-) -> Response[bytes]:
+) -> ASGIApp:
     """Vectors of texts, in Ollama's words."""
     body, call = await hold_encoder(request, context, OllamaEmbedRequest, truncates=True)
     began_s, clock = arrived_s(request.scope), context.clock
@@ -109,13 +111,14 @@ async def create_ollama_embeddings(
     vectors, tokens = await _vectors(call, body, body.texts, param="input", normalises=True)
     answer = OllamaEmbeddings(
         model=call.model.model_id,
-        embeddings=vectors,
+        embeddings=[],
         total_duration=int((clock.monotonic_s() - began_s) * _NANOSECONDS),
         load_duration=int(load_s * _NANOSECONDS),
         prompt_eval_count=tokens,
     )
-    numbers = sum(map(len, vectors))
-    return json_response(await call.write(numbers, partial(msgspec.json.encode, answer)))
+    before, after = around_items(answer, "embeddings")
+    dimensions = call.model.encoder.dimensions if call.model.encoder else 1
+    return await vectors_response(before, vectors, after, dimensions=dimensions)
 
 
 @endpoint(
@@ -132,35 +135,26 @@ async def create_ollama_embedding(
     body, call = await hold_encoder(request, context, OllamaEmbeddingsRequest, truncates=True)
     texts = [body.prompt] if body.prompt else []
     vectors, _ = await _vectors(call, body, texts, param="prompt", normalises=False)
-    return json_response(
-        msgspec.json.encode(OllamaEmbedding(embedding=vectors[0] if vectors else []))
-    )
+    return json_response(msgspec.json.encode(OllamaEmbedding(embedding=next(vectors, []))))
 
 
 async def _vectors(
     call: EncoderCall, body: EmbeddingOptions, texts: Sequence[str], *, param: str, normalises: bool
-) -> tuple[list[Sequence[float]], int]:
-    """Return the vectors of texts, and their tokens."""
+) -> tuple[Iterator[Sequence[float]], int]:
+    """Return the vectors of texts, made as they are asked for, and their tokens."""
     encoder = require(call.model, EncoderTask.EMBED)
     body.check_dimensions(encoder)
     if not texts:
-        return [], 0
+        return iter(()), 0
     check_inputs(call.context, texts, param=param)
     make = partial(
         make_inputs,
         inputs=texts,
         prompt=input_prompt(encoder),
-        encoder=encoder,
         truncates=call.truncates,
         param=param,
     )
     identity = identify(call.request, call.context, endpoint="ollama_embed", prefix="ollama-")
     encoded = await call.encode(make, identity)
     in_form = vector_form(encoder, dimensions=body.dimensions, normalises=normalises)
-    numbers = len(texts) * encoder.dimensions
-    vectors = await call.write(numbers, partial(_lists, encoded, in_form))
-    return vectors, encoded.prompt_tokens
-
-
-def _lists(encoded: Encoded, in_form: VectorForm) -> list[Sequence[float]]:
-    return [one.tolist() for one in vectors_of(encoded, in_form)]
+    return (one.tolist() for one in vectors_of(encoded, in_form)), encoded.prompt_tokens

@@ -1,4 +1,4 @@
-"""Ranks as Cohere and Jina write them, scores and classes as vLLM does."""
+"""Ranks as Cohere, Jina and text-embeddings-inference write them, scores and classes as vLLM does."""
 
 from __future__ import annotations
 
@@ -52,6 +52,14 @@ class RerankAnswer(Struct, frozen=True, kw_only=True):
     results: list[RerankResult]
     usage: EncoderUsage
     meta: RerankMeta
+
+
+class TeiRank(Struct, frozen=True, kw_only=True):
+    """A document's place in a request of text-embeddings-inference, and its score."""
+
+    index: int
+    score: float
+    text: str | UnsetType = UNSET
 
 
 class Score(Struct, frozen=True, kw_only=True):

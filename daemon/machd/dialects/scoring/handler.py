@@ -38,6 +38,7 @@ from machd.dialects.scoring.answer import (
     RerankTokens,
     Score,
     ScoreList,
+    TeiRank,
 )
 from machd.dialects.scoring.request import (
     ClassifyRequest,
@@ -54,15 +55,15 @@ from machd.http.context import ServerContext
 from machd.reading.vectors import activated, rows_of
 
 
-@endpoint("POST /v1/rerank", RerankAnswer, takes=RerankRequest, also=OVERLOADS)
+@endpoint("POST /v1/rerank", RerankAnswer, list[TeiRank], takes=RerankRequest, also=OVERLOADS)
 async def create_rerank(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> Response[bytes]:
-    """Documents in the order of their relevance, in the words of Cohere and Jina."""
+    """Documents in the order of their relevance, in the words of Cohere, Jina and text-embeddings-inference."""
     return await _rerank(request, context, version="1")
 
 
-@endpoint("POST /v2/rerank", RerankAnswer, takes=RerankRequest, also=OVERLOADS)
+@endpoint("POST /v2/rerank", RerankAnswer, list[TeiRank], takes=RerankRequest, also=OVERLOADS)
 async def create_rerank_v2(
     request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
 ) -> Response[bytes]:
@@ -104,13 +105,12 @@ async def create_classification(
             make_inputs,
             inputs=body.texts,
             prompt="",
-            encoder=encoder,
             truncates=call.truncates,
             param="input",
         ),
         identity,
     )
-    activation = _activation(encoder, asked=body.use_activation)
+    activation = Activation.NONE if body.use_activation is False else encoder.activation
     write = partial(_classes_json, encoded, encoder, activation, call.model.model_id, identity)
     return json_response(await call.write(len(body.texts) * encoder.dimensions, write))
 
@@ -118,18 +118,32 @@ async def create_classification(
 async def _rerank(
     request: Request[Any, Any, Any], context: ServerContext, *, version: Literal["1", "2"]
 ) -> Response[bytes]:
-    # Cohere's and Jina's rerankers cut documents that are too long.
+    # The rerankers of Cohere, Jina and text-embeddings-inference cut documents that are too long.
     body, call = await hold_encoder(request, context, RerankRequest, truncates=True)
-    check_inputs(call.context, body.documents, param="documents")
-    texts = body.texts
+    documents, param = body.document_texts, body.documents_param
+    check_inputs(call.context, documents, param=param)
+    texts: Sequence[str] = documents
     if body.max_tokens_per_doc is not None:
-        cut = partial(_cut, call, texts, body.max_tokens_per_doc)
+        cut = partial(_cut, call, documents, body.max_tokens_per_doc)
         texts = await call.context.service.in_worker(cut)
     identity = identify(request, call.context, endpoint="rerank", prefix="rerank-")
     pairs = [(body.query, one) for one in texts]
-    scored = await _score(call, body, pairs, identity, param="documents")
+    scored = await _score(call, body, pairs, identity, param=param)
     ranks = ranked(scored.scores, body.top_n)
-    shows = bool(body.return_documents)
+    shows = body.gives_documents
+    if body.is_tei:
+        return json_response(
+            msgspec.json.encode(
+                [
+                    TeiRank(
+                        index=index,
+                        score=scored.scores[index],
+                        text=documents[index] if shows else UNSET,
+                    )
+                    for index in ranks
+                ]
+            )
+        )
     answer = RerankAnswer(
         id=identity.generation_id,
         model=call.context.answer_name,
@@ -137,7 +151,7 @@ async def _rerank(
             RerankResult(
                 index=index,
                 relevance_score=scored.scores[index],
-                document=RankedDocument(text=body.texts[index]) if shows else UNSET,
+                document=RankedDocument(text=documents[index]) if shows else UNSET,
             )
             for index in ranks
         ],
@@ -187,7 +201,7 @@ async def _score(
         )
     make = partial(make_pairs, pairs=pairs, truncates=call.truncates, param=param)
     encoded = await call.encode(make, identity)
-    activation = _activation(encoder, asked=body.use_activation)
+    activation = Activation.NONE if body.wants_logits else encoder.activation
     scores = [activated(one, activation)[0] for one in rows_of(encoded.values)]
     return Scored([scores[place] for place in encoded.places], encoded.prompt_tokens)
 
@@ -201,9 +215,10 @@ async def _judge(
     param: str,
 ) -> Scored:
     """Score pairs with a model that generates the word for whether they match."""
-    if body.use_activation is False:
+    if body.wants_logits:
         raise UnsupportedParameterError.at(
-            "use_activation", "this model gives probabilities and no logits; leave it out"
+            "raw_scores" if body.use_activation is None else "use_activation",
+            "this model gives probabilities and no logits; leave it out",
         )
     judged = await score_pairs(
         call.request,
@@ -220,10 +235,6 @@ def ranked(scores: Sequence[float], top_n: int | None) -> list[int]:
     """Return the places of the highest scores, the highest first; equal ones keep their order."""
     order = sorted(range(len(scores)), key=lambda index: -scores[index])
     return order[:top_n] if top_n else order
-
-
-def _activation(encoder: EncoderDescription, *, asked: bool | None) -> Activation:
-    return Activation.NONE if asked is False else encoder.activation
 
 
 def _cut(call: EncoderCall, texts: Sequence[str], max_tokens: int) -> list[str]:

@@ -37,19 +37,30 @@ class ScoringRequest(EncoderRequest, frozen=True, kw_only=True):
     instruction: bounds.ContentText | None = None
     use_activation: bool | None = None
 
+    @property
+    def wants_logits(self) -> bool:
+        """Whether scores are the model's logits."""
+        return self.use_activation is False
+
 
 class RerankRequest(ScoringRequest, frozen=True, kw_only=True):
     """Documents that are to be put in the order of their relevance for a query.
 
     Attributes:
         documents: Texts, or objects with a ``text``.
+        texts: The name of text-embeddings-inference for ``documents``; then the answer is its own, too.
+        raw_scores: Its name for the opposite of ``use_activation``.
+        return_text: Its name for ``return_documents``.
         top_n: Results at most; all of them unless given, or 0.
         return_documents: Whether results hold their documents.
         max_tokens_per_doc: Tokens that a document is cut to.
     """
 
     query: bounds.ContentText
-    documents: _Documents
+    documents: _Documents | None = None
+    texts: InputTexts | None = None
+    raw_scores: bool | None = None
+    return_text: bool | None = None
     top_n: _TopN | None = None
     return_documents: bool | None = None
     max_tokens_per_doc: _DocumentTokens | None = None
@@ -58,10 +69,38 @@ class RerankRequest(ScoringRequest, frozen=True, kw_only=True):
     rank_fields: Refused = UNSET
     return_embeddings: Refused = UNSET
 
+    def checked(self) -> Self:
+        """Check as the base class does, and that one field holds the documents."""
+        super().checked()
+        if (self.documents is None) == (self.texts is None):
+            raise InvalidRequestError.at("documents", "send either documents or texts")
+        return self
+
     @property
-    def texts(self) -> list[str]:
+    def wants_logits(self) -> bool:
+        """Whether scores are the model's logits."""
+        return self.raw_scores is True or super().wants_logits
+
+    @property
+    def is_tei(self) -> bool:
+        """Whether the request is one of text-embeddings-inference."""
+        return self.texts is not None
+
+    @property
+    def documents_param(self) -> str:
+        """The field that holds the documents."""
+        return "texts" if self.is_tei else "documents"
+
+    @property
+    def document_texts(self) -> list[str]:
         """The documents' texts."""
-        return [one if isinstance(one, str) else one.text for one in self.documents]
+        given = self.documents or self.texts or ()
+        return [one if isinstance(one, str) else one.text for one in given]
+
+    @property
+    def gives_documents(self) -> bool:
+        """Whether results hold their documents."""
+        return bool(self.return_documents or self.return_text)
 
 
 class ScoreRequest(ScoringRequest, frozen=True, kw_only=True):

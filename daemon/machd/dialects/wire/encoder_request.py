@@ -18,7 +18,7 @@ Truncate: TypeAlias = bool | Literal["NONE", "END", "START"]
 InputText: TypeAlias = bounds.ContentText
 InputTexts: TypeAlias = Annotated[list[InputText], Meta(min_length=1, max_length=bounds.MAX_INPUTS)]
 
-_RightOnly: TypeAlias = Annotated[Raw | UnsetType, only("right")]
+_RightOnly: TypeAlias = Annotated[Raw | UnsetType, only("right", "Right")]
 
 
 class EncoderRequest(Struct, frozen=True, kw_only=True):
@@ -36,6 +36,7 @@ class EncoderRequest(Struct, frozen=True, kw_only=True):
     truncate_prompt_tokens: bounds.TruncatedTokens | None = None
     user: bounds.UnusedLabel | None = None
 
+    truncation_direction: _RightOnly = UNSET
     truncation_side: _RightOnly = UNSET
     add_special_tokens: TrueOnly = UNSET
     messages: Refused = UNSET

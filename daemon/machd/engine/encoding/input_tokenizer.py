@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tokenizers import Encoding
 
 _FILE = "tokenizer.json"
+_ANY_TEXT = "a"
 
 
 def open_inputs(files: EncoderFiles) -> TextInputTokenizer:
@@ -107,6 +108,24 @@ class TextInputTokenizer:
             inputs.append(_input(self._tokenizer.post_process(tokens)))
         return inputs
 
+    def take(self, token_ids: Sequence[Sequence[int]], *, truncates: bool) -> list[EncoderInput]:
+        """Take over encoded texts; see :meth:`machd.engine.protocol.encoder.InputTokenizer.take`."""
+        first, last = self._special_ids()
+        inputs = list[EncoderInput]()
+        for given in token_ids:
+            ids = tuple(given)
+            # Ids of another tokenizer are in the vocabulary of a large one, and mean other words there.
+            if ids[: len(first)] != first or ids[len(ids) - len(last) :] != last:
+                raise InvalidRequestError(
+                    f"token ids of this model begin with {list(first)} and end with {list(last)}, as POST /tokenize gives "
+                    "them; send texts, which LangChain does with check_embedding_ctx_length=False"
+                )
+            if len(ids) > self._max_tokens:
+                self._check_cut(len(ids), truncates=truncates)
+                ids = ids[: self._max_tokens - len(last)] + last
+            inputs.append(EncoderInput(ids))
+        return inputs
+
     def encode_pairs(
         self, pairs: Sequence[tuple[str, str]], *, truncates: bool
     ) -> list[EncoderInput]:
@@ -128,6 +147,15 @@ class TextInputTokenizer:
                 second.truncate(second_tokens)
             inputs.append(_input(self._tokenizer.post_process(first, second)))
         return inputs
+
+    def _special_ids(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the special tokens before and behind every text."""
+        encoded = self._tokenizer.post_process(self._tokens(_ANY_TEXT))
+        is_of_text = [not one for one in encoded.special_tokens_mask]
+        if True not in is_of_text:
+            return (), ()
+        first, last = is_of_text.index(True), is_of_text[::-1].index(True)
+        return tuple(encoded.ids[:first]), tuple(encoded.ids[len(encoded.ids) - last :])
 
     def _room(self, *, is_pair: bool) -> int:
         """Return the most tokens of texts, special ones not counted."""

@@ -100,6 +100,15 @@ class InputTokenizer(Protocol):
         """
         ...
 
+    def take(self, token_ids: Sequence[Sequence[int]], *, truncates: bool) -> list[EncoderInput]:
+        """Take over texts that are encoded already, special tokens included; what is cut is cut before the last of these.
+
+        Raises:
+            ContextLengthExceededError: One is too long, and is not to be cut.
+            InvalidRequestError: One lacks the special tokens that this tokenizer puts around every text.
+        """
+        ...
+
     def encode_pairs(
         self, pairs: Sequence[tuple[str, str]], *, truncates: bool
     ) -> list[EncoderInput]:
