@@ -386,8 +386,8 @@ def test_rows_with_adapters_have_the_bits_of_their_steps(  # noqa: C901 - compar
                 assert all(map(mx.array_equal, got, [passed, *expected])), instruction_set
                 assert mx.array_equal(got[0][1], base[1])
                 for row, number in enumerate(numbers):
-                    own = [[one[row : row + 1] for one in each] for each in columns]
-                    alone = [_columns(own, starts[row : row + 1], tokens, [])]
+                    its = [[one[row : row + 1] for one in each] for each in columns]
+                    alone = [_columns(its, starts[row : row + 1], tokens, [])]
                     chosen = index[:tokens] * 0 + number
                     assert mx.array_equal(
                         layers(x[row : row + 1], [table], alone, chosen, adapters)[0][0],

@@ -44,7 +44,7 @@ def _expected(
     y: mx.array, x: mx.array, index: mx.array, adapters: Sequence[Sequence[Piece]]
 ) -> np.ndarray[Any, Any]:
     result, rows = np.array(y, np.float64), np.array(x, np.float64)
-    for row, number in enumerate(index.tolist()):
+    for row, number in enumerate(np.array(index).tolist()):
         for first, a, b in adapters[number - 1] if number else ():
             low = np.array(a, np.float64) @ rows[row]
             result[row, first : first + b.shape[0]] += np.array(b, np.float64) @ low

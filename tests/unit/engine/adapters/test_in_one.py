@@ -10,10 +10,11 @@ from support.engines.adapted_rows import NARROW, WIDE, mixed_rows
 from support.engines.adapters import TinyBase, adapted_engine, random_adapter
 from support.engines.same_bits import assert_same_bits_alone
 
+from machd.engine.adapters.low_rank import AdapterWeights
 from machd.engine.backend.native_kernels import native_kernels
 from machd.engine.backend.untyped import Cache
 from machd.engine.kernels.layers_in_one import LayersInOne
-from machd.engine.kernels.pass_adapters import AdapterPass, current_adapters
+from machd.engine.kernels.pass_adapters import AdapterKey, AdapterPass, current_adapters
 from machd.engine.step.mlx_engine import MlxEngine
 
 pytestmark = pytest.mark.skipif(
@@ -27,7 +28,7 @@ _BASES = {name: TinyBase(name) for name in ("qwen3", "gemma3_text")}
 def _engine(request: pytest.FixtureRequest) -> Iterator[MlxEngine]:
     base = _BASES.get(request.param, TinyBase("qwen3", is_quantised=True))
     _, model = adapted_engine(base.loaded())
-    adapters = {
+    adapters: dict[AdapterKey, list[AdapterWeights]] = {
         (NARROW,): [random_adapter(model.base, 4, 1, scale=1.5)],
         (WIDE,): [random_adapter(model.base, 7, 2, scale=0.5)],
     }
