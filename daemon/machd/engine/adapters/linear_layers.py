@@ -13,6 +13,12 @@ from machd.engine.backend.untyped import LanguageModel, Layer
 from machd.engine.kernels.fused_llama import merged_parts
 from machd.engine.kernels.packed_weights import unpacked
 
+_EXPERTS = "experts"
+"""Name of the part with a layer for each expert, in architectures that have no one layer of all."""
+
+_NOT_CALLED = ("self_attention_res_proj", "mlp_res_proj", "output_attn_res_proj")
+"""Layers of mlx-lm's kimi_k3, which multiplies with their weights itself: what an adapter adds would be left out in silence."""
+
 
 class LinearPart(NamedTuple):
     """A linear layer as it is computed now.
@@ -52,8 +58,8 @@ def base_layers(model: LanguageModel, under: str = "") -> BaseLayers:
 def linear_parts(model: LanguageModel, under: str = "") -> dict[str, LinearPart]:
     """Return the plain and quantised linear layers of a model by path, those that machd has merged one by one.
 
-    Layers with a matrix for each expert are not among them: their rows are tokens in the order of experts. Embeddings are no
-    linear layers. Of a layer that a model has in two places the first path alone is known.
+    Layers of experts are not among them: their rows are those tokens that have chosen an expert. Embeddings are no linear layers.
+    Of a layer that a model has in two places the first path alone is known.
 
     Args:
         model: It is not changed.
@@ -64,6 +70,8 @@ def linear_parts(model: LanguageModel, under: str = "") -> dict[str, LinearPart]
     seen: set[int] = set()
     for path, layer in modules.items():
         if not path.startswith(under) or not _is_linear(layer) or id(layer) in seen:
+            continue
+        if _EXPERTS in path.split(".") or path.endswith(_NOT_CALLED):
             continue
         seen.add(id(layer))
         parent, _, name = path.rpartition(".")
@@ -77,8 +85,10 @@ def linear_parts(model: LanguageModel, under: str = "") -> dict[str, LinearPart]
     return parts
 
 
-def _is_linear(layer: object) -> bool:
-    return isinstance(layer, Linear | QuantizedLinear) and layer.weight.ndim == 2
+def _is_linear(layer: Layer) -> bool:
+    """Return True for a layer that is called as mlx's own; some architectures have subclasses that return several arrays."""
+    kind = getattr(layer, "stands_for", type(layer))
+    return kind in (Linear, QuantizedLinear) and layer.weight.ndim == 2
 
 
 def _inputs(layer: Layer) -> int:
