@@ -80,6 +80,13 @@ mx::array halved(const mx::array& numbers, int exponent) {
   return mx::astype(mx::multiply(numbers, mx::array(std::ldexp(1.0f, kHalfExponent - exponent)), stream), mx::float16, stream);
 }
 
+bool fits_half(const mx::array& numbers) {
+  const mx::Stream stream = mx::default_stream(mx::Device::cpu);
+  const int exponent = exponent_of(numbers);
+  const mx::array back = mx::multiply(mx::astype(halved(numbers, exponent), mx::float32, stream), mx::array(std::ldexp(1.0f, exponent - kHalfExponent)), stream);
+  return mx::array_equal(numbers, back, stream).item<bool>();
+}
+
 // b's numbers of each panel's outputs one after another, for each rank.
 mx::array in_panels(const mx::array& b) {
   const mx::Stream stream = mx::default_stream(mx::Device::cpu);
@@ -90,16 +97,19 @@ mx::array in_panels(const mx::array& b) {
 
 }  // namespace
 
-LowRank::LowRank(const std::vector<Piece>& pieces, bool is_half) {
+LowRank::LowRank(const std::vector<Piece>& pieces) {
   refuse(pieces.empty(), "there are pieces");
-  Kept kept;
-  std::vector<mx::array> all;
-  long rank = 0;
   for (const auto& [first_output, a, b] : pieces) {
     refuse(a.dtype() != mx::float32 || b.dtype() != mx::float32 || a.ndim() != 2 || b.ndim() != 2, "a and b are float32 with two axes");
     refuse(a.size() == 0 || b.size() == 0 || b.shape(1) != a.shape(0), "b has as many columns as a has rows");
     refuse(a.shape(1) != std::get<1>(pieces[0]).shape(1), "all pieces are of rows of one length");
     refuse(first_output < 0, "outputs are not negative");
+  }
+  const bool is_half = std::all_of(pieces.begin(), pieces.end(), [](const Piece& one) { return fits_half(std::get<1>(one)) && fits_half(std::get<2>(one)); });
+  Kept kept;
+  std::vector<mx::array> all;
+  long rank = 0;
+  for (const auto& [first_output, a, b] : pieces) {
     const int a_exponent = is_half ? exponent_of(a) : 0, b_exponent = is_half ? exponent_of(b) : 0;
     const float factor = is_half ? std::ldexp(1.0f, a_exponent + b_exponent - 2 * kHalfExponent) : 1.0f;
     const mx::array& panels = kept.arrays.emplace_back(in_panels(is_half ? halved(b, b_exponent) : b));

@@ -16,9 +16,9 @@ class LowRank {
   // The first output of some that lie together, a [rank, inputs] and b [outputs, rank], float32.
   using Piece = std::tuple<int, mlx::core::array, mlx::core::array>;
 
-  // is_half: kept in float16, each array times a power of two that leaves its numbers all their digits there; computed in float32 all the same.
+  // They are kept in float16, each array times a power of two, where no number loses a digit so; what is added has the same bits.
   // Raises std::invalid_argument where there are none, or they do not go together.
-  LowRank(const std::vector<Piece>& pieces, bool is_half);
+  explicit LowRank(const std::vector<Piece>& pieces);
 
   const LowRankProduct& product() const { return kept_->product; }
   long outputs() const;  // before which the last piece ends

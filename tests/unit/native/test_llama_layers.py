@@ -315,7 +315,7 @@ def _merged_rank(name: str, parts: list[tuple[mx.array, mx.array] | None]) -> An
 
 @pytest.mark.parametrize("name", ["affine4", "affine5", "plain"])
 @pytest.mark.parametrize("tokens", [1, 9, 70])
-def test_rows_with_adapters_have_the_bits_of_their_steps(
+def test_rows_with_adapters_have_the_bits_of_their_steps(  # noqa: C901 - compared in many ways
     instruction_sets: list[str], name: str, tokens: int
 ) -> None:
     """Two adapters, one of which leaves a product as it is, beside a base row, with merged products and without, in two layers; base rows have the bits of a pass without adapters, and rows those that they have alone."""
@@ -386,8 +386,8 @@ def test_rows_with_adapters_have_the_bits_of_their_steps(
                 assert all(map(mx.array_equal, got, [passed, *expected])), instruction_set
                 assert mx.array_equal(got[0][1], base[1])
                 for row, number in enumerate(numbers):
-                    own = [[one[row : row + 1] for one in each] for each in columns]
-                    alone = [_columns(own, starts[row : row + 1], tokens, [])]
+                    its = [[one[row : row + 1] for one in each] for each in columns]
+                    alone = [_columns(its, starts[row : row + 1], tokens, [])]
                     chosen = index[:tokens] * 0 + number
                     assert mx.array_equal(
                         layers(x[row : row + 1], [table], alone, chosen, adapters)[0][0],

@@ -40,10 +40,8 @@ class LayerAdapters:
     @property
     def nbytes(self) -> int:
         """Bytes of all of them."""
-        natives = self._low_ranks or {}
-        return sum(one.nbytes for one in self._stacks if not one.is_empty) + sum(
-            one.nbytes for one in natives.values()
-        )
+        natives: int = sum(one.nbytes for one in (self._low_ranks or {}).values())
+        return natives + sum(one.nbytes for one in self._stacks if not one.is_empty)
 
     def add(self, key: AdapterKey, arrays: Sequence[LowRankArrays | None]) -> None:
         """Put adapters into memory.
@@ -52,7 +50,9 @@ class LayerAdapters:
             key: Theirs; it is not in memory.
             arrays: For each of the merged layers, None where they leave it as it is.
         """
-        own = [one for one in zip(self._stacks, arrays, strict=True) if one[1] is not None]
+        own = [
+            (stack, one) for stack, one in zip(self._stacks, arrays, strict=True) if one is not None
+        ]
         if self._low_ranks is not None and own and all(one[2] is None for _, one in own):
             pieces = [(stack.part.begin, a, b) for stack, (a, b, _) in own]
             self._low_ranks[key] = native_kernels().LowRank(pieces)

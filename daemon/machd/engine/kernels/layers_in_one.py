@@ -200,7 +200,10 @@ def compute_layers_in_one(model: LanguageModel) -> None:
 def layers_of_blocks(model: LanguageModel) -> Sequence[Sequence[Layer]] | None:
     """Return the layers whose weights each block of a model in one operation has, in its order; None where layers are not in one."""
     body: Layer = getattr(model, "model", None)
-    return list(map(layers_of_block, body.layers)) if isinstance(body, _InOne) else None
+    if not isinstance(body, _InOne):
+        return None
+    layers: Sequence[Layer] = model.model.layers
+    return [layers_of_block(layer) for layer in layers]
 
 
 def _in_one_class(
