@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from machd.capabilities.facts import KvCacheKind
 from machd.capabilities.rules import PrefixExtent, prefix_cache
 from machd.clock import SystemClock
+from machd.engine.adapters.adapted_model import AdaptedModel
+from machd.engine.adapters.adapter_files import read_adapter
+from machd.engine.adapters.low_rank import AdapterWeights, BaseLayers
+from machd.engine.adapters.residency import AdapterLimits, AdapterResidency
 from machd.engine.backend.device import computing_memory_bytes
 from machd.engine.grammar.grammar import LlguidanceCompiler
 from machd.engine.grammar.masks import TokenMasks
@@ -31,14 +37,23 @@ from machd.engine.prefix_blocks.conversion import BlockForm
 from machd.engine.prefix_blocks.disk_tier import DiskTier
 from machd.engine.prefix_blocks.key import block_key
 from machd.engine.prefix_blocks.memory_tier import MemoryTier
-from machd.engine.protocol.adapters import NoAdapterRoom
+from machd.engine.protocol.adapters import ClosableAdapterRoom, NoAdapterRoom
 from machd.engine.protocol.step import ProposerKind
 from machd.engine.step.decode_pass import NO_PACKING, Packing
 from machd.engine.step.memory import StepMemory
 from machd.engine.step.mlx_engine import EngineParts, MlxEngine
-from machd.engine.step.ports import Decider, NoExperts, NoMedia, PromptMedia, Proposer
+from machd.engine.step.ports import (
+    Decider,
+    NoExperts,
+    NoMedia,
+    NoRowAdapters,
+    PromptMedia,
+    Proposer,
+    RowAdapters,
+)
 from machd.engine.vision.media_encoder import MediaEncoder
 from machd.engine.vision.vision_model import VisionLanguageModel
+from machd.request.adapter import Adapter
 
 
 def make_engine(  # noqa: PLR0913 - see engine_parts
@@ -50,6 +65,7 @@ def make_engine(  # noqa: PLR0913 - see engine_parts
     disk_tier: DiskTier | None = None,
     proposer: Proposer | None = None,
     decider: Decider | None = None,
+    adapters: AdapterLimits | None = None,
 ) -> MlxEngine:
     """Make an engine of a loaded model; see :func:`engine_parts`."""
     parts = engine_parts(
@@ -59,11 +75,12 @@ def make_engine(  # noqa: PLR0913 - see engine_parts
         disk_tier=disk_tier,
         proposer=proposer,
         decider=decider,
+        adapters=adapters,
     )
     return MlxEngine(parts, max_rows=max_rows)
 
 
-def engine_parts(
+def engine_parts(  # noqa: PLR0913 - one argument for each thing that differs between its callers
     loaded: LoadedModel,
     *,
     looks_ahead: bool | None = None,
@@ -71,6 +88,7 @@ def engine_parts(
     disk_tier: DiskTier | None = None,
     proposer: Proposer | None = None,
     decider: Decider | None = None,
+    adapters: AdapterLimits | None = None,
 ) -> EngineParts:
     """Collect the parts of an engine, which owns them from then on.
 
@@ -83,6 +101,7 @@ def engine_parts(
         proposer: Source of draft tokens; None for none.
         decider: Decides with the ranks that compute the model, each its shard; None where this process
             computes it alone.
+        adapters: Limits of those in memory; None for the usual ones.
     """
     model, description = loaded.model, loaded.description
     is_cpu = description.backend == "cpu"
@@ -106,6 +125,17 @@ def engine_parts(
     vocabulary_tokens = description.vocabulary_tokens
     form = BlockForm.of_model(model, loaded.kv_format) if disk_tier is not None else None
     blocks = MemoryTier(disk_tier, form)
+    row_adapters: RowAdapters = NoRowAdapters()
+    adapter_room: ClosableAdapterRoom
+    if experts is not None:
+        adapter_room = NoAdapterRoom(
+            "a model whose experts are on disk is computed without adapters"
+        )
+    elif decider is not None:
+        adapter_room = NoAdapterRoom("a model of several ranks is computed without adapters")
+    else:
+        row_adapters = adapted = _adapted(loaded)
+        adapter_room = AdapterResidency(adapted, _reader(adapted.base), adapters or AdapterLimits())
     decider = decider or Decider()
     memory = StepMemory(computing_memory_bytes, SystemClock(), decider)
     media: PromptMedia = NoMedia()
@@ -147,8 +177,20 @@ def engine_parts(
         decider=decider,
         experts=NoExperts() if experts is None else experts,
         media=media,
-        adapter_room=NoAdapterRoom(),
+        adapter_room=adapter_room,
+        row_adapters=row_adapters,
     )
+
+
+def _adapted(loaded: LoadedModel) -> AdaptedModel:
+    """Return what adds adapters to a loaded model whose layers are as they will be computed."""
+    if loaded.vision is None:
+        return AdaptedModel(loaded.model)
+    return AdaptedModel(loaded.model.model, under="language_model.")
+
+
+def _reader(base: BaseLayers) -> Callable[[Adapter], AdapterWeights]:
+    return lambda adapter: read_adapter(Path(adapter.path), adapter.digest, base)
 
 
 def _keep_nothing(slot_index: int, row: CachedRow) -> None:

@@ -362,15 +362,19 @@ def _engine(
     block_directory: Path | None,
     proposer: Proposer | None = None,
 ) -> Engine:
+    from machd.engine.adapters.residency import AdapterLimits  # noqa: PLC0415 - with the rest
     from machd.engine.assembly import make_engine  # noqa: PLC0415 - imports mlx
     from machd.engine.prefix_blocks.disk_tier import DiskTier  # noqa: PLC0415 - only where there is a directory
     from machd.engine.prefix_blocks.key import block_key  # noqa: PLC0415 - imports mlx
 
+    section = settings.adapters
+    pinned = frozenset(name for name, one in section.tables.items() if one.pin)
     open_engine = functools.partial(
         make_engine,
         loaded,
         max_rows=settings.continuous_batching.max_b,
         proposer=proposer,
+        adapters=AdapterLimits(section.max_loaded, pinned),
     )
     if block_directory is None:
         return open_engine(leaves_blocks=settings.cache.prefix)

@@ -6,7 +6,7 @@ checked on a thread; the arrays of mlx are made on the engine thread, between tw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -18,6 +18,19 @@ from machd.errors import AdapterError
 from machd.request.adapter import Adapter
 
 _Key: TypeAlias = tuple[Adapter, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterLimits:
+    """Limits of adapters in memory.
+
+    Attributes:
+        max_loaded: Most of them at once, those on their way included.
+        pinned: Names of those that stay in memory once they are there; fewer than ``max_loaded``.
+    """
+
+    max_loaded: int = 8
+    pinned: frozenset[str] = frozenset()
 
 
 class AdaptedModel(Protocol):
@@ -61,23 +74,19 @@ class AdapterResidency:
         self,
         model: AdaptedModel,
         read: Callable[[Adapter], AdapterWeights],
-        *,
-        max_loaded: int,
-        pinned: Collection[str] = (),
+        limits: AdapterLimits,
     ) -> None:
         """Begin without any.
 
         Args:
             model: Computes them.
             read: Reads and checks one adapter's files; called on a thread of its own.
-            max_loaded: Most entries in memory, those on their way included.
-            pinned: Names of those that stay in memory once they are there; fewer than ``max_loaded``.
+            limits: Of those in memory.
         """
-        assert max_loaded >= 1, "one row's adapters fit"
+        assert limits.max_loaded >= 1, "one row's adapters fit"
         self._model = model
         self._read = read
-        self._max_loaded = max_loaded
-        self._pinned = frozenset(pinned)
+        self._limits = limits
         self._entries: dict[_Key, _Entry] = {}  # the one held last is last
         self._loads = 0
         self._reader: ThreadPoolExecutor | None = None
@@ -151,7 +160,7 @@ class AdapterResidency:
 
     def _make_room(self) -> bool:
         """Drop the adapters that were held longest ago, if there are too many; False if all are in use."""
-        while len(self._entries) >= self._max_loaded:
+        while len(self._entries) >= self._limits.max_loaded:
             unused = next(
                 (key for key, one in self._entries.items() if self._may_go(key, one)), None
             )
@@ -162,5 +171,5 @@ class AdapterResidency:
         return True
 
     def _may_go(self, key: _Key, entry: _Entry) -> bool:
-        is_pinned = all(one.name in self._pinned for one in key)
+        is_pinned = all(one.name in self._limits.pinned for one in key)
         return not (entry.holders or entry.loading or is_pinned)

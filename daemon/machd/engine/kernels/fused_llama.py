@@ -7,7 +7,7 @@ nothing.) A layer that is not exactly the measured one stays as it is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -100,6 +100,19 @@ def first_logits(
     return logits
 
 
+def merged_parts(part: Layer) -> Mapping[str, Sequence[tuple[str, int]]]:
+    """Return the layers of a part of the model that are several of mlx-lm's, by name: each one's name and outputs, in order."""
+    if isinstance(part, NativeFeedForward):
+        half = int(part.gate_up_proj.weight.shape[0]) // 2
+        return {"gate_up_proj": [("gate_proj", half), ("up_proj", half)]}
+    if isinstance(part, NativeAttention | _Attention):
+        every = int(part.qkv_proj.weight.shape[0])
+        head = every // (part.heads + 2 * part.kv_heads)
+        queries, keys = part.heads * head, part.kv_heads * head
+        return {"qkv_proj": [("q_proj", queries), ("k_proj", keys), ("v_proj", keys)]}
+    return {}
+
+
 class _Rotation:
     """The rotation by position, with the angles of a step computed once for all layers."""
 
@@ -159,19 +172,19 @@ class _Attention(Module):
         self.qkv_proj = qkv_proj
         self.o_proj = attention.o_proj
         self._rotation = rotation
-        self._heads: int = attention.n_heads
-        self._kv_heads: int = attention.n_kv_heads
+        self.heads: int = attention.n_heads
+        self.kv_heads: int = attention.n_kv_heads
         self._scale: float = attention.scale
 
     def __call__(
         self, x: mx.array, mask: mx.array | str | None = None, cache: Cache = None
     ) -> mx.array:
         rows, tokens, _ = x.shape
-        rotated = self._heads + self._kv_heads
-        heads = self.qkv_proj(x).reshape(rows, tokens, rotated + self._kv_heads, -1)
+        rotated = self.heads + self.kv_heads
+        heads = self.qkv_proj(x).reshape(rows, tokens, rotated + self.kv_heads, -1)
         heads = heads.transpose(0, 2, 1, 3)  # [rows, heads of all three, tokens, head_dim]
         turned = self._rotation(heads[:, :rotated], cache.offset if cache is not None else 0)
-        parts = turned[:, : self._heads], turned[:, self._heads :], heads[:, rotated:]
+        parts = turned[:, : self.heads], turned[:, self.heads :], heads[:, rotated:]
         mixed = attend_cached(
             parts, cache, mask, scale=self._scale, attend=attend, attend_rows=attend_rows
         )

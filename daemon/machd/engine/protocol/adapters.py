@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from machd.engine.protocol.memory import AdapterReading
+from machd.errors import AdapterError
 from machd.request.adapter import Adapter
 
 
@@ -57,11 +58,20 @@ class ClosableAdapterRoom(AdapterRoom, Protocol):
 
 
 class NoAdapterRoom:
-    """An engine that serves no adapters."""
+    """An engine that computes no adapters, and refuses rows that ask for some."""
+
+    def __init__(self, reason: str = "this engine computes no adapters") -> None:
+        """Begin with what a refusal says."""
+        self._reason = reason
 
     def hold(self, adapters: Sequence[Adapter]) -> Holding:
-        """Hold nothing, for a row of the base model."""
-        assert not adapters, "no adapters are served"
+        """Hold nothing, for a row of the base model.
+
+        Raises:
+            AdapterError: It is no row of the base model.
+        """
+        if adapters:
+            raise AdapterError(self._reason)
         return Holding.HELD
 
     def release(self, adapters: Sequence[Adapter]) -> None:

@@ -15,6 +15,7 @@ A pass is dispatched, not computed: its logits are lazy until they are sampled.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -26,6 +27,7 @@ from machd.engine.kv.lane_kv import LaneKv
 from machd.engine.protocol.step import DraftOutcome
 from machd.engine.step.row import DecoderRow
 from machd.engine.step.verification import Span
+from machd.request.adapter import Adapter
 
 Forward = Callable[[mx.array, list[Any], Mapping[str, mx.array]], mx.array]
 """Token ids int32 [rows, n], the caches of the model and further features to logits [rows, n, vocabulary].
@@ -38,6 +40,9 @@ Of a packed pass the rows are those of the lane and then the chunks' tokens; n i
 ForwardPacked = Callable[[mx.array, list[Any], int], mx.array]
 """A packed pass's token ids, its caches and the lane's rows to the logits of these, [rows, 1, vocabulary]."""
 
+ChooseAdapters = Callable[[Sequence[tuple[Adapter, ...]]], AbstractContextManager[None]]
+"""See :meth:`machd.engine.step.ports.RowAdapters.chosen`."""
+
 NO_FEATURES: Mapping[str, mx.array] = MappingProxyType({})
 
 PackCaches = Callable[[list[Cache], Sequence[tuple[Sequence[Cache], int]]], list[Any]]
@@ -47,10 +52,11 @@ of a packed pass."""
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens of a prompt, and the caches that hold the tokens before them."""
+    """Tokens of a prompt, the caches that hold the tokens before them, and the row's adapters."""
 
     token_ids: tuple[int, ...]
     caches: Sequence[Cache]
+    adapters: tuple[Adapter, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +128,7 @@ class Passes:
         looks_ahead: bool = False,
         packing: Packing = NO_PACKING,
         has_positions: bool = False,
+        choose_adapters: ChooseAdapters,
     ) -> None:
         """Begin without one.
 
@@ -132,12 +139,14 @@ class Passes:
                 where masks are filled meanwhile.
             packing: Functions of packed passes.
             has_positions: The model is told the positions of rows.
+            choose_adapters: Chooses the rows' adapters while a pass is built.
         """
         self._forward = forward
         self._kv = kv
         self.looks_ahead = looks_ahead
         self._packing = packing
         self._has_positions = has_positions
+        self._choose_adapters = choose_adapters
 
     def dispatch(
         self,
@@ -168,11 +177,13 @@ class Passes:
             assert longest == 1, "a packed pass has plain spans"
             packed_ids, caches = self._packing.inputs(caches, chunks)
             token_ids = mx.concatenate([token_ids, packed_ids])  # [rows + tokens, 1]
-            logits = self._packing.forward(token_ids, caches, len(rows))
+            with self._choose_adapters([*_adapters_of(rows), *token_adapters(chunks)]):
+                logits = self._packing.forward(token_ids, caches, len(rows))
         else:
             if self._has_positions:
                 features = {"position_ids": _positions(rows, longest)}
-            logits = self._forward(token_ids, caches, features)
+            with self._choose_adapters(_adapters_of(rows)):
+                logits = self._forward(token_ids, caches, features)
         logits = _at_spans(logits, lengths)
         self._kv.end_pass()
         for row, length in zip(rows, lengths, strict=True):
@@ -186,9 +197,19 @@ class Passes:
         longest = max(kept_tokens)
         self._kv.begin_pass(kept_tokens if longest > 1 else None)
         features = {name: one[..., :longest] for name, one in current.features.items()}
-        self._forward(current.token_ids[:, :longest], self._kv.caches, features)
+        with self._choose_adapters(_adapters_of(current.rows)):
+            self._forward(current.token_ids[:, :longest], self._kv.caches, features)
         self._kv.end_pass()
         mx.eval([cache.state for cache in self._kv.caches])
+
+
+def token_adapters(chunks: Sequence[Chunk]) -> list[tuple[Adapter, ...]]:
+    """Return the adapters of each token of chunks that lie behind one another."""
+    return [chunk.adapters for chunk in chunks for _ in chunk.token_ids]
+
+
+def _adapters_of(rows: Sequence[DecoderRow]) -> list[tuple[Adapter, ...]]:
+    return [row.sampling.params.adapters for row in rows]
 
 
 def _positions(rows: Sequence[DecoderRow], tokens: int) -> mx.array:

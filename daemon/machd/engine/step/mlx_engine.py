@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -46,11 +47,13 @@ from machd.engine.step.ports import (
     Experts,
     PromptMedia,
     Proposer,
+    RowAdapters,
 )
 from machd.engine.step.prompts.prefill import Prefill
 from machd.engine.step.prompts.prefills import Prefills
 from machd.engine.step.prompts.scores import scoring_bytes
 from machd.engine.step.row import DecoderRow
+from machd.request.adapter import Adapter
 from machd.request.generation import SamplingParams
 
 if TYPE_CHECKING:
@@ -87,6 +90,7 @@ class EngineParts:
         experts: Experts on disk.
         media: Images and videos of prompts.
         adapter_room: Adapters in memory.
+        row_adapters: Chooses the adapters of a pass's rows.
     """
 
     model: Any
@@ -106,6 +110,7 @@ class EngineParts:
     experts: Experts
     media: PromptMedia
     adapter_room: ClosableAdapterRoom
+    row_adapters: RowAdapters
 
 
 class MlxEngine:
@@ -131,6 +136,7 @@ class MlxEngine:
             parts.description.vocabulary_tokens,
             parts.media,
             parts.packing,
+            choose_adapters=self._choose_adapters,
         )
         self._batch = self._decoder(parts.kv.batch_lane(max_rows))
         self._serial: dict[int, Decoder] = {}
@@ -361,6 +367,7 @@ class MlxEngine:
             looks_ahead=parts.looks_ahead,
             packing=parts.packing,
             has_positions=parts.media.has_positions,
+            choose_adapters=self._choose_adapters,
         )
         return Decoder(
             passes,
@@ -392,6 +399,10 @@ class MlxEngine:
         if fault := self._parts.experts.take_fault():
             raise fault
         return logits
+
+    def _choose_adapters(self, rows: Sequence[tuple[Adapter, ...]]) -> AbstractContextManager[None]:
+        """Choose the adapters of a pass's rows; passes know the engine alone, so that it can drop the model."""
+        return self._parts.row_adapters.chosen(rows)
 
     def _explained(self, faults: list[RowFault]) -> list[RowFault]:
         """Return the faults of a step, those of rows that lack an expert with that as their cause."""

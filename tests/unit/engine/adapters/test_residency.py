@@ -10,7 +10,7 @@ import pytest
 from support.clocks.polling import wait_until
 
 from machd.engine.adapters.low_rank import AdapterWeights, LowRank
-from machd.engine.adapters.residency import AdapterResidency
+from machd.engine.adapters.residency import AdapterLimits, AdapterResidency
 from machd.engine.protocol.adapters import Holding
 from machd.errors import AdapterError
 from machd.request.adapter import Adapter
@@ -64,7 +64,7 @@ def _held(residency: AdapterResidency, *adapters: Adapter) -> None:
 def test_an_adapter_is_read_beside_the_steps_and_once() -> None:
     """Asking for it takes no time while its files are read; a second row finds it."""
     model, files = _Model(), _Files()
-    residency = AdapterResidency(model, files.read, max_loaded=2)
+    residency = AdapterResidency(model, files.read, AdapterLimits(2))
     files.is_open.clear()
     assert residency.hold((A,)) is Holding.LOADING
     assert residency.hold((A,)) is Holding.LOADING
@@ -81,7 +81,7 @@ def test_an_adapter_is_read_beside_the_steps_and_once() -> None:
 def test_a_held_adapter_stays_and_the_one_unused_longest_goes() -> None:
     """Room is made of what no row uses, in the order of last use; without any there is no room."""
     model, files = _Model(), _Files()
-    residency = AdapterResidency(model, files.read, max_loaded=2)
+    residency = AdapterResidency(model, files.read, AdapterLimits(2))
     _held(residency, A)
     _held(residency, B)
     assert residency.hold((C,)) is Holding.NO_ROOM
@@ -98,7 +98,7 @@ def test_a_held_adapter_stays_and_the_one_unused_longest_goes() -> None:
 def test_a_pinned_adapter_makes_no_room() -> None:
     """It stays, however long nobody has used it."""
     model, files = _Model(), _Files()
-    residency = AdapterResidency(model, files.read, max_loaded=2, pinned={"a"})
+    residency = AdapterResidency(model, files.read, AdapterLimits(2, frozenset("a")))
     for one in (A, B, C):
         _held(residency, one)
         residency.release((one,))
@@ -109,7 +109,7 @@ def test_a_pinned_adapter_makes_no_room() -> None:
 def test_several_adapters_of_a_row_are_one_entry() -> None:
     """Their order counts, since their digests' do; each is read."""
     model, files = _Model(), _Files()
-    residency = AdapterResidency(model, files.read, max_loaded=2)
+    residency = AdapterResidency(model, files.read, AdapterLimits(2))
     _held(residency, A, B)
     assert model.keys == [(A, B)]
     assert files.read_names == ["a", "b"]
@@ -122,7 +122,7 @@ def test_several_adapters_of_a_row_are_one_entry() -> None:
 def test_what_cannot_be_read_is_said_and_read_again_next_time(fault: Exception) -> None:
     """The error names the adapter; mended files are taken on; nothing of it stays in memory."""
     model, files = _Model(), _Files()
-    residency = AdapterResidency(model, files.read, max_loaded=1)
+    residency = AdapterResidency(model, files.read, AdapterLimits(1))
     files.faults[A] = fault
     with pytest.raises(AdapterError, match=r"does not fit|'a'"):
         _held(residency, A)
@@ -134,7 +134,7 @@ def test_what_cannot_be_read_is_said_and_read_again_next_time(fault: Exception) 
 
 def test_what_the_model_refuses_leaves_nothing() -> None:
     """A combination that cannot be computed is an error, and its room is free."""
-    residency = AdapterResidency(_Model(), _Files().read, max_loaded=1)
+    residency = AdapterResidency(_Model(), _Files().read, AdapterLimits(1))
     with pytest.raises(AdapterError, match="three"):
         _held(residency, A, B, C)
     _held(residency, A)
@@ -144,7 +144,7 @@ def test_what_the_model_refuses_leaves_nothing() -> None:
 def test_closing_does_not_wait_for_more_than_the_file_being_read() -> None:
     """What is still to be read is dropped."""
     files = _Files()
-    residency = AdapterResidency(_Model(), files.read, max_loaded=3)
+    residency = AdapterResidency(_Model(), files.read, AdapterLimits(3))
     files.is_open.clear()
     for one in (A, B, C):
         residency.hold((one,))

@@ -12,6 +12,7 @@ from machd.engine.backend.untyped import Cache
 from machd.engine.kv.lane_kv import CachedRow, PrefilledRow
 from machd.engine.protocol.step import PrefillChunk, SharedPrefix
 from machd.engine.step.prompts.scores import PromptScores
+from machd.request.adapter import Adapter
 
 
 class Prefill:
@@ -48,6 +49,11 @@ class Prefill:
     def cached_row(self) -> CachedRow:
         """The prompt's row before its last chunk: every token so far is computed."""
         return CachedRow(self.caches, self._index, len(self.prompt), is_exact=True)
+
+    @property
+    def adapters(self) -> tuple[Adapter, ...]:
+        """Adapters that compute the prompt."""
+        return self.first_chunk.sampling.adapters
 
     def append(self) -> tuple[int, ...]:
         """Append the chunk, and return those of its tokens that are to be computed now."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from machd.engine.kv.lane_kv import CachedRow
 from machd.engine.protocol.slab_size import COLUMN_STEP
 from machd.engine.protocol.step import PrefillChunk
-from machd.engine.step.decode_pass import Forward, Packing
+from machd.engine.step.decode_pass import ChooseAdapters, Forward, Packing
 from machd.engine.step.ports import BlockTier, PromptMedia
 from machd.engine.step.prompts.prefill import Prefill
 from machd.engine.step.prompts.strategies import (
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class Prefills:
     """All prompts that are being computed, by slot."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a part of the engine
         self,
         forward: Forward,
         kv: ModelKv,
@@ -36,6 +36,8 @@ class Prefills:
         vocabulary_tokens: int,
         media: PromptMedia,
         packing: Packing,
+        *,
+        choose_adapters: ChooseAdapters,
     ) -> None:
         """Begin without prompts.
 
@@ -46,15 +48,16 @@ class Prefills:
             vocabulary_tokens: Width of the logits.
             media: Images and videos of prompts.
             packing: Lays chunks into one pass.
+            choose_adapters: Chooses the adapters of prompts while a pass is built.
         """
         self._kv = kv
         self._blocks = blocks
         self._vocabulary_tokens = vocabulary_tokens
         self._strategies: tuple[PromptStrategy, ...] = (
-            Packed(forward, packing),
-            Padded(forward, kv, media),
-            Scored(forward),
-            Single(forward, media),
+            Packed(forward, packing, choose_adapters),
+            Padded(forward, kv, media, choose_adapters),
+            Scored(forward, choose_adapters),
+            Single(forward, media, choose_adapters),
         )
         self._prefills: dict[int, Prefill] = {}
 

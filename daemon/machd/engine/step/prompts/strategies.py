@@ -16,7 +16,14 @@ import mlx.core as mx
 
 from machd.engine.protocol.media import MediaEncodingError
 from machd.engine.protocol.step import Lane, RowFault, RowOutput
-from machd.engine.step.decode_pass import NO_FEATURES, Chunk, Forward, Packing
+from machd.engine.step.decode_pass import (
+    NO_FEATURES,
+    ChooseAdapters,
+    Chunk,
+    Forward,
+    Packing,
+    token_adapters,
+)
 from machd.engine.step.ports import PromptMedia
 from machd.engine.step.prompts.prefill import Prefill
 from machd.engine.step.row import Decoded
@@ -59,6 +66,7 @@ class Packed:
 
     forward: Forward
     packing: Packing
+    choose_adapters: ChooseAdapters
 
     def compute(self, prefills: Sequence[Prefill], step: PromptStep) -> Sequence[Prefill]:
         """Compute all chunks but scored ones; none if there is one alone and no pass of rows to take it along."""
@@ -67,14 +75,15 @@ class Packed:
         decode_with = None if scored else step.decode_with
         if not self.packing.is_possible or (decode_with is None and len(plain) < 2):
             return prefills
-        appended = [Chunk(one.append(), one.caches) for one in plain]
+        appended = [Chunk(one.append(), one.caches, one.adapters) for one in plain]
         chunks = [chunk for chunk in appended if chunk.token_ids]
         if decode_with is not None:
             step.result.add(decode_with(chunks))
             step.has_decoded = True
         elif chunks:
             token_ids, caches = self.packing.inputs([], chunks)
-            self.forward(token_ids, caches, NO_FEATURES)
+            with self.choose_adapters(token_adapters(chunks)):
+                self.forward(token_ids, caches, NO_FEATURES)
         mx.eval([cache.state for chunk in chunks for cache in chunk.caches])
         return scored
 
@@ -86,6 +95,7 @@ class Padded:
     forward: Forward
     kv: ModelKv
     media: PromptMedia
+    choose_adapters: ChooseAdapters
 
     def compute(self, prefills: Sequence[Prefill], step: PromptStep) -> Sequence[Prefill]:
         """Compute prompts that have a like; those of a group that lacks weights are left."""
@@ -111,7 +121,8 @@ class Padded:
         prompts = [prefill.first_chunk.token_ids[:-1] for prefill in group]
         caches, token_ids = self.kv.padded_caches(prompts)
         try:
-            self.forward(token_ids, caches, NO_FEATURES)
+            with self.choose_adapters([prefill.adapters for prefill in group]):
+                self.forward(token_ids, caches, NO_FEATURES)
             mx.eval([cache.state for cache in caches])
         except OSError:
             return False  # then each is computed alone, to find which
@@ -125,6 +136,7 @@ class Scored:
     """Prompts whose log-probabilities were asked for, each in passes of its own."""
 
     forward: Forward
+    choose_adapters: ChooseAdapters
 
     def compute(self, prefills: Sequence[Prefill], step: PromptStep) -> Sequence[Prefill]:
         """Compute and score every scored prompt's chunk."""
@@ -134,7 +146,8 @@ class Scored:
     def _score(self, prefill: Prefill) -> list[RowOutput]:
         computed_tokens = len(prefill.append())
         token_ids = prefill.chunk.token_ids
-        return prefill.scores.compute(self.forward, prefill.caches, token_ids, computed_tokens)
+        with self.choose_adapters([prefill.adapters]):
+            return prefill.scores.compute(self.forward, prefill.caches, token_ids, computed_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +156,7 @@ class Single:
 
     forward: Forward
     media: PromptMedia
+    choose_adapters: ChooseAdapters
 
     def compute(self, prefills: Sequence[Prefill], step: PromptStep) -> Sequence[Prefill]:
         """Compute every chunk."""
@@ -154,7 +168,8 @@ class Single:
             token_ids, features = self.media.inputs(
                 key_ids, prefill.chunk.start, prefill.first_chunk.media
             )
-            self.forward(token_ids, list(prefill.caches), features)
+            with self.choose_adapters([prefill.adapters]):
+                self.forward(token_ids, list(prefill.caches), features)
             mx.eval([cache.state for cache in prefill.caches])
         return []
 
