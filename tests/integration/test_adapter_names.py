@@ -144,7 +144,7 @@ def test_misspelt_adapter_is_refused_where_every_name_is_accepted(directory: Pat
     ):
         assert _said(client, "gpt-4o")[0] == "base"
         assert _said(client, "qwen3:8b")[0] == "base"
-        assert client.post(_CHAT, json={**chat(), "model": "fake:supprt"}).status_code == 404
+        assert client.post(_CHAT, json={**chat(), "model": "fake:supporting"}).status_code == 404
 
 
 def test_every_door_computes_with_the_adapter_that_it_is_asked_for(

@@ -182,8 +182,8 @@ def test_an_operators_table_lies_above_the_files(tmp_path: Path) -> None:
         "adapters.b",
     )
     assert name_problems({"adapters": {"b": None}}, changed.settings) == []
-    assert name_problems({"adapters": {"supprt": None}}, loaded.settings) == [
-        "adapters.supprt: no such setting; did you mean adapters.support?"
+    assert name_problems({"adapters": {"supporting": None}}, loaded.settings) == [
+        "adapters.supporting: no such setting; did you mean adapters.support?"
     ]
 
 
