@@ -52,6 +52,7 @@ What an instance holds is annotated in its class, so that it can be sent to anot
       - QueueTimeoutError             503
       - NotReadyError                 503
       - ModelNotLoadedError           503, one of several models
+      - AdapterError                  503
       - DrainingError                 503
       - OverloadedError               503, memory, threads or descriptors ran out
     + AbortError                      a generation ended early

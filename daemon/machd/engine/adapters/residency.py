@@ -88,6 +88,7 @@ class AdapterResidency:
         self._read = read
         self._limits = limits
         self._entries: dict[_Key, _Entry] = {}  # the one held last is last
+        self._newest: dict[str, bytes] = {}  # content of each name that a row asked for last
         self._loads = 0
         self._reader: ThreadPoolExecutor | None = None
 
@@ -100,6 +101,7 @@ class AdapterResidency:
         key = tuple(adapters)
         if not key:
             return Holding.HELD
+        self._newest |= {one.name: one.digest for one in key if one.name in self._limits.pinned}
         entry = self._entries.get(key)
         if entry is None:
             if not self._make_room():
@@ -142,7 +144,14 @@ class AdapterResidency:
     def _begin(self, key: _Key) -> Future[list[AdapterWeights]]:
         if self._reader is None:
             self._reader = ThreadPoolExecutor(1, thread_name_prefix="machd-adapters")
-        return self._reader.submit(lambda: [self._read(one) for one in key])
+        return self._reader.submit(lambda: [self._weights(one) for one in key])
+
+    def _weights(self, adapter: Adapter) -> AdapterWeights:
+        try:
+            return self._read(adapter)
+        except AdapterError as error:
+            message = f"the adapter {adapter.name!r} cannot be used: {error.message}"
+            raise AdapterError(message) from error
 
     def _finish(self, key: _Key, entry: _Entry, loading: Future[list[AdapterWeights]]) -> None:
         """Put what was read into the model; what cannot be used is forgotten, so that mended files are read again."""
@@ -171,5 +180,5 @@ class AdapterResidency:
         return True
 
     def _may_go(self, key: _Key, entry: _Entry) -> bool:
-        is_pinned = all(one.name in self._limits.pinned for one in key)
+        is_pinned = len(key) == 1 and self._newest.get(key[0].name) == key[0].digest
         return not (entry.holders or entry.loading or is_pinned)

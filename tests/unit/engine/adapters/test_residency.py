@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.clocks.polling import wait_until
+from support.clocks.polling import CEILING_S, wait_until
 
 from machd.engine.adapters.low_rank import AdapterWeights, LowRank
 from machd.engine.adapters.residency import AdapterLimits, AdapterResidency
@@ -49,7 +50,7 @@ class _Files:
         self.read_names: list[str] = []
 
     def read(self, adapter: Adapter) -> AdapterWeights:
-        assert self.is_open.wait(60)
+        assert self.is_open.wait(CEILING_S)
         self.read_names.append(adapter.name)
         if adapter in self.faults:
             raise self.faults[adapter]
@@ -103,6 +104,18 @@ def test_a_pinned_adapter_makes_no_room() -> None:
         _held(residency, one)
         residency.release((one,))
     assert model.keys == [(A,), (C,)]
+    residency.close()
+
+
+def test_a_pinned_name_keeps_its_newest_content_alone() -> None:
+    """A file that changes under a pinned name is a new adapter, and its old content makes room."""
+    model, files = _Model(), _Files()
+    residency = AdapterResidency(model, files.read, AdapterLimits(2, frozenset("a")))
+    changed = replace(A, digest=b"other")
+    for one in (A, changed, B):
+        _held(residency, one)
+        residency.release((one,))
+    assert model.keys == [(changed,), (B,)]
     residency.close()
 
 
