@@ -1,0 +1,89 @@
+"""More adapters than fit into memory, asked for at random on a real model: each answer is its adapter's own."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+from support.checkpoints.adapters import mlx_lm_config, mlx_lm_tensors, random_adapter, write_mlx_lm
+from support.clients.cached_answers import Answer, Asked, ask, ask_streamed
+from support.daemon.serve_process import ServeProcess
+
+from machd.engine.adapters.low_rank import BaseLayer
+
+_PROGRAM = "machd.cli.engine"
+_BASE = {
+    f"model.layers.{layer}.self_attn.{name}": BaseLayer(576, 576, heads=9)
+    for layer in range(30)
+    for name in ("q_proj", "o_proj")
+}
+"""Layers of the embedded model."""
+
+_CONFIG = """
+[continuous_batching]
+enabled = true
+max_b = 8
+[adapters]
+directory = "{directory}"
+max_loaded = {max_loaded}
+"""
+
+_QUESTIONS = 2
+"""Of each adapter, and of the model without any."""
+
+_CLIENTS = 16
+_TOKENS = 16
+
+
+def _asked(name: str, number: int) -> Asked:
+    prompt = [1 + (number * 7 + place * 3) % 90 for place in range(9 + number)]
+    fields = {"model": name, "prompt": prompt, "max_tokens": _TOKENS, "temperature": 0}
+    return Asked({**fields, "ignore_eos": True}, timeout_s=600.0)
+
+
+@pytest.mark.usefixtures("embedded_model_path")
+@pytest.mark.parametrize(
+    ("adapters", "max_loaded", "requests", "kills"),
+    [(6, 3, 60, 1), pytest.param(100, 8, 2000, 5, marks=pytest.mark.long)],
+)
+def test_each_answer_is_its_adapters_own(
+    tmp_path: Path, adapters: int, max_loaded: int, requests: int, kills: int
+) -> None:
+    """Beside others, with adapters that come and go, and with an engine process that is killed meanwhile."""
+    directory = tmp_path / "adapters"
+    names = ["smollm2-135m-instruct", *(f"adapter-{number}" for number in range(adapters))]
+    for number, name in enumerate(names[1:]):
+        adapter = random_adapter(_BASE, seed=number, rank=2 + number % 7, scale=0.02)
+        write_mlx_lm(directory / name, mlx_lm_tensors(adapter), mlx_lm_config(adapter))
+    config = tmp_path / "machd.toml"
+    config.write_text(_CONFIG.format(directory=directory, max_loaded=max_loaded))
+    questions = [(name, number) for name in names for number in range(_QUESTIONS)]
+    chosen = random.Random(3).choices(questions, k=requests)
+    with ServeProcess("--config", str(config)) as daemon:
+        expected = {one: ask(daemon.url, _asked(*one)).texts for one in questions}
+
+        def answer(index: int) -> tuple[str, ...]:
+            if index in _kill_at(requests, kills):
+                _kill_engine(daemon)
+            how: Callable[[str, Asked], Answer] = (ask, ask_streamed)[index % 2]
+            return how(daemon.url, _asked(*chosen[index])).texts
+
+        with ThreadPoolExecutor(_CLIENTS) as pool:
+            texts = list(pool.map(answer, range(requests)))
+    assert len(set(expected.values())) > len(questions) * 0.9, "adapters say different things"
+    wrong = [(one, text) for one, text in zip(chosen, texts, strict=True) if text != expected[one]]
+    assert wrong == []
+
+
+def _kill_at(requests: int, kills: int) -> set[int]:
+    return {requests * one // (kills + 1) for one in range(1, kills + 1)}
+
+
+def _kill_engine(daemon: ServeProcess) -> None:
+    for child in psutil.Process(daemon.process.pid).children():
+        if _PROGRAM in child.cmdline():
+            child.kill()
