@@ -1,5 +1,5 @@
 # Everything from a checkout; `make help` says what there is, CONTRIBUTING.md more of it.
-.PHONY: help setup serve test test-long check bench docs docs-site matrix lock dev clients
+.PHONY: help setup serve test test-long check bench docs docs-site matrix matrix-encoders lock dev clients
 .DEFAULT_GOAL := serve
 
 MACHD := .venv/bin/machd
@@ -63,8 +63,11 @@ docs: dev ## docs/reference/, config/ and systemd/ from the code
 docs-site: docs ## the documentation as a site in site/
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
 
-matrix: dev ## measure every architecture of mlx-lm
+matrix: dev ## measure every architecture of mlx-lm, and encoders
 	.venv/bin/python docs/generate.py --matrix
+
+matrix-encoders: dev ## measure encoders alone, in seconds
+	.venv/bin/python docs/generate.py --encoders
 
 lock: ## pin dependencies anew; needs uv
 	scripts/lock

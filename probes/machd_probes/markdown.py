@@ -77,12 +77,15 @@ def matrix_markdown(matrix: MatrixReport) -> str:
         f"{summary.blocked} cannot, {summary.unknown} unknown."
     )
     parts = [
-        f"Measured on {measured_on(matrix)}; `make matrix` measures again.",
+        f"Measured on {measured_on(matrix.versions)}; `make matrix` measures again.",
         counts,
         _LEGEND.rstrip(),
     ]
     for kind, rows in by_kind(matrix.architectures):
-        parts += [f"## {kind.capitalize()}", _table(_HEADINGS, (_cells(row) for row in rows))]
+        parts += [
+            f"## {kind.capitalize()}",
+            markdown_table(_HEADINGS, (_cells(row) for row in rows)),
+        ]
     parts += _bitwise(matrix)
     parts += _reasons(matrix)
     parts += _wrong_in_mlx_lm(matrix)
@@ -132,12 +135,12 @@ def _bitwise(matrix: MatrixReport) -> Iterator[str]:
 
 def _reasons(matrix: MatrixReport) -> Iterator[str]:
     rows = [
-        (verdict, ", ".join(f"`{name}`" for name in names), _cell(reason))
+        (verdict, ", ".join(f"`{name}`" for name in names), escaped(reason))
         for verdict, reason, names in by_reason(matrix.architectures)
     ]
     if rows:
         yield "## What is not batched, and why"
-        yield _table(("verdict", "architectures", "reason"), rows)
+        yield markdown_table(("verdict", "architectures", "reason"), rows)
 
 
 def _wrong_in_mlx_lm(matrix: MatrixReport) -> Iterator[str]:
@@ -149,7 +152,9 @@ def _wrong_in_mlx_lm(matrix: MatrixReport) -> Iterator[str]:
             rows.append((f"`{row.architecture}`", _mlx_lm(row), verdict, _detail(probe)))
     if rows:
         yield "## Where mlx-lm's own batch path is wrong or raises"
-        yield _table(("architecture", "mlx-lm's batch", "machd's batch", "what was seen"), rows)
+        yield markdown_table(
+            ("architecture", "mlx-lm's batch", "machd's batch", "what was seen"), rows
+        )
 
 
 def _errors(matrix: MatrixReport) -> Iterator[str]:
@@ -160,7 +165,7 @@ def _errors(matrix: MatrixReport) -> Iterator[str]:
     ]
     if rows:
         yield "## Probes that ended in an error"
-        yield _table(("architecture", "probe", "what was seen"), rows)
+        yield markdown_table(("architecture", "probe", "what was seen"), rows)
 
 
 def _mlx_lm(row: MatrixRow) -> str:
@@ -177,10 +182,11 @@ def _mlx_lm_probe(row: MatrixRow) -> ProbeRow | None:
 
 
 def _detail(probe: ProbeRow) -> str:
-    return NONE if isinstance(probe.detail, UnsetType) else _cell(probe.detail)
+    return NONE if isinstance(probe.detail, UnsetType) else escaped(probe.detail)
 
 
-def _table(headings: _Cells, rows: Iterable[_Cells]) -> str:
+def markdown_table(headings: _Cells, rows: Iterable[_Cells]) -> str:
+    """Return a table of cells that are Markdown."""
     lines = [_line(headings), f"|{'---|' * len(headings)}"]
     return "\n".join([*lines, *(_line(row) for row in rows)])
 
@@ -189,9 +195,8 @@ def _line(cells: _Cells) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _cell(text: str) -> str:
+def escaped(text: str) -> str:
     """Text of an error may hold anything: nothing of it is markup, and it stays in its cell."""
-    escaped = text
     for character in "\\|`*_<>[]":
-        escaped = escaped.replace(character, f"\\{character}")
-    return " ".join(escaped.split())
+        text = text.replace(character, f"\\{character}")
+    return " ".join(text.split())

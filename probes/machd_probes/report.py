@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -35,6 +35,8 @@ MLX_LM_PROBE = "mlx_lm_batch"
 """The probe of mlx-lm's own batch path, which machd does not use: a finding, never our error."""
 
 _DIGITS = 2
+
+AnyFigure = TypeVar("AnyFigure", float, float | UnsetType)
 
 
 class MatrixVersions(Versions, frozen=True, kw_only=True):
@@ -180,12 +182,14 @@ def _rounded(result: ProbeResult) -> ProbeResult:
         result.evidence,
         max_logprob_diff=_two_digits(result.evidence.max_logprob_diff),
         noise_floor=_two_digits(result.evidence.noise_floor),
+        max_cosine_gap=_two_digits(result.evidence.max_cosine_gap),
+        max_logit_diff=_two_digits(result.evidence.max_logit_diff),
     )
     return dataclasses.replace(result, evidence=evidence, duration_s=0.0)
 
 
-def _two_digits(value: float) -> float:
-    return float(f"{value:.{_DIGITS}g}")
+def _two_digits(value: AnyFigure) -> AnyFigure:
+    return value if isinstance(value, UnsetType) else float(f"{value:.{_DIGITS}g}")
 
 
 def _fields(struct: Struct) -> dict[str, Any]:

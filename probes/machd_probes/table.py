@@ -13,7 +13,7 @@ from rich.text import Text
 
 from machd.capabilities.rules import PrefixVerdict
 from machd.capabilities.verdict import Support
-from machd_probes.report import MatrixReport, MatrixRow, MatrixSummary
+from machd_probes.report import MatrixReport, MatrixRow, MatrixSummary, MatrixVersions
 
 NONE = "-"
 """What is not known or was not measured."""
@@ -86,9 +86,8 @@ def prefix_mark(verdict: PrefixVerdict | None) -> str:
     return verdict.extent
 
 
-def measured_on(matrix: MatrixReport) -> str:
+def measured_on(versions: MatrixVersions) -> str:
     """Versions and what computed, in one line."""
-    versions = matrix.versions
     kind = (versions.backend, versions.blas, versions.dtype)
     return ", ".join(
         (
@@ -192,7 +191,7 @@ def _print_errors(matrix: MatrixReport, console: Console) -> None:
 
 
 def _summary_lines(matrix: MatrixReport) -> Iterator[str]:
-    yield measured_on(matrix)
+    yield measured_on(matrix.versions)
     count = len(matrix.architectures)
     noun = "architecture" if count == 1 else "architectures"
     yield f"{count} {noun}: {_counts(matrix.summary)}"

@@ -28,6 +28,26 @@ _IMAGES = (
 )
 """Beginnings of the paths of what no architecture of mlx-lm's is measured with."""
 
+_ENCODERS = (
+    "machd_probes/encoder_matrix/",
+    *("engine/encoding/", "engine/kernels/native_bert", "engine/protocol/encoder"),
+)
+"""Beginnings of the paths of what encoders are measured with, and no architecture that generates."""
+
+_WITH_ENCODERS = (
+    *("machd_probes/finding", "engine/kernels/native_attention", "engine/loading/placing/whole"),
+    *("engine/loading/placing/precision", "engine/loading/formats/checkpoint"),
+)
+"""The same of what encoders are measured with besides, as architectures that generate are."""
+
+_NOT_OF_ENCODERS = (
+    *("machd_probes/encoder_matrix/catalogue", "machd_probes/encoder_matrix/command"),
+    *("machd_probes/encoder_matrix/markdown", "machd_probes/encoder_matrix/matrix_file"),
+    *("machd_probes/encoder_matrix/report", "machd_probes/encoder_matrix/table"),
+    *("engine/encoding/inspection", "engine/encoding/input_tokenizer"),
+)
+"""Beginnings of the paths of modules among those that no vector depends on."""
+
 _NOT_MEASURED = (
     # Of the probes: what starts them, keeps their results and shows them.
     *("machd_probes/catalogue", "machd_probes/command", "machd_probes/evidence_store"),
@@ -37,6 +57,7 @@ _NOT_MEASURED = (
     *("machd_probes/table", "machd_probes/versions", "machd_probes/worker.py"),
     *("machd_probes/vision_matrix/catalogue", "machd_probes/vision_matrix/command"),
     *("machd_probes/vision_matrix/report", "machd_probes/vision_matrix/table"),
+    "machd_probes/measurement",
     # Of the engine: files, text and devices, which no log-probability depends on.
     *("engine/backend/", "engine/fake/", "engine/grammar/", "engine/tokenizer/"),
     *("engine/ceiling", "engine/front", "engine/open", "engine/static_batch"),
@@ -54,11 +75,16 @@ _NOT_MEASURED = (
     *("engine/protocol/chat_format", "engine/protocol/fill_format", "engine/protocol/forwarding"),
     *("engine/protocol/progress",),
     *("engine/step/memory",),
+    # Prompts of rerankers: text.
+    *("engine/loading/reranker", "engine/protocol/reranker"),
 )
 """Beginnings of the paths of modules that have no part in what is measured."""
 
 VISION_PACKAGES = ("mlx-vlm", "transformers")
 """Packages whose versions decide on answers about images, besides mlx and mlx-lm."""
+
+_ENCODER_PACKAGES = ("mlx-vlm",)
+"""The same of vectors."""
 
 _ABSENT = "not installed"
 _VERSION = re.compile(r" \d[\w.]*(?=,|$)")
@@ -142,25 +168,46 @@ def probe_basis(*, backend: str, blas: str | None, dtype: str = PROBE_DTYPE) -> 
 
 def vision_basis(*, backend: str, blas: str | None) -> ProbeBasis:
     """The basis of a measurement of vision-language families made now; mlx-vlm's version is in its digest."""
+    digest = sources_digest(left_out=(*_NOT_MEASURED, *_ENCODERS))
     basis = probe_basis(backend=backend, blas=blas)
-    versions = [f"{name} {installed_version(name)}" for name in VISION_PACKAGES]
-    digest = hashlib.sha256(
-        " ".join((sources_digest(has_images=True), *versions)).encode()
-    ).hexdigest()
-    return replace(basis, sources=digest[:16])
+    return replace(basis, sources=_with_versions(digest, VISION_PACKAGES))
 
 
-def sources_digest(roots: tuple[Path, ...] = _SOURCES, *, has_images: bool = False) -> str:
+def encoder_basis(*, backend: str, blas: str | None) -> ProbeBasis:
+    """The basis of a measurement of encoders made now; mlx-vlm's version is in its digest."""
+    basis = probe_basis(backend=backend, blas=blas)
+    return replace(basis, sources=encoder_sources_digest())
+
+
+def encoder_sources_digest(roots: tuple[Path, ...] = _SOURCES) -> str:
+    """Hash of the code that encoders are measured with, and of the version of mlx-vlm, whose layers most of them have."""
+    digest = sources_digest(
+        roots, beginnings=(*_ENCODERS, *_WITH_ENCODERS), left_out=_NOT_OF_ENCODERS
+    )
+    return _with_versions(digest, _ENCODER_PACKAGES)
+
+
+def _with_versions(digest: str, packages: tuple[str, ...]) -> str:
+    versions = [f"{name} {installed_version(name)}" for name in packages]
+    return hashlib.sha256(" ".join((digest, *versions)).encode()).hexdigest()[:16]
+
+
+def sources_digest(
+    roots: tuple[Path, ...] = _SOURCES,
+    *,
+    beginnings: tuple[str, ...] = ("",),
+    left_out: tuple[str, ...] = (*_NOT_MEASURED, *_IMAGES, *_ENCODERS),
+) -> str:
     """Hash of code and configurations, by their names; comments and docstrings do not count.
 
     Args:
         roots: Folders of sources.
-        has_images: Whether the sources that only images need count.
+        beginnings: Of the paths of those that count.
+        left_out: Beginnings of the paths of those among them that do not.
     """
-    left_out = _NOT_MEASURED if has_images else (*_NOT_MEASURED, *_IMAGES)
     digest = hashlib.sha256()
     for root in roots:
-        for path in sorted(_files(root, left_out)):
+        for path in sorted(_files(root, beginnings, left_out)):
             name = path.relative_to(root.parent).as_posix().encode()
             content = path.read_bytes()
             if path.suffix == ".py":
@@ -170,12 +217,16 @@ def sources_digest(roots: tuple[Path, ...] = _SOURCES, *, has_images: bool = Fal
     return digest.hexdigest()[:16]
 
 
-def _files(folder: Path, left_out: tuple[str, ...]) -> Iterator[Path]:
+def _files(folder: Path, beginnings: tuple[str, ...], left_out: tuple[str, ...]) -> Iterator[Path]:
     # An architecture's configuration may have any name, so names of code leave none out.
-    beginnings = {".py": left_out, ".toml": tuple(set(left_out) & set(_IMAGES))}
+    of_suffix = {".py": left_out, ".toml": tuple(set(left_out) & set(_IMAGES))}
     for path in folder.rglob("*"):
         name = path.relative_to(folder.parent).as_posix()
-        if path.suffix in _SUFFIXES and not name.startswith(beginnings[path.suffix]):
+        if (
+            path.suffix in _SUFFIXES
+            and name.startswith(beginnings)
+            and not name.startswith(of_suffix[path.suffix])
+        ):
             yield path
 
 

@@ -5,7 +5,8 @@ out-of-memory ends this process and nothing else. ``machd_probes.worker_messages
 writes to standard output; whatever models print goes to standard error. Without a name it says
 what computes, and ends. With ``--stand-in`` it reads an order from standard input, and probes a small
 model in place of the one that a daemon has loaded. After ``--switches`` the code of other switches is
-probed too; after ``--vision`` the names are those of vision-language families.
+probed too; after ``--vision`` the names are those of vision-language families, after ``--encoders`` those of
+tiny encoders.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ STAND_IN_FLAG = "--stand-in"
 VISION_FLAG = "--vision"
 """Before names of families."""
 
+ENCODERS_FLAG = "--encoders"
+"""Before names of tiny encoders."""
+
 SWITCHES_FLAG = "--switches"
 """Before names of architectures of which the code of other switches is probed too."""
 
@@ -59,12 +63,10 @@ def main() -> None:
     messages = messages_stream()
     _end_with_parent()
     _let_run()
-    names = sys.argv[1:]
-    has_families = names[:1] == [VISION_FLAG]
-    has_switches = names[:1] == [SWITCHES_FLAG]
-    if has_families or has_switches:
-        names = names[1:]
-    memory_bytes = _MAX_VISION_MEMORY_BYTES if has_families else _MAX_MEMORY_BYTES
+    names, flag = sys.argv[1:], ""
+    if names and names[0] in {VISION_FLAG, ENCODERS_FLAG, SWITCHES_FLAG}:
+        flag, *names = names
+    memory_bytes = _MAX_VISION_MEMORY_BYTES if flag == VISION_FLAG else _MAX_MEMORY_BYTES
     try:
         ready = _prepare(with_models=bool(names), max_memory_bytes=memory_bytes)
     except MachdError as error:
@@ -77,15 +79,23 @@ def main() -> None:
         order = msgspec.json.decode(sys.stdin.buffer.read(), type=StandInOrder)
         for result in probe_stand_in(order):
             messages.write(encode_message(CheckFinished(result)))
-    elif has_families and names:
-        from machd_probes.vision_matrix.prober import probe_family  # noqa: PLC0415 - imports mlx
-
-        probe_all(names, partial(probe_family, cache_directory=_cache_directory()), messages)
     elif names:
-        from machd_probes import prober  # noqa: PLC0415 - imports mlx
+        probe_all(names, _probe(flag), messages)
 
-        probe = prober.probe_switches if has_switches else prober.probe_architecture
-        probe_all(names, probe, messages)
+
+def _probe(flag: str) -> Callable[[str], ArchitectureReport]:
+    """Return what probes a name behind a flag; the modules import mlx."""
+    if flag == VISION_FLAG:
+        from machd_probes.vision_matrix.prober import probe_family  # noqa: PLC0415
+
+        return partial(probe_family, cache_directory=_cache_directory())
+    if flag == ENCODERS_FLAG:
+        from machd_probes.encoder_matrix.prober import probe_encoder  # noqa: PLC0415
+
+        return probe_encoder
+    from machd_probes import prober  # noqa: PLC0415
+
+    return prober.probe_switches if flag == SWITCHES_FLAG else prober.probe_architecture
 
 
 def _cache_directory() -> Path:

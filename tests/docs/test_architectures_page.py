@@ -11,13 +11,21 @@ from msgspec import UnsetType
 import machd
 from machd.capabilities.verdict import Support
 from machd_probes.catalogue import CHECK_NAMES, architecture_names
+from machd_probes.encoder_matrix.markdown import encoders_markdown
+from machd_probes.encoder_matrix.matrix_file import (
+    ENCODERS_PATH,
+    encode_encoders_file,
+    kept_encoders,
+)
+from machd_probes.encoder_matrix.tiny_encoders import TINY_ENCODERS
 from machd_probes.markdown import matrix_markdown
 from machd_probes.matrix_file import MATRIX_PATH, encode_matrix_file, kept_matrix
 from machd_probes.report import MatrixReport, matrix_of
-from machd_probes.versions import sources_digest
+from machd_probes.versions import encoder_sources_digest, sources_digest
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
 MEASURE = "run `make matrix`"
+MEASURE_ENCODERS = "run `make matrix-encoders`"
 
 
 @pytest.fixture(name="matrix", scope="module")
@@ -93,7 +101,19 @@ def test_the_page_is_made_from_the_figures(matrix: MatrixReport) -> None:
     """The page ends with what the file says now."""
     page = (REFERENCE / "architectures.md").read_text("utf-8")
 
-    assert page.endswith(matrix_markdown(matrix))
+    assert page.endswith(f"{matrix_markdown(matrix)}\n{encoders_markdown(kept_encoders().matrix)}")
+
+
+def test_encoders_of_every_family_were_measured_with_this_code_and_are_right() -> None:
+    """No encoder is missing, no verdict is another than supported, and the file is as it is written."""
+    kept = kept_encoders()
+    assert kept.basis.sources == encoder_sources_digest(), MEASURE_ENCODERS
+    assert kept.reports.keys() == TINY_ENCODERS.keys(), MEASURE_ENCODERS
+    assert encode_encoders_file(kept) == ENCODERS_PATH.read_bytes()
+    for row in kept.matrix.rows:
+        verdicts = dict(row.verdicts)
+        assert "pooling" in verdicts or row.task == "classify"
+        assert {one.support for one in verdicts.values()} == {Support.SUPPORTED}, row.encoder
 
 
 def test_at_least_122_were_measured_and_two_are_blocked(matrix: MatrixReport) -> None:

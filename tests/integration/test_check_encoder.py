@@ -8,11 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
-from support.checkpoints.tiny_encoders import TINY_ENCODERS, write_encoder
 
 from machd.cli.check import check
 from machd.cli.check_encoder import EncoderCheck
 from machd.errors import ModelFormatError
+from machd_probes.encoder_matrix.tiny_checkpoint import write_encoder
+from machd_probes.encoder_matrix.tiny_encoders import TINY_ENCODERS
 
 _NAMES = ("bert", "gemma3_text", "xlm-roberta-classifier", "bert-reranker")
 

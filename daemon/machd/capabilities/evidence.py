@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeAlias
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import force_setattr
 
 FURTHEST_NATS = 1e9
@@ -52,19 +52,24 @@ class Evidence(Struct, frozen=True):
         max_logprob_diff: Largest difference of a log-probability, in nats; 1e9 for one that is
             infinite or NaN.
         noise_floor: The same difference between two runs that ought to be equal, in nats.
-        cases: Prompts and batch shapes compared.
+        cases: Prompts and batch shapes compared; texts of an encoder's.
+        max_cosine_gap: Of an encoder's vectors: 1 less the least cosine of two that ought to be equal.
+        max_logit_diff: Of a classifier's logits: the largest difference of two that ought to be equal.
     """
 
     token_mismatches: int
     max_logprob_diff: float
     noise_floor: float
     cases: int
+    max_cosine_gap: float | UnsetType = UNSET
+    max_logit_diff: float | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         """Hold figures that can be written down and read back."""
-        for name in ("max_logprob_diff", "noise_floor"):
-            value: float = getattr(self, name)
-            if not value <= FURTHEST_NATS:  # so that what is no number is caught too
+        for name in ("max_logprob_diff", "noise_floor", "max_cosine_gap", "max_logit_diff"):
+            value: float | UnsetType = getattr(self, name)
+            # So that what is no number is caught too.
+            if not isinstance(value, UnsetType) and not value <= FURTHEST_NATS:
                 force_setattr(self, name, FURTHEST_NATS)
 
     @classmethod
@@ -76,7 +81,13 @@ class Evidence(Struct, frozen=True):
             max_logprob_diff=max((one.max_logprob_diff for one in every), default=0.0),
             noise_floor=max((one.noise_floor for one in every), default=0.0),
             cases=sum(one.cases for one in every),
+            max_cosine_gap=_largest(one.max_cosine_gap for one in every),
+            max_logit_diff=_largest(one.max_logit_diff for one in every),
         )
+
+
+def _largest(figures: Iterable[float | UnsetType]) -> float | UnsetType:
+    return max((one for one in figures if not isinstance(one, UnsetType)), default=UNSET)
 
 
 NO_EVIDENCE = Evidence(0, 0.0, 0.0, cases=0)

@@ -45,7 +45,9 @@ _HOLDS_NOT = 1
     is_flag=True,
     help="Load the weights, run the checks on them, and keep the results.",
 )
-@click.option("--all-archs", is_flag=True, help="Measure every architecture of mlx-lm.")
+@click.option(
+    "--all-archs", is_flag=True, help="Measure every architecture of mlx-lm, and encoders."
+)
 @click.option(
     "--arch", "archs", multiple=True, metavar="NAME", help="Measure this one; may be repeated."
 )
@@ -87,7 +89,8 @@ def check(
     With --fits it says whether several models can be loaded at once: each MODEL is one of those that the settings name,
     or what serve takes; without any, all that the settings name are meant.
 
-    With --all-archs or --arch it measures tiny models of mlx-lm's architectures instead. With --vision too, it
+    With --all-archs or --arch it measures tiny models of mlx-lm's architectures and of encoders' families instead, and exits
+    with 1 if a text has another vector in a batch than alone, or than the files say. With --vision too, it
     compares tiny models of mlx-vlm's families with mlx-vlm's own generation, and exits with 1 if one that is served
     with images answers otherwise.
     """
@@ -193,12 +196,17 @@ def _checked(loaded: LoadedSettings, *, measure: bool) -> ModelCheck | EncoderCh
             return _checked_encoder(encoder, source, settings.model.dtype, blas)
         from machd.cli.check_report import model_check  # noqa: PLC0415 - imports mlx
         from machd.engine.loading.inspection import inspect_model  # noqa: PLC0415 - imports mlx
+        from machd.engine.loading.reranker_inspection import (  # noqa: PLC0415 - imports mlx
+            inspect_reranker,
+            names_reranker,
+        )
         from machd_probes.evidence_store import (  # noqa: PLC0415 - parses the matrix
             EvidenceStore,
             weights_key,
         )
         from machd_probes.versions import probe_basis  # noqa: PLC0415
 
+        is_reranker = names_reranker(source, kind=settings.model.kind)
         found = inspect_model(
             source,
             dtype=settings.model.dtype,
@@ -208,8 +216,13 @@ def _checked(loaded: LoadedSettings, *, measure: bool) -> ModelCheck | EncoderCh
             quantize=settings.model.quantize,
             residency=residency(settings),
             kv_budget_bytes=int(settings.continuous_batching.kv_budget_gb * 1e9),
-            has_tokenizers=measure,
+            has_tokenizers=measure or is_reranker,
         )
+        reranker = None
+        if is_reranker:
+            reranker = inspect_reranker(
+                source, kind=settings.model.kind, chat_template=settings.model.chat_template
+            )
         model = replace(
             found.description,
             blas=measure_blas(blas).name if found.description.backend == "cpu" else None,
@@ -233,6 +246,7 @@ def _checked(loaded: LoadedSettings, *, measure: bool) -> ModelCheck | EncoderCh
         results,
         kv_budget_gb=settings.continuous_batching.kv_budget_gb,
         quality=quality,
+        reranker=reranker,
     )
 
 

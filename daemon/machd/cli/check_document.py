@@ -134,6 +134,22 @@ class VisionReport(Struct, frozen=True, kw_only=True):
     example_tokens: int | None = None
 
 
+class RerankerReport(Struct, frozen=True, kw_only=True):
+    """How a model that generates text scores documents.
+
+    Attributes:
+        true_token: Text of the token that calls a document relevant; the score is its share of both probabilities.
+        false_token: Text of the token that calls it irrelevant.
+        instruction: What documents are judged by where a request says nothing.
+        prompt: ``chat_template`` where the model's own makes the prompt of a pair, else ``qwen3``: Qwen3-Reranker's.
+    """
+
+    true_token: str
+    false_token: str
+    instruction: str
+    prompt: Literal["chat_template", "qwen3"]
+
+
 class RankShare(Struct, frozen=True, kw_only=True):
     """The model cut for a number of ranks in one way.
 
@@ -191,6 +207,7 @@ class ModelCheck(ModelCapabilities, frozen=True, kw_only=True):
         quality: The quality that it costs; null without --measure.
         experts: The experts of a mixture-of-experts model; null for another.
         vision: The model's vision; null for a checkpoint without a vision tower.
+        reranker: How it scores documents; null for a model that is no reranker.
         distributed: Several ranks that share the model, and the machines that they need.
         native_quantization: Whether this backend multiplies with packed weights, by mode.
         default_sampling: What holds where a request says nothing, of the checkpoint's
@@ -214,6 +231,7 @@ class ModelCheck(ModelCapabilities, frozen=True, kw_only=True):
     quality: QualityReport | None = None
     experts: ExpertsReport | None = None
     vision: VisionReport | None = None
+    reranker: RerankerReport | None = None
     distributed: DistributedCheck
     native_quantization: dict[str, bool]
     chat_template: ChatTemplateReport

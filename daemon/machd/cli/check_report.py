@@ -12,6 +12,7 @@ from machd.capabilities.versions import installed_versions
 from machd.cli import check_document as document
 from machd.engine.loading.inspection import ExpertsInspection, ModelInspection
 from machd.engine.loading.placing.sharding_plan import RankPlan
+from machd.engine.loading.reranker_inspection import RerankerInspection
 from machd.engine.loading.template_abilities import TemplateAbilities
 from machd.engine.loading.tensor_types import TensorType
 from machd.engine.loading.vision import EXAMPLE_PIXELS
@@ -28,6 +29,7 @@ def model_check(
     *,
     kv_budget_gb: float,
     quality: document.QualityReport | None = None,
+    reranker: RerankerInspection | None = None,
 ) -> document.ModelCheck:
     """Judge what was found; ``kv_budget_gb`` is in units of 10^9 bytes."""
     model = found.description
@@ -75,12 +77,13 @@ def model_check(
         quality=quality,
         experts=experts,
         vision=_vision(model),
+        reranker=None if reranker is None else _reranker(reranker),
         distributed=_distributed(found, kv_budget_bytes),
         native_quantization=found.native_modes,
         chat_template=_chat_template(found.template),
         default_sampling=model.default_sampling.named,
         device=device_of(model),
-        notes=list(found.notes),
+        notes=[*found.notes, *(reranker.notes if reranker is not None else ())],
     )
 
 
@@ -122,6 +125,17 @@ def _vision(model: ModelDescription) -> document.VisionReport | None:
         kinds=[str(kind) for kind in takes.kinds],
         example_pixels=EXAMPLE_PIXELS,
         example_tokens=takes.example_tokens,
+    )
+
+
+def _reranker(found: RerankerInspection) -> document.RerankerReport | None:
+    if found.description is None:
+        return None
+    return document.RerankerReport(
+        true_token=found.true_token,
+        false_token=found.false_token,
+        instruction=found.description.instruction,
+        prompt="chat_template" if found.description.has_template else "qwen3",
     )
 
 

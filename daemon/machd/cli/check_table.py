@@ -16,10 +16,12 @@ from machd.cli.check_document import (
     ModelCheck,
     QualityReport,
     RankShare,
+    RerankerReport,
     TensorTypeReport,
     VisionReport,
 )
 from machd.cli.ctl_text import print_lines
+from machd.engine.backend.model_files import shortened
 from machd.served.capabilities import SpeculationReport
 
 _GB = 1_000_000_000
@@ -47,6 +49,7 @@ def print_check(check: ModelCheck) -> None:
 
 def _lines(check: ModelCheck) -> Iterator[tuple[str, Text]]:
     yield "model", Text(f"{check.model} ({check.architecture}, {_parameters(check.parameters)})")
+    yield from _reranker_lines(check.reranker)
     yield "memory", _marked(check.fit.verdict, check.fit.reason)
     yield "weights", Text(_weights(check))
     for one in check.tensor_types or ():
@@ -191,6 +194,17 @@ def _reasoning(template: ChatTemplateReport) -> str:
         return "no"
     switch = ", switched by enable_thinking" if template.reasoning_switch else ""
     return f"yes ({' … '.join(template.reasoning_tags)}{switch})"
+
+
+def _reranker_lines(reranker: RerankerReport | None) -> Iterator[tuple[str, Text]]:
+    """Texts of the files are quoted, so that none of their characters is taken for one of the terminal's."""
+    if reranker is None:
+        return
+    yield "kind", Text("scores documents (a reranker that generates), and generates text")
+    prompt = "its chat template" if reranker.prompt == "chat_template" else "Qwen3-Reranker"
+    tokens = f"{reranker.true_token!r} against {reranker.false_token!r}"
+    yield "scores", Text(f"{tokens}, with the prompt of {prompt}")
+    yield "  instruction", Text(shortened(repr(reranker.instruction)))
 
 
 def _machines(distributed: DistributedCheck, kv_budget_bytes: int) -> Iterator[tuple[str, Text]]:

@@ -8,13 +8,10 @@ from collections.abc import Sequence
 import click
 from rich.console import Console
 
-from machd.capabilities.matrix import ArchitectureReport
 from machd.errors import ModelArchitectureError, StartupError
 from machd.installed import how_to_install, installed_version
 from machd.settings.sources import process_environ
-from machd.user_directories import user_cache_directory
-from machd_probes.progress import RunProgress
-from machd_probes.results_cache import ResultsCache, results_directory
+from machd_probes.measurement import measure
 from machd_probes.runner import WORKER_COMMAND, Runner, RunnerLimits
 from machd_probes.versions import vision_basis
 from machd_probes.vision_matrix.catalogue import family_names
@@ -74,20 +71,17 @@ def check_families(
     runner = runner or Runner(environ, command=(*WORKER_COMMAND, VISION_FLAG), limits=_LIMITS)
     computing = runner.what_computes()
     basis = vision_basis(backend=computing.backend, blas=computing.blas)
-    directory = results_directory(user_cache_directory(environ))
-    cache = ResultsCache(directory, basis) if use_cache else None
-    reports, cached = _measure(wanted, runner, cache)
-    is_complete = len(reports) == len(wanted)
-    matrix = vision_matrix_of(reports, basis, mlx_vlm, complete=is_complete)
+    found = measure(wanted, basis, runner, environ, use_cache=use_cache)
+    matrix = vision_matrix_of(found.reports, basis, mlx_vlm, complete=found.is_complete)
     if as_json:
         click.echo(encode_vision_matrix(matrix), nl=False)
     else:
         print_vision_matrix(matrix, Console())
-        if cached:
-            of_all = f"{cached} of {len(reports)}"
+        if found.cached:
+            of_all = f"{found.cached} of {len(found.reports)}"
             click.echo(f"{of_all} were measured earlier; --no-cache measures them again")
-    if not is_complete:
-        done = f"{len(reports)} of {len(wanted)}"
+    if not found.is_complete:
+        done = f"{len(found.reports)} of {found.wanted}"
         click.echo(f"machd: interrupted; {done} families were probed", err=True)
         return _INTERRUPTED
     return _exit_code(matrix, are_named=names is not None, require_batched=require_batched)
@@ -117,26 +111,3 @@ def _known(names: Sequence[str] | None) -> tuple[str, ...]:
                 f"machd knows no vision-language family {name!r}; the nearest are {', '.join(near)}"
             )
     return tuple(dict.fromkeys(names))
-
-
-def _measure(
-    wanted: Sequence[str], runner: Runner, cache: ResultsCache | None
-) -> tuple[list[ArchitectureReport], int]:
-    """Return reports, and how many of them were there before; fewer than wanted after Ctrl-C."""
-    reports: dict[str, ArchitectureReport] = {}
-    if cache is not None:
-        reports = {name: report for name in wanted if (report := cache.get(name))}
-    cached = len(reports)
-    missing = [name for name in wanted if name not in reports]
-
-    def found(report: ArchitectureReport) -> None:
-        reports[report.architecture] = report
-        if cache is not None:
-            cache.put(report)
-
-    try:
-        with RunProgress(len(missing)) as progress:
-            runner.measure(missing, found=found, progress=progress)
-    except KeyboardInterrupt:
-        pass
-    return list(reports.values()), cached

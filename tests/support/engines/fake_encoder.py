@@ -13,6 +13,8 @@ from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.media import PlainArray
 from machd.engine.protocol.memory import MemoryReading
 
+_MAX_INPUT_TOKENS, _VOCABULARY_TOKENS = 4096, 512
+
 
 def numbers_of(text: EncoderInput) -> list[float]:
     """The vector of a text."""
@@ -50,8 +52,8 @@ class FakeEncoder:
         return ModelDescription(
             model_id="fake",
             architecture="fake",
-            context_tokens=4096,
-            vocabulary_tokens=512,
+            context_tokens=_MAX_INPUT_TOKENS,
+            vocabulary_tokens=_VOCABULARY_TOKENS,
             parameters=0,
             weights_bytes=0,
             dtype="none",
@@ -66,12 +68,16 @@ class FakeEncoder:
                 pooling="mean",
                 is_normalised=False,
                 dimensions=2,
-                max_input_tokens=4096,
+                max_input_tokens=_MAX_INPUT_TOKENS,
             ),
         )
 
     def encode(self, inputs: Sequence[EncoderInput]) -> PlainArray:
-        """Compute one pass."""
+        """Compute one pass, of what the front and the tokenizer let through."""
+        assert not self.is_closed, "its weights are gone"
+        for one in inputs:
+            assert 0 < len(one.token_ids) <= _MAX_INPUT_TOKENS
+            assert 0 <= min(one.token_ids) <= max(one.token_ids) < _VOCABULARY_TOKENS
         self.passes.append(tuple(inputs))
         self.begun.set()
         self.held.wait()

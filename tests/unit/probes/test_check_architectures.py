@@ -28,6 +28,7 @@ def _log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The workers' log; results go to a directory of the test's own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(command, "architecture_names", lambda: list(KNOWN))
+    monkeypatch.setattr(command, "encoder_families", list)
     return tmp_path / "log"
 
 

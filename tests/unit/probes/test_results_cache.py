@@ -15,7 +15,12 @@ from machd.capabilities.evidence import Outcome, ProbeResult
 from machd.capabilities.facts import LayerCacheFacts
 from machd.capabilities.matrix import ArchitectureReport
 from machd_probes.results_cache import ResultsCache, results_directory
-from machd_probes.versions import ProbeBasis, probe_basis, sources_digest
+from machd_probes.versions import (
+    ProbeBasis,
+    encoder_sources_digest,
+    probe_basis,
+    sources_digest,
+)
 from machd_probes.worker_messages import faulted
 
 BASIS = ProbeBasis(
@@ -247,6 +252,35 @@ def test_the_digest_is_the_same_elsewhere(tmp_path: Path) -> None:
     assert sources_digest((tmp_path / "one" / "root",)) == sources_digest(
         (tmp_path / "two" / "root",)
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "counts_for_encoders", "counts_for_architectures"),
+    [
+        ("engine/encoding/pooling.py", True, False),
+        ("engine/kernels/native_bert.py", True, False),
+        ("engine/protocol/encoder.py", True, False),
+        ("engine/loading/placing/whole.py", True, True),
+        ("engine/encoding/inspection.py", False, False),
+        ("engine/kernels/native_llama.py", False, True),
+        ("engine/step/mlx_engine.py", False, True),
+        ("engine/loading/reranker.py", False, False),
+    ],
+)
+def test_encoders_and_architectures_are_measured_apart(
+    name: str, *, counts_for_encoders: bool, counts_for_architectures: bool, tmp_path: Path
+) -> None:
+    """A change to encoders alone leaves the figures of architectures that generate as they are, and the other way round."""
+    path = tmp_path / name
+    path.parent.mkdir(parents=True)
+    roots = (tmp_path / "engine",)
+    digests = []
+    for text in ("1", "2"):
+        path.write_text(text, "utf-8")
+        digests.append((encoder_sources_digest(roots), sources_digest(roots)))
+    (of_encoders, of_architectures), (encoders_then, architectures_then) = digests
+    assert (of_encoders != encoders_then) is counts_for_encoders
+    assert (of_architectures != architectures_then) is counts_for_architectures
 
 
 def test_the_basis_is_that_of_this_installation() -> None:

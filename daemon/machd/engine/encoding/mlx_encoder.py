@@ -33,14 +33,20 @@ class MlxEncoder:
     """Satisfies :class:`machd.engine.protocol.encoder.Encoder`."""
 
     def __init__(
-        self, files: EncoderFiles, model: EncoderModel, description: ModelDescription
+        self,
+        files: EncoderFiles,
+        model: EncoderModel,
+        description: ModelDescription,
+        *,
+        is_native: bool = True,
     ) -> None:
-        """Take an encoder whose weights are in memory."""
+        """Take an encoder whose weights are in memory; without ``is_native`` mlx computes what machd's kernels could."""
         self._files = files
         self._model: EncoderModel | None = model
         self._description = description
         self._pad_token_id = _padding(files)
-        self._native = NativeBert(model.module) if NativeBert.takes(model.module) else None
+        is_native = is_native and NativeBert.takes(model.module)
+        self._native = NativeBert(model.module) if is_native else None
 
     @property
     def model(self) -> ModelDescription:

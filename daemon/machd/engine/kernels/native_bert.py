@@ -31,11 +31,12 @@ class NativeBert:
         """Take the weights of a model that :meth:`takes`, and its layers from it: they are not held twice."""
         embeddings = model.embeddings
         self._words: mx.array = embeddings.word_embeddings.weight
-        self._positions: mx.array = embeddings.position_embeddings.weight
-        self._types: mx.array = embeddings.token_type_embeddings.weight
-        # Most texts have no token of another type, and one table less to look into.
-        self._first_type_positions = self._positions + self._types[0]
-        mx.eval(self._first_type_positions)
+        positions: mx.array = embeddings.position_embeddings.weight
+        types: mx.array = embeddings.token_type_embeddings.weight
+        self._types, self._positions = types.shape[0], positions.shape[0]
+        # One table for both, in which a token's sum is the same whatever the types of other texts.
+        self._typed_positions = (types[:, None] + positions[None]).reshape(-1, types.shape[1])
+        mx.eval(self._typed_positions)
         self._padding: int | None = getattr(embeddings, "padding_idx", None)
         layers = model.encoder.layer
         heads: int = layers[0].attention.self.num_attention_heads
@@ -78,19 +79,16 @@ class NativeBert:
             ValueError: A number is outside its table, or lengths are not those of texts.
         """
         ids = np.asarray(token_ids, dtype=np.int32)
-        _check("token", ids, self._words)
+        _check("token", ids, self._words.shape[0])
         if len(ids) != sum(lengths) or min(lengths, default=0) <= 0:
             raise ValueError("texts have tokens, and as many together as there are ids")
         positions = self._positions_of(ids, lengths)
         _check("position", positions, self._positions)
-        words = self._words[mx.array(ids)]
-        at = mx.array(positions)
-        if type_ids is None or not any(type_ids):
-            embedded = words + self._first_type_positions[at]
-        else:
+        if type_ids is not None:
             types = np.asarray(type_ids, dtype=np.int32)
             _check("type", types, self._types)
-            embedded = words + self._positions[at] + self._types[mx.array(types)]
+            positions = types * self._positions + positions
+        embedded = self._words[mx.array(ids)] + self._typed_positions[mx.array(positions)]
         hidden: mx.array = self._layers(embedded, list(lengths))
         return hidden
 
@@ -119,9 +117,9 @@ def text_means(hidden: mx.array, lengths: Sequence[int]) -> mx.array:
     return means
 
 
-def _check(what: str, numbers: np.ndarray, table: mx.array) -> None:
-    if len(numbers) and not (numbers.min() >= 0 and numbers.max() < table.shape[0]):
-        raise ValueError(f"a {what} is outside its table of {table.shape[0]}")
+def _check(what: str, numbers: np.ndarray, rows: int) -> None:
+    if len(numbers) and not (numbers.min() >= 0 and numbers.max() < rows):
+        raise ValueError(f"a {what} is outside its table of {rows}")
 
 
 def _is_taken(layer: Layer) -> bool:

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from support.checkpoints.tiny_encoders import TINY_ENCODERS, write_encoder
 from support.engines.loaded_encoder import encoder_files, encoder_source
 
 from machd.engine.encoding.encoder_files import find_encoder
 from machd.engine.loading.source import ModelSource, SourceKind
 from machd.engine.protocol.encoder import Activation, EncoderTask
 from machd.errors import ModelArchitectureError, ModelError, ModelFormatError
+from machd_probes.encoder_matrix.tiny_checkpoint import write_encoder
+from machd_probes.encoder_matrix.tiny_encoders import TINY_ENCODERS
 
 
 def _write(path: Path, value: object) -> None:

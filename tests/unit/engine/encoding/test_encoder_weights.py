@@ -11,13 +11,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from support.checkpoints.tiny_encoders import TINY_ENCODERS, token_ids, write_encoder
 from support.engines.loaded_encoder import least_cosine, loaded_encoder, vectors
 
 from machd.capabilities.fit import MemoryNeeds
 from machd.engine.encoding import encoder_model, mlx_encoder
 from machd.engine.protocol.encoder import EncoderInput
 from machd.errors import ModelArchitectureError, ModelFormatError, ModelMemoryError
+from machd_probes.encoder_matrix.tiny_checkpoint import token_ids, write_encoder
+from machd_probes.encoder_matrix.tiny_encoders import TINY_ENCODERS
 
 _TENSOR = "encoder.layer.1.attention.self.query.weight"
 

@@ -1,10 +1,11 @@
 """Encoders of every family against transformers and sentence-transformers, and faults that the comparison has to notice.
 
-``reference_vectors.json`` has for each checkpoint of ``support.checkpoints.tiny_encoders`` and each of its lengths what transformers
+``reference_vectors.json`` has for each checkpoint of ``machd_probes.encoder_matrix.tiny_encoders`` and each of its lengths what transformers
 5.24.0 and sentence-transformers 6.2.0 compute of the same files and tokens in float32, one text at a time, with eager attention:
 ``AutoModel(input_ids, attention_mask=ones).last_hidden_state``, then ``Pooling``, ``Dense`` and ``Normalize`` of the
 checkpoint's own folders; of classifiers ``AutoModelForSequenceClassification(...).logits``, of pairs with ``token_type_ids`` of 1
-from half of the tokens on. The llama is computed with an additive mask of zeros, which makes it see both ways.
+from half of the tokens on. The llama and NVIDIA's, which transformers has not, are computed by the same class with an additive mask
+of zeros, which makes it see both ways.
 """
 
 from __future__ import annotations
@@ -18,19 +19,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx.nn.layers.activations import GELU
-from support.checkpoints.tiny_encoders import (
-    LENGTHS,
-    PAIRED,
-    TINY_ENCODERS,
-    token_ids,
-    write_encoder,
-)
 from support.engines.loaded_encoder import Vectors, least_cosine, loaded_encoder, vectors
 
 from machd.engine.encoding import bodies, encoder_model, mlx_encoder
 from machd.engine.encoding.pooling import pool
 from machd.engine.kernels.native_bert import NativeBert
 from machd.engine.protocol.encoder import Encoder, EncoderInput
+from machd_probes.encoder_matrix.tiny_checkpoint import token_ids, write_encoder
+from machd_probes.encoder_matrix.tiny_encoders import LENGTHS, PAIRED, TINY_ENCODERS
 
 _REFERENCES: dict[str, list[list[float]]] = json.loads(
     (Path(__file__).parent / "reference_vectors.json").read_text(encoding="utf-8")

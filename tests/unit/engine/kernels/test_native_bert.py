@@ -89,6 +89,15 @@ def test_text_has_the_bits_it_has_alone() -> None:
     assert np.array_equal(together, np.concatenate(alone))
 
 
+def test_text_has_the_bits_it_has_alone_beside_a_pair() -> None:
+    """Tokens of a second type in one text change no bit of another, which has none."""
+    encoder = NativeBert(_model("bert"))
+    types = [0] * (sum(_LENGTHS) - _LENGTHS[-1]) + _TYPES[-1]
+    together = np.array(encoder(_IDS, _LENGTHS, types))
+    first = _LENGTHS[0]
+    assert np.array_equal(together[:first], np.array(encoder(_TEXTS[0], [first])))
+
+
 @pytest.mark.parametrize(
     ("ids", "lengths"),
     [

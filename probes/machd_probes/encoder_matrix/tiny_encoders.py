@@ -1,30 +1,19 @@
-"""Encoders too small to cost anything, in the layout of transformers and sentence-transformers, one of each family.
+"""Encoders too small to cost anything, of every family and every kind of pooling and head: configurations and shapes.
 
-Every weight follows from its name and place by whole numbers, so that any program writes the same files: the reference vectors
-of ``tests/unit/engine/encoding/reference_vectors.json`` were computed of these by transformers 5.24 in float32, with pooling, dense
-layers and normalisation of sentence-transformers 6.2.
+Imports neither mlx nor numpy. The tests hold each to the vectors that transformers computes of the same files.
 """
 
 from __future__ import annotations
 
-import json
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-from safetensors.numpy import save_file
-
-Weights = dict[str, NDArray[np.float32]]
 Shapes = Mapping[str, tuple[int, ...]]
 
 VOCABULARY_TOKENS = 96
-_HIDDEN, _INNER, _HEADS, _LAYERS = 32, 48, 2, 3
+HIDDEN_NUMBERS = 32
+_HIDDEN, _INNER, _HEADS, _LAYERS = HIDDEN_NUMBERS, 48, 2, 3
 _HEAD_DIM = _HIDDEN // _HEADS
-_FIRST_TOKEN = 10
-"""Ids below stand for special tokens in some families."""
 
 LENGTHS = (1, 2, 19, 7, 33, 40)
 """Tokens of the texts that the reference vectors are of; most are longer than the windows of 8."""
@@ -39,7 +28,7 @@ class TinyEncoder:
         shapes: Of its tensors.
         pooling: Name in ``1_Pooling/config.json``; empty for a classifier.
         dense: Activations of dense layers behind pooling, each of which changes the width.
-        offset: What norms' weights are around: 0 where a layer adds 1 itself.
+        norm_offset: What norms' weights are around: 0 where a layer adds 1 itself.
         prompts: Of ``config_sentence_transformers.json``.
     """
 
@@ -50,88 +39,6 @@ class TinyEncoder:
     dense: tuple[str, ...] = ()
     norm_offset: float = 1.0
     prompts: Mapping[str, str] = field(default_factory=dict)
-
-
-def token_ids(length: int, seed: int = 0) -> tuple[int, ...]:
-    """Tokens of a text, none of them special."""
-    numbers = _numbers(f"text {length} {seed}", length)
-    span = VOCABULARY_TOKENS - _FIRST_TOKEN
-    return tuple(int(_FIRST_TOKEN + (one + 1) / 2 * span) for one in numbers)
-
-
-def write_encoder(directory: Path, encoder: TinyEncoder, **changes: object) -> Path:
-    """Write a checkpoint, with other values in ``config.json`` where some are given; returns the directory."""
-    directory.mkdir(parents=True, exist_ok=True)
-    weights = {
-        name: _weight(name, shape, encoder.norm_offset) for name, shape in encoder.shapes.items()
-    }
-    save_file(weights, directory / "model.safetensors", {"format": "pt"})
-    _write(directory / "config.json", {**encoder.config, **changes})
-    if encoder.pooling:
-        _write_modules(directory, encoder)
-    if encoder.prompts:
-        _write(directory / "config_sentence_transformers.json", {"prompts": encoder.prompts})
-    return directory
-
-
-def _write_modules(directory: Path, encoder: TinyEncoder) -> None:
-    kinds = ["Transformer", "Pooling", *("Dense" for _ in encoder.dense)]
-    kinds += ["Normalize"] if encoder.is_normalised else []
-    modules = [
-        {
-            "idx": index,
-            "name": str(index),
-            "path": "" if index == 0 else f"{index}_{kind}",
-            "type": f"sentence_transformers.models.{kind}",
-        }
-        for index, kind in enumerate(kinds)
-    ]
-    (directory / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
-    flag = f"pooling_mode_{encoder.pooling}"
-    _write(directory / "1_Pooling/config.json", {"word_embedding_dimension": _HIDDEN, flag: True})
-    width = _HIDDEN
-    for place, activation in enumerate(encoder.dense):
-        out = width * 2 if place % 2 == 0 else width // 2
-        has_bias = place % 2 == 1
-        folder = directory / f"{place + 2}_Dense"
-        config = {
-            "in_features": width,
-            "out_features": out,
-            "bias": has_bias,
-            "activation_function": activation,
-        }
-        _write(folder / "config.json", config)
-        shapes = {"linear.weight": (out, width)} | ({"linear.bias": (out,)} if has_bias else {})
-        weights = {name: _weight(f"{place} {name}", shape, 1.0) for name, shape in shapes.items()}
-        save_file(weights, folder / "model.safetensors", {"format": "pt"})
-        width = out
-
-
-def _write(path: Path, value: Mapping[str, object]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value), encoding="utf-8")
-
-
-def _numbers(name: str, count: int) -> NDArray[np.float64]:
-    """Numbers in [-1, 1) that follow from a name: SplitMix64 of its CRC and the place."""
-    with np.errstate(over="ignore"):
-        state = (
-            np.arange(1, count + 1, dtype=np.uint64) + np.uint64(zlib.crc32(name.encode()))
-        ) * (np.uint64(0x9E3779B97F4A7C15))
-        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        state ^= state >> np.uint64(31)
-    return (state >> np.uint64(11)).astype(np.float64) / 2.0**52 - 1.0
-
-
-def _weight(name: str, shape: tuple[int, ...], norm_offset: float) -> NDArray[np.float32]:
-    """Weights large enough that attention is not flat, and norms and biases that are not 1 and 0."""
-    numbers = _numbers(name, int(np.prod(shape))).reshape(shape)
-    if len(shape) == 1:
-        is_norm = "norm" in name.lower() and name.endswith("weight")
-        return (norm_offset * is_norm + 0.3 * numbers).astype(np.float32)
-    gain = 1.0 if "embed" in name else 2.0 * np.sqrt(3.0 / shape[-1])
-    return (gain * numbers).astype(np.float32)
 
 
 def _bert_shapes(positions: int, types: int, prefix: str = "") -> dict[str, tuple[int, ...]]:
@@ -176,7 +83,7 @@ def _modernbert_shapes() -> dict[str, tuple[int, ...]]:
 
 
 def _decoder_shapes(
-    prefix: str, *, head_norms: bool = False, four_norms: bool = False
+    prefix: str, *, head_norms: bool = False, four_norms: bool = False, has_bias: bool = False
 ) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {
         "embed_tokens.weight": (VOCABULARY_TOKENS, _HIDDEN),
@@ -192,6 +99,10 @@ def _decoder_shapes(
         shapes[attention + "k_proj.weight"] = (_HEADS // 2 * _HEAD_DIM, _HIDDEN)
         shapes[attention + "v_proj.weight"] = (_HEADS // 2 * _HEAD_DIM, _HIDDEN)
         shapes[attention + "o_proj.weight"] = (_HIDDEN, _HEADS * _HEAD_DIM)
+        if has_bias:
+            shapes[attention + "q_proj.bias"] = (_HEADS * _HEAD_DIM,)
+            shapes[attention + "k_proj.bias"] = (_HEADS // 2 * _HEAD_DIM,)
+            shapes[attention + "v_proj.bias"] = (_HEADS // 2 * _HEAD_DIM,)
         if head_norms:
             shapes[attention + "q_norm.weight"] = (_HEAD_DIM,)
             shapes[attention + "k_norm.weight"] = (_HEAD_DIM,)
@@ -308,6 +219,11 @@ TINY_ENCODERS: Mapping[str, TinyEncoder] = {
         ),
         norm_offset=0.0,
     ),
+    "camembert": TinyEncoder(
+        {**_ROBERTA, "model_type": "camembert", "architectures": ["CamembertModel"]},
+        _bert_shapes(64, 1),
+        "mean_tokens",
+    ),
     "qwen3": TinyEncoder(
         {**_DECODER, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]},
         _decoder_shapes("", head_norms=True),
@@ -328,6 +244,17 @@ TINY_ENCODERS: Mapping[str, TinyEncoder] = {
         _decoder_shapes(""),
         "mean_tokens",
     ),
+    "llama_bidirec": TinyEncoder(
+        {**_DECODER, "model_type": "llama_bidirec", "architectures": ["LlamaBidirectionalModel"]},
+        _decoder_shapes(""),
+        "mean_tokens",
+    ),
+    "qwen2": TinyEncoder(
+        {**_DECODER, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]},
+        _decoder_shapes("", has_bias=True),
+        "lasttoken",
+        is_normalised=False,
+    ),
     "bert-reranker": TinyEncoder(
         {
             **_BERT,
@@ -344,6 +271,24 @@ TINY_ENCODERS: Mapping[str, TinyEncoder] = {
             **_ROBERTA,
             "architectures": ["XLMRobertaForSequenceClassification"],
             "id2label": {"0": "sad", "1": "neutral", "2": "glad"},
+        },
+        _bert_shapes(64, 1, "roberta.") | _CLASSIFIER_OF_ROBERTA,
+    ),
+    "roberta-classifier": TinyEncoder(
+        {
+            **_ROBERTA,
+            "model_type": "roberta",
+            "architectures": ["RobertaForSequenceClassification"],
+            "id2label": {"0": "no", "1": "perhaps", "2": "yes"},
+        },
+        _bert_shapes(64, 1, "roberta.") | _CLASSIFIER_OF_ROBERTA,
+    ),
+    "camembert-classifier": TinyEncoder(
+        {
+            **_ROBERTA,
+            "model_type": "camembert",
+            "architectures": ["CamembertForSequenceClassification"],
+            "id2label": {"0": "non", "1": "peut-être", "2": "oui"},
         },
         _bert_shapes(64, 1, "roberta.") | _CLASSIFIER_OF_ROBERTA,
     ),
