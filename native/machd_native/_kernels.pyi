@@ -155,6 +155,38 @@ def gelu_product(x: mx.array) -> mx.array:
         ValueError: The last axis is odd, or the dtype another one.
     """
 
+class LowRank:
+    """What an adapter adds to one product: ``b @ (a @ row)``, kept as it is computed fastest."""
+
+    def __init__(self, pieces: list[tuple[int, mx.array, mx.array]]) -> None:
+        """Take pieces, each of some of the product's outputs, which lie together.
+
+        Args:
+            pieces: The first output, ``a`` [rank, inputs] and ``b`` [outputs, rank], float32; a scale belongs into ``b``.
+
+        Raises:
+            ValueError: There are none, or they do not go together.
+        """
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+
+def add_low_rank(y: mx.array, x: mx.array, index: mx.array, adapters: list[LowRank]) -> mx.array:
+    """Add what adapters of rows add to a product, in place where nobody else holds its result.
+
+    A row's bits depend on its numbers and its adapter alone; a row without an adapter keeps its own.
+
+    Args:
+        y: float32 [.., outputs], what the product made of ``x``.
+        x: float32 [.., inputs].
+        index: int32, of each row 0 for no adapter, or the number of one + 1. A row with another index is NaN.
+        adapters: By number.
+
+    Raises:
+        ValueError: Shapes or dtypes do not go together.
+    """
+
 class LayerWeights:
     """Weights of a layer's product, kept where they lie."""
 
@@ -221,6 +253,17 @@ class LlamaBlock:
             ValueError: Sizes do not go together.
         """
 
+class LlamaAdapter:
+    """An adapter of llama layers."""
+
+    def __init__(self, layers: list[list[LowRank | None]]) -> None:
+        """Take what it adds to products.
+
+        Args:
+            layers: Of each layer what it adds to the product of each of the block's weights: ``qkv``, ``output``, ``gate_up``, ``down``.
+                None where it leaves one as it is.
+        """
+
 class LlamaLayers:
     """Llama layers as one operation."""
 
@@ -265,6 +308,8 @@ class LlamaLayers:
         x: mx.array,
         tables: list[tuple[mx.array, mx.array]],
         columns: list[Columns],
+        index: mx.array | None = None,
+        adapters: list[LlamaAdapter] = [],
     ) -> list[mx.array]:
         """Compute a pass; each token sees all columns of its row up to its own.
 
@@ -272,6 +317,8 @@ class LlamaLayers:
             x: float32 [.., hidden], the tokens of the first columns' rows one after another, then those of the next.
             tables: Cosines and sines, [positions, head_dim / 2] each.
             columns: Of all rows.
+            index: int32, of each token 0 for no adapter, or the number of one + 1; see :func:`add_low_rank`. None without adapters.
+            adapters: By number.
 
         Returns:
             The last layer's result like ``x``; and of each of the columns keys and values of the first layer, of the second

@@ -23,6 +23,7 @@ const Kernels kernels = {
     .silu_product = silu_product,
     .gelu_product = gelu_product,
     .rotate = rotate,
+    .add_low_rank = add_low_rank,
 };
 
 }  // namespace machd::MACHD_TARGET

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention.h"
+#include "low_rank.h"
 #include "panels.h"
 #include "product.h"
 #include "rows.h"
@@ -24,6 +25,7 @@ struct Kernels {
   GatedProduct silu_product;
   GatedProduct gelu_product;
   Rotate rotate;
+  AddLowRank add_low_rank;
 };
 
 // The best that this processor can run, or those of a name ("avx512", "avx2", "neon", or "plain": loops in float64, one number at a
@@ -47,6 +49,7 @@ void mean_of_rows(const float* x, long rows, long size, float* out);
 void silu_product(const float* gates, const float* ups, long count, float* out);
 void gelu_product(const float* gates, const float* ups, long count, float* out);
 void rotate(const float* head, const float* cosines, const float* sines, long half, float* out);
+void add_low_rank(const LowRankPiece& piece, const float* low, long low_step, long rows, long begin, long end, float* out, long out_step);
 }  // namespace MACHD_TARGET
 #endif
 

@@ -30,6 +30,7 @@ void compute_layer_product(const LayerProduct& product, const float* x, long row
     return;
   }
   const bool arranges = kernels.arranges_rows(weights);
+  const float* plain = x;  // as they lie
   if (product.norm != nullptr || arranges) {
     float* const normed = memory;
     float* const arranged = product.norm != nullptr ? memory + rows * inputs : memory;
@@ -41,9 +42,12 @@ void compute_layer_product(const LayerProduct& product, const float* x, long row
       }
       if (arranges) kernels.arrange_rows(from + begin * inputs, (end - begin) * inputs, arranged + begin * inputs);
     });
+    if (product.norm != nullptr) plain = normed;
     x = arranges ? arranged : normed;
     memory = (arranges ? arranged : normed) + rows * inputs;
   }
+  for (const auto* one : {product.adapters, product.up_adapters})
+    if (one != nullptr) one->multiply(plain, kernels);
   // Gates and ups of a row one behind another, or all rows' gates and then their ups.
   const bool is_one = product.ups.outputs == 0;
   float* const sums = product.gated ? memory : out;
@@ -55,6 +59,9 @@ void compute_layer_product(const LayerProduct& product, const float* x, long row
     kernel(x, rows, weights, sums, begin, end, own);
     if (product.gated && is_one) kernel(x, rows, weights, sums, result + begin, result + end, own);
     if (product.gated && !is_one) kernel(x, rows, product.ups, up_sums, begin, end, own);
+    if (product.adapters != nullptr) product.adapters->add(begin, end, sums, weights.outputs, kernels);
+    if (product.adapters != nullptr && product.gated && is_one) product.adapters->add(result + begin, result + end, sums, weights.outputs, kernels);
+    if (product.up_adapters != nullptr) product.up_adapters->add(begin, end, up_sums, result, kernels);
     for (long row = 0; row < rows; ++row) {
       const long at = row * weights.outputs + begin;
       if (product.gated) product.gated(sums + at, up_sums + at, end - begin, out + row * result + begin);

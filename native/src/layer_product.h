@@ -1,6 +1,7 @@
 // A product with what a layer does around it, over addresses; the same bits as those operations have one after another.
 #pragma once
 
+#include "adapted_rows.h"
 #include "kernels.h"
 
 namespace machd {
@@ -17,6 +18,7 @@ struct LayerProduct {
   const float* result_norm = nullptr;  // of the result before it is added, by rms_norm; null for none
   float result_eps = 0;
   Weights ups = {};  // of the ups, packed like those of the gates; no outputs where the weights are of both
+  const AdaptedProduct *adapters = nullptr, *up_adapters = nullptr;  // of the rows, where they add to the weights' outputs, and to those of `ups`
 
   long result() const { return gated && ups.outputs == 0 ? weights.outputs / 2 : weights.outputs; }
 };

@@ -64,12 +64,45 @@ std::vector<LayerProduct> products_of(const LlamaBlock::Parts& parts, const floa
   return products;
 }
 
+// A layer's weights in the order of LlamaBlock's.
+std::vector<const Weights*> weights_of(const LlamaBlock::Parts& parts) {
+  std::vector<const Weights*> weights;
+  for (const auto& one : parts.qkv) weights.push_back(&one.weights());
+  weights.push_back(&parts.output.weights());
+  for (const auto& one : parts.gate_up) weights.push_back(&one.weights());
+  weights.push_back(&parts.down.weights());
+  return weights;
+}
+
+// Raises std::invalid_argument where an adapter is not one of these layers.
+void refuse_other_adapter(const LlamaAdapter::Layers& adapter, const LlamaLayers::Stack& stack) {
+  refuse(adapter.size() != stack.size(), "an adapter has products of each layer");
+  for (size_t layer = 0; layer < stack.size(); ++layer) {
+    const auto weights = weights_of(*stack[layer]);
+    refuse(adapter[layer].size() != weights.size(), "an adapter has as many products as a layer");
+    for (size_t at = 0; at < weights.size(); ++at) {
+      const auto& added = adapter[layer][at];
+      refuse(added && added->product().a.inputs != weights[at]->inputs, "rows are as long as an adapter's");
+      refuse(added && added->outputs() > weights[at]->outputs, "an adapter's outputs are those of the product");
+    }
+  }
+}
+
+long most_rank_of(const std::vector<LlamaAdapter>& adapters) {
+  long most = 0;
+  for (const auto& adapter : adapters)
+    for (const auto& layer : adapter.layers())
+      for (const auto& one : layer)
+        if (one) most = std::max(most, one->product().a.outputs);
+  return most;
+}
+
 // A pass's numbers between the steps of a layer, and between layers.
 struct Memory {
-  long projected, queries, mixed, attended, gated, product, passed[2];  // where each begins
+  long projected, queries, mixed, attended, gated, product, passed[2], low[2];  // where each begins
   long size = 0;
 
-  Memory(const LlamaLayers::Stack& stack, long rows, const Kernels& kernels) {
+  Memory(const LlamaLayers::Stack& stack, long rows, long most_rank, const Kernels& kernels) {
     const auto take = [&](long numbers) { return std::exchange(size, size + (numbers + 15) / 16 * 16); };
     const LlamaBlock::Parts& first = *stack[0];
     const long mixed_numbers = first.heads * first.head_dim();
@@ -86,6 +119,7 @@ struct Memory {
     gated = take(rows * gates);
     product = take(most);
     for (long& one : passed) one = take(rows * first.hidden());
+    for (long& one : low) one = take(rows * most_rank);
   }
 };
 
@@ -177,10 +211,11 @@ struct Place {
 
 class LayersPrimitive : public mx::Primitive {
  public:
-  // row_inputs: those before the columns': rows, and cosines and sines of each table.
+  // row_inputs: those before the columns': rows, cosines and sines of each table, and the rows' index where there are adapters.
   LayersPrimitive(
-      mx::Stream stream, std::shared_ptr<const LlamaLayers::Stack> stack, size_t row_inputs, std::vector<Place> places, const Kernels* kernels)
-      : Primitive(stream), stack_(std::move(stack)), row_inputs_(row_inputs), places_(std::move(places)), kernels_(kernels) {}
+      mx::Stream stream, std::shared_ptr<const LlamaLayers::Stack> stack, size_t row_inputs, std::vector<Place> places,
+      std::vector<LlamaAdapter> adapters, const Kernels* kernels)
+      : Primitive(stream), stack_(std::move(stack)), row_inputs_(row_inputs), places_(std::move(places)), adapters_(std::move(adapters)), kernels_(kernels) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     mx::array& out = outputs[0];
@@ -190,7 +225,8 @@ class LayersPrimitive : public mx::Primitive {
         for (size_t each : {0, 1}) outputs[next++].copy_shared_buffer(inputs[places_[at].keys(layer) + each]);  // nobody else's: see OwnPrimitive
     if (out.size() == 0) return;
     auto& encoder = mx::cpu::get_command_encoder(stream());
-    const Memory memory_plan(*stack_, long(out.size()) / (*stack_)[0]->hidden(), *kernels_);
+    const long most_rank = most_rank_of(adapters_);
+    const Memory memory_plan(*stack_, long(out.size()) / (*stack_)[0]->hidden(), most_rank, *kernels_);
     mx::array memory({int(memory_plan.size)}, mx::float32, nullptr, {});
     memory.set_data(mx::allocator::malloc(memory.nbytes()));
     std::vector<mx::array> written;
@@ -204,14 +240,23 @@ class LayersPrimitive : public mx::Primitive {
                       written = std::move(written),
                       stack = stack_,
                       places = places_,
+                      adapters = adapters_,
+                      most_rank,
                       kernels = kernels_]() mutable {
       held.gather();
       columns.gather();
       float* const numbers = memory.data<float>();
       const float* from = held[0].data<float>();
+      const long tokens = long(to.size()) / (*stack)[0]->hidden();
+      std::optional<AdaptedRows> adapted;
+      if (!adapters.empty()) adapted.emplace(held[held.size() - 1].data<int32_t>(), tokens, long(adapters.size()));
       for (size_t layer = 0; layer < stack->size(); ++layer) {
         float* const result = layer + 1 == stack->size() ? to.data<float>() : numbers + memory_plan.passed[layer % 2];
-        const Layer here{*(*stack)[layer], layer, stack->size(), long(to.size()) / (*stack)[layer]->hidden()};
+        Layer here{*(*stack)[layer], layer, stack->size(), tokens, {}};
+        for (size_t at = 0; adapted && at < adapters[0].layers()[layer].size(); ++at) {
+          auto& one = here.adapted.emplace_back(AdaptedProduct{&*adapted, {}, numbers + memory_plan.low[at % 2], most_rank});
+          for (const auto& adapter : adapters) one.adapters.push_back(adapter.product(layer, at));
+        }
         compute(here, from, held, columns, places, memory_plan, numbers, written, result, *kernels);
         from = result;
       }
@@ -227,7 +272,8 @@ class LayersPrimitive : public mx::Primitive {
 
   bool is_equivalent(const mx::Primitive& other) const override {
     const auto& another = static_cast<const LayersPrimitive&>(other);
-    return another.stack_ == stack_ && another.row_inputs_ == row_inputs_ && another.places_ == places_ && another.kernels_ == kernels_;
+    return another.stack_ == stack_ && another.row_inputs_ == row_inputs_ && another.places_ == places_ && another.adapters_.empty() && adapters_.empty() &&
+        another.kernels_ == kernels_;
   }
 
  private:
@@ -235,6 +281,7 @@ class LayersPrimitive : public mx::Primitive {
     const LlamaBlock::Parts& parts;
     size_t number, count;  // of all layers
     long tokens;           // of the pass
+    std::vector<AdaptedProduct> adapted;  // one for each of the layer's weights; none where no row has an adapter
   };
 
   static void compute(
@@ -244,7 +291,12 @@ class LayersPrimitive : public mx::Primitive {
     const long head_dim = parts.head_dim();
     float *const projected = memory + plan.projected, *const asking = memory + plan.queries, *const mixed = memory + plan.mixed;
     float *const attended = memory + plan.attended, *const gated = memory + plan.gated, *const product = memory + plan.product;
-    const auto steps = products_of(parts, x, attended, kernels);
+    auto steps = products_of(parts, x, attended, kernels);
+    for (auto one = layer.adapted.begin(); auto& each : steps) {
+      if (one == layer.adapted.end()) break;
+      each.adapters = &*one++;
+      if (each.ups.outputs > 0) each.up_adapters = &*one++;
+    }
     auto step = steps.begin();
     for (float* to = projected; step != steps.begin() + parts.qkv.size(); to += layer.tokens * (step++)->result())
       compute_layer_product(*step, x, layer.tokens, product, to, kernels);
@@ -274,6 +326,7 @@ class LayersPrimitive : public mx::Primitive {
   std::shared_ptr<const LlamaLayers::Stack> stack_;
   size_t row_inputs_;
   std::vector<Place> places_;
+  std::vector<LlamaAdapter> adapters_;
   const Kernels* kernels_;  // those of when the graph was built
 };
 
@@ -346,7 +399,11 @@ LlamaLayers::LlamaLayers(const std::vector<LlamaBlock>& blocks) {
 }
 
 std::vector<mx::array> LlamaLayers::operator()(
-    const mx::array& x, const std::vector<std::pair<mx::array, mx::array>>& tables, const std::vector<Columns>& columns) const {
+    const mx::array& x,
+    const std::vector<std::pair<mx::array, mx::array>>& tables,
+    const std::vector<Columns>& columns,
+    const std::optional<mx::array>& index,
+    const std::vector<LlamaAdapter>& adapters) const {
   const LlamaBlock::Parts& parts = *(*stack_)[0];
   refuse(x.dtype() != mx::float32 || x.ndim() < 1 || x.shape(-1) != parts.hidden(), "rows are float32, and as long as the weights'");
   const int heads = int(parts.heads), head_dim = int(parts.head_dim());
@@ -357,6 +414,12 @@ std::vector<mx::array> LlamaLayers::operator()(
   for (const auto& [cosines, sines] : tables) {
     refuse_other_tables(cosines, sines, head_dim);
     inputs.insert(inputs.end(), {cosines, sines});
+  }
+  refuse(index.has_value() == adapters.empty(), "an index comes with adapters");
+  if (index) {
+    refuse(index->dtype() != mx::int32 || long(index->size()) * parts.hidden() != long(x.size()), "indices are int32, one for each row");
+    for (const auto& one : adapters) refuse_other_adapter(one.layers(), *stack_);
+    inputs.push_back(*index);
   }
   const size_t row_inputs = inputs.size();
   std::vector<mx::Shape> shapes = {x.shape()};
@@ -390,7 +453,7 @@ std::vector<mx::array> LlamaLayers::operator()(
   refuse(tokens != long(x.size()) / parts.hidden(), "there are as many tokens as rows have");
   const std::vector<mx::Dtype> dtypes(shapes.size(), mx::float32);
   return mx::array::make_arrays(
-      std::move(shapes), dtypes, std::make_shared<LayersPrimitive>(stream, stack_, row_inputs, std::move(places), present_kernels()), inputs);
+      std::move(shapes), dtypes, std::make_shared<LayersPrimitive>(stream, stack_, row_inputs, std::move(places), adapters, present_kernels()), inputs);
 }
 
 }  // namespace machd

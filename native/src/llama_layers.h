@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "layer_product.h"
+#include "low_rank_weights.h"
 #include "mlx/array.h"
 
 namespace machd {
@@ -69,6 +70,23 @@ class LlamaBlock {
   std::shared_ptr<const Parts> parts_;  // kept by what has been asked for and is not yet computed, too
 };
 
+// An adapter of layers: what it adds to the product of each of their weights, in the order of LlamaBlock's; none where it leaves one as it is.
+class LlamaAdapter {
+ public:
+  using Layers = std::vector<std::vector<std::optional<LowRank>>>;
+  explicit LlamaAdapter(Layers layers) : layers_(std::make_shared<const Layers>(std::move(layers))) {}
+
+  const Layers& layers() const { return *layers_; }
+
+  const LowRankProduct* product(size_t layer, size_t product) const {
+    const auto& one = layers()[layer][product];
+    return one ? &one->product() : nullptr;
+  }
+
+ private:
+  std::shared_ptr<const Layers> layers_;  // kept by what has been asked for and is not yet computed, too
+};
+
 // Layers one after another. A row has the bits that the operations of operations.h give it one after another; float32 alone.
 class LlamaLayers {
  public:
@@ -90,10 +108,15 @@ class LlamaLayers {
 
   // x: [.., hidden], the tokens of the first columns' rows one after another, then those of the next. tables: cosines and sines as of
   // `rotate`, for the blocks to choose from.
+  // index, adapters: as of `add_low_rank`, of the tokens; none where no token has an adapter.
   // Returns the last layer's result like x; and of each of the columns keys and values of the first layer, of the second one and so on.
   // Raises std::invalid_argument where shapes or dtypes do not go together.
   std::vector<mlx::core::array> operator()(
-      const mlx::core::array& x, const std::vector<std::pair<mlx::core::array, mlx::core::array>>& tables, const std::vector<Columns>& columns) const;
+      const mlx::core::array& x,
+      const std::vector<std::pair<mlx::core::array, mlx::core::array>>& tables,
+      const std::vector<Columns>& columns,
+      const std::optional<mlx::core::array>& index,
+      const std::vector<LlamaAdapter>& adapters) const;
 
   using Stack = std::vector<std::shared_ptr<const LlamaBlock::Parts>>;
 

@@ -3,11 +3,13 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "bert_layers.h"
 #include "large_pages.h"
 #include "llama_layers.h"
+#include "low_rank_weights.h"
 #include "operations.h"
 #include "threads.h"
 
@@ -58,6 +60,10 @@ NB_MODULE(_kernels, m) {
   m.def("gelu", &machd::gelu, "x"_a);
   m.def("silu_product", &machd::silu_product, "x"_a);
   m.def("gelu_product", &machd::gelu_product, "x"_a);
+  nb::class_<machd::LowRank>(m, "LowRank")
+      .def(nb::init<const std::vector<machd::LowRank::Piece>&>(), "pieces"_a)
+      .def_prop_ro("nbytes", &machd::LowRank::nbytes);
+  m.def("add_low_rank", &machd::add_low_rank, "y"_a, "x"_a, "index"_a, "adapters"_a);
   nb::class_<machd::LayerWeights>(m, "LayerWeights")
       .def(
           nb::init<
@@ -110,6 +116,7 @@ NB_MODULE(_kernels, m) {
           "activation"_a = "silu",
           "window"_a = 0,
           "table"_a = 0);
+  nb::class_<machd::LlamaAdapter>(m, "LlamaAdapter").def(nb::init<machd::LlamaAdapter::Layers>(), "layers"_a);
   nb::class_<machd::LlamaLayers> layers(m, "LlamaLayers");
   using Arrays = std::vector<mlx::core::array>;
   nb::class_<machd::LlamaLayers::Columns>(layers, "Columns")
@@ -123,7 +130,7 @@ NB_MODULE(_kernels, m) {
           "prefix_values"_a = Arrays(),
           "rings"_a = std::vector<std::pair<int, int>>());
   layers.def(nb::init<const std::vector<machd::LlamaBlock>&>(), "blocks"_a)
-      .def("__call__", &machd::LlamaLayers::operator(), "x"_a, "tables"_a, "columns"_a);
+      .def("__call__", &machd::LlamaLayers::operator(), "x"_a, "tables"_a, "columns"_a, "index"_a = nb::none(), "adapters"_a = std::vector<machd::LlamaAdapter>());
   nb::class_<machd::PanelWeights>(m, "PanelWeights").def(nb::init<const mlx::core::array&, const mlx::core::array&>(), "weights"_a, "bias"_a);
   nb::class_<machd::NormWeights>(m, "NormWeights")
       .def(nb::init<const mlx::core::array&, const mlx::core::array&, float>(), "weight"_a, "bias"_a, "eps"_a);

@@ -8,24 +8,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import mlx.core as mx
-import numpy as np
 import pytest
 from support.engines.adapted_rows import NARROW, WIDE, AdaptedRows, mixed_rows, without_adapters
 from support.engines.adapters import TinyBase, adapted_engine
-from support.engines.same_bits import said
+from support.engines.block_rows import ASKED, BlockRows
+from support.engines.parity import NOISE, differences
 
 from machd.engine.adapters import adapted_model
 from machd.engine.adapters.adapted_model import AdaptedModel
 from machd.engine.adapters.low_rank import LowRank
 from machd.engine.kernels.pass_adapters import AdapterKey, PassAdapters
-from machd.engine.protocol.step import Lane
+from machd.engine.protocol.step import Lane, PrefillChunk, ScoredPrompt, StepPlan
 from machd.engine.speculation.ngram import NgramProposer
 from machd.engine.step.mlx_engine import MlxEngine
 from machd.errors import AdapterError
+from machd.request.adapter import Adapter
 from machd.request.generation import SamplingParams
-from machd_probes.play import Join, play
+from machd_probes.play import play
 from machd_probes.scripts import random_prompt
 
 _LLAMA = TinyBase("llama")
@@ -68,12 +70,36 @@ def test_rows_of_the_serial_lane_have_adapters() -> None:
 
 
 def test_scored_prompts_are_scored_with_their_adapters() -> None:
-    """Log-probabilities of a prompt's tokens are those of the merged weights."""
+    """Log-probabilities of a prompt's tokens are those of the merged weights, beside a row of another adapter."""
     kind = _llama()
-    row = mixed_rows()[1]
-    row = replace(row, sampling=replace(row.sampling, prompt_logprobs=2))
+    prompt, sampling = random_prompt(40, 3), SamplingParams(temperature=0.0, prompt_logprobs=1)
+    merged, _ = adapted_engine(_LLAMA.loaded((NARROW, kind.weights[NARROW])))
+    adapted = replace(sampling, adapters=(NARROW,))
 
-    assert kind.faults(kind.engine(), [row, mixed_rows()[2]]) == []
+    expected = _scores(merged, _whole(0, prompt, sampling))
+    its = _scores(kind.engine(), _whole(0, prompt, adapted), _whole(1, prompt, _asked(WIDE)))
+
+    assert len(its) == len(prompt) - 1
+    assert its == pytest.approx(expected, abs=NOISE)
+
+
+def test_blocks_of_an_adapters_row_begin_another_of_its_rows() -> None:
+    """A row that begins with blocks says what it says alone, while rows of the base decode."""
+    kind, prompt, stops = _llama(), random_prompt(41, 5), (16, 32, 40)
+    rows, sampling = BlockRows(kind.engine()), _asked(NARROW)
+    expected = rows.alone(prompt, 12, sampling)
+    block_ids, start = list[int](), 0
+    for stop in stops:
+        rows.run(StepPlan(prefill=(rows.chunk(prompt, start, stop, sampling=sampling),)))
+        block_ids.append(rows.store(0, start, stop, has_state=True).block_id)
+        start = stop
+    rows.release(0)
+    base = rows.chunk(random_prompt(9, 1), 0, 9, 1)
+    rows.run(StepPlan(prefill=(base,)))
+
+    opening = rows.chunk(prompt, stops[1], len(prompt), block_ids=block_ids[:2], sampling=sampling)
+
+    assert differences(expected, rows.generate(opening, 12, others=(1,)), sampling) == []
 
 
 @pytest.mark.parametrize("kind", [_KINDS[0], _KINDS[7]])
@@ -145,22 +171,50 @@ def test_adapters_that_do_not_fit_are_refused_and_leave_nothing() -> None:
     assert model.nbytes == 0
 
 
+def _asked(*adapters: Adapter) -> SamplingParams:
+    return replace(ASKED, adapters=adapters)
+
+
+def _whole(slot_index: int, prompt: tuple[int, ...], sampling: SamplingParams) -> PrefillChunk:
+    return PrefillChunk(
+        slot_index,
+        prompt,
+        0,
+        is_last=True,
+        sampling=sampling,
+        reserved_tokens=len(prompt) + 4,
+        lane=Lane.BATCH,
+    )
+
+
+def _scores(engine: MlxEngine, *chunks: PrefillChunk) -> list[float]:
+    """Return the log-probabilities of the one scored prompt's tokens."""
+    outputs = engine.run(StepPlan(prefill=chunks)).outputs
+    (scored,) = [one for one in outputs if isinstance(one, ScoredPrompt)]
+    return [one.logprob for one in scored.logprobs]
+
+
 def a_neighbours_adapter(patch: pytest.MonkeyPatch) -> None:
     """Rows get the adapter that is behind their own."""
-    right = PassAdapters.index
+    index, token_index = PassAdapters.index, PassAdapters.token_index
 
-    def index(self: PassAdapters, places: tuple[int, ...]) -> mx.array:
-        return right(self, places[1:] + places[:1])
+    def of_stack(self: PassAdapters, places: tuple[int, ...]) -> mx.array:
+        return index(self, places[1:] + places[:1])
 
-    patch.setattr(PassAdapters, "index", index)
+    def of_tokens(self: PassAdapters, chosen: tuple[AdapterKey, ...], tokens: int) -> mx.array:
+        right = token_index(self, chosen, tokens)
+        return mx.where(right > 0, right % len(chosen) + 1, right).astype(mx.int32)
+
+    patch.setattr(PassAdapters, "index", of_stack)
+    patch.setattr(PassAdapters, "token_index", of_tokens)
 
 
-def the_index_of_the_row_before(patch: pytest.MonkeyPatch) -> None:
-    """A row is given the adapters of the row before it."""
+def the_adapters_of_the_row_before(patch: pytest.MonkeyPatch) -> None:
+    """The index of rows is off by one."""
     right = PassAdapters.__init__
 
-    def begin(self: PassAdapters, keys: list[AdapterKey]) -> None:
-        right(self, [*keys[-1:], *keys[:-1]])
+    def begin(self: PassAdapters, keys: list[AdapterKey], *others: Any) -> None:
+        right(self, [*keys[-1:], *keys[:-1]], *others)
 
     patch.setattr(PassAdapters, "__init__", begin)
 
@@ -182,9 +236,11 @@ def a_for_b(patch: pytest.MonkeyPatch) -> None:
 
 def the_scale_of_a_request_forgotten(patch: pytest.MonkeyPatch) -> None:
     """Every adapter counts as it was trained."""
-    right = adapted_model._joined  # noqa: SLF001 - where scales are applied
+    right = adapted_model._joined
 
-    def joined(key: AdapterKey, own: list[LowRank | None]) -> tuple[mx.array, mx.array, None]:
+    def joined(
+        key: AdapterKey, own: list[LowRank | None]
+    ) -> tuple[mx.array, mx.array, mx.array | None]:
         plain = tuple(replace(one, scale=1.0) for one in key)
         return right(plain, own)
 
@@ -200,24 +256,23 @@ def _in_memory_as(patch: pytest.MonkeyPatch, wrong: Callable[[LowRank], LowRank]
     patch.setattr(AdaptedModel, "add", add)
 
 
+@pytest.mark.parametrize("kind", [_KINDS[0], _KINDS[2], _KINDS[5]])
 @pytest.mark.parametrize(
     "plant",
     [
         a_neighbours_adapter,
-        the_index_of_the_row_before,
+        the_adapters_of_the_row_before,
         a_scale_forgotten,
         the_scale_of_a_request_forgotten,
         a_for_b,
     ],
 )
 def test_comparison_notices(
-    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+    plant: Callable[[pytest.MonkeyPatch], None], kind: AdaptedRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each fault lets a row say something else than the merged weights."""
-    kind = _llama()
-    kind.faults(
-        kind.engine(), mixed_rows()
-    )  # what it is compared with is computed without the fault
+    """Each fault lets a row say something else than the merged weights, which are merged without it."""
+    rows = mixed_rows()
+    assert kind.faults(kind.engine(), rows) == []
     plant(monkeypatch)
 
-    assert kind.faults(kind.engine(), mixed_rows())
+    assert kind.faults(kind.engine(), rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from machd.engine.adapters.low_rank import AdapterWeights
 from machd.engine.protocol.step import SampledToken
@@ -48,13 +48,18 @@ class AdaptedRows:
     def _alone(self) -> dict[Adapter, Alone]:
         """Of each adapter, rows alone with its merged weights."""
         return {
-            adapter: Alone(lambda one=(adapter, weights): adapted_engine(self.base.loaded(one))[0])
+            adapter: Alone(partial(self._merged_engine, adapter, weights))
             for adapter, weights in self.weights.items()
         }
 
+    def _merged_engine(self, adapter: Adapter, weights: AdapterWeights) -> MlxEngine:
+        return adapted_engine(self.base.loaded((adapter, weights)))[0]
+
     def engine(self, proposer: Proposer | None = None) -> MlxEngine:
         """Make an engine with both adapters in memory."""
-        adapters = {(adapter,): [weights] for adapter, weights in self.weights.items()}
+        adapters: dict[tuple[Adapter, ...], list[AdapterWeights]] = {
+            (adapter,): [weights] for adapter, weights in self.weights.items()
+        }
         return adapted_engine(
             self.base.loaded(), adapters, looks_ahead=self.looks_ahead, proposer=proposer
         )[0]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -33,6 +34,14 @@ _SIZES = {
     "gate_up": (2 * _GATES, _HIDDEN),
     "down": (_HIDDEN, _GATES),
 }
+
+_MERGED = {
+    "qkv": tuple(n * _HEAD_DIM for n in (_HEADS, _KV_HEADS, _KV_HEADS)),
+    "output": (_HIDDEN,),
+    "gate_up": (_GATES, _GATES),
+    "down": (_HIDDEN,),
+}
+"""Outputs of the layers whose weights are one product."""
 
 Product = tuple[list[mx.array], dict[str, object]]
 
@@ -113,6 +122,7 @@ def _in_steps(  # noqa: PLR0917 - what a layer computes with
     table: tuple[mx.array, mx.array],
     prefix: list[mx.array],
     options: Mapping[str, Any] = MappingProxyType({}),
+    adapted: Callable[[str, mx.array, mx.array], mx.array] = lambda _name, _rows, made: made,
 ) -> list[mx.array]:
     def normed(name: str, heads: mx.array) -> mx.array:
         return native.rms_norm(heads, *options[name]) if name in options else heads
@@ -120,8 +130,7 @@ def _in_steps(  # noqa: PLR0917 - what a layer computes with
     def product(name: str, rows: mx.array) -> mx.array:
         (weights, *rest), packing = products[name]
         scales, biases = [*rest, None, None][:2]
-        made: mx.array = native.product(rows, weights, scales, biases, **packing)
-        return made
+        return adapted(name, rows, native.product(rows, weights, scales, biases, **packing))
 
     rows, tokens, _ = x.shape
     norms = _norms()
@@ -272,12 +281,7 @@ def test_every_part_of_a_layer_has_the_bits_of_its_step(
     other_tables = [(table[1], table[0]), table]
     x, starts = _numbers(2, tokens, _HIDDEN), _int32(3, 29)
     columns = [_numbers(2, _KV_HEADS, _COLUMNS, _HEAD_DIM, seed=seed) for seed in (3, 4)]
-    in_parts = {
-        "qkv": _apart(
-            products["qkv"], tuple(n * _HEAD_DIM for n in (_HEADS, _KV_HEADS, _KV_HEADS))
-        ),
-        "gate_up": _apart(products["gate_up"], (_GATES, _GATES)),
-    }
+    in_parts = {part: _apart(products[part], _MERGED[part]) for part in ("qkv", "gate_up")}
     for instruction_set in (*instruction_sets, "plain"):
         native.use_instruction_set(instruction_set)
         expected = _in_steps(products, x, columns, starts, table, [], options)
@@ -285,6 +289,135 @@ def test_every_part_of_a_layer_has_the_bits_of_its_step(
             layers = native.LlamaLayers([_block(products, **{**options, **changes})])
             got = layers(x, tables, [_columns([columns], starts, tokens, [])])
             assert all(map(mx.array_equal, got, expected)), (instruction_set, list(changes))
+
+
+def _low_ranks(seed: int, left_out: str) -> dict[str, list[tuple[mx.array, mx.array] | None]]:
+    """Make an adapter's a and b of every merged layer, of ranks that differ; none of the product that is left out."""
+    return {
+        name: [
+            None
+            if name == left_out
+            else (
+                _numbers(2 + seed + at, _SIZES[name][1], seed=100 * seed + at) * 0.1,
+                _numbers(outputs, 2 + seed + at, seed=100 * seed + 50 + at) * 0.1,
+            )
+            for at, outputs in enumerate(sizes)
+        ]
+        for name, sizes in _MERGED.items()
+    }
+
+
+def _merged_rank(name: str, parts: list[tuple[mx.array, mx.array] | None]) -> Any:
+    begins = np.cumsum((0, *_MERGED[name])).tolist()
+    pieces = [(begin, *one) for begin, one in zip(begins, parts, strict=False) if one is not None]
+    return native.LowRank(pieces) if pieces else None
+
+
+@pytest.mark.parametrize("name", ["affine4", "affine5", "plain"])
+@pytest.mark.parametrize("tokens", [1, 9, 70])
+def test_rows_with_adapters_have_the_bits_of_their_steps(
+    instruction_sets: list[str], name: str, tokens: int
+) -> None:
+    """Two adapters, one of which leaves a product as it is, beside a base row, with merged products and without, in two layers; base rows have the bits of a pass without adapters, and rows those that they have alone."""
+    layers_of = [[_low_ranks(1 + layer, "down"), _low_ranks(20 + layer, "")] for layer in (0, 1)]
+    products = [_products(name, layer) for layer in (0, 1)]
+    table, numbers = _table(300), [2, 0, 1, 2]
+    x, starts = _numbers(4, tokens, _HIDDEN), _int32(3, 29, 0, 11)
+    index = mx.repeat(_int32(*numbers), tokens)
+    columns = [
+        [_numbers(4, _KV_HEADS, _COLUMNS, _HEAD_DIM, seed=seed + 2 * layer) for seed in (3, 4)]
+        for layer in (0, 1)
+    ]
+    merged = [
+        native.LlamaAdapter(
+            [[_merged_rank(*one) for one in ranks[at].items()] for ranks in layers_of]
+        )
+        for at in (0, 1)
+    ]
+    apart = [
+        native.LlamaAdapter(
+            [
+                [
+                    one and native.LowRank([(0, *one)])
+                    for parts in ranks[at].values()
+                    for one in parts
+                ]
+                for ranks in layers_of
+            ]
+        )
+        for at in (0, 1)
+    ]
+    blocks_apart = [
+        _block(one, **{part: _apart(one[part], _MERGED[part]) for part in ("qkv", "gate_up")})
+        for one in products
+    ]
+
+    def adapted(layer: int, product: str, rows: mx.array, made: mx.array) -> mx.array:
+        for at, ranks in enumerate(layers_of[layer], 1):
+            if (rank := _merged_rank(product, ranks[product])) is not None:
+                own = mx.where(index == at, 1, 0).astype(mx.int32)
+                made = native.add_low_rank(made, rows, own, [rank])
+        return made
+
+    for instruction_set in (*instruction_sets, *(["plain"] if tokens < 70 else [])):
+        native.use_instruction_set(instruction_set)
+        passed, expected = x, list[mx.array]()
+        for layer in (0, 1):
+            passed, *own = _in_steps(
+                products[layer],
+                passed,
+                columns[layer],
+                starts,
+                table,
+                [],
+                adapted=partial(adapted, layer),
+            )
+            expected += own
+        seen = [_columns(columns, starts, tokens, [])]
+        base, *_ = _layers(*products)(x, [table], seen)
+        assert not mx.array_equal(passed[0], base[0])
+        for threads in (1, 2):
+            native.set_thread_count(threads)
+            for layers, adapters in (
+                (_layers(*products), merged),
+                (native.LlamaLayers(blocks_apart), apart),
+            ):
+                got = layers(x, [table], seen, index, adapters)
+                assert all(map(mx.array_equal, got, [passed, *expected])), instruction_set
+                assert mx.array_equal(got[0][1], base[1])
+                for row, number in enumerate(numbers):
+                    own = [[one[row : row + 1] for one in each] for each in columns]
+                    alone = [_columns(own, starts[row : row + 1], tokens, [])]
+                    chosen = index[:tokens] * 0 + number
+                    assert mx.array_equal(
+                        layers(x[row : row + 1], [table], alone, chosen, adapters)[0][0],
+                        got[0][row],
+                    )
+
+
+def test_adapters_that_are_not_of_these_layers_are_refused() -> None:
+    """Before anything is computed; an index comes with adapters, and a row whose adapter is not there is NaN."""
+    layers, x, table = _layers(_products("plain")), _numbers(2, 1, _HIDDEN), _table(10)
+    seen = [_columns([[mx.zeros((2, 2, 9, 32))] * 2], _int32(0, 0), 1, [])]
+    right = [_merged_rank(*one) for one in _low_ranks(1, "").items()]
+    other = _numbers(4, 191), _numbers(192, 4)
+    longer = _numbers(4, 192), _numbers(193, 4)
+    wrongs = [
+        (_int32(1, 1), [[right, right]]),
+        (_int32(1, 1), [[right[:3]]]),
+        (_int32(1, 1), [[[*right[:3], native.LowRank([(0, *other)])]]]),
+        (_int32(1, 1), [[[right[0], native.LowRank([(0, *longer)]), *right[2:]]]]),
+        (_int32(1), [[right]]),
+        (mx.ones((2,)), [[right]]),
+        (_int32(1, 1), []),
+        (None, [[right]]),
+    ]
+    for index, adapters in wrongs:
+        with pytest.raises(ValueError, match=r"are|has|comes"):
+            layers(x, [table], seen, index, [native.LlamaAdapter(one) for one in adapters])
+    got, *_ = layers(x, [table], seen, _int32(2, 0), [native.LlamaAdapter([right])])
+    assert mx.isnan(got[0]).all()
+    assert mx.array_equal(got[1], layers(x, [table], seen)[0][1])
 
 
 @given(

@@ -50,6 +50,7 @@ def test_kernels_touch_nothing_that_is_not_theirs(tmp_path: Path) -> None:
         "test_gathered_products",
         "test_attention",
         "test_rows",
+        "test_low_rank",
         "test_llama_layers",
         "test_bert_layers",
     )

@@ -7,44 +7,80 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from typing import Any, TypeAlias
 
 import mlx.core as mx
 
 from machd.engine.adapters.layer_stack import LayerStack
+from machd.engine.backend.native_kernels import native_kernels
 from machd.engine.backend.untyped import Layer
-from machd.engine.kernels.pass_adapters import PassAdapters, current_adapters
+from machd.engine.kernels.native_layers import is_native
+from machd.engine.kernels.pass_adapters import AdapterKey, PassAdapters, current_adapters
+
+LowRankArrays: TypeAlias = tuple[mx.array, mx.array, mx.array | None]
+"""What an adapter adds to a layer: a [rank, inputs], b [outputs, rank] with its scale, and of DoRA a magnitude [outputs]."""
 
 
-def attach(layer: Layer, stacks: Sequence[LayerStack]) -> None:
-    """Have a layer compute its rows' adapters.
-
-    Args:
-        layer: It has none yet.
-        stacks: Adapters of the layers that were merged into it, in order; one of a layer that was not.
-    """
-    assert not isinstance(layer, _Adapted), "one engine at a time adds adapters to a model"
-    layer.__class__ = _adapted(layer.__class__)
-    layer.adapter_stacks = _LayerAdapters(stacks)
-
-
-def detach(layer: Layer) -> None:
-    """Give a layer its former class again."""
-    del layer.adapter_stacks
-    layer.__class__ = layer.former
-
-
-class _Adapted:
-    """Marks the classes of layers with adapters."""
-
-    __slots__ = ()
-    former: type[Layer]
-
-
-class _LayerAdapters:
-    """Adapters of one layer of the model. No list, which mlx would take for layers within the layer."""
+class LayerAdapters:
+    """Adapters of one layer of the model, which computes them from now on."""
 
     def __init__(self, stacks: Sequence[LayerStack]) -> None:
+        """Attach to a layer that has no adapters yet.
+
+        Args:
+            stacks: Of the layers that were merged into it, in order; one of a layer that was not.
+        """
         self._stacks = stacks
+        self._layer = stacks[0].part.layer
+        self._low_ranks: dict[AdapterKey, Any] | None = {} if is_native(self._layer) else None
+        assert not isinstance(self._layer, _Adapted), "one engine at a time adds adapters"
+        self._layer.__class__ = _adapted(self._layer.__class__)
+        self._layer.adapters = self
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of them."""
+        natives = self._low_ranks or {}
+        return sum(one.nbytes for one in self._stacks if not one.is_empty) + sum(
+            one.nbytes for one in natives.values()
+        )
+
+    def add(self, key: AdapterKey, arrays: Sequence[LowRankArrays | None]) -> None:
+        """Put adapters into memory.
+
+        Args:
+            key: Theirs; it is not in memory.
+            arrays: For each of the merged layers, None where they leave it as it is.
+        """
+        own = [one for one in zip(self._stacks, arrays, strict=True) if one[1] is not None]
+        if self._low_ranks is not None and own and all(one[2] is None for _, one in own):
+            pieces = [(stack.part.begin, a, b) for stack, (a, b, _) in own]
+            self._low_ranks[key] = native_kernels().LowRank(pieces)
+            return
+        for stack, one in own:
+            stack.add(key, *one)
+
+    def remove(self, key: AdapterKey) -> None:
+        """Free the memory of adapters, if they change the layer."""
+        if self._low_ranks is not None:
+            self._low_ranks.pop(key, None)
+        for stack in self._stacks:
+            stack.remove(key)
+
+    def detach(self) -> None:
+        """Give the layer its former class again."""
+        del self._layer.adapters
+        self._layer.__class__ = self._layer.former
+
+    def low_rank(self, key: AdapterKey) -> Any | None:  # noqa: ANN401 - of a package that may be absent
+        """Return ``LowRank`` of machd's own kernels; None where the adapters leave the layer as it is.
+
+        Raises:
+            LookupError: The kernels do not compute them.
+        """
+        if self._low_ranks is None or self._is_stacked(key):
+            raise LookupError("mlx computes these adapters")
+        return self._low_ranks.get(key)
 
     def changed(self, x: mx.array, y: mx.array, adapters: PassAdapters) -> mx.array:
         """Return a layer's outputs, those of rows with adapters changed by them.
@@ -68,6 +104,13 @@ class _LayerAdapters:
 
     def _of_rows(self, x: mx.array, y: mx.array, adapters: PassAdapters) -> mx.array:
         """Return the outputs [rows, tokens, outputs] of [rows, tokens, inputs]; rows of the base model are not touched."""
+        if self._low_ranks is not None:
+            y = self._with_low_ranks(x, y, adapters)
+            others = {key for key in adapters.distinct if key not in self._low_ranks}
+            left = adapters.only(others) if any(map(self._is_stacked, others)) else None
+            if left is None:
+                return y
+            adapters = left
         rows = adapters.adapted_rows
         if rows is not None:
             x = x[rows]
@@ -83,13 +126,37 @@ class _LayerAdapters:
         y[rows] = own
         return y
 
+    def _is_stacked(self, key: AdapterKey) -> bool:
+        return any(stack.has(key) for stack in self._stacks)
+
+    def _with_low_ranks(self, x: mx.array, y: mx.array, adapters: PassAdapters) -> mx.array:
+        """Return the outputs of rows that machd's own kernels add to, and those of others as they are."""
+        low_ranks = self._low_ranks or {}
+        chosen = tuple(key for key in adapters.distinct if key in low_ranks)
+        if not chosen:
+            return y
+        added: mx.array = native_kernels().add_low_rank(
+            y.astype(mx.float32),
+            x.astype(mx.float32),
+            adapters.token_index(chosen, x.shape[1]),
+            [low_ranks[key] for key in chosen],
+        )
+        return added.astype(y.dtype)
+
+
+class _Adapted:
+    """Marks the classes of layers with adapters."""
+
+    __slots__ = ()
+    former: type[Layer]
+
 
 @cache
 def _adapted(former: Layer) -> type[Layer]:
     def call(self: Layer, x: mx.array) -> mx.array:
         y: mx.array = former.__call__(self, x)
         adapters = current_adapters()
-        return y if adapters is None else self.adapter_stacks.changed(x, y, adapters)
+        return y if adapters is None else self.adapters.changed(x, y, adapters)
 
     members = {
         "__call__": call,

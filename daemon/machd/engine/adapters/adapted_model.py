@@ -15,12 +15,14 @@ from itertools import groupby
 import mlx.core as mx
 import numpy as np
 
-from machd.engine.adapters.adapted_layer import attach, detach
+from machd.engine.adapters.adapted_layer import LayerAdapters, LowRankArrays
 from machd.engine.adapters.layer_stack import LayerStack
 from machd.engine.adapters.linear_layers import LinearPart, linear_parts
 from machd.engine.adapters.low_rank import AdapterWeights, BaseLayers, LowRank
 from machd.engine.backend.device import backend_name
-from machd.engine.backend.untyped import LanguageModel, Layer
+from machd.engine.backend.native_kernels import native_kernels
+from machd.engine.backend.untyped import LanguageModel
+from machd.engine.kernels.layers_in_one import layers_of_blocks
 from machd.engine.kernels.pass_adapters import AdapterKey, PassAdapters, using_adapters
 from machd.errors import AdapterError
 
@@ -37,8 +39,9 @@ class AdaptedModel:
         """
         self._parts = linear_parts(model, under)
         self._keys: set[AdapterKey] = set()
-        self._stacks: dict[str, LayerStack] = {}
-        self._attached: list[Layer] = []
+        self._model = model
+        self._layers: dict[tuple[str, ...], LayerAdapters] = {}
+        self._in_one: dict[AdapterKey, object] = {}
 
     @property
     def base(self) -> BaseLayers:
@@ -48,7 +51,7 @@ class AdaptedModel:
     @property
     def nbytes(self) -> int:
         """Bytes of all adapters in memory."""
-        return sum(stack.nbytes for stack in self._stacks.values() if not stack.is_empty)
+        return sum(one.nbytes for one in self._layers.values())
 
     def add(self, key: AdapterKey, weights: Sequence[AdapterWeights]) -> None:
         """Put a request's adapters into memory.
@@ -66,9 +69,9 @@ class AdaptedModel:
             self._attach()
         self._keys.add(key)
         try:
-            for path in dict.fromkeys(path for one in weights for path in one):
-                a, b, magnitude = _joined(key, [one.get(path) for one in weights])
-                self._stacks[path].add(key, a, b, magnitude)
+            for paths, layer in self._layers.items():
+                layer.add(key, [_joined(key, [one.get(path) for one in weights]) for path in paths])
+            self._add_in_one(key)
         except BaseException:
             self.remove(key)
             raise
@@ -76,13 +79,13 @@ class AdaptedModel:
     def remove(self, key: AdapterKey) -> None:
         """Free the memory of a key's adapters, which no row uses any more."""
         self._keys.remove(key)
-        for stack in self._stacks.values():
-            stack.remove(key)
+        self._in_one.pop(key, None)
+        for layer in self._layers.values():
+            layer.remove(key)
         if not self._keys:
-            for layer in self._attached:
-                detach(layer)
-            self._attached = []
-            self._stacks = {}
+            for layer in self._layers.values():
+                layer.detach()
+            self._layers = {}
 
     def chosen(self, rows: Sequence[AdapterKey]) -> AbstractContextManager[None]:
         """Have the passes that are built within the context computed with these adapters.
@@ -92,17 +95,27 @@ class AdaptedModel:
         """
         if not any(rows):
             return nullcontext()
-        adapters = PassAdapters(rows)
+        adapters = PassAdapters(rows, self._in_one)
         assert self._keys.issuperset(adapters.distinct), "a row's adapters are in memory"
         return using_adapters(adapters)
 
     def _attach(self) -> None:
         """Give every linear layer a subclass that computes adapters."""
-        self._stacks = {path: LayerStack(part, _dtype(part)) for path, part in self._parts.items()}
-        for _, merged in groupby(self._stacks.values(), key=lambda one: id(one.part.layer)):
-            stacks = list(merged)
-            attach(stacks[0].part.layer, stacks)
-            self._attached.append(stacks[0].part.layer)
+        for _, merged in groupby(self._parts, key=lambda path: id(self._parts[path].layer)):
+            paths = tuple(merged)
+            parts = [self._parts[path] for path in paths]
+            self._layers[paths] = LayerAdapters([LayerStack(one, _dtype(one)) for one in parts])
+
+    def _add_in_one(self, key: AdapterKey) -> None:
+        """Have the operation of all layers compute a key's adapters, if it can."""
+        blocks = layers_of_blocks(self._model)
+        if blocks is None:
+            return
+        try:
+            own = [[layer.adapters.low_rank(key) for layer in layers] for layers in blocks]
+        except LookupError:
+            return
+        self._in_one[key] = native_kernels().LlamaAdapter(own)
 
     def _check(self, key: AdapterKey, weights: Sequence[AdapterWeights]) -> None:
         for adapter, one in zip(key, weights, strict=True):
@@ -125,11 +138,11 @@ def _fits(low_rank: LowRank, part: LinearPart | None) -> bool:
     )
 
 
-def _joined(
-    key: AdapterKey, own: Sequence[LowRank | None]
-) -> tuple[mx.array, mx.array, mx.array | None]:
-    """Return A [rank, inputs] and B [outputs, rank] of adapters behind one another, with their scales in B; and a magnitude."""
+def _joined(key: AdapterKey, own: Sequence[LowRank | None]) -> LowRankArrays | None:
+    """Return what adapters behind one another add to a layer; None where they leave it as it is."""
     pairs = [(adapter, one) for adapter, one in zip(key, own, strict=True) if one is not None]
+    if not pairs:
+        return None
     a = np.concatenate([one.a for _, one in pairs])
     b = np.concatenate([one.b * (adapter.scale * one.scale) for adapter, one in pairs], axis=1)
     magnitude = pairs[0][1].magnitude

@@ -46,6 +46,10 @@ class LayerStack:
         arrays = (self.a, self.b, self.ratios, self.offsets)
         return [array for array in arrays if array is not None]
 
+    def has(self, key: AdapterKey) -> bool:
+        """Return True if a row's adapters change the layer."""
+        return key in self._ranks
+
     def place(self, key: AdapterKey) -> int:
         """Return the place of a row's adapters."""
         return 1 + list(self._ranks).index(key) if key in self._ranks else _NOTHING

@@ -14,7 +14,13 @@ import mlx.core as mx
 
 from machd.engine.backend.native_kernels import native_kernels
 from machd.engine.backend.untyped import Cache, LanguageModel, Layer
-from machd.engine.kernels.native_blocks import Body, RotationTables, body_of, heads_of
+from machd.engine.kernels.native_blocks import (
+    Body,
+    RotationTables,
+    body_of,
+    heads_of,
+    layers_of_block,
+)
 from machd.engine.kernels.native_layers import lay_in_large_pages
 from machd.engine.kernels.packed import PackedCache
 from machd.engine.kernels.pass_adapters import current_adapters
@@ -78,8 +84,9 @@ class LayersInOne:
 
         A model that has fewer layers than when it was taken has fewer caches, and computes layer by layer.
         """
-        if current_adapters() is not None:
-            return False  # adapters are computed by the layers within a layer
+        adapters = current_adapters()
+        if adapters is not None and adapters.in_one is None:
+            return False  # the layers compute them one by one
         return len(caches) == self._count and all(map(_takes_columns, caches))
 
     def __call__(self, x: mx.array, caches: Sequence[Cache]) -> mx.array:
@@ -115,13 +122,27 @@ class LayersInOne:
                 blank = self._blank(1, prompt[0].tokens)
                 layers = [_with_room(one.cache, blank) for one in prompt]
                 parts.append(_Rows(layers, prompt[0].start, prompt[0].tokens))
-        computed = self._computed(_in_slab_order(x, slabs), parts, caches[0].width)
+        computed = self._computed(
+            _in_slab_order(x, slabs), parts, caches[0].width, partial(_in_slab_order, slabs=slabs)
+        )
         return _in_row_order(computed, slabs, rows)
 
-    def _computed(self, x: mx.array, parts: Sequence[_Rows], end: int) -> mx.array:
-        """Compute a pass whose positions are all before ``end``."""
+    def _computed(
+        self,
+        x: mx.array,
+        parts: Sequence[_Rows],
+        end: int,
+        ordered: Callable[[mx.array], mx.array] = lambda rows: rows,
+    ) -> mx.array:
+        """Compute a pass whose positions are all before ``end``, with the adapters of its rows, which are ``ordered`` as the rows of ``x``."""
         tables = [table.up_to(end) for table in self._tables]
-        x, *written = self._in_one(x, tables, [self._seen(one) for one in parts])
+        arguments: list[object] = [x, tables, [self._seen(one) for one in parts]]
+        adapters = current_adapters()
+        if adapters is not None and adapters.in_one is not None:
+            index = ordered(adapters.in_one.index)
+            assert index.shape[0] == x.shape[0], "each row has an index"
+            arguments += [mx.repeat(index, x.shape[1]), adapters.in_one.adapters]
+        x, *written = self._in_one(*arguments)
         pairs = iter(zip(written[::2], written[1::2], strict=True))
         for one in parts:
             for layer, pair in zip(one.layers, pairs, strict=False):
@@ -174,6 +195,12 @@ def compute_layers_in_one(model: LanguageModel) -> None:
         return
     layers = LayersInOne(blocks, tables, heads_of(body.layers[0].self_attn)[1:])
     body.__class__ = _in_one_class(former, form, layers, norm)
+
+
+def layers_of_blocks(model: LanguageModel) -> Sequence[Sequence[Layer]] | None:
+    """Return the layers whose weights each block of a model in one operation has, in its order; None where layers are not in one."""
+    body: Layer = getattr(model, "model", None)
+    return list(map(layers_of_block, body.layers)) if isinstance(body, _InOne) else None
 
 
 def _in_one_class(

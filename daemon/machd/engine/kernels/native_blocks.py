@@ -89,6 +89,12 @@ def heads_of(attention: Layer) -> tuple[int, int, int]:
     return heads, kv_heads, outputs // (heads + 2 * kv_heads)
 
 
+def layers_of_block(block: Layer) -> Sequence[Layer]:
+    """Return the layers whose weights a block has, in its order."""
+    attention, mlp = block.self_attn, block.mlp
+    return [*_qkv_of(attention), attention.o_proj, *_gate_up_of(mlp), mlp.down_proj]
+
+
 def _as_is(body: Layer, embedded: mx.array) -> mx.array:
     del body
     return embedded

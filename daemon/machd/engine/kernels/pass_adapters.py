@@ -6,9 +6,10 @@ operation leave such a pass to them. Outside of such a context every layer compu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import mlx.core as mx
@@ -19,6 +20,19 @@ AdapterKey: TypeAlias = tuple[Adapter, ...]
 """A row's adapters, computed as one; empty for the base model."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class AdapterPass:
+    """Adapters of a pass as the operation of all layers takes them.
+
+    Attributes:
+        index: int32 [rows], 0 for the base model, or the number of an adapter + 1.
+        adapters: ``LlamaAdapter`` of machd's own kernels, by number.
+    """
+
+    index: mx.array
+    adapters: Sequence[object]
+
+
 class PassAdapters:
     """Adapters of the rows of one pass.
 
@@ -26,10 +40,13 @@ class PassAdapters:
         keys: Of each row; of a packed pass of each token.
         distinct: Each key once, without the empty one.
         adapted_rows: uint32, places of the rows with adapters; None if all rows have some.
+        in_one: For the operation of all layers; None where the layers compute the adapters one by one.
     """
 
-    def __init__(self, keys: Sequence[AdapterKey]) -> None:
-        """Take the adapters of each row, at least one of which has some."""
+    def __init__(
+        self, keys: Sequence[AdapterKey], in_one: Mapping[AdapterKey, object] | None = None
+    ) -> None:
+        """Take the adapters of each row, at least one of which has some, and those that the operation of all layers takes."""
         self.keys = keys
         self.distinct = tuple(dict.fromkeys(key for key in keys if key))
         numbers = {key: number for number, key in enumerate(self.distinct)}
@@ -40,6 +57,11 @@ class PassAdapters:
         self._numbers = [numbers[keys[place]] for place in adapted]
         self._indices: dict[tuple[int, ...], mx.array] = {}
         self._first: dict[int, PassAdapters | None] = {}
+        self._token_indices: dict[tuple[tuple[AdapterKey, ...], int], mx.array] = {}
+        self.in_one: AdapterPass | None = None
+        if in_one is not None and all(key in in_one for key in self.distinct):
+            own = [in_one[key] for key in self.distinct]
+            self.in_one = AdapterPass(self.token_index(self.distinct, 1), own)
 
     def index(self, places: tuple[int, ...]) -> mx.array:
         """Return the place of each row with adapters in a layer's stack, uint32.
@@ -52,6 +74,26 @@ class PassAdapters:
             index = mx.array([places[number] for number in self._numbers], dtype=mx.uint32)
             self._indices[places] = index
         return index
+
+    def token_index(self, chosen: tuple[AdapterKey, ...], tokens: int) -> mx.array:
+        """Return int32 [rows * tokens]: 0 for the base model and for adapters that are not chosen, or the number of a chosen one + 1.
+
+        Args:
+            chosen: Some of :attr:`distinct`.
+            tokens: Of each row.
+        """
+        index = self._token_indices.get((chosen, tokens))
+        if index is None:
+            numbers = {key: number for number, key in enumerate(chosen, 1)}
+            rows = [numbers.get(key, 0) for key in self.keys]
+            index = mx.array([row for row in rows for _ in range(tokens)], dtype=mx.int32)
+            self._token_indices[chosen, tokens] = index
+        return index
+
+    def only(self, chosen: Container[AdapterKey]) -> PassAdapters | None:
+        """Return the adapters of the pass that are chosen, all other rows without; None if no row has any."""
+        keys = [key if key in chosen else () for key in self.keys]
+        return PassAdapters(keys) if any(keys) else None
 
     def first(self, rows: int) -> PassAdapters | None:
         """Return the adapters of the first rows alone, as the head of a packed pass computes them; None if they have none."""

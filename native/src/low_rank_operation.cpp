@@ -1,0 +1,118 @@
+#include <algorithm>
+#include <cstring>
+
+#include "adapted_rows.h"
+#include "held_inputs.h"
+#include "layer_attention.h"
+#include "layer_product.h"
+#include "low_rank_weights.h"
+#include "mlx/allocator.h"
+#include "mlx/backend/cpu/encoder.h"
+#include "mlx/ops.h"
+#include "mlx/primitives.h"
+#include "mlx/utils.h"
+#include "threads.h"
+
+namespace machd {
+namespace {
+
+namespace mx = mlx::core;
+
+class LowRankPrimitive : public mx::UnaryPrimitive {
+ public:
+  LowRankPrimitive(mx::Stream stream, std::vector<LowRank> adapters, const Kernels* kernels)
+      : UnaryPrimitive(stream), adapters_(std::move(adapters)), kernels_(kernels) {}
+
+  void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override {
+    // What is written in place needs nothing brought together.
+    std::vector<mx::array> sources = {inputs[1], inputs[2]};
+    if (!takes_over(inputs[0], out)) sources.push_back(inputs[0]);
+    if (out.size() == 0) return;
+    auto& encoder = mx::cpu::get_command_encoder(stream());
+    const long rows = inputs[2].size();
+    long most_rank = 0;
+    for (const auto& one : adapters_) most_rank = std::max(most_rank, one.product().a.outputs);
+    mx::array low({int(rows), int(most_rank)}, mx::float32, nullptr, {});
+    low.set_data(mx::allocator::malloc(low.nbytes()));
+    encoder.dispatch([held = HeldInputs(sources, stream()), to = mx::array::unsafe_weak_copy(out), low = mx::array::unsafe_weak_copy(low), rows,
+                      most_rank, adapters = adapters_, kernels = kernels_]() mutable {
+      held.gather();
+      float* const y = to.data<float>();
+      if (held.size() > 2) std::memcpy(y, held[2].data<float>(), to.nbytes());
+      const AdaptedRows adapted(held[1].data<int32_t>(), rows, long(adapters.size()));
+      AdaptedProduct product{&adapted, {}, low.data<float>(), most_rank};
+      for (const auto& one : adapters) product.adapters.push_back(&one.product());
+      product.multiply(held[0].data<float>(), *kernels);
+      const long outputs = to.shape(-1);
+      share(outputs, kStretchOutputs, [&](long begin, long end, int) { product.add(begin, end, y, outputs, *kernels); });
+    });
+    encoder.add_temporary(std::move(low));
+  }
+
+  void eval_gpu(const std::vector<mx::array>&, mx::array&) override {
+    throw std::runtime_error("machd_native computes on the CPU only");
+  }
+
+  const char* name() const override { return "MachdAddLowRank"; }
+  bool is_equivalent(const mx::Primitive&) const override { return false; }  // one for each pass
+
+ private:
+  std::vector<LowRank> adapters_;
+  const Kernels* kernels_;  // those of when the graph was built
+};
+
+// b's numbers of each panel's outputs one after another, for each rank.
+mx::array in_panels(const mx::array& b) {
+  const mx::Stream stream = mx::default_stream(mx::Device::cpu);
+  const int outputs = b.shape(0), rank = b.shape(1), width = int(kLowRankPanel), panels = (outputs + width - 1) / width;
+  const mx::array whole = mx::pad(b, std::vector<std::pair<int, int>>{{0, panels * width - outputs}, {0, 0}}, mx::array(0.0f), "constant", stream);
+  return lying(mx::swapaxes(mx::reshape(whole, {panels, width, rank}, stream), 1, 2, stream));
+}
+
+}  // namespace
+
+LowRank::LowRank(const std::vector<Piece>& pieces) {
+  refuse(pieces.empty(), "there are pieces");
+  Kept kept;
+  std::vector<mx::array> all;
+  long rank = 0;
+  for (const auto& [first_output, a, b] : pieces) {
+    refuse(a.dtype() != mx::float32 || b.dtype() != mx::float32 || a.ndim() != 2 || b.ndim() != 2, "a and b are float32 with two axes");
+    refuse(a.size() == 0 || b.size() == 0 || b.shape(1) != a.shape(0), "b has as many columns as a has rows");
+    refuse(a.shape(1) != std::get<1>(pieces[0]).shape(1), "all pieces are of rows of one length");
+    refuse(first_output < 0, "outputs are not negative");
+    const mx::array& panels = kept.arrays.emplace_back(in_panels(b));
+    kept.product.pieces.push_back({first_output, b.shape(0), rank, a.shape(0), panels.data<float>()});
+    rank += a.shape(0);
+    all.push_back(a);
+  }
+  const mx::array& a = kept.arrays.emplace_back(lying(mx::concatenate(all, 0, mx::default_stream(mx::Device::cpu))));
+  kept.product.a = {Format::kFloat32, ScaleType::kFloat32, 32, 1, rank, a.shape(1), a.data<float>(), nullptr, nullptr};
+  kept_ = std::make_shared<const Kept>(std::move(kept));
+}
+
+long LowRank::outputs() const {
+  long end = 0;
+  for (const auto& one : product().pieces) end = std::max(end, one.first_output + one.outputs);
+  return end;
+}
+
+size_t LowRank::nbytes() const {
+  size_t bytes = 0;
+  for (const auto& one : kept_->arrays) bytes += one.nbytes();
+  return bytes;
+}
+
+mx::array add_low_rank(const mx::array& y, const mx::array& x, const mx::array& index, const std::vector<LowRank>& adapters) {
+  refuse(y.dtype() != mx::float32 || x.dtype() != mx::float32, "rows are float32");
+  refuse(y.ndim() < 1 || x.ndim() != y.ndim() || !std::equal(x.shape().begin(), x.shape().end() - 1, y.shape().begin()), "there are as many rows as results");
+  refuse(index.dtype() != mx::int32 || long(index.size()) * y.shape(-1) != long(y.size()), "indices are int32, one for each row");
+  for (const auto& one : adapters) {
+    refuse(one.product().a.inputs != x.shape(-1), "rows are as long as an adapter's");
+    refuse(one.outputs() > y.shape(-1), "an adapter's outputs are those of the results");
+  }
+  return mx::array(
+      y.shape(), mx::float32, std::make_shared<LowRankPrimitive>(mx::default_stream(mx::Device::cpu), adapters, present_kernels()), {y, x, index});
+}
+
+}  // namespace machd
