@@ -33,8 +33,8 @@ from machd.engine.step.mlx_engine import MlxEngine
 from machd.request import adapter as adapters
 from machd.request.adapter import Adapter
 from machd_probes.bounded import OutOfTimeError, WatchedEngine
-from machd_probes.comparison import compared, tolerated
-from machd_probes.finding import Finding, unsupported
+from machd_probes.comparison import compared, largest_difference, tolerated
+from machd_probes.finding import Finding, no_data, unsupported
 from machd_probes.merged_adapters import merged, random_adapter
 from machd_probes.passes import Logprobs, compared_passes, restored, snapshot
 from machd_probes.play import GREEDY, Join, play
@@ -47,6 +47,9 @@ _KEYS: tuple[AdapterKey, ...] = ((), (_NARROW,), (_WIDE,), (_NARROW,), (), (_WID
 _TOKENS = 6
 _CHUNK_TOKENS = 16
 _MAX_ROWS = 16
+
+_SEEN_NATS = 0.1
+"""Rounding is tolerated up to a hundredth of it and less."""
 
 
 def probe(subject: Subject, harm: Callable[[AdaptedModel], None] = lambda _: None) -> Finding:
@@ -75,10 +78,7 @@ def probe(subject: Subject, harm: Callable[[AdaptedModel], None] = lambda _: Non
         for one in list(owners.values())[1:]:
             one.engine.close()
     if found.outcome is Outcome.PASSED and switch_layers(subject.module):
-        return replace(
-            found,
-            detail=f"experts stay as they are; {len(model.base)} other linear layers have adapters",
-        )
+        return replace(found, detail="experts stay as they are, the other linear layers have them")
     return found
 
 
@@ -122,6 +122,8 @@ class _Trial:
             for number, prompt in enumerate(subject.prompts)
         ]
         owners = [self._owners[key] for key in _KEYS]
+        if not all(self._is_seen(owner, rows[0]) for owner in self._owners.values()):
+            return no_data("an adapter of random weights changes too little of what the model says")
         forced = [owner.forced(row) for owner, row in zip(owners, rows, strict=True)]
         forced, plain = self._played_without(forced)
         with self._in_memory():
@@ -170,6 +172,14 @@ class _Trial:
             )
         return found
 
+    def _is_seen(self, owner: Subject, row: Join) -> bool:
+        """Return whether an adapter changes more than any fault that is to be noticed."""
+        subject = self._owners[()]
+        if owner is subject:
+            return True
+        change = largest_difference(subject.alone(row), owner.alone(row))
+        return change > max(_SEEN_NATS, 2 * tolerated(subject.noise_floor))
+
     def _played_without(self, rows: Sequence[Join]) -> tuple[list[Join], list[list[SampledToken]]]:
         """Play the rows without their adapters; where the model cannot compute a batch, one row at a time.
 
@@ -188,9 +198,7 @@ class _Trial:
                 own = [its for key, its in zip(_KEYS, said, strict=True) if not key]
                 pairs = zip([subject.alone(row) for row in base], own, strict=True)
                 floor = subject.noise_floor
-                if is_equal(
-                    Evidence.together(compared(alone, its, floor) for alone, its in pairs)
-                ):
+                if is_equal(Evidence.together(compared(alone, its, floor) for alone, its in pairs)):
                     return list(rows), said
             except (OutOfTimeError, MemoryError):
                 raise
