@@ -156,6 +156,13 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
         "Do what `error` says, and ask for it again.",
     ),
     LogEvent(
+        "adapter.refused",
+        ("error",),
+        ("name", "error"),
+        "The files of a LoRA adapter cannot be used. Requests that name it get 503 `adapter_not_loaded`, and no list has it.",
+        "Do what `error` says; the next request finds the mended files.",
+    ),
+    LogEvent(
         "model.loading",
         ("info",),
         (),

@@ -158,11 +158,13 @@ def gelu_product(x: mx.array) -> mx.array:
 class LowRank:
     """What an adapter adds to one product: ``b @ (a @ row)``, kept as it is computed fastest."""
 
-    def __init__(self, pieces: list[tuple[int, mx.array, mx.array]]) -> None:
+    def __init__(self, pieces: list[tuple[int, mx.array, mx.array]], *, is_half: bool = False) -> None:
         """Take pieces, each of some of the product's outputs, which lie together.
 
         Args:
             pieces: The first output, ``a`` [rank, inputs] and ``b`` [outputs, rank], float32; a scale belongs into ``b``.
+            is_half: Keep them in float16, each array times a power of two that leaves its numbers all their digits there. They are
+                computed in float32 all the same.
 
         Raises:
             ValueError: There are none, or they do not go together.

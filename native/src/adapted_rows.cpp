@@ -56,7 +56,7 @@ void AdaptedProduct::add(long begin, long end, float* out, long outputs, const K
       if (from >= to) continue;
       for (const auto& [row, count] : group.runs)
         kernels.add_low_rank(
-            piece, low + row * most_rank + piece.first_rank, one->a.outputs, count, from, to, out + row * outputs + piece.first_output,
+            piece, one->a.format, low + row * most_rank + piece.first_rank, one->a.outputs, count, from, to, out + row * outputs + piece.first_output,
             outputs);
     }
   }

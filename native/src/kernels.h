@@ -49,7 +49,7 @@ void mean_of_rows(const float* x, long rows, long size, float* out);
 void silu_product(const float* gates, const float* ups, long count, float* out);
 void gelu_product(const float* gates, const float* ups, long count, float* out);
 void rotate(const float* head, const float* cosines, const float* sines, long half, float* out);
-void add_low_rank(const LowRankPiece& piece, const float* low, long low_step, long rows, long begin, long end, float* out, long out_step);
+void add_low_rank(const LowRankPiece& piece, Format format, const float* low, long low_step, long rows, long begin, long end, float* out, long out_step);
 }  // namespace MACHD_TARGET
 #endif
 

@@ -14,20 +14,21 @@ constexpr long kLowRankPanel = 32;
 struct LowRankPiece {
   long first_output, outputs;
   long first_rank, rank;  // the products with a that b multiplies
-  const float* panels;    // b: [outputs / kLowRankPanel, rank, kLowRankPanel], zeros behind the last output
+  const void* panels;     // b: [outputs / kLowRankPanel, rank, kLowRankPanel] in a's format, zeros behind the last output
+  float factor;           // of what is added: a power of two, which changes no digit
 };
 
 struct LowRankProduct {
-  Weights a;  // float32, of all pieces one after another
+  Weights a;  // float32 or float16, of all pieces one after another
   std::vector<LowRankPiece> pieces;
 };
 
-// Adds to out[row, output] the sum over r of low[row, r] * b[output, r], for outputs of a piece from `begin` to `end`.
+// Adds to out[row, output] the sum over r of low[row, r] * b[output, r], times the factor, for outputs of a piece from `begin` to `end`.
 //
 // A sum takes r one after another, each product and sum rounded once. So what is added to a row depends on nothing but the row and b.
 //
 // low: from the piece's first rank of the first row on, `low_step` numbers from one row's to the next one's. out: the same, from the piece's first output on.
 using AddLowRank = void (*)(
-    const LowRankPiece& piece, const float* low, long low_step, long rows, long begin, long end, float* out, long out_step);
+    const LowRankPiece& piece, Format format, const float* low, long low_step, long rows, long begin, long end, float* out, long out_step);
 
 }  // namespace machd

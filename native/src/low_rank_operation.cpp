@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "adapted_rows.h"
@@ -17,6 +18,9 @@ namespace machd {
 namespace {
 
 namespace mx = mlx::core;
+
+// Below the largest power of float16.
+constexpr int kHalfExponent = 15;
 
 class LowRankPrimitive : public mx::UnaryPrimitive {
  public:
@@ -61,17 +65,32 @@ class LowRankPrimitive : public mx::UnaryPrimitive {
   const Kernels* kernels_;  // those of when the graph was built
 };
 
+// The power of two whose half is the largest number's; 0 where there is none.
+int exponent_of(const mx::array& numbers) {
+  const mx::Stream stream = mx::default_stream(mx::Device::cpu);
+  const float largest = mx::max(mx::abs(numbers, stream), stream).item<float>();
+  int exponent = 0;
+  if (std::isfinite(largest) && largest > 0) std::frexp(largest, &exponent);
+  return exponent;
+}
+
+// Numbers in float16, of which the largest lies right below the power of two.
+mx::array halved(const mx::array& numbers, int exponent) {
+  const mx::Stream stream = mx::default_stream(mx::Device::cpu);
+  return mx::astype(mx::multiply(numbers, mx::array(std::ldexp(1.0f, kHalfExponent - exponent)), stream), mx::float16, stream);
+}
+
 // b's numbers of each panel's outputs one after another, for each rank.
 mx::array in_panels(const mx::array& b) {
   const mx::Stream stream = mx::default_stream(mx::Device::cpu);
   const int outputs = b.shape(0), rank = b.shape(1), width = int(kLowRankPanel), panels = (outputs + width - 1) / width;
-  const mx::array whole = mx::pad(b, std::vector<std::pair<int, int>>{{0, panels * width - outputs}, {0, 0}}, mx::array(0.0f), "constant", stream);
+  const mx::array whole = mx::pad(b, std::vector<std::pair<int, int>>{{0, panels * width - outputs}, {0, 0}}, mx::array(0.0f, b.dtype()), "constant", stream);
   return lying(mx::swapaxes(mx::reshape(whole, {panels, width, rank}, stream), 1, 2, stream));
 }
 
 }  // namespace
 
-LowRank::LowRank(const std::vector<Piece>& pieces) {
+LowRank::LowRank(const std::vector<Piece>& pieces, bool is_half) {
   refuse(pieces.empty(), "there are pieces");
   Kept kept;
   std::vector<mx::array> all;
@@ -81,13 +100,15 @@ LowRank::LowRank(const std::vector<Piece>& pieces) {
     refuse(a.size() == 0 || b.size() == 0 || b.shape(1) != a.shape(0), "b has as many columns as a has rows");
     refuse(a.shape(1) != std::get<1>(pieces[0]).shape(1), "all pieces are of rows of one length");
     refuse(first_output < 0, "outputs are not negative");
-    const mx::array& panels = kept.arrays.emplace_back(in_panels(b));
-    kept.product.pieces.push_back({first_output, b.shape(0), rank, a.shape(0), panels.data<float>()});
+    const int a_exponent = is_half ? exponent_of(a) : 0, b_exponent = is_half ? exponent_of(b) : 0;
+    const float factor = is_half ? std::ldexp(1.0f, a_exponent + b_exponent - 2 * kHalfExponent) : 1.0f;
+    const mx::array& panels = kept.arrays.emplace_back(in_panels(is_half ? halved(b, b_exponent) : b));
+    kept.product.pieces.push_back({first_output, b.shape(0), rank, a.shape(0), panels.data<char>(), factor});
     rank += a.shape(0);
-    all.push_back(a);
+    all.push_back(is_half ? halved(a, a_exponent) : a);
   }
   const mx::array& a = kept.arrays.emplace_back(lying(mx::concatenate(all, 0, mx::default_stream(mx::Device::cpu))));
-  kept.product.a = {Format::kFloat32, ScaleType::kFloat32, 32, 1, rank, a.shape(1), a.data<float>(), nullptr, nullptr};
+  kept.product.a = {is_half ? Format::kFloat16 : Format::kFloat32, ScaleType::kFloat32, is_half ? 16 : 32, 1, rank, a.shape(1), a.data<char>(), nullptr, nullptr};
   kept_ = std::make_shared<const Kept>(std::move(kept));
 }
 

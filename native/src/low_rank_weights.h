@@ -13,11 +13,12 @@ namespace machd {
 // What an adapter adds to one product, laid out for it.
 class LowRank {
  public:
-  // The first output, a [rank, inputs] and b [outputs, rank], float32, of some outputs that lie together.
+  // The first output of some that lie together, a [rank, inputs] and b [outputs, rank], float32.
   using Piece = std::tuple<int, mlx::core::array, mlx::core::array>;
 
+  // is_half: kept in float16, each array times a power of two that leaves its numbers all their digits there; computed in float32 all the same.
   // Raises std::invalid_argument where there are none, or they do not go together.
-  explicit LowRank(const std::vector<Piece>& pieces);
+  LowRank(const std::vector<Piece>& pieces, bool is_half);
 
   const LowRankProduct& product() const { return kept_->product; }
   long outputs() const;  // before which the last piece ends

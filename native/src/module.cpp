@@ -61,7 +61,7 @@ NB_MODULE(_kernels, m) {
   m.def("silu_product", &machd::silu_product, "x"_a);
   m.def("gelu_product", &machd::gelu_product, "x"_a);
   nb::class_<machd::LowRank>(m, "LowRank")
-      .def(nb::init<const std::vector<machd::LowRank::Piece>&>(), "pieces"_a)
+      .def(nb::init<const std::vector<machd::LowRank::Piece>&, bool>(), "pieces"_a, nb::kw_only(), "is_half"_a = false)
       .def_prop_ro("nbytes", &machd::LowRank::nbytes);
   m.def("add_low_rank", &machd::add_low_rank, "y"_a, "x"_a, "index"_a, "adapters"_a);
   nb::class_<machd::LayerWeights>(m, "LayerWeights")

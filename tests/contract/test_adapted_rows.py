@@ -18,6 +18,7 @@ from support.engines.block_rows import ASKED, BlockRows
 from support.engines.parity import NOISE, differences
 
 from machd.engine.adapters import adapted_model
+from machd.engine.adapters.adapted_layer import LowRankArrays
 from machd.engine.adapters.adapted_model import AdaptedModel
 from machd.engine.adapters.low_rank import LowRank
 from machd.engine.kernels.pass_adapters import AdapterKey, PassAdapters
@@ -238,9 +239,7 @@ def the_scale_of_a_request_forgotten(patch: pytest.MonkeyPatch) -> None:
     """Every adapter counts as it was trained."""
     right = adapted_model._joined
 
-    def joined(
-        key: AdapterKey, own: list[LowRank | None]
-    ) -> tuple[mx.array, mx.array, mx.array | None]:
+    def joined(key: AdapterKey, own: list[LowRank | None]) -> LowRankArrays | None:
         plain = tuple(replace(one, scale=1.0) for one in key)
         return right(plain, own)
 

@@ -12,6 +12,7 @@ from openai.types import completion_create_params as openai_completion
 from openai.types.chat import completion_create_params as openai_chat
 from openai.types.responses import response_create_params as openai_responses
 from request_fields import DOORS, Door, Fate
+from support.checkpoints.served_adapters import write_adapter
 from support.clocks.polling import CEILING_S
 from support.daemon.running_daemon import RunningDaemon
 
@@ -43,9 +44,13 @@ _SAMPLES = [
 
 
 @pytest.fixture(name="client", scope="module")
-def _client() -> Iterator[httpx.Client]:
+def _client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    directory = tmp_path_factory.mktemp("adapters")
+    write_adapter(directory / "support")  # whose id is 0
+    # Names that are not served are accepted as where there are no adapters.
+    flags = {"adapters.directory": str(directory), "models.accept_any": True}
     with (
-        RunningDaemon() as daemon,
+        RunningDaemon(flags=flags) as daemon,
         httpx.Client(base_url=daemon.url, timeout=CEILING_S) as client,
     ):
         yield client

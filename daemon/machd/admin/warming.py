@@ -192,7 +192,7 @@ class CacheWarmed(Struct, frozen=True, kw_only=True):
 class Warmer:
     """Generates one token after each prompt and drops it; prompts wait behind all other requests."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one argument for each fact of the requests that are to come
         self,
         service: GenerationService,
         clock: Clock,

@@ -16,6 +16,7 @@ from machd.cli.progress import ProgressBar
 from machd.cli.serve import ENGINE_COMMAND, welcome
 from machd.clock import SystemClock
 from machd.daemon import Daemon
+from machd.engine.adapters.adapter_files import adapter_digest, describe_adapter
 from machd.engine.backend.own_code import OwnCode
 from machd.engine.front import Texts
 from machd.engine.loading.formats.checkpoint import Checkpoint
@@ -24,6 +25,7 @@ from machd.engine.loading.source import ModelSource, SourceKind, local_source
 from machd.engine.protocol.engine import ModelFront
 from machd.heap import trim_heap
 from machd.link.messages import Located
+from machd.served.adapter_readings import AdapterFiles
 from machd.served.restarts import MAX_RESTARTS, Restarts
 from machd.served.started_engine import StartedEngine
 from machd.served.supervised_engine import OpenFront, PrepareFront, SupervisedEngine
@@ -83,6 +85,7 @@ def run_front(
                 restarts=Restarts(SystemClock(), MAX_RESTARTS if is_alone else 0),
                 clock=SystemClock(),
             ),
+            adapter_files=AdapterFiles(describe_adapter, adapter_digest),
             on_ready=announce,
         )
         daemon = _made_between_signals(make_daemon)

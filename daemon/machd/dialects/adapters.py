@@ -7,20 +7,26 @@ directory of adapters name, and where they lie is told nobody.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from litestar import Request, Response
 from litestar.di import NamedDependency
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Meta, Struct
 
 from machd.dialects.bodies import read_public_body
 from machd.dialects.endpoint import endpoint
 from machd.dialects.wire import bounds
+from machd.dialects.wire.other_servers import ListedAdapter
 from machd.dialects.wire.refusal import Ignored
 from machd.errors import InvalidRequestError, UnsupportedParameterError
 from machd.http.authentication import require_operator
+from machd.http.bodies import read_json
 from machd.http.context import ServerContext
 from machd.http.endpoint import TEXT, Answer
+from machd.http.large_bodies import BodyLimit
+
+_MAX_ADAPTERS = 1024
+"""Of a list of scales."""
 
 
 class NamedLora(Struct, frozen=True, kw_only=True):
@@ -70,9 +76,20 @@ async def list_lora_adapters(context: NamedDependency[ServerContext]) -> list[Na
     ]
 
 
-@endpoint("POST /lora-adapters", also=(400,))
-async def set_lora_adapters() -> None:
+LoraScales = Annotated[list[ListedAdapter], Meta(max_length=_MAX_ADAPTERS)]
+
+
+@endpoint("POST /lora-adapters", list[NamedLora], takes=LoraScales)
+async def set_lora_adapters(
+    request: Request[Any, Any, Any], context: NamedDependency[ServerContext]
+) -> None:
     """Refuse scales for all requests, which machd does not have: each request names its adapters."""
+    limits = context.settings.limits
+    await read_json(
+        request,
+        timeout_s=limits.stall_timeout_s,
+        limit=BodyLimit.of(limits.max_body_bytes, max_images=0, max_image_bytes=0),
+    )
     raise UnsupportedParameterError(
         "no adapter counts for requests that do not name it: send lora with each request, or the adapter's name as model"
     )

@@ -61,11 +61,19 @@ def random_adapter(
     base: BaseLayers = BASE,
     *,
     seed: int = 0,
-    rank: int = 4,
+    rank: int | Mapping[str, int] = 4,
     scale: float = 2.0,
     dora: bool = False,
 ) -> dict[str, LowRank]:
-    """Make an adapter of all layers, with weights that bfloat16 holds exactly."""
+    """Make an adapter of all layers, with weights that bfloat16 holds exactly.
+
+    Args:
+        base: The layers.
+        seed: Of the weights.
+        rank: Of all layers, or by the layer's path.
+        scale: Of all layers.
+        dora: Whether it has magnitudes.
+    """
     random = np.random.default_rng(seed)
 
     def weights(*shape: int) -> Floats:
@@ -74,13 +82,23 @@ def random_adapter(
     adapter = {}
     for path, layer in base.items():
         lead = (layer.experts,) if layer.experts else ()
+        of_layer = rank if isinstance(rank, int) else rank[path]
         adapter[path] = LowRank(
-            weights(*lead, rank, layer.inputs),
-            weights(*lead, layer.outputs, rank),
+            weights(*lead, of_layer, layer.inputs),
+            weights(*lead, layer.outputs, of_layer),
             scale,
             np.abs(weights(layer.outputs)) if dora else None,
         )
     return adapter
+
+
+def base_weights(seed: int = 100) -> dict[str, Floats]:
+    """Make weights [outputs, inputs] of the layers of :data:`BASE`."""
+    random = np.random.default_rng(seed)
+    return {
+        path: random.standard_normal((layer.outputs, layer.inputs)).astype(np.float32)
+        for path, layer in BASE.items()
+    }
 
 
 def bfloat16_values(values: Floats) -> Floats:

@@ -12,9 +12,11 @@ from typing import Self
 
 from machd.clock import Clock
 from machd.daemon import Daemon
+from machd.engine.adapters.adapter_files import adapter_digest, describe_adapter
 from machd.engine.protocol.engine import Engine
 from machd.engine_process.startup_guard import NOTHING_MEASURED, Measures
 from machd.link.port import OpenEngine
+from machd.served.adapter_readings import AdapterFiles
 from machd.settings.sources import SettingsSources
 from support.clocks.polling import CEILING_S
 from support.daemon.daemon_reports import reported
@@ -122,6 +124,7 @@ class RunningDaemon:
             self._sources,
             self._loaded,
             self._open_engine(),
+            adapter_files=AdapterFiles(describe_adapter, adapter_digest),
             clock=self._clock,
             on_ready=lambda _url, _engine: self._ready.set(),
         )

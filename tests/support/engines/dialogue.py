@@ -25,6 +25,12 @@ def _script(prompt: tuple[int, ...]) -> Script:
     return spelled(match["text"].decode()) if match else lettered
 
 
+def says_its_adapters(prompt: tuple[int, ...], sampling: SamplingParams, position: int) -> int:
+    """A script that says which adapters its row has, with their scales and the beginning of each hash; else ``base``."""
+    said = [f"{one.name}*{one.scale:g}*{one.digest.hex()[:8]}" for one in sampling.adapters]
+    return spelled("+".join(said) or "base")(prompt, sampling, position)
+
+
 def chat(content: str = "hi", **fields: object) -> dict[str, object]:
     """A chat completion's body."""
     return {"model": "fake", "messages": [{"role": "user", "content": content}], **fields}

@@ -19,6 +19,7 @@ from machd.engine.protocol.blocks import (
     StoreBlock,
 )
 from machd.engine.protocol.memory import DiskReading
+from machd.request.adapter import Adapter
 
 BYTES_PER_TOKEN = 1024
 BYTES_PER_STATE = 4096
@@ -31,12 +32,14 @@ class FakeBlock:
     Attributes:
         has_state: Whether a row can be opened at its end.
         state_bytes: Bytes that the state takes.
+        adapters: Those of the row that it was copied from.
     """
 
     start: int
     token_ids: tuple[int, ...]
     has_state: bool
     state_bytes: int
+    adapters: tuple[Adapter, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -78,19 +81,25 @@ class FakeBlocks:
         self._blocks: dict[int, FakeBlock] = {}
         self._unsaved: dict[bytes, None] = {}
         self._dropped: dict[bytes, None] = {}
+        self._adapters_of: Callable[[int], tuple[Adapter, ...]] = lambda _: ()
         self._written = self._loaded = self._dropped_count = 0
 
     def apply(
-        self, changes: Sequence[BlockChange], computed: Callable[[int], tuple[int, ...]]
+        self,
+        changes: Sequence[BlockChange],
+        computed: Callable[[int], tuple[int, ...]],
+        adapters_of: Callable[[int], tuple[Adapter, ...]] = lambda _: (),
     ) -> BlockOutcome:
         """Make a plan's changes in their order.
 
         Args:
             changes: The plan's.
             computed: Gives the computed tokens of a slot's row; none where there is no row.
+            adapters_of: Gives the adapters of a slot's row.
         """
         self._unsaved, self._dropped = self._dropped, {}
         touched: dict[int, bool] = {}
+        self._adapters_of = adapters_of
         for change in changes:
             for block_id, block in self._made(change, computed):
                 touched[block_id] = block is not None
@@ -104,8 +113,8 @@ class FakeBlocks:
             tuple(self._unsaved),
         )
 
-    def open(self, reused: ReusedPrefix) -> tuple[int, ...]:
-        """Return the tokens that a row is opened with, which its blocks have to hold."""
+    def open(self, reused: ReusedPrefix, adapters: tuple[Adapter, ...] = ()) -> tuple[int, ...]:
+        """Return the tokens that a row is opened with, which its blocks have to hold, computed with its adapters."""
         missing = set(reused.block_ids) - self._blocks.keys()
         assert not missing, (
             f"a row is opened from blocks that are held, and these are not: {missing}"
@@ -114,6 +123,7 @@ class FakeBlocks:
         held: tuple[int, ...] = ()
         for block in blocks:
             assert block.start == len(held), "blocks follow one another from position 0"
+            assert block.adapters == adapters, "keys and values of other adapters are others"
             held += block.token_ids
         assert reused.token_ids, "something is reused"
         assert held[: len(reused.token_ids)] == reused.token_ids, "the blocks hold these tokens"
@@ -174,7 +184,9 @@ class FakeBlocks:
         if len(computed) < change.stop:
             return None
         has_state = change.has_state and len(computed) == change.stop
-        return self._block(change.start, computed[change.start : change.stop], has_state=has_state)
+        tokens = computed[change.start : change.stop]
+        block = self._block(change.start, tokens, has_state=has_state)
+        return replace(block, adapters=self._adapters_of(change.slot_index))
 
     def _block(self, start: int, token_ids: tuple[int, ...], *, has_state: bool) -> FakeBlock:
         if not self._is_stateful:
@@ -187,6 +199,7 @@ class FakeBlocks:
             return [(change.head_id, None), (change.block_id, None)]
         assert 0 < change.at < len(block.token_ids), "both halves have positions"
         head = self._block(block.start, block.token_ids[: change.at], has_state=False)
+        head = replace(head, adapters=block.adapters)
         tail = replace(block, start=block.start + change.at, token_ids=block.token_ids[change.at :])
         return [(change.head_id, head), (change.block_id, tail)]
 

@@ -16,7 +16,7 @@ from machd.engine.fake.tokenizer import END_OF_TEXT, VOCABULARY_TOKENS, FakeToke
 from machd.engine.grammar.grammar import LlguidanceCompiler
 from machd.engine.grammar.grammar_processes import GrammarBounds
 from machd.engine.grammar.matcher import Matcher, matcher_for
-from machd.engine.protocol.adapters import AdapterRoom, NoAdapterRoom
+from machd.engine.protocol.adapters import AdapterRoom
 from machd.engine.protocol.blocks import SavedBlock
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.memory import MemoryReading, StepMemoryError
@@ -35,7 +35,9 @@ from machd.engine.protocol.step import (
     StepResult,
     TokenLogprob,
 )
+from machd.request.adapter import Adapter
 from machd.request.generation import SamplingParams
+from support.engines.fake_adapters import FakeAdapterRoom
 from support.engines.fake_blocks import (
     BYTES_PER_STATE,
     BYTES_PER_TOKEN,
@@ -55,9 +57,10 @@ DraftScript = Callable[[int, int], tuple[int, int]]
 
 
 def lettered(prompt: tuple[int, ...], sampling: SamplingParams, position: int) -> int:
-    """Say lower-case letters that look random, without an end: the default script."""
+    """Say lower-case letters that look random, without an end, and others with each adapter: the default script."""
     seed = sampling.seed if sampling.temperature > 0 else 0
-    digest = hashlib.blake2b(repr((prompt, seed, position)).encode(), digest_size=2).digest()
+    known = (prompt, seed, position, *((one.digest, one.scale) for one in sampling.adapters))
+    digest = hashlib.blake2b(repr(known).encode(), digest_size=2).digest()
     return ord("a") + int.from_bytes(digest, "little") % 26
 
 
@@ -132,7 +135,7 @@ class FakeEngine:
         draft_script: Drafts for the rows of plans that allow them; None for no drafts.
         memory_bytes: Memory for rows and blocks together; None for no limit. A step that does not fit
             raises StepMemoryError.
-        adapter_room: Adapters in memory; rows are computed the same with any.
+        adapter_room: Adapters in memory; what a row with any says is for its script, which gets them with the parameters.
     """
 
     def __init__(
@@ -167,7 +170,7 @@ class FakeEngine:
         self._faults = faults or FakeFaults()
         self._before_step = before_step
         self.memory_bytes: int | None = None
-        self.adapter_room: AdapterRoom = NoAdapterRoom()
+        self.adapter_room: AdapterRoom = FakeAdapterRoom()
         self._rows: dict[int, _Row] = {}
         self._step = 0
         self._tokenizer = FakeTokenizer()
@@ -221,7 +224,7 @@ class FakeEngine:
             StepMemoryError: There is a limit, and the plan does not fit.
         """
         self._check_memory(plan)
-        blocks = self._blocks.apply(plan.blocks, self._computed)
+        blocks = self._blocks.apply(plan.blocks, self._computed, self._adapters_of)
         for slot_index in plan.release:
             self._rows.pop(slot_index, None)
         if not (plan.prefill or plan.decode):
@@ -303,11 +306,15 @@ class FakeEngine:
     def _computed(self, slot_index: int) -> tuple[int, ...]:
         return self._rows[slot_index].computed if slot_index in self._rows else ()
 
+    def _adapters_of(self, slot_index: int) -> tuple[Adapter, ...]:
+        return self._rows[slot_index].sampling.adapters if slot_index in self._rows else ()
+
     def _prefill(self, chunk: PrefillChunk) -> list[SampledToken | RowFault]:
         if chunk.opens:
             assert chunk.slot_index not in self._rows, "a slot is freed before it is taken again"
             matcher = matcher_for(chunk.sampling)
-            prompt = () if chunk.reused is None else self._blocks.open(chunk.reused)
+            adapters = chunk.sampling.adapters
+            prompt = () if chunk.reused is None else self._blocks.open(chunk.reused, adapters)
             self._rows[chunk.slot_index] = _Row(
                 chunk.sampling,
                 matcher,

@@ -16,6 +16,7 @@ native = pytest.importorskip("machd_native", reason="make setup has found no com
 Piece = tuple[int, mx.array, mx.array]
 
 _ROUNDING = 3e-6
+_HALF_ROUNDING = 1e-3
 
 
 def _numbers(*shape: int, seed: int = 0) -> mx.array:
@@ -63,6 +64,7 @@ def _expected(
     numbers=st.lists(st.integers(0, 3), min_size=1, max_size=40),
     threads=st.integers(1, 3),
     is_held=st.booleans(),
+    is_half=st.booleans(),
 )
 def test_each_row_gets_what_its_adapter_adds(
     instruction_sets: list[str],
@@ -71,11 +73,13 @@ def test_each_row_gets_what_its_adapter_adds(
     numbers: list[int],
     threads: int,
     is_held: bool,  # noqa: FBT001 - drawn
+    is_half: bool,  # noqa: FBT001 - drawn
 ) -> None:
     """Any ranks, pieces, order and company, on each instruction set as in the plain loops; a row without an adapter keeps its bits, and what others hold stays as it is."""
     native.set_thread_count(threads)
     pieces = [_pieces(inputs, parts), _pieces(inputs, [(3, 90, 12)], 7), _pieces(inputs, parts, 9)]
-    adapters = [native.LowRank(one) for one in pieces]
+    adapters = [native.LowRank(one, is_half=is_half) for one in pieces]
+    rounding = _HALF_ROUNDING if is_half else _ROUNDING
     rows, index = len(numbers), _int32(*numbers)
     x, y = _numbers(rows, inputs, seed=1), _numbers(rows, 96, seed=2)
     y[:, ::5] = -0.0  # which a sum with zero would change
@@ -89,7 +93,7 @@ def test_each_row_gets_what_its_adapter_adds(
         got = native.add_low_rank(own, x, index, adapters)
         del own
         mx.eval(got)
-        assert np.abs(np.array(got) - expected).max() <= _ROUNDING * np.abs(expected).max(), name
+        assert np.abs(np.array(got) - expected).max() <= rounding * np.abs(expected).max(), name
         assert held is None or mx.array_equal(held, y)
         plain_rows = [row for row, number in enumerate(numbers) if number == 0]
         for row in plain_rows:
@@ -98,11 +102,16 @@ def test_each_row_gets_what_its_adapter_adds(
     assert all(mx.array_equal(one, results[1]) for one in results[1:])
 
 
+@pytest.mark.parametrize("is_half", [False, True])
 @pytest.mark.parametrize("rank", [1, 3, 16, 33, 64])
-def test_a_row_s_bits_are_the_same_in_any_company(instruction_sets: list[str], rank: int) -> None:
+def test_a_row_s_bits_are_the_same_in_any_company(
+    instruction_sets: list[str],
+    rank: int,
+    is_half: bool,  # noqa: FBT001 - drawn
+) -> None:
     """Alone, among rows of other adapters, as one of a long prompt, and with any number of threads."""
     pieces = [_pieces(192, [(0, 64, rank), (64, 75, rank)], seed) for seed in (0, 20, 40)]
-    adapters = [native.LowRank(one) for one in pieces]
+    adapters = [native.LowRank(one, is_half=is_half) for one in pieces]
     x, y = _numbers(300, 192, seed=1), _numbers(300, 139, seed=2)
     mixed = mx.arange(300, dtype=mx.int32) * 7 % 4
     for name in ("plain", *instruction_sets):
@@ -121,6 +130,23 @@ def test_a_row_s_bits_are_the_same_in_any_company(instruction_sets: list[str], r
                 one = slice(row, row + 1)
                 alone = native.add_low_rank(y[one], x[one], mixed[one], adapters)
                 assert mx.array_equal(alone[0], got[row]), (name, row)
+
+
+@pytest.mark.parametrize("size", [1e-12, 1e-4, 1.0, 1e6])
+def test_half_numbers_of_any_size_keep_their_digits(instruction_sets: list[str], size: float) -> None:
+    """Those beyond float16's own range, too; numbers of its digits give the very bits that they give in float32."""
+    a, b = (_numbers(*shape).astype(mx.float16).astype(mx.float32) for shape in ((8, 64), (50, 8)))
+    x, y = _numbers(4, 64, seed=1), mx.zeros((4, 50))
+    power = 2.0 ** round(np.log2(size))
+    for name in instruction_sets:
+        native.use_instruction_set(name)
+        own = [(0, a * power, b * power)]
+        whole, half = (native.LowRank(own, is_half=is_half) for is_half in (False, True))
+        assert half.nbytes * 2 == whole.nbytes
+        got = native.add_low_rank(y, x, _int32(1, 1, 1, 1), [half])
+        assert mx.array_equal(got, native.add_low_rank(y, x, _int32(1, 1, 1, 1), [whole]))
+    nothing = native.LowRank([(0, a * 0, b)], is_half=True)
+    assert mx.array_equal(native.add_low_rank(y, x, _int32(1, 1, 1, 1), [nothing]), y)
 
 
 def test_pieces_have_the_bits_that_they_have_alone() -> None:

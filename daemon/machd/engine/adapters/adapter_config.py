@@ -14,6 +14,8 @@ CONFIG_FILE = "adapter_config.json"
 MAX_CONFIG_BYTES = 4 << 20
 """Limit of the file; one with a rank for each of 10,000 layers has 1 MB."""
 
+_MAX_INTEGER = 1 << 31
+
 
 class AdapterConfig:
     """The object in the file.
@@ -75,7 +77,7 @@ def positive_integer(value: object, key: str) -> int:
     Raises:
         AdapterError: It is something else.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < _MAX_INTEGER:
         raise _wrong(key, "a whole number of at least 1")
     return value
 

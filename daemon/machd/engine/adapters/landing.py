@@ -88,7 +88,8 @@ def _most(names: list[str], base: BaseLayers) -> dict[str, str]:
 
 def _misfits(layer: StoredLayer, of_base: BaseLayer | None) -> Iterator[str]:
     if of_base is None:
-        yield "the model has no such linear layer"
+        experts = ", and adapters of experts are not served with it" if layer.fits.experts else ""
+        yield f"the model has no such linear layer{experts}"
         return
     fits = layer.fits
     if (fits.outputs, fits.inputs, fits.experts) != (

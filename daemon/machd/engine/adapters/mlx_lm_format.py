@@ -9,6 +9,7 @@ from machd.engine.adapters.stored_adapter import (
     StoredLayer,
     check_arrays,
     check_layers,
+    check_rank,
     together,
 )
 from machd.engine.backend.model_files import shortened
@@ -55,10 +56,7 @@ def read_mlx_lm(config: AdapterConfig, arrays: list[StoredArray]) -> StoredAdapt
         for name, of_layer in parts.items()
     )
     for layer in layers:
-        if layer.rank != rank:
-            raise AdapterError(
-                f"{CONFIG_FILE} says rank {rank:,}, and {shortened(layer.name)} has rank {layer.rank:,}"
-            )
+        check_rank(layer, rank)
         if (layer.magnitude is not None) != is_dora:
             has = "no m" if is_dora else "m, which is DoRA's"
             raise AdapterError(

@@ -18,6 +18,7 @@ from machd.engine.adapters.stored_adapter import (
     StoredLayer,
     check_arrays,
     check_layers,
+    check_rank,
     refuse_embedding,
     together,
 )
@@ -142,7 +143,7 @@ def _check_config(config: AdapterConfig) -> None:
             "adapter into its model with merge_and_unload"
         )
     start = config.values.get("init_lora_weights")
-    if not isinstance(start, bool | None) and start not in _KEEPS_BASE:
+    if not isinstance(start, bool | None) and str(start) not in _KEEPS_BASE:
         raise AdapterError(
             f"{CONFIG_FILE}: init_lora_weights {shortened(str(start))} changes the base model's weights; save the adapter "
             "with path_initial_model_for_weight_conversion"
@@ -173,10 +174,7 @@ def _layers(
             magnitude=of_layer.get("magnitude"),
         )
         check_layers([layer])
-        if layer.rank != said:
-            raise AdapterError(
-                f"{CONFIG_FILE} says rank {said:,} for {shortened(name)}, which has rank {layer.rank:,}"
-            )
+        check_rank(layer, said)
         if (layer.magnitude is not None) != is_dora:
             has = "no lora_magnitude_vector" if is_dora else "a lora_magnitude_vector"
             raise AdapterError(

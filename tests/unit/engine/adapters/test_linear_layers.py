@@ -44,6 +44,20 @@ def test_layers_of_experts_and_embeddings_are_left_out() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("variant", "left_out"),
+    [("dbrx", "experts"), ("kimi_k3", "mlp_res_proj"), ("afm7", "qkv_proj")],
+)
+def test_layers_that_are_not_called_with_the_rows_of_a_pass_are_left_out(
+    variant: str, left_out: str
+) -> None:
+    """An adapter that changes one is refused, and not computed wrongly or in part."""
+    layers = base_layers(TinyBase(variant).loaded().model)
+
+    assert layers
+    assert not any(left_out in path.split(".") for path in layers)
+
+
 def test_paths_of_other_parts_can_be_left_out() -> None:
     """As of a model with vision, whose language model alone takes adapters."""
     model = TinyBase("llama").loaded().model

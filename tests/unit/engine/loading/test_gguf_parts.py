@@ -136,7 +136,7 @@ def test_number_of_parts_is_bounded(tmp_path: Path, count: int) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"general__type": "adapter"}, "LoRA adapter: fuse it"),
+        ({"general__type": "adapter"}, r"LoRA adapter.*\[adapters\.NAME\]"),
         ({"general__type": "imatrix", "general__architecture": None}, "importance matrix"),
         ({"general__type": "mmproj"}, "give the file of the language model"),
         ({"general__architecture": "clip"}, "give the file of the language model"),

@@ -93,7 +93,7 @@ def test_a_missing_relative_path_is_said_to_be_one(
 def test_a_directory_of_an_adapter_is_said_to_be_one(tmp_path: Path, name: str) -> None:
     """The error for an adapter's directory says how to use the adapter."""
     (tmp_path / name).write_bytes(b"{}")
-    with pytest.raises(ModelNotFoundError, match=r"holds an adapter.*fuse it"):
+    with pytest.raises(ModelNotFoundError, match=r"holds an adapter.*\[adapters\.NAME\]"):
         read_directory(tmp_path, OwnCode.REFUSED)
 
 

@@ -195,8 +195,8 @@ def _configuration(path: Path) -> dict[str, object]:
     config = read_object(path / "config.json")
     if config is None and (adapter := _adapter_file(path)) is not None:
         raise ModelNotFoundError(
-            f"{path.name} holds an adapter ({adapter}) and no model; fuse it into its base model, with "
-            "`mlx_lm.fuse` or peft's merge_and_unload, and give the directory of the result"
+            f"{path.name} holds an adapter ({adapter}) and no model: serve its base model, and name the adapter in the "
+            "settings, as `path` of a table [adapters.NAME]"
         )
     if config is None:
         raise ModelNotFoundError(

@@ -37,8 +37,8 @@ def read_gguf(path: Path, bounds: Callable[[str], AbstractContextManager[None]])
 
 
 _NO_MODELS: Mapping[str, str] = {
-    "adapter": "a LoRA adapter: fuse it into its model (`llama-export-lora`, or `mlx_lm.fuse` before it is converted), and "
-    "give the fused model",
+    "adapter": "a LoRA adapter: serve its base model, and name the adapter in the settings, as `path` of a table "
+    "[adapters.NAME]",
     "imatrix": "an importance matrix, which quantising reads: give the file of the model",
     "mmproj": "the encoder of images or sound alone: give the file of the language model, which serves text; for images "
     "take the model in mlx-vlm layout",
