@@ -7,12 +7,14 @@ base model are compared with the same batch without adapters, bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.quantized import QuantizedLinear
 from msgspec import structs
 
 from machd.capabilities.evidence import Evidence, Outcome
@@ -77,9 +79,23 @@ def probe(subject: Subject, harm: Callable[[AdaptedModel], None] = lambda _: Non
     finally:
         for one in list(owners.values())[1:]:
             one.engine.close()
-    if found.outcome is Outcome.PASSED and switch_layers(subject.module):
-        return replace(found, detail="experts stay as they are, the other linear layers have them")
+    names = _left_out(subject.plain, model.base)
+    if found.outcome is Outcome.PASSED and names:
+        return replace(found, detail=f"adapters leave these layers as they are: {names}")
     return found
+
+
+def _left_out(model: Module, base: Container[str]) -> str:
+    """Name the kinds of layers with matrices that no adapter changes, embeddings and convolutions left out."""
+    kinds = (Linear, QuantizedLinear)
+    linear = {path: one for path, one in model.named_modules() if isinstance(one, kinds)}
+    # A layer that a model has in two places is changed under one of its paths.
+    changed = {id(one) for path, one in linear.items() if path in base}
+    paths = [path.split(".") for path, one in linear.items() if id(one) not in changed]
+    names = dict.fromkeys("experts" if "experts" in path else path[-1] for path in paths)
+    if switch_layers(model):
+        names["experts"] = None
+    return ", ".join(sorted(names))
 
 
 def _serving(subject: Subject, model: Module) -> Subject:

@@ -52,7 +52,7 @@ def test_experts_are_named_as_left_out() -> None:
     its = found("qwen3_moe")
 
     assert its.outcome is Outcome.PASSED
-    assert its.detail == "experts stay as they are, the other linear layers have them"
+    assert its.detail == "adapters leave these layers as they are: experts"
 
 
 def test_model_without_linear_layers_is_unsupported(monkeypatch: Patch) -> None:
