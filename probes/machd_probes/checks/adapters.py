@@ -24,6 +24,7 @@ from machd.engine.adapters.low_rank import AdapterWeights
 from machd.engine.assembly import engine_parts, make_engine
 from machd.engine.experts.tensor_origins import switch_layers
 from machd.engine.fake.tokenizer import FakeTokenizer
+from machd.engine.kernels.batchable import make_batchable
 from machd.engine.kernels.pass_adapters import AdapterKey
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.loading.placing.precision import Conversion, native_layers
@@ -102,6 +103,7 @@ def _serving(subject: Subject, model: Module) -> Subject:
     """Serve another model as the subject's own is served."""
     dtype: mx.Dtype = getattr(mx, subject.description.dtype)
     materialise(model, Conversion(dtype, native=native_layers("auto")), SilentProgress())
+    make_batchable(model)
     loaded = LoadedModel(model, FakeTokenizer(), subject.description)
     engine = make_engine(loaded, max_rows=_MAX_ROWS)
     return Subject(engine, subject.extent, model=model, watch=subject.watch)
