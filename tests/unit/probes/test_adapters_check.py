@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 
 import mlx.core as mx
 import pytest
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.quantized import quantize
 
 from machd.capabilities.evidence import Outcome
 from machd.engine.adapters import adapted_model
 from machd.engine.adapters.adapted_model import AdaptedModel
 from machd.engine.adapters.low_rank import AdapterWeights, LowRank
+from machd.engine.assembly import make_engine
+from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.engine.kernels.pass_adapters import AdapterKey
+from machd.engine.loading.description import describe_model
+from machd.engine.loading.loader import LoadedModel
+from machd.engine.loading.placing.precision import Conversion, native_layers
+from machd.engine.loading.placing.whole import materialise
+from machd.engine.protocol.progress import SilentProgress
 from machd.request import adapter as adapters
 from machd_probes.checks.adapters import probe
 from machd_probes.finding import Finding
 from machd_probes.prober import tiny_subject
+from machd_probes.subject import Extent, Subject
+from machd_probes.tiny import tiny_configuration, tiny_model
 
 Patch = pytest.MonkeyPatch
 
@@ -45,6 +57,28 @@ def test_right_rows_pass(variant: str) -> None:
     assert (its.outcome, its.detail) == (Outcome.PASSED, "")
     assert its.evidence.cases >= 7
     assert its.evidence.token_mismatches == 0
+
+
+@pytest.mark.parametrize("variant", ["llama", "qwen3_moe"])
+def test_quantised_layers_pass(variant: str) -> None:
+    """Adapters on layers of 4 bits say what plain layers of the same numbers say with them merged."""
+    plain = tiny_model(tiny_configuration(variant))
+    quantize(plain, 32, 4, class_predicate=lambda _, layer: type(layer) is Linear)
+    model = copy.deepcopy(plain)
+    materialise(model, Conversion(mx.float32, native=native_layers("auto")), SilentProgress())
+    description = describe_model(
+        model,
+        model_id=variant,
+        architecture=variant,
+        context_tokens=1024,
+        eos_token_ids=frozenset(),
+    )
+    engine = make_engine(LoadedModel(model, FakeTokenizer(), description), max_rows=16)
+
+    its = probe(Subject(engine, Extent(), model=model, plain=plain))
+    engine.close()
+
+    assert its.outcome is Outcome.PASSED, its.detail
 
 
 def test_experts_are_named_as_left_out() -> None:
