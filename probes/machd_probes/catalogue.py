@@ -19,10 +19,13 @@ FEATURE_CHECKS = (
 STAND_IN_CHECKS = (*FEATURE_CHECKS, "expert_streaming")
 """What is measured on a small model of the same code. The last one copies the model, so it never runs on a large one."""
 
+SWITCH_CHECKS = (*STAND_IN_CHECKS, "adapters")
+"""What is measured of code that other switches run. The last one needs the model as mlx-lm builds it, too."""
+
 CHECK_NAMES = (
     "without_cache",
     "alone",
-    *STAND_IN_CHECKS,
+    *SWITCH_CHECKS,
     "memory_baseline",
     "mlx_lm_batch",
 )

@@ -36,6 +36,7 @@ _HEADINGS = (
     "quantised KV",
     "chunked prefill",
     "experts on disk",
+    "adapters",
 )
 
 _LEGEND = """\
@@ -55,6 +56,8 @@ mlx-lm has: a few layers with random weights, each kind of layer that the archit
   DFlash draft. *no* leaves speculation to rows that run alone.
 - **experts on disk**: with its experts on disk a model gives the tokens that it gives from memory; *no* for a model
   without experts.
+- **adapters**: rows with different adapters on all linear layers, and with none, say in one batch what each says alone with its
+  adapter merged into the weights. Experts stay as they are.
 - **-**: not measured.
 """
 
@@ -88,6 +91,7 @@ def matrix_markdown(matrix: MatrixReport) -> str:
         ]
     parts += _bitwise(matrix)
     parts += _reasons(matrix)
+    parts += _adapters(matrix)
     parts += _wrong_in_mlx_lm(matrix)
     parts += _errors(matrix)
     return "\n\n".join(parts) + "\n"
@@ -106,6 +110,7 @@ def _cells(row: MatrixRow) -> _Cells:
         mark(row.kv_quantization),
         mark(row.chunked_prefill),
         mark(row.expert_streaming),
+        mark(row.batched_adapters),
     )
 
 
@@ -140,6 +145,16 @@ def _reasons(matrix: MatrixReport) -> Iterator[str]:
     ]
     if rows:
         yield "## What is not batched, and why"
+        yield markdown_table(("verdict", "architectures", "reason"), rows)
+
+
+def _adapters(matrix: MatrixReport) -> Iterator[str]:
+    rows = [
+        (verdict, ", ".join(f"`{name}`" for name in names), escaped(reason))
+        for verdict, reason, names in by_reason(matrix.architectures, "batched_adapters")
+    ]
+    if rows:
+        yield "## What adapters are not known to be right for, and why"
         yield markdown_table(("verdict", "architectures", "reason"), rows)
 
 

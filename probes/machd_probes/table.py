@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from machd.capabilities.rules import PrefixVerdict
-from machd.capabilities.verdict import Support
+from machd.capabilities.verdict import Support, Verdict
 from machd_probes.report import MatrixReport, MatrixRow, MatrixSummary, MatrixVersions
 
 NONE = "-"
@@ -38,6 +38,7 @@ def print_matrix(matrix: MatrixReport, console: Console) -> None:
         console.print(_table(rows, name_width))
         console.print()
     _print_experts(matrix, console)
+    _print_adapters(matrix, console)
     _print_bitwise(matrix, console)
     _print_reasons(matrix, console)
     _print_errors(matrix, console)
@@ -54,11 +55,13 @@ def by_kind(rows: Iterable[MatrixRow]) -> list[tuple[str, list[MatrixRow]]]:
     )
 
 
-def by_reason(rows: Iterable[MatrixRow]) -> Iterator[tuple[str, str, list[str]]]:
-    """Verdict, reason, and the architectures it is the reason for, supported ones left out."""
+def by_reason(
+    rows: Iterable[MatrixRow], feature: str = "continuous_batching"
+) -> Iterator[tuple[str, str, list[str]]]:
+    """Verdict on a feature, reason, and the architectures it is the reason for, supported ones left out."""
     groups: dict[tuple[str, str], list[str]] = {}
     for row in rows:
-        verdict = row.continuous_batching
+        verdict: Verdict | None = getattr(row, feature)
         if verdict is not None and verdict.support is not Support.SUPPORTED:
             groups.setdefault((verdict.support, verdict.reason), []).append(row.architecture or "")
     for (verdict_name, reason), names in sorted(groups.items()):
@@ -157,6 +160,20 @@ def _print_experts(matrix: MatrixReport, console: Console) -> None:
             if row.expert_streaming is not None and row.expert_streaming.support is support
         ]
         _print_names(heading, names, console)
+
+
+def _print_adapters(matrix: MatrixReport, console: Console) -> None:
+    """Write which architectures serve adapters, and why the others do not."""
+    names = [
+        row.architecture or ""
+        for row in matrix.architectures
+        if row.batched_adapters is not None and row.batched_adapters.support is Support.SUPPORTED
+    ]
+    _print_names("adapters", names, console)
+    for verdict, reason, others in by_reason(matrix.architectures, "batched_adapters"):
+        console.print(Text(f"adapters {verdict}: {', '.join(others)}", style="bold"))
+        console.print(Padding(Text(reason), (0, 0, 0, 2)))
+        console.print()
 
 
 def _print_bitwise(matrix: MatrixReport, console: Console) -> None:

@@ -66,6 +66,18 @@ def expert_streaming(results: Sequence[ProbeResult]) -> Verdict:
     return Verdict(Support.UNKNOWN, "experts on disk have not been measured for this code")
 
 
+def batched_adapters(results: Sequence[ProbeResult]) -> Verdict:
+    """Judge whether rows with different adapters, and with none, can share a batch.
+
+    Facts of caches say nothing about linear layers, so the probe ``adapters`` tells whether adapters can change any.
+    """
+    mine = [result for result in results if result.probe == "adapters"]
+    unsupported = next((one for one in mine if one.outcome is Outcome.UNSUPPORTED), None)
+    if unsupported is not None:
+        return Verdict(Support.BLOCKED, unsupported.detail)
+    return Verdict(Support.UNKNOWN, "adapters have not been measured for this code")
+
+
 def speculation(facts: CacheFacts) -> Verdict:
     """Judge if draft tokens can be verified in one pass, and the rejected ones rolled back.
 

@@ -13,6 +13,7 @@ from machd.capabilities.facts import CacheFacts
 from machd.capabilities.rules import (
     PrefixExtent,
     PrefixVerdict,
+    batched_adapters,
     chunked_prefill,
     expert_streaming,
     kv_quantization,
@@ -33,6 +34,7 @@ class ModelVerdicts:
     kv_quantization: Verdict
     chunked_prefill: Verdict
     expert_streaming: Verdict
+    batched_adapters: Verdict
 
     def by_feature(self) -> dict[str, Verdict]:
         """Verdicts by the feature's name."""
@@ -44,6 +46,7 @@ class ModelVerdicts:
             "kv_quantization": self.kv_quantization,
             "chunked_prefill": self.chunked_prefill,
             "expert_streaming": self.expert_streaming,
+            "batched_adapters": self.batched_adapters,
         }
 
     def changed_since(self, before: ModelVerdicts) -> frozenset[str]:
@@ -63,6 +66,7 @@ def not_generating(what: str) -> ModelVerdicts:
         kv_quantization=no,
         chunked_prefill=no,
         expert_streaming=no,
+        batched_adapters=no,
     )
 
 
@@ -106,6 +110,7 @@ def judge(facts: CacheFacts, results: Sequence[ProbeResult] | None = None) -> Mo
             _fed(results, "expert_streaming"),
             consequence="serve the model from memory",
         ),
+        batched_adapters=_adapters(results),
     )
 
 
@@ -162,6 +167,16 @@ def _prefix(facts: CacheFacts, results: Sequence[ProbeResult]) -> PrefixVerdict:
     verdict = measured(rule, _fed(results, *probes), consequence="every prompt is computed anew")
     is_blocked = verdict.support is Support.BLOCKED
     return replace(verdict, extent=PrefixExtent.NONE) if is_blocked else verdict
+
+
+def _adapters(results: Sequence[ProbeResult]) -> Verdict:
+    """Judge adapters; the reason of a supported verdict says what they leave as it is."""
+    fed = _fed(results, "adapters")
+    verdict = measured(batched_adapters(results), fed, consequence="serve it without adapters")
+    left_out = next((one.detail for one in fed if one.detail), "")
+    if verdict.support is Support.SUPPORTED and left_out:
+        return replace(verdict, reason=f"{verdict.reason}; {left_out}")
+    return verdict
 
 
 def _both(together: Verdict, batching: Verdict, speculation: Verdict) -> Verdict:

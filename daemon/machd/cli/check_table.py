@@ -83,6 +83,7 @@ def _verdict_lines(check: ModelCheck) -> Iterator[tuple[str, Text]]:
         ("quantised KV", check.kv_quantization),
         ("experts on disk", check.expert_streaming if check.experts else None),
         ("chunked prefill", check.chunked_prefill),
+        ("adapters", check.batched_adapters),
     )
     for label, verdict in verdicts:
         if isinstance(verdict, Verdict | SpeculationReport) and verdict.support is not UNSET:

@@ -155,6 +155,7 @@ class ModelCapabilities(Struct, frozen=True, kw_only=True):
     prefix_cache: PrefixVerdict | None = None
     chunked_prefill: Verdict | UnsetType = UNSET
     expert_streaming: Verdict | None = None
+    batched_adapters: Verdict | None = None
     speculation: SpeculationReport | UnsetType = UNSET
     bitwise: BitwiseVerdict | None = None
     trimmable: bool | None = None
@@ -371,6 +372,7 @@ def wire_capabilities(
         prefix_cache=verdicts.prefix_cache,
         chunked_prefill=verdicts.chunked_prefill,
         expert_streaming=verdicts.expert_streaming,
+        batched_adapters=verdicts.batched_adapters,
         speculation=SpeculationReport(
             **asdict(verdicts.speculation), batched_specdec=verdicts.batched_specdec
         ),

@@ -47,6 +47,7 @@ _FEATURES = (
     "kv_quantization",
     "chunked_prefill",
     "expert_streaming",
+    "batched_adapters",
 )
 _SILENT = (Outcome.UNSUPPORTED, Outcome.NO_DATA, Outcome.ERRORED)
 

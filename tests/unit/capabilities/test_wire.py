@@ -48,6 +48,7 @@ def test_a_row_has_every_key_of_the_contract() -> None:
         "prefix_cache",
         "chunked_prefill",
         "expert_streaming",
+        "batched_adapters",
         "speculation",
         "bitwise",
         "trimmable",

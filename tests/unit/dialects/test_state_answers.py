@@ -96,6 +96,7 @@ def test_a_measured_row_has_the_contract_s_shape() -> None:
         "kv_quantization",
         "prefix_cache",
         "expert_streaming",
+        "batched_adapters",
         "bitwise",
         "trimmable",
         "versions",

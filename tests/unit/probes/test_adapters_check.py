@@ -1,0 +1,201 @@
+"""The check of adapters passes right rows, says what adapters cannot change, and fails each fault."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+
+import mlx.core as mx
+import pytest
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.quantized import quantize
+
+from machd.capabilities.evidence import Outcome
+from machd.engine.adapters import adapted_model
+from machd.engine.adapters.adapted_model import AdaptedModel
+from machd.engine.adapters.low_rank import AdapterWeights, LowRank
+from machd.engine.assembly import make_engine
+from machd.engine.fake.tokenizer import FakeTokenizer
+from machd.engine.kernels.pass_adapters import AdapterKey
+from machd.engine.loading.description import describe_model
+from machd.engine.loading.loader import LoadedModel
+from machd.engine.loading.placing.precision import Conversion, native_layers
+from machd.engine.loading.placing.whole import materialise
+from machd.engine.protocol.progress import SilentProgress
+from machd.request import adapter as adapters
+from machd_probes.checks.adapters import probe
+from machd_probes.finding import Finding
+from machd_probes.prober import tiny_subject
+from machd_probes.subject import Extent, Subject
+from machd_probes.tiny import tiny_configuration, tiny_model
+
+Patch = pytest.MonkeyPatch
+
+
+@pytest.fixture(autouse=True)
+def _without_compilation() -> None:
+    """As in the daemon on a CPU."""
+    mx.disable_compile()
+
+
+def found(variant: str) -> Finding:
+    """Check a model that is built anew."""
+    subject = tiny_subject(variant)
+    try:
+        return probe(subject)
+    finally:
+        subject.engine.close()
+
+
+@pytest.mark.parametrize("variant", ["llama", "qwen3_5", "mamba"])
+def test_right_rows_pass(variant: str) -> None:
+    """Attention in one operation, states, and a model without attention: seven rows and three prefixes."""
+    its = found(variant)
+
+    assert (its.outcome, its.detail) == (Outcome.PASSED, "")
+    assert its.evidence.cases >= 7
+    assert its.evidence.token_mismatches == 0
+
+
+@pytest.mark.parametrize("variant", ["llama", "qwen3_moe"])
+def test_quantised_layers_pass(variant: str) -> None:
+    """Adapters on layers of 4 bits say what plain layers of the same numbers say with them merged."""
+    plain = tiny_model(tiny_configuration(variant))
+    quantize(plain, 32, 4, class_predicate=lambda _, layer: type(layer) is Linear)
+    model = copy.deepcopy(plain)
+    materialise(model, Conversion(mx.float32, native=native_layers("auto")), SilentProgress())
+    description = describe_model(
+        model,
+        model_id=variant,
+        architecture=variant,
+        context_tokens=1024,
+        eos_token_ids=frozenset(),
+    )
+    engine = make_engine(LoadedModel(model, FakeTokenizer(), description), max_rows=16)
+
+    its = probe(Subject(engine, Extent(), model=model, plain=plain))
+    engine.close()
+
+    assert its.outcome is Outcome.PASSED, its.detail
+
+
+def test_experts_are_named_as_left_out() -> None:
+    """A model of experts has adapters on its other layers, and says so."""
+    its = found("qwen3_moe")
+
+    assert its.outcome is Outcome.PASSED
+    assert its.detail == "adapters leave these layers as they are: experts"
+
+
+def test_model_without_linear_layers_is_unsupported(monkeypatch: Patch) -> None:
+    """There is nothing that an adapter could change."""
+    monkeypatch.setattr(adapted_model, "linear_parts", lambda *_: {})
+
+    its = found("llama")
+
+    assert its.outcome is Outcome.UNSUPPORTED
+    assert "no layer" in its.detail
+
+
+def test_model_is_left_without_adapters() -> None:
+    """Its layers have their own classes again, so that the checks behind this one see the base model."""
+    subject = tiny_subject("llama")
+    classes = [type(one) for one in subject.module.modules()]
+
+    probe(subject)
+
+    assert [type(one) for one in subject.module.modules()] == classes
+
+
+def _in_memory_as(patch: Patch, wrong: Callable[[LowRank], LowRank]) -> None:
+    right = AdaptedModel.add
+
+    def add(self: AdaptedModel, key: AdapterKey, weights: list[AdapterWeights]) -> None:
+        right(self, key, [{path: wrong(one) for path, one in own.items()} for own in weights])
+
+    patch.setattr(AdaptedModel, "add", add)
+
+
+def a_neighbours_adapter(patch: Patch) -> None:
+    """A row is given the adapters of the row before it."""
+    right = AdaptedModel.chosen
+
+    def chosen(self: AdaptedModel, rows: list[AdapterKey]) -> object:
+        return right(self, [*rows[-1:], *rows[:-1]])
+
+    patch.setattr(AdaptedModel, "chosen", chosen)
+
+
+def a_scale_forgotten(patch: Patch) -> None:
+    """What the files say that an adapter counts for is left out."""
+    _in_memory_as(patch, lambda one: replace(one, scale=1.0))
+
+
+def the_scale_of_a_request_forgotten(patch: Patch) -> None:
+    """Every adapter counts as it was trained."""
+    right = adapted_model._joined
+
+    def joined(key: AdapterKey, own: list[LowRank | None]) -> object:
+        return right(tuple(replace(one, scale=1.0) for one in key), own)
+
+    patch.setattr(adapted_model, "_joined", joined)
+
+
+def a_for_b(patch: Patch) -> None:
+    """Layers with as many outputs as inputs have their two matrices for one another, transposed."""
+
+    def swapped(one: LowRank) -> LowRank:
+        is_square = one.a.shape[1] == one.b.shape[0]
+        return replace(one, a=one.b.T, b=one.a.T) if is_square else one
+
+    _in_memory_as(patch, swapped)
+
+
+def a_stale_block(patch: Patch) -> None:
+    """A prefix that one adapter computed serves another one."""
+    patch.setattr(adapters, "adapter_namespace", lambda _: "")
+
+
+def an_adapter_that_matches_no_layer(patch: Patch) -> None:
+    """The base model answers under the adapter's name."""
+    patch.setattr(AdaptedModel, "chosen", lambda *_: nullcontext())
+
+
+def base_rows_with_an_adapter(patch: Patch) -> None:
+    """Rows of the base model get the first adapter of their pass."""
+    right = AdaptedModel.chosen
+
+    def chosen(self: AdaptedModel, rows: list[AdapterKey]) -> object:
+        first: AdapterKey = next((key for key in rows if key), ())
+        return right(self, [key or first for key in rows])
+
+    patch.setattr(AdaptedModel, "chosen", chosen)
+
+
+_ANY_MODEL = ("llama", "mamba")
+
+
+@pytest.mark.parametrize(
+    ("plant", "said", "variant"),
+    [
+        *((a_neighbours_adapter, "merged weights|other bits", one) for one in _ANY_MODEL),
+        *((a_scale_forgotten, "merged weights", one) for one in _ANY_MODEL),
+        *((the_scale_of_a_request_forgotten, "merged weights", one) for one in _ANY_MODEL),
+        (a_for_b, "merged weights", "llama"),  # mamba has no square layer
+        *((a_stale_block, "kept prefix", one) for one in _ANY_MODEL),
+        *((an_adapter_that_matches_no_layer, "merged weights", one) for one in _ANY_MODEL),
+        *((base_rows_with_an_adapter, "other bits", one) for one in _ANY_MODEL),
+    ],
+)
+def test_check_fails_a_fault(
+    plant: Callable[[Patch], None], said: str, variant: str, monkeypatch: Patch
+) -> None:
+    """Each fault is a failed check, whose sentence says where it shows."""
+    plant(monkeypatch)
+
+    its = found(variant)
+
+    assert its.outcome is Outcome.FAILED
+    assert any(one in its.detail for one in said.split("|")), its.detail
