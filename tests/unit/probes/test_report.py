@@ -292,7 +292,8 @@ def test_adapters_are_told_where_they_are_right_and_why_not_elsewhere() -> None:
         for one in [made_report(name)]
     ]
     matrix = made_matrix([*reports, made_report("unmeasured")])
-    text, lines = matrix_markdown(matrix), "\n".join(printed(matrix, width=300))
+    text = matrix_markdown(matrix)
+    lines = "\n".join(line.rstrip() for line in printed(matrix, width=300))
     rows = page_rows(text)
 
     marks = {name: row[-1].rstrip(" |") for name, row in rows.items()}
