@@ -64,7 +64,7 @@ def head_indices(lines: Sequence[str]) -> list[int]:
 def page_rows(text: str) -> dict[str, list[str]]:
     """Cells of the page's main tables by architecture."""
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| `")]
-    return {row[0].strip("`"): row for row in rows if len(row) == 14}
+    return {row[0].strip("`"): row for row in rows if len(row) == 15}
 
 
 def test_json_has_the_shape_of_the_contract() -> None:
@@ -279,6 +279,34 @@ def test_mlx_lms_own_batch_is_told_on_the_page() -> None:
     assert "## Where mlx-lm" not in matrix_markdown(made_matrix(REPORTS[:3]))
 
 
+def test_adapters_are_told_where_they_are_right_and_why_not_elsewhere() -> None:
+    """The page has a column and a table of reasons, the terminal the names under each reason."""
+    outcomes = {
+        "right": (Outcome.PASSED, "adapters leave these layers as they are: experts"),
+        "wrong": (Outcome.FAILED, "rows with adapters say something else"),
+        "without": (Outcome.UNSUPPORTED, "no layer is a linear one"),
+    }
+    reports = [
+        dataclasses.replace(one, results=(*one.results, ProbeResult("adapters", *outcomes[name])))
+        for name in outcomes
+        for one in [made_report(name)]
+    ]
+    matrix = made_matrix([*reports, made_report("unmeasured")])
+    text = matrix_markdown(matrix)
+    lines = "\n".join(line.rstrip() for line in printed(matrix, width=300))
+    rows = page_rows(text)
+
+    marks = {name: row[-1].rstrip(" |") for name, row in rows.items()}
+    assert marks == {"right": "yes", "wrong": "no", "without": "no", "unmeasured": "?"}
+    reasons = text.partition("## What adapters are not known to be right for, and why")[2]
+    assert "| blocked | `without` | no layer is a linear one |" in reasons
+    assert "rows with adapters say something else; serve it without adapters" in reasons
+    assert "`right`" not in reasons
+    assert "adapters (1)\n  right\n" in lines
+    assert "adapters blocked: without\n  no layer is a linear one\n" in lines
+    assert "adapters unknown: unmeasured\n" in lines
+
+
 def test_the_page_has_a_row_for_every_architecture() -> None:
     """Grouped by kind, with versions, figures and the reasons of all that is not supported."""
     matrix = made_matrix()
@@ -289,12 +317,12 @@ def test_the_page_has_a_row_for_every_architecture() -> None:
     assert rows["qwen3"][1:8] == ["`standard`", "yes", "0", "12", "1.2e-05", "1.1e-06", "right"]
     assert "machd 1.2, mlx 2.3, mlx-lm 3.4, cpu, B 4, float32" in text
     assert text.index("## Standard") < text.index("## Not built")
-    reasons = text.partition("## What is not batched, and why")[2]
+    reasons = text.partition("## What is not batched, and why")[2].partition("\n## ")[0]
     assert "`llama4`" in reasons
     assert "no tiny configuration" in reasons
     assert "`qwen3`" not in reasons
     assert {line.count(" | ") for line in text.splitlines() if line.startswith("| ")} == {
         2,
         3,
-        13,
+        14,
     }
