@@ -29,7 +29,7 @@ def test_layers_are_known_by_the_same_paths_after_machd_merges_them(
 
     after = linear_parts(loaded.model)
     assert base_layers(loaded.model) == shapes
-    assert shapes["model.layers.1.self_attn.k_proj"] == BaseLayer(outputs=64, inputs=128)
+    assert shapes["model.layers.1.self_attn.k_proj"] == BaseLayer(64, 128, heads=2)
     assert after["model.layers.1.self_attn.k_proj"].begin == 128, "behind the queries"
     assert all(bool(mx.array_equal(after[path].dense(), dense)) for path, dense in before.items())
 
