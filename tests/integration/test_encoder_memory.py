@@ -24,7 +24,7 @@ _MAX_NEW_DESCRIPTORS = 2
     [
         pytest.param(2, 4_000_000, id="thousands"),
         # An object of 80 bytes a request would be as much.
-        pytest.param(100, 8_000_000, id="a hundred thousand", marks=pytest.mark.long),
+        pytest.param(100, 8_000_000, id="a-hundred-thousand", marks=pytest.mark.long),
     ],
 )
 def test_memory_stays_level_over_requests_of_many_shapes(
