@@ -29,7 +29,7 @@ _USES = """\
 | batches, drafts, quantised keys and values | as of a directory (`tests/integration/test_gguf_serving.py` compares log-probabilities) |
 | several ranks | as of a directory (the same file: two ranks against one process) |
 | experts on disk | no: most types are packed anew while they are read, so an expert cannot be read by itself; check and the log say so |
-| adapters | no: a LoRA in a GGUF file is refused by what it is |
+| [adapters](../concepts/adapters.md) | yes, of any format; a LoRA in a GGUF file is served as one, and refused as a model |
 """
 
 
