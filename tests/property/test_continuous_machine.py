@@ -7,6 +7,7 @@ must come to. Schedulers that are broken on purpose prove that the machine would
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import ClassVar
@@ -1073,9 +1074,9 @@ class ForgetsThePadding(Scheduler):
 
 
 class _TurnedAround(WaitingQueue):
-    @property
-    def first(self) -> Sequence:
-        return list(iter(self))[-1]
+    def first_but(self, passed: Collection[Sequence]) -> Sequence | None:
+        others = [one for one in self if one not in passed]
+        return others[-1] if others else None
 
 
 class LastComeFirstServed(Scheduler):

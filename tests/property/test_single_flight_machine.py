@@ -7,6 +7,7 @@ prove that the machine would notice.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -401,9 +402,9 @@ class LosesWhoIsAbortedWhileWaiting(Scheduler):
 
 
 class _TurnedAround(WaitingQueue):
-    @property
-    def first(self) -> Sequence:
-        return list(iter(self))[-1]
+    def first_but(self, passed: Collection[Sequence]) -> Sequence | None:
+        others = [one for one in self if one not in passed]
+        return others[-1] if others else None
 
 
 class LastComeFirstServed(Scheduler):

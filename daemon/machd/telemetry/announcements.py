@@ -156,4 +156,7 @@ def _log_budget(log: BoundLogger, asked_gb: float, device_memory_bytes: int) -> 
 
 
 def _figures(evidence: Evidence | UnsetType) -> dict[str, float] | None:
-    return None if isinstance(evidence, UnsetType) else structs.asdict(evidence)
+    if isinstance(evidence, UnsetType):
+        return None
+    figures = structs.asdict(evidence).items()
+    return {name: value for name, value in figures if not isinstance(value, UnsetType)}
