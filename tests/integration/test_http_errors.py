@@ -799,6 +799,8 @@ def test_a_loading_daemon_says_so_on_every_endpoint() -> None:
         "/api/v1/models/load": {"model": "fake"},
         "/api/v1/models/unload": {"instance_id": "fake"},
         "/api/pull": {"model": "org/name"},
+        "/v1/load_lora_adapter": {"lora_name": "a"},
+        "/v1/unload_lora_adapter": {"lora_name": "a"},
         "/tokenize": {"prompt": "a"},
         "/detokenize": {"tokens": [1]},
     }
