@@ -18,7 +18,10 @@ from support.daemon.supervised_daemon import SupervisedDaemon
 from support.engines.dialogue import chat
 
 from machd.errors import EngineFaultError, MachdError
+from machd.link.port import EngineListener, EnginePort, OpenEngine
+from machd.link.snapshot import LoopSnapshot
 from machd.served.supervised_engine import SupervisedEngine
+from machd.settings.model import Settings
 
 _FLAGS: dict[str, object] = {
     "continuous_batching.enabled": True,
@@ -75,6 +78,32 @@ def _is_ready(daemon: SupervisedDaemon) -> bool:
 
 def _running(daemon: SupervisedDaemon) -> float:
     return scrape(daemon.url, "machd_active_loops") if _is_ready(daemon) else 0.0
+
+
+class _CountsAtReady(SupervisedDaemon):
+    """Attributes: counts: The front's, at the moment at which the model was said to be ready."""
+
+    counts: LoopSnapshot
+
+    def _open_engine(self) -> OpenEngine:
+        opened = super()._open_engine()
+
+        def note(engine: EnginePort) -> None:
+            self.counts = engine.snapshot
+
+        def open_engine(settings: Settings, listener: EngineListener) -> EnginePort:
+            engine = opened(settings, listener)
+            engine.loaded.add_done_callback(lambda _loaded: note(engine))
+            return engine
+
+        return open_engine
+
+
+def test_a_model_that_is_ready_has_counts() -> None:
+    """Who asks for them at once is not told of a model without slots."""
+    with capture_logs(), _CountsAtReady(_FLAGS) as daemon:
+        assert daemon.counts.slot_count == 16
+        assert daemon.counts.taken_unix_s > 0
 
 
 @pytest.mark.parametrize(

@@ -97,15 +97,14 @@ class FrontLink:
 
     def publish(self, events: list[Event]) -> None:
         """Report the events of a step, with the newest counts."""
-        snapshot, self._untold = self._untold, None
         if not self._has_ended:
-            self._send(Report(tuple(events), snapshot))
+            self._send(Report(tuple(events), self._take_untold()))
 
     def verdicts_changed(self, changed: frozenset[str]) -> None:
         """Report changed verdicts."""
         assert self._loop is not None
         assert self._loop.state is not None, "verdicts are of a loaded model"
-        self._send(Served(self._loop.state, changed))
+        self._send(Served(self._loop.state, changed, self._take_untold()))
 
     def block_changed(self, event: KvEvent) -> None:
         """Report a change of the blocks in memory."""
@@ -160,6 +159,10 @@ class FrontLink:
             os._exit(1)
         loop.join(_CLOSE_S)
 
+    def _take_untold(self) -> LoopSnapshot | None:
+        snapshot, self._untold = self._untold, None
+        return snapshot
+
     def _loaded(self, loaded: Future[None]) -> None:
         """Report that the model is served, or why it could not be loaded; called on the engine thread."""
         assert self._loop is not None
@@ -168,7 +171,7 @@ class FrontLink:
             assert self._loop.state is not None
             if self._loop.front is not None:
                 _close_texts(self._loop.front)
-            self._send(Served(self._loop.state, frozenset()))
+            self._send(Served(self._loop.state, frozenset(), self._take_untold()))
             return
         if not isinstance(error, MachdError):
             structlog.get_logger("machd.daemon").critical("model.load_failed", exc_info=error)

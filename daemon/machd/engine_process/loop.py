@@ -259,13 +259,13 @@ class EngineLoop:
             self._pulse.beat()
             self.state = ServedState.of(engine.model, self._probe(engine))
             scheduler = self._scheduling.scheduler(engine, self._known, self._settings)
+            self._pulse.beat()
             self._note(engine, scheduler, idle=True)
         except BaseException as error:  # noqa: BLE001 - whatever it is, who waits has to learn of it
             self.loaded.set_exception(error)
             self.finished.set_result(None)
             self._changes.refuse(self._end_error)
             return
-        self._pulse.beat()
         self.front = engine
         self.loaded.set_result(None)
         try:

@@ -161,10 +161,12 @@ class Served(Message, frozen=True):
 
     Attributes:
         changed: Features whose verdicts have changed; empty when the model has just been loaded.
+        snapshot: The counts, so that a model that is ready has some; None if unchanged.
     """
 
     state: ServedState
     changed: frozenset[str]
+    snapshot: LoopSnapshot | None
 
 
 class LoadFailed(Message, frozen=True):

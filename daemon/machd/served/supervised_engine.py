@@ -371,7 +371,8 @@ class SupervisedEngine:
         match message:
             case Sized(needs, device_memory_bytes):
                 self._sized(process, needs, device_memory_bytes)
-            case Served(state, changed):
+            case Served(state, changed, snapshot):
+                self._note_counts(snapshot)
                 self._served(process, state, changed)
 
     def _sized(self, process: EngineProcess, needs: MemoryNeeds, device_memory_bytes: int) -> None:
@@ -395,14 +396,17 @@ class SupervisedEngine:
         has_answered = self._work.follow(events)
         if has_answered is None:
             return  # of a process that is suspended
-        if snapshot is not None:
-            self.snapshot = snapshot
-            if not snapshot.running_count + snapshot.waiting_count:
-                self.idle_snapshot = snapshot
+        self._note_counts(snapshot)
         if has_answered:
             self._restarts.forget()
         if events:
             self._listener.publish(list(events))
+
+    def _note_counts(self, snapshot: LoopSnapshot | None) -> None:
+        if snapshot is not None:
+            self.snapshot = snapshot
+            if not snapshot.running_count + snapshot.waiting_count:
+                self.idle_snapshot = snapshot
 
     def _served(self, process: EngineProcess, state: ServedState, changed: frozenset[str]) -> None:
         self.state = state

@@ -13,7 +13,7 @@ from typing import cast
 
 from machd.clock import SystemClock
 from machd.engine.fake.tokenizer import FakeTokenizer
-from machd.engine.protocol.encoder import InputTokenizer
+from machd.engine.protocol.encoder import EncoderInput, InputTokenizer
 from machd.engine.protocol.engine import GrammarCompiler, ModelDescription
 from machd.engine.protocol.progress import SilentProgress
 from machd.link.port import EngineListener, OpenEngine
@@ -36,9 +36,16 @@ class _Front:
     media: None = None
 
 
+class _TakenInputs:
+    """Takes token ids as they are, and no texts."""
+
+    def take(self, token_ids: Sequence[Sequence[int]], *, truncates: bool) -> list[EncoderInput]:
+        del truncates
+        return [EncoderInput(tuple(one)) for one in token_ids]
+
+
 def _open_front(model: ModelDescription, grammars: GrammarCompiler) -> _Front:
-    # Of an encoder's requests token ids are taken as they are.
-    inputs = None if model.encoder is None else cast(InputTokenizer, object())
+    inputs = None if model.encoder is None else cast(InputTokenizer, _TakenInputs())
     return _Front(model, grammars, FakeTokenizer(), inputs)
 
 

@@ -97,7 +97,8 @@ def test_state_of_a_model_crosses(kind: TinyKind) -> None:
     )
     engine = make_engine(loaded(kind))
     assert engine.model.code is not None
-    served = Served(ServedState.of(engine.model, results), frozenset({"continuous_batching"}))
+    state = ServedState.of(engine.model, results)
+    served = Served(state, frozenset({"continuous_batching"}), LoopSnapshot(slot_count=3))
 
     sent = decode_to_front(encode(served))
 
