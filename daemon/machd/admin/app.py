@@ -17,6 +17,7 @@ from machd.admin.endpoints import ADMIN_ENDPOINTS, ADMIN_HANDLERS
 from machd.admin.gate import AdminGate
 from machd.admin.token import AdminToken
 from machd.admin.warming import MAX_WARM_BODY_BYTES
+from machd.console.pages import Pages
 from machd.http.endpoint import PUBLIC
 from machd.http.failures import Failures
 
@@ -45,7 +46,7 @@ def create_admin_app(context: AdminContext, token: AdminToken) -> ASGIApp:
         openapi_config=None,
         logging_config=None,
     )
-    return AdminGate(app, clock=context.clock)
+    return AdminGate(Pages(app, "operator"), clock=context.clock)
 
 
 def _asked(context: AdminContext) -> Callable[[Request[Any, Any, Any]], AdminContext]:

@@ -1,7 +1,7 @@
 """The gate of the admin listener: every request is stamped and checked before it is routed.
 
-It gets an id. A browser is turned away: no page has business here, so every request that carries
-an Origin is refused, and so is every Host that a page could have made to point here.
+It gets an id. Pages of elsewhere are turned away: every request that carries another Origin than that of
+machd's own page is refused, and so is every Host that a page could have made to point here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from machd.errors import (
 )
 from machd.http.failures import always_answered, error_response
 from machd.http.file_limit import ADMIN_CONNECTIONS
-from machd.http.hosts import host_name, is_loopback_name
+from machd.http.hosts import host_name, is_loopback_name, is_own_origin
 from machd.http.stamps import stamp
 
 MAX_OPEN_REQUESTS = ADMIN_CONNECTIONS
@@ -65,8 +65,9 @@ class AdminGate:
             return MisdirectedRequestError(
                 "the Host header names no loopback host; the admin API has no other"
             )
-        if b"origin" in headers:
-            return ForbiddenOriginError("browser pages may not call the admin API")
+        origin = headers.get(b"origin")
+        if origin is not None and not is_own_origin(origin, headers.get(b"host")):
+            return ForbiddenOriginError("pages of other origins may not call the admin API")
         if self._open_count >= MAX_OPEN_REQUESTS:
             return TooManyInFlightError(
                 f"{self._open_count} admin requests are open; try again later"

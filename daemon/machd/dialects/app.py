@@ -32,10 +32,12 @@ def create_app(
     open_requests: OpenRequests,
     max_connections: int,
     holds_admin_token: HoldsToken = lambda _: False,
+    with_page: Callable[[ASGIApp], ASGIApp] | None = None,
 ) -> ASGIApp:
     """Build the application that answers on the public port.
 
-    Where requests may change the models, they may have the admin token in place of a key.
+    Where requests may change the models, they may have the admin token in place of a key. ``with_page`` puts a page for
+    browsers in front of the API.
     """
     settings = context.settings
 
@@ -64,11 +66,12 @@ def create_app(
         logging_config=None,
     )
     return Gate(
-        app,
+        app if with_page is None else with_page(app),
         clock=context.clock,
         envelope_of=lambda scope: envelope_of(scope, is_one=context.models.is_one),
         allowed_hosts=settings.http.allowed_hosts,
         allowed_origins=settings.http.allowed_origins,
+        has_page=with_page is not None,
         max_in_flight=settings.limits.max_in_flight,
         max_connections=max_connections,
         open_requests=open_requests,

@@ -23,7 +23,7 @@ from machd.errors import (
 from machd.generations.trace_context import TraceContext, read_trace
 from machd.http.envelope import Envelope
 from machd.http.failures import always_answered, error_response
-from machd.http.hosts import host_name, needs_no_name_server, web_origin
+from machd.http.hosts import host_name, is_own_origin, needs_no_name_server, web_origin
 from machd.http.large_bodies import HeldBodies, lend
 from machd.http.leases import end_leases
 from machd.http.stamps import stamp
@@ -58,6 +58,7 @@ class Gate:
         envelope_of: Callable[[Scope], Envelope],
         allowed_hosts: Sequence[str],
         allowed_origins: Sequence[str],
+        has_page: bool,
         max_in_flight: int,
         max_connections: int,
         open_requests: OpenRequests,
@@ -66,6 +67,7 @@ class Gate:
         """Guard ``app``; ``on_refusal`` is told the code of a refusal for want of room.
 
         Hosts in ``allowed_hosts`` are taken beside IP addresses and loopback names; ``*`` is all. Health counts for no limit.
+        Where machd ``has_page``, that page may call it.
         """
         self._app = app
         self._answer = always_answered(app)
@@ -73,6 +75,7 @@ class Gate:
         self._envelope_of = envelope_of
         self._allowed_hosts = frozenset(host.lower() for host in allowed_hosts)
         self._allowed_origins = frozenset(origin.lower() for origin in allowed_origins)
+        self._has_page = has_page
         self._max_open, self._max_open_setting = min(
             (max_in_flight, "limits.max_in_flight"), (max_connections, "limits.max_connections")
         )
@@ -142,16 +145,20 @@ class Gate:
     def _refusal(self, path: str, headers: dict[bytes, bytes]) -> MachdError | None:
         if len(path) > _MAX_PATH_CHARACTERS:
             return NotFoundError("nothing is served at this path")
-        if not self._is_host_allowed(headers.get(b"host")):
-            return _host_refusal(headers.get(b"host"))
-        origin = headers.get(b"origin")
-        if origin is not None and origin.decode("latin-1").lower() not in self._allowed_origins:
+        host, origin = headers.get(b"host"), headers.get(b"origin")
+        if "*" not in self._allowed_hosts and not self._is_host_known(host):
+            return _host_refusal(host)
+        if origin is not None and not self._is_origin_allowed(origin, host):
             return _origin_refusal(origin)
         return None
 
-    def _is_host_allowed(self, host: bytes | None) -> bool:
-        if "*" in self._allowed_hosts:
+    def _is_origin_allowed(self, origin: bytes, host: bytes | None) -> bool:
+        if origin.decode("latin-1").lower() in self._allowed_origins:
             return True
+        # A foreign name that was made to point here is its own page's host, too: ``*`` is no reason to trust it.
+        return self._has_page and is_own_origin(origin, host) and self._is_host_known(host)
+
+    def _is_host_known(self, host: bytes | None) -> bool:
         name = host_name(host)
         return name is not None and (name in self._allowed_hosts or needs_no_name_server(name))
 

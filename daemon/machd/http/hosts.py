@@ -25,6 +25,13 @@ def web_origin(header: bytes) -> str | None:
     return origin if _ORIGIN.fullmatch(origin) else None
 
 
+def is_own_origin(origin: bytes, host: bytes | None) -> bool:
+    """Return True if a page came from the host that it calls now; whether this host is to be trusted is for others to say."""
+    scheme, separator, rest = origin.partition(b"://")
+    is_web = scheme.lower() in {b"http", b"https"}
+    return bool(separator) and is_web and host is not None and rest.lower() == host.lower()
+
+
 def is_loopback_name(name: str) -> bool:
     """Return True if it means this machine; no name is looked up."""
     return _is_localhost(name) or is_loopback(name)

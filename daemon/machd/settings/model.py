@@ -340,6 +340,16 @@ class AdminSettings(SettingsSection):
     )
 
 
+class ConsoleSettings(SettingsSection):
+    """The pages for browsers; that of operators is on the admin listener."""
+
+    public: bool = Field(
+        default=True,
+        description="Give browsers at / of the public port a page on which to try the models; it needs an "
+        "API key where there are some.",
+    )
+
+
 class MetricsSettings(SettingsSection):
     """The metrics page."""
 
@@ -418,6 +428,7 @@ class Settings(BaseSettings):
     auth: AuthSettings = Field(default_factory=AuthSettings)
     http: HttpSettings = Field(default_factory=HttpSettings)
     admin: AdminSettings = Field(default_factory=AdminSettings)
+    console: ConsoleSettings = Field(default_factory=ConsoleSettings)
     metrics: MetricsSettings = Field(default_factory=MetricsSettings)
     logging: LoggingSettings = Field(default_factory=LoggingSettings)
     tracing: TracingSettings = Field(default_factory=TracingSettings)

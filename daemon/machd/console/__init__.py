@@ -1,0 +1,1 @@
+"""The pages for browsers: their files, and how these are served."""
