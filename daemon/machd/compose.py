@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 from litestar.types import ASGIApp
@@ -17,7 +16,6 @@ from machd.capabilities.versions import Versions, installed_versions
 from machd.clock import Clock
 from machd.compose_model import ModelParts, Shared
 from machd.compose_models import PartsOfModels
-from machd.console.pages import Pages
 from machd.dialects.app import AppSwitch, create_app
 from machd.engine.protocol.downloads import Downloaded
 from machd.engine.protocol.media import MediaBounds
@@ -289,7 +287,6 @@ class Parts:
             open_requests=self._open_requests,
             max_connections=max_connections,
             holds_admin_token=self._holds_admin_token,
-            with_page=partial(Pages, folder="playground") if settings.console.public else None,
         )
 
 

@@ -45,8 +45,10 @@ class AdminGate:
 
         async def send_stamped(message: Message) -> None:
             if message["type"] == "http.response.start":
-                own = [(b"x-request-id", stamped.encode()), (b"cache-control", b"no-store")]
-                message["headers"] = [*message.get("headers", []), *own]
+                headers = [*message.get("headers", []), (b"x-request-id", stamped.encode())]
+                if all(name != b"cache-control" for name, _ in headers):
+                    headers.append((b"cache-control", b"no-store"))
+                message["headers"] = headers
             await send(message)
 
         refusal = self._refusal(scope, headers)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from http import HTTPStatus
+from typing import cast
 
 from litestar.enums import ScopeType
-from litestar.types import ASGIApp, Receive, Scope, Send
+from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
 
 from machd.console.files import PageFile, read_files
 
@@ -52,9 +53,9 @@ class Pages:
         if file is None:
             await self._app(scope, receive, send)
         else:
-            await _send_file(file, scope, send)
+            await _send_file(file, cast(HTTPScope, scope), send)
 
-    def _file(self, scope: Scope) -> PageFile | None:
+    def _file(self, scope: HTTPScope) -> PageFile | None:
         if scope["method"] not in {"GET", "HEAD"}:
             return None
         if scope["path"] == "/":
@@ -64,17 +65,17 @@ class Pages:
         return None
 
 
-def _takes_pages(scope: Scope) -> bool:
+def _takes_pages(scope: HTTPScope) -> bool:
     """Return True if the client names HTML among what it takes, as browsers do and programs do not."""
     accepted = ",".join(_values(scope, b"accept")).split(",")
     return any(one.partition(";")[0].strip().lower() == "text/html" for one in accepted)
 
 
-def _values(scope: Scope, name: bytes) -> list[str]:
+def _values(scope: HTTPScope, name: bytes) -> list[str]:
     return [value.decode("latin-1") for one, value in scope["headers"] if one == name]
 
 
-async def _send_file(file: PageFile, scope: Scope, send: Send) -> None:
+async def _send_file(file: PageFile, scope: HTTPScope, send: Send) -> None:
     known = ",".join(_values(scope, b"if-none-match")).split(",")
     is_known = file.etag in {one.strip().removeprefix("W/") for one in known}
     status = HTTPStatus.NOT_MODIFIED if is_known else HTTPStatus.OK

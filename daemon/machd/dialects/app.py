@@ -11,6 +11,7 @@ from litestar.datastructures import State
 from litestar.di import Provide
 from litestar.types import ASGIApp, Receive, Scope, Send
 
+from machd.console.pages import Pages
 from machd.dialects.endpoints import PUBLIC_HANDLERS, PUBLIC_ROUTES, PUBLIC_SOCKETS
 from machd.dialects.envelopes import envelope_of
 from machd.dialects.inspection import get_metrics
@@ -32,12 +33,10 @@ def create_app(
     open_requests: OpenRequests,
     max_connections: int,
     holds_admin_token: HoldsToken = lambda _: False,
-    with_page: Callable[[ASGIApp], ASGIApp] | None = None,
 ) -> ASGIApp:
     """Build the application that answers on the public port.
 
-    Where requests may change the models, they may have the admin token in place of a key. ``with_page`` puts a page for
-    browsers in front of the API.
+    Where requests may change the models, they may have the admin token in place of a key.
     """
     settings = context.settings
 
@@ -65,13 +64,14 @@ def create_app(
         openapi_config=None,
         logging_config=None,
     )
+    has_page = settings.console.public
     return Gate(
-        app if with_page is None else with_page(app),
+        Pages(app, "playground") if has_page else app,
         clock=context.clock,
         envelope_of=lambda scope: envelope_of(scope, is_one=context.models.is_one),
         allowed_hosts=settings.http.allowed_hosts,
         allowed_origins=settings.http.allowed_origins,
-        has_page=with_page is not None,
+        has_page=has_page,
         max_in_flight=settings.limits.max_in_flight,
         max_connections=max_connections,
         open_requests=open_requests,
