@@ -60,7 +60,7 @@ from machd.scheduler.events import (
     Event,
     FinishReason,
     OutputGenerated,
-    PromptReused,
+    PromptLookedUp,
     SequenceFinished,
 )
 from machd.scheduler.prefix_cache import PrefixCache
@@ -598,11 +598,12 @@ class PrefixMachine(RuleBasedStateMachine):
             match event:
                 case OutputGenerated(sequence_id, SampledToken() as token):
                     records[sequence_id].tokens.append(token.token_id)
-                case PromptReused(sequence_id, cached_tokens):
+                case PromptLookedUp(sequence_id, diagnosis):
                     record = records[sequence_id]
                     assert not record.cached_tokens, "told once"
                     assert not record.tokens, "and before its first token"
-                    record.cached_tokens = cached_tokens
+                    assert diagnosis.cached_tokens <= diagnosis.parted_at_tokens
+                    record.cached_tokens = diagnosis.cached_tokens
                     self._check_cached(record)
                 case OutputGenerated(sequence_id, ScoredPrompt() as scored):
                     record = records[sequence_id]

@@ -26,9 +26,10 @@ from machd.reading.text import CompletionText
 from machd.request.adapter import Adapter
 from machd.request.media import MediaKind
 from machd.scheduler.events import (
+    CacheDiagnosis,
     FinishReason,
     OutputGenerated,
-    PromptReused,
+    PromptLookedUp,
     SequenceAdmitted,
     SequenceFinished,
     SequenceStarted,
@@ -121,6 +122,8 @@ class GenerationUsage:
         prompt_tokens: Each prompt counts once, however many choices it has.
         cached_tokens: Prompt tokens that were cached before the request came, counted for the first choice
             of each prompt: the others reuse what that one has just computed.
+        diagnosis: Why the prefix cache had so much of the first prompt and no more; None before that is known, and without
+            a prefix cache; not part of equality.
         timing: Time of each phase; not part of equality.
     """
 
@@ -128,6 +131,7 @@ class GenerationUsage:
     cached_tokens: int
     completion_tokens: int
     reasoning_tokens: int = 0
+    diagnosis: CacheDiagnosis | None = field(default=None, compare=False)
     timing: GenerationTiming = field(default=GenerationTiming(), compare=False)
 
 
@@ -137,6 +141,7 @@ class _Choice:
     __slots__ = (
         "cached_tokens",
         "completion_tokens",
+        "diagnosis",
         "finish_reason",
         "has_called",
         "index",
@@ -155,6 +160,7 @@ class _Choice:
         self.text = text
         self.parser = parser
         self.cached_tokens = 0
+        self.diagnosis: CacheDiagnosis | None = None
         self.completion_tokens = 0
         self.reasoning_tokens = 0
         self.finish_reason: str | None = None
@@ -253,6 +259,7 @@ class Generation:
             self._cached_tokens,
             sum(choice.completion_tokens for choice in choices),
             sum(choice.reasoning_tokens for choice in choices),
+            self.diagnosis,
             self._timing,
         )
 
@@ -279,6 +286,11 @@ class Generation:
         The decode mode is that of the first token, as soon as there is one.
         """
         return self._admission
+
+    @property
+    def diagnosis(self) -> CacheDiagnosis | None:
+        """Why the prefix cache had so much of the first prompt and no more; None before that is known."""
+        return next(iter(self._choices.values())).diagnosis
 
     @property
     def first_token_s(self) -> float | None:
@@ -352,7 +364,7 @@ class Generation:
         first = next(iter(self._choices.values()))
         admitted_s = self._admission.at_s if self._admission else None
         started_s = finished_s if admitted_s is None else admitted_s
-        token_s, timing = self._first_token_s, self._timing
+        token_s, timing, diagnosis = self._first_token_s, self._timing, first.diagnosis
         return RequestRecord(
             request_id=identity.request_id,
             endpoint=identity.endpoint,
@@ -361,6 +373,8 @@ class Generation:
             first_prompt_tokens=self._tokens_of_prompts[0],
             cached_tokens=self._cached_tokens,
             first_cached_tokens=first.cached_tokens,
+            cache_reason=None if diagnosis is None else diagnosis.reason,
+            cache_parted_at_tokens=None if diagnosis is None else diagnosis.parted_at_tokens,
             completion_tokens=self.usage.completion_tokens,
             queue_s=started_s - identity.arrived_s,
             prefill_s=timing.prefill_s,
@@ -430,8 +444,9 @@ class Generation:
         match event:
             case SequenceAdmitted() | SequenceStarted():
                 self._note_mode(event)
-            case PromptReused(sequence_id, cached_tokens):
-                self._choices[sequence_id].cached_tokens = cached_tokens
+            case PromptLookedUp(sequence_id, diagnosis):
+                self._choices[sequence_id].diagnosis = diagnosis
+                self._choices[sequence_id].cached_tokens = diagnosis.cached_tokens
             case OutputGenerated(sequence_id, output):
                 outputs = news.setdefault(sequence_id, _News()).outputs
                 if isinstance(output, SampledToken):
