@@ -22,6 +22,7 @@ from machd.reading.output import (
     ToolCallStart,
     joined_pieces,
 )
+from machd.reading.prompt_places import MediaPlaces, PromptPlace, PromptPlaces
 from machd.reading.text import CompletionText
 from machd.request.adapter import Adapter
 from machd.request.media import MediaKind
@@ -124,6 +125,8 @@ class GenerationUsage:
             of each prompt: the others reuse what that one has just computed.
         diagnosis: Why the prefix cache had so much of the first prompt and no more; None before that is known, and without
             a prefix cache; not part of equality.
+        parted_at: Where in the conversation the prompt parted from the texts that are kept; None unless asked for, and where
+            that is not known.
         timing: Time of each phase; not part of equality.
     """
 
@@ -132,6 +135,7 @@ class GenerationUsage:
     completion_tokens: int
     reasoning_tokens: int = 0
     diagnosis: CacheDiagnosis | None = field(default=None, compare=False)
+    parted_at: PromptPlace | None = field(default=None, compare=False)
     timing: GenerationTiming = field(default=GenerationTiming(), compare=False)
 
 
@@ -198,6 +202,7 @@ class Generation:
         *,
         prompt_tokens: Sequence[int],
         media_kinds: Sequence[MediaKind] = (),
+        places: PromptPlaces | MediaPlaces | None = None,
         output: OutputFormat = PLAIN_OUTPUT,
         streams: bool = True,
         abort: AbortSequences,
@@ -213,6 +218,7 @@ class Generation:
             choices: Sequence ids, each with an empty text, in the order of the answer's indices.
             prompt_tokens: Number of tokens of each prompt.
             media_kinds: Kind of each image and video in the prompts.
+            places: Places of the first prompt's tokens in its conversation; None if no place is to be told.
             output: Splits a choice's text into thoughts, content and calls.
             streams: Whether the client sees the answer while it is generated.
             abort: Ends sequences; safe to call for finished ones.
@@ -231,6 +237,7 @@ class Generation:
         self._stops_after_call = output.stops_after_call
         self._prompt_tokens = sum(prompt_tokens)
         self._media_kinds = media_kinds
+        self._places = places
         self._tokens_of_prompts = tuple(prompt_tokens)
         self._choices_per_prompt = len(choices) // len(prompt_tokens)
         self._abort_sequences = abort
@@ -260,6 +267,7 @@ class Generation:
             sum(choice.completion_tokens for choice in choices),
             sum(choice.reasoning_tokens for choice in choices),
             self.diagnosis,
+            self._parted_at,
             self._timing,
         )
 
@@ -390,6 +398,12 @@ class Generation:
             images=self._media_kinds.count(MediaKind.IMAGE),
             videos=self._media_kinds.count(MediaKind.VIDEO),
         )
+
+    @property
+    def _parted_at(self) -> PromptPlace | None:
+        if self._places is None or self.diagnosis is None:
+            return None
+        return self._places.at(self.diagnosis.parted_at_tokens)
 
     @property
     def _timing(self) -> GenerationTiming:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from machd.engine.protocol.media import FIRST_MEDIA_KEY
-from machd.scheduler.block_tree import Walk
+from machd.scheduler.block_tree import Block, Walk
 from machd.scheduler.common_prefixes import PrefixRow
 from machd.scheduler.events import CacheDiagnosis, CacheReason
 from machd.scheduler.seen_prefixes import SeenPrefixes
 
-_NO_LOSS = (CacheReason.WHOLE, CacheReason.CONTINUED)
-"""Reasons for which nothing could have been reused behind the parting."""
-
 
 def diagnose(
-    row: PrefixRow, walk: Walk, *, usable_tokens: int, min_gain_tokens: int, seen: SeenPrefixes
+    row: PrefixRow, walk: Walk, usable: Block, seen: SeenPrefixes, *, min_gain_tokens: int
 ) -> CacheDiagnosis:
     """Tell why a row begins with ``row.found_tokens``.
 
@@ -23,11 +20,12 @@ def diagnose(
     Args:
         row: A row that begins now.
         walk: Longest kept prefix of its prompt.
-        usable_tokens: Longest kept prefix behind which this kind of cache can begin.
-        min_gain_tokens: Least tokens that count as missing before the end of the kept prefix.
+        usable: Last kept block behind which this kind of cache can begin.
         seen: Prefixes computed before.
+        min_gain_tokens: Least tokens that count as missing before the end of a kept prefix that is not the whole prompt.
     """
     found_tokens, parted_at_tokens = row.found_tokens, walk.tokens
+    usable_tokens = min(usable.stop, parted_at_tokens)
     if row.sequence.asks_prompt_logprobs:
         reason = CacheReason.PROMPT_LOGPROBS
         return CacheDiagnosis(0, 0, reason, reason)
@@ -39,9 +37,13 @@ def diagnose(
     behind_tokens = len(row.beginning) - parted_at_tokens
 
     def largest(reason: CacheReason) -> CacheReason:
-        least_tokens = (
-            min_gain_tokens if reason in _NO_LOSS else max(min_gain_tokens, behind_tokens)
-        )
+        match reason:
+            case CacheReason.WHOLE:
+                least_tokens = 1
+            case CacheReason.CONTINUED:  # nothing behind it could be reused
+                least_tokens = min_gain_tokens
+            case _:
+                least_tokens = max(min_gain_tokens, behind_tokens)
         return kept_reason if missing[kept_reason] >= least_tokens else reason
 
     client_reason = _parting(row, walk)

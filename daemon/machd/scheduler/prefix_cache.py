@@ -134,8 +134,8 @@ class PrefixCache:
             is_exact = position <= len(text)
             is_end = is_exact or not self._is_stateful
             upto = min(position, len(text))
-            self._extend(row, text, upto, position=position, is_end=is_end)
             self._seen.add(row.seen, row.seen.unnoted(text, upto))
+            self._extend(row, text, upto, position=position, is_end=is_end)
         self._let_go(row)
         for other in self._common_prefixes.leave(row):
             self._look_up(other)
@@ -157,6 +157,7 @@ class PrefixCache:
             row = self._rows[chunk.slot_index]
             if not row.is_open:
                 row.is_open = True
+                row.seen.begin(row.tip, row.beginning)
                 if not row.sequence.resumed_tokens:  # of its prompt is told once
                     row.sequence.reused_tokens = row.found_tokens
                     row.sequence.diagnosis = self._diagnose(row)
@@ -231,13 +232,7 @@ class PrefixCache:
     def _diagnose(self, row: PrefixRow) -> CacheDiagnosis:
         walk = self._tree.walk(row.known if row.known.is_known else row.root, row.beginning)
         usable = self._usable(walk.block, walk.tokens)
-        return diagnose(
-            row,
-            walk,
-            usable_tokens=min(usable.stop, walk.tokens),
-            min_gain_tokens=self._min_gain_tokens,
-            seen=self._seen,
-        )
+        return diagnose(row, walk, usable, self._seen, min_gain_tokens=self._min_gain_tokens)
 
     def _count(self, row: PrefixRow) -> None:
         self._queries += 1
@@ -350,6 +345,7 @@ class PrefixCache:
             if block is None:
                 break
             row.tip = block
+            block.prefix_hash = row.seen.hash_at(block.stop) or block.prefix_hash
         is_at_end = is_end and row.tip.stop == upto and not row.tip.is_root
         if is_at_end and self._lacks_state(row.tip, row_position):
             self._pool.store_anew(row.tip, row_position)

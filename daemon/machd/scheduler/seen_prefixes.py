@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from machd.request.adapter import adapter_namespace
+from machd.scheduler.block_tree import Block
 from machd.scheduler.events import CacheReason
 from machd.scheduler.sequence import Sequence
 
@@ -18,51 +19,67 @@ _KEYS_PER_PREFIX = 3
 
 
 class SeenText:
-    """The hashed prefixes of one row's text.
+    """The hashed prefixes of one row's text. A prefix ends at a multiple of the block size, or where the row is.
 
     Attributes:
         namespace: Key of the cache namespace.
         sharers: Key of the namespace without its adapters.
     """
 
-    __slots__ = ("_block_tokens", "_hashes", "_noted", "namespace", "sharers")
+    __slots__ = ("_block_tokens", "_first", "_hashes", "_noted", "namespace", "sharers")
 
     def __init__(self, sequence: Sequence, block_tokens: int) -> None:
-        """Start without hashes; prefixes end at multiples of ``block_tokens``."""
+        """Start without hashes."""
         request = sequence.request
         adapters = adapter_namespace(request.sampling.adapters)
         self.namespace = hash(request.cache_namespace)
         self.sharers = hash(request.cache_namespace.removeprefix(adapters))
         self._block_tokens = block_tokens
+        self._first = self._noted = 0
         self._hashes: list[int] = [0]
-        self._noted = 0
+
+    def begin(self, tip: Block, text: tuple[int, ...]) -> None:
+        """Go on behind the whole blocks that a row reuses, whose hashes are computed once and kept with them."""
+        block, unhashed = tip, list[Block]()
+        while not block.is_root and block.prefix_hash is None:
+            unhashed.append(block)
+            block = block.before
+        self._first = block.stop // self._block_tokens
+        self._hashes = [block.prefix_hash or 0]
+        self._reach(text, tip.stop)
+        for one in unhashed:
+            one.prefix_hash = self.hash_at(one.stop)
+        self._noted = tip.stop // self._block_tokens
+
+    def hash_at(self, stop: int) -> int | None:
+        """Return the hash of a prefix; None if it does not end at a multiple of the block size or is not known."""
+        index = stop // self._block_tokens - self._first
+        is_known = not stop % self._block_tokens and 0 <= index < len(self._hashes)
+        return self._hashes[index] if is_known else None
 
     def unnoted(self, text: tuple[int, ...], stop: int) -> list[int]:
         """Return hashes of prefixes up to ``stop`` that it has not returned before, that of ``stop`` included."""
         self._reach(text, stop)
         ends = stop // self._block_tokens
-        hashes = self._hashes[self._noted + 1 : ends + 1]
+        hashes = self._hashes[self._noted + 1 - self._first : ends + 1 - self._first]
         self._noted = max(self._noted, ends)
         return [*hashes, self._end(text, stop)]
 
     def longer_than(self, tokens: int, text: tuple[int, ...]) -> list[int]:
         """Return hashes of prefixes of more than so many tokens, the longest, which is the whole text, first."""
         self._reach(text, len(text))
-        return [
-            self._end(text, len(text)),
-            *reversed(self._hashes[tokens // self._block_tokens + 1 :]),
-        ]
+        longer = self._hashes[tokens // self._block_tokens + 1 - self._first :]
+        return [self._end(text, len(text)), *reversed(longer)]
 
     def _reach(self, text: tuple[int, ...], stop: int) -> None:
         hashes, size = self._hashes, self._block_tokens
-        while len(hashes) <= stop // size:
-            start = (len(hashes) - 1) * size
-            hashes.append(hash((hashes[-1], text[start : start + size])))
+        while (ends := self._first + len(hashes)) <= stop // size:
+            hashes.append(hash((hashes[-1], text[(ends - 1) * size : ends * size])))
 
     def _end(self, text: tuple[int, ...], stop: int) -> int:
         ends = stop // self._block_tokens
-        rest = text[ends * self._block_tokens : stop]
-        return hash((self._hashes[ends], rest)) if rest else self._hashes[ends]
+        known, rest = self._hashes[ends - self._first], text[ends * self._block_tokens : stop]
+        return hash((known, rest)) if rest else known
 
 
 class SeenPrefixes:

@@ -147,8 +147,7 @@ _OF_MODEL: tuple[MetricSpec, ...] = (
     _reading("machd_prefix_cache_hits_total", "Prompts found in the prefix cache: full but for the last token, or a prefix of them.", "kind"),
     _counter(
         "machd_prefix_cache_misses_total",
-        "Requests that ended whose prompt was not found whole, by why: continued is a conversation that goes on; diverged, "
-        "image_changed and first_seen ask for another prompt or client; evicted for a larger cache.",
+        "Requests that ended and whose prompt was not found whole in the prefix cache, by why.",
         "reason",
     ),
     _gauge("machd_prefix_cache_bytes", "Bytes of the prefix cache in memory; shared blocks count once."),
