@@ -141,8 +141,10 @@ def test_an_answer_says_why_the_cache_had_no_more(daemon: AdminDaemon) -> None:
 def test_a_stream_says_why_the_cache_had_no_more(daemon: AdminDaemon) -> None:
     """Before its first event, and in its usage if asked."""
     _diagnosed(daemon.http, LONG)
-    options = {"stream": True, "stream_options": {"include_usage": True}}
-    answer = _diagnosed(daemon.http, LONG, return_cache_diagnosis=True, **options)
+    usage_too = {"include_usage": True}
+    answer = _diagnosed(
+        daemon.http, LONG, return_cache_diagnosis=True, stream=True, stream_options=usage_too
+    )
     assert answer.headers["X-Cache-Diagnosis"].startswith("whole; ")
     usage = sse_data(answer.content)[-1]["usage"]
     assert usage["prompt_tokens_details"]["cache_diagnosis"]["reason"] == "whole"

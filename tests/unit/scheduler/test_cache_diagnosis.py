@@ -166,6 +166,11 @@ def _changed(text: Text, at: int) -> Text:
     return (*text[:at], 200, *text[at + 1 :])
 
 
+def _evict_and_ask_another(cache: Cache) -> None:
+    cache.shrink()
+    cache.ask((*SYSTEM, *OTHER))
+
+
 def _fail(cache: Cache) -> None:
     cache.events += cache.scheduler.fail(EngineFaultError("planted"), 0.0)
 
@@ -192,7 +197,7 @@ _PLANTED = [
     Planted("all_of_a_short_text_was_evicted", [(1, 2, 3)], (1, 2, 3), CacheReason.EVICTED, 0, happens=Cache.shrink),
     Planted("its_end_was_evicted", [_TEXT], _TEXT, CacheReason.EVICTED, 16, happens=lambda cache: cache.shrink(16 * BYTES_PER_TOKEN)),
     Planted("its_end_was_evicted_and_it_goes_on", [_TEXT], (*_TEXT, *OTHER), CacheReason.EVICTED, 12, happens=lambda cache: cache.shrink(12 * BYTES_PER_TOKEN)),
-    Planted("evicted_beside_a_text_that_goes_on", [_TEXT], _TEXT, CacheReason.EVICTED, 20, happens=lambda cache: (cache.shrink(), cache.ask((*SYSTEM, *OTHER)))),
+    Planted("evicted_beside_a_text_that_goes_on", [_TEXT], _TEXT, CacheReason.EVICTED, 20, happens=_evict_and_ask_another),
     Planted("memory_was_cleared", [_TEXT], _TEXT, CacheReason.EVICTED, 0, happens=lambda cache: cache.scheduler.clear_prefixes(is_disk_included=False)),
     Planted("blocks_were_lost_in_a_fault", [_TEXT], _TEXT, CacheReason.EVICTED, 0, happens=_fail),
     Planted("evicted_and_changed_before", [_TEXT], _changed(_TEXT, 2), CacheReason.FIRST_SEEN, 0, happens=Cache.shrink),
