@@ -13,12 +13,14 @@ from typing import Any
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 from support.checkpoints.served_adapters import write_adapter
 from support.clients.raw_client import RawClient
 from support.clocks.polling import CEILING_S, wait_until
 from support.daemon.admin_daemon import AdminDaemon, sse_events
 from support.daemon.serve_process import ServeProcess
 from support.daemon.several_models import several_models
+from support.daemon.supervised_daemon import SupervisedDaemon
 from support.engines.dialogue import chat, told
 from support.engines.fake_adapters import FakeAdapterRoom
 from support.engines.fake_engine import FakeEngine
@@ -44,14 +46,26 @@ def _daemon(
     )
 
 
+def _environ(directory: Path) -> dict[str, str]:
+    return {"XDG_RUNTIME_DIR": str(directory), "HOME": str(directory)}
+
+
+def _admin(url: str | None, directory: Path) -> httpx.Client:
+    """Return a client of the admin API with the token that a daemon has left under a directory."""
+    assert url is not None
+    path = directory / "machd" / f"admin-{url.rpartition(':')[2]}.token"
+    headers = {"Authorization": f"Bearer {path.read_text().strip()}"}
+    return httpx.Client(base_url=url, headers=headers, timeout=CEILING_S)
+
+
 def _requests(admin: httpx.Client) -> dict[str, dict[str, Any]]:
     """``GET /admin/requests``, by request id."""
     listed = admin.get("/admin/requests").json()["requests"]
     return {one["request_id"]: one for one in listed}
 
 
-def _open(client: RawClient, request_id: str, text: str = "a" * 400, **fields: object) -> None:
-    body = chat(f"say {text}", stream=True, **fields)
+def _open(client: RawClient, request_id: str, letters: int = 400, **fields: object) -> None:
+    body = chat(f"say {'a' * letters}", stream=True) | fields
     headers = {"Content-Type": "application/json", "X-Request-Id": request_id}
     client.request("POST", _CHAT, json.dumps(body).encode(), headers)
 
@@ -67,7 +81,7 @@ def test_a_request_in_prefill_shows_how_far_it_is_and_a_time_left_that_shrinks(
         gate(plan)
 
     with _daemon(tmp_path, pace) as daemon, RawClient(daemon.daemon.url) as client, gate:
-        _open(client, "r-1", "a" * 30_000)
+        _open(client, "r-1", 30_000)
         seen: list[dict[str, Any]] = []
 
         def look() -> bool:
@@ -101,16 +115,16 @@ def _waits(admin: httpx.Client, request_ids: Sequence[str]) -> list[tuple[str, s
 
 
 @pytest.mark.parametrize(
-    ("flags", "fields", "expected"),
+    ("flags", "max_tokens", "expected"),
     [
         (
             {"continuous_batching.max_b": 1},
-            {},
+            2000,
             [("decode", None), ("waiting", "slot"), ("waiting", "slot")],
         ),
         (
             {"continuous_batching.max_b": 4, "continuous_batching.kv_budget_gb": 0.001},
-            {"max_tokens": 400},
+            400,
             [("decode", None), ("waiting", "memory"), ("waiting", "turn")],
         ),
     ],
@@ -119,17 +133,19 @@ def _waits(admin: httpx.Client, request_ids: Sequence[str]) -> list[tuple[str, s
 def test_a_waiting_request_says_what_it_waits_for(
     tmp_path: Path,
     flags: dict[str, object],
-    fields: dict[str, object],
+    max_tokens: int,
     expected: list[tuple[str, str | None]],
 ) -> None:
     """No free slot; or no room in the KV budget for the first, and the ones behind it wait for their turn."""
     gate = StepGate(at_decode)
     names = [f"r-{number}" for number in range(3)]
+    clients_open: list[RawClient] = []
     with _daemon(tmp_path, gate, **flags) as daemon, gate, ExitStack() as clients:
         for name in names:
             client = clients.enter_context(RawClient(daemon.daemon.url))
-            _open(client, name, **fields)
-            wait_until(lambda name=name: name in _requests(daemon.admin), f"{name} is open")
+            clients_open.append(client)
+            _open(client, name, max_tokens=max_tokens)
+            wait_until(lambda: len(_requests(daemon.admin)) == len(clients_open), f"{name} is open")
         gate.step_until(lambda: _waits(daemon.admin, names) == expected, str(expected))
 
 
@@ -167,15 +183,13 @@ def test_a_request_whose_adapter_is_not_there_waits_for_it(tmp_path: Path) -> No
 def test_a_request_whose_model_loads_is_listed_and_can_be_ended(tmp_path: Path) -> None:
     """It waits for its model, before there is an answer; an operator's abort reaches its client."""
     models = {"alpha": "size=35000000", "beta": "size=35000000&load_s=30"}
-    environ = {"XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path)}
-    made = several_models(tmp_path, models, flags={"admin.listen": "127.0.0.1:0"}, environ=environ)
-    with made as daemon, ExitStack() as stack:
-        assert daemon.admin_url is not None
-        port = daemon.admin_url.rpartition(":")[2]
-        token = (tmp_path / "machd" / f"admin-{port}.token").read_text().strip()
-        headers = {"Authorization": f"Bearer {token}"}
-        admin = stack.enter_context(httpx.Client(base_url=daemon.admin_url, headers=headers))
-        client = stack.enter_context(RawClient(daemon.url))
+    flags = {"admin.listen": "127.0.0.1:0"}
+    with (
+        capture_logs(),
+        several_models(tmp_path, models, flags=flags, environ=_environ(tmp_path)) as daemon,
+        _admin(daemon.admin_url, tmp_path) as admin,
+        RawClient(daemon.url) as client,
+    ):
         body = json.dumps(chat("say hello", model="beta")).encode()
         sent = {"Content-Type": "application/json", "X-Request-Id": "r-cold"}
         client.request("POST", _CHAT, body, sent)
@@ -192,47 +206,62 @@ def test_a_request_whose_model_loads_is_listed_and_can_be_ended(tmp_path: Path) 
         wait_until(lambda: not _requests(admin), "it has left")
 
 
+def test_requests_wait_for_their_model_while_its_engine_process_is_replaced(tmp_path: Path) -> None:
+    """A request that had tokens waits again, and goes on once another process has loaded the model."""
+    flags = {"admin.listen": "127.0.0.1:0", "model.path": "fake?load_s=3"} | _BATCHED
+    with (
+        capture_logs(),
+        SupervisedDaemon(flags, environ=_environ(tmp_path)) as daemon,
+        _admin(daemon.admin_url, tmp_path) as admin,
+        RawClient(daemon.url) as client,
+    ):
+        _open(client, "r-1", 3000)
+        wait_until(lambda: _waits(admin, ["r-1"]) == [("decode", None)], "it has tokens")
+        daemon.processes[-1].kill()
+        wait_until(lambda: _waits(admin, ["r-1"]) == [("waiting", "model")], "it waits")
+        assert admin.get("/admin/overview").json()["state"]["state"] == "restarting"
+        wait_until(lambda: _waits(admin, ["r-1"]) == [("decode", None)], "it goes on")
+
+
 def test_finished_requests_and_the_log_have_no_word_of_users(tmp_path: Path) -> None:
     """What a request was, how long it took and how it ended; of a daemon as it is started by operators."""
     environ = {"XDG_RUNTIME_DIR": str(tmp_path)}
-    with ServeProcess("--continuous-batching", environ=environ) as daemon:
-        port = daemon.admin_url.rpartition(":")[2]
-        token = (tmp_path / "machd" / f"admin-{port}.token").read_text().strip()
-        headers = {"Authorization": f"Bearer {token}"}
-        with httpx.Client(base_url=daemon.admin_url, headers=headers, timeout=CEILING_S) as admin:
-            for _ in range(2):
-                body = {
-                    "messages": [{"role": "user", "content": _SECRET}],
-                    "max_tokens": 4,
-                    "temperature": 0,
-                    "user": _SECRET,
-                }
-                answer = httpx.post(daemon.url + _CHAT, json=body, timeout=CEILING_S)
-                assert answer.status_code == 200
-            text = answer.json()["choices"][0]["message"]["content"]
-            finished = admin.get("/admin/requests/finished")
-            newest, older = finished.json()["requests"]
-            assert newest["id"] == answer.json()["id"]
-            assert newest["finished_at"] >= older["finished_at"]
-            assert newest["completion_tokens"] == 4
-            assert newest["ttft_ms"] <= newest["latency_ms"]
-            log = admin.get("/admin/log?level=info")
-            events = {one["event"]: one for one in log.json()["events"]}
-            assert events["request.finished"]["fields"]["completion_tokens"] == "4"
-            assert "daemon.ready" in events
-            written = {str(one["event"]) for one in daemon.events}
-            assert set(events) == written, "of both processes"
-            assert admin.get("/admin/log?level=none").status_code == 400
-            for told_ in (finished.text, log.text, admin.get("/admin/overview").text):
-                assert _SECRET not in told_
-                assert not text.strip() or text not in told_
-            memory = admin.get("/admin/memory").json()
-            now = memory["now"]
-            assert now["weights_bytes"] > 90_000_000
-            assert now["process_bytes"] > now["weights_bytes"]
-            assert now["total_bytes"] >= now["available_bytes"] > 0
-            assert now["kv_budget_bytes"] > 0
-            assert memory["history"][0].keys() == now.keys()
+    with (
+        ServeProcess("--continuous-batching", environ=environ) as daemon,
+        _admin(daemon.admin_url, tmp_path) as admin,
+    ):
+        body = {
+            "messages": [{"role": "user", "content": _SECRET}],
+            "max_tokens": 4,
+            "temperature": 0,
+            "user": _SECRET,
+        }
+        _, answer = (httpx.post(daemon.url + _CHAT, json=body, timeout=CEILING_S) for _ in range(2))
+        assert answer.status_code == 200
+        text = answer.json()["choices"][0]["message"]["content"]
+        finished = admin.get("/admin/requests/finished")
+        newest, older = finished.json()["requests"]
+        assert newest["id"] == answer.json()["id"]
+        assert newest["finished_at"] >= older["finished_at"]
+        assert newest["completion_tokens"] == 4
+        assert newest["ttft_ms"] <= newest["latency_ms"]
+        log = admin.get("/admin/log?level=info")
+        events = {one["event"]: one for one in log.json()["events"]}
+        assert events["request.finished"]["fields"]["completion_tokens"] == "4"
+        assert "daemon.ready" in events
+        written = {str(one["event"]) for one in daemon.events}
+        assert set(events) == written, "of both processes"
+        assert admin.get("/admin/log?level=none").status_code == 400
+        for told_ in (finished.text, log.text, admin.get("/admin/overview").text):
+            assert _SECRET not in told_
+            assert not text.strip() or text not in told_
+        memory = admin.get("/admin/memory").json()
+        now = memory["now"]
+        assert now["weights_bytes"] > 90_000_000
+        assert now["process_bytes"] > now["weights_bytes"]
+        assert now["total_bytes"] >= now["available_bytes"] > 0
+        assert now["kv_budget_bytes"] > 0
+        assert memory["history"][0].keys() == now.keys()
 
 
 def test_watchers_see_changes_at_once_and_at_most_four_overviews_a_second(tmp_path: Path) -> None:
@@ -252,7 +281,8 @@ def test_watchers_see_changes_at_once_and_at_most_four_overviews_a_second(tmp_pa
             assert next(events)[0] == "overview"
             loading.start()
             start_s = time.monotonic()
-            overviews, finished = [], []
+            overviews: list[dict[str, Any]] = []
+            finished: list[dict[str, Any]] = []
             while len(overviews) < 8:
                 name, event = next(events)
                 (overviews if name == "overview" else finished).append(event)

@@ -8,12 +8,12 @@ from typing import get_args
 
 import click
 
-from machd.admin.finished_requests import FinishedRequest
+from machd.admin.finished_requests import FinishedRequest, FinishedRequestList
 from machd.admin.log import LoggedEventList
 from machd.admin.memory import MemoryReport
 from machd.admin.memory_history import MemorySample
 from machd.admin.open_requests import OpenRequest
-from machd.admin.requests import FinishedRequestList, OpenRequestList
+from machd.admin.requests import OpenRequestList
 from machd.cli.ctl_tables import duration, request_counts, shown_size, words_table
 from machd.cli.ctl_target import admin_client, target_options
 from machd.cli.ctl_text import json_option, plain, print_lines, say, show_answer, table_lines
