@@ -16,16 +16,13 @@ FEATURE_CHECKS = (
 )
 """What decides on a feature, the most valuable first: after batching the prefix cache and speculation."""
 
-STAND_IN_CHECKS = (*FEATURE_CHECKS, "expert_streaming")
-"""What is measured on a small model of the same code. The last one copies the model, so it never runs on a large one."""
-
-SWITCH_CHECKS = (*STAND_IN_CHECKS, "adapters")
-"""What is measured of code that other switches run. The last one needs the model as mlx-lm builds it, too."""
+STAND_IN_CHECKS = (*FEATURE_CHECKS, "expert_streaming", "adapters")
+"""Checks of a small model of the same code. The last two copy the model, so they never run on a large one."""
 
 CHECK_NAMES = (
     "without_cache",
     "alone",
-    *SWITCH_CHECKS,
+    *STAND_IN_CHECKS,
     "memory_baseline",
     "mlx_lm_batch",
 )
