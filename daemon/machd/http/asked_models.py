@@ -1,4 +1,4 @@
-"""What a request's ``model`` names: a model, or an adapter of one; and adapters that it lists beside a model."""
+"""Models and adapters that a request names: in its ``model``, and as a list of adapters beside a model."""
 
 from __future__ import annotations
 

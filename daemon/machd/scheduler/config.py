@@ -39,7 +39,7 @@ NO_DRAFTS = DraftPolicy()
 
 @dataclass(frozen=True, slots=True)
 class AdapterPolicy:
-    """Whether rows may have adapters, and share a pass with other rows.
+    """Admission of rows with adapters: into shared passes, alone, or not at all.
 
     Attributes:
         is_batched: Rows with adapters may share a pass; otherwise each is computed alone.

@@ -41,7 +41,7 @@ from machd.scheduler.suspensions import MemoryYield, Suspensions
 from machd.scheduler.waiting import QueueLimits, WaitingQueue
 
 _ADAPTER_POLL_S = 0.005
-"""How often it is asked for adapters that sequences wait for while nothing runs."""
+"""Time between two looks for adapters that sequences wait for while nothing runs."""
 
 _MODES = {Lane.BATCH: DecodeMode.BATCHED, Lane.SERIAL: DecodeMode.SINGLE}
 

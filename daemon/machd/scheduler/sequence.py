@@ -201,7 +201,7 @@ class Sequence:
 
     @property
     def end_reason(self) -> FinishReason | None:
-        """Why the completion ends with its last token; None if it goes on."""
+        """Reason for which the completion ends with its last token; None if it goes on."""
         completion, request = self.completion_token_ids, self.request
         if completion and completion[-1] in request.stop_token_ids:
             return FinishReason.STOP
