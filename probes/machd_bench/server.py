@@ -45,7 +45,7 @@ class _Tokens(Struct):
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """Which endpoint and fields a server takes.
+    """Endpoint and fields that a server takes.
 
     Attributes:
         ignores_eos: Whether ``ignore_eos`` may be sent; without it answers may end early.

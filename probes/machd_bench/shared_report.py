@@ -26,7 +26,7 @@ _TEXTS = frozenset(
 """Figures that are words of machd's own."""
 _PROBE_PREFIX = "probe_"
 _WORD = re.compile(r"[A-Za-z0-9_ .-]{1,40}")
-"""What such words are made of: no path, no URL, no sentence."""
+"""Characters of such words: no path, no URL, no sentence."""
 LOCAL_MODEL = "a model on disk"
 
 

@@ -7,25 +7,22 @@ from importlib.util import find_spec
 from pathlib import Path
 
 BATCHING_CHECKS = ("batch_parity", "window_overflow", "rope_positions", "sampling_isolation")
-"""What decides on continuous batching. They need the engine alone."""
+"""Checks that decide on continuous batching. They need the engine alone."""
 
 FEATURE_CHECKS = (
     *BATCHING_CHECKS,
     *("state_snapshot", "cache_reuse", "trim", "batched_drafts"),
     *("chunked_prefill", "quantized_kv"),
 )
-"""What decides on a feature, the most valuable first: after batching the prefix cache and speculation."""
+"""Checks that decide on a feature, the most valuable first: after batching the prefix cache and speculation."""
 
-STAND_IN_CHECKS = (*FEATURE_CHECKS, "expert_streaming")
-"""What is measured on a small model of the same code. The last one copies the model, so it never runs on a large one."""
-
-SWITCH_CHECKS = (*STAND_IN_CHECKS, "adapters")
-"""What is measured of code that other switches run. The last one needs the model as mlx-lm builds it, too."""
+STAND_IN_CHECKS = (*FEATURE_CHECKS, "expert_streaming", "adapters")
+"""Checks of a small model of the same code. The last two copy the model, so they never run on a large one."""
 
 CHECK_NAMES = (
     "without_cache",
     "alone",
-    *SWITCH_CHECKS,
+    *STAND_IN_CHECKS,
     "memory_baseline",
     "mlx_lm_batch",
 )

@@ -34,7 +34,7 @@ _INTERRUPTED = 130
 
 
 class _Document(MatrixReport, frozen=True, kw_only=True):
-    """What ``--json`` prints; encoders are left out where none was asked for."""
+    """The document that ``--json`` prints; encoders are left out where none was asked for."""
 
     encoders: EncoderMatrix | UnsetType = UNSET
 

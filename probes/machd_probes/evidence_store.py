@@ -25,7 +25,7 @@ from machd_probes.results_cache import ResultsCache, results_directory
 from machd_probes.versions import ProbeBasis
 
 _DIRECTORY_FILES = ("*.safetensors", "*.json")
-"""What makes a model what it is: weights, and the configuration that shapes its caches."""
+"""Files that a model's evidence depends on: weights, and the configuration that shapes its caches."""
 
 
 class EvidenceStore:

@@ -57,7 +57,7 @@ mlx-lm has: a few layers with random weights, each kind of layer that the archit
 - **experts on disk**: with its experts on disk a model gives the tokens that it gives from memory; *no* for a model
   without experts.
 - **adapters**: rows with different adapters on all linear layers, and with none, say in one batch what each says alone with its
-  adapter merged into the weights. Experts stay as they are.
+  adapter merged into the weights. Experts stay as they are. Where it is unknown, rows with adapters are computed one at a time.
 - **-**: not measured.
 """
 

@@ -16,7 +16,7 @@ from machd_probes.versions import ProbeBasis
 _NAME = "matrix.json"
 
 MATRIX_PATH = Path(__file__).with_name(_NAME)
-"""Where a new one is written to, in a checkout."""
+"""Path of a new one in a checkout."""
 
 
 class KeptMatrix(Struct, frozen=True):

@@ -28,7 +28,7 @@ from machd.engine.loading.placing.whole import materialise
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.progress import SilentProgress
 from machd_probes.bounded import OutOfTimeError
-from machd_probes.catalogue import CHECK_NAMES, SWITCH_CHECKS
+from machd_probes.catalogue import CHECK_NAMES, STAND_IN_CHECKS
 from machd_probes.finding import Finding, no_data
 from machd_probes.subject import Extent, Subject, told
 from machd_probes.switches import Option, described, options_of, pairs, turned_over
@@ -92,7 +92,7 @@ def probe_switches(name: str) -> ArchitectureReport:
             code = code_of(name, turned)
             if code is None or covered.covers(code, _of_mlx(code)):
                 continue
-            found = _probe_configuration(name, turned, SWITCH_CHECKS)
+            found = _probe_configuration(name, turned, STAND_IN_CHECKS)
             if found.code is not None:
                 covered = covered.joined(found.code)
                 switched.append(SwitchedReport(described(options), found.code, found.results))

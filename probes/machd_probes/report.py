@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -47,6 +47,12 @@ class MatrixVersions(Versions, frozen=True, kw_only=True):
     """
 
     blas: str | None = None
+
+    @classmethod
+    def of(cls, basis: ProbeBasis, **others: str | None) -> Self:
+        """Return the versions that results of a basis hold for, with those that only one matrix has."""
+        fields: dict[str, Any] = {**_fields(basis.versions), "blas": basis.blas, **others}
+        return cls(**fields)
 
 
 class ProbeRow(Struct, frozen=True, kw_only=True):
@@ -80,12 +86,18 @@ class MatrixRow(ModelCapabilities, frozen=True, kw_only=True):
         )
 
 
-class MatrixSummary(Struct, frozen=True, kw_only=True):
-    """Counts of architectures by their verdict on continuous batching."""
+class SupportCounts(Struct, frozen=True, kw_only=True):
+    """Counts of a matrix's rows by the verdict that its summary is about."""
 
     supported: int
     blocked: int
     unknown: int
+
+    @classmethod
+    def of(cls, verdicts: Iterable[Support], **others: int) -> Self:
+        """Count verdicts; ``others`` are counts that only one matrix has."""
+        counts = Counter(verdicts)
+        return cls(**{one.value: counts[one] for one in Support}, **others)
 
 
 class MatrixReport(Struct, frozen=True, kw_only=True):
@@ -97,7 +109,7 @@ class MatrixReport(Struct, frozen=True, kw_only=True):
 
     versions: MatrixVersions
     architectures: list[MatrixRow]
-    summary: MatrixSummary
+    summary: SupportCounts
     complete: bool = True
 
 
@@ -113,14 +125,11 @@ def matrix_of(
     """
     ordered = sorted(reports, key=lambda one: (one.architecture.lower(), one.architecture))
     rows = [_row(report, basis) for report in ordered]
-    counts = Counter(verdict.support for row in rows if (verdict := row.continuous_batching))
     return MatrixReport(
-        versions=MatrixVersions(**_fields(basis.versions), blas=basis.blas),
+        versions=MatrixVersions.of(basis),
         architectures=rows,
-        summary=MatrixSummary(
-            supported=counts[Support.SUPPORTED],
-            blocked=counts[Support.BLOCKED],
-            unknown=counts[Support.UNKNOWN],
+        summary=SupportCounts.of(
+            verdict.support for row in rows if (verdict := row.continuous_batching)
         ),
         complete=complete,
     )

@@ -13,10 +13,10 @@ from rich.text import Text
 
 from machd.capabilities.rules import PrefixVerdict
 from machd.capabilities.verdict import Support, Verdict
-from machd_probes.report import MatrixReport, MatrixRow, MatrixSummary, MatrixVersions
+from machd_probes.report import MatrixReport, MatrixRow, MatrixVersions, SupportCounts
 
 NONE = "-"
-"""What is not known or was not measured."""
+"""Cell of a value that is unknown or was not measured."""
 
 _MARKS = {Support.SUPPORTED: "yes", Support.BLOCKED: "no", Support.UNKNOWN: "?"}
 STYLES = {"yes": "green", "full": "green", "snapshot": "green", "no": "red", "?": "yellow"}
@@ -216,7 +216,7 @@ def _summary_lines(matrix: MatrixReport) -> Iterator[str]:
         yield "incomplete: interrupted before every architecture was probed"
 
 
-def _counts(summary: MatrixSummary) -> str:
+def _counts(summary: SupportCounts) -> str:
     return (
         f"{summary.supported} can be batched, {summary.blocked} cannot, {summary.unknown} unknown"
     )

@@ -38,8 +38,9 @@ from machd.scheduler.events import (
 )
 from machd.scheduler.prefix_cache import PrefixCache
 from machd.scheduler.prefix_limits import BlockCosts, PrefixConfig, PrefixLimits
-from machd.scheduler.scheduler import MemoryYield, Scheduler
+from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.subscriber import Resumption, SequenceRequest
+from machd.scheduler.suspensions import MemoryYield
 
 _MAX_TOKENS = 24
 _ROWS = 16

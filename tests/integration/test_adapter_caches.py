@@ -16,12 +16,16 @@ from structlog.testing import capture_logs
 from support.checkpoints.served_adapters import write_adapter
 from support.clocks.polling import wait_until
 from support.daemon.admin_daemon import AdminDaemon
+from support.daemon.running_daemon import RunningDaemon
 from support.engines.dialogue import completion, told
 from support.engines.fake_blocks import FakeDisk
 from support.engines.fake_engine import FakeEngine
 from support.programs.kv_subscriber import KvSubscriber, Stored
 
+from machd.capabilities.evidence import Evidence, Outcome, ProbeResult
+from machd.engine_process.startup_guard import Measures
 from machd.generations import service
+from machd_probes.catalogue import STAND_IN_CHECKS
 
 _LONG = "You are a librarian, and answer in one sentence. " * 6
 _BLOCK_TOKENS = 16
@@ -34,6 +38,15 @@ def _directory(tmp_path: Path) -> Path:
     write_adapter(directory / "style", 2)
     write_adapter(directory / "copy", 1)
     return directory
+
+
+@pytest.fixture(autouse=True)
+def _measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the model have passed every check, so that rows with adapters share batches."""
+    evidence = Evidence(0, 0.0, 0.0, 8)
+    results = tuple(ProbeResult(name, Outcome.PASSED, "", evidence) for name in STAND_IN_CHECKS)
+    measures = Measures(recall=lambda _engine: results)
+    monkeypatch.setattr(RunningDaemon, "_measures", lambda _daemon: measures)
 
 
 def _running(tmp_path: Path, disk: FakeDisk | None = None, **flags: object) -> AdminDaemon:

@@ -20,6 +20,9 @@ from support.daemon.running_daemon import RunningDaemon
 from support.engines.dialogue import chat, completion, says_its_adapters, sse_text
 from support.engines.fake_engine import FakeEngine
 
+from machd.capabilities.evidence import Evidence, Outcome, ProbeResult
+from machd.engine_process.startup_guard import Measures
+
 _CHAT = "/v1/chat/completions"
 _NOTHING = (
     "fake:unknown",
@@ -346,3 +349,32 @@ def test_scales_for_all_requests_are_refused_in_words(client: httpx.Client) -> N
 
     assert answer.status_code == 400
     assert "send lora with each request" in answer.json()["error"]["message"]
+
+
+class _MeasuredDaemon(RunningDaemon):
+    """A daemon that knows what a probe of adapters has found."""
+
+    def _measures(self) -> Measures:
+        result = ProbeResult("adapters", Outcome.FAILED, "rows differ", Evidence(3, 1.0, 0.0, 8))
+        return Measures(recall=lambda _engine: (result,))
+
+
+def test_adapters_are_refused_where_they_were_measured_to_be_wrong(directory: Path) -> None:
+    """The verdict of the capabilities is the reason of the refusal, and the model serves on without them."""
+    with (
+        _MeasuredDaemon(_engine, {"adapters.directory": str(directory)}) as daemon,
+        httpx.Client(base_url=daemon.url, timeout=CEILING_S) as client,
+    ):
+        verdict = client.get("/v1/capabilities").json()["batched_adapters"]
+        refused = client.post(_CHAT, json={**chat(), "model": "support"})
+        listed = client.post(
+            _CHAT, json={**chat(), "model": "fake", "lora": [{"id": 0, "scale": 1}]}
+        )
+
+        assert verdict["verdict"] == "blocked"
+        assert "serve it without adapters" in verdict["reason"]
+        for answer in (refused, listed):
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"]) == (503, "adapter_not_loaded")
+            assert verdict["reason"] in error["message"]
+        assert _said(client, "fake") == ("base", "fake")

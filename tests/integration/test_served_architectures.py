@@ -32,6 +32,7 @@ _COLUMNS = {
     "batched specdec": "batched_specdec",
     "quantised KV": "kv_quantization",
     "chunked prefill": "chunked_prefill",
+    "adapters": "batched_adapters",
 }
 _PROMPT_TOKENS = 60
 _EVERY_RUN = {*ONE_OF_EACH_KIND, "gemma2"}

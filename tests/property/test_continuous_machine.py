@@ -81,6 +81,7 @@ from machd.scheduler.events import (
     StepCompleted,
     SuspendReason,
 )
+from machd.scheduler.open_sequences import OpenSequences
 from machd.scheduler.pacing import PREFILL_SHARE
 from machd.scheduler.prefix_cache import PrefixCache
 from machd.scheduler.reservations import Reservations
@@ -1085,7 +1086,7 @@ class LastComeFirstServed(Scheduler):
     def __init__(self, config: SchedulerConfig) -> None:
         """Start idle."""
         super().__init__(config)
-        self._waiting = _TurnedAround(config.limits, slot_count=config.slot_count)
+        self._open.waiting = _TurnedAround(config.limits, slot_count=config.slot_count)
 
 
 class _Careless(CoalescingIndex):
@@ -1100,7 +1101,7 @@ class SharesWithAnybody(Scheduler):
     def __init__(self, config: SchedulerConfig) -> None:
         """Start idle."""
         super().__init__(config)
-        self._index = _Careless(is_on=config.coalesce)
+        self._open.index = _Careless(is_on=config.coalesce)
 
 
 class _NeverForgets(CoalescingIndex):
@@ -1117,7 +1118,7 @@ class LetsJoinTheDead(Scheduler):
     def __init__(self, config: SchedulerConfig) -> None:
         """Start idle."""
         super().__init__(config)
-        self._index = _NeverForgets(is_on=config.coalesce)
+        self._open.index = _NeverForgets(is_on=config.coalesce)
 
 
 class _NeverAlone(RunningSequences):
@@ -1129,9 +1130,10 @@ class _NeverAlone(RunningSequences):
 class LetsOthersJoinASuspect(Scheduler):
     """Admits sequences beside one that is to go on alone."""
 
-    def _take_on(self, config: SchedulerConfig, prefixes: PrefixCache | None) -> None:
-        super()._take_on(config, prefixes)
-        self._running.__class__ = _NeverAlone
+    def _take_on(self, config: SchedulerConfig, prefixes: PrefixCache | None) -> RunningSequences:
+        running = super()._take_on(config, prefixes)
+        running.__class__ = _NeverAlone
+        return running
 
 
 class ForgetsToReplay(Scheduler):
@@ -1141,9 +1143,7 @@ class ForgetsToReplay(Scheduler):
         return super()._taken_in(subscriber, sequence, now_s)[:1]
 
 
-class LeaderTakesAllAlong(Scheduler):
-    """When the leader leaves, its followers are forgotten."""
-
+class _LeaderTakesAllAlong(OpenSequences):
     def _end(
         self,
         subscriber: Subscriber,
@@ -1154,13 +1154,22 @@ class LeaderTakesAllAlong(Scheduler):
         is_sound: bool = True,
         stop_token: SampledToken | None = None,
     ) -> SequenceFinished:
-        sequence = self._open[subscriber.sequence_id]
+        sequence = self[subscriber.sequence_id]
         if reason is FinishReason.ABORT and subscriber is sequence.subscribers[0]:
             for follower in sequence.subscribers[1:]:
                 super()._end(follower, reason, now_s, error)
         return super()._end(
             subscriber, reason, now_s, error, is_sound=is_sound, stop_token=stop_token
         )
+
+
+class LeaderTakesAllAlong(Scheduler):
+    """When the leader leaves, its followers are forgotten."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        """Start idle."""
+        super().__init__(config)
+        self._open.__class__ = _LeaderTakesAllAlong
 
 
 class StarvesTheSerialRow(Scheduler):
@@ -1214,7 +1223,7 @@ class HoldsForGood(Scheduler):
 class KeepsTheUnfit(Scheduler):
     """Keeps a sequence that can never run at the head of the queue."""
 
-    def _end_unfit(self, sequence: Sequence, now_s: float) -> list[SequenceFinished]:
+    def _end_unfit(self, sequence: Sequence, now_s: float) -> list[Event]:
         del sequence, now_s
         return []
 
@@ -1227,7 +1236,7 @@ class TurnsAwayAtASwitch(Scheduler):
         events = super().apply_config(config, now_s)
         for sequence in list(self._waiting)[config.limits.max_queue :]:
             error = QueueFullError("too many")
-            events += self._end_sequence(sequence, FinishReason.ERROR, now_s, error)
+            events += self._open.end(sequence, FinishReason.ERROR, now_s, error)
         return events
 
 
@@ -1239,7 +1248,7 @@ class ReordersAtASwitch(Scheduler):
         turned = _TurnedAround(config.limits)
         for sequence in self._waiting:
             turned.add(sequence)
-        self._waiting = turned
+        self._open.waiting = turned
         return super().apply_config(config, now_s)
 
 
@@ -1254,17 +1263,18 @@ class SharesAfterItIsSwitchedOff(Scheduler):
     def __init__(self, config: SchedulerConfig) -> None:
         """Start idle."""
         super().__init__(config)
-        self._index = _SharesForGood(is_on=config.coalesce)
+        self._open.index = _SharesForGood(is_on=config.coalesce)
 
 
 class KeepsTheOldSlots(Scheduler):
     """Keeps the slot count of the config before."""
 
-    def _take_on(self, config: SchedulerConfig, prefixes: PrefixCache | None) -> None:
-        before = getattr(self, "_running", None)
-        super()._take_on(config, prefixes)
-        if before is not None:
-            self._running.slots = before.slots
+    def apply_config(self, config: SchedulerConfig, now_s: float) -> list[Event]:
+        """Put the slots of before back."""
+        slots = self._running.slots
+        events = super().apply_config(config, now_s)
+        self._running.slots = slots
+        return events
 
 
 class DraftsForAll(Scheduler):

@@ -46,6 +46,7 @@ from machd.scheduler.events import (
     SequenceQueued,
     SequenceStarted,
 )
+from machd.scheduler.open_sequences import OpenSequences
 from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.sequence import Sequence
 from machd.scheduler.slots import Slots
@@ -379,26 +380,39 @@ class ForgetsToRelease(Scheduler):
         self._running.slots = _ForgetfulSlots(1)
 
 
-class KeepsFinishedInSlot(Scheduler):
-    """Keeps the slot of a sequence without subscribers."""
-
+class _KeepsFinishedInSlot(OpenSequences):
     def _retire(self, sequence: Sequence, now_s: float, *, is_sound: bool) -> None:
         if not sequence.is_running:
             super()._retire(sequence, now_s, is_sound=is_sound)
 
 
-class LosesWhoIsAbortedWhileWaiting(Scheduler):
-    """Emits nothing for an abort in the queue."""
+class KeepsFinishedInSlot(Scheduler):
+    """Keeps the slot of a sequence without subscribers."""
 
+    def __init__(self, config: SchedulerConfig) -> None:
+        """Start idle."""
+        super().__init__(config)
+        self._open.__class__ = _KeepsFinishedInSlot
+
+
+class _LosesWhoIsAbortedWhileWaiting(OpenSequences):
     def abort(
         self, sequence_ids: tuple[str, ...], error: MachdError | None, now_s: float
     ) -> list[Event]:
-        """Drop the sequence and say nothing."""
-        for sequence in self._waiting:
+        for sequence in self.waiting:
             if sequence.request.sequence_id in sequence_ids:
-                self._waiting.remove(sequence)
-                del self._open[sequence.request.sequence_id]
+                self.waiting.remove(sequence)
+                del self._by_id[sequence.request.sequence_id]
         return super().abort(sequence_ids, error, now_s)
+
+
+class LosesWhoIsAbortedWhileWaiting(Scheduler):
+    """Emits nothing for an abort in the queue."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        """Start idle."""
+        super().__init__(config)
+        self._open.__class__ = _LosesWhoIsAbortedWhileWaiting
 
 
 class _TurnedAround(WaitingQueue):
@@ -413,7 +427,7 @@ class LastComeFirstServed(Scheduler):
     def __init__(self, config: SchedulerConfig) -> None:
         """Start idle."""
         super().__init__(config)
-        self._waiting = _TurnedAround(config.limits)
+        self._open.waiting = _TurnedAround(config.limits)
 
 
 class DeliversStopTokens(Scheduler):
@@ -446,12 +460,19 @@ class CountsOneTokenTooMany(Scheduler):
         ]
 
 
+class _NeverTimesOut(OpenSequences):
+    def expire(self, now_s: float) -> list[Event]:
+        del now_s
+        return []
+
+
 class NeverTimesOut(Scheduler):
     """Expires no sequence."""
 
-    def _expire(self, now_s: float) -> list[SequenceFinished]:
-        del now_s
-        return []
+    def __init__(self, config: SchedulerConfig) -> None:
+        """Start idle."""
+        super().__init__(config)
+        self._open.__class__ = _NeverTimesOut
 
 
 class FailsInSilence(Scheduler):

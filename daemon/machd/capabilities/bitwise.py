@@ -1,4 +1,4 @@
-"""Whether a row has the same bits however it is computed: alone, in a batch, in chunks, from a cache, with drafts.
+"""The verdict on equal bits of a row, however it is computed: alone, in a batch, in chunks, from a cache, with drafts.
 
 Verdicts on features tolerate rounding; this one tolerates none. It is about machd's own kernels on the
 CPU, whose sums have one order whatever else is computed, and still has to be measured: a model may need
@@ -42,7 +42,7 @@ class Computing:
 
 
 class BitwiseVerdict(Struct, frozen=True, kw_only=True):
-    """Whether a row has the same bits alone, in a batch, in chunks, behind a cached prefix and with drafts.
+    """The verdict on equal bits of a row alone, in a batch, in chunks, behind a cached prefix and with drafts.
 
     Attributes:
         value: Every check that compares a row with itself has measured a difference of 0 with this code and

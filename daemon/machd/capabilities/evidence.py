@@ -20,7 +20,7 @@ class Outcome(StrEnum):
     PASSED = "passed"
     FAILED = "failed"
     UNSUPPORTED = "unsupported"
-    """What it would try does not exist for this model: a window overflow without a window."""
+    """The model lacks the subject of the probe, such as a window for a window overflow."""
 
     NO_DATA = "no_data"
     """It ran, and nothing it saw could have told right from wrong."""
@@ -33,7 +33,7 @@ class Outcome(StrEnum):
 
 
 class MeasuredOn(StrEnum):
-    """Which model a probe ran, in the words of a verdict's reason."""
+    """Model that a probe ran, in the words of a verdict's reason."""
 
     ARCHITECTURE = "a tiny model of the architecture"
     SHIPPED = "a tiny model of the architecture, shipped with machd"

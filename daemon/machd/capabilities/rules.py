@@ -75,7 +75,10 @@ def batched_adapters(results: Sequence[ProbeResult]) -> Verdict:
     unsupported = next((one for one in mine if one.outcome is Outcome.UNSUPPORTED), None)
     if unsupported is not None:
         return Verdict(Support.BLOCKED, unsupported.detail)
-    return Verdict(Support.UNKNOWN, "adapters have not been measured for this code")
+    return Verdict(
+        Support.UNKNOWN,
+        "adapters have not been measured for this code; rows with adapters are computed one at a time until they have been",
+    )
 
 
 def speculation(facts: CacheFacts) -> Verdict:

@@ -1,4 +1,4 @@
-"""What lists say of adapters: each with its model, if its files can be used."""
+"""Adapters in lists of models: each with its model, if its files can be used."""
 
 from __future__ import annotations
 

@@ -127,12 +127,13 @@ def engine_parts(  # noqa: PLR0913 - one argument for each thing that differs be
     blocks = MemoryTier(disk_tier, form)
     row_adapters: RowAdapters = NoRowAdapters()
     adapter_room: ClosableAdapterRoom
+    adapter_obstacle = ""
     if experts is not None:
-        adapter_room = NoAdapterRoom(
-            "a model whose experts are on disk is computed without adapters"
-        )
+        adapter_obstacle = "a model whose experts are on disk is computed without adapters"
     elif decider is not None:
-        adapter_room = NoAdapterRoom("a model of several ranks is computed without adapters")
+        adapter_obstacle = "a model of several ranks is computed without adapters"
+    if adapter_obstacle:
+        adapter_room = NoAdapterRoom(adapter_obstacle)
     else:
         row_adapters = adapted = _adapted(loaded)
         adapter_room = AdapterResidency(adapted, _reader(adapted.base), adapters or AdapterLimits())
@@ -156,6 +157,7 @@ def engine_parts(  # noqa: PLR0913 - one argument for each thing that differs be
             has_length_classes=has_length_classes,
             shares_prefixes=is_standard and loaded.kv_format is PLAIN and shares_prefixes(model),
             proposer=ProposerKind.OFF if proposer is None else proposer.kind,
+            adapter_obstacle=adapter_obstacle,
         ),
         tokenizer=loaded.tokenizer,
         kv=ModelKv(

@@ -46,8 +46,9 @@ from machd.scheduler.events import (
     SequenceFinished,
     StepCompleted,
 )
-from machd.scheduler.scheduler import MemoryYield, Scheduler
+from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.subscriber import SequenceRequest
+from machd.scheduler.suspensions import MemoryYield
 from machd.settings.model import Settings
 
 _IDLE_WAIT_S = 0.5

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 from machd.capabilities.verdict import Support
 from machd.engine.protocol.engine import Engine, ModelDescription
+from machd.link.adapter_mode import adapter_policy
 from machd.link.decode_mode import decide_decode_mode
 from machd.link.kv_memory import effective_budget_bytes
 from machd.link.speculation_mode import draft_policy
@@ -136,8 +138,10 @@ def scheduler_config(state: ServedState, settings: Settings) -> SchedulerConfig:
     drafts = draft_policy(settings.speculation, model, verdicts)
     if decision.active is DecodeMode.BATCHED:
         batching = _batching(settings.continuous_batching, model)
-        return continuous(limits, batching, drafts, experts_on_disk=model.experts_on_disk)
-    return single_flight(limits, drafts, experts_on_disk=model.experts_on_disk)
+        config = continuous(limits, batching, drafts, experts_on_disk=model.experts_on_disk)
+    else:
+        config = single_flight(limits, drafts, experts_on_disk=model.experts_on_disk)
+    return replace(config, adapters=adapter_policy(verdicts.batched_adapters))
 
 
 def queue_limits(settings: Settings) -> QueueLimits:

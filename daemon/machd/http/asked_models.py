@@ -1,4 +1,4 @@
-"""What a request's ``model`` names: a model, or an adapter of one; and adapters that it lists beside a model."""
+"""Models and adapters that a request names: in its ``model``, and as a list of adapters beside a model."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from machd.errors import (
     UnsupportedParameterError,
 )
 from machd.http.model_names import ModelNames, is_name
+from machd.link.adapter_mode import adapter_policy
 from machd.request.adapter import NumberedAdapter
 from machd.served.adapter_places import AdapterToServe
 from machd.served.adapter_set import AdapterSet
@@ -107,14 +108,12 @@ def check_takes_adapters(served: ServedModel) -> None:
 
     Raises:
         UnsupportedParameterError: It generates no text.
-        AdapterError: Its experts lie on disk, or several ranks compute it.
+        AdapterError: Its verdict on adapters is blocked.
     """
-    model = served.model
-    if model.encoder is not None:
+    if served.model.encoder is not None:
         raise UnsupportedParameterError.at(
             "model", "adapters are served with models that generate text, and this one does not"
         )
-    if model.experts_on_disk:
-        raise AdapterError("no adapter is served with a model whose experts lie on disk")
-    if len(served.snapshot.memory.ranks) > 1:
-        raise AdapterError("no adapter is served with a model that several ranks compute")
+    refusal = adapter_policy(served.verdicts.batched_adapters).refusal
+    if refusal:
+        raise AdapterError(refusal)

@@ -66,7 +66,7 @@ class ServerContext:
 
     @property
     def service(self) -> GenerationService:
-        """What opens that model's generations."""
+        """The service that opens that model's generations."""
         return self.own_service or self.services[self.models.default]
 
     @property
@@ -76,7 +76,7 @@ class ServerContext:
 
     @property
     def has_operators(self) -> bool:
-        """Whether requests may change which models there are, or which are loaded."""
+        """True if requests may add and remove models, or load and unload them."""
         section = self.settings.models
         return not self.models.is_one or section.hub_cache or section.directory is not None
 

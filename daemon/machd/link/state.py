@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from machd.capabilities.bitwise import BitwiseVerdict, Computing, judge_bitwise
 from machd.capabilities.evidence import Results
+from machd.capabilities.verdict import Support, Verdict
 from machd.capabilities.verdicts import ModelVerdicts, judge, not_generating
 from machd.engine.protocol.encoder import EncoderTask
 from machd.engine.protocol.engine import ModelDescription
@@ -38,6 +39,9 @@ class ServedState:
         )
         if model.encoder is None:
             verdicts = judge(model.cache, results)
+            if model.adapter_obstacle:
+                no = Verdict(Support.BLOCKED, model.adapter_obstacle)
+                verdicts = replace(verdicts, batched_adapters=no)
         else:
             is_embedding = model.encoder.task is EncoderTask.EMBED
             verdicts = not_generating("vectors" if is_embedding else "labels")

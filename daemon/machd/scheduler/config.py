@@ -38,6 +38,22 @@ NO_DRAFTS = DraftPolicy()
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterPolicy:
+    """Admission of rows with adapters: into shared passes, alone, or not at all.
+
+    Attributes:
+        is_batched: Rows with adapters may share a pass; otherwise each is computed alone.
+        refusal: Reason to refuse every row with adapters; empty if they may run.
+    """
+
+    is_batched: bool = True
+    refusal: str = ""
+
+
+BATCHED_ADAPTERS = AdapterPolicy()
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """The configuration of a scheduler; a running one gets another at an idle moment.
 
@@ -50,6 +66,7 @@ class SchedulerConfig:
         limits: Bounds of the queue.
         pace: Prompt tokens and drafts of a step.
         drafts: When drafts are allowed.
+        adapters: Whether rows may have adapters.
     """
 
     mode: DecodeMode
@@ -60,6 +77,7 @@ class SchedulerConfig:
     limits: QueueLimits
     pace: StepPace
     drafts: DraftPolicy = NO_DRAFTS
+    adapters: AdapterPolicy = BATCHED_ADAPTERS
 
     def has_room_for(self, tokens: int) -> bool:
         """Return True if a sequence of so many positions, prompt and completion together, may run at all."""

@@ -1,4 +1,4 @@
-"""What drafts have cost and gained: each row's acceptance, and the time that wrong drafts may cost.
+"""Balance of drafts: each row's acceptance, and the time that wrong drafts may cost.
 
 Plain steps and right drafts earn time, wrong drafts spend it, and without any left there are no drafts. So a
 proposer that is always wrong costs 2 % at most, whatever the acceptance that rows are thought to have.

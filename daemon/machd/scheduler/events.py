@@ -19,7 +19,7 @@ class DecodeMode(StrEnum):
 
 
 class SuspendReason(StrEnum):
-    """Why sequences lost their slots, to be resumed from their tokens."""
+    """Reasons for which sequences lose their slots, to be resumed from their tokens."""
 
     MEMORY = "memory"
     """A step did not fit into the memory that was left."""
@@ -69,7 +69,7 @@ class CacheReason(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """Why a sequence ended."""
+    """Reasons for which a sequence ends."""
 
     STOP = "stop"
     LENGTH = "length"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from machd.engine.protocol.adapters import AdapterRoom, Holding
 from machd.engine.protocol.memory import MemoryReading, StepMemoryError
 from machd.engine.protocol.step import Lane, RowFault, StepPlan, StepResult
-from machd.errors import MachdError, OverloadedError, RequestError, RowFaultError
+from machd.errors import AdapterError, MachdError, OverloadedError, RequestError, RowFaultError
 from machd.scheduler.common_prefixes import Sharing
 from machd.scheduler.config import SchedulerConfig
 from machd.scheduler.prefix_cache import PrefixCache
@@ -37,6 +37,7 @@ class RunningSequences:
         self.prefixes = prefixes
         self.max_count = config.slot_count
         self._adapters = adapters
+        self._adapter_policy = config.adapters
 
     def __iter__(self) -> Iterator[Sequence]:
         """Yield the sequences."""
@@ -81,11 +82,15 @@ class RunningSequences:
         """Keep a sequence's adapters in memory for it to be admitted; without room only if it has none.
 
         Raises:
-            AdapterError: One of them cannot be used.
+            AdapterError: One of them cannot be used, or none with this model.
         """
         adapters = sequence.request.sampling.adapters
         if not adapters:
             return Holding.HELD
+        if self._adapter_policy.refusal:
+            raise AdapterError(self._adapter_policy.refusal)
+        if not self._adapter_policy.is_batched:
+            sequence.needs_serial_lane = True
         return self._adapters.hold(adapters) if has_room else Holding.NO_ROOM
 
     def admit(self, sequence: Sequence, now_s: float) -> bool:

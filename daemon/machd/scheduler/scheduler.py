@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
-from enum import StrEnum
 
-from machd.engine.protocol.adapters import AdapterRoom, Holding, NoAdapterRoom
+from machd.engine.protocol.adapters import AdapterRoom, NoAdapterRoom
 from machd.engine.protocol.memory import MemoryReading
 from machd.engine.protocol.step import Lane, RowOutput, SampledToken, StepPlan, StepResult
 from machd.errors import (
-    AdapterError,
     KvBudgetExceededError,
     MachdError,
     OverloadedError,
     RequestError,
     UnavailableError,
 )
-from machd.scheduler.coalesce import CoalescingIndex, is_shareable
+from machd.scheduler.admission_round import AdmissionRound
+from machd.scheduler.coalesce import CoalescingIndex
 from machd.scheduler.config import SchedulerConfig
 from machd.scheduler.draft_reading import DraftCounts, DraftReading
 from machd.scheduler.events import (
@@ -29,37 +27,24 @@ from machd.scheduler.events import (
     FinishReason,
     OutputGenerated,
     SequenceAdmitted,
-    SequenceFinished,
     SequenceQueued,
     SequenceStarted,
-    SuspendReason,
 )
+from machd.scheduler.open_sequences import OpenSequences
 from machd.scheduler.plan import Planner
 from machd.scheduler.prefix_cache import PrefixCache
 from machd.scheduler.prefix_limits import PrefixLimits, PrefixReading
 from machd.scheduler.running import RunningSequences, error_of
 from machd.scheduler.sequence import Sequence
 from machd.scheduler.subscriber import SequenceRequest, Subscriber
+from machd.scheduler.suspensions import MemoryYield, Suspensions
 from machd.scheduler.waiting import QueueLimits, WaitingQueue
 from machd.scheduler.waits import WaitReason, Waits
 
 _ADAPTER_POLL_S = 0.005
-"""How often it is asked for adapters that sequences wait for while nothing runs."""
+"""Time between two looks for adapters that sequences wait for while nothing runs."""
 
 _MODES = {Lane.BATCH: DecodeMode.BATCHED, Lane.SERIAL: DecodeMode.SINGLE}
-
-
-class MemoryYield(StrEnum):
-    """Concession of the scheduler to a step without enough memory."""
-
-    BLOCKS = "blocks"
-    """Blocks of the prefix cache."""
-
-    SUSPENDED = "suspended"
-    """A sequence's slot; it waits to be resumed."""
-
-    ENDED = "ended"
-    """A sequence, which failed with OverloadedError."""
 
 
 class Scheduler:
@@ -83,13 +68,14 @@ class Scheduler:
             adapters: The engine's; None for an engine without.
         """
         self._adapters = adapters or NoAdapterRoom()
-        self._take_on(config, prefixes)
+        self._open = OpenSequences(
+            WaitingQueue(config.limits, slot_count=config.slot_count),
+            self._take_on(config, prefixes),
+            CoalescingIndex(is_on=config.coalesce),
+        )
+        self._suspensions = Suspensions(self._open)
         self._step_mode = self.step_mode
         self._drafts = DraftCounts()
-        self._waiting = WaitingQueue(config.limits, slot_count=self.slot_count)
-        self._index = CoalescingIndex(is_on=config.coalesce)
-        self._open: dict[str, Sequence] = {}
-        self._next_number = 0
         self._is_held = False
         self._awaits_adapters = False
         self._waits = Waits()
@@ -174,71 +160,24 @@ class Scheduler:
         self._running.observe_memory(reading)
 
     def yield_memory(self, missing_bytes: int, now_s: float) -> tuple[MemoryYield, list[Event]]:
-        """Give up memory for a step that lacks ``missing_bytes``; the next plan frees it.
-
-        Blocks of the prefix cache go first. Without any, the youngest sequence is suspended. One that runs
-        alone goes on in the serial lane, and ends with OverloadedError if it does not fit there either. From
-        then on one sequence fewer runs; each that finishes allows one more. Every call gives up something, so a
-        caller may repeat it until the step fits.
-        """
-        running = self._running
-        if self.yield_blocks(missing_bytes):
-            return MemoryYield.BLOCKS, []
-        running.limit_to(len(running) - 1)
-        youngest = running.youngest
-        if self._shrink():
-            self._suspend(youngest, SuspendReason.MEMORY, is_sound=False)
-            return MemoryYield.SUSPENDED, []
-        error = OverloadedError(
-            "the server has too little memory left for this request; try again later",
-            retry_after_s=self._waiting.retry_after_s(),
-        )
-        return MemoryYield.ENDED, self._end_with(error, [youngest], now_s, is_sound=False)
-
-    def suspend(self, config: SchedulerConfig | None = None) -> None:
-        """Suspend running sequences for another config; the next plan frees their slots.
-
-        What they have computed stays in the prefix cache. A sequence that could never run under ``config`` goes
-        on to its end; None where that is not known.
-        """
-        for sequence in tuple(self._running):
-            if config is None or config.has_room_for(sequence.reserved_tokens):
-                self._suspend(sequence, SuspendReason.CONFIG, is_sound=True)
-
-    def suspend_half(self) -> bool:
-        """Suspend every running sequence on an engine that has lost its rows, and let half as many run.
-
-        Returns:
-            False if one runs that cannot take less, which is left as it is.
-        """
-        running = self._running
-        if not self._shrink():
-            return False
-        running.limit_to(len(running) // 2)
-        for sequence in tuple(running):
-            self._suspend(sequence, SuspendReason.MEMORY, is_sound=False)
-        running.forget_rows()
-        return True
-
-    def survive(self, error: MachdError, now_s: float) -> list[Event]:
-        """Suspend every running sequence on an engine that has lost its rows in a step that failed.
-
-        Each is a suspect until it has gone on alone for a token. One that was a suspect already, and so ran
-        alone, is to blame: it ends with ``error``.
-        """
-        to_blame = [one for one in self._running if one.is_suspect]
-        for sequence in tuple(self._running):
-            if not sequence.is_suspect:
-                sequence.is_suspect = True
-                self._suspend(sequence, SuspendReason.FAULT, is_sound=False)
-        events = self._end_with(error, to_blame, now_s, is_sound=False)
-        self._running.forget_rows()
-        return events
+        """Give up memory for a step that lacks ``missing_bytes``: :meth:`Suspensions.yield_memory`."""
+        return self._suspensions.yield_memory(missing_bytes, now_s)
 
     def yield_blocks(self, missing_bytes: int) -> bool:
         """Give up blocks of the prefix cache; the next plan frees them. Returns False if there are none."""
-        prefixes = self._running.prefixes
-        return prefixes is not None and prefixes.yield_bytes(missing_bytes)
+        return self._suspensions.yield_blocks(missing_bytes)
+
+    def suspend(self, config: SchedulerConfig | None = None) -> None:
+        """Suspend running sequences for another config: :meth:`Suspensions.suspend`."""
+        self._suspensions.suspend(config)
+
+    def suspend_half(self) -> bool:
+        """Suspend every running sequence, and let half as many run: :meth:`Suspensions.suspend_half`."""
+        return self._suspensions.suspend_half()
+
+    def survive(self, error: MachdError, now_s: float) -> list[Event]:
+        """Suspend every running sequence after a failed step: :meth:`Suspensions.survive`."""
+        return self._suspensions.survive(error, now_s)
 
     def set_prefix_cache(self, prefixes: PrefixCache | None) -> None:
         """Replace the prefix cache, or remove it with None; at rest, with no block in the engine."""
@@ -268,7 +207,7 @@ class Scheduler:
         """
         subscribers = [Subscriber(request) for request in requests]
         sequences = {
-            subscriber: self._sequence_for(subscriber, len(subscribers), now_s)
+            subscriber: self._open.sequence_for(subscriber, len(subscribers), now_s)
             for subscriber in subscribers
         }
         new = tuple(
@@ -287,7 +226,7 @@ class Scheduler:
         for sequence in new:
             self._waiting.add(sequence)
         for subscriber, sequence in sequences.items():
-            self._open[subscriber.sequence_id] = sequence
+            self._open.add(subscriber, sequence)
             if subscriber is not sequence.subscribers[0]:
                 sequence.join(subscriber)
         # After all have joined: a subscriber admitted at once has to find its siblings waiting.
@@ -297,29 +236,24 @@ class Scheduler:
         self, sequence_ids: tuple[str, ...], error: MachdError | None, now_s: float
     ) -> list[Event]:
         """End waiting or running subscribers; unknown and finished ids are ignored."""
-        events: list[Event] = []
-        for sequence_id in sequence_ids:
-            sequence = self._open.get(sequence_id)
-            if sequence is not None:
-                subscriber = next(
-                    one for one in sequence.subscribers if one.sequence_id == sequence_id
-                )
-                events.append(self._end(subscriber, FinishReason.ABORT, now_s, error))
-        return events
+        return self._open.abort(sequence_ids, error, now_s)
 
     def admit(self, now_s: float) -> list[Event]:
         """Expire timed-out subscribers, then admit waiting sequences in queue order.
 
-        A sequence whose adapters are not in memory yet lets others pass. Where there is no room for its adapters, it lets
-        those pass that need none: others would keep theirs in use for ever.
+        A sequence whose adapters are not in memory yet lets others pass.
         """
-        events: list[Event] = list(self._expire(now_s))
-        passed: dict[Sequence, Holding] = {}
+        events = self._open.expire(now_s)
         if self._is_held or now_s < self._window_end_s():
-            self._waits = self._waits_now(WaitReason.TURN, {})
+            self._waits = Waits.of_sequences(WaitReason.TURN, {}, self._waiting.suspended)
             return events
         unfit: Sequence | None = None
-        while not self._running.is_full and (sequence := self._next_held(passed, events, now_s)):
+        admission = AdmissionRound(self._waiting, self._running)
+        while not self._running.is_full and (candidate := admission.next_candidate()) is not None:
+            sequence = candidate.sequence
+            if candidate.refusal is not None:
+                events += self._open.fail(candidate.refusal, [sequence], now_s, is_sound=True)
+                continue
             if not self._running.admit(sequence, now_s):
                 unfit = sequence
                 break  # a later sequence would take the budget that the first one waits for
@@ -329,50 +263,12 @@ class Scheduler:
                     events.append(sequence.resumed_event(subscriber, now_s))
                 else:
                     events.append(self._admitted(subscriber, sequence, now_s))
-        self._awaits_adapters = bool(passed)
-        own = dict.fromkeys(passed, WaitReason.ADAPTER)
+        self._awaits_adapters = bool(admission.passed)
+        own = dict.fromkeys(admission.passed, WaitReason.ADAPTER)
         if unfit is not None:
             own[unfit] = WaitReason.MEMORY
-        self._waits = self._waits_now(self._running.full_for, own)
+        self._waits = Waits.of_sequences(self._running.full_for, own, self._waiting.suspended)
         return events
-
-    def _waits_now(self, reason: WaitReason, own: Mapping[Sequence, WaitReason]) -> Waits:
-        """Return why each sequence waits, with the reasons of those that have one of their own."""
-        others = {one: own.get(one, reason) for one in self._waiting.suspended} | dict(own)
-        return Waits(
-            reason,
-            {
-                subscriber.sequence_id: why
-                for sequence, why in others.items()
-                for subscriber in sequence.subscribers
-            },
-        )
-
-    def _next_held(
-        self, passed: dict[Sequence, Holding], events: list[Event], now_s: float
-    ) -> Sequence | None:
-        """Return the next sequence, with its adapters held; None if there is none.
-
-        Those whose adapters are not in memory are added to ``passed``; those whose cannot be used end.
-        """
-        while (sequence := self._next_but(passed)) is not None:
-            try:
-                has_room = Holding.NO_ROOM not in passed.values()
-                holding = self._running.hold(sequence, has_room=has_room)
-            except AdapterError as error:
-                events += self._end_sequence(sequence, FinishReason.ERROR, now_s, error)
-                continue
-            if holding is Holding.HELD:
-                return sequence
-            passed[sequence] = holding
-        return None
-
-    def _next_but(self, passed: Collection[Sequence]) -> Sequence | None:
-        """Return the next sequence; a suspect goes first, and alone."""
-        suspect = self._waiting.suspect
-        if suspect is None:
-            return self._waiting.first_but(passed)
-        return None if self._running or suspect in passed else suspect
 
     def wait_s(self, now_s: float) -> float | None:
         """Seconds until ``admit`` has something to do, asked when ``plan`` is empty.
@@ -413,10 +309,10 @@ class Scheduler:
                 events += self._take(sequence, output, now_s)
         for fault in result.faults:
             failed = [running.at(fault.slot_index)]
-            events += self._end_with(error_of(fault), failed, now_s, is_sound=False)
+            events += self._open.fail(error_of(fault), failed, now_s, is_sound=False)
         for sequence in [one for one in whole if not one.has_completion]:
-            events += self._end_sequence(sequence, FinishReason.LENGTH, now_s)
-        self._clear_suspects(result)
+            events += self._open.end(sequence, FinishReason.LENGTH, now_s)
+        self._suspensions.clear_suspects(result)
         return events
 
     def fail(
@@ -426,7 +322,7 @@ class Scheduler:
         if isinstance(error, OverloadedError):
             self._running.limit_to(len(self._running) // 2)  # a smaller batch may fit
         sequences = [*self._running, *(self._waiting if include_waiting else ())]
-        events = self._end_with(error, sequences, now_s, is_sound=False)
+        events = self._open.fail(error, sequences, now_s, is_sound=False)
         self._running.forget_rows()
         return events
 
@@ -435,7 +331,7 @@ class Scheduler:
 
         The next plans free the slots and store blocks, until they are empty.
         """
-        return self._end_with(error, [*self._running, *self._waiting], now_s, is_sound=True)
+        return self._open.fail(error, [*self._running, *self._waiting], now_s, is_sound=True)
 
     def hold_admission(self) -> None:
         """Admit no sequence until :meth:`resume_admission`, so that the engine comes to rest.
@@ -458,7 +354,7 @@ class Scheduler:
         A sequence that can never fit the new KV budget ends with KvBudgetExceededError.
         """
         assert self.is_at_rest, "rows that run keep the config that they were admitted under"
-        self._take_on(config, self._running.prefixes)
+        self._open.running = self._take_on(config, self._running.prefixes)
         self.set_limits(config.limits)
         self._index.switch(is_on=config.coalesce)
         self.resume_admission()
@@ -474,44 +370,33 @@ class Scheduler:
         Raises:
             AssertionError: They do not; its text says which.
         """
-        self._running.check_invariants(is_whole=is_whole)
-        self._waiting.check_invariants()
-        sequences = [*self._running, *self._waiting]
-        expected = {
-            one.sequence_id: sequence for sequence in sequences for one in sequence.subscribers
-        }
-        assert self._open == expected, "the open sequences are not those that slots and queue serve"
-        self._index.check_invariants(sequences)
+        self._open.check_invariants(is_whole=is_whole)
 
-    def _take_on(self, config: SchedulerConfig, prefixes: PrefixCache | None) -> None:
-        """Set the config's slots, pace and budget, all empty."""
+    @property
+    def _running(self) -> RunningSequences:
+        return self._open.running
+
+    @property
+    def _waiting(self) -> WaitingQueue:
+        return self._open.waiting
+
+    @property
+    def _index(self) -> CoalescingIndex:
+        return self._open.index
+
+    def _take_on(self, config: SchedulerConfig, prefixes: PrefixCache | None) -> RunningSequences:
+        """Set the config and its pace; return its slots and budget, all free."""
         self._config = config
         self._planner = Planner(config)
-        self._running = RunningSequences(config, prefixes, self._adapters)
+        return RunningSequences(config, prefixes, self._adapters)
 
-    def _end_unfit(self, sequence: Sequence, now_s: float) -> list[SequenceFinished]:
+    def _end_unfit(self, sequence: Sequence, now_s: float) -> list[Event]:
         """End a sequence that can never run: at the head of the queue it would block all others."""
         try:
             self._running.reservations.check_alone(sequence)
         except KvBudgetExceededError as error:
-            return self._end_sequence(sequence, FinishReason.ERROR, now_s, error)
+            return self._open.fail(error, [sequence], now_s, is_sound=True)
         return []
-
-    def _sequence_for(self, subscriber: Subscriber, siblings: int, now_s: float) -> Sequence:
-        """Find the sequence of an identical request, or make one."""
-        sequence = self._index.find(subscriber.request, subscribers=siblings)
-        return sequence if sequence is not None else self._new_sequence(subscriber, now_s)
-
-    def _new_sequence(self, leader: Subscriber, now_s: float) -> Sequence:
-        number, self._next_number = self._next_number, self._next_number + 1
-        sequence = Sequence(
-            leader,
-            number=number,
-            submitted_s=now_s,
-            keeps_tokens=self._config.coalesce and is_shareable(leader.request),
-        )
-        self._index.add(sequence)
-        return sequence
 
     def _check_room(self, sequences: tuple[Sequence, ...]) -> None:
         for sequence in sequences:
@@ -527,7 +412,7 @@ class Scheduler:
             queued = SequenceQueued(subscriber.sequence_id, self._waiting.position(sequence))
             # A completion may be whole, though its engine process died before its end was read.
             reason = sequence.end_reason
-            ended = [] if reason is None else self._end_sequence(sequence, reason, now_s)
+            ended = [] if reason is None else self._open.end(sequence, reason, now_s)
             return [queued, *ended]
         known = sequence.look_up_events(subscriber)
         missed = [OutputGenerated(subscriber.sequence_id, one, now_s) for one in sequence.tokens]
@@ -574,112 +459,18 @@ class Scheduler:
                 events += [self._started(one, sequence, now_s) for one in sequence.subscribers]
             end_reason = sequence.end_reason
             if end_reason is FinishReason.STOP:
-                ends = self._end_sequence(sequence, end_reason, now_s, stop_token=output)
+                ends = self._open.end(sequence, end_reason, now_s, stop_token=output)
                 return [*events, *ends]
         events += [
             OutputGenerated(subscriber.sequence_id, output, now_s)
             for subscriber in sequence.subscribers
         ]
         if end_reason is not None:
-            events += self._end_sequence(sequence, end_reason, now_s)
+            events += self._open.end(sequence, end_reason, now_s)
         return events
-
-    def _suspend(self, sequence: Sequence, reason: SuspendReason, *, is_sound: bool) -> None:
-        if sequence.completion_tokens:
-            self._index.remove(sequence)  # who came later would have to be told what it missed
-        self._running.leave(sequence, is_sound=is_sound)
-        sequence.suspend(reason)
-        self._waiting.add(sequence)
-
-    def _clear_suspects(self, result: StepResult) -> None:
-        """Clear a suspect that has got a token alone; it waits while others still have to."""
-        for token in result.tokens:
-            sequence = self._running.slots.at(token.slot_index)
-            if sequence is None or not sequence.is_suspect:
-                continue
-            sequence.is_suspect = False
-            if self._waiting.suspect is not None:
-                self._suspend(sequence, SuspendReason.FAULT, is_sound=True)
-
-    def _shrink(self) -> bool:
-        """Have a sequence that runs alone in the batch go on in the serial lane; returns False if nothing can take less.
-
-        Several take less by running one after another.
-        """
-        running = tuple(self._running)
-        if len(running) == 1 and running[0].lane is Lane.BATCH:
-            running[0].needs_serial_lane = True
-            return True
-        return len(running) > 1
 
     def _window_end_s(self) -> float:
         """Time until which an idle scheduler waits for more requests."""
         if self._running or not 0 < len(self._waiting) < self.slot_count:
             return -math.inf
         return self._waiting.oldest_s + self._config.window_s
-
-    def _expire(self, now_s: float) -> list[SequenceFinished]:
-        late = self._waiting.timed_out(self._running, now_s)
-        return [self._end(one, FinishReason.ERROR, now_s, error) for one, error in late]
-
-    def _end_with(
-        self, error: MachdError, sequences: Iterable[Sequence], now_s: float, *, is_sound: bool
-    ) -> list[Event]:
-        events: list[Event] = []
-        for sequence in sequences:
-            events += self._end_sequence(
-                sequence, FinishReason.ERROR, now_s, error, is_sound=is_sound
-            )
-        return events
-
-    def _end_sequence(
-        self,
-        sequence: Sequence,
-        reason: FinishReason,
-        now_s: float,
-        error: MachdError | None = None,
-        *,
-        is_sound: bool = True,
-        stop_token: SampledToken | None = None,
-    ) -> list[SequenceFinished]:
-        return [
-            self._end(subscriber, reason, now_s, error, is_sound=is_sound, stop_token=stop_token)
-            for subscriber in tuple(sequence.subscribers)
-        ]
-
-    def _end(
-        self,
-        subscriber: Subscriber,
-        reason: FinishReason,
-        now_s: float,
-        error: MachdError | None = None,
-        *,
-        is_sound: bool = True,
-        stop_token: SampledToken | None = None,
-    ) -> SequenceFinished:
-        """End one subscriber; its sequence goes on while others are left."""
-        sequence = self._open.pop(subscriber.sequence_id)
-        sequence.subscribers.remove(subscriber)
-        if not sequence.subscribers:
-            self._retire(sequence, now_s, is_sound=is_sound)
-        return subscriber.finish(
-            reason, now_s, error, cached_tokens=sequence.reused_tokens, stop_token=stop_token
-        )
-
-    def _retire(self, sequence: Sequence, now_s: float, *, is_sound: bool) -> None:
-        """Free the slot and reservation of a sequence without subscribers.
-
-        Args:
-            sequence: Waiting or running.
-            now_s: Time on the monotonic clock.
-            is_sound: What was computed may serve other sequences.
-        """
-        self._index.remove(sequence)
-        if sequence.slot_index is None:
-            self._waiting.remove(sequence)
-            return
-        assert sequence.admitted_s is not None, "a running sequence was admitted"
-        self._running.leave(sequence, is_sound=is_sound)
-        self._waiting.record_service_time(now_s - sequence.admitted_s)
-        if is_sound:
-            self._running.allow_one_more()

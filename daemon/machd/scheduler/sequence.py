@@ -59,8 +59,8 @@ class Sequence:
         shared: Beginning of the prompt that its row shares with other rows.
         suspended_for: Reason of its last suspension, in this engine process or an earlier one; None without one.
         is_suspect: It ran in a failed step, or when the engine process died, and has not run alone since.
-        needs_serial_lane: It did not fit into memory although it ran alone: joining the batch copies a prompt's KV,
-            so that memory holds it twice; a serial row is not copied.
+        needs_serial_lane: Its adapters may not share a pass with other rows, or it did not fit into memory although
+            it ran alone: joining the batch copies a prompt's KV, so that memory holds it twice; a serial row is not copied.
         encoded: Digests of the prompt's images and videos that the engine has encoded.
     """
 
@@ -205,7 +205,7 @@ class Sequence:
 
     @property
     def end_reason(self) -> FinishReason | None:
-        """Why the completion ends with its last token; None if it goes on."""
+        """Reason for which the completion ends with its last token; None if it goes on."""
         completion, request = self.completion_token_ids, self.request
         if completion and completion[-1] in request.stop_token_ids:
             return FinishReason.STOP

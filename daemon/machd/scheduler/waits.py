@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from machd.scheduler.sequence import Sequence
 
 
 class WaitReason(StrEnum):
@@ -37,6 +41,24 @@ class Waits:
 
     reason: WaitReason = WaitReason.TURN
     others: Mapping[str, WaitReason] = field(default_factory=dict)
+
+    @classmethod
+    def of_sequences(
+        cls,
+        reason: WaitReason,
+        own: Mapping[Sequence, WaitReason],
+        suspended: Iterable[Sequence],
+    ) -> Self:
+        """Return the reasons of sequences: ``own`` where they have one, else ``reason``."""
+        others = {one: own.get(one, reason) for one in suspended} | dict(own)
+        return cls(
+            reason,
+            {
+                subscriber.sequence_id: why
+                for sequence, why in others.items()
+                for subscriber in sequence.subscribers
+            },
+        )
 
     def of(self, sequence_ids: Iterable[str]) -> WaitReason:
         """Return the reason of the first of a request's sequences that has one of its own, or that of all."""

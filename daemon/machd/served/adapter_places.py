@@ -1,4 +1,4 @@
-"""Which adapters a daemon serves, as its settings say and its directory holds.
+"""Adapters that a daemon serves: those of its settings, and those of its directory.
 
 Names are looked at, and whether files are there; what is in them is for :mod:`machd.served.adapter_readings`. Only real
 paths below the directory count: a link out of it is passed over, so that whoever may write there gives nothing else away.

@@ -1,4 +1,4 @@
-"""What is known of adapters' files: their facts and the hash of their content, until the files change.
+"""Readings of adapters' files: their facts and the hash of their content, until the files change.
 
 All of it touches files, so it runs on worker threads; no two threads at a time for one path.
 """
@@ -23,11 +23,11 @@ Stamp: TypeAlias = tuple[tuple[str, int, int, int, int], ...]
 
 
 class AdapterFacts(Protocol):
-    """What the headers of an adapter's files say."""
+    """Facts in the headers of an adapter's files."""
 
     @property
     def format(self) -> str:
-        """Who wrote them, such as ``peft``."""
+        """The program that wrote them, such as ``peft``."""
         ...
 
     @property
@@ -37,7 +37,7 @@ class AdapterFacts(Protocol):
 
     @property
     def layers(self) -> int:
-        """How many layers it changes."""
+        """Number of layers that it changes."""
         ...
 
     @property
@@ -47,7 +47,7 @@ class AdapterFacts(Protocol):
 
     @property
     def base_model(self) -> str | None:
-        """What it says of the model that it was trained on; None if nothing."""
+        """Name of the model that it was trained on; None if the files do not say."""
         ...
 
     @property
@@ -58,7 +58,7 @@ class AdapterFacts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:
-    """What reads adapters' files, which is a part of the engine.
+    """Readers of adapters' files, which are a part of the engine.
 
     Attributes:
         describe: Reads headers; raises AdapterError for files that are no adapter, or none that is served.

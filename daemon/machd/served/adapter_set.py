@@ -49,7 +49,7 @@ class AdapterSet:
         self._essences: dict[str, str] = {}
 
     def __bool__(self) -> bool:
-        """Whether adapters are served, if only by a directory that is empty now."""
+        """True if adapters are served, if only by a directory that is empty now."""
         return bool(self._adapters) or self._section.directory is not None
 
     def __iter__(self) -> Iterator[AdapterToServe]:
@@ -74,7 +74,7 @@ class AdapterSet:
         return None if alike is None else self._adapters[alike]
 
     def is_loaded(self, adapter: AdapterToServe) -> bool:
-        """Whether requests may name an adapter: no operator has unloaded it."""
+        """Return True if requests may name an adapter: no operator has unloaded it."""
         return adapter.name not in self._unloaded
 
     def numbered(self, number: int) -> AdapterToServe | None:

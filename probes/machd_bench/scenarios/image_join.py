@@ -22,7 +22,7 @@ _SIDE = 1000
 _LONGEST_GOAL = 10.0
 """The most by which the longest gap may exceed the usual one while an image is encoded."""
 _MAX_TOKENS = 4096
-"""Where the streams would end; an encoder may take a minute, and they run meanwhile."""
+"""Tokens after which the streams would end; an encoder may take a minute, and they run meanwhile."""
 
 
 async def _image_join(bench: Bench) -> AsyncGenerator[Row]:

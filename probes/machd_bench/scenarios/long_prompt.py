@@ -24,7 +24,7 @@ STREAMS = 8
 _SETTLE_TOKENS = 32
 """Of every stream before the long prompt arrives."""
 _MAX_TOKENS = 768
-"""Where the streams would end; they are cut off as soon as all is known."""
+"""Tokens after which the streams would end; they are cut off as soon as all is known."""
 ANSWER_TOKENS = 4
 """Of the request that joins: a few after the first, so that the gaps around it can end."""
 _GOAL = 2.5

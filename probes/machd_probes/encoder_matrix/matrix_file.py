@@ -12,7 +12,7 @@ from machd_probes.encoder_matrix.report import EncoderMatrix, encoder_matrix_of
 from machd_probes.versions import ProbeBasis
 
 ENCODERS_PATH = Path(__file__).with_name("matrix.json")
-"""Where a new one is written to, in a checkout."""
+"""Path of a new one in a checkout."""
 
 
 class KeptEncoders(Struct, frozen=True):

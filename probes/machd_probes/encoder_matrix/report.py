@@ -12,7 +12,6 @@ The summary counts verdicts on batches. Rows are in the order of the catalogue, 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from msgspec import UNSET, Struct, UnsetType, field
@@ -29,7 +28,7 @@ from machd_probes.encoder_matrix.catalogue import (
     family_of,
 )
 from machd_probes.encoder_matrix.tiny_encoders import TINY_ENCODERS
-from machd_probes.report import MatrixVersions
+from machd_probes.report import MatrixVersions, SupportCounts
 from machd_probes.versions import ProbeBasis
 
 _SUPPORT = {Outcome.PASSED: Support.SUPPORTED, Outcome.FAILED: Support.BLOCKED}
@@ -92,14 +91,6 @@ class EncoderRow(Struct, frozen=True, kw_only=True):
         return any(one.support is Support.BLOCKED for _, one in self.verdicts)
 
 
-class EncoderSummary(Struct, frozen=True, kw_only=True):
-    """Counts of encoders by their verdict on batches."""
-
-    supported: int
-    blocked: int
-    unknown: int
-
-
 class EncoderMatrix(Struct, frozen=True, kw_only=True):
     """The rows of the encoders that were asked for.
 
@@ -109,7 +100,7 @@ class EncoderMatrix(Struct, frozen=True, kw_only=True):
 
     versions: EncoderVersions
     rows: list[EncoderRow]
-    summary: EncoderSummary
+    summary: SupportCounts
     complete: bool = True
 
 
@@ -131,24 +122,10 @@ def encoder_matrix_of(
     by_name = {one.architecture: one for one in reports}
     names = [name for family in encoder_families() for name in encoders_of(family)]
     rows = [_row(by_name[name]) for name in names if name in by_name]
-    counts = Counter(row.batch.support for row in rows)
-    versions = basis.versions
     return EncoderMatrix(
-        versions=EncoderVersions(
-            machd=versions.machd,
-            mlx=versions.mlx,
-            mlx_lm=versions.mlx_lm,
-            mlx_vlm=mlx_vlm,
-            backend=versions.backend,
-            dtype=versions.dtype,
-            blas=basis.blas,
-        ),
+        versions=EncoderVersions.of(basis, mlx_vlm=mlx_vlm),
         rows=rows,
-        summary=EncoderSummary(
-            supported=counts[Support.SUPPORTED],
-            blocked=counts[Support.BLOCKED],
-            unknown=counts[Support.UNKNOWN],
-        ),
+        summary=SupportCounts.of(row.batch.support for row in rows),
         complete=complete,
     )
 

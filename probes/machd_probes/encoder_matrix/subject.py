@@ -63,12 +63,12 @@ class EncoderSubject:
 
     @property
     def is_classifier(self) -> bool:
-        """Whether logits come of a text, and no vector."""
+        """True if the encoder makes logits of a text, and no vector."""
         return self._files.is_classifier
 
     @property
     def packs(self) -> bool:
-        """Whether machd's own kernels compute it here."""
+        """True if machd's own kernels compute it here."""
         return self._encoder.packs
 
     def compute(self, texts: Sequence[EncoderInput]) -> Vectors:

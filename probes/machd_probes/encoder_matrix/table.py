@@ -14,9 +14,9 @@ from machd.capabilities.verdict import Support
 from machd_probes.encoder_matrix.report import (
     EncoderMatrix,
     EncoderRow,
-    EncoderSummary,
     cosine_words,
 )
+from machd_probes.report import SupportCounts
 from machd_probes.table import NONE, STYLES, mark, measured_on
 
 HEADINGS = ("batch", "pooling", "kernels", "texts", "least cosine", "logits off by")
@@ -76,7 +76,7 @@ def unsupported(matrix: EncoderMatrix) -> Iterator[tuple[str, str]]:
                 yield f"{row.encoder}, {name}: {verdict.support}", verdict.reason
 
 
-def counts(summary: EncoderSummary) -> str:
+def counts(summary: SupportCounts) -> str:
     """Counts of verdicts in words."""
     return (
         f"{summary.supported} have the same vectors or logits in a batch as alone, {summary.blocked} have not, "

@@ -9,13 +9,13 @@ SERVED = "served"
 """The first result of every family: whether it is served with its vision tower."""
 
 IMAGE_CHECKS = ("image_alone", "two_images")
-"""What decides on images."""
+"""Checks that decide on images."""
 
 BATCHING_CHECKS = ("images_in_batch", "text_beside_images")
-"""What decides on rows with images in a batch."""
+"""Checks that decide on rows with images in a batch."""
 
 WINDOW_CHECK = "window_overflow"
-"""What batching needs as well where layers keep a window: rows of text that are longer than it."""
+"""Check that batching needs as well where layers keep a window: rows of text that are longer than it."""
 
 PREFIX_CHECK = "image_prefix"
 VIDEO_CHECK = "video"

@@ -12,7 +12,6 @@ The summary counts verdicts on images, of the families that are served with them
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
@@ -25,7 +24,7 @@ from machd.capabilities.facts import CacheFacts
 from machd.capabilities.matrix import ArchitectureReport
 from machd.capabilities.rules import prefix_cache
 from machd.capabilities.verdict import Source, Support, Verdict, measured
-from machd_probes.report import MatrixVersions, ProbeRow, probe_row
+from machd_probes.report import MatrixVersions, ProbeRow, SupportCounts, probe_row
 from machd_probes.versions import ProbeBasis
 from machd_probes.vision_matrix.catalogue import (
     BATCHING_CHECKS,
@@ -87,12 +86,9 @@ class FamilyRow(Struct, frozen=True, kw_only=True):
         return all(one is not None and one.support is Support.SUPPORTED for one in verdicts)
 
 
-class VisionSummary(Struct, frozen=True, kw_only=True):
+class VisionSummary(SupportCounts, frozen=True, kw_only=True):
     """Counts of the families that are served with images by their verdict on images, and of the others."""
 
-    supported: int
-    blocked: int
-    unknown: int
     text_only: int
 
 
@@ -125,23 +121,11 @@ def vision_matrix_of(
         complete: Whether they are all that was asked for.
     """
     rows = [_row(one) for one in sorted(reports, key=lambda one: one.architecture)]
-    counts = Counter(row.images.support for row in rows if row.served)
-    versions = basis.versions
     return VisionMatrix(
-        versions=VisionVersions(
-            machd=versions.machd,
-            mlx=versions.mlx,
-            mlx_lm=versions.mlx_lm,
-            mlx_vlm=mlx_vlm,
-            backend=versions.backend,
-            dtype=versions.dtype,
-            blas=basis.blas,
-        ),
+        versions=VisionVersions.of(basis, mlx_vlm=mlx_vlm),
         families=rows,
-        summary=VisionSummary(
-            supported=counts[Support.SUPPORTED],
-            blocked=counts[Support.BLOCKED],
-            unknown=counts[Support.UNKNOWN],
+        summary=VisionSummary.of(
+            (row.images.support for row in rows if row.served),
             text_only=sum(not row.served for row in rows),
         ),
         complete=complete,

@@ -13,9 +13,9 @@ from mlx_lm.utils import load
 class PlainLogits:
     """A checkpoint as mlx-lm loads it."""
 
-    def __init__(self, directory: Path) -> None:
-        """Load it."""
-        loaded = load(str(directory))
+    def __init__(self, directory: Path, adapter: Path | None = None) -> None:
+        """Load it, with one of mlx-lm's adapters or none."""
+        loaded = load(str(directory), adapter_path=None if adapter is None else str(adapter))
         self._model, self._tokenizer = loaded[0], loaded[1]
 
     def tokens(self, text: str) -> list[int]:

@@ -36,7 +36,7 @@ from machd.errors import (
     ModelFormatError,
     RowFaultError,
 )
-from machd.scheduler.config import continuous, single_flight
+from machd.scheduler.config import SchedulerConfig, continuous, single_flight
 from machd.scheduler.events import (
     EngineFaulted,
     Event,
@@ -50,6 +50,7 @@ from machd.scheduler.events import (
     SequenceStarted,
     StepCompleted,
 )
+from machd.scheduler.open_sequences import OpenSequences
 from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.sequence import Sequence
 
@@ -375,12 +376,18 @@ def test_a_broken_invariant_ends_the_thread_where_it_is_strict() -> None:
         assert thread.loop.join(CEILING_S)
 
 
+class _KeepsEverySlot(OpenSequences):
+    def _retire(self, sequence: Sequence, now_s: float, *, is_sound: bool) -> None:
+        del sequence, now_s, is_sound
+
+
 class _ForgetsASlot(Scheduler):
     """The sequence has no subscriber any more, and goes on."""
 
-    def _retire(self, sequence: Sequence, now_s: float, *, is_sound: bool) -> None:
-        """Do nothing."""
-        del sequence, now_s, is_sound
+    def __init__(self, config: SchedulerConfig) -> None:
+        """Start idle."""
+        super().__init__(config)
+        self._open.__class__ = _KeepsEverySlot
 
 
 def test_books_are_looked_through_while_steps_run() -> None:

@@ -8,6 +8,7 @@ from typing import cast
 
 import pytest
 
+from machd.capabilities.verdict import Support, Verdict
 from machd.errors import AdapterError, MachdError, ModelNotServedError, UnsupportedParameterError
 from machd.http.asked_models import AskedModel, check_takes_adapters, find_asked
 from machd.http.model_names import ModelNames
@@ -100,29 +101,30 @@ def test_listed_adapters_come_in_one_order_each_content_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("encoder", "is_on_disk", "ranks", "error"),
+    ("encoder", "support", "error"),
     [
-        (None, False, (), None),
-        (None, False, (1,), None),
-        (object(), False, (), UnsupportedParameterError),
-        (None, True, (), AdapterError),
-        (None, False, (1, 2), AdapterError),
+        (None, Support.SUPPORTED, None),
+        (None, Support.UNKNOWN, None),
+        (None, Support.BLOCKED, AdapterError),
+        (object(), Support.BLOCKED, UnsupportedParameterError),
     ],
 )
 def test_model_that_is_computed_without_adapters_refuses_them(
-    encoder: object, *, is_on_disk: bool, ranks: tuple[int, ...], error: type[MachdError] | None
+    encoder: object, support: Support, error: type[MachdError] | None
 ) -> None:
-    """An encoder, experts on disk and several ranks are each told in words."""
+    """An encoder and a model whose verdict is blocked are each told in words, the latter with the verdict's reason."""
     served = SimpleNamespace(
-        model=SimpleNamespace(encoder=encoder, experts_on_disk=is_on_disk),
-        snapshot=SimpleNamespace(memory=SimpleNamespace(ranks=ranks)),
+        model=SimpleNamespace(encoder=encoder),
+        verdicts=SimpleNamespace(batched_adapters=Verdict(support, "its experts lie on disk")),
     )
 
-    def check() -> type[Exception] | None:
+    def check() -> MachdError | None:
         try:
             check_takes_adapters(cast("ServedModel", served))
         except MachdError as refusal:
-            return type(refusal)
+            return refusal
         return None
 
-    assert check() is error
+    refusal = check()
+    assert refusal is None if error is None else type(refusal) is error
+    assert not isinstance(refusal, AdapterError) or "its experts lie on disk" in refusal.message

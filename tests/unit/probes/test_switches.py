@@ -50,7 +50,7 @@ def test_options_are_those_of_the_configuration_and_of_its_defaults() -> None:
 
 def test_a_switch_is_probed_where_it_runs_other_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """A router without norm is other code than one with; whether the head is tied is not."""
-    monkeypatch.setattr(prober, "SWITCH_CHECKS", ("batch_parity",))
+    monkeypatch.setattr(prober, "STAND_IN_CHECKS", ("batch_parity",))
     report = probe_switches("qwen3_moe")
     assert [one.switches for one in report.switched] == ["norm_topk_prob=false"]
     assert report.switched[0].results[0].outcome is Outcome.PASSED

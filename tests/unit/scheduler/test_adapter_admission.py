@@ -10,9 +10,10 @@ from support.schedulers.sequence_samples import LIMITS, batching_of, request_of
 
 from machd.engine.protocol.adapters import Holding
 from machd.engine.protocol.memory import AdapterReading
+from machd.engine.protocol.step import Lane, StepResult
 from machd.errors import AdapterError
 from machd.request.adapter import Adapter
-from machd.scheduler.config import continuous
+from machd.scheduler.config import BATCHED_ADAPTERS, AdapterPolicy, continuous
 from machd.scheduler.events import FinishReason, SequenceAdmitted, SequenceFinished
 from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.subscriber import SequenceRequest
@@ -64,9 +65,15 @@ def asking(name: str, *adapters: Adapter) -> SequenceRequest:
     return replace(request, sampling=replace(request.sampling, adapters=adapters))
 
 
-def scheduler_with(room: Room, *requests: SequenceRequest, coalesce: bool = False) -> Scheduler:
+def scheduler_with(
+    room: Room,
+    *requests: SequenceRequest,
+    coalesce: bool = False,
+    policy: AdapterPolicy = BATCHED_ADAPTERS,
+) -> Scheduler:
     """A scheduler of four slots in whose queue the requests wait."""
-    made = Scheduler(continuous(LIMITS, batching_of(coalesce=coalesce)), None, room)
+    config = replace(continuous(LIMITS, batching_of(coalesce=coalesce)), adapters=policy)
+    made = Scheduler(config, None, room)
     for one in requests:
         made.submit((one,), 0.0)
     return made
@@ -159,6 +166,44 @@ def test_requests_of_different_adapters_are_not_joined() -> None:
     admitted(scheduler)
     assert scheduler.running_count == 4
     assert scheduler.active_loops == 3
+
+
+def test_rows_with_adapters_run_alone_where_a_batch_of_them_was_not_measured() -> None:
+    """One at a time in the serial lane, beside rows of the base in the batch."""
+    room = Room()
+    room.ready = {A, B}
+    policy = AdapterPolicy(is_batched=False)
+    scheduler = scheduler_with(room, asking("1", A), asking("2"), asking("3", B), policy=policy)
+
+    assert admitted(scheduler) == ["1", "2"]
+    assert [one.lane for one in scheduler._running] == [Lane.SERIAL, Lane.BATCH]
+    assert room.holders[B] == 0, "a row that waits keeps no adapter in memory"
+    scheduler.abort(("1",), None, 0.0)
+    assert admitted(scheduler) == ["3"]
+
+
+def test_rows_with_adapters_end_with_the_reason_where_they_are_refused() -> None:
+    """Rows of the base behind them run; a later config without the refusal takes adapters again."""
+    room = Room()
+    room.ready = {A}
+    policy = AdapterPolicy(refusal="it was measured to be wrong")
+    scheduler = scheduler_with(room, asking("1", A), asking("2"), policy=policy)
+
+    events = scheduler.admit(0.0)
+
+    ends = {one.sequence_id: one.error for one in events if isinstance(one, SequenceFinished)}
+    assert [*ends] == ["1"]
+    assert isinstance(ends["1"], AdapterError)
+    assert "measured to be wrong" in str(ends["1"])
+    assert scheduler.running_count == 1
+    assert not room.holders
+    allowed = continuous(LIMITS, batching_of())
+    assert not scheduler.is_configured_as(allowed)
+    scheduler.abort(("2",), None, 0.0)
+    scheduler.commit(scheduler.plan(), StepResult(), 0.0, duration_s=0.0)
+    scheduler.apply_config(allowed, 0.0)
+    scheduler.submit((asking("3", A),), 0.0)
+    assert admitted(scheduler) == ["3"]
 
 
 @pytest.mark.parametrize("name", ["other", ""])

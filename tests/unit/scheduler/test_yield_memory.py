@@ -29,7 +29,8 @@ from machd.scheduler.events import (
 )
 from machd.scheduler.prefix_cache import PrefixCache
 from machd.scheduler.prefix_limits import BlockCosts, PrefixConfig, PrefixLimits
-from machd.scheduler.scheduler import MemoryYield, Scheduler
+from machd.scheduler.scheduler import Scheduler
+from machd.scheduler.suspensions import MemoryYield
 
 _READING = MemoryReading(0, 0, 0, 0)
 

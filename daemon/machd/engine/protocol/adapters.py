@@ -15,7 +15,7 @@ from machd.request.adapter import Adapter
 
 
 class Holding(StrEnum):
-    """What became of an attempt to keep adapters for a row."""
+    """Result of an attempt to keep adapters for a row."""
 
     HELD = "held"
     """They are in memory, and stay there."""

@@ -94,6 +94,7 @@ class ModelDescription:
         default_sampling: What holds where a request says nothing, as its checkpoint has it.
         encoder: What it makes of texts, of a model that generates none; else None.
         reranker: How it scores documents; None for a model that is no reranker.
+        adapter_obstacle: Why it is computed without adapters, whatever its code allows; else empty.
     """
 
     model_id: str
@@ -126,6 +127,7 @@ class ModelDescription:
     default_sampling: DefaultSampling = NO_DEFAULT_SAMPLING
     encoder: EncoderDescription | None = None
     reranker: RerankerDescription | None = None
+    adapter_obstacle: str = ""
 
 
 class GrammarCompiler(Protocol):
