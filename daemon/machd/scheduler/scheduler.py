@@ -45,11 +45,20 @@ from machd.scheduler.waiting import QueueLimits, WaitingQueue
 _ADAPTER_POLL_S = 0.005
 """How often it is asked for adapters that sequences wait for while nothing runs."""
 
+_ADAPTER_SHARE = 0.2
+"""Time between two steps for layers that get adapters, as a share of the last step. Chosen: a step beside prompts is longer by more."""
+
+_ADAPTER_LEAST_S, _ADAPTER_MOST_S = 0.002, 0.05
+"""Bounds of that time: a load of 200 layers ends within a hundred steps, and no step of a long prompt allows a long pause."""
+
 _MODES = {Lane.BATCH: DecodeMode.BATCHED, Lane.SERIAL: DecodeMode.SINGLE}
 
 
 class MemoryYield(StrEnum):
     """Concession of the scheduler to a step without enough memory."""
+
+    ADAPTERS = "adapters"
+    """Adapters that no row uses."""
 
     BLOCKS = "blocks"
     """Blocks of the prefix cache."""
@@ -91,6 +100,8 @@ class Scheduler:
         self._next_number = 0
         self._is_held = False
         self._awaits_adapters = False
+        self._has_layers_to_load = False
+        self._step_s = 0.0
 
     @property
     def mode(self) -> DecodeMode:
@@ -169,14 +180,15 @@ class Scheduler:
     def yield_memory(self, missing_bytes: int, now_s: float) -> tuple[MemoryYield, list[Event]]:
         """Give up memory for a step that lacks ``missing_bytes``; the next plan frees it.
 
-        Blocks of the prefix cache go first. Without any, the youngest sequence is suspended. One that runs
-        alone goes on in the serial lane, and ends with OverloadedError if it does not fit there either. From
+        Adapters that no row uses go first, then blocks of the prefix cache. Without any, the youngest sequence is suspended. One
+        that runs alone goes on in the serial lane, and ends with OverloadedError if it does not fit there either. From
         then on one sequence fewer runs; each that finishes allows one more. Every call gives up something, so a
         caller may repeat it until the step fits.
         """
         running = self._running
-        if self.yield_blocks(missing_bytes):
-            return MemoryYield.BLOCKS, []
+        unused = self.yield_unused(missing_bytes)
+        if unused is not None:
+            return unused, []
         running.limit_to(len(running) - 1)
         youngest = running.youngest
         if self._shrink():
@@ -228,10 +240,14 @@ class Scheduler:
         self._running.forget_rows()
         return events
 
-    def yield_blocks(self, missing_bytes: int) -> bool:
-        """Give up blocks of the prefix cache; the next plan frees them. Returns False if there are none."""
+    def yield_unused(self, missing_bytes: int) -> MemoryYield | None:
+        """Give up adapters that no row uses, else blocks of the prefix cache, which the next plan frees; None if there are neither."""
+        if self._adapters.drop_unused(missing_bytes):
+            return MemoryYield.ADAPTERS
         prefixes = self._running.prefixes
-        return prefixes is not None and prefixes.yield_bytes(missing_bytes)
+        if prefixes is not None and prefixes.yield_bytes(missing_bytes):
+            return MemoryYield.BLOCKS
+        return None
 
     def set_prefix_cache(self, prefixes: PrefixCache | None) -> None:
         """Replace the prefix cache, or remove it with None; at rest, with no block in the engine."""
@@ -307,6 +323,7 @@ class Scheduler:
         those pass that need none: others would keep theirs in use for ever.
         """
         events: list[Event] = list(self._expire(now_s))
+        self._has_layers_to_load = self._adapters.load(self._adapter_load_s())
         if self._is_held or now_s < self._window_end_s():
             return events
         passed: dict[Sequence, Holding] = {}
@@ -321,6 +338,12 @@ class Scheduler:
                     events.append(self._admitted(subscriber, sequence, now_s))
         self._awaits_adapters = bool(passed)
         return events
+
+    def _adapter_load_s(self) -> float:
+        """Return the time that layers may get adapters for between two steps."""
+        if self.is_at_rest:
+            return _ADAPTER_MOST_S
+        return min(max(_ADAPTER_SHARE * self._step_s, _ADAPTER_LEAST_S), _ADAPTER_MOST_S)
 
     def _next_held(
         self, passed: dict[Sequence, Holding], events: list[Event], now_s: float
@@ -356,7 +379,9 @@ class Scheduler:
         if not self.is_at_rest or not self._waiting:
             return None
         due_s = self._waiting.next_expiry_s()
-        if self._awaits_adapters:
+        if self._has_layers_to_load:
+            due_s = now_s
+        elif self._awaits_adapters:
             due_s = min(due_s, now_s + _ADAPTER_POLL_S)
         elif not self._is_held:
             due_s = min(due_s, self._window_end_s())
@@ -371,6 +396,7 @@ class Scheduler:
     ) -> list[Event]:
         """Apply the result of ``plan`` and the duration of its ``run``."""
         running = self._running
+        self._step_s = duration_s
         running.slots.confirm_released(plan.release)
         self._planner.observe(plan, result, running, duration_s)
         whole = running.take_prompts(plan, result)
