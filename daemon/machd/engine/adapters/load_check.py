@@ -47,6 +47,11 @@ class PartWeights:
     part: LinearPart
     low_ranks: Sequence[tuple[Adapter, LowRank]]
 
+    @property
+    def has_magnitudes(self) -> bool:
+        """True for an adapter of DoRA, which is alone."""
+        return self.low_ranks[0][1].magnitude is not None
+
 
 def check_layer(layer: LayerAdapters, key: AdapterKey, changed: Sequence[PartWeights]) -> None:
     """Compare what a layer makes of a row with adapters and what it has to.
@@ -63,26 +68,24 @@ def check_layer(layer: LayerAdapters, key: AdapterKey, changed: Sequence[PartWei
     random = np.random.default_rng(0)
     x = random.standard_normal(layer.inputs, np.float32)
     y = random.standard_normal(layer.outputs, np.float32)
-    expected, size = y.copy(), np.zeros_like(y)
-    compared = np.ones(y.shape, bool)
+    added, size = np.zeros_like(y), np.zeros_like(y)
     for one in changed:
         own = slice(one.part.begin, one.part.end)
-        added, size[own] = _added(one, x, float(limits.smallest_normal))
+        added[own], size[own] = _added(one, x, float(limits.smallest_normal))
         # As large as what is added, so that rounding of one hides no fault of the other.
-        y[own] *= float(np.sqrt(np.mean(added**2))) or 1.0
-        expected[own] = y[own] + added
-        if (magnitude := one.low_ranks[0][1].magnitude) is not None:
-            outputs = np.linspace(0, added.size - 1, _MERGED_OUTPUTS).astype(np.int64)
-            at = one.part.begin + outputs
-            ratios = magnitude[outputs] / _lengths(one, outputs)
-            compared[own] = False
-            compared[at] = True
-            bias = one.part.bias()
-            own_bias = 0.0 if bias is None else np.array(bias.astype(mx.float32))[outputs]
-            expected[at] = ratios * (expected[at] - own_bias) + own_bias
-            size[at] = ratios * size[at] + np.abs(own_bias)
+        y[own] *= float(np.sqrt(np.mean(added[own] ** 2))) or 1.0
     heard = layer.changed(mx.array(x)[None], mx.array(y)[None], PassAdapters([key]))
-    apart = np.abs(np.array(heard.astype(mx.float32))[0] - expected)
+    heard = heard.astype(mx.float32)
+    sampled = [_SampledOutputs(one) for one in changed if one.has_magnitudes]
+    mx.eval(heard, [one.arrays for one in sampled])  # together: each wait costs as much as an array
+    expected, compared = y + added, np.ones(y.shape, bool)
+    for sample in sampled:
+        compared[sample.one.part.begin : sample.one.part.end] = False
+        at, bias, ratios = sample.at, sample.bias(), sample.ratios()
+        compared[at] = True
+        expected[at] = ratios * (expected[at] - bias) + bias
+        size[at] = ratios * size[at] + np.abs(bias)
+    apart = np.abs(np.array(heard)[0] - expected)
     tolerated = max(_SUMMING, _ROUNDINGS * float(limits.eps))
     is_right = apart <= tolerated * (np.abs(expected) + size)
     if not is_right[compared].all():
@@ -108,16 +111,48 @@ def _added(one: PartWeights, x: _Floats, least: float) -> tuple[_Floats, _Floats
         scale = adapter.scale * low_rank.scale
         low = low_rank.a @ x
         added += scale * (low_rank.b @ low)
-        lengths = abs(scale) * np.linalg.norm(low_rank.b, axis=1) + least * len(low) ** 0.5
+        lengths = (
+            abs(scale) * np.sqrt(np.einsum("or,or->o", low_rank.b, low_rank.b))
+            + least * len(low) ** 0.5
+        )
         size += lengths * (
             np.linalg.norm(low) + np.linalg.norm(low_rank.a) + least * low_rank.a.size**0.5
         )
     return added, size
 
 
-def _lengths(one: PartWeights, outputs: NDArray[np.int64]) -> _Floats:
-    """Return the lengths of the merged weights of some outputs."""
-    weights = np.array(one.part.dense(outputs.tolist()))
-    for adapter, low_rank in one.low_ranks:
-        weights += adapter.scale * low_rank.scale * (low_rank.b[outputs] @ low_rank.a)
-    return np.asarray(np.linalg.norm(weights, axis=1))
+class _SampledOutputs:
+    """Outputs of a part with magnitudes, with their base weights."""
+
+    def __init__(self, one: PartWeights) -> None:
+        """Take the first output, the last one, and some in between; nothing is computed yet."""
+        self.one = one
+        last = one.part.shape.outputs - 1
+        self._outputs = np.linspace(0, last, _MERGED_OUTPUTS).astype(np.int64)
+        self._weights = one.part.dense(self._outputs.tolist())
+        bias = one.part.bias()
+        self._bias = None if bias is None else bias.astype(mx.float32)
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """What is to be computed before the others are asked for."""
+        return [self._weights] if self._bias is None else [self._weights, self._bias]
+
+    @property
+    def at(self) -> NDArray[np.int64]:
+        """Their places among the layer's outputs."""
+        return self.one.part.begin + self._outputs
+
+    def bias(self) -> _Floats:
+        """Return their bias."""
+        if self._bias is None:
+            return np.zeros(self._outputs.shape, np.float32)
+        return np.array(self._bias)[self._outputs]
+
+    def ratios(self) -> _Floats:
+        """Return their magnitudes by the lengths of their merged weights."""
+        ((adapter, low_rank),) = self.one.low_ranks
+        assert low_rank.magnitude is not None, "outputs of others are not sampled"
+        scale = adapter.scale * low_rank.scale
+        merged = np.array(self._weights) + scale * (low_rank.b[self._outputs] @ low_rank.a)
+        return np.asarray(low_rank.magnitude[self._outputs] / np.linalg.norm(merged, axis=1))
