@@ -474,8 +474,8 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
         "engine.memory_short",
         ("warning",),
         ("needed_bytes", "left_bytes", "given"),
-        "A step, or an image to encode, did not fit into the memory that is left, and something was given up for it: `blocks` "
-        "of the prefix cache, the slot of a request, which goes on later (`suspended`), or a request (`ended`, with "
+        "A step, or an image to encode, did not fit into the memory that is left, and something was given up for it: `adapters` "
+        "that no request uses, `blocks` of the prefix cache, the slot of a request, which goes on later (`suspended`), or a request (`ended`, with "
         "`overloaded`).",
         "Lower `continuous_batching.kv_budget_gb`, `continuous_batching.max_b` or "
         "`cache.memory_percent`, or give the daemon more memory.",

@@ -150,12 +150,25 @@ class Subject:
             for row in rows[-2:]
             for chunk_tokens in (len(row.prompt) // 3, 3)
         ]
-        return max([least, *(one for one in floors if one < self._floor_limit)])
+        return max(least, self.largest_rounding(floors))
 
-    @property
-    def _floor_limit(self) -> float:
-        """Rounding of float32 is far below what half as many bits make of it."""
-        return COARSEST_FLOOR if self.description.dtype != "float32" else COARSEST_FLOOR / 100
+    def largest_rounding(self, differences: Iterable[float]) -> float:
+        """Return the largest of differences that rounding could make, in nats; 0 without any."""
+        # Rounding of float32 is far below what half as many bits make of it.
+        is_coarse = self.description.dtype != "float32"
+        limit = COARSEST_FLOOR if is_coarse else COARSEST_FLOOR / 100
+        return max((one for one in differences if one < limit), default=0.0)
+
+    def beside_plain(self, row: Join) -> tuple[Logprobs, Logprobs]:
+        """Return what mlx-lm's own model says where it is given a row's tokens, and what the row says alone."""
+        passes = self.passes(self.plain)
+        said = self.alone(row)
+        caches = passes.new_caches()
+        if len(row.prompt) > 1:
+            passes.feed(row.prompt[:-1], caches)
+        fed = (row.prompt[-1], *(token.token_id for token in said[:-1]))
+        expected = passes.continued(fed, caches)
+        return expected, _heard(said, expected)
 
     def chunking_difference(self, row: Join, chunk_tokens: int) -> float:
         """Return the change that other chunks of the prompt make to the row alone, in nats."""
@@ -293,6 +306,15 @@ class Subject:
     def _asking(self, sampling: SamplingParams) -> SamplingParams:
         count = min(self.extent.top_logprobs, self.description.vocabulary_tokens)
         return replace(sampling, top_logprobs=count)
+
+
+def _heard(said: Sequence[SampledToken], expected: Logprobs) -> Logprobs:
+    """Take the row's log-probabilities of its likeliest tokens, and the expected ones of all others."""
+    heard = expected.copy()
+    for position, token in enumerate(said):
+        for top in token.top_logprobs:
+            heard[position, top.token_id] = top.logprob
+    return heard
 
 
 def is_equal(evidence: Evidence) -> bool:

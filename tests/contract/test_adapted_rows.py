@@ -17,8 +17,6 @@ from support.engines.adapters import TinyBase, adapted_engine
 from support.engines.block_rows import ASKED, BlockRows
 from support.engines.parity import NOISE, differences
 
-from machd.engine.adapters import adapted_model
-from machd.engine.adapters.adapted_layer import LowRankArrays
 from machd.engine.adapters.adapted_model import AdaptedModel
 from machd.engine.adapters.low_rank import LowRank
 from machd.engine.kernels.pass_adapters import AdapterKey, PassAdapters
@@ -222,13 +220,13 @@ def the_adapters_of_the_row_before(patch: pytest.MonkeyPatch) -> None:
 
 def a_scale_forgotten(patch: pytest.MonkeyPatch) -> None:
     """What the files say an adapter counts for is left out."""
-    _in_memory_as(patch, lambda one: replace(one, scale=1.0))
+    _in_memory_as(patch, lambda one, _: replace(one, scale=1.0))
 
 
 def a_for_b(patch: pytest.MonkeyPatch) -> None:
     """Layers with as many outputs as inputs have their two matrices for one another, transposed."""
 
-    def swapped(one: LowRank) -> LowRank:
+    def swapped(one: LowRank, _: Adapter) -> LowRank:
         is_square = one.a.shape[1] == one.b.shape[0]
         return replace(one, a=one.b.T, b=one.a.T) if is_square else one
 
@@ -237,20 +235,18 @@ def a_for_b(patch: pytest.MonkeyPatch) -> None:
 
 def the_scale_of_a_request_forgotten(patch: pytest.MonkeyPatch) -> None:
     """Every adapter counts as it was trained."""
-    right = adapted_model._joined
-
-    def joined(key: AdapterKey, own: list[LowRank | None]) -> LowRankArrays | None:
-        plain = tuple(replace(one, scale=1.0) for one in key)
-        return right(plain, own)
-
-    patch.setattr(adapted_model, "_joined", joined)
+    _in_memory_as(patch, lambda one, adapter: replace(one, scale=one.scale / adapter.scale))
 
 
-def _in_memory_as(patch: pytest.MonkeyPatch, wrong: Callable[[LowRank], LowRank]) -> None:
+def _in_memory_as(patch: pytest.MonkeyPatch, wrong: Callable[[LowRank, Adapter], LowRank]) -> None:
     right = AdaptedModel.add
 
     def add(self: AdaptedModel, key: AdapterKey, weights: list[dict[str, LowRank]]) -> None:
-        right(self, key, [{path: wrong(one) for path, one in own.items()} for own in weights])
+        changed = [
+            {path: wrong(one, adapter) for path, one in own.items()}
+            for adapter, own in zip(key, weights, strict=True)
+        ]
+        right(self, key, changed)
 
     patch.setattr(AdaptedModel, "add", add)
 

@@ -136,7 +136,9 @@ def engine_parts(  # noqa: PLR0913 - one argument for each thing that differs be
         adapter_room = NoAdapterRoom(adapter_obstacle)
     else:
         row_adapters = adapted = _adapted(loaded)
-        adapter_room = AdapterResidency(adapted, _reader(adapted.base), adapters or AdapterLimits())
+        adapter_room = AdapterResidency(
+            adapted, _reader(adapted.base), adapters or AdapterLimits(), SystemClock()
+        )
     decider = decider or Decider()
     memory = StepMemory(computing_memory_bytes, SystemClock(), decider)
     media: PromptMedia = NoMedia()

@@ -534,15 +534,14 @@ class EngineLoop:
             self._log.error("row.failed", slot_index=fault.slot_index, exc_info=fault.cause)
             return False
         needed_bytes, left_bytes = fault.cause.needed_bytes, fault.cause.left_bytes
-        is_made = scheduler.yield_blocks(needed_bytes - left_bytes)
-        given = MemoryYield.BLOCKS if is_made else MemoryYield.ENDED
+        unused = scheduler.yield_unused(needed_bytes - left_bytes)
         self._log.warning(
             "engine.memory_short",
             needed_bytes=needed_bytes,
             left_bytes=left_bytes,
-            given=given.value,
+            given=(unused or MemoryYield.ENDED).value,
         )
-        return is_made
+        return unused is not None
 
     def _note_answers(self, events: list[Event]) -> None:
         """A whole answer shows that the engine works: prefill may succeed where decode fails.

@@ -16,6 +16,7 @@ from machd.errors import (
     RequestError,
     UnavailableError,
 )
+from machd.scheduler.adapter_loading import AdapterLoading
 from machd.scheduler.admission_round import AdmissionRound
 from machd.scheduler.coalesce import CoalescingIndex
 from machd.scheduler.config import SchedulerConfig
@@ -73,11 +74,12 @@ class Scheduler:
             self._take_on(config, prefixes),
             CoalescingIndex(is_on=config.coalesce),
         )
-        self._suspensions = Suspensions(self._open)
+        self._suspensions = Suspensions(self._open, self._adapters)
         self._step_mode = self.step_mode
         self._drafts = DraftCounts()
         self._is_held = False
         self._awaits_adapters = False
+        self._adapter_loading = AdapterLoading(self._adapters)
         self._waits = Waits()
 
     @property
@@ -163,9 +165,9 @@ class Scheduler:
         """Give up memory for a step that lacks ``missing_bytes``: :meth:`Suspensions.yield_memory`."""
         return self._suspensions.yield_memory(missing_bytes, now_s)
 
-    def yield_blocks(self, missing_bytes: int) -> bool:
-        """Give up blocks of the prefix cache; the next plan frees them. Returns False if there are none."""
-        return self._suspensions.yield_blocks(missing_bytes)
+    def yield_unused(self, missing_bytes: int) -> MemoryYield | None:
+        """Give up what no row uses: :meth:`Suspensions.yield_unused`."""
+        return self._suspensions.yield_unused(missing_bytes)
 
     def suspend(self, config: SchedulerConfig | None = None) -> None:
         """Suspend running sequences for another config: :meth:`Suspensions.suspend`."""
@@ -244,6 +246,7 @@ class Scheduler:
         A sequence whose adapters are not in memory yet lets others pass.
         """
         events = self._open.expire(now_s)
+        self._adapter_loading.go_on(is_at_rest=self.is_at_rest)
         if self._is_held or now_s < self._window_end_s():
             self._waits = Waits.of_sequences(WaitReason.TURN, {}, self._waiting.suspended)
             return events
@@ -278,7 +281,9 @@ class Scheduler:
         if not self.is_at_rest or not self._waiting:
             return None
         due_s = self._waiting.next_expiry_s()
-        if self._awaits_adapters:
+        if self._adapter_loading.has_more:
+            due_s = now_s
+        elif self._awaits_adapters:
             due_s = min(due_s, now_s + _ADAPTER_POLL_S)
         elif not self._is_held:
             due_s = min(due_s, self._window_end_s())
@@ -293,6 +298,7 @@ class Scheduler:
     ) -> list[Event]:
         """Apply the result of ``plan`` and the duration of its ``run``."""
         running = self._running
+        self._adapter_loading.observe_step(duration_s)
         running.slots.confirm_released(plan.release)
         self._planner.observe(plan, result, running, duration_s)
         whole = running.take_prompts(plan, result)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from machd.engine.protocol.adapters import AdapterRoom
 from machd.engine.protocol.step import Lane, StepResult
 from machd.errors import MachdError, OverloadedError
 from machd.scheduler.config import SchedulerConfig
@@ -16,6 +17,9 @@ from machd.scheduler.open_sequences import OpenSequences
 
 class MemoryYield(StrEnum):
     """Concession of the scheduler to a step without enough memory."""
+
+    ADAPTERS = "adapters"
+    """Adapters that no row uses."""
 
     BLOCKS = "blocks"
     """Blocks of the prefix cache."""
@@ -30,21 +34,23 @@ class MemoryYield(StrEnum):
 class Suspensions:
     """Rules by which running sequences are suspended, or end where they cannot go on."""
 
-    def __init__(self, sequences: OpenSequences) -> None:
+    def __init__(self, sequences: OpenSequences, adapters: AdapterRoom) -> None:
         """Start with the sequences to suspend."""
         self._open = sequences
+        self._adapters = adapters
 
     def yield_memory(self, missing_bytes: int, now_s: float) -> tuple[MemoryYield, list[Event]]:
         """Give up memory for a step that lacks ``missing_bytes``; the next plan frees it.
 
-        Blocks of the prefix cache go first. Without any, the youngest sequence is suspended. One that runs
+        What no row uses goes first. Without any, the youngest sequence is suspended. One that runs
         alone goes on in the serial lane, and ends with OverloadedError if it does not fit there either. From
         then on one sequence fewer runs; each that finishes allows one more. Every call gives up something, so a
         caller may repeat it until the step fits.
         """
         running = self._open.running
-        if self.yield_blocks(missing_bytes):
-            return MemoryYield.BLOCKS, []
+        unused = self.yield_unused(missing_bytes)
+        if unused is not None:
+            return unused, []
         running.limit_to(len(running) - 1)
         youngest = running.youngest
         if self._shrink():
@@ -56,10 +62,14 @@ class Suspensions:
         )
         return MemoryYield.ENDED, self._open.fail(error, [youngest], now_s, is_sound=False)
 
-    def yield_blocks(self, missing_bytes: int) -> bool:
-        """Give up blocks of the prefix cache; the next plan frees them. Returns False if there are none."""
+    def yield_unused(self, missing_bytes: int) -> MemoryYield | None:
+        """Give up adapters that no row uses, else blocks of the prefix cache, which the next plan frees; None if there are neither."""
+        if self._adapters.drop_unused(missing_bytes):
+            return MemoryYield.ADAPTERS
         prefixes = self._open.running.prefixes
-        return prefixes is not None and prefixes.yield_bytes(missing_bytes)
+        if prefixes is not None and prefixes.yield_bytes(missing_bytes):
+            return MemoryYield.BLOCKS
+        return None
 
     def suspend(self, config: SchedulerConfig | None) -> None:
         """Suspend running sequences for another config; the next plan frees their slots.

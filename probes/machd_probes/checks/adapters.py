@@ -168,7 +168,28 @@ class _Trial:
         if is_equal(found.evidence):
             return found
         # Measured only where it decides: it takes as long as all of the above.
-        return self._judged(told, behind, max(one.noise_floor for one in self._owners.values()))
+        company = [
+            largest_difference(subject.alone(row), its)
+            for key, row, its in zip(_KEYS, rows, plain, strict=True)
+            if not key
+        ]
+        return self._judged(told, behind, self._noise_floor(rows, company))
+
+    def _noise_floor(self, rows: Sequence[Join], company: Iterable[float]) -> float:
+        """Return what rounding changes where nothing but the order of sums is another, in nats.
+
+        Weights with an adapter in them are added up in another order than weights and an adapter. Where the
+        parts of a batch round alike, chunks and company show nothing of it; mlx-lm's own layers do.
+
+        Args:
+            rows: Computed alone by mlx-lm's own layers and by those that serve, both times without adapters.
+            company: The differences that company makes to rows without adapters.
+        """
+        subject = self._owners[()]
+        pairs = map(subject.beside_plain, rows)
+        orders = [compared_passes(*pair, 0.0, 0.0).max_logprob_diff for pair in pairs]
+        floors = [one.noise_floor for one in self._owners.values()]
+        return max(*floors, subject.largest_rounding([*orders, *company]))
 
     def _judged(
         self,

@@ -11,9 +11,10 @@ from machd.engine.protocol.step import SampledToken
 from machd.engine.step.mlx_engine import MlxEngine
 from machd.engine.step.ports import Proposer
 from machd.request.adapter import Adapter
+from machd_probes.merged_adapters import random_adapter
 from machd_probes.play import GREEDY, DraftSchedule, Join, no_drafts, play
 from machd_probes.scripts import random_prompt
-from support.engines.adapters import TinyBase, adapted_engine, adapter_named, random_adapter
+from support.engines.adapters import TinyBase, adapted_engine, adapter_named
 from support.engines.parity import Alone, differences
 from support.engines.same_bits import said
 
@@ -41,8 +42,10 @@ class AdaptedRows:
     def weights(self) -> dict[Adapter, AdapterWeights]:
         """The adapters."""
         _, model = adapted_engine(self.base.loaded())
-        narrow = random_adapter(model.base, 4, 1, scale=1.5, has_magnitudes=self.has_magnitudes)
-        return {NARROW: narrow, WIDE: random_adapter(model.base, 7, 2, scale=0.5)}
+        narrow = random_adapter(
+            model.base, rank=4, seed=1, scale=1.5, has_magnitudes=self.has_magnitudes
+        )
+        return {NARROW: narrow, WIDE: random_adapter(model.base, rank=7, seed=2, scale=0.5)}
 
     @cached_property
     def _alone(self) -> dict[Adapter, Alone]:

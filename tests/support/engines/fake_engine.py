@@ -133,7 +133,7 @@ class FakeEngine:
 
     Attributes:
         draft_script: Drafts for the rows of plans that allow them; None for no drafts.
-        memory_bytes: Memory for rows and blocks together; None for no limit. A step that does not fit
+        memory_bytes: Memory for rows, blocks and adapters together; None for no limit. A step that does not fit
             raises StepMemoryError.
         adapter_room: Adapters in memory; what a row with any says is for its script, which gets them with the parameters.
     """
@@ -290,9 +290,11 @@ class FakeEngine:
 
     @property
     def _left_bytes(self) -> int | None:
-        """Bytes that neither rows nor blocks hold; None without a limit."""
-        limit = self.memory_bytes
-        return None if limit is None else max(0, limit - self._used_bytes - self._blocks.nbytes)
+        """Bytes that neither rows, blocks nor adapters hold; None without a limit."""
+        if self.memory_bytes is None:
+            return None
+        adapter_bytes = self.adapter_room.reading().used_bytes
+        return max(0, self.memory_bytes - self._used_bytes - self._blocks.nbytes - adapter_bytes)
 
     def _check_memory(self, plan: StepPlan) -> None:
         left_bytes = self._left_bytes

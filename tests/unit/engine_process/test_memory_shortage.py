@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
 from support.clocks.polling import CEILING_S, wait_until
 from support.daemon.engine_thread import running_thread
+from support.engines.fake_adapters import FakeAdapterRoom
 from support.engines.fake_blocks import BYTES_PER_TOKEN
 from support.engines.fake_engine import FakeEngine, FakeFaults, lettered
 from support.schedulers.sequence_samples import LIMITS, batching_of, only, outputs_of, request_of
@@ -16,6 +18,7 @@ from support.schedulers.sequence_samples import LIMITS, batching_of, only, outpu
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import SampledToken, StepPlan
 from machd.errors import OverloadedError
+from machd.request.adapter import Adapter
 from machd.scheduler.config import continuous
 from machd.scheduler.events import (
     EngineFaulted,
@@ -36,11 +39,12 @@ def _logged() -> Iterator[list[EventDict]]:
         yield entries
 
 
-def _batched(_engine: Engine) -> Scheduler:
+def _batched(engine: Engine) -> Scheduler:
     limits = LIMITS.__class__(
         max_queue=64, max_queue_tokens=100_000, queue_timeout_s=1e6, request_timeout_s=1e6
     )
-    return Scheduler(continuous(limits, batching_of(max_b=8, prefill_chunk_tokens=8)))
+    config = continuous(limits, batching_of(max_b=8, prefill_chunk_tokens=8))
+    return Scheduler(config, None, engine.adapters)
 
 
 def test_a_load_that_exceeds_memory_is_answered_in_smaller_batches(
@@ -92,6 +96,29 @@ def test_memory_that_becomes_less_costs_no_running_request_its_answer() -> None:
     for request in requests:
         said = [one.token_id for one in outputs_of(SampledToken, events, request.sequence_id)]
         assert said == [lettered(request.prompt, request.sampling, i) for i in range(30)]
+
+
+def test_adapters_that_no_row_uses_go_first(logged: list[EventDict]) -> None:
+    """A row that fits beside none of them gets its whole answer, and no row loses its slot."""
+    engine = FakeEngine()
+    engine.adapter_room = FakeAdapterRoom(adapter_bytes=30 * BYTES_PER_TOKEN)
+    engine.memory_bytes = 80 * BYTES_PER_TOKEN
+    adapted = request_of("adapted", prompt_tokens=10, max_tokens=2)
+    adapter = Adapter(b"unused", name="unused")
+    adapted = replace(adapted, sampling=replace(adapted.sampling, adapters=(adapter,)))
+    with running_thread(engine, make_scheduler=_batched) as thread:
+        thread.submit(adapted)
+        assert thread.published.ends()["adapted"].error is None
+        assert engine.adapter_room.reading().loaded == 1
+        thread.submit(request_of("large", prompt_tokens=60))
+        ends = thread.published.ends(2)
+        events = thread.published.events
+
+    assert ends["large"].error is None
+    assert only(SequenceResumed, events) == []
+    given = [one["given"] for one in logged if one["event"] == "engine.memory_short"]
+    assert given == ["adapters"]
+    assert engine.adapter_room.reading().loaded == 0
 
 
 def test_a_request_that_cannot_fit_alone_is_refused_and_the_next_one_answered() -> None:

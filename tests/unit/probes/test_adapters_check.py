@@ -25,6 +25,7 @@ from machd.engine.loading.placing.precision import Conversion, native_layers
 from machd.engine.loading.placing.whole import materialise
 from machd.engine.protocol.progress import SilentProgress
 from machd.request import adapter as adapters
+from machd.request.adapter import Adapter
 from machd_probes.checks.adapters import probe
 from machd_probes.finding import Finding
 from machd_probes.prober import tiny_subject
@@ -49,9 +50,9 @@ def found(variant: str) -> Finding:
         subject.engine.close()
 
 
-@pytest.mark.parametrize("variant", ["llama", "qwen3_5", "mamba"])
+@pytest.mark.parametrize("variant", ["llama", "qwen3_5", "mamba", "gemma"])
 def test_right_rows_pass(variant: str) -> None:
-    """Attention in one operation, states, and a model without attention: seven rows and three prefixes."""
+    """Attention in one operation, states, no attention, and logits that rounding moves most: seven rows and three prefixes."""
     its = found(variant)
 
     assert (its.outcome, its.detail) == (Outcome.PASSED, "")
@@ -109,11 +110,15 @@ def test_model_is_left_without_adapters() -> None:
     assert [type(one) for one in subject.module.modules()] == classes
 
 
-def _in_memory_as(patch: Patch, wrong: Callable[[LowRank], LowRank]) -> None:
+def _in_memory_as(patch: Patch, wrong: Callable[[LowRank, Adapter], LowRank]) -> None:
     right = AdaptedModel.add
 
     def add(self: AdaptedModel, key: AdapterKey, weights: list[AdapterWeights]) -> None:
-        right(self, key, [{path: wrong(one) for path, one in own.items()} for own in weights])
+        changed = [
+            {path: wrong(one, adapter) for path, one in own.items()}
+            for adapter, own in zip(key, weights, strict=True)
+        ]
+        right(self, key, changed)
 
     patch.setattr(AdaptedModel, "add", add)
 
@@ -130,23 +135,18 @@ def a_neighbours_adapter(patch: Patch) -> None:
 
 def a_scale_forgotten(patch: Patch) -> None:
     """What the files say that an adapter counts for is left out."""
-    _in_memory_as(patch, lambda one: replace(one, scale=1.0))
+    _in_memory_as(patch, lambda one, _: replace(one, scale=1.0))
 
 
 def the_scale_of_a_request_forgotten(patch: Patch) -> None:
     """Every adapter counts as it was trained."""
-    right = adapted_model._joined
-
-    def joined(key: AdapterKey, own: list[LowRank | None]) -> object:
-        return right(tuple(replace(one, scale=1.0) for one in key), own)
-
-    patch.setattr(adapted_model, "_joined", joined)
+    _in_memory_as(patch, lambda one, adapter: replace(one, scale=one.scale / adapter.scale))
 
 
 def a_for_b(patch: Patch) -> None:
     """Layers with as many outputs as inputs have their two matrices for one another, transposed."""
 
-    def swapped(one: LowRank) -> LowRank:
+    def swapped(one: LowRank, _: Adapter) -> LowRank:
         is_square = one.a.shape[1] == one.b.shape[0]
         return replace(one, a=one.b.T, b=one.a.T) if is_square else one
 
@@ -174,7 +174,7 @@ def base_rows_with_an_adapter(patch: Patch) -> None:
     patch.setattr(AdaptedModel, "chosen", chosen)
 
 
-_ANY_MODEL = ("llama", "mamba")
+_ANY_MODEL = ("llama", "mamba", "gemma")
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,9 @@ _ANY_MODEL = ("llama", "mamba")
         *((a_neighbours_adapter, "merged weights|other bits", one) for one in _ANY_MODEL),
         *((a_scale_forgotten, "merged weights", one) for one in _ANY_MODEL),
         *((the_scale_of_a_request_forgotten, "merged weights", one) for one in _ANY_MODEL),
-        (a_for_b, "merged weights", "llama"),  # mamba has no square layer
+        *(
+            (a_for_b, "merged weights", one) for one in ("llama", "gemma")
+        ),  # mamba has no square layer
         *((a_stale_block, "kept prefix", one) for one in _ANY_MODEL),
         *((an_adapter_that_matches_no_layer, "merged weights", one) for one in _ANY_MODEL),
         *((base_rows_with_an_adapter, "other bits", one) for one in _ANY_MODEL),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from support.engines.fake_engine import FakeEngine
 from support.schedulers.sequence_samples import LIMITS, batching_of, request_of
 
 from machd.engine.protocol.adapters import Holding
@@ -30,6 +31,13 @@ class Room:
         self.ready: set[Adapter] = set()
         self.holders: dict[Adapter, int] = {}
         self.used_bytes = 0
+        self.has_layers_left = False
+        self.limits_s: list[float] = []
+
+    def load(self, limit_s: float) -> bool:
+        """Note how long layers may get adapters."""
+        self.limits_s.append(limit_s)
+        return self.has_layers_left
 
     def hold(self, adapters: Sequence[Adapter]) -> Holding:
         """Hold what is ready, as long as there is room."""
@@ -53,6 +61,11 @@ class Room:
         for one in adapters:
             self.holders[one] -= 1
             assert self.holders[one] >= 0, "given back once"
+
+    def drop_unused(self, missing_bytes: int) -> bool:
+        """Drop nothing."""
+        del missing_bytes
+        return False
 
     def reading(self) -> AdapterReading:
         """Return the bytes that a test has set."""
@@ -154,6 +167,31 @@ def test_an_idle_scheduler_asks_again_soon_while_adapters_load() -> None:
     assert 0 < wait_s < 0.05
     room.ready.add(A)
     assert admitted(scheduler) == ["1"]
+
+
+def test_an_idle_scheduler_does_not_rest_while_layers_get_adapters() -> None:
+    """The rest of a load goes on at once, with a look at the inbox in between."""
+    room = Room()
+    room.has_layers_left = True
+    scheduler = scheduler_with(room, asking("1", A))
+    assert admitted(scheduler) == []
+    assert scheduler.wait_s(0.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("step_s", "limit_s"),
+    [(0.001, 0.002), (0.1, 0.02), (1.0, 0.05)],
+    ids=["short", "usual", "long"],
+)
+def test_a_load_takes_a_share_of_a_step_between_two(step_s: float, limit_s: float) -> None:
+    """A fifth of the last step, within bounds: rows that decode wait for no whole load."""
+    room, engine = Room(), FakeEngine()
+    scheduler = scheduler_with(room, asking("1"))
+    assert admitted(scheduler) == ["1"]
+    plan = scheduler.plan()
+    scheduler.commit(plan, engine.run(plan), 0.0, duration_s=step_s)
+    admitted(scheduler)
+    assert room.limits_s[-1] == pytest.approx(limit_s)
 
 
 def test_requests_of_different_adapters_are_not_joined() -> None:

@@ -38,6 +38,21 @@ class LayerAdapters:
         self._layer.adapters = self
 
     @property
+    def inputs(self) -> int:
+        """Numbers of a row."""
+        return self._stacks[0].part.shape.inputs
+
+    @property
+    def outputs(self) -> int:
+        """Numbers that the layer makes of a row."""
+        return self._stacks[-1].part.end
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        """What they are held in at least."""
+        return self._stacks[0].a.dtype
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all of them."""
         natives: int = sum(one.nbytes for one in (self._low_ranks or {}).values())

@@ -1,14 +1,14 @@
 """A model with adapters in memory: each row of a pass is computed with its own, or with none.
 
 Made with the engine, which costs nothing. :mod:`machd.engine.adapters.residency` decides what is in memory, between two steps:
-``base`` is what files are checked against, ``add`` puts a request's adapters into memory under their key, ``remove`` frees them, and
+``base`` is what files are checked against, ``adding`` puts a request's adapters into memory under their key, ``remove`` frees them, and
 ``nbytes`` is what all take. The first one changes the classes of the model's linear layers, and the last one changes them back. The
 step calls ``chosen`` around building a pass; a key that is not in memory there is a fault of the engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import groupby
 
@@ -18,6 +18,7 @@ import numpy as np
 from machd.engine.adapters.adapted_layer import LayerAdapters, LowRankArrays
 from machd.engine.adapters.layer_stack import LayerStack
 from machd.engine.adapters.linear_layers import LinearPart, linear_parts
+from machd.engine.adapters.load_check import PartWeights, check_layer
 from machd.engine.adapters.low_rank import AdapterWeights, BaseLayers, LowRank
 from machd.engine.backend.device import backend_name
 from machd.engine.backend.native_kernels import native_kernels
@@ -25,6 +26,7 @@ from machd.engine.backend.untyped import LanguageModel
 from machd.engine.kernels.layers_in_one import layers_of_blocks
 from machd.engine.kernels.pass_adapters import AdapterKey, PassAdapters, using_adapters
 from machd.errors import AdapterError
+from machd.request.adapter import Adapter
 
 
 class AdaptedModel:
@@ -38,7 +40,8 @@ class AdaptedModel:
             under: Beginning of the paths of layers that adapters may change.
         """
         self._parts = linear_parts(model, under)
-        self._keys: set[AdapterKey] = set()
+        self._keys: set[AdapterKey] = set()  # those being added among them
+        self._whole: set[AdapterKey] = set()
         self._model = model
         self._layers: dict[tuple[str, ...], LayerAdapters] = {}
         self._in_one: dict[AdapterKey, object] = {}
@@ -54,14 +57,24 @@ class AdaptedModel:
         return sum(one.nbytes for one in self._layers.values())
 
     def add(self, key: AdapterKey, weights: Sequence[AdapterWeights]) -> None:
-        """Put a request's adapters into memory.
+        """Put a request's adapters into memory in one go; see :meth:`adding`."""
+        for _ in self.adding(key, weights):
+            pass
+
+    def adding(
+        self, key: AdapterKey, weights: Sequence[AdapterWeights]
+    ) -> Generator[None, None, None]:
+        """Put a request's adapters into memory, a layer at each step of the iteration; rows may have them behind its end.
+
+        Steps of the engine may run between two of its own. An iteration that is left early leaves nothing.
 
         Args:
             key: At least one; it is not in memory.
             weights: Of each adapter of the key.
 
         Raises:
-            AdapterError: A layer is missing or of another shape, or adapters with magnitudes are combined.
+            AdapterError: A layer is missing or of another shape, adapters with magnitudes are combined, or a layer computes something
+                else with them than their weights say.
         """
         assert key not in self._keys, "adapters are added once"
         self._check(key, weights)
@@ -70,8 +83,11 @@ class AdaptedModel:
         self._keys.add(key)
         try:
             for paths, layer in self._layers.items():
-                layer.add(key, [_joined(key, [one.get(path) for one in weights]) for path in paths])
+                if any(path in one for path in paths for one in weights):
+                    self._add_to(layer, paths, key, weights)
+                    yield
             self._add_in_one(key)
+            self._whole.add(key)
         except BaseException:
             self.remove(key)
             raise
@@ -79,6 +95,7 @@ class AdaptedModel:
     def remove(self, key: AdapterKey) -> None:
         """Free the memory of a key's adapters, which no row uses any more."""
         self._keys.remove(key)
+        self._whole.discard(key)
         self._in_one.pop(key, None)
         for layer in self._layers.values():
             layer.remove(key)
@@ -96,7 +113,7 @@ class AdaptedModel:
         if not any(rows):
             return nullcontext()
         adapters = PassAdapters(rows, self._in_one)
-        assert self._keys.issuperset(adapters.distinct), "a row's adapters are in memory"
+        assert self._whole.issuperset(adapters.distinct), "a row's adapters are in memory"
         return using_adapters(adapters)
 
     def _attach(self) -> None:
@@ -105,6 +122,28 @@ class AdaptedModel:
             paths = tuple(merged)
             parts = [self._parts[path] for path in paths]
             self._layers[paths] = LayerAdapters([LayerStack(one, _dtype(one)) for one in parts])
+
+    def _add_to(
+        self,
+        layer: LayerAdapters,
+        paths: Sequence[str],
+        key: AdapterKey,
+        weights: Sequence[AdapterWeights],
+    ) -> None:
+        """Give a layer the adapters of a key, and check what it makes of them."""
+        changed: list[PartWeights] = []
+        arrays: list[LowRankArrays | None] = []
+        for path in paths:
+            own = [
+                (adapter, one[path])
+                for adapter, one in zip(key, weights, strict=True)
+                if path in one
+            ]
+            arrays.append(_joined(own) if own else None)
+            if own:
+                changed.append(PartWeights(path, self._parts[path], own))
+        layer.add(key, arrays)
+        check_layer(layer, key, changed)
 
     def _add_in_one(self, key: AdapterKey) -> None:
         """Have the operation of all layers compute a key's adapters, if it can."""
@@ -138,14 +177,11 @@ def _fits(low_rank: LowRank, part: LinearPart | None) -> bool:
     )
 
 
-def _joined(key: AdapterKey, own: Sequence[LowRank | None]) -> LowRankArrays | None:
-    """Return what adapters behind one another add to a layer; None where they leave it as it is."""
-    pairs = [(adapter, one) for adapter, one in zip(key, own, strict=True) if one is not None]
-    if not pairs:
-        return None
-    a = np.concatenate([one.a for _, one in pairs])
-    b = np.concatenate([one.b * (adapter.scale * one.scale) for adapter, one in pairs], axis=1)
-    magnitude = pairs[0][1].magnitude
+def _joined(own: Sequence[tuple[Adapter, LowRank]]) -> LowRankArrays:
+    """Return what adapters behind one another add to a layer."""
+    a = np.concatenate([one.a for _, one in own])
+    b = np.concatenate([one.b * (adapter.scale * one.scale) for adapter, one in own], axis=1)
+    magnitude = own[0][1].magnitude
     return mx.array(a), mx.array(b), None if magnitude is None else mx.array(magnitude)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -44,11 +45,14 @@ class LinearPart(NamedTuple):
         """The output behind its last one."""
         return self.begin + self.shape.outputs
 
-    def dense(self) -> mx.array:
-        """Return its weights, float32 [outputs, inputs]."""
+    def dense(self, outputs: Sequence[int] | None = None) -> mx.array:
+        """Return its weights, float32 [outputs, inputs]; of all its outputs unless given."""
+        rows = mx.arange(self.begin, self.end)
+        if outputs is not None:
+            rows = rows[mx.array(list(outputs))]
         if "scales" in self.layer:
-            return unpacked(self.layer, mx.arange(self.begin, self.end))
-        weights: mx.array = self.layer.weight[self.begin : self.end]
+            return unpacked(self.layer, rows)
+        weights: mx.array = self.layer.weight[rows]
         return weights.astype(mx.float32)
 
     def bias(self) -> mx.array | None:

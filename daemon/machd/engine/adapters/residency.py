@@ -1,16 +1,17 @@
 """Which adapters are in memory: loaded beside the steps when a row needs them, dropped when others need their room.
 
 A request's adapters are one entry: several with scales are computed as one of their ranks together. Files are read and
-checked on a thread; the arrays of mlx are made on the engine thread, between two steps.
+checked on a thread; the arrays of mlx are made on the engine thread, some layers between two steps, and compared there with the files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from machd.clock import Clock
 from machd.engine.adapters.low_rank import AdapterWeights
 from machd.engine.protocol.adapters import Holding
 from machd.engine.protocol.memory import AdapterReading
@@ -41,11 +42,11 @@ class AdaptedModel(Protocol):
         """Bytes of all adapters."""
         ...
 
-    def add(self, key: _Key, weights: Sequence[AdapterWeights]) -> None:
-        """Put the adapters of a key into memory.
+    def adding(self, key: _Key, weights: Sequence[AdapterWeights]) -> Iterator[None]:
+        """Put the adapters of a key into memory, a layer at each step of the iteration.
 
         Raises:
-            AdapterError: They cannot be computed together, or with this model.
+            AdapterError: They cannot be computed together, or with this model; nothing is left of them.
         """
         ...
 
@@ -59,12 +60,26 @@ class _Entry:
     """The adapters of one key.
 
     Attributes:
-        loading: Their weights, on their way; None once they are in the model.
+        read: Their weights, on their way; None once layers get them.
+        layers: Layers that get them; None once all have.
+        error: What is wrong with them, for the next row that asks.
         holders: Rows.
     """
 
-    loading: Future[list[AdapterWeights]] | None
+    read: Future[list[AdapterWeights]] | None
+    layers: Iterator[None] | None = None
+    error: AdapterError | None = None
     holders: int = 0
+
+    @property
+    def is_loading(self) -> bool:
+        """True until all layers have them, or one cannot."""
+        return self.error is None and (self.read is not None or self.layers is not None)
+
+    @property
+    def is_loaded(self) -> bool:
+        """True if rows can have them."""
+        return self.error is None and not self.is_loading
 
 
 class AdapterResidency:
@@ -75,6 +90,7 @@ class AdapterResidency:
         model: AdaptedModel,
         read: Callable[[Adapter], AdapterWeights],
         limits: AdapterLimits,
+        clock: Clock,
     ) -> None:
         """Begin without any.
 
@@ -82,15 +98,26 @@ class AdapterResidency:
             model: Computes them.
             read: Reads and checks one adapter's files; called on a thread of its own.
             limits: Of those in memory.
+            clock: Measures how long layers take.
         """
         assert limits.max_loaded >= 1, "one row's adapters fit"
         self._model = model
         self._read = read
         self._limits = limits
+        self._clock = clock
         self._entries: dict[_Key, _Entry] = {}  # the one held last is last
         self._newest: dict[str, bytes] = {}  # content of each name that a row asked for last
         self._loads = 0
         self._reader: ThreadPoolExecutor | None = None
+
+    def load(self, limit_s: float) -> bool:
+        """Put adapters that have been read into memory; see :class:`machd.engine.protocol.adapters.AdapterRoom`."""
+        until_s = self._clock.monotonic_s() + limit_s
+        for key, entry in self._entries.items():
+            while self._add_layer(key, entry):
+                if self._clock.monotonic_s() >= until_s:
+                    return True
+        return False
 
     def hold(self, adapters: Sequence[Adapter]) -> Holding:
         """Keep adapters in memory for a row; see :class:`machd.engine.protocol.adapters.AdapterRoom`.
@@ -107,10 +134,11 @@ class AdapterResidency:
             if not self._make_room():
                 return Holding.NO_ROOM
             entry = self._entries[key] = _Entry(self._begin(key))
-        if entry.loading is not None:
-            if not entry.loading.done():
-                return Holding.LOADING
-            self._finish(key, entry, entry.loading)
+        if entry.error is not None:
+            del self._entries[key]  # so that mended files are read again
+            raise entry.error
+        if entry.is_loading:
+            return Holding.LOADING
         entry.holders += 1
         self._entries[key] = self._entries.pop(key)
         return Holding.HELD
@@ -122,13 +150,21 @@ class AdapterResidency:
             assert entry.holders > 0, "a row gives back what it has held"
             entry.holders -= 1
 
+    def drop_unused(self, missing_bytes: int) -> bool:
+        """Drop adapters that no row holds, those held longest ago first."""
+        before_bytes = self._model.nbytes
+        dropped = False
+        while self._model.nbytes > before_bytes - missing_bytes and self._drop_one():
+            dropped = True
+        return dropped
+
     def reading(self) -> AdapterReading:
         """Return the adapters in memory."""
-        loading = sum(one.loading is not None for one in self._entries.values())
+        entries = self._entries.values()
         return AdapterReading(
-            loaded=len(self._entries) - loading,
-            held=sum(one.holders > 0 for one in self._entries.values()),
-            loading=loading,
+            loaded=sum(one.is_loaded for one in entries),
+            held=sum(one.holders > 0 for one in entries),
+            loading=sum(one.is_loading for one in entries),
             used_bytes=self._model.nbytes,
             loads=self._loads,
         )
@@ -137,8 +173,9 @@ class AdapterResidency:
         """Drop all of them."""
         if self._reader is not None:
             self._reader.shutdown(cancel_futures=True)
-        for key in [key for key, one in self._entries.items() if one.loading is None]:
-            self._model.remove(key)
+        for key, entry in self._entries.items():
+            if entry.is_loaded or entry.layers is not None:
+                self._model.remove(key)
         self._entries.clear()
 
     def _begin(self, key: _Key) -> Future[list[AdapterWeights]]:
@@ -153,32 +190,43 @@ class AdapterResidency:
             message = f"the adapter {adapter.name!r} cannot be used: {error.message}"
             raise AdapterError(message) from error
 
-    def _finish(self, key: _Key, entry: _Entry, loading: Future[list[AdapterWeights]]) -> None:
-        """Put what was read into the model; what cannot be used is forgotten, so that mended files are read again."""
+    def _add_layer(self, key: _Key, entry: _Entry) -> bool:
+        """Give one more layer the adapters of a key; False if none can be given any now."""
+        if not entry.is_loading or (entry.read is not None and not entry.read.done()):
+            return False
         try:
-            self._model.add(key, loading.result())
-        except AdapterError:
-            del self._entries[key]
-            raise
-        except Exception as cause:
-            del self._entries[key]
+            if entry.read is not None:
+                read, entry.read = entry.read, None
+                entry.layers = self._model.adding(key, read.result())
+            assert entry.layers is not None, "what is loading is read, or layers get it"
+            next(entry.layers)
+        except StopIteration:
+            entry.layers = None
+            self._loads += 1
+        except AdapterError as error:
+            entry.error, entry.layers = error, None
+        except Exception as cause:  # noqa: BLE001 - of files, of memory, or of mlx: said to the rows that ask
             names = " and ".join(repr(one.name) for one in key)
-            raise AdapterError(f"the adapter {names} could not be loaded: {cause}") from cause
-        entry.loading = None
-        self._loads += 1
+            entry.error = AdapterError(f"the adapter {names} could not be loaded: {cause}")
+            entry.error.__cause__, entry.layers = cause, None
+        return entry.is_loading
 
     def _make_room(self) -> bool:
         """Drop the adapters that were held longest ago, if there are too many; False if all are in use."""
         while len(self._entries) >= self._limits.max_loaded:
-            unused = next(
-                (key for key, one in self._entries.items() if self._may_go(key, one)), None
-            )
-            if unused is None:
+            if not self._drop_one():
                 return False
-            self._model.remove(unused)
-            del self._entries[unused]
         return True
 
-    def _may_go(self, key: _Key, entry: _Entry) -> bool:
-        is_pinned = len(key) == 1 and self._newest.get(key[0].name) == key[0].digest
-        return not (entry.holders or entry.loading or is_pinned)
+    def _drop_one(self) -> bool:
+        """Drop the adapters that were held longest ago; False if all are in use, on their way or pinned."""
+        for key, entry in self._entries.items():
+            if not (entry.holders or entry.is_loading or self._is_pinned(key)):
+                if entry.is_loaded:
+                    self._model.remove(key)
+                del self._entries[key]
+                return True
+        return False
+
+    def _is_pinned(self, key: _Key) -> bool:
+        return len(key) == 1 and self._newest.get(key[0].name) == key[0].digest

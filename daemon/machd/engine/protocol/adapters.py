@@ -30,6 +30,16 @@ class Holding(StrEnum):
 class AdapterRoom(Protocol):
     """Room for adapters. Every method is called on the engine thread."""
 
+    def load(self, limit_s: float) -> bool:
+        """Put adapters that have been read into memory, layer by layer, for about ``limit_s``; called between two steps.
+
+        At least one layer is put there, so that a load always ends.
+
+        Returns:
+            True if layers are left that could be put there now.
+        """
+        ...
+
     def hold(self, adapters: Sequence[Adapter]) -> Holding:
         """Keep adapters in memory until :meth:`release`, if they are there.
 
@@ -42,6 +52,10 @@ class AdapterRoom(Protocol):
 
     def release(self, adapters: Sequence[Adapter]) -> None:
         """Give back what :meth:`hold` has kept for one row."""
+        ...
+
+    def drop_unused(self, missing_bytes: int) -> bool:
+        """Drop adapters that no row holds, pinned ones aside, until so much memory is free; returns whether any was."""
         ...
 
     def reading(self) -> AdapterReading:
@@ -64,6 +78,11 @@ class NoAdapterRoom:
         """Begin with what a refusal says."""
         self._reason = reason
 
+    def load(self, limit_s: float) -> bool:
+        """Do nothing: there are none."""
+        del limit_s
+        return False
+
     def hold(self, adapters: Sequence[Adapter]) -> Holding:
         """Hold nothing, for a row of the base model.
 
@@ -76,6 +95,11 @@ class NoAdapterRoom:
 
     def release(self, adapters: Sequence[Adapter]) -> None:
         """Do nothing: there are none."""
+
+    def drop_unused(self, missing_bytes: int) -> bool:
+        """Drop nothing."""
+        del missing_bytes
+        return False
 
     def reading(self) -> AdapterReading:
         """Return nothing."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import mlx.core as mx
 import pytest
 from support.engines.adapted_rows import NARROW, WIDE, mixed_rows
-from support.engines.adapters import TinyBase, adapted_engine, random_adapter
+from support.engines.adapters import TinyBase, adapted_engine
 from support.engines.same_bits import assert_same_bits_alone
 
 from machd.engine.adapters.low_rank import AdapterWeights
@@ -16,6 +16,7 @@ from machd.engine.backend.untyped import Cache
 from machd.engine.kernels.layers_in_one import LayersInOne
 from machd.engine.kernels.pass_adapters import AdapterKey, AdapterPass, current_adapters
 from machd.engine.step.mlx_engine import MlxEngine
+from machd_probes.merged_adapters import random_adapter
 
 pytestmark = pytest.mark.skipif(
     native_kernels() is None, reason="make setup has found no compiler: mlx computes"
@@ -29,8 +30,8 @@ def _engine(request: pytest.FixtureRequest) -> Iterator[MlxEngine]:
     base = _BASES.get(request.param, TinyBase("qwen3", is_quantised=True))
     _, model = adapted_engine(base.loaded())
     adapters: dict[AdapterKey, list[AdapterWeights]] = {
-        (NARROW,): [random_adapter(model.base, 4, 1, scale=1.5)],
-        (WIDE,): [random_adapter(model.base, 7, 2, scale=0.5)],
+        (NARROW,): [random_adapter(model.base, rank=4, seed=1, scale=1.5)],
+        (WIDE,): [random_adapter(model.base, rank=7, seed=2, scale=0.5)],
     }
     engine, _ = adapted_engine(base.loaded(), adapters)
     yield engine
