@@ -193,9 +193,9 @@ def test_pieces_have_the_bits_that_they_have_alone() -> None:
     pieces = _pieces(192, [(0, 64, 8), (64, 75, 5)], has_magnitudes=True)
     x, y, index = _numbers(5, 192, seed=1), _numbers(5, 139, seed=2), _int32(1, 1, 0, 1, 1)
     merged = native.add_low_rank(y, x, index, [_low_rank(pieces)])
-    for first, *arrays in pieces:
-        own = slice(first, first + arrays[1].shape[0])
-        alone = native.add_low_rank(y[:, own], x, index, [_low_rank([(0, *arrays)])])
+    for first, a, b, *factors in pieces:
+        own = slice(first, first + b.shape[0])
+        alone = native.add_low_rank(y[:, own], x, index, [_low_rank([(0, a, b, *factors)])])
         assert mx.array_equal(alone, merged[:, own])
 
 
