@@ -156,13 +156,31 @@ def gelu_product(x: mx.array) -> mx.array:
     """
 
 class LowRank:
-    """What an adapter adds to one product: ``b @ (a @ row)``, kept as it is computed fastest."""
+    """What an adapter makes of one product: ``ratios * product + offsets + b @ (a @ row)``, kept as it is computed fastest."""
 
-    def __init__(self, pieces: list[tuple[int, mx.array, mx.array]]) -> None:
-        """Take pieces, each of some of the product's outputs, which lie together; kept in float16 where no number loses a digit so.
+    class Piece:
+        """An adapter of some of the product's outputs, which lie together."""
 
-        Args:
-            pieces: The first output, ``a`` [rank, inputs] and ``b`` [outputs, rank], float32; a scale belongs into ``b``.
+        def __init__(
+            self,
+            first_output: int,
+            a: mx.array,
+            b: mx.array,
+            ratios: mx.array | None = None,
+            offsets: mx.array | None = None,
+        ) -> None:
+            """Take float32 arrays.
+
+            Args:
+                first_output: Of the product's.
+                a: [rank, inputs].
+                b: [outputs, rank]; a scale belongs into it.
+                ratios: Of DoRA, [outputs]: factors of the product's own outputs; None for 1.
+                offsets: [outputs], added to these outputs; None for 0.
+            """
+
+    def __init__(self, pieces: list[Piece]) -> None:
+        """Take pieces; ``a`` and ``b`` are kept in float16 where no number loses a digit so.
 
         Raises:
             ValueError: There are none, or they do not go together.

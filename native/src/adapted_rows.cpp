@@ -12,6 +12,14 @@ namespace {
 // Products with a that a thread takes at once.
 constexpr long kStretchRanks = 8;
 
+// Applies a piece's ratios and offsets to one row's results, each product and sum rounded once.
+void stretch(const LowRankPiece& piece, long begin, long end, float* out) {
+  if (piece.ratios != nullptr)
+    for (long at = begin; at < end; ++at) out[at] *= piece.ratios[at];
+  if (piece.offsets != nullptr)
+    for (long at = begin; at < end; ++at) out[at] += piece.offsets[at];
+}
+
 }  // namespace
 
 AdaptedRows::AdaptedRows(const int32_t* index, long rows, long adapters) {
@@ -54,10 +62,11 @@ void AdaptedProduct::add(long begin, long end, float* out, long outputs, const K
     for (const auto& piece : one->pieces) {
       const long from = std::max(begin - piece.first_output, 0L), to = std::min(end - piece.first_output, piece.outputs);
       if (from >= to) continue;
-      for (const auto& [row, count] : group.runs)
-        kernels.add_low_rank(
-            piece, one->a.format, low + row * most_rank + piece.first_rank, one->a.outputs, count, from, to, out + row * outputs + piece.first_output,
-            outputs);
+      for (const auto& [row, count] : group.runs) {
+        float* const own = out + row * outputs + piece.first_output;
+        for (long at = 0; at < count; ++at) stretch(piece, from, to, own + at * outputs);
+        kernels.add_low_rank(piece, one->a.format, low + row * most_rank + piece.first_rank, one->a.outputs, count, from, to, own, outputs);
+      }
     }
   }
   for (const auto& [row, count] : rows->lost())

@@ -16,6 +16,8 @@ struct LowRankPiece {
   long first_rank, rank;  // the products with a that b multiplies
   const void* panels;     // b: [outputs / kLowRankPanel, rank, kLowRankPanel] in a's format, zeros behind the last output
   float factor;           // of what is added: a power of two, which changes no digit
+  const float* ratios;    // [outputs], what the product's own results are multiplied with before; null for none
+  const float* offsets;   // [outputs], added to these results; null for none
 };
 
 struct LowRankProduct {

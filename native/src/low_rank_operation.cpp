@@ -99,21 +99,24 @@ mx::array in_panels(const mx::array& b) {
 
 LowRank::LowRank(const std::vector<Piece>& pieces) {
   refuse(pieces.empty(), "there are pieces");
-  for (const auto& [first_output, a, b] : pieces) {
+  for (const auto& [first_output, a, b, ratios, offsets] : pieces) {
     refuse(a.dtype() != mx::float32 || b.dtype() != mx::float32 || a.ndim() != 2 || b.ndim() != 2, "a and b are float32 with two axes");
     refuse(a.size() == 0 || b.size() == 0 || b.shape(1) != a.shape(0), "b has as many columns as a has rows");
-    refuse(a.shape(1) != std::get<1>(pieces[0]).shape(1), "all pieces are of rows of one length");
+    refuse(a.shape(1) != pieces[0].a.shape(1), "all pieces are of rows of one length");
     refuse(first_output < 0, "outputs are not negative");
+    for (const auto* each : {&ratios, &offsets})
+      refuse(*each && ((*each)->dtype() != mx::float32 || (*each)->shape() != mx::Shape{b.shape(0)}), "ratios and offsets are float32, one for each output");
   }
-  const bool is_half = std::all_of(pieces.begin(), pieces.end(), [](const Piece& one) { return fits_half(std::get<1>(one)) && fits_half(std::get<2>(one)); });
+  const bool is_half = std::all_of(pieces.begin(), pieces.end(), [](const Piece& one) { return fits_half(one.a) && fits_half(one.b); });
   Kept kept;
   std::vector<mx::array> all;
   long rank = 0;
-  for (const auto& [first_output, a, b] : pieces) {
+  const auto numbers_of = [&](const std::optional<mx::array>& one) { return one ? kept.arrays.emplace_back(lying(*one)).data<float>() : nullptr; };
+  for (const auto& [first_output, a, b, ratios, offsets] : pieces) {
     const int a_exponent = is_half ? exponent_of(a) : 0, b_exponent = is_half ? exponent_of(b) : 0;
     const float factor = is_half ? std::ldexp(1.0f, a_exponent + b_exponent - 2 * kHalfExponent) : 1.0f;
     const mx::array& panels = kept.arrays.emplace_back(in_panels(is_half ? halved(b, b_exponent) : b));
-    kept.product.pieces.push_back({first_output, b.shape(0), rank, a.shape(0), panels.data<char>(), factor});
+    kept.product.pieces.push_back({first_output, b.shape(0), rank, a.shape(0), panels.data<char>(), factor, numbers_of(ratios), numbers_of(offsets)});
     rank += a.shape(0);
     all.push_back(is_half ? halved(a, a_exponent) : a);
   }

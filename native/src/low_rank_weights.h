@@ -2,7 +2,7 @@
 #pragma once
 
 #include <memory>
-#include <tuple>
+#include <optional>
 #include <vector>
 
 #include "low_rank.h"
@@ -13,10 +13,14 @@ namespace machd {
 // What an adapter adds to one product, laid out for it.
 class LowRank {
  public:
-  // The first output of some that lie together, a [rank, inputs] and b [outputs, rank], float32.
-  using Piece = std::tuple<int, mlx::core::array, mlx::core::array>;
+  // Some outputs that lie together, float32.
+  struct Piece {
+    int first_output;
+    mlx::core::array a, b;                          // [rank, inputs] and [outputs, rank]
+    std::optional<mlx::core::array> ratios, offsets;  // [outputs]: the product's own results are multiplied with the former, and the latter added to them
+  };
 
-  // They are kept in float16, each array times a power of two, where no number loses a digit so; what is added has the same bits.
+  // a and b are kept in float16, each array times a power of two, where no number loses a digit so; what is added has the same bits.
   // Raises std::invalid_argument where there are none, or they do not go together.
   explicit LowRank(const std::vector<Piece>& pieces);
 

@@ -3,7 +3,6 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "bert_layers.h"
@@ -60,8 +59,16 @@ NB_MODULE(_kernels, m) {
   m.def("gelu", &machd::gelu, "x"_a);
   m.def("silu_product", &machd::silu_product, "x"_a);
   m.def("gelu_product", &machd::gelu_product, "x"_a);
-  nb::class_<machd::LowRank>(m, "LowRank")
-      .def(nb::init<const std::vector<machd::LowRank::Piece>&>(), "pieces"_a)
+  nb::class_<machd::LowRank> low_rank(m, "LowRank");
+  nb::class_<machd::LowRank::Piece>(low_rank, "Piece")
+      .def(
+          nb::init<int, mlx::core::array, mlx::core::array, std::optional<mlx::core::array>, std::optional<mlx::core::array>>(),
+          "first_output"_a,
+          "a"_a,
+          "b"_a,
+          "ratios"_a = nb::none(),
+          "offsets"_a = nb::none());
+  low_rank.def(nb::init<const std::vector<machd::LowRank::Piece>&>(), "pieces"_a)
       .def_prop_ro("nbytes", &machd::LowRank::nbytes);
   m.def("add_low_rank", &machd::add_low_rank, "y"_a, "x"_a, "index"_a, "adapters"_a);
   nb::class_<machd::LayerWeights>(m, "LayerWeights")

@@ -40,6 +40,14 @@ _KINDS = [
     pytest.param(AdaptedRows(TinyBase("gemma3_text")), id="windows", marks=pytest.mark.long),
     pytest.param(AdaptedRows(TinyBase("qwen3_next")), id="states and experts"),
     pytest.param(AdaptedRows(TinyBase("falcon_h1")), id="nested", marks=pytest.mark.long),
+    pytest.param(
+        AdaptedRows(TinyBase("qwen3"), has_magnitudes=True), id="layers in one with magnitudes"
+    ),
+    pytest.param(
+        AdaptedRows(TinyBase("llama", is_native=False), has_magnitudes=True),
+        id="mlx's layers with magnitudes",
+    ),
+    pytest.param(AdaptedRows(TinyBase("qwen2"), has_magnitudes=True), id="biases with magnitudes"),
 ]
 _EACH_KIND = pytest.mark.parametrize("kind", _KINDS)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -291,8 +291,10 @@ def test_every_part_of_a_layer_has_the_bits_of_its_step(
             assert all(map(mx.array_equal, got, expected)), (instruction_set, list(changes))
 
 
-def _low_ranks(seed: int, left_out: str) -> dict[str, list[tuple[mx.array, mx.array] | None]]:
-    """Make an adapter's a and b of every merged layer, of ranks that differ; none of the product that is left out."""
+def _low_ranks(
+    seed: int, left_out: str, *, has_magnitudes: bool = False
+) -> dict[str, list[tuple[mx.array, ...] | None]]:
+    """Make an adapter's a and b of every merged layer, of ranks that differ, and its ratios; none of the product that is left out."""
     return {
         name: [
             None
@@ -300,6 +302,7 @@ def _low_ranks(seed: int, left_out: str) -> dict[str, list[tuple[mx.array, mx.ar
             else (
                 _numbers(2 + seed + at, _SIZES[name][1], seed=100 * seed + at) * 0.1,
                 _numbers(outputs, 2 + seed + at, seed=100 * seed + 50 + at) * 0.1,
+                *([1 + _numbers(outputs, seed=seed + at) * 0.1] if has_magnitudes else []),
             )
             for at, outputs in enumerate(sizes)
         ]
@@ -307,10 +310,14 @@ def _low_ranks(seed: int, left_out: str) -> dict[str, list[tuple[mx.array, mx.ar
     }
 
 
-def _merged_rank(name: str, parts: list[tuple[mx.array, mx.array] | None]) -> Any:
+def _low_rank(pieces: Sequence[tuple[Any, ...]]) -> Any:
+    return native.LowRank([native.LowRank.Piece(*one) for one in pieces])
+
+
+def _merged_rank(name: str, parts: Sequence[tuple[mx.array, ...] | None]) -> Any:
     begins = np.cumsum((0, *_MERGED[name])).tolist()
     pieces = [(begin, *one) for begin, one in zip(begins, parts, strict=False) if one is not None]
-    return native.LowRank(pieces) if pieces else None
+    return _low_rank(pieces) if pieces else None
 
 
 @pytest.mark.parametrize("name", ["affine4", "affine5", "plain"])
@@ -318,8 +325,11 @@ def _merged_rank(name: str, parts: list[tuple[mx.array, mx.array] | None]) -> An
 def test_rows_with_adapters_have_the_bits_of_their_steps(  # noqa: C901 - compared in many ways
     instruction_sets: list[str], name: str, tokens: int
 ) -> None:
-    """Two adapters, one of which leaves a product as it is, beside a base row, with merged products and without, in two layers; base rows have the bits of a pass without adapters, and rows those that they have alone."""
-    layers_of = [[_low_ranks(1 + layer, "down"), _low_ranks(20 + layer, "")] for layer in (0, 1)]
+    """Two adapters, one of which leaves a product as it is and one has magnitudes, beside a base row, with merged products and without, in two layers; base rows have the bits of a pass without adapters, and rows those that they have alone."""
+    layers_of = [
+        [_low_ranks(1 + layer, "down"), _low_ranks(20 + layer, "", has_magnitudes=True)]
+        for layer in (0, 1)
+    ]
     products = [_products(name, layer) for layer in (0, 1)]
     table, numbers = _table(300), [2, 0, 1, 2]
     x, starts = _numbers(4, tokens, _HIDDEN), _int32(3, 29, 0, 11)
@@ -337,11 +347,7 @@ def test_rows_with_adapters_have_the_bits_of_their_steps(  # noqa: C901 - compar
     apart = [
         native.LlamaAdapter(
             [
-                [
-                    one and native.LowRank([(0, *one)])
-                    for parts in ranks[at].values()
-                    for one in parts
-                ]
+                [one and _low_rank([(0, *one)]) for parts in ranks[at].values() for one in parts]
                 for ranks in layers_of
             ]
         )
@@ -405,8 +411,8 @@ def test_adapters_that_are_not_of_these_layers_are_refused() -> None:
     wrongs = [
         (_int32(1, 1), [[right, right]]),
         (_int32(1, 1), [[right[:3]]]),
-        (_int32(1, 1), [[[*right[:3], native.LowRank([(0, *other)])]]]),
-        (_int32(1, 1), [[[right[0], native.LowRank([(0, *longer)]), *right[2:]]]]),
+        (_int32(1, 1), [[[*right[:3], _low_rank([(0, *other)])]]]),
+        (_int32(1, 1), [[[right[0], _low_rank([(0, *longer)]), *right[2:]]]]),
         (_int32(1), [[right]]),
         (mx.ones((2,)), [[right]]),
         (_int32(1, 1), []),

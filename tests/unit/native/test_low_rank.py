@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 native = pytest.importorskip("machd_native", reason="make setup has found no compiler")
 
-Piece = tuple[int, mx.array, mx.array]
+Piece = tuple[int, mx.array, mx.array, mx.array | None, mx.array | None]
+"""Arguments of ``LowRank.Piece``."""
 
 _ROUNDING = 3e-6
 
@@ -26,16 +27,34 @@ def _int32(*numbers: int) -> mx.array:
     return mx.array(list(numbers), dtype=mx.int32)
 
 
+def _low_rank(pieces: Sequence[tuple[Any, ...]]) -> Any:
+    return native.LowRank([native.LowRank.Piece(*one) for one in pieces])
+
+
 def _pieces(
-    inputs: int, parts: Sequence[tuple[int, int, int]], seed: int = 0, dtype: mx.Dtype = mx.float32
+    inputs: int,
+    parts: Sequence[tuple[int, int, int]],
+    seed: int = 0,
+    dtype: mx.Dtype = mx.float32,
+    *,
+    has_magnitudes: bool = False,
 ) -> list[Piece]:
-    """Make pieces from (first output, outputs, rank), of numbers that a dtype has."""
+    """Make pieces from (first output, outputs, rank), of numbers that a dtype has; ratios are float32."""
 
     def numbers(*shape: int, seed: int) -> mx.array:
         return _numbers(*shape, seed=seed).astype(dtype).astype(mx.float32)
 
+    def factors(outputs: int, seed: int) -> mx.array | None:
+        return _numbers(outputs, seed=seed) if has_magnitudes else None
+
     return [
-        (first, numbers(rank, inputs, seed=seed + at), numbers(outputs, rank, seed=50 + seed + at))
+        (
+            first,
+            numbers(rank, inputs, seed=seed + at),
+            numbers(outputs, rank, seed=50 + seed + at),
+            factors(outputs, 100 + seed + at),
+            factors(outputs, 150 + seed + at),
+        )
         for at, (first, outputs, rank) in enumerate(parts)
     ]
 
@@ -45,9 +64,14 @@ def _expected(
 ) -> np.ndarray[Any, Any]:
     result, rows = np.array(y, np.float64), np.array(x, np.float64)
     for row, number in enumerate(np.array(index).tolist()):
-        for first, a, b in adapters[number - 1] if number else ():
+        for first, a, b, ratios, offsets in adapters[number - 1] if number else ():
             low = np.array(a, np.float64) @ rows[row]
-            result[row, first : first + b.shape[0]] += np.array(b, np.float64) @ low
+            own = result[row, first : first + b.shape[0]]
+            if ratios is not None:
+                own *= np.array(ratios, np.float64)
+            if offsets is not None:
+                own += np.array(offsets, np.float64)
+            own += np.array(b, np.float64) @ low
     return result
 
 
@@ -65,6 +89,7 @@ def _expected(
     numbers=st.lists(st.integers(0, 3), min_size=1, max_size=40),
     threads=st.integers(1, 3),
     is_held=st.booleans(),
+    has_magnitudes=st.booleans(),
     dtype=st.sampled_from([mx.float32, mx.float16]),
 )
 def test_each_row_gets_what_its_adapter_adds(  # noqa: PLR0917 - what may differ
@@ -74,16 +99,17 @@ def test_each_row_gets_what_its_adapter_adds(  # noqa: PLR0917 - what may differ
     numbers: list[int],
     threads: int,
     is_held: bool,  # noqa: FBT001 - drawn
+    has_magnitudes: bool,  # noqa: FBT001 - drawn
     dtype: mx.Dtype,
 ) -> None:
-    """Any ranks, pieces, order and company, on each instruction set as in the plain loops; a row without an adapter keeps its bits, and what others hold stays as it is."""
+    """Any ranks, pieces, magnitudes, order and company, on each instruction set as in the plain loops; a row without an adapter keeps its bits, and what others hold stays as it is."""
     native.set_thread_count(threads)
     pieces = [
         _pieces(inputs, parts, 0, dtype),
-        _pieces(inputs, [(3, 90, 12)], 7, dtype),
-        _pieces(inputs, parts, 9, dtype),
+        _pieces(inputs, [(3, 90, 12)], 7, dtype, has_magnitudes=True),
+        _pieces(inputs, parts, 9, dtype, has_magnitudes=has_magnitudes),
     ]
-    adapters = [native.LowRank(one) for one in pieces]
+    adapters = [_low_rank(one) for one in pieces]
     rows, index = len(numbers), _int32(*numbers)
     x, y = _numbers(rows, inputs, seed=1), _numbers(rows, 96, seed=2)
     y[:, ::5] = -0.0  # which a sum with zero would change
@@ -114,8 +140,11 @@ def test_a_row_s_bits_are_the_same_in_any_company(
     dtype: mx.Dtype,
 ) -> None:
     """Alone, among rows of other adapters, as one of a long prompt, and with any number of threads."""
-    pieces = [_pieces(192, [(0, 64, rank), (64, 75, rank)], seed, dtype) for seed in (0, 20, 40)]
-    adapters = [native.LowRank(one) for one in pieces]
+    pieces = [
+        _pieces(192, [(0, 64, rank), (64, 75, rank)], seed, dtype, has_magnitudes=seed == 20)
+        for seed in (0, 20, 40)
+    ]
+    adapters = [_low_rank(one) for one in pieces]
     x, y = _numbers(300, 192, seed=1), _numbers(300, 139, seed=2)
     mixed = mx.arange(300, dtype=mx.int32) * 7 % 4
     for name in ("plain", *instruction_sets):
@@ -141,12 +170,12 @@ def test_numbers_that_have_few_digits_take_half_the_memory(
     instruction_sets: list[str], size: float
 ) -> None:
     """Whatever their size, those beyond float16's own range, too; rows have the bits that they have in float32, which one number with more digits asks for."""
-    ((_, a, b),) = _pieces(64, [(0, 50, 8)], dtype=mx.float16)
+    ((_, a, b, *_),) = _pieces(64, [(0, 50, 8)], dtype=mx.float16)
     power = 2.0 ** round(np.log2(size))
     own = (0, a * power, b * power)
     long = mx.concatenate([own[2], mx.full((1, 8), 1 / 3)])
     x, y = _numbers(4, 64, seed=1), mx.zeros((4, 51))
-    half, whole = native.LowRank([own]), native.LowRank([(0, own[1], long)])
+    half, whole = _low_rank([own]), _low_rank([(0, own[1], long)])
     assert half.nbytes * 2 == whole.nbytes
     for name in (*instruction_sets, "plain"):
         native.use_instruction_set(name)
@@ -155,25 +184,25 @@ def test_numbers_that_have_few_digits_take_half_the_memory(
         )
         assert mx.abs(got).max() > 0
         assert mx.array_equal(got, other)
-    nothing = native.LowRank([(0, a * 0, b)])
+    nothing = _low_rank([(0, a * 0, b)])
     assert mx.array_equal(native.add_low_rank(y, x, _int32(1, 1, 1, 1), [nothing]), y)
 
 
 def test_pieces_have_the_bits_that_they_have_alone() -> None:
     """Merged layers give what each of them gives by itself."""
-    pieces = _pieces(192, [(0, 64, 8), (64, 75, 5)])
+    pieces = _pieces(192, [(0, 64, 8), (64, 75, 5)], has_magnitudes=True)
     x, y, index = _numbers(5, 192, seed=1), _numbers(5, 139, seed=2), _int32(1, 1, 0, 1, 1)
-    merged = native.add_low_rank(y, x, index, [native.LowRank(pieces)])
-    for first, a, b in pieces:
+    merged = native.add_low_rank(y, x, index, [_low_rank(pieces)])
+    for first, a, b, *factors in pieces:
         own = slice(first, first + b.shape[0])
-        alone = native.add_low_rank(y[:, own], x, index, [native.LowRank([(0, a, b)])])
+        alone = native.add_low_rank(y[:, own], x, index, [_low_rank([(0, a, b, *factors)])])
         assert mx.array_equal(alone, merged[:, own])
 
 
 def test_an_index_that_nothing_has_gives_no_base_row() -> None:
     """Such a row is NaN, and its neighbours are theirs."""
     x, y = _numbers(2, 2, 16), _numbers(2, 2, 40)
-    adapters = [native.LowRank(_pieces(16, [(0, 40, 2)]))]
+    adapters = [_low_rank(_pieces(16, [(0, 40, 2)]))]
     got = native.add_low_rank(y, x, _int32(2, 0, 1, -1), adapters).reshape(4, 40)
     assert mx.isnan(got[0]).all()
     assert mx.isnan(got[3]).all()
@@ -185,7 +214,7 @@ def test_an_index_that_nothing_has_gives_no_base_row() -> None:
 def test_results_are_taken_over() -> None:
     """A product that nobody else holds is not copied, and rows that lie apart are brought together."""
     x, index = mx.swapaxes(_numbers(16, 4000), 0, 1), mx.ones((4000,), mx.int32)
-    adapters = [native.LowRank(_pieces(16, [(0, 900, 1)]))]
+    adapters = [_low_rank(_pieces(16, [(0, 900, 1)]))]
     y = mx.zeros((4000, 900))
     mx.eval(x, y, index)
     mx.reset_peak_memory()
@@ -200,8 +229,8 @@ def test_results_are_taken_over() -> None:
 
 def test_an_adapter_counts_its_bytes_and_lives_as_long_as_it_is_used() -> None:
     """What was asked for keeps it until it is computed."""
-    adapter = native.LowRank(_pieces(192, [(0, 33, 4)]))
-    assert adapter.nbytes == 4 * (192 * 4 + 64 * 4)
+    adapter = _low_rank(_pieces(192, [(0, 33, 4)], has_magnitudes=True))
+    assert adapter.nbytes == 4 * (192 * 4 + 64 * 4 + 2 * 33)
     x, y = _numbers(3, 192), _numbers(3, 33)
     expected = native.add_low_rank(y, x, _int32(1, 1, 1), [adapter])
     mx.eval(expected)
@@ -219,14 +248,17 @@ def test_sizes_that_do_not_go_together_are_refused() -> None:
         _numbers(3, 40),
         _int32(1, 1, 1),
     )
-    adapters = [native.LowRank([(0, a, b)])]
+    adapters = [_low_rank([(0, a, b)])]
     wrongs: list[Callable[[], object]] = [
-        lambda: native.LowRank([]),
-        lambda: native.LowRank([(0, a, b.T)]),
-        lambda: native.LowRank([(0, a.astype(mx.float16), b)]),
-        lambda: native.LowRank([(-1, a, b)]),
-        lambda: native.LowRank([(0, a, b), (40, a[:, :8], b)]),
-        lambda: native.LowRank([(0, a[:0], b[:, :0])]),
+        lambda: _low_rank([]),
+        lambda: _low_rank([(0, a, b.T)]),
+        lambda: _low_rank([(0, a.astype(mx.float16), b)]),
+        lambda: _low_rank([(-1, a, b)]),
+        lambda: _low_rank([(0, a, b), (40, a[:, :8], b)]),
+        lambda: _low_rank([(0, a[:0], b[:, :0])]),
+        lambda: _low_rank([(0, a, b, b[:39, 0])]),
+        lambda: _low_rank([(0, a, b, None, b)]),
+        lambda: _low_rank([(0, a, b, b[:, 0].astype(mx.float16))]),
         lambda: native.add_low_rank(y, x[:2], one, adapters),
         lambda: native.add_low_rank(y, x[:, :15], one, adapters),
         lambda: native.add_low_rank(y[:, :39], x, one, adapters),

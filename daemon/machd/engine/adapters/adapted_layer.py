@@ -5,13 +5,14 @@ It keeps its weights and gets a subclass of its own class. A pass without adapte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, TypeAlias
 
 import mlx.core as mx
 
-from machd.engine.adapters.layer_stack import LayerStack
+from machd.engine.adapters.layer_stack import LayerStack, bias_offset, length_ratio
+from machd.engine.adapters.linear_layers import LinearPart
 from machd.engine.backend.native_kernels import native_kernels
 from machd.engine.backend.untyped import Layer
 from machd.engine.kernels.native_layers import is_native
@@ -68,17 +69,18 @@ class LayerAdapters:
         own = [
             (stack, one) for stack, one in zip(self._stacks, arrays, strict=True) if one is not None
         ]
-        if self._low_ranks is not None and own and all(one[2] is None for _, one in own):
-            pieces = [(stack.part.begin, a, b) for stack, (a, b, _) in own]
+        if self._low_ranks is None:
+            for stack, one in own:
+                stack.add(key, *one)
+        elif own:
+            pieces = [_piece(stack.part, *one) for stack, one in own]
             self._low_ranks[key] = native_kernels().LowRank(pieces)
-            return
-        for stack, one in own:
-            stack.add(key, *one)
 
     def remove(self, key: AdapterKey) -> None:
         """Free the memory of adapters, if they change the layer."""
         if self._low_ranks is not None:
             self._low_ranks.pop(key, None)
+            return
         for stack in self._stacks:
             stack.remove(key)
 
@@ -93,7 +95,7 @@ class LayerAdapters:
         Raises:
             LookupError: The kernels do not compute them.
         """
-        if self._low_ranks is None or self._is_stacked(key):
+        if self._low_ranks is None:
             raise LookupError("mlx computes these adapters")
         return self._low_ranks.get(key)
 
@@ -120,12 +122,7 @@ class LayerAdapters:
     def _of_rows(self, x: mx.array, y: mx.array, adapters: PassAdapters) -> mx.array:
         """Return the outputs [rows, tokens, outputs] of [rows, tokens, inputs]; rows of the base model are not touched."""
         if self._low_ranks is not None:
-            y = self._with_low_ranks(x, y, adapters)
-            others = {key for key in adapters.distinct if key not in self._low_ranks}
-            left = adapters.only(others) if any(map(self._is_stacked, others)) else None
-            if left is None:
-                return y
-            adapters = left
+            return _with_low_ranks(x, y, adapters, self._low_ranks)
         rows = adapters.adapted_rows
         if rows is not None:
             x = x[rows]
@@ -141,29 +138,38 @@ class LayerAdapters:
         y[rows] = own
         return y
 
-    def _is_stacked(self, key: AdapterKey) -> bool:
-        return any(stack.has(key) for stack in self._stacks)
-
-    def _with_low_ranks(self, x: mx.array, y: mx.array, adapters: PassAdapters) -> mx.array:
-        """Return the outputs of rows that machd's own kernels add to, and those of others as they are."""
-        low_ranks = self._low_ranks or {}
-        chosen = tuple(key for key in adapters.distinct if key in low_ranks)
-        if not chosen:
-            return y
-        added: mx.array = native_kernels().add_low_rank(
-            y.astype(mx.float32),
-            x.astype(mx.float32),
-            adapters.token_index(chosen, x.shape[1]),
-            [low_ranks[key] for key in chosen],
-        )
-        return added.astype(y.dtype)
-
 
 class _Adapted:
     """Marks the classes of layers with adapters."""
 
     __slots__ = ()
     former: type[Layer]
+
+
+def _piece(part: LinearPart, a: mx.array, b: mx.array, magnitude: mx.array | None) -> Any:  # noqa: ANN401 - of a package that may be absent
+    """Return what an adapter makes of a layer's outputs, as machd's own kernels take it."""
+    piece = native_kernels().LowRank.Piece
+    if magnitude is None:
+        return piece(part.begin, a, b)
+    ratios, bias = length_ratio(part, a, b, magnitude), part.bias()
+    offsets = None if bias is None else bias_offset(bias, ratios)
+    return piece(part.begin, a, ratios[:, None] * b, ratios, offsets)
+
+
+def _with_low_ranks(
+    x: mx.array, y: mx.array, adapters: PassAdapters, low_ranks: Mapping[AdapterKey, object]
+) -> mx.array:
+    """Return the outputs of rows that machd's own kernels change, and those of others as they are."""
+    chosen = tuple(key for key in adapters.distinct if key in low_ranks)
+    if not chosen:
+        return y
+    changed: mx.array = native_kernels().add_low_rank(
+        y.astype(mx.float32),
+        x.astype(mx.float32),
+        adapters.token_index(chosen, x.shape[1]),
+        [low_ranks[key] for key in chosen],
+    )
+    return changed.astype(y.dtype)
 
 
 @cache

@@ -21,7 +21,7 @@ from machd.engine.adapters.linear_layers import LinearPart, linear_parts
 from machd.engine.adapters.load_check import PartWeights, check_layer
 from machd.engine.adapters.low_rank import AdapterWeights, BaseLayers, LowRank
 from machd.engine.backend.device import backend_name
-from machd.engine.backend.native_kernels import native_kernels
+from machd.engine.backend.native_kernels import native_kernels, outdated_kernels_advice
 from machd.engine.backend.untyped import LanguageModel
 from machd.engine.kernels.layers_in_one import layers_of_blocks
 from machd.engine.kernels.pass_adapters import AdapterKey, PassAdapters, using_adapters
@@ -73,8 +73,8 @@ class AdaptedModel:
             weights: Of each adapter of the key.
 
         Raises:
-            AdapterError: A layer is missing or of another shape, adapters with magnitudes are combined, or a layer computes something
-                else with them than their weights say.
+            AdapterError: A layer is missing or of another shape, adapters with magnitudes are combined, a layer computes something
+                else with them than their weights say, or machd's own kernels that are installed are too old for adapters.
         """
         assert key not in self._keys, "adapters are added once"
         self._check(key, weights)
@@ -157,6 +157,9 @@ class AdaptedModel:
         self._in_one[key] = native_kernels().LlamaAdapter(own)
 
     def _check(self, key: AdapterKey, weights: Sequence[AdapterWeights]) -> None:
+        outdated = outdated_kernels_advice()
+        if outdated is not None:
+            raise AdapterError(outdated)
         for adapter, one in zip(key, weights, strict=True):
             for path, low_rank in one.items():
                 if not _fits(low_rank, self._parts.get(path)):

@@ -68,7 +68,7 @@ class LayerStack:
         assert key not in self._ranks, "adapters are added once"
         ratio = None
         if magnitude is not None:
-            ratio = magnitude / mx.linalg.norm(self.part.dense() + b @ a, axis=1)
+            ratio = length_ratio(self.part, a, b, magnitude)
             b = ratio[:, None] * b
         dtype, rank = self.a.dtype, max(self.a.shape[1], a.shape[0])
         self.a = mx.concatenate(
@@ -127,8 +127,17 @@ class LayerStack:
         own = mx.ones((outputs,)) if ratio is None else ratio
         self.ratios = mx.concatenate([self.ratios, own[None]])
         if self.offsets is not None and bias is not None:
-            offset = bias.astype(mx.float32) * (1 - own)
-            self.offsets = mx.concatenate([self.offsets, offset[None]])
+            self.offsets = mx.concatenate([self.offsets, bias_offset(bias, own)[None]])
+
+
+def length_ratio(part: LinearPart, a: mx.array, b: mx.array, magnitude: mx.array) -> mx.array:
+    """Return what a layer's own outputs count for with an adapter of DoRA: its magnitude over the length of the sum of both weights, [outputs]."""
+    return magnitude / mx.linalg.norm(part.dense() + b @ a, axis=1)
+
+
+def bias_offset(bias: mx.array, ratio: mx.array) -> mx.array:
+    """Return what gives a layer back the part of its bias that a ratio of its outputs takes, float32 [outputs]."""
+    return bias.astype(mx.float32) * (1 - ratio)
 
 
 def _to_rank(array: mx.array, rank: int, axis: int) -> mx.array:

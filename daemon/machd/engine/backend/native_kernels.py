@@ -20,6 +20,11 @@ _ADVICE = (
     "the package machd-native, and restart; they need AVX2 on x86-64"
 )
 
+_OUTDATED = (
+    "the installed package machd-native is older than machd and computes no adapters: in a checkout run `scripts/native`, "
+    "elsewhere install the package of the same release as machd, and restart"
+)
+
 
 def native_kernels() -> Any:  # noqa: ANN401 - a package that may be absent
     """Return the package; None where it is not installed, this processor has no instructions for it, or a GPU computes."""
@@ -30,6 +35,14 @@ def missing_kernels_advice() -> str | None:
     """Say how to get the kernels; None where they compute, on a GPU, and on other systems than Linux."""
     is_linux_cpu = sys.platform == "linux" and mx.default_device().type is mx.cpu
     return _ADVICE if is_linux_cpu and _package() is None else None
+
+
+def outdated_kernels_advice() -> str | None:
+    """Say how to get kernels that compute adapters where the installed package is older than machd; None elsewhere."""
+    native = native_kernels()
+    if native is None or hasattr(getattr(native, "LowRank", None), "Piece"):
+        return None
+    return _OUTDATED
 
 
 @cache

@@ -6,7 +6,7 @@ operation leave such a pass to them. Outside of such a context every layer compu
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -89,11 +89,6 @@ class PassAdapters:
             index = mx.array([row for row in rows for _ in range(tokens)], dtype=mx.int32)
             self._token_indices[chosen, tokens] = index
         return index
-
-    def only(self, chosen: Container[AdapterKey]) -> PassAdapters | None:
-        """Return the adapters of the pass that are chosen, all other rows without; None if no row has any."""
-        keys = [key if key in chosen else () for key in self.keys]
-        return PassAdapters(keys) if any(keys) else None
 
     def first(self, rows: int) -> PassAdapters | None:
         """Return the adapters of the first rows alone, as the head of a packed pass computes them; None if they have none."""
