@@ -16,7 +16,7 @@ function Page() {
   const [, redraw] = useReducer((count) => count + 1, 0);
   const [session] = useState(() => new Session(redraw));
   const [shown, show] = useState(""); // of the panels beside the chat, which is on a narrow screen
-  useEffect(() => void session.refresh(), [session]);
+  useEffect(() => void session.served.refresh(), [session]);
   const toggle = (name) => show(shown === name ? "" : name);
   return html`
     <header class="bar">
@@ -30,7 +30,7 @@ function Page() {
     </header>
     <div class=${`parts shows-${shown.toLowerCase()}`}>
       <${Chats} session=${session} onOpen=${() => show("")} />
-      ${session.needsKey ? html`<main><${KeyForm} session=${session} /></main>` : html`<${Chat} key=${session.chat.id} session=${session} />`}
+      ${session.served.needsKey ? html`<main><${KeyForm} session=${session} /></main>` : html`<${Chat} key=${session.chat.id} session=${session} />`}
       <${Settings} session=${session} />
     </div>
   `;
@@ -44,7 +44,7 @@ function Columns({ session }) {
   return html`<div class="columns">
     ${models.map(
       (name, column) => html`<${ModelChoice}
-        models=${session.models}
+        models=${session.served.models}
         value=${name}
         label=${isPair ? `Model ${column + 1}` : "Model"}
         onChange=${(chosen) => choose(column, chosen)}
@@ -69,7 +69,7 @@ function Chat({ session }) {
       ${chat.turns.map((turn, index) => html`<${Turn} key=${turn} session=${session} turn=${turn} isLast=${index === chat.turns.length - 1} />`)}
       ${chat.turns.length === 0 && html`<p class="muted">Ask something. Enter sends, Shift and Enter begin a new line, Escape stops.</p>`}
     </div>
-    ${session.modelsError && !session.needsKey && html`<${Problem} error=${session.modelsError} onRetry=${() => session.refresh()} />`}
+    ${session.served.error && !session.served.needsKey && html`<${Problem} error=${session.served.error} onRetry=${() => session.served.refresh()} />`}
     ${session.problem !== "" && html`<p class="problem" role="alert">${session.problem}</p>`}
     <${Compose} session=${session} />
   </main>`;

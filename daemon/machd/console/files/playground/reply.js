@@ -15,11 +15,11 @@ export function Reply({ session, turn, column, index, reply, isLast }) {
   const [, redraw] = useReducer((count) => count + 1, 0);
   const [isEdited, edit] = useState(false);
   const [showsTokens, showTokens] = useState(true);
-  const clock = session.clockOf(reply);
+  const clock = session.answers.clockOf(reply);
   const isRunning = clock !== undefined;
   useEffect(() => {
     if (!isRunning) return undefined;
-    session.watch(reply, redraw);
+    session.answers.watch(reply, redraw);
     const timer = setInterval(redraw, CLOCK_MS);
     return () => clearInterval(timer);
   }, [isRunning]);
@@ -52,7 +52,7 @@ export function Reply({ session, turn, column, index, reply, isLast }) {
   </section>`;
 
   function code(spell) {
-    return spell(location.origin, session.bodyOf(session.chat, turn, column, index), session.hasKey);
+    return spell(location.origin, session.bodyOf(session.chat, turn, column, index), session.served.hasKey);
   }
 }
 
@@ -64,7 +64,7 @@ function Thoughts({ reply, isThinking }) {
 }
 
 function running(session, reply, clock) {
-  if (clock.firstMs === null) return `Waiting ${clock.elapsedS.toFixed(1)} s: ${session.waitsFor(reply)}`;
+  if (clock.firstMs === null) return `Waiting ${clock.elapsedS.toFixed(1)} s: ${session.served.waitsFor(reply)}`;
   const firstS = (clock.firstMs - clock.startedMs) / 1000;
   return ["generating", `first token ${seconds(firstS)}`, rate(clock.rate())].filter(Boolean).join(" · ");
 }

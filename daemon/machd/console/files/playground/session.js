@@ -1,59 +1,33 @@
 // What the page shows: the models, the chats, and the answers that are being made.
 
-import { answer, Clock, newReply } from "/console/playground/answer.js";
+import { newReply } from "/console/playground/answer.js";
+import { Answers } from "/console/playground/answers.js";
 import { exportChats, importChats, newChat, newTurn } from "/console/playground/chats.js";
 import { readSettings } from "/console/playground/fields.js";
 import { KeptChats } from "/console/playground/kept_chats.js";
-import { baseOf, generative, loading } from "/console/playground/models.js";
 import { messagesFor, requestBody } from "/console/playground/request.js";
-import { Access } from "/console/shared/access.js";
+import { Served } from "/console/playground/served.js";
 
 const UNAUTHORIZED = 401;
 const LOAD_LOOKS_MS = 1000;
 
 export class Session {
-  models = [];
   problem = ""; // of the browser's storage or of an import
-  modelsError = null;
-  needsKey = false;
-  hasKey = false;
-  #access;
+  answers = new Answers();
   #kept;
-  #running = new Map(); // reply -> {clock, controller, redraw}
   #onChange;
 
   /** @param {() => void} onChange Called when anything but a growing reply has changed. */
   constructor(onChange) {
     this.#onChange = onChange;
+    this.served = new Served(() => {
+      this.#fillModels();
+      onChange();
+    });
     this.#kept = new KeptChats((problem) => this.#tell(problem), () => this.#takeOthers());
     this.chats = this.#kept.load();
-    const key = Access.fromAddress();
-    this.hasKey = key !== "";
-    this.#access = new Access(key);
     if (this.chats.length === 0) this.chats.push(newChat([""]));
     this.chat = this.chats[0];
-  }
-
-  /** Ask for the models; a key is wanted if that is refused. */
-  async refresh() {
-    try {
-      const { data } = await this.#access.json("/v1/models");
-      this.models = generative(data);
-      this.modelsError = null;
-      this.needsKey = false;
-      this.#fillModels();
-    } catch (error) {
-      this.modelsError = error;
-      this.needsKey = error.status === UNAUTHORIZED;
-    }
-    this.#onChange();
-  }
-
-  /** Use a key, which is in memory only. */
-  async useKey(key) {
-    this.#access = new Access(key);
-    this.hasKey = true;
-    await this.refresh();
   }
 
   open(chat) {
@@ -81,7 +55,7 @@ export class Session {
   }
 
   keep(chat = this.chat) {
-    if (chat.turns.length > 0 && this.chats.includes(chat)) this.#kept.save(chat);
+    if ((chat.turns.length > 0 || chat.system !== "") && this.chats.includes(chat)) this.#kept.save(chat);
     else this.#kept.remove(chat);
   }
 
@@ -161,51 +135,26 @@ export class Session {
 
   /** End the answers of a chat that are being made. */
   stop(chat) {
-    for (const reply of chat.turns.flatMap((turn) => turn.replies.flat())) this.#running.get(reply)?.controller.abort();
-  }
-
-  /** The clock of a reply that is being made; undefined where it has ended. */
-  clockOf(reply) {
-    return this.#running.get(reply)?.clock;
+    this.answers.stop(repliesOf(chat));
   }
 
   isBusy(chat) {
-    return chat.turns.some((turn) => turn.replies.flat().some((reply) => this.#running.has(reply)));
-  }
-
-  /** Call `redraw` as a reply grows, at most once a frame. */
-  watch(reply, redraw) {
-    const running = this.#running.get(reply);
-    if (running !== undefined) running.redraw = redraw;
-  }
-
-  /** What is known of why a reply's first token is not there yet. */
-  waitsFor(reply) {
-    return loading(baseOf(this.models, reply.model)) || "the prompt is being computed";
+    return this.answers.isAnyOpen(repliesOf(chat));
   }
 
   async #run(chat, reply, body) {
-    const running = { clock: new Clock(), controller: new AbortController(), redraw: () => {} };
-    this.#running.set(reply, running);
+    const ended = this.answers.run(this.served.access, body, reply);
     this.keep(chat);
     this.#onChange();
-    let isDrawn = true;
-    const onChange = () => {
-      if (isDrawn) requestAnimationFrame(() => ((isDrawn = true), running.redraw()));
-      isDrawn = false;
-    };
-    const looks = setInterval(() => running.clock.firstMs === null && this.#lookAtLoading(reply), LOAD_LOOKS_MS);
-    await answer(this.#access, body, reply, { clock: running.clock, signal: running.controller.signal, onChange });
+    const looks = setInterval(() => {
+      if (this.answers.clockOf(reply)?.firstMs === null) this.served.lookAtLoading(reply);
+    }, LOAD_LOOKS_MS);
+    await ended;
     clearInterval(looks);
-    this.#running.delete(reply);
-    if (reply.error?.status === UNAUTHORIZED) this.needsKey = true;
+    if (reply.error?.status === UNAUTHORIZED) this.served.note(reply.error);
     chat.changedAt = Date.now();
     this.keep(chat);
     this.#onChange();
-  }
-
-  async #lookAtLoading(reply) {
-    if (baseOf(this.models, reply.model)?.status !== undefined) await this.refresh();
   }
 
   #tell(problem) {
@@ -224,7 +173,9 @@ export class Session {
   }
 
   #fillModels() {
-    const first = this.models[0]?.id ?? "";
+    const first = this.served.models[0]?.id ?? "";
     for (const chat of this.chats) chat.models = chat.models.map((name) => name || first);
   }
 }
+
+const repliesOf = (chat) => chat.turns.flatMap((turn) => turn.replies.flat());

@@ -7,7 +7,7 @@ import { baseOf } from "/console/playground/models.js";
 export function Settings({ session }) {
   const { settings } = session.chat;
   const { problems } = readSettings(settings);
-  const defaults = baseOf(session.models, session.chat.models[0])?.default_sampling ?? {};
+  const defaults = baseOf(session.served.models, session.chat.models[0])?.default_sampling ?? {};
   const set = (changes) => session.change((chat) => Object.assign(chat.settings, changes));
   const setNumber = (name, value) => set({ numbers: { ...settings.numbers, [name]: value } });
   return html`<section class="settings side" aria-label="Settings">
