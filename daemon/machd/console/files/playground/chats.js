@@ -17,7 +17,7 @@ export function newTurn(text, images) {
 /** The beginning of what was asked first. */
 export function titleOf(chat) {
   const text = chat.turns[0]?.text.trim() ?? "";
-  return text === "" ? (chat.turns.length > 0 ? "Images" : "New chat") : text.slice(0, 80);
+  return text === "" ? (chat.turns.length > 0 ? "Images" : "Untitled") : text.slice(0, 80);
 }
 
 /** Chats as the text of a file. */

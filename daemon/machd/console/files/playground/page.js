@@ -28,11 +28,11 @@ function Page() {
       </nav>
       <${Columns} session=${session} />
     </header>
-    <div class=${`parts shows-${shown.toLowerCase()}`}>
+    <main class=${`parts shows-${shown.toLowerCase()}`}>
       <${Chats} session=${session} onOpen=${() => show("")} />
-      ${session.served.needsKey ? html`<main><${KeyForm} session=${session} /></main>` : html`<${Chat} key=${session.chat.id} session=${session} />`}
+      ${session.served.needsKey ? html`<div class="chat"><${KeyForm} session=${session} /></div>` : html`<${Chat} key=${session.chat.id} session=${session} />`}
       <${Settings} session=${session} />
-    </div>
+    </main>
   `;
 }
 
@@ -60,7 +60,7 @@ function Chat({ session }) {
   const { chat } = session;
   const list = useRef(null);
   useEffect(() => followEnd(list.current), []);
-  return html`<main>
+  return html`<div class="chat">
     <div class="conversation" ref=${list} tabindex="0" role="region" aria-label="Conversation">
       <label class="system">
         System message
@@ -72,7 +72,7 @@ function Chat({ session }) {
     ${session.served.error && !session.served.needsKey && html`<${Problem} error=${session.served.error} onRetry=${() => session.served.refresh()} />`}
     ${session.problem !== "" && html`<p class="problem" role="alert">${session.problem}</p>`}
     <${Compose} session=${session} />
-  </main>`;
+  </div>`;
 }
 
 /** Keep the end in sight while it grows, unless one has scrolled up to read. */

@@ -29,7 +29,7 @@ export function Reply({ session, turn, column, index, reply, isLast }) {
     session.change(() => Object.assign(reply, { text, logprobs: [] }));
   };
   return html`<section class="message model" aria-label=${`Answer of ${reply.model}`}>
-    <h3 class="muted">${reply.model}</h3>
+    <h2 class="muted">${reply.model}</h2>
     ${reply.thoughts !== "" && html`<${Thoughts} reply=${reply} isThinking=${isRunning && reply.text === "" && reply.calls.length === 0} />`}
     ${isEdited
       ? html`<${Editor} text=${reply.text} label="Answer" onSave=${change} onCancel=${() => edit(false)} />`

@@ -94,7 +94,7 @@ function Json({ label, name, isOn, text, problem, onToggle, onText }) {
         aria-label=${label}
         class="mono"
         rows="9"
-        spellcheck="false"
+        spellcheck=${false}
         value=${text}
         ...${described(name, problem)}
         onInput=${(event) => onText(event.target.value)}
