@@ -22,7 +22,7 @@ class Playground:
     @property
     def answers(self) -> Locator:
         """All answers, in order."""
-        return self.page.locator("section.message.model")
+        return self.page.locator(".message.model")
 
     def send(self, text: str) -> None:
         """Send a message by keyboard."""

@@ -13,6 +13,7 @@ export function Compose({ session }) {
   const [, redraw] = useReducer((count) => count + 1, 0);
   const [told, tell] = useState("");
   const file = useRef(null);
+  const field = useRef(null);
   const isBusy = session.isBusy(chat);
   const isEmpty = draft.text.trim() === "" && draft.images.length === 0;
   const edit = (changes) => (Object.assign(draft, changes), redraw());
@@ -23,10 +24,12 @@ export function Compose({ session }) {
     const isSent = session.send(draft.text, draft.images);
     tell(isSent ? "" : `Not sent. Settings: ${problemsOf(chat)}`);
     if (isSent) edit({ text: "", images: [] });
+    field.current.focus(); // the button that was pressed is gone
   };
+  const stop = () => (session.stop(chat), field.current.focus());
   const onKeyDown = (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event);
-    if (event.key === "Escape") session.stop(chat);
+    if (event.key === "Escape") stop();
   };
   const add = async (files) => {
     const images = [...files].filter((one) => one.type.startsWith("image/"));
@@ -43,6 +46,7 @@ export function Compose({ session }) {
   return html`<form class="compose" onSubmit=${send} onDragOver=${(event) => event.preventDefault()} onDrop=${onDrop}>
     <${Images} urls=${draft.images} onRemove=${(index) => edit({ images: draft.images.toSpliced(index, 1) })} />
     <textarea
+      ref=${field}
       aria-label="Message"
       rows="3"
       placeholder="Message"
@@ -65,7 +69,7 @@ export function Compose({ session }) {
       />
       <span class="muted told" role="status">${isBusy ? "Answering" : told}</span>
       ${isBusy
-        ? html`<button key="stop" type="button" onClick=${() => session.stop(chat)}>Stop</button>`
+        ? html`<button key="stop" type="button" onClick=${stop}>Stop</button>`
         : html`<button key="send" class="primary" disabled=${isEmpty}>Send</button>`}
     </div>
   </form>`;

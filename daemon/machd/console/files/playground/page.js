@@ -16,7 +16,7 @@ function Page() {
   const [, redraw] = useReducer((count) => count + 1, 0);
   const [session] = useState(() => new Session(redraw));
   const [shown, show] = useState(""); // of the panels beside the chat, which is on a narrow screen
-  useEffect(() => void session.served.refresh(), [session]);
+  useEffect(() => lookAtModels(session.served), [session]);
   const toggle = (name) => show(shown === name ? "" : name);
   return html`
     <header class="bar">
@@ -34,6 +34,14 @@ function Page() {
       <${Settings} session=${session} />
     </main>
   `;
+}
+
+/** Ask for the models now, and when one comes back to this page: others may have been added. */
+function lookAtModels(served) {
+  const look = () => served.refresh();
+  look();
+  addEventListener("focus", look);
+  return () => removeEventListener("focus", look);
 }
 
 function Columns({ session }) {

@@ -28,7 +28,7 @@ export function Reply({ session, turn, column, index, reply, isLast }) {
     edit(false);
     session.change(() => Object.assign(reply, { text, logprobs: [] }));
   };
-  return html`<section class="message model" aria-label=${`Answer of ${reply.model}`}>
+  return html`<div class="message model" role="group" aria-label=${`Answer of ${reply.model}`}>
     <h2 class="muted">${reply.model}</h2>
     ${reply.thoughts !== "" && html`<${Thoughts} reply=${reply} isThinking=${isRunning && reply.text === "" && reply.calls.length === 0} />`}
     ${isEdited
@@ -39,7 +39,7 @@ export function Reply({ session, turn, column, index, reply, isLast }) {
     ${reply.calls.length > 0 &&
     html`<${Calls} reply=${reply} isOpen=${isLast && !isRunning} onChange=${() => session.keep()} onSend=${() => session.goOn(turn, column)} />`}
     ${reply.error && html`<${Problem} error=${reply.error} onRetry=${() => session.retry(turn, column, index)} />`}
-    <p class="figures muted">${isRunning ? running(session, reply, clock) : ended(reply)}</p>
+    <${Figures} figures=${isRunning ? running(session, reply, clock) : ended(reply)} />
     ${!isRunning &&
     html`<div class="buttons">
       <${CopyButton} label="Copy" text=${() => reply.text} />
@@ -49,7 +49,7 @@ export function Reply({ session, turn, column, index, reply, isLast }) {
       <${CopyButton} label="Copy as curl" text=${() => code(asCurl)} />
       <${CopyButton} label="Copy as Python" text=${() => code(asPython)} />
     </div>`}
-  </section>`;
+  </div>`;
 
   function code(spell) {
     return spell(location.origin, session.bodyOf(session.chat, turn, column, index), session.served.hasKey);
@@ -63,10 +63,17 @@ function Thoughts({ reply, isThinking }) {
   </details>`;
 }
 
+/** Figures in one line, which is broken between them alone. */
+function Figures({ figures }) {
+  return html`<p class="figures muted">
+    ${figures.map((one, index) => html`${index > 0 && " · "}<span>${one}</span>`)}
+  </p>`;
+}
+
 function running(session, reply, clock) {
-  if (clock.firstMs === null) return `Waiting ${clock.elapsedS.toFixed(1)} s: ${session.served.waitsFor(reply)}`;
+  if (clock.firstMs === null) return [`Waiting ${clock.elapsedS.toFixed(1)} s`, session.served.waitsFor(reply)];
   const firstS = (clock.firstMs - clock.startedMs) / 1000;
-  return ["generating", `first token ${seconds(firstS)}`, rate(clock.rate())].filter(Boolean).join(" · ");
+  return ["generating", `first token ${seconds(firstS)}`, rate(clock.rate())].filter(Boolean);
 }
 
 const FINISHES = {
@@ -77,9 +84,8 @@ const FINISHES = {
 };
 
 function ended({ finish, usage, timing, error }) {
-  const figures = [];
-  if (timing === null) return "interrupted: the page was left before its end";
-  figures.push(error ? "failed" : (FINISHES[finish] ?? finish));
+  if (timing === null) return ["interrupted", "the page was left before its end"];
+  const figures = [error ? "failed" : (FINISHES[finish] ?? finish)];
   if (timing.firstTokenS !== null) figures.push(`first token ${seconds(timing.firstTokenS)}`);
   if (timing.tokensPerS !== null) figures.push(rate(timing.tokensPerS));
   if (usage !== null) {
@@ -88,7 +94,7 @@ function ended({ finish, usage, timing, error }) {
     figures.push(`prompt ${usage.prompt_tokens} tokens (${usage.cached_tokens} cached)`);
   }
   figures.push(`total ${seconds(timing.totalS)}`);
-  return figures.join(" · ");
+  return figures;
 }
 
 const seconds = (value) => `${(value ?? 0).toFixed(value < 10 ? 2 : 1)} s`;

@@ -59,7 +59,7 @@ export function Settings({ session }) {
       text=${settings.schema}
       problem=${problems.schema}
       onToggle=${(isOn) => set({ usesSchema: isOn, schema: settings.schema || EXAMPLE_SCHEMA })}
-      onText=${(schema) => set({ schema })}
+      onEdit=${(schema) => set({ schema })}
     />
     <${Json}
       label="Tools"
@@ -68,7 +68,7 @@ export function Settings({ session }) {
       text=${settings.tools}
       problem=${problems.tools}
       onToggle=${(isOn) => set({ usesTools: isOn, tools: settings.tools || EXAMPLE_TOOLS })}
-      onText=${(tools) => set({ tools })}
+      onEdit=${(tools) => set({ tools })}
     />
     <button type="button" onClick=${() => set(newSettings())}>Reset</button>
   </section>`;
@@ -87,7 +87,7 @@ function Toggle({ label, isOn, onChange }) {
   </label>`;
 }
 
-function Json({ label, name, isOn, text, problem, onToggle, onText }) {
+function Json({ label, name, isOn, text, problem, onToggle, onEdit }) {
   return html`<${Toggle} label=${label} isOn=${isOn} onChange=${onToggle} />
     ${isOn &&
     html`<textarea
@@ -97,7 +97,7 @@ function Json({ label, name, isOn, text, problem, onToggle, onText }) {
         spellcheck=${false}
         value=${text}
         ...${described(name, problem)}
-        onInput=${(event) => onText(event.target.value)}
+        onInput=${(event) => onEdit(event.target.value)}
       ></textarea>
       ${problem && html`<span id=${`${name}-problem`} class="bad">${problem}</span>`}`}`;
 }

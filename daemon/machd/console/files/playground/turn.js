@@ -15,7 +15,7 @@ export function Turn({ session, turn, isLast }) {
   };
   const again = () => (isLast || confirm("Ask again from here? The messages below are deleted.")) && session.again(turn);
   return html`<article class="turn">
-    <section class="message user" aria-label="You">
+    <div class="message user" role="group" aria-label="You">
       <${Images} urls=${turn.images} />
       ${isEdited ? html`<${Editor} text=${turn.text} label="Your message" onSave=${change} onCancel=${() => edit(false)} />` : html`<p>${turn.text}</p>`}
       <div class="buttons">
@@ -23,7 +23,7 @@ export function Turn({ session, turn, isLast }) {
         <button type="button" class="quiet" onClick=${again}>${isLast ? "Ask again" : "Ask again from here"}</button>
         <button type="button" class="quiet" onClick=${remove}>Delete</button>
       </div>
-    </section>
+    </div>
     <div class=${`replies of-${columns.length}`}>
       ${columns.map(
         (replies, column) => html`<div class="column">
