@@ -11,7 +11,7 @@ export function parts(text) {
   let lines = [];
   let fence = null;
   const end = () => {
-    const joined = lines.join("\n");
+    const joined = fence === null ? lines.join("\n").replace(/^\n+|\n+$/g, "") : lines.join("\n");
     if (fence !== null || joined.trim() !== "") found.push({ isCode: fence !== null, text: joined, language: fence?.language ?? "" });
     lines = [];
   };
