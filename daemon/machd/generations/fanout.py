@@ -16,7 +16,7 @@ from machd.errors import ClientStalledError, MachdError
 from machd.scheduler.events import (
     Event,
     OutputGenerated,
-    PromptReused,
+    PromptLookedUp,
     SequenceAdmitted,
     SequenceFinished,
     SequenceStarted,
@@ -29,7 +29,7 @@ MAX_TAKEN_EVENTS = 512
 """Events that one ``take`` returns, so that writing them never blocks the event loop for long."""
 
 SequenceEvent = (
-    SequenceAdmitted | PromptReused | SequenceStarted | OutputGenerated | SequenceFinished
+    SequenceAdmitted | PromptLookedUp | SequenceStarted | OutputGenerated | SequenceFinished
 )
 
 
@@ -42,7 +42,11 @@ class EventObserver(Protocol):
 
 
 class Stream:
-    """The unread events of one request's sequences."""
+    """The unread events of one request's sequences.
+
+    Attributes:
+        ended_sequences: Those that the engine has done with, whether or not their client has read that.
+    """
 
     def __init__(self) -> None:
         """Start empty and open."""
@@ -52,6 +56,7 @@ class Stream:
         self._is_admitted = False
         self._running_tokens: dict[str, int] = {}
         self._finished_tokens = 0
+        self.ended_sequences: set[str] = set()
 
     @property
     def is_admitted(self) -> bool:
@@ -106,7 +111,8 @@ class Stream:
                 # A final stop token was generated as well, without an event of its own.
                 generated = self._running_tokens.pop(sequence_id, 0)
                 self._finished_tokens += max(generated, event.completion_tokens)
-            case OutputGenerated() | PromptReused() | SequenceStarted():
+                self.ended_sequences.add(sequence_id)
+            case OutputGenerated() | PromptLookedUp() | SequenceStarted():
                 pass
 
 

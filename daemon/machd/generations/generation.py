@@ -22,13 +22,15 @@ from machd.reading.output import (
     ToolCallStart,
     joined_pieces,
 )
+from machd.reading.prompt_places import MediaPlaces, PromptPlace, PromptPlaces
 from machd.reading.text import CompletionText
 from machd.request.adapter import Adapter
 from machd.request.media import MediaKind
 from machd.scheduler.events import (
+    CacheDiagnosis,
     FinishReason,
     OutputGenerated,
-    PromptReused,
+    PromptLookedUp,
     SequenceAdmitted,
     SequenceFinished,
     SequenceStarted,
@@ -67,6 +69,11 @@ class GenerationIdentity:
     trace: TraceContext | None = None
     is_limited: bool = True
     adapters: tuple[Adapter, ...] = ()
+
+    @property
+    def adapter_name(self) -> str | None:
+        """Names of the adapters, joined by a plus sign; None without one."""
+        return "+".join(one.name for one in self.adapters) or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +128,10 @@ class GenerationUsage:
         prompt_tokens: Each prompt counts once, however many choices it has.
         cached_tokens: Prompt tokens that were cached before the request came, counted for the first choice
             of each prompt: the others reuse what that one has just computed.
+        diagnosis: Why the prefix cache had so much of the first prompt and no more; None before that is known, and without
+            a prefix cache; not part of equality.
+        parted_at: Where in the conversation the prompt parted from the texts that are kept; None unless asked for, and where
+            that is not known.
         timing: Time of each phase; not part of equality.
     """
 
@@ -128,6 +139,8 @@ class GenerationUsage:
     cached_tokens: int
     completion_tokens: int
     reasoning_tokens: int = 0
+    diagnosis: CacheDiagnosis | None = field(default=None, compare=False)
+    parted_at: PromptPlace | None = field(default=None, compare=False)
     timing: GenerationTiming = field(default=GenerationTiming(), compare=False)
 
 
@@ -137,6 +150,7 @@ class _Choice:
     __slots__ = (
         "cached_tokens",
         "completion_tokens",
+        "diagnosis",
         "finish_reason",
         "has_called",
         "index",
@@ -155,6 +169,7 @@ class _Choice:
         self.text = text
         self.parser = parser
         self.cached_tokens = 0
+        self.diagnosis: CacheDiagnosis | None = None
         self.completion_tokens = 0
         self.reasoning_tokens = 0
         self.finish_reason: str | None = None
@@ -192,6 +207,7 @@ class Generation:
         *,
         prompt_tokens: Sequence[int],
         media_kinds: Sequence[MediaKind] = (),
+        places: PromptPlaces | MediaPlaces | None = None,
         output: OutputFormat = PLAIN_OUTPUT,
         streams: bool = True,
         abort: AbortSequences,
@@ -207,6 +223,7 @@ class Generation:
             choices: Sequence ids, each with an empty text, in the order of the answer's indices.
             prompt_tokens: Number of tokens of each prompt.
             media_kinds: Kind of each image and video in the prompts.
+            places: Places of the first prompt's tokens in its conversation; None if no place is to be told.
             output: Splits a choice's text into thoughts, content and calls.
             streams: Whether the client sees the answer while it is generated.
             abort: Ends sequences; safe to call for finished ones.
@@ -225,6 +242,7 @@ class Generation:
         self._stops_after_call = output.stops_after_call
         self._prompt_tokens = sum(prompt_tokens)
         self._media_kinds = media_kinds
+        self._places = places
         self._tokens_of_prompts = tuple(prompt_tokens)
         self._choices_per_prompt = len(choices) // len(prompt_tokens)
         self._abort_sequences = abort
@@ -253,6 +271,8 @@ class Generation:
             self._cached_tokens,
             sum(choice.completion_tokens for choice in choices),
             sum(choice.reasoning_tokens for choice in choices),
+            self.diagnosis,
+            self._parted_at,
             self._timing,
         )
 
@@ -281,9 +301,26 @@ class Generation:
         return self._admission
 
     @property
+    def diagnosis(self) -> CacheDiagnosis | None:
+        """Why the prefix cache had so much of the first prompt and no more; None before that is known."""
+        return next(iter(self._choices.values())).diagnosis
+
+    @property
     def first_token_s(self) -> float | None:
         """When the first token came, on the monotonic clock; None before."""
         return self._first_token_s
+
+    @property
+    def open_sequences(self) -> tuple[str, ...]:
+        """The sequences that the engine has still to end."""
+        ended = self._stream.ended_sequences
+        return tuple(one for one in self._running() if one not in ended)
+
+    @property
+    def generation_tps(self) -> float | None:
+        """Tokens a second from the first to the last so far; None before there are two."""
+        decode_s, tokens = self._timing.decode_s, self.usage.completion_tokens
+        return (tokens - 1) / decode_s if decode_s and tokens > 1 else None
 
     @property
     def is_finished(self) -> bool:
@@ -352,8 +389,9 @@ class Generation:
         first = next(iter(self._choices.values()))
         admitted_s = self._admission.at_s if self._admission else None
         started_s = finished_s if admitted_s is None else admitted_s
-        token_s, timing = self._first_token_s, self._timing
+        token_s, timing, diagnosis = self._first_token_s, self._timing, first.diagnosis
         return RequestRecord(
+            generation_id=identity.generation_id,
             request_id=identity.request_id,
             endpoint=identity.endpoint,
             decode_mode=self._admission.decode_mode if self._admission else None,
@@ -361,6 +399,8 @@ class Generation:
             first_prompt_tokens=self._tokens_of_prompts[0],
             cached_tokens=self._cached_tokens,
             first_cached_tokens=first.cached_tokens,
+            cache_reason=None if diagnosis is None else diagnosis.reason,
+            cache_parted_at_tokens=None if diagnosis is None else diagnosis.parted_at_tokens,
             completion_tokens=self.usage.completion_tokens,
             queue_s=started_s - identity.arrived_s,
             prefill_s=timing.prefill_s,
@@ -372,10 +412,17 @@ class Generation:
             client=identity.client,
             coalesced_with=self._admission.coalesced_with if self._admission else None,
             model=identity.model,
+            adapter=identity.adapter_name,
             trace=identity.trace,
             images=self._media_kinds.count(MediaKind.IMAGE),
             videos=self._media_kinds.count(MediaKind.VIDEO),
         )
+
+    @property
+    def _parted_at(self) -> PromptPlace | None:
+        if self._places is None or self.diagnosis is None:
+            return None
+        return self._places.at(self.diagnosis.parted_at_tokens)
 
     @property
     def _timing(self) -> GenerationTiming:
@@ -430,8 +477,9 @@ class Generation:
         match event:
             case SequenceAdmitted() | SequenceStarted():
                 self._note_mode(event)
-            case PromptReused(sequence_id, cached_tokens):
-                self._choices[sequence_id].cached_tokens = cached_tokens
+            case PromptLookedUp(sequence_id, diagnosis):
+                self._choices[sequence_id].diagnosis = diagnosis
+                self._choices[sequence_id].cached_tokens = diagnosis.cached_tokens
             case OutputGenerated(sequence_id, output):
                 outputs = news.setdefault(sequence_id, _News()).outputs
                 if isinstance(output, SampledToken):

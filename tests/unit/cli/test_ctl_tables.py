@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from machd.admin.event_feed import ModeChanged, StepComputed
-from machd.admin.requests import OpenRequest
+from machd.admin.open_requests import OpenRequest
 from machd.admin.status import (
     AdminStatus,
     ConfigStatus,
@@ -16,7 +16,8 @@ from machd.admin.status import (
     SpeculationStatus,
     StoredResponses,
 )
-from machd.cli.ctl_tables import event_line, print_cache, print_requests, print_status
+from machd.cli.ctl_tables import event_line, print_cache, print_status
+from machd.cli.ctl_watching import print_requests
 from machd.engine.protocol.memory import MediaReading
 from machd.engine.protocol.step import ProposerKind
 from machd.link.kv_memory import KvMemory
@@ -47,6 +48,7 @@ _OPEN = OpenRequest(
     endpoint="chat_completions",
     client="anonymous",
     state="running",
+    phase="prefill",
     age_s=1.0,
     ttft_s=None,
     prompt_tokens=35,
