@@ -8,11 +8,13 @@ export class ApiError extends Error {
    * @param {number} status HTTP status; 0 where there was no answer.
    * @param {string} code The error's stable code.
    * @param {string} message What to do.
+   * @param {number | null} retryAfterS Seconds after which to ask again; null where the answer did not say.
    */
-  constructor(status, code, message) {
+  constructor(status, code, message, retryAfterS = null) {
     super(message);
     this.status = status;
     this.code = code;
+    this.retryAfterS = retryAfterS;
   }
 }
 
@@ -68,7 +70,9 @@ export class Access {
     } catch {
       // Not from machd, as of a proxy in between.
     }
-    throw new ApiError(response.status, error.code ?? "", error.message ?? response.statusText);
+    const message = error.message ?? `HTTP ${response.status} ${response.statusText}`;
+    const wait = Number.parseInt(response.headers.get("Retry-After") ?? "", 10);
+    throw new ApiError(response.status, error.code ?? "", message, Number.isNaN(wait) ? null : wait);
   }
 
   /** Ask, and decode the answer's JSON; see {@link Access.ask}. */
