@@ -11,6 +11,10 @@ from litestar.types import ASGIApp
 from machd.admin.app import create_admin_app
 from machd.admin.context import AdminContext
 from machd.admin.event_feed import EventFeed
+from machd.admin.file_sizes import FileSizes
+from machd.admin.finished_requests import FinishedRequests
+from machd.admin.memory_history import MemoryHistory
+from machd.admin.overview_feed import OverviewFeed
 from machd.admin.token import AdminToken
 from machd.capabilities.versions import Versions, installed_versions
 from machd.clock import Clock
@@ -54,6 +58,7 @@ from machd.settings.models import (
 from machd.settings.sources import LoadedSettings, SettingsSources
 from machd.telemetry.gauges import watch_daemon_gauges
 from machd.telemetry.lag import EventLoopLag
+from machd.telemetry.log_ring import LogRing
 from machd.telemetry.logs import RequestLog, configure_logs
 from machd.telemetry.metrics import Metrics
 from machd.telemetry.tracing import tracers
@@ -76,6 +81,7 @@ class Parts:
         adapter_files: AdapterFiles = NO_ADAPTER_FILES,
         is_exposed: bool = False,
         holds_admin_token: HoldsToken = lambda _: False,
+        log: LogRing,
     ) -> None:
         """Wire them; nothing runs yet.
 
@@ -88,6 +94,7 @@ class Parts:
             adapter_files: Reads the files of adapters.
             is_exposed: Whether other machines can reach the public port.
             holds_admin_token: Whether a header holds the admin token.
+            log: The last events of the log.
 
         Raises:
             SettingsError, ListenError: The daemon may not listen like that, an extra is not installed, or
@@ -111,13 +118,16 @@ class Parts:
         self.lifecycle = Lifecycle()
         self.lag = EventLoopLag(clock)
         self.throughput = Throughput(clock)
-        self.feed = EventFeed(clock)
+        self.log = log
+        self.overview = OverviewFeed(clock, log, self._is_active)
+        self.finished = FinishedRequests(clock, self.overview.on_finished)
+        self.feed = EventFeed(clock, self.overview.touch)
         self.tracers = tracers(settings.tracing.otlp_endpoint, clock)
         self.open_generations = OpenGenerations(
             lifecycle=self.lifecycle,
             limits=_generation_limits(settings),
             clock=clock,
-            observers=[self.metrics, RequestLog(), *self.tracers],
+            observers=[self.metrics, RequestLog(), self.finished, *self.tracers],
         )
         self._shared = Shared(
             open_generations=self.open_generations,
@@ -126,10 +136,12 @@ class Parts:
             lifecycle=self.lifecycle,
             throughput=self.throughput,
             feed=self.feed,
+            log=log,
             clock=clock,
             kv_events=lambda: self.kv_events,
         )
         self.models = ServedModels(_rules(settings), _waiting(settings), clock)
+        self.memory = MemoryHistory(lambda: [one.served for one in self.models.with_leaving], clock)
         self.downloads = Downloads(self._on_pulled)
         self._parts_of_models = PartsOfModels(settings, self._shared, open_engine, self.models)
         self._responses = ResponseStore(
@@ -181,6 +193,11 @@ class Parts:
                 started_unix_s=self._clock.unix_s(),
                 downloads=self.downloads,
                 adapters=self.adapters,
+                finished=self.finished,
+                memory=self.memory,
+                log=self.log,
+                overview=self.overview,
+                sizes=FileSizes(self._clock),
                 client_names=lambda: self._client_names,
                 probe=lambda model: self._parts_of_models[model.name].change_config(
                     model.settings_in_force, measure=True
@@ -193,6 +210,11 @@ class Parts:
     def default(self) -> ModelParts:
         """The default model's."""
         return self._parts_of_models.default
+
+    def _is_active(self) -> bool:
+        """Return True while a request is open or a model loads."""
+        is_loading = any(one.load_stage is not None for one in self.models)
+        return bool(len(self.open_generations)) or bool(self.models.waiting_requests) or is_loading
 
     def _is_live(self, key: SettingKey) -> bool:
         """Whether another value of a key can be taken on; of several models each is loaded anew with what its load reads."""
@@ -233,7 +255,10 @@ class Parts:
             )
             self.metrics.export_vllm_names(on=settings.metrics.vllm_names)
             if settings.logging != old.logging:
-                configure_logs(level=settings.logging.level, log_format=settings.logging.format)
+                section = settings.logging
+                configure_logs(
+                    level=section.level, log_format=section.format, on_event=self.log.add
+                )
             self._parts_of_models.take_on(settings, to_serve)
             self.adapters.take_on(settings.adapters, adapters)
             self.models.set_rules(_rules(settings), _waiting(settings))

@@ -17,6 +17,7 @@ from machd.generations.open_generations import OpenGenerations
 from machd.generations.service import GenerationService
 from machd.kv_events.publisher import KvEventPublisher
 from machd.link.block_events import AllBlocksCleared, KvEvent
+from machd.link.logged_event import LoggedEvent
 from machd.link.port import OpenEngine, RestartReason
 from machd.process.configuration import Configuration
 from machd.process.lifecycle import Lifecycle
@@ -32,6 +33,7 @@ from machd.served.turns import ModelState
 from machd.settings.model import Settings
 from machd.telemetry.announcements import Announcements
 from machd.telemetry.gauges import watch_model_gauges, watch_turns
+from machd.telemetry.log_ring import LogRing
 from machd.telemetry.logs import SchedulerLog
 from machd.telemetry.metrics import Metrics
 
@@ -48,6 +50,7 @@ class Shared:
     lifecycle: Lifecycle
     throughput: Throughput
     feed: EventFeed
+    log: LogRing
     clock: Clock
     kv_events: Callable[[], KvEventPublisher | None]
 
@@ -148,6 +151,10 @@ class ModelParts:
         """Note bytes that its load has read."""
         self._on_event_loop(self._note_read, done_bytes)
 
+    def logged(self, event: LoggedEvent) -> None:
+        """Keep an event of its engine process's log."""
+        self._shared.log.add(event)
+
     def model_sized(self, needs: MemoryNeeds, device_memory_bytes: int) -> None:
         """Have the model wait for the memory that it needs."""
         self._on_event_loop(self._models.note_device, device_memory_bytes)
@@ -231,6 +238,7 @@ class ModelParts:
     def _tell_state(self) -> None:
         """Tell operators what the model does; the state of the only one is the daemon's."""
         if self._is_one:
+            self._shared.feed.on_event()
             return
         stage, cause = self.model.load_stage, self.model.cause
         has_failed = self.model.state is ModelState.FAILED

@@ -37,6 +37,7 @@ from machd.process.notify import ServiceNotifier
 from machd.process.service_report import ServiceReport
 from machd.served.adapter_readings import NO_ADAPTER_FILES, AdapterFiles
 from machd.settings.sources import LoadedSettings, SettingsSources
+from machd.telemetry.log_ring import LogRing
 
 _ENGINE_JOIN_S = 5.0
 """How long a step in flight may take to end when the daemon leaves."""
@@ -66,7 +67,7 @@ _LAST_EVENTS_S = 2.0
 class Daemon:
     """One process: a listener, a server, an engine. Runs once."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one argument for each thing from outside
         self,
         sources: SettingsSources,
         loaded: LoadedSettings,
@@ -75,6 +76,7 @@ class Daemon:
         adapter_files: AdapterFiles = NO_ADAPTER_FILES,
         clock: Clock | None = None,
         on_ready: Callable[[str, ModelFront | None], None] = lambda _url, _front: None,
+        log: LogRing | None = None,
     ) -> None:
         """Read the keys and bind the addresses, so that mistakes show before the model loads.
 
@@ -86,6 +88,7 @@ class Daemon:
             adapter_files: Reads the files of adapters.
             clock: Reads time; the machine's clocks unless given.
             on_ready: Told the URL once requests are taken, and the model where there is but one.
+            log: Has the last events of the log for operators; None where the logs are configured without one.
 
         Raises:
             ListenError: An address is taken, or is public while no API key is required.
@@ -97,6 +100,7 @@ class Daemon:
         self._adapter_files = adapter_files
         self._clock = clock or SystemClock()
         self._on_ready = on_ready
+        self._log_ring = log or LogRing()
         self._decode_mode: DecodeModeDecision | None = None
         self._log = structlog.get_logger("machd.daemon")
         self._notifier = ServiceNotifier(sources.environ, self._clock)
@@ -146,6 +150,7 @@ class Daemon:
                 is_exposed=self._entrance.public.is_exposed,
                 holds_admin_token=self._entrance.holds_admin_token,
                 adapter_files=self._adapter_files,
+                log=self._log_ring,
             )
             await self._run(parts)
         finally:
@@ -193,7 +198,12 @@ class Daemon:
         )
         watches = [
             asyncio.create_task(watch)
-            for watch in (parts.lag.watch(), report.watch(), heap.watch())
+            for watch in (
+                parts.lag.watch(),
+                report.watch(),
+                heap.watch(),
+                parts.memory.watch(),
+            )
         ]
         self._take_signals(parts, report)
         servers.start()

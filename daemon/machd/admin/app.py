@@ -30,6 +30,8 @@ _MAX_BODY_BYTES_BY_PATH = {"/admin/cache/warm": MAX_WARM_BODY_BYTES}
 def create_admin_app(context: AdminContext, token: AdminToken) -> ASGIApp:
     """Build the application that answers on the admin listener; watchers hear of the daemon's state."""
     context.lifecycle.watch(context.feed.on_state)
+    context.lifecycle.watch(context.overview.on_state)
+    context.configuration.watch(lambda _: context.overview.touch())
     context.configuration.watch(context.feed.on_settings)
     context.configuration.watch(context.forget_pins)
     app = Litestar(

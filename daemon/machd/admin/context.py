@@ -7,6 +7,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 from machd.admin.event_feed import EventFeed
+from machd.admin.file_sizes import FileSizes
+from machd.admin.finished_requests import FinishedRequests
+from machd.admin.memory_history import MemoryHistory
+from machd.admin.overview_feed import OverviewFeed
 from machd.capabilities.versions import Versions
 from machd.clock import Clock
 from machd.generations.open_generations import OpenGenerations
@@ -28,6 +32,7 @@ from machd.served.served_models import ServedModels
 from machd.served.throughput import Throughput
 from machd.settings.model import Settings
 from machd.telemetry.lag import EventLoopLag
+from machd.telemetry.log_ring import LogRing
 from machd.telemetry.metrics import Metrics
 
 
@@ -42,6 +47,11 @@ class AdminContext:
         to_serve: Reads which models there are, by name.
         services: What opens the generations of each model; those of models that come and go are in it, too.
         client_names: Reads the names of the API keys; none where requests need no key.
+        finished: The last finished requests.
+        memory: Memory now and over the last hour.
+        log: The last events of the log.
+        overview: Tells watchers of the whole daemon.
+        sizes: Of models' files.
         probe: Measures a model at the next idle moment and then schedules as the verdict allows.
     """
 
@@ -64,6 +74,11 @@ class AdminContext:
     downloads: Downloads
     adapters: AdapterSet
     client_names: Callable[[], frozenset[str]]
+    finished: FinishedRequests
+    memory: MemoryHistory
+    log: LogRing
+    overview: OverviewFeed
+    sizes: FileSizes
     probe: Callable[[NamedModel], Future[None]]
     adapter: AdapterToServe | None = None
 

@@ -10,10 +10,13 @@ from machd.admin.cache import clear_cache
 from machd.admin.config import get_config, patch_config, reload, set_log_level
 from machd.admin.errors import AdminErrorBody
 from machd.admin.events import watch_events
+from machd.admin.log import list_log_events
+from machd.admin.memory import get_memory
 from machd.admin.mode import drain, probe, resume, set_mode
 from machd.admin.models import list_models, steer_model, steering_endpoints
+from machd.admin.overview import get_overview, watch_overview
 from machd.admin.pulling import pull_model, stop_pull
-from machd.admin.requests import abort_requests, list_requests
+from machd.admin.requests import abort_requests, list_finished_requests, list_requests
 from machd.admin.status import get_status
 from machd.admin.warming import warm_cache
 from machd.dialects.health import Health, get_health, get_health_live, get_health_ready
@@ -29,6 +32,7 @@ _OWN_HANDLERS = (
     resume,
     set_mode,
     list_requests,
+    list_finished_requests,
     abort_requests,
     clear_cache,
     warm_cache,
@@ -39,6 +43,10 @@ _OWN_HANDLERS = (
     stop_pull,
     set_log_level,
     watch_events,
+    get_overview,
+    watch_overview,
+    get_memory,
+    list_log_events,
 )
 _SHARED_HANDLERS = (get_metrics, get_health, get_health_live, get_health_ready)
 

@@ -231,8 +231,10 @@ class Watcher:
 class EventFeed:
     """Tells watchers of every change of the daemon and every event of its models. Lives on the event loop."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, on_event: Callable[[], None] = lambda: None) -> None:
+        """Begin without watchers; ``on_event`` is called with each event, and each step's, watched or not."""
         self._clock = clock
+        self.on_event = on_event
         self._watchers: set[Watcher] = set()
         self._models: list[ModelFeed] = []
 
@@ -294,6 +296,7 @@ class EventFeed:
 
     def push(self, event: AdminEvent) -> None:
         """Hand an event to all watchers."""
+        self.on_event()
         for watcher in self._watchers:
             watcher.push(event)
 
@@ -310,6 +313,7 @@ class ModelFeed:
     def on_events(self, events: Sequence[Event]) -> None:
         """Hand a step's events to all watchers."""
         if not self._feed.is_watched:
+            self._feed.on_event()
             return
         at = self._clock.unix_s()
         for event in events:

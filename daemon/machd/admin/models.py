@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -24,7 +22,6 @@ from machd.errors import ConflictError, NotFoundError
 from machd.http.endpoint import Endpoint, endpoint_of
 from machd.http.stream import while_connected
 from machd.served.downloads import DownloadState
-from machd.served.model_files import files_at
 from machd.served.model_set import ModelToServe
 from machd.served.named_model import NamedModel
 from machd.served.turns import ModelState
@@ -120,15 +117,23 @@ class UnloadRequest(Struct, frozen=True, kw_only=True):
 @endpoint("GET /admin/models", AdminModelList)
 async def list_models(admin: NamedDependency[AdminContext]) -> AdminModelList:
     """The models: what each does, what it takes, and the memory that is left."""
-    to_serve = admin.to_serve()
     budget_bytes, reserved_bytes = admin.models.budget_bytes, admin.models.reserved_bytes
     return AdminModelList(
-        models=[await _shown(admin, one, to_serve[one.name]) for one in admin.models],
+        models=await shown_models(admin, max_size_age_s=0.0),
         download=_download(admin.downloads.state),
         budget_bytes=budget_bytes,
         reserved_bytes=reserved_bytes,
         free_bytes=None if budget_bytes is None else max(0, budget_bytes - reserved_bytes),
     )
+
+
+async def shown_models(admin: AdminContext, *, max_size_age_s: float) -> list[AdminModel]:
+    """Return the models, the default one first; sizes of files may have been looked up so long ago."""
+    to_serve = admin.to_serve()
+    return [
+        await _shown(admin, one, to_serve[one.name], max_size_age_s=max_size_age_s)
+        for one in admin.models
+    ]
 
 
 @endpoint(
@@ -228,7 +233,9 @@ def _check_several(admin: AdminContext, model: NamedModel) -> None:
         raise ConflictError("the only model of a daemon is loaded as long as the daemon runs")
 
 
-async def _shown(admin: AdminContext, model: NamedModel, to_serve: ModelToServe) -> AdminModel:
+async def _shown(
+    admin: AdminContext, model: NamedModel, to_serve: ModelToServe, *, max_size_age_s: float = 0.0
+) -> AdminModel:
     # The default model has those of the section models as well.
     aliases = admin.names().aliases if model is admin.models.default else to_serve.aliases
     is_loaded = model.state is ModelState.READY
@@ -248,7 +255,7 @@ async def _shown(admin: AdminContext, model: NamedModel, to_serve: ModelToServe)
         loaded_at=None if loaded_unix_s is None else _moment(loaded_unix_s),
         failure=None if model.cause is None else str(model.cause),
         path=model.settings.model.path,
-        size_bytes=await _size_bytes(to_serve, model.settings.model.path),
+        size_bytes=await _size_bytes(admin, to_serve, model.settings.model.path, max_size_age_s),
     )
 
 
@@ -275,9 +282,10 @@ def _moment(unix_s: float) -> str:
     return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds")
 
 
-async def _size_bytes(to_serve: ModelToServe, path: str | None) -> int | None:
+async def _size_bytes(
+    admin: AdminContext, to_serve: ModelToServe, path: str | None, max_age_s: float
+) -> int | None:
     """Return the size of a model's files: as it was found, or as it is."""
-    if to_serve.found is not None:
-        return to_serve.found.size_bytes
-    files = None if path is None else await asyncio.to_thread(files_at, Path(path))
-    return None if files is None else files.size_bytes
+    if to_serve.found is not None or path is None:
+        return None if to_serve.found is None else to_serve.found.size_bytes
+    return await admin.sizes.of(path, max_age_s)

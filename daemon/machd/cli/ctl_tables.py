@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from machd.admin.event_feed import AdminEvent
-from machd.admin.requests import OpenRequest
+from machd.admin.open_requests import OpenRequest
 from machd.admin.status import (
     AdminStatus,
     KvStatus,

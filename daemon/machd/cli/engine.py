@@ -78,12 +78,14 @@ def _serve(frames: Frames, settings: Settings, name: str, log: TextIO) -> None:
 
     def configure(settings: Settings) -> None:
         chosen = settings.logging
-        configure_logs(level=chosen.level, log_format=chosen.format, stream=log)
+        configure_logs(
+            level=chosen.level, log_format=chosen.format, stream=log, on_event=link.logged
+        )
 
+    link = FrontLink(frames, on_settings=configure, model_name=name)
     configure(settings)
     environ = os.environ  # noqa: TID251 - libraries read theirs by themselves
     cache_directory = user_cache_directory(environ)
-    link = FrontLink(frames, on_settings=configure, model_name=name)
 
     def wait_for_memory(needs: MemoryNeeds, device_memory_bytes: int) -> None:
         asked_gb = settings.continuous_batching.kv_budget_gb if needs.context_tokens else 0

@@ -31,6 +31,7 @@ from machd.served.started_engine import StartedEngine
 from machd.served.supervised_engine import OpenFront, PrepareFront, SupervisedEngine
 from machd.settings.model import Settings
 from machd.settings.sources import LoadedSettings, OriginKind, SettingsSources
+from machd.telemetry.log_ring import LogRing
 from machd.telemetry.logs import configure_logs
 
 
@@ -49,7 +50,10 @@ def run_front(
         MachdError: The model could not be loaded, or the engine stopped for good.
     """
     settings = loaded.settings
-    configure_logs(level=settings.logging.level, log_format=settings.logging.format)
+    log = LogRing()
+    configure_logs(
+        level=settings.logging.level, log_format=settings.logging.format, on_event=log.add
+    )
     started = [] if first is None else [first]
 
     def start_process(settings: Settings, name: str) -> StartedEngine:
@@ -87,6 +91,7 @@ def run_front(
             ),
             adapter_files=AdapterFiles(describe_adapter, adapter_digest),
             on_ready=announce,
+            log=log,
         )
         daemon = _made_between_signals(make_daemon)
         asyncio.run(daemon.run())

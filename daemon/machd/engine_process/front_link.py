@@ -21,6 +21,7 @@ from machd.engine_process.grammar_requests import GrammarRequests
 from machd.errors import EngineFaultError, MachdError
 from machd.link.block_events import KvEvent
 from machd.link.frames import Frames
+from machd.link.logged_event import LoggedEvent
 from machd.link.messages import (
     Abort,
     Answered,
@@ -35,6 +36,7 @@ from machd.link.messages import (
     Ended,
     LoadFailed,
     Located,
+    Logged,
     Place,
     Progress,
     Report,
@@ -109,6 +111,10 @@ class FrontLink:
     def block_changed(self, event: KvEvent) -> None:
         """Report a change of the blocks in memory."""
         self._send(BlocksChanged(event))
+
+    def logged(self, event: LoggedEvent) -> None:
+        """Report an event of the log, on whatever thread logs."""
+        self._send(Logged(event))
 
     def engine_ended(self, reason: RestartReason) -> None:
         """Do nothing: the front sees it."""

@@ -101,6 +101,7 @@ class Snapshots:
             step_mode=scheduler.step_mode,
             drafts=scheduler.draft_reading,
             prefilled_tokens=scheduler.prefilled_tokens,
+            waits=scheduler.waits,
         )
         if idle:
             self.idle = self.newest

@@ -74,6 +74,7 @@ class Encoding:
         """The record of the request, at its end."""
         identity = self.identity
         return RequestRecord(
+            generation_id=identity.generation_id,
             request_id=identity.request_id,
             endpoint=identity.endpoint,
             decode_mode=None,

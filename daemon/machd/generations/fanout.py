@@ -42,7 +42,11 @@ class EventObserver(Protocol):
 
 
 class Stream:
-    """The unread events of one request's sequences."""
+    """The unread events of one request's sequences.
+
+    Attributes:
+        ended_sequences: Those that the engine has done with, whether or not their client has read that.
+    """
 
     def __init__(self) -> None:
         """Start empty and open."""
@@ -52,6 +56,7 @@ class Stream:
         self._is_admitted = False
         self._running_tokens: dict[str, int] = {}
         self._finished_tokens = 0
+        self.ended_sequences: set[str] = set()
 
     @property
     def is_admitted(self) -> bool:
@@ -106,6 +111,7 @@ class Stream:
                 # A final stop token was generated as well, without an event of its own.
                 generated = self._running_tokens.pop(sequence_id, 0)
                 self._finished_tokens += max(generated, event.completion_tokens)
+                self.ended_sequences.add(sequence_id)
             case OutputGenerated() | PromptReused() | SequenceStarted():
                 pass
 

@@ -68,6 +68,11 @@ class GenerationIdentity:
     is_limited: bool = True
     adapters: tuple[Adapter, ...] = ()
 
+    @property
+    def adapter_name(self) -> str | None:
+        """Names of the adapters, joined by a plus sign; None without one."""
+        return "+".join(one.name for one in self.adapters) or None
+
 
 @dataclass(frozen=True, slots=True)
 class ChoiceDelta:
@@ -286,6 +291,18 @@ class Generation:
         return self._first_token_s
 
     @property
+    def open_sequences(self) -> tuple[str, ...]:
+        """The sequences that the engine has still to end."""
+        ended = self._stream.ended_sequences
+        return tuple(one for one in self._running() if one not in ended)
+
+    @property
+    def generation_tps(self) -> float | None:
+        """Tokens a second from the first to the last so far; None before there are two."""
+        decode_s, tokens = self._timing.decode_s, self.usage.completion_tokens
+        return (tokens - 1) / decode_s if decode_s and tokens > 1 else None
+
+    @property
     def is_finished(self) -> bool:
         """Return whether every choice has its finish reason."""
         return all(choice.finish_reason is not None for choice in self._choices.values())
@@ -354,6 +371,7 @@ class Generation:
         started_s = finished_s if admitted_s is None else admitted_s
         token_s, timing = self._first_token_s, self._timing
         return RequestRecord(
+            generation_id=identity.generation_id,
             request_id=identity.request_id,
             endpoint=identity.endpoint,
             decode_mode=self._admission.decode_mode if self._admission else None,
@@ -372,6 +390,7 @@ class Generation:
             client=identity.client,
             coalesced_with=self._admission.coalesced_with if self._admission else None,
             model=identity.model,
+            adapter=identity.adapter_name,
             trace=identity.trace,
             images=self._media_kinds.count(MediaKind.IMAGE),
             videos=self._media_kinds.count(MediaKind.VIDEO),

@@ -14,6 +14,7 @@ class RequestRecord:
     """One HTTP request for a generation, or to an encoder, without any text of a user.
 
     Attributes:
+        generation_id: The answer's id.
         endpoint: Name of the endpoint family, such as ``chat_completions``.
         decode_mode: None when no sequence was ever admitted, and of an encoder.
         completion_tokens: Tokens of all choices.
@@ -30,6 +31,7 @@ class RequestRecord:
         coalesced_with: Id of the request whose sequence the first admission joined; None for a sequence of
             its own.
         model: The served model's id.
+        adapter: Names of its adapters; None without one.
         first_cached_tokens: Reused tokens of the first prompt.
         trace: The trace that the request is part of, if any.
         images: Images of its prompt.
@@ -59,6 +61,8 @@ class RequestRecord:
     images: int = 0
     videos: int = 0
     inputs: int = 0
+    adapter: str | None = None
+    generation_id: str = ""
 
 
 class RequestObserver(Protocol):

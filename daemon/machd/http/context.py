@@ -19,7 +19,7 @@ from machd.http.asked_models import (
     find_asked,
 )
 from machd.http.authentication import require_operator
-from machd.http.leases import asked_autoload, keep, note_model
+from machd.http.leases import asked_autoload, asker_of, keep, note_model
 from machd.http.model_names import ModelNames
 from machd.request.adapter import Adapter, NumberedAdapter
 from machd.served.adapter_places import AdapterToServe
@@ -139,7 +139,9 @@ class ServerContext:
         loads = None if self.models.is_one else asked_autoload(scope)
         if loads and not self.settings.models.autoload:
             require_operator(scope)
-        keep(scope, await self.models.lease(model, on_wait, loads=loads))
+        names = "+".join(one.adapter.name for one in adapters) or None
+        asker = None if model.is_ready else asker_of(scope, names)
+        keep(scope, await self.models.lease(model, on_wait, loads=loads, asker=asker))
         context = self.of(model)
         if not adapters:
             return context

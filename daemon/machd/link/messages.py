@@ -15,6 +15,7 @@ from machd.engine.protocol.encoder import EncoderInput
 from machd.engine.protocol.media import PlainArray
 from machd.errors import MachdError
 from machd.link.block_events import KvEvent
+from machd.link.logged_event import LoggedEvent
 from machd.link.snapshot import LoopSnapshot
 from machd.link.state import ServedState
 from machd.request.constraint import Constraint
@@ -233,6 +234,12 @@ class BlocksChanged(Message, frozen=True):
     event: KvEvent
 
 
+class Logged(Message, frozen=True):
+    """The process has written an event to the log."""
+
+    event: LoggedEvent
+
+
 class Ended(Message, frozen=True):
     """The engine has ended: after a stop, or with the fault ``error``."""
 
@@ -251,5 +258,6 @@ ToFront: TypeAlias = (
     | GrammarCompiled
     | Encoded
     | BlocksChanged
+    | Logged
     | Ended
 )

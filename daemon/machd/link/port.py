@@ -14,6 +14,7 @@ from machd.engine.protocol.media import PlainArray
 from machd.engine.protocol.progress import LoadProgress
 from machd.errors import MachdError
 from machd.link.block_events import KvEvent
+from machd.link.logged_event import LoggedEvent
 from machd.link.snapshot import LoopSnapshot
 from machd.link.state import ServedState
 from machd.scheduler.events import Event
@@ -190,6 +191,10 @@ class EngineListener(LoadProgress, Protocol):
 
     def verdicts_changed(self, changed: frozenset[str]) -> None:
         """Note the features whose verdicts have changed."""
+        ...
+
+    def logged(self, event: LoggedEvent) -> None:
+        """Receive an event of the log of the engine's process."""
         ...
 
     def block_changed(self, event: KvEvent) -> None:

@@ -9,6 +9,7 @@ from machd.engine.protocol.memory import MemoryReading
 from machd.scheduler.draft_reading import DraftReading
 from machd.scheduler.events import DecodeMode
 from machd.scheduler.prefix_limits import PrefixReading
+from machd.scheduler.waits import Waits
 
 _NO_MEMORY = MemoryReading(0, 0, 0, 0)
 _NO_DRAFTS = DraftReading()
@@ -25,6 +26,7 @@ class LoopSnapshot:
         step_mode: Decode mode of the next step.
         drafts: Counts of draft tokens since the start.
         prefilled_tokens: Prompt tokens computed or reused so far, by the id of each running sequence.
+        waits: Why the others wait.
     """
 
     taken_unix_s: float = 0.0
@@ -41,3 +43,4 @@ class LoopSnapshot:
     step_mode: DecodeMode = DecodeMode.SINGLE
     drafts: DraftReading = _NO_DRAFTS
     prefilled_tokens: Mapping[str, int] = field(default_factory=dict)
+    waits: Waits = field(default_factory=Waits)

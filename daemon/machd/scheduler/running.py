@@ -15,6 +15,7 @@ from machd.scheduler.reservations import Reservations
 from machd.scheduler.sequence import Sequence
 from machd.scheduler.slots import Slots
 from machd.scheduler.subscriber import SubscriberState
+from machd.scheduler.waits import WaitReason
 
 
 class RunningSequences:
@@ -61,6 +62,15 @@ class RunningSequences:
         """True if no further sequence may run; a suspect runs alone."""
         has_room = self.slots.free_count and len(self) < self.max_count
         return not has_room or any(one.is_suspect for one in self)
+
+    @property
+    def full_for(self) -> WaitReason:
+        """What the next sequence waits for: of a suspect that runs, and where there is room, its turn."""
+        if any(one.is_suspect for one in self):
+            return WaitReason.TURN
+        if not self.slots.free_count:
+            return WaitReason.SLOT
+        return WaitReason.MEMORY if len(self) >= self.max_count else WaitReason.TURN
 
     @property
     def youngest(self) -> Sequence:

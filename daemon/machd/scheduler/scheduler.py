@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from enum import StrEnum
 
@@ -41,6 +41,7 @@ from machd.scheduler.running import RunningSequences, error_of
 from machd.scheduler.sequence import Sequence
 from machd.scheduler.subscriber import SequenceRequest, Subscriber
 from machd.scheduler.waiting import QueueLimits, WaitingQueue
+from machd.scheduler.waits import WaitReason, Waits
 
 _ADAPTER_POLL_S = 0.005
 """How often it is asked for adapters that sequences wait for while nothing runs."""
@@ -91,6 +92,7 @@ class Scheduler:
         self._next_number = 0
         self._is_held = False
         self._awaits_adapters = False
+        self._waits = Waits()
 
     @property
     def mode(self) -> DecodeMode:
@@ -132,6 +134,11 @@ class Scheduler:
     def waiting_count(self) -> int:
         """Subscribers of waiting sequences."""
         return self._waiting.subscriber_count
+
+    @property
+    def waits(self) -> Waits:
+        """Why sequences wait, as the last :meth:`admit` found it."""
+        return self._waits
 
     @property
     def active_loops(self) -> int:
@@ -307,11 +314,14 @@ class Scheduler:
         those pass that need none: others would keep theirs in use for ever.
         """
         events: list[Event] = list(self._expire(now_s))
-        if self._is_held or now_s < self._window_end_s():
-            return events
         passed: dict[Sequence, Holding] = {}
+        if self._is_held or now_s < self._window_end_s():
+            self._waits = self._waits_now(WaitReason.TURN, {})
+            return events
+        unfit: Sequence | None = None
         while not self._running.is_full and (sequence := self._next_held(passed, events, now_s)):
             if not self._running.admit(sequence, now_s):
+                unfit = sequence
                 break  # a later sequence would take the budget that the first one waits for
             self._waiting.remove(sequence)
             for subscriber in sequence.subscribers:
@@ -320,7 +330,23 @@ class Scheduler:
                 else:
                     events.append(self._admitted(subscriber, sequence, now_s))
         self._awaits_adapters = bool(passed)
+        own = dict.fromkeys(passed, WaitReason.ADAPTER)
+        if unfit is not None:
+            own[unfit] = WaitReason.MEMORY
+        self._waits = self._waits_now(self._running.full_for, own)
         return events
+
+    def _waits_now(self, reason: WaitReason, own: Mapping[Sequence, WaitReason]) -> Waits:
+        """Return why each sequence waits, with the reasons of those that have one of their own."""
+        others = {one: own.get(one, reason) for one in self._waiting.suspended} | dict(own)
+        return Waits(
+            reason,
+            {
+                subscriber.sequence_id: why
+                for sequence, why in others.items()
+                for subscriber in sequence.subscribers
+            },
+        )
 
     def _next_held(
         self, passed: dict[Sequence, Holding], events: list[Event], now_s: float

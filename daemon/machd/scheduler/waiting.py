@@ -85,6 +85,11 @@ class WaitingQueue:
         return min(suspects, key=lambda sequence: sequence.place, default=None)
 
     @property
+    def suspended(self) -> list[Sequence]:
+        """Sequences that had a slot, or whose engine process had one for them."""
+        return [one for one in self._sequences.values() if one.suspended_for is not None]
+
+    @property
     def oldest_s(self) -> float:
         """Earliest submission of a waiting sequence."""
         return min(sequence.submitted_s for sequence in self._sequences.values())

@@ -13,6 +13,7 @@ from machd.errors import MachdError, ModelNotLoadedError, NotReadyError
 from machd.served.lease import Lease
 from machd.served.named_model import NamedModel
 from machd.served.turns import ModelState, Rules, Turn, next_turn
+from machd.served.waiting_request import Asker, WaitingRequest
 from machd.settings.models import DEFAULT_NAME
 
 _GB = 1_000_000_000
@@ -50,6 +51,8 @@ class ServedModels:
         self._device_bytes: int | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._watchers: set[asyncio.Event] = set()
+        self._waiting_requests: dict[WaitingRequest, None] = {}
+        self._waiting_number = 0
         self._is_acting = self._has_changed = False
         self._is_stopped = False
 
@@ -64,6 +67,11 @@ class ServedModels:
     def __contains__(self, name: str) -> bool:
         """Whether a model of this name is served; the default one is by :data:`DEFAULT_NAME`."""
         return name == DEFAULT_NAME or name in self._models
+
+    @property
+    def waiting_requests(self) -> tuple[WaitingRequest, ...]:
+        """Requests that wait until their model is ready, the oldest first."""
+        return tuple(self._waiting_requests)
 
     @property
     def default(self) -> NamedModel:
@@ -157,6 +165,7 @@ class ServedModels:
         on_wait: Callable[[], None] = lambda: None,
         *,
         loads: bool | None = None,
+        asker: Asker | None = None,
     ) -> Lease:
         """Hold a model for a request, and wait until it is ready.
 
@@ -164,6 +173,7 @@ class ServedModels:
             model: To hold.
             on_wait: Called if that takes time.
             loads: Whether it is loaded if it has to be; None as the settings have it.
+            asker: The request, as operators see it while it waits; None for one that they do not see.
 
         Raises:
             ModelNotLoadedError: It is not loaded and requests load none, it cannot be loaded, or has not been in time.
@@ -174,7 +184,7 @@ class ServedModels:
         lease = model.hold()
         try:
             if not model.is_ready:
-                await self.until_ready(model, on_wait)
+                await self.until_ready(model, on_wait, asker)
         except BaseException:
             lease.close()
             raise
@@ -208,17 +218,43 @@ class ServedModels:
             raise ModelNotLoadedError(f"the model {model.name!r} is not loaded, and {reason}")
 
     async def until_ready(
-        self, model: NamedModel, on_wait: Callable[[], None] = lambda: None
+        self,
+        model: NamedModel,
+        on_wait: Callable[[], None] = lambda: None,
+        asker: Asker | None = None,
     ) -> None:
-        """Have a model loaded that a request holds, and wait until it is; ``on_wait`` is called if that takes time.
+        """Have a model loaded that a request holds, and wait until it is; the rest is as of :meth:`lease`.
 
         Raises:
             ModelNotLoadedError: It cannot be loaded.
             NotReadyError: It is not loaded in time.
+            OperatorAbortError: An operator has ended the request.
         """
         ready = model.want()
         if not ready.done():
             on_wait()
+        with self._listed(asker, model, ready):
+            await self._until(ready, model)
+
+    @contextmanager
+    def _listed(
+        self, asker: Asker | None, model: NamedModel, ready: asyncio.Future[None]
+    ) -> Iterator[None]:
+        """List a request for operators while it waits."""
+        if asker is None or ready.done():
+            yield
+            return
+        self._waiting_number += 1
+        waiting = WaitingRequest(f"waiting-{self._waiting_number}", asker, model, ready)
+        self._waiting_requests[waiting] = None
+        self._tell_watchers()
+        try:
+            yield
+        finally:
+            del self._waiting_requests[waiting]
+            self._tell_watchers()
+
+    async def _until(self, ready: asyncio.Future[None], model: NamedModel) -> None:
         try:
             async with asyncio.timeout(self._waiting.max_wait_s):
                 await ready

@@ -30,6 +30,7 @@ from machd.link.messages import (
     GrammarCompiled,
     LoadFailed,
     Located,
+    Logged,
     Place,
     Progress,
     Report,
@@ -42,6 +43,7 @@ from machd.link.snapshot import LoopSnapshot
 from machd.link.state import ServedState
 from machd.scheduler.events import Event
 from machd.scheduler.subscriber import SequenceRequest
+from machd.scheduler.waits import WaitReason, Waits
 from machd.served.engine_grammars import EngineGrammars
 from machd.served.engine_process import EngineProcess, ProcessEnd
 from machd.served.open_work import OpenWork
@@ -286,6 +288,7 @@ class SupervisedEngine:
             mode=self.snapshot.mode,
             slot_count=self.snapshot.slot_count,
             waiting_count=self._work.sequence_count,
+            waits=Waits(WaitReason.MODEL),
         )
         suspension.begin()
         suspension.wait()
@@ -356,7 +359,7 @@ class SupervisedEngine:
                 self._answer(message)
             case BlocksChanged(event):
                 self._listener.block_changed(event)
-            case Progress() | Located():
+            case Progress() | Located() | Logged():
                 self._show(message)
             case LoadFailed(error) | Ended(error):
                 self._note_end(error)
@@ -427,7 +430,10 @@ class SupervisedEngine:
             self._listener.engine_served()
             self._log.info("engine.restarted", sequences=self._work.sequence_count, pid=process.pid)
 
-    def _show(self, message: Progress | Located) -> None:
+    def _show(self, message: Progress | Located | Logged) -> None:
+        if isinstance(message, Logged):
+            self._listener.logged(message.event)
+            return
         if isinstance(message, Located):
             if self.front is None:
                 self._open_front = self._prepare_front(message, self._work.settings)
@@ -472,6 +478,7 @@ class SupervisedEngine:
             active_loops=0,
             waiting_count=self._work.sequence_count,
             prefilled_tokens={},
+            waits=Waits(WaitReason.MODEL),
         )
         self._log.error(
             "engine.process_ended",

@@ -15,6 +15,7 @@ from machd.clock import Clock, SystemClock
 from machd.generations.record import RequestRecord
 from machd.scheduler.events import DecodeModeChanged, Event, SequenceAdmitted, SequenceResumed
 from machd.telemetry.log_repeats import RepeatFilter
+from machd.telemetry.log_ring import EventKeeper, OnEvent
 from machd.telemetry.terminal_lines import TerminalRenderer
 
 _QUIET = (
@@ -63,11 +64,21 @@ def log_model(model_id: str | None) -> None:
 
 
 def configure_logs(
-    *, level: str, log_format: str, stream: TextIO | None = None, clock: Clock | None = None
+    *,
+    level: str,
+    log_format: str,
+    stream: TextIO | None = None,
+    clock: Clock | None = None,
+    on_event: OnEvent | None = None,
 ) -> None:
     """Send machd's and every library's log events to one place in one format.
 
-    ``log_format`` is ``json``, ``console``, or ``auto``: console on a terminal, else JSON.
+    Args:
+        level: The lowest that is written.
+        log_format: ``json``, ``console``, or ``auto``: console on a terminal, else JSON.
+        stream: Where lines go; None for standard error.
+        clock: Reads time; None for the machine's.
+        on_event: Called with each line that is written, on the thread that logs.
     """
     target = stream or sys.stderr
     is_console = log_format == "console" or (log_format == "auto" and target.isatty())
@@ -91,6 +102,7 @@ def configure_logs(
         foreign_pre_chain=shared,
         processors=[
             _add_repeats,
+            *([] if on_event is None else [EventKeeper(on_event)]),
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
             *_renderers(is_console=is_console, is_terminal=is_console and target.isatty()),
         ],
@@ -207,14 +219,16 @@ class RequestLog:
             inputs=record.inputs,
             completion_tokens=record.completion_tokens,
             total_tokens=record.prompt_tokens + record.completion_tokens,
-            queue_ms=_ms(record.queue_s),
-            ttft_ms=_ms(record.ttft_s),
-            prompt_tps=_rate(
+            queue_ms=milliseconds(record.queue_s),
+            ttft_ms=milliseconds(record.ttft_s),
+            prompt_tps=tokens_per_s(
                 record.first_prompt_tokens - record.first_cached_tokens, record.prefill_s
             ),
-            generation_tps=_rate(record.completion_tokens - 1, record.decode_s),
-            total_tps=_rate(record.prompt_tokens + record.completion_tokens, record.duration_s),
-            latency_ms=_ms(record.duration_s),
+            generation_tps=tokens_per_s(record.completion_tokens - 1, record.decode_s),
+            total_tps=tokens_per_s(
+                record.prompt_tokens + record.completion_tokens, record.duration_s
+            ),
+            latency_ms=milliseconds(record.duration_s),
             finish_reason=record.finish_reason,
             error=record.error_code,
             client=record.client,
@@ -223,9 +237,11 @@ class RequestLog:
         )
 
 
-def _ms(seconds_s: float | None) -> float | None:
+def milliseconds(seconds_s: float | None) -> float | None:
+    """Round a time as a log line shows it."""
     return None if seconds_s is None else round(seconds_s * 1000, 1)
 
 
-def _rate(tokens: int, seconds_s: float | None) -> float | None:
+def tokens_per_s(tokens: int, seconds_s: float | None) -> float | None:
+    """Round a rate as a log line shows it; None where there is none."""
     return round(tokens / seconds_s, 1) if seconds_s and tokens > 0 else None

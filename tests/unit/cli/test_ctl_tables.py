@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from machd.admin.event_feed import ModeChanged, StepComputed
-from machd.admin.requests import OpenRequest
+from machd.admin.open_requests import OpenRequest
 from machd.admin.status import (
     AdminStatus,
     ConfigStatus,
@@ -47,6 +47,7 @@ _OPEN = OpenRequest(
     endpoint="chat_completions",
     client="anonymous",
     state="running",
+    phase="prefill",
     age_s=1.0,
     ttft_s=None,
     prompt_tokens=35,
