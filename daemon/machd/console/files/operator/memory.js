@@ -23,7 +23,7 @@ const MACHINE = [
   { name: "swap", label: "Swap in use", field: "swap_used_bytes", colour: "--chart-4", dash: [2, 3] },
 ];
 
-const PRESSURE = [{ name: "pressure", label: "Time in which something waits for memory", field: "pressure", colour: "--chart-4" }];
+const PRESSURE = [{ name: "pressure", label: "Time waiting for memory", field: "pressure", colour: "--chart-4" }];
 
 export function MemoryView({ state }) {
   const { memory: samples, overview } = state;
@@ -39,15 +39,15 @@ export function MemoryView({ state }) {
   `;
 }
 
-/** A chart of an hour, and its numbers: now, at the pointer, and the most of the hour. */
+/** A chart of an hour, and its numbers: now, at the pointer, and the least and the most of the hour. */
 function Group({ label, samples, now, series, others, unit, isStacked = false, note = "" }) {
   const [pointed, setPointed] = useState(null); // index of a sample
   const at = pointed === null ? undefined : samples[pointed];
   const columns = [
-    { name: "series", label: "", show: (one) => html`${one.colour && html`<span class=${`swatch ${one.colour.slice(2)}`}></span>`}${one.label}` },
+    { name: "series", label: "Part", show: (one) => html`${one.colour && html`<span class=${`swatch ${one.colour.slice(2)}`}></span>`}${one.label}` },
     { name: "now", label: "Now", isNumber: true, show: (one) => unit(now[one.field]) },
     { name: "pointed", label: at === undefined ? "Pointed at" : moment(at.at * 1000), isNumber: true, show: (one) => (at === undefined ? "–" : unit(at[one.field])) },
-    { name: "most", label: "Most in the hour", isNumber: true, show: (one) => unit(most(samples, now, one.field)) },
+    { name: "range", label: "In the last hour", isNumber: true, show: (one) => range(samples, now, one.field, unit) },
   ];
   return html`
     <section class="panel memory" aria-label=${label}>
@@ -60,8 +60,9 @@ function Group({ label, samples, now, series, others, unit, isStacked = false, n
   `;
 }
 
-function most(samples, now, field) {
-  return samples.reduce((sum, one) => Math.max(sum, one[field] ?? 0), now[field] ?? 0);
+function range(samples, now, field, unit) {
+  const values = [...samples, now].map((one) => one[field]).filter((one) => one !== null);
+  return `${unit(Math.min(...values))} to ${unit(Math.max(...values))}`;
 }
 
 function percents(number) {

@@ -46,7 +46,8 @@ export function Table({ label, columns, rows, keyOf, empty, sort, onSort }) {
 function Heading({ column, sort, onSort }) {
   const { name, label, value } = column;
   if (onSort === undefined || value === undefined) {
-    return html`<th scope="col" role="columnheader" class=${classOf(column)}>${label}</th>`;
+    const shown = label || html`<span class="only-read">Actions</span>`;
+    return html`<th scope="col" role="columnheader" class=${classOf(column)}>${shown}</th>`;
   }
   const isSorted = sort.name === name;
   const order = isSorted ? (sort.isDown ? "descending" : "ascending") : "none";
