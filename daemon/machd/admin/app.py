@@ -15,6 +15,7 @@ from litestar.types import ASGIApp
 from machd.admin.context import AdminContext
 from machd.admin.endpoints import ADMIN_ENDPOINTS, ADMIN_HANDLERS
 from machd.admin.gate import AdminGate
+from machd.admin.plain_page import post_plain_page
 from machd.admin.token import AdminToken
 from machd.admin.warming import MAX_WARM_BODY_BYTES
 from machd.console.pages import Pages
@@ -35,7 +36,7 @@ def create_admin_app(context: AdminContext, token: AdminToken) -> ASGIApp:
     context.configuration.watch(context.feed.on_settings)
     context.configuration.watch(context.forget_pins)
     app = Litestar(
-        list(ADMIN_HANDLERS),
+        [*ADMIN_HANDLERS, post_plain_page],
         dependencies={
             "admin": Provide(_asked(context), sync_to_thread=False),
             "context": Provide(context.public, sync_to_thread=False),

@@ -56,6 +56,15 @@ def status(*, as_json: bool) -> None:
     )
 
 
+@ctl.command(short_help="Print a link to the operators' page.")
+@target_options
+def page() -> None:
+    """Print a link to the operators' page, with the admin token in it: whoever has the link operates the daemon."""
+    client = admin_client()
+    client.ask("GET", "/admin/status", AdminStatus)
+    say(client.page_url)
+
+
 @ctl.command()
 @target_options
 @json_option

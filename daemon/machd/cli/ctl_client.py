@@ -9,6 +9,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Self, TypeVar
+from urllib.parse import quote
 
 import msgspec
 from msgspec import Struct
@@ -77,6 +78,21 @@ class AdminClient:
         self._headers = {"Accept": "application/json"}
         if token is not None:
             self._headers["Authorization"] = f"Bearer {token}"
+
+    @property
+    def page_url(self) -> str:
+        """The address of the operators' page, with the token behind the ``#``, which a browser sends to nobody.
+
+        Raises:
+            NoDaemonError: It is a socket, which no browser opens.
+        """
+        if self.address.path is not None:
+            raise NoDaemonError(
+                f"no browser opens a socket, and the admin API listens on {self.address}; set admin.listen to "
+                "127.0.0.1:8081, or let ssh -L 8081:SOCKET forward a port to it"
+            )
+        token = self._headers.get("Authorization", "").removeprefix("Bearer ")
+        return f"http://{self.address}/#token={quote(token, safe='')}"
 
     def is_there(self) -> bool:
         """Return False only if nothing listens at the address; a program that may not be asked is there."""

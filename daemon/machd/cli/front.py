@@ -73,7 +73,14 @@ def run_front(
             gc.freeze()
             trim_heap()
             is_given = loaded.origins["admin.listen"].kind is OriginKind.FLAG
-            told = welcome(url, daemon.admin_url, front, daemon.decode_mode, names_admin=is_given)
+            told = welcome(
+                url,
+                daemon.admin_url,
+                front,
+                daemon.decode_mode,
+                names_admin=is_given,
+                has_page=loaded.settings.console.public,
+            )
             click.echo(told, err=True)
 
         make_daemon = functools.partial(

@@ -68,6 +68,7 @@ def welcome(
     decision: DecodeModeDecision | None,
     *,
     names_admin: bool = False,
+    has_page: bool = True,
 ) -> str:
     """Return the lines that are printed once requests are taken.
 
@@ -78,6 +79,7 @@ def welcome(
         decision: How it decodes.
         names_admin: Whether ``machd ctl`` has to be told the operators' address, because it stands in no place where
             it looks.
+        has_page: Whether browsers get a page at the public listener.
     """
     served = "several models; /v1/models lists them"
     if front is not None:
@@ -86,17 +88,20 @@ def welcome(
         served = f"{model.model_id} ({where})"
     return (
         f"\nmachd {__version__} serves {served}\n"
-        f"{_address_lines(url)}"
+        f"{_address_lines(url, has_page=has_page)}"
         f"{_operator_line(admin_url, names_admin=names_admin)}"
         f"{mode_lines(decision)}"
         f"Ctrl-C finishes running requests and stops.\n"
     )
 
 
-def _address_lines(url: str) -> str:
+def _address_lines(url: str, *, has_page: bool) -> str:
     """List the addresses for clients: URLs, or the option of curl for a socket, which has no URL."""
     if not url.startswith("unix:"):
-        return f"  OpenAI base URL  {url}/v1\n  health, metrics  {url}/health  {url}/metrics\n"
+        page = f"  in a browser     {url}/\n" if has_page else ""
+        return (
+            f"  OpenAI base URL  {url}/v1\n{page}  health, metrics  {url}/health  {url}/metrics\n"
+        )
     path = url.removeprefix("unix:")
     option = "--abstract-unix-socket" if path.startswith("@") else "--unix-socket"
     curl = f"curl {option} {shlex.quote(path.removeprefix('@'))} http://localhost"
@@ -107,7 +112,8 @@ def _operator_line(admin_url: str | None, *, names_admin: bool) -> str:
     if admin_url is None:
         return ""
     address = f" --address {shlex.quote(admin_url.removeprefix('http://'))}" if names_admin else ""
-    return f"  operators        {admin_url} ({command_name()} ctl{address} status)\n"
+    command = "status" if admin_url.startswith("unix:") else "page"
+    return f"  operators        {admin_url} ({command_name()} ctl{address} {command})\n"
 
 
 def mode_lines(decision: DecodeModeDecision | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import cast
 
@@ -26,16 +27,17 @@ _CONTENT_SECURITY_POLICY = "; ".join(
 )
 """No inline code, nothing from elsewhere, and no frame of another page around it (CSP level 3)."""
 
-_HEADERS = (
+HEADERS: Sequence[tuple[bytes, bytes]] = (
     (b"content-security-policy", _CONTENT_SECURITY_POLICY.encode()),
     (b"x-frame-options", b"DENY"),
     (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
+    (b"referrer-policy", b"same-origin"),  # without any, a form is of origin null
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"cache-control", b"no-cache"),  # asked for again each time, and sent only if it has changed
     (b"vary", b"accept"),
 )
+"""Of every page and file."""
 
 
 class Pages:
@@ -79,7 +81,7 @@ async def _send_file(file: PageFile, scope: HTTPScope, send: Send) -> None:
     known = ",".join(_values(scope, b"if-none-match")).split(",")
     is_known = file.etag in {one.strip().removeprefix("W/") for one in known}
     status = HTTPStatus.NOT_MODIFIED if is_known else HTTPStatus.OK
-    headers = [(b"etag", file.etag.encode()), *_HEADERS]
+    headers = [(b"etag", file.etag.encode()), *HEADERS]
     if not is_known:
         headers += [
             (b"content-type", file.media_type.encode()),

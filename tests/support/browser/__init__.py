@@ -1,0 +1,1 @@
+"""The system's Chromium, in which tests open machd's pages."""
