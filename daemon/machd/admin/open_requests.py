@@ -173,7 +173,10 @@ def _phase(
     has_token = generation.first_token_s is not None
     left = generation.open_sequences
     if left and not any(one in running for one in left):
-        is_suspended = snapshot is not None and any(one in snapshot.waits.others for one in left)
+        is_suspended = snapshot is not None and (
+            snapshot.waits.reason is WaitReason.MODEL
+            or any(one in snapshot.waits.others for one in left)
+        )
         has_siblings = len(generation.sequence_ids) > 1
         # Else the engine has ended the sequence just now, and its last events are on their way.
         if generation.admission is None or is_suspended or has_siblings:

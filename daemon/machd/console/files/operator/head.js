@@ -50,15 +50,13 @@ function connection(session, lostAt) {
   return session === "open" ? html`<span class="good">connected</span>` : "connecting…";
 }
 
-/** What keeps the daemon from its work. */
+/** What keeps the daemon, or one of its models, from its work. */
 function trouble({ state, models }) {
   const said = [];
-  if (state.state === "restarting") {
-    said.push("An engine process has ended and is being replaced. Open requests go on once it is ready.");
-  } else if (state.state !== "ready" && state.reason !== null) {
-    said.push(`${state.state}: ${state.reason}`);
+  if (state.state !== "ready" && state.state !== "restarting" && state.reason !== null) said.push(`${state.state}: ${state.reason}`);
+  for (const { name, state: modelState, stage, failure } of models) {
+    if (modelState === "ready" && stage !== null) said.push(`${name}: its engine process has ended and is being replaced; its requests go on then`);
+    else if (failure !== null) said.push(`${name}: ${failure}`);
   }
-  const failed = models.filter((one) => one.state === "failed" || one.failure !== null);
-  for (const { name, failure } of failed) said.push(`${name}: ${failure ?? "failed"}`);
   return said.join(" · ");
 }

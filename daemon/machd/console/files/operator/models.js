@@ -57,8 +57,8 @@ function stateOf({ state, stage, progress, failure }) {
   if (stage !== null) {
     return html`
       <span class="bar">
-        <progress max="1" value=${progress} aria-label="Load"></progress>
-        <span class="number">${percent(progress)}</span>
+        ${progress !== null &&
+        html`<progress max="1" value=${progress} aria-label="Load"></progress><span class="number">${percent(progress)}</span>`}
         <span class="muted note">${stage}</span>
       </span>
     `;

@@ -1,7 +1,7 @@
 // Now: the requests that run, and those that wait with what they wait for.
 
 import { html } from "/console/vendor/htm-preact.js";
-import { age, bytes, count, counted, duration, percent, rate } from "./format.js";
+import { age, count, counted, duration, percent, rate } from "./format.js";
 import { Table } from "./table.js";
 
 const REASONS = {
@@ -90,10 +90,10 @@ function reason({ waits_for: waitsFor, completion_tokens: tokens }, model) {
 
 function modelReason(model) {
   if (model === undefined) return "its model";
-  const { state, stage, progress, needed } = model;
-  if (stage === null) return `its model, which is ${state}`;
-  const size = needed === null ? "" : ` of ${bytes(needed.weights_bytes)}`;
-  return `its model, which is ${state}: ${stage}, ${percent(progress)}${size}`;
+  const { state, stage, progress } = model;
+  if (state === "ready") return "its model, whose engine process is being replaced";
+  const how = [stage, progress === null ? null : percent(progress)].filter((one) => one !== null).join(", ");
+  return how === "" ? `its model, which is ${state}` : `its model, which is ${state}: ${how}`;
 }
 
 function idOf({ id, request_id: requestId }) {
