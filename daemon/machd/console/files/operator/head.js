@@ -14,8 +14,8 @@ export function Head({ state }) {
         ${overview !== null && facts(overview, tokensPerS)}
       </dl>
       <p class="connection" role="status">${connection(session, lostAt)}</p>
+      <p class="trouble warning" role="status">${overview === null || session !== "open" ? "" : trouble(overview)}</p>
     </header>
-    <p class="trouble warning" role="status">${overview === null || session !== "open" ? "" : trouble(overview)}</p>
   `;
 }
 

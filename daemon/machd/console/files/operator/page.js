@@ -32,8 +32,10 @@ function show(state) {
   return html`
     <${Head} state=${state} />
     <${Tabs} views=${VIEWS} current=${state.view} />
-    <main id="view" role="tabpanel" tabindex="0" aria-labelledby=${`tab-${state.view}`}>
-      ${state.overview === null ? html`<p class="muted">Connecting…</p>` : html`<${View} state=${state} />`}
+    <main>
+      <div id="view" role="tabpanel" tabindex="0" aria-labelledby=${`tab-${state.view}`}>
+        ${state.overview === null ? html`<p class="muted">Connecting…</p>` : html`<${View} state=${state} />`}
+      </div>
     </main>
     <${Notice} notice=${state.notice} close=${() => store.set({ notice: null })} />
     <${Question} question=${state.question} />
