@@ -54,7 +54,6 @@ class AdminModel(Struct, frozen=True, kw_only=True):
         leases: Requests that hold it, those that wait for its load included.
         needed: Null until its files have been read once.
         reserved: Null while nothing is reserved.
-        active_bytes: Measured: what the array library holds for it, weights and caches included; null while it is not loaded.
         loaded_at: When it was loaded, in RFC 3339; null while it is not.
         failure: Why its last load failed; null once it has been loaded since.
         path: Where it lies, as the settings name it; null for the embedded one.
@@ -71,7 +70,6 @@ class AdminModel(Struct, frozen=True, kw_only=True):
     leases: int
     needed: ModelMemory | None
     reserved: ModelMemory | None
-    active_bytes: int | None = None
     loaded_at: str | None
     failure: str | None
     path: str | None
@@ -255,7 +253,6 @@ async def _shown(
         leases=model.leases,
         needed=needed,
         reserved=needed if model.claim.holds_memory else None,
-        active_bytes=model.served.snapshot.memory.active_bytes if is_loaded else None,
         loaded_at=None if loaded_unix_s is None else _moment(loaded_unix_s),
         failure=None if model.cause is None else str(model.cause),
         path=model.settings.model.path,
