@@ -135,9 +135,9 @@ def test_requests_are_listed_and_aborted(daemon: AdminDaemon, gate: StepGate) ->
         assert all(len(line) <= 80 for line in table.splitlines())
         listed = json.loads(_ctl(daemon, "requests", "--json"))["requests"][0]
         head, figures, *whose, counts = table.splitlines()
-        assert head.split() == ["STATE", "MODE", "AGE", "TTFT", "PROMPT", "DONE"]
-        assert figures.split()[:2] == ["running", "single"]
-        assert whose == [f"  {listed['id']}", "  chat_completions, anonymous, r-1"]
+        assert head.split() == ["PHASE", "AGE", "TTFT", "PROMPT", "LEFT", "DONE", "TOKENS/S"]
+        assert figures.split()[0] == "decode"
+        assert whose == [f"  {listed['id']}", "  chat_completions, anonymous, r-1, single"]
         assert counts == "1 open: 1 running, 0 waiting"
         assert counts in _ctl(daemon, "status")
         assert listed["id"] in _ctl(daemon, "abort", f"{listed['id']}/0")

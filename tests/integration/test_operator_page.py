@@ -268,11 +268,11 @@ def _focus(page: Page, role: Any, name: str) -> None:
     pytest.fail(f"Tab does not reach {name}")
 
 
-@pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
-def test_every_view_is_accessible(operated: _Operated, open_page: Open, is_dark: bool) -> None:
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_view_is_accessible(operated: _Operated, open_page: Open, scheme: str) -> None:
     """axe-core finds nothing, at work and with a question open; a narrow page is no wider than its window."""
     answers = [operated.ask("alpha") for _ in range(3)]
-    page = open_page(is_dark=is_dark)
+    page = open_page(is_dark=scheme == "dark")
     page.get_by_role("button", name="Cancel").first.click()
     expect(page.get_by_role("dialog")).to_be_visible()
     assert violations(page) == []
@@ -333,7 +333,7 @@ def test_live_setting_is_changed_refused_and_taken_back(
     expect(page.get_by_role("button", name="Change server.port")).to_have_count(0)
 
 
-def test_names_are_text(operated: _Operated, open_page: Open) -> None:
+def test_names_are_text(open_page: Open) -> None:
     """A model whose name is markup is shown by its name; what its failed load says is text as well."""
     page = open_page("models")
     row = _rows(page, "Models").filter(has_text=_MARKUP)

@@ -52,7 +52,7 @@ class AdminModel(Struct, frozen=True, kw_only=True):
         pinned: Whether it gives way to no other model.
         idle_s: Since its last request ended; null while one holds it, and while it is not loaded.
         leases: Requests that hold it, those that wait for its load included.
-        needed: Null until its files have been read once.
+        needed: Null until its files have been read once, and of the only model, which shares the memory with no other.
         reserved: Null while nothing is reserved.
         loaded_at: When it was loaded, in RFC 3339; null while it is not.
         failure: Why its last load failed; null once it has been loaded since.

@@ -170,18 +170,22 @@ def _phase(
     generation: Generation, running: Mapping[str, int], snapshot: LoopSnapshot | None
 ) -> Phase:
     """Return what a generation does: of one whose sequences have all been computed, as the last of them did."""
-    has_token = generation.first_token_s is not None
     left = generation.open_sequences
-    if left and not any(one in running for one in left):
-        is_suspended = snapshot is not None and (
-            snapshot.waits.reason is WaitReason.MODEL
-            or any(one in snapshot.waits.others for one in left)
-        )
-        has_siblings = len(generation.sequence_ids) > 1
-        # Else the engine has ended the sequence just now, and its last events are on their way.
-        if generation.admission is None or is_suspended or has_siblings:
-            return "waiting"
-    return "decode" if has_token else "prefill"
+    if left and not any(one in running for one in left) and _waits(generation, snapshot):
+        return "waiting"
+    return "prefill" if generation.first_token_s is None else "decode"
+
+
+def _waits(generation: Generation, snapshot: LoopSnapshot | None) -> bool:
+    """Return whether a generation of which no sequence runs waits; else the events of its end are on their way."""
+    if generation.admission is None or len(generation.sequence_ids) > 1:
+        return True
+    if snapshot is None:
+        return False
+    waits = snapshot.waits
+    return waits.reason is WaitReason.MODEL or any(
+        one in waits.others for one in generation.open_sequences
+    )
 
 
 def _encoding(encoding: Encoding, moment: _Moment) -> OpenRequest:

@@ -30,7 +30,7 @@ class AdminState(Struct, frozen=True, kw_only=True):
     Attributes:
         is_held: It drains because an operator asked for it, and resumes when one asks for that.
         reason: Why it takes none; null while it does.
-        open_requests: Requests that are being answered or wait.
+        open_requests: Requests that are being answered or wait, for their model too.
     """
 
     state: State
@@ -261,7 +261,7 @@ def admin_state(admin: AdminContext) -> AdminState:
         state=lifecycle.state,
         is_held=lifecycle.is_held,
         reason=reason,
-        open_requests=len(admin.open_generations),
+        open_requests=len(admin.open_generations) + len(admin.models.waiting_requests),
     )
 
 

@@ -15,16 +15,17 @@ from msgspec import Struct
 
 from machd.admin.config import AdminConfig, ConfigChange, LogLevelRequest
 from machd.admin.event_feed import AdminEvent
-from machd.admin.requests import AbortedRequests, OpenRequestList
+from machd.admin.requests import AbortedRequests
 from machd.admin.status import AdminState, AdminStatus, ModeStatus
 from machd.cli.ctl_cache import cache
 from machd.cli.ctl_client import AdminClient
 from machd.cli.ctl_config import config
 from machd.cli.ctl_models import MODEL_COMMANDS
-from machd.cli.ctl_tables import event_line, print_requests, print_status
+from machd.cli.ctl_tables import event_line, print_status
 from machd.cli.ctl_target import admin_client, target_options
 from machd.cli.ctl_text import counted, json_option, say, say_changed, show_answer, shown_json
 from machd.cli.ctl_wait import wait_until
+from machd.cli.ctl_watching import WATCHING_COMMANDS
 from machd.errors import ConflictError, FaultError, UnavailableError
 from machd.settings.model import LogLevel
 
@@ -63,15 +64,6 @@ def page() -> None:
     client = admin_client()
     client.ask("GET", "/admin/status", AdminStatus)
     say(client.page_url)
-
-
-@ctl.command()
-@target_options
-@json_option
-def requests(*, as_json: bool) -> None:
-    """List the open requests."""
-    found = admin_client().ask("GET", "/admin/requests", OpenRequestList)
-    show_answer(found, lambda one: print_requests(one.requests), as_json=as_json)
 
 
 @ctl.command(short_help="End the open requests of an id.")
@@ -188,7 +180,7 @@ def events(*, with_steps: bool, as_json: bool) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-for _command in (cache, config, *MODEL_COMMANDS):
+for _command in (cache, config, *WATCHING_COMMANDS, *MODEL_COMMANDS):
     ctl.add_command(_command)
 
 

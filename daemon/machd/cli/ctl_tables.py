@@ -11,7 +11,6 @@ from rich.table import Table
 from rich.text import Text
 
 from machd.admin.event_feed import AdminEvent
-from machd.admin.open_requests import OpenRequest
 from machd.admin.status import (
     AdminStatus,
     KvStatus,
@@ -21,7 +20,7 @@ from machd.admin.status import (
     SpeculationStatus,
 )
 from machd.admin.warming import WarmedPrompt
-from machd.cli.ctl_text import counted, plain, print_lines, say, table_lines
+from machd.cli.ctl_text import counted, plain, print_lines, table_lines
 from machd.clock import SystemClock
 from machd.engine.protocol.memory import MediaReading
 from machd.link.kv_memory import KvMemory
@@ -36,7 +35,7 @@ _STATE_STYLES = {
     "draining": "bold yellow",
     "failed": "bold red",
 }
-_WORDS = {"MODEL", "STATE", "MODE", "PROMPT"}
+_WORDS = {"MODEL", "STATE", "MODE", "PROMPT", "PHASE", "END"}
 _MB = 1_000_000
 _LARGEST_MB = 1000
 """From here on a size is shown in GB."""
@@ -63,33 +62,6 @@ def print_warmed(warmed: Sequence[tuple[str, WarmedPrompt]]) -> None:
     click.echo("\n".join(table_lines(table)), color=True)
 
 
-def print_requests(requests: Sequence[OpenRequest]) -> None:
-    """Write a line for each request with how far it is, and below it whose it is."""
-    if not requests:
-        say("no open requests")
-        return
-    table = words_table("STATE", "MODE", "AGE", "TTFT", "PROMPT", "DONE")
-    for one in requests:
-        table.add_row(
-            plain(one.state),
-            plain(one.decode_mode or "-"),
-            plain(f"{one.age_s:.1f} s"),
-            plain("-" if one.ttft_s is None else f"{one.ttft_s:.2f} s"),
-            plain(_prompt_progress(one)),
-            plain(str(one.completion_tokens)),
-        )
-    head, *rows = table_lines(table)
-    click.echo(head, color=True)
-    for one, row in zip(requests, rows, strict=True):
-        click.echo(row, color=True)
-        # Outside of the table, whose columns the ids would widen, and whole, for whoever copies them.
-        say(f"  {one.id}")
-        model = f", {one.model}" if isinstance(one.model, str) else ""
-        say(f"  {one.endpoint}, {one.client}, {one.request_id}{model}")
-    running = sum(one.state == "running" for one in requests)
-    say(_counts(running, len(requests) - running))
-
-
 def words_table(*names: str) -> Table:
     """A table under these headings, words on the left and numbers on the right."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
@@ -98,15 +70,9 @@ def words_table(*names: str) -> Table:
     return table
 
 
-def _counts(running: int, waiting: int) -> str:
+def request_counts(running: int, waiting: int) -> str:
     """Open requests, as the status and the list of them count alike."""
     return f"{running + waiting} open: {running} running, {waiting} waiting"
-
-
-def _prompt_progress(request: OpenRequest) -> str:
-    """The prompt's tokens, behind those that are computed while some are not."""
-    whole, done = request.prompt_tokens, request.prefilled_tokens
-    return str(whole) if done == whole else f"{done}/{whole}"
 
 
 def shown_size(size_bytes: int) -> str:
@@ -140,7 +106,7 @@ def _status_lines(status: AdminStatus) -> Iterator[tuple[str, Text | str]]:
         yield "decode mode", _mode(status.decode_mode)
     if status.speculation is not None:
         yield "speculation", _speculation(status.speculation)
-    yield "requests", _counts(status.running_requests, status.waiting_requests)
+    yield "requests", request_counts(status.running_requests, status.waiting_requests)
     slots = counted(status.slots, "slot")
     yield "sequences", f"{status.running} running in {slots}, {status.waiting} waiting"
     yield "speed", f"{status.tokens_per_s:.1f} tokens/s over the last ten seconds"

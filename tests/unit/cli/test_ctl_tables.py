@@ -16,7 +16,8 @@ from machd.admin.status import (
     SpeculationStatus,
     StoredResponses,
 )
-from machd.cli.ctl_tables import event_line, print_cache, print_requests, print_status
+from machd.cli.ctl_tables import event_line, print_cache, print_status
+from machd.cli.ctl_watching import print_requests
 from machd.engine.protocol.memory import MediaReading
 from machd.engine.protocol.step import ProposerKind
 from machd.link.kv_memory import KvMemory

@@ -354,6 +354,7 @@ async def test_the_record_holds_the_figures_of_the_request() -> None:
     await opened.read()
 
     assert opened.generation.record(110.0) == RequestRecord(
+        generation_id="gen",
         request_id="req",
         endpoint="chat_completions",
         decode_mode=DecodeMode.SINGLE,

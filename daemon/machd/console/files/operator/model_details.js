@@ -30,13 +30,20 @@ export function ModelDetails({ model, actions }) {
     ["Path", model.path ?? "the embedded model"],
     ["Loaded", model.loaded_at === null ? "no" : `at ${moment(model.loaded_at)}`],
     ...(known.status === null ? [] : statusRows(known.status)),
-    ...(known.capabilities === null ? [] : capabilityRows(known.capabilities)),
   ];
+  const judged = known.capabilities === null ? [] : capabilityRows(known.capabilities);
   return html`
     <section class="panel" aria-label=${`Details of ${model.name}`}>
       <h3>${model.name}</h3>
-      <dl class="details">${rows.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
+      <${Rows} rows=${rows} />
+      ${judged.length > 0 && html`<h3>Capabilities</h3><${Rows} rows=${judged} />`}
     </section>
+  `;
+}
+
+function Rows({ rows }) {
+  return html`
+    <dl class="details">${rows.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
   `;
 }
 

@@ -5,7 +5,16 @@ import { count, milliseconds, moment, rate } from "./format.js";
 import { sorted, Table } from "./table.js";
 
 const CACHE_REASONS = {
-  off: "the prefix cache is off",
+  whole: "all of it was found",
+  continued: "a kept text was found whole; the rest is new",
+  first_seen: "nothing kept begins like it",
+  diverged: "kept texts go on otherwise",
+  image_changed: "another image or video is there",
+  evicted: "more was kept once and has been evicted",
+  adapter: "more is kept for another adapter",
+  other_namespace: "more is kept for another client",
+  kind_cannot: "this cache cannot begin in the middle",
+  prompt_logprobs: "prompt log-probabilities need it all computed",
 };
 
 const COLUMNS = [
