@@ -315,7 +315,7 @@ def test_live_setting_is_changed_refused_and_taken_back(
     field.fill("5")
     field.press("Enter")
     expect(row.get_by_role("cell").nth(0)).to_have_text("5")
-    expect(row).to_contain_text("admin")
+    expect(row).to_contain_text("the admin API")
 
     change.click()
     field.fill("6")

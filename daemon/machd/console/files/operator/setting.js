@@ -20,7 +20,7 @@ export function Setting({ setting, isEdited, problem, edit, save }) {
           ? html`<${Form} setting=${setting} problem=${problem} save=${save} leave=${() => edit(null)} />`
           : html`<code class="value">${value === null ? html`<span class="muted">unset</span>` : textOf(value)}</code>`}
       </td>
-      <td class="muted">${origin.detail === "" ? origin.kind : `${origin.kind}: ${origin.detail}`}</td>
+      <td class="muted">${originOf(origin)}</td>
       <td>
         ${isLive
           ? html`
@@ -33,6 +33,11 @@ export function Setting({ setting, isEdited, problem, edit, save }) {
       </td>
     </tr>
   `;
+}
+
+function originOf({ kind, detail }) {
+  if (kind === "admin") return detail;
+  return detail === "" ? kind : `${kind}: ${detail}`;
 }
 
 function Form({ setting: { key, value, path }, problem, save, leave }) {
