@@ -97,7 +97,7 @@ function modelReason(model) {
 }
 
 function idOf({ id, request_id: requestId }) {
-  return html`<code title=${`X-Request-Id ${requestId}`}>${id}</code>`;
+  return html`<code title=${`${id}, X-Request-Id ${requestId}`}>…${id.slice(-8)}</code>`;
 }
 
 function cancelButton(request, actions, ending) {

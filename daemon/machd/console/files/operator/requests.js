@@ -32,7 +32,7 @@ const COLUMNS = [
   rateColumn("prefill", "Prefill tokens/s", "prompt_tps"),
   rateColumn("rate", "Tokens/s", "generation_tps"),
   { name: "mode", label: "Mode", value: (one) => one.decode_mode, show: (one) => one.decode_mode ?? "–" },
-  { name: "id", label: "Id", show: (one) => html`<code title=${`X-Request-Id ${one.request_id}`}>${one.id}</code>` },
+  { name: "id", label: "Id", show: (one) => html`<code title=${`${one.id}, X-Request-Id ${one.request_id}`}>…${one.id.slice(-8)}</code>` },
 ];
 
 const WHY_COLUMN = { name: "why", label: "Why not more cached", value: (one) => one.cache_reason, show: (one) => whyNotMore(one) };
