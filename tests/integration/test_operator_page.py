@@ -18,6 +18,7 @@ from structlog.testing import capture_logs
 from support.browser.axe import violations
 from support.browser.browser import WatchedPage, opened_browser, opened_page
 from support.clocks.polling import CEILING_S
+from support.daemon.operated_process import operated_process
 from support.daemon.several_models import several_models
 from support.daemon.supervised_daemon import SupervisedDaemon
 from support.engines.dialogue import chat
@@ -365,3 +366,25 @@ def test_request_list_is_filtered_and_sorted(operated: _Operated, open_page: Ope
     page.get_by_label("Show").select_option("all")
     page.get_by_label("Filter").fill("no such model")
     expect(rows).to_have_count(0)
+
+
+def test_log_follows_what_happens_and_is_filtered_by_level(
+    embedded_model_path: Path, tmp_path: Path, browser: Browser
+) -> None:
+    """A refused change of the settings is the last line, and the only error."""
+    assert embedded_model_path.is_file()
+    config = tmp_path / "machd.toml"
+    config.touch()
+    with operated_process(config) as operated, opened_page(browser) as watched:
+        page = watched.page
+        token = operated.admin.headers["Authorization"].removeprefix("Bearer ")
+        page.goto(f"{operated.server.admin_url}/#token={token}")
+        _tab(page, "Log")
+        lines = page.get_by_label("Log events").get_by_role("listitem")
+        expect(lines.filter(has_text="daemon.ready")).to_have_count(1)
+        refused = operated.admin.patch("/admin/config", json={"limits": {"max_n": 0}})
+        assert refused.status_code == 400
+        expect(lines.last).to_contain_text("settings.refused")
+        expect(lines.last).to_be_in_viewport()
+        page.get_by_label("From level").select_option("error")
+        expect(lines).to_have_count(1)

@@ -46,6 +46,12 @@ export function age(seconds) {
   return seconds < 59.5 ? `${Math.round(seconds)} s` : duration(seconds);
 }
 
+/** As {@link age}, in one unit, for what is an estimate. */
+export function estimate(seconds) {
+  if (seconds < 90) return `${Math.round(seconds)} s`;
+  return seconds < 5400 ? `${Math.round(seconds / 60)} min` : `${Math.round(seconds / 3600)} h`;
+}
+
 /** Milliseconds as {@link duration}. */
 export function milliseconds(ms) {
   return duration(ms === null || ms === undefined ? null : ms / 1000);

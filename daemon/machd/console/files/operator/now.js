@@ -1,7 +1,7 @@
 // Now: the requests that run, and those that wait with what they wait for.
 
 import { html } from "/console/vendor/htm-preact.js";
-import { age, count, counted, duration, percent, rate } from "./format.js";
+import { age, count, counted, duration, estimate, percent, rate } from "./format.js";
 import { Table } from "./table.js";
 
 const REASONS = {
@@ -73,7 +73,7 @@ function modelOf({ model, adapter }, { models }) {
 function prompt({ phase, prompt_tokens: total, prefilled_tokens: done, prefill_left_s: left, prefill_tokens_per_s: speed, decode_mode: mode }) {
   if (mode === null) return `${count(total)} tokens`; // an encoder says no progress
   const numbers = `${count(done)} of ${count(total)}`;
-  const note = phase !== "prefill" ? "" : left === null ? "time left unknown" : `${age(left)} left, ${rate(speed)}/s`;
+  const note = phase !== "prefill" ? "" : left === null ? "time left unknown" : `${estimate(left)} left, ${rate(speed)}/s`;
   return html`
     <span class="bar">
       <progress max=${total} value=${done} aria-label="Prompt tokens computed"></progress>
