@@ -162,6 +162,7 @@ def test_question_that_is_refused_cancels_nothing(operated: _Operated, open_page
     answer = operated.ask("alpha")
     row = _rows(page, "Running requests")
     row.get_by_role("button", name="Cancel").click()
+    expect(page.get_by_role("dialog")).to_be_visible()
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_be_hidden()
     page.wait_for_timeout(500)
