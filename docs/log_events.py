@@ -303,6 +303,8 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
             "decode_mode",
             "prompt_tokens",
             "cached_tokens",
+            "cache_reason",
+            "cache_parted_at_tokens",
             "images",
             "videos",
             "inputs",
@@ -321,7 +323,8 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
             "trace_id",
         ),
         "A request for a generation, or to an embedding model or classifier, which has `inputs`, ended, well or not; one "
-        "line each.",
+        "line each. `cache_reason` and `cache_parted_at_tokens` are of the first prompt: why the prefix cache had no more of "
+        "it, and how many tokens it has in common with a kept text; null where it never began.",
     ),
     LogEvent(
         "request.unknown_fields",

@@ -42,6 +42,13 @@ CACHES = PanelRow(
             maximum=1,
         ),
         panel(
+            "Why prompts were not found",
+            "Requests a second whose prompt was not found whole. Evicted is a cache that is too small; diverged is a prompt that "
+            "changed; continued is a conversation that goes on.",
+            "reqps",
+            rates_by("reason", "machd_prefix_cache_misses_total"),
+        ),
+        panel(
             "Prefix cache",
             "Bytes in memory and what they may be, and what sharing saves. At the limit every new "
             "prompt evicts another.",

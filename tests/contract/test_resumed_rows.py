@@ -29,7 +29,7 @@ from machd.request.generation import SamplingParams, Thinking
 from machd.scheduler.config import DraftPolicy, SchedulerConfig, continuous, single_flight
 from machd.scheduler.events import (
     OutputGenerated,
-    PromptReused,
+    PromptLookedUp,
     SequenceAdmitted,
     SequenceFinished,
     SequenceResumed,
@@ -369,7 +369,8 @@ def test_what_was_computed_is_found_again_and_told_once() -> None:
     assert before is not None
     assert after is not None
     assert (after.queries, after.hits) == (before.queries, before.hits), "of prompts"
-    assert not [one for one in events if isinstance(one, PromptReused)]
+    (looked_up,) = (one for one in events if isinstance(one, PromptLookedUp))
+    assert looked_up.diagnosis.cached_tokens == 0
     (finished,) = (one for one in events if isinstance(one, SequenceFinished))
     assert finished.cached_tokens == 0
 

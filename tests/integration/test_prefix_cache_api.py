@@ -104,6 +104,67 @@ def _chat_usage(http: httpx.Client, **fields: object) -> dict[str, Any]:
     return dict(http.post(_CHAT, json=chat(LONG, max_tokens=2, **fields)).json()["usage"])
 
 
+def _diagnosed(http: httpx.Client, system: str, key: str = "", **fields: object) -> httpx.Response:
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": "Go on."}]
+    body = {"model": "fake", "messages": messages, "max_tokens": 2, **fields}
+    answer = http.post(_CHAT, json=body, headers={"X-Api-Key": key} if key else {})
+    assert answer.status_code == 200, answer.text
+    return answer
+
+
+def test_an_answer_says_why_the_cache_had_no_more(daemon: AdminDaemon) -> None:
+    """By reason and position in a header; in the usage, if asked, also by message and character."""
+    first = _diagnosed(daemon.http, LONG)
+    assert first.headers["X-Cache-Diagnosis"].startswith("first_seen; cached_tokens=0;")
+    changed = f"{LONG[:30]}2026-11-28{LONG[40:]}"
+    with capture_logs() as logs:
+        answer = _diagnosed(daemon.http, changed, return_cache_diagnosis=True)
+        wait_until(lambda: any(one["event"] == "request.finished" for one in logs), "it is logged")
+    parted = len("system: ") + 30
+    said = f"diverged; cached_tokens={parted}; parted_at_tokens={parted}"
+    assert answer.headers["X-Cache-Diagnosis"] == said
+    place = {"part": "message", "message_index": 0, "role": "system", "character": 30}
+    assert answer.json()["usage"]["prompt_tokens_details"] == {
+        "cached_tokens": parted,
+        "cache_diagnosis": {
+            "reason": "diverged",
+            "parted_at_tokens": parted,
+            "parted_at": {**place, "tool_index": None},
+        },
+    }
+    (line,) = [one for one in logs if one["event"] == "request.finished"]
+    assert (line["cache_reason"], line["cache_parted_at_tokens"]) == ("diverged", parted)
+    url = daemon.daemon.url
+    assert scrape(url, "machd_prefix_cache_misses_total", reason="diverged") == 1
+
+
+def test_a_stream_says_why_the_cache_had_no_more(daemon: AdminDaemon) -> None:
+    """Before its first event, and in its usage if asked."""
+    _diagnosed(daemon.http, LONG)
+    usage_too = {"include_usage": True}
+    answer = _diagnosed(
+        daemon.http, LONG, return_cache_diagnosis=True, stream=True, stream_options=usage_too
+    )
+    assert answer.headers["X-Cache-Diagnosis"].startswith("whole; ")
+    usage = sse_data(answer.content)[-1]["usage"]
+    assert usage["prompt_tokens_details"]["cache_diagnosis"]["reason"] == "whole"
+
+
+def test_a_client_is_not_told_what_another_one_asked(tmp_path: Path, key_file: Path) -> None:
+    """The log says so to the operator."""
+    with _running(tmp_path, auth__api_keys_file=str(key_file)) as daemon, capture_logs() as logs:
+        _diagnosed(daemon.http, LONG, ALICE)
+        answer = _diagnosed(daemon.http, LONG, BOB, return_cache_diagnosis=True)
+        wait_until(
+            lambda: sum(one["event"] == "request.finished" for one in logs) == 2, "both are logged"
+        )
+    assert answer.headers["X-Cache-Diagnosis"].startswith("first_seen; ")
+    details = answer.json()["usage"]["prompt_tokens_details"]
+    assert details["cache_diagnosis"]["reason"] == "first_seen"
+    lines = [one["cache_reason"] for one in logs if one["event"] == "request.finished"]
+    assert lines == ["first_seen", "other_namespace"]
+
+
 def test_every_dialect_tells_what_was_cached(daemon: AdminDaemon) -> None:
     """Whole and streamed, under each one's own names."""
     prompt = _chat_usage(daemon.http)["prompt_tokens"]

@@ -72,7 +72,7 @@ from machd.scheduler.events import (
     FinishReason,
     InvariantBroken,
     OutputGenerated,
-    PromptReused,
+    PromptLookedUp,
     SequenceAdmitted,
     SequenceFinished,
     SequenceQueued,
@@ -894,7 +894,7 @@ class ContinuousMachine(RuleBasedStateMachine):
                     self._note_output(self.records[sequence_id], output)
                 case SequenceFinished(sequence_id):
                     self._note_finished(self.records[sequence_id], event)
-                case StepCompleted() | EngineFaulted() | InvariantBroken() | PromptReused():
+                case StepCompleted() | EngineFaulted() | InvariantBroken() | PromptLookedUp():
                     raise AssertionError("the serving loop says that, not the scheduler")
 
     def _note_place(

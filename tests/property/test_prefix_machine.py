@@ -57,10 +57,12 @@ from machd.scheduler.block_tree import Block, BlockTree, Walk
 from machd.scheduler.common_prefixes import CommonPrefixes, PrefixRow
 from machd.scheduler.config import NO_DRAFTS, DraftPolicy, SchedulerConfig, continuous
 from machd.scheduler.events import (
+    CacheDiagnosis,
+    CacheReason,
     Event,
     FinishReason,
     OutputGenerated,
-    PromptReused,
+    PromptLookedUp,
     SequenceFinished,
 )
 from machd.scheduler.prefix_cache import PrefixCache
@@ -598,12 +600,13 @@ class PrefixMachine(RuleBasedStateMachine):
             match event:
                 case OutputGenerated(sequence_id, SampledToken() as token):
                     records[sequence_id].tokens.append(token.token_id)
-                case PromptReused(sequence_id, cached_tokens):
+                case PromptLookedUp(sequence_id, diagnosis):
                     record = records[sequence_id]
                     assert not record.cached_tokens, "told once"
                     assert not record.tokens, "and before its first token"
-                    record.cached_tokens = cached_tokens
+                    record.cached_tokens = diagnosis.cached_tokens
                     self._check_cached(record)
+                    self._check_diagnosis(record.request, diagnosis)
                 case OutputGenerated(sequence_id, ScoredPrompt() as scored):
                     record = records[sequence_id]
                     assert not record.tokens, "before its first token"
@@ -631,9 +634,35 @@ class PrefixMachine(RuleBasedStateMachine):
 
     def _check_cached(self, record: Record) -> None:
         prompt = record.request.prompt
-        assert 0 < record.cached_tokens < len(prompt)
+        assert record.cached_tokens < len(prompt)
         made = self.made.get(record.request.cache_namespace, set())
-        assert prompt[: record.cached_tokens] in made
+        assert not record.cached_tokens or prompt[: record.cached_tokens] in made
+
+    def _check_diagnosis(self, request: SequenceRequest, told: CacheDiagnosis) -> None:
+        """What a reason says was computed elsewhere, or before, was."""
+        prompt, parted = request.prompt, told.parted_at_tokens
+        here = self.made.get(request.cache_namespace, set())
+        assert told.cached_tokens <= parted < len(prompt)
+        assert not parted or prompt[:parted] in here
+        assert told.client_reason is not CacheReason.OTHER_NAMESPACE
+        others = [
+            one
+            for name, made in self.made.items()
+            if name != request.cache_namespace
+            for one in made
+        ]
+        goes_on = [one for one in here if len(one) > parted and one[:parted] == prompt[:parted]]
+        truth = {
+            CacheReason.WHOLE: told.cached_tokens == len(prompt) - 1,
+            CacheReason.CONTINUED: parted > 0,
+            CacheReason.FIRST_SEEN: parted == 0,
+            CacheReason.DIVERGED: any(one[parted] != prompt[parted] for one in goes_on),
+            CacheReason.EVICTED: prompt[: told.cached_tokens + 1] in here,
+            CacheReason.KIND_CANNOT: told.cached_tokens < parted,
+            CacheReason.OTHER_NAMESPACE: prompt[: parted + 1] in others,
+            CacheReason.PROMPT_LOGPROBS: request.sampling.prompt_logprobs is not None,
+        }
+        assert truth[told.reason], "there are neither adapters nor images"
 
     def _lose_files(self, missing: set[int]) -> None:
         digests = list(self.engine.disk)

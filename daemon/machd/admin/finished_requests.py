@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from machd.clock import Clock
 from machd.generations.record import RequestRecord
-from machd.scheduler.events import DecodeMode
+from machd.scheduler.events import CacheReason, DecodeMode
 from machd.telemetry.logs import milliseconds, tokens_per_s
 
 MAX_FINISHED = 200
@@ -33,6 +33,8 @@ class FinishedRequest(Struct, frozen=True, kw_only=True):
         ttft_ms: From arrival to its first token; null without one.
         latency_ms: From arrival to its end.
         cached_tokens: Prompt tokens found in the prefix cache.
+        cache_reason: Why it had no more of the first prompt; null of one that it was not asked about.
+        cache_parted_at_tokens: Tokens that the first prompt has in common with a kept text; null as above.
         prompt_tps: Prompt tokens computed a second; null where none was.
         generation_tps: Completion tokens a second; null before the second one.
         decode_mode: Null of one that never had a slot, and of an encoder.
@@ -52,6 +54,8 @@ class FinishedRequest(Struct, frozen=True, kw_only=True):
     latency_ms: float | None
     prompt_tokens: int
     cached_tokens: int
+    cache_reason: CacheReason | None
+    cache_parted_at_tokens: int | None
     completion_tokens: int
     prompt_tps: float | None
     generation_tps: float | None
@@ -103,6 +107,8 @@ def _finished(record: RequestRecord, unix_s: float) -> FinishedRequest:
         latency_ms=milliseconds(record.duration_s),
         prompt_tokens=record.prompt_tokens,
         cached_tokens=record.cached_tokens,
+        cache_reason=record.cache_reason,
+        cache_parted_at_tokens=record.cache_parted_at_tokens,
         completion_tokens=record.completion_tokens,
         prompt_tps=tokens_per_s(
             record.first_prompt_tokens - record.first_cached_tokens, record.prefill_s

@@ -163,6 +163,7 @@ def respond(  # noqa: PLR0913 - one argument for each part of an answer
             prompt_param=prompt_param,
             guidance=first.guidance,
             media=first.media,
+            places=first.places,
         ),
         dialect,
         StreamPolicy(

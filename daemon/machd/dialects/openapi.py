@@ -34,6 +34,10 @@ _DESCRIBED: dict[str, tuple[str, Json]] = {
     ),
     "X-Active-Loops": ("Generation loops active in the scheduler.", _COUNT),
     "X-Coalesced": ("Id of the request whose decode was shared; only where one was.", _ID),
+    "X-Cache-Diagnosis": (
+        "Why the prefix cache had no more of the prompt, and how many tokens it had; not there where that was not known yet.",
+        _TEXT,
+    ),
     "X-Model-State": (
         "What the model did where the stream began before it was ready; other headers are left out there.",
         {"type": "string", "enum": list(ModelState)},

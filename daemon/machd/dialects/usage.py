@@ -2,14 +2,48 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Literal, Self, TypeAlias
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from machd.generations.generation import GenerationUsage
+from machd.reading.prompt_places import PromptPart
+from machd.scheduler.events import CacheReason
 
 FinishReason: TypeAlias = Literal["stop", "length"]
 """``stop``: the model's end of text or a stop; ``length``: ``max_tokens`` or the context."""
+
+
+class PromptPlaceDetails(Struct, frozen=True, kw_only=True):
+    """A place in a conversation.
+
+    Attributes:
+        part: ``template`` is what the chat template writes by itself.
+        message_index: The message, from 0; of other parts the one behind them, and null behind all.
+        role: The role of that message.
+        character: Characters of the message's text before the place; null in other parts and in images.
+        tool_index: The tool, from 0; null in other parts.
+    """
+
+    part: PromptPart
+    message_index: int | None
+    role: str | None
+    character: int | None
+    tool_index: int | None
+
+
+class CacheDiagnosisDetails(Struct, frozen=True, kw_only=True):
+    """Why the prefix cache had no more of the first prompt.
+
+    Attributes:
+        parted_at_tokens: Tokens in common with a text that is kept.
+        parted_at: The same place in the conversation; null where that is not known, and of a text.
+    """
+
+    reason: CacheReason
+    parted_at_tokens: int
+    parted_at: PromptPlaceDetails | None
 
 
 class PromptTokensDetails(Struct, frozen=True, kw_only=True):
@@ -17,9 +51,11 @@ class PromptTokensDetails(Struct, frozen=True, kw_only=True):
 
     Attributes:
         cached_tokens: Taken from the prefix cache instead of computed.
+        cache_diagnosis: Left out unless asked for, and without a prefix cache.
     """
 
     cached_tokens: int = 0
+    cache_diagnosis: CacheDiagnosisDetails | UnsetType = UNSET
 
 
 class CompletionTokensDetails(Struct, frozen=True, kw_only=True):
@@ -46,17 +82,31 @@ class Usage(Struct, frozen=True, kw_only=True):
     completion_tokens_details: CompletionTokensDetails
 
     @classmethod
-    def of(cls, usage: GenerationUsage) -> Self:
-        """Return the usage of a generation, with its total."""
+    def of(cls, usage: GenerationUsage, *, tells_cache: bool = False) -> Self:
+        """Return the usage of a generation, with its total, and with the cache's diagnosis if ``tells_cache``."""
         return cls(
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
             total_tokens=usage.prompt_tokens + usage.completion_tokens,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=usage.cached_tokens),
+            prompt_tokens_details=PromptTokensDetails(
+                cached_tokens=usage.cached_tokens,
+                cache_diagnosis=_diagnosis(usage) if tells_cache else UNSET,
+            ),
             completion_tokens_details=CompletionTokensDetails(
                 reasoning_tokens=usage.reasoning_tokens
             ),
         )
+
+
+def _diagnosis(usage: GenerationUsage) -> CacheDiagnosisDetails | UnsetType:
+    told, place = usage.diagnosis, usage.parted_at
+    if told is None:
+        return UNSET
+    return CacheDiagnosisDetails(
+        reason=told.client_reason,
+        parted_at_tokens=told.parted_at_tokens,
+        parted_at=None if place is None else PromptPlaceDetails(**asdict(place)),
+    )
 
 
 def wire_finish_reason(reason: str | None) -> FinishReason | None:

@@ -16,7 +16,7 @@ from machd.errors import ClientStalledError, MachdError
 from machd.scheduler.events import (
     Event,
     OutputGenerated,
-    PromptReused,
+    PromptLookedUp,
     SequenceAdmitted,
     SequenceFinished,
     SequenceStarted,
@@ -29,7 +29,7 @@ MAX_TAKEN_EVENTS = 512
 """Events that one ``take`` returns, so that writing them never blocks the event loop for long."""
 
 SequenceEvent = (
-    SequenceAdmitted | PromptReused | SequenceStarted | OutputGenerated | SequenceFinished
+    SequenceAdmitted | PromptLookedUp | SequenceStarted | OutputGenerated | SequenceFinished
 )
 
 
@@ -112,7 +112,7 @@ class Stream:
                 generated = self._running_tokens.pop(sequence_id, 0)
                 self._finished_tokens += max(generated, event.completion_tokens)
                 self.ended_sequences.add(sequence_id)
-            case OutputGenerated() | PromptReused() | SequenceStarted():
+            case OutputGenerated() | PromptLookedUp() | SequenceStarted():
                 pass
 
 

@@ -22,13 +22,15 @@ from machd.reading.output import (
     ToolCallStart,
     joined_pieces,
 )
+from machd.reading.prompt_places import MediaPlaces, PromptPlace, PromptPlaces
 from machd.reading.text import CompletionText
 from machd.request.adapter import Adapter
 from machd.request.media import MediaKind
 from machd.scheduler.events import (
+    CacheDiagnosis,
     FinishReason,
     OutputGenerated,
-    PromptReused,
+    PromptLookedUp,
     SequenceAdmitted,
     SequenceFinished,
     SequenceStarted,
@@ -126,6 +128,10 @@ class GenerationUsage:
         prompt_tokens: Each prompt counts once, however many choices it has.
         cached_tokens: Prompt tokens that were cached before the request came, counted for the first choice
             of each prompt: the others reuse what that one has just computed.
+        diagnosis: Why the prefix cache had so much of the first prompt and no more; None before that is known, and without
+            a prefix cache; not part of equality.
+        parted_at: Where in the conversation the prompt parted from the texts that are kept; None unless asked for, and where
+            that is not known.
         timing: Time of each phase; not part of equality.
     """
 
@@ -133,6 +139,8 @@ class GenerationUsage:
     cached_tokens: int
     completion_tokens: int
     reasoning_tokens: int = 0
+    diagnosis: CacheDiagnosis | None = field(default=None, compare=False)
+    parted_at: PromptPlace | None = field(default=None, compare=False)
     timing: GenerationTiming = field(default=GenerationTiming(), compare=False)
 
 
@@ -142,6 +150,7 @@ class _Choice:
     __slots__ = (
         "cached_tokens",
         "completion_tokens",
+        "diagnosis",
         "finish_reason",
         "has_called",
         "index",
@@ -160,6 +169,7 @@ class _Choice:
         self.text = text
         self.parser = parser
         self.cached_tokens = 0
+        self.diagnosis: CacheDiagnosis | None = None
         self.completion_tokens = 0
         self.reasoning_tokens = 0
         self.finish_reason: str | None = None
@@ -197,6 +207,7 @@ class Generation:
         *,
         prompt_tokens: Sequence[int],
         media_kinds: Sequence[MediaKind] = (),
+        places: PromptPlaces | MediaPlaces | None = None,
         output: OutputFormat = PLAIN_OUTPUT,
         streams: bool = True,
         abort: AbortSequences,
@@ -212,6 +223,7 @@ class Generation:
             choices: Sequence ids, each with an empty text, in the order of the answer's indices.
             prompt_tokens: Number of tokens of each prompt.
             media_kinds: Kind of each image and video in the prompts.
+            places: Places of the first prompt's tokens in its conversation; None if no place is to be told.
             output: Splits a choice's text into thoughts, content and calls.
             streams: Whether the client sees the answer while it is generated.
             abort: Ends sequences; safe to call for finished ones.
@@ -230,6 +242,7 @@ class Generation:
         self._stops_after_call = output.stops_after_call
         self._prompt_tokens = sum(prompt_tokens)
         self._media_kinds = media_kinds
+        self._places = places
         self._tokens_of_prompts = tuple(prompt_tokens)
         self._choices_per_prompt = len(choices) // len(prompt_tokens)
         self._abort_sequences = abort
@@ -258,6 +271,8 @@ class Generation:
             self._cached_tokens,
             sum(choice.completion_tokens for choice in choices),
             sum(choice.reasoning_tokens for choice in choices),
+            self.diagnosis,
+            self._parted_at,
             self._timing,
         )
 
@@ -284,6 +299,11 @@ class Generation:
         The decode mode is that of the first token, as soon as there is one.
         """
         return self._admission
+
+    @property
+    def diagnosis(self) -> CacheDiagnosis | None:
+        """Why the prefix cache had so much of the first prompt and no more; None before that is known."""
+        return next(iter(self._choices.values())).diagnosis
 
     @property
     def first_token_s(self) -> float | None:
@@ -369,7 +389,7 @@ class Generation:
         first = next(iter(self._choices.values()))
         admitted_s = self._admission.at_s if self._admission else None
         started_s = finished_s if admitted_s is None else admitted_s
-        token_s, timing = self._first_token_s, self._timing
+        token_s, timing, diagnosis = self._first_token_s, self._timing, first.diagnosis
         return RequestRecord(
             generation_id=identity.generation_id,
             request_id=identity.request_id,
@@ -379,6 +399,8 @@ class Generation:
             first_prompt_tokens=self._tokens_of_prompts[0],
             cached_tokens=self._cached_tokens,
             first_cached_tokens=first.cached_tokens,
+            cache_reason=None if diagnosis is None else diagnosis.reason,
+            cache_parted_at_tokens=None if diagnosis is None else diagnosis.parted_at_tokens,
             completion_tokens=self.usage.completion_tokens,
             queue_s=started_s - identity.arrived_s,
             prefill_s=timing.prefill_s,
@@ -395,6 +417,12 @@ class Generation:
             images=self._media_kinds.count(MediaKind.IMAGE),
             videos=self._media_kinds.count(MediaKind.VIDEO),
         )
+
+    @property
+    def _parted_at(self) -> PromptPlace | None:
+        if self._places is None or self.diagnosis is None:
+            return None
+        return self._places.at(self.diagnosis.parted_at_tokens)
 
     @property
     def _timing(self) -> GenerationTiming:
@@ -449,8 +477,9 @@ class Generation:
         match event:
             case SequenceAdmitted() | SequenceStarted():
                 self._note_mode(event)
-            case PromptReused(sequence_id, cached_tokens):
-                self._choices[sequence_id].cached_tokens = cached_tokens
+            case PromptLookedUp(sequence_id, diagnosis):
+                self._choices[sequence_id].diagnosis = diagnosis
+                self._choices[sequence_id].cached_tokens = diagnosis.cached_tokens
             case OutputGenerated(sequence_id, output):
                 outputs = news.setdefault(sequence_id, _News()).outputs
                 if isinstance(output, SampledToken):

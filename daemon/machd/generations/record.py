@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from machd.generations.trace_context import TraceContext
-from machd.scheduler.events import DecodeMode
+from machd.scheduler.events import CacheReason, DecodeMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,9 @@ class RequestRecord:
         model: The served model's id.
         adapter: Names of its adapters; None without one.
         first_cached_tokens: Reused tokens of the first prompt.
+        cache_reason: Why the prefix cache had no more of the first prompt, for operators; None where it never began, and
+            without a prefix cache.
+        cache_parted_at_tokens: Tokens that the first prompt has in common with a kept text; None as above.
         trace: The trace that the request is part of, if any.
         images: Images of its prompt.
         videos: Videos of its prompt.
@@ -57,6 +60,8 @@ class RequestRecord:
     coalesced_with: str | None = None
     model: str = ""
     first_cached_tokens: int = 0
+    cache_reason: CacheReason | None = None
+    cache_parted_at_tokens: int | None = None
     trace: TraceContext | None = None
     images: int = 0
     videos: int = 0

@@ -28,6 +28,7 @@ from machd.generations.generation import Generation, GenerationIdentity
 from machd.generations.open_generations import GenerationLimits, OpenGenerations
 from machd.reading.conversation import PreparedConversation, prepare_conversation
 from machd.reading.guidance import NO_GUIDANCE, Guidance
+from machd.reading.prompt_places import MediaPlaces, PromptPlaces
 from machd.reading.text import CompletionText
 from machd.request.adapter import Adapter, adapter_namespace
 from machd.request.constraint import Constraint
@@ -164,7 +165,7 @@ class GenerationService:
         self._check_keywords(grammar, param=constraint.param)
         return grammar
 
-    def open(
+    def open(  # noqa: PLR0913 - one argument for each part of a request
         self,
         prompts: Sequence[tuple[int, ...]],
         options: GenerationOptions,
@@ -173,6 +174,7 @@ class GenerationService:
         prompt_param: str,
         guidance: Guidance = NO_GUIDANCE,
         media: tuple[MediaSpan, ...] = (),
+        places: PromptPlaces | MediaPlaces | None = None,
     ) -> Generation:
         """Start ``options.n`` completions of every prompt.
 
@@ -183,6 +185,7 @@ class GenerationService:
             prompt_param: The request field that the prompts came from, for errors about them.
             guidance: Grammar and thinking of the completions, and how they are split.
             media: Images and videos of the one prompt that has any.
+            places: Places of the first prompt's tokens in its conversation; None if no place is to be told.
 
         Raises:
             NotReadyError, DrainingError, EngineFaultError: No new work is taken.
@@ -225,6 +228,7 @@ class GenerationService:
             texts,
             prompt_tokens=[len(prompt) for prompt in prompts],
             media_kinds=[one.media.kind for one in media],
+            places=places,
             output=guidance.output,
             streams=options.stream,
             abort=self._abort,

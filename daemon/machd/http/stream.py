@@ -20,7 +20,7 @@ from machd.generations.generation import ChoiceDelta, Generation, GenerationUsag
 from machd.http.answering import connection_of
 from machd.http.pacing import Pacer, merge_deltas
 from machd.panics import ENDINGS
-from machd.scheduler.events import SequenceAdmitted
+from machd.scheduler.events import CacheDiagnosis, SequenceAdmitted
 
 _ROW_FAULT = "the generation failed inside the server"
 _Headers = list[tuple[bytes, bytes]]
@@ -152,6 +152,7 @@ class GenerationResponse:
                 (b"content-type", b"application/json"),
                 (b"content-length", str(len(body)).encode()),
                 *_mode_headers(await self._generation.admitted()),
+                *_diagnosis_headers(self._generation.diagnosis),
                 *self._notes,
             ]
         )
@@ -187,7 +188,8 @@ class GenerationResponse:
             async for batch in self._generation.deltas(idle_s=self._policy.keepalive_s):
                 if not is_open:
                     # Not before there is news, so that a failing prefill still gets its status.
-                    await self._start_events(sender, _mode_headers(admission))
+                    diagnosis = _diagnosis_headers(self._generation.diagnosis)
+                    await self._start_events(sender, [*_mode_headers(admission), *diagnosis])
                     if opening := self._dialect.opening(self._generation.usage):
                         await sender.send(opening)
                     is_open = True
@@ -263,6 +265,17 @@ def _mode_headers(admission: SequenceAdmitted) -> _Headers:
     if admission.coalesced_with is not None:
         headers.append((b"x-coalesced", admission.coalesced_with.encode()))
     return headers
+
+
+def _diagnosis_headers(diagnosis: CacheDiagnosis | None) -> _Headers:
+    """A structured field: a reason with parameters; none where an answer begins before its prompt was looked up."""
+    if diagnosis is None:
+        return []
+    said = (
+        f"{diagnosis.client_reason}; cached_tokens={diagnosis.cached_tokens}; "
+        f"parted_at_tokens={diagnosis.parted_at_tokens}"
+    )
+    return [(b"x-cache-diagnosis", said.encode())]
 
 
 _T = TypeVar("_T")

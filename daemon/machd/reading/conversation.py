@@ -15,6 +15,7 @@ from machd.errors import InvalidRequestError
 from machd.reading.chat_output import ChatOutput
 from machd.reading.guidance import Guidance
 from machd.reading.keyed_prompt import KeyedPrompt, keyed_prompt
+from machd.reading.prompt_places import MediaPlaces, PromptPlaces, prompt_places
 from machd.reading.system_messages import merge_opening, place_system_messages
 from machd.reading.tool_grammar import CallSpelling, answer_or_calls, arguments_alone, forced_calls
 from machd.reading.tool_prompt import write_tools
@@ -38,6 +39,7 @@ class PreparedConversation:
             show which of a client's schemas is wrong.
         media: Images and videos of the prompt, in order.
         omitted_media: Number of images and videos in tools' results that a text-only model does not get.
+        places: Places of the prompt's tokens in the conversation; None unless asked for, and where they are not known.
     """
 
     prompt: tuple[int, ...]
@@ -46,6 +48,7 @@ class PreparedConversation:
     constraints: tuple[Constraint, ...] = ()
     media: tuple[MediaSpan, ...] = ()
     omitted_media: int = 0
+    places: PromptPlaces | MediaPlaces | None = None
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -82,11 +85,12 @@ def prepare_conversation(
         text = rendered(messages)
         return KeyedPrompt(text, tuple(encode(text)))
 
-    prompt, dropped_messages = tokenised(conversation.messages), 0
+    kept = conversation.messages
+    prompt, dropped_messages = tokenised(kept), 0
     limit_tokens = _limit_tokens(conversation, front.model.context_tokens)
     if len(prompt.keys) > limit_tokens:
         kept = kept_messages(
-            conversation.messages, lambda kept: len(tokenised(kept).keys) <= limit_tokens
+            conversation.messages, lambda fewer: len(tokenised(fewer).keys) <= limit_tokens
         )
         dropped_messages = len(conversation.messages) - len(kept)
         prompt = tokenised(kept)
@@ -107,7 +111,17 @@ def prepare_conversation(
     constraints = _constraints(conversation, front, calls)
     predicted = _predicted(conversation, tokenizer, front.model.context_tokens)
     guidance = Guidance(None, thinking, predicted, output)
-    return PreparedConversation(prompt.keys, guidance, dropped_messages, constraints, prompt.spans)
+    places: PromptPlaces | MediaPlaces | None = None
+    if conversation.is_located and prompt.spans:
+        places = MediaPlaces(conversation.messages, prompt.spans)
+    elif conversation.is_located:
+        pieces = [tokenizer.token_bytes(one) for one in prompt.keys]
+        places = prompt_places(
+            conversation.messages, kept, prompt.text, pieces, tools=calls.tools, render=rendered
+        )
+    return PreparedConversation(
+        prompt.keys, guidance, dropped_messages, constraints, prompt.spans, places=places
+    )
 
 
 def _limit_tokens(conversation: Conversation, context_tokens: int) -> float:

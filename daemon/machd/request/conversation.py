@@ -96,6 +96,7 @@ class Conversation:
             out. None for no such bound, -1 for what the context holds.
         prediction: A text that the answer may repeat: it changes no token, only how fast they come.
         continues_final_message: The answer goes on where the last message, an assistant's, stops.
+        is_located: The answer is to tell a place of the prompt in the conversation.
     """
 
     messages: list[dict[str, object]]
@@ -107,5 +108,6 @@ class Conversation:
     thinking_budget_tokens: int | None = None
     template_variables: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     continues_final_message: bool = False
+    is_located: bool = False
     max_prompt_tokens: int | None = None
     prediction: str | None = None

@@ -42,6 +42,7 @@ class Block:
         entries: Texts in memory that begin with it, if it is in memory.
         holds: Its pins plus its children with holds.
         adapters: Of a root, those that compute its namespace's texts; known once a row has looked there.
+        prefix_hash: Hash of all tokens to its end, in whatever namespace, for :mod:`machd.scheduler.seen_prefixes`; None if not known.
         priority: Eviction priority; see :mod:`machd.scheduler.eviction`.
     """
 
@@ -61,6 +62,7 @@ class Block:
         "nbytes",
         "parent",
         "pins",
+        "prefix_hash",
         "priority",
         "saved_children",
         "start",
@@ -94,6 +96,7 @@ class Block:
         self.nbytes = self.pins = self.holds = self.uses = 0
         self.memory_children = self.saved_children = self.entries = 0
         self.priority = 0.0
+        self.prefix_hash: int | None = None
         self.adapters: tuple[Adapter, ...] = ()
         self._digest = digest
         self._hash: hashlib.blake2b | None = None

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from machd.engine.protocol.step import Lane, SharedPrefix
 from machd.scheduler.block_tree import Block, common_tokens
 from machd.scheduler.prefix_limits import PrefixConfig
+from machd.scheduler.seen_prefixes import SeenText
 from machd.scheduler.sequence import Sequence
 
 _MAX_BRANCH_POINTS = 2
@@ -28,6 +29,8 @@ class PrefixRow:
         tip: Last block of its text that is in memory with the whole path to it.
         pinned: The block that it pins: the later of the end of its reused prefix and the tip.
         found_tokens: Length of the prefix to reuse.
+        kept_tokens: Length of the longest prefix that any of its lookups found kept.
+        seen: Its text in the memory of computed prefixes.
         leader: The row that it waits for, if any.
         leader_tokens: Tokens that the leader has to compute first.
         is_compared: It was compared with all rows: none computes more of its prompt than it has.
@@ -42,20 +45,23 @@ class PrefixRow:
         "is_compared",
         "is_loading",
         "is_open",
+        "kept_tokens",
         "known",
         "leader",
         "leader_tokens",
         "pinned",
         "root",
+        "seen",
         "sequence",
         "tip",
     )
 
-    def __init__(self, sequence: Sequence, root: Block) -> None:
+    def __init__(self, sequence: Sequence, root: Block, block_tokens: int) -> None:
         self.sequence = sequence
         self.beginning = () if sequence.asks_prompt_logprobs else sequence.prefill_token_ids[:-1]
         self.root = self.known = self.tip = self.pinned = root
-        self.found_tokens = 0
+        self.found_tokens = self.kept_tokens = 0
+        self.seen = SeenText(sequence, block_tokens)
         self.is_open = self.is_compared = self.is_loading = False
         self.leader: PrefixRow | None = None
         self.leader_tokens = 0

@@ -34,6 +34,40 @@ class SuspendReason(StrEnum):
     """The engine process died, and another one resumes its sequences."""
 
 
+class CacheReason(StrEnum):
+    """Why the prefix cache had no more of a prompt."""
+
+    WHOLE = "whole"
+    """It had all but the last token, which is always computed."""
+
+    CONTINUED = "continued"
+    """All of a kept text was found, and the prompt goes on behind it, as a conversation does."""
+
+    FIRST_SEEN = "first_seen"
+    """No kept text begins with the prompt's first token."""
+
+    DIVERGED = "diverged"
+    """Kept texts go on with other tokens."""
+
+    IMAGE_CHANGED = "image_changed"
+    """A kept text has another image or video there."""
+
+    EVICTED = "evicted"
+    """More was computed in this namespace before, and has left memory and disk: evicted, cleared, lost or never kept for want of room."""
+
+    ADAPTER = "adapter"
+    """More was computed for the same clients, by other adapters or by none."""
+
+    OTHER_NAMESPACE = "other_namespace"
+    """More was computed in another namespace. Never told to a client: it would show what others have asked."""
+
+    KIND_CANNOT = "kind_cannot"
+    """More is kept, and a cache with state or windows cannot begin in the middle of it."""
+
+    PROMPT_LOGPROBS = "prompt_logprobs"
+    """Log-probabilities of the prompt need every token computed."""
+
+
 class FinishReason(StrEnum):
     """Why a sequence ended."""
 
@@ -94,15 +128,30 @@ class SequenceResumed(Struct, frozen=True, tag=True, array_like=True, gc=False):
     request_id: str = ""
 
 
-class PromptReused(Struct, frozen=True, tag=True, array_like=True, gc=False):
-    """A prefix of the prompt came from the prefix cache; sent before the first token.
+class CacheDiagnosis(Struct, frozen=True, array_like=True, gc=False):
+    """What the prefix cache had of a prompt, and why not more.
 
     Attributes:
-        cached_tokens: Length of the prefix, at least 1; :class:`SequenceFinished` repeats it.
+        cached_tokens: Tokens that were reused.
+        parted_at_tokens: Tokens that the prompt has in common with a text of its namespace that is kept, in memory or on disk.
+        reason: Cause of the largest part that was not reused, for operators.
+        client_reason: The same without what other clients have asked.
+    """
+
+    cached_tokens: int
+    parted_at_tokens: int
+    reason: CacheReason
+    client_reason: CacheReason
+
+
+class PromptLookedUp(Struct, frozen=True, tag=True, array_like=True, gc=False):
+    """A prompt was looked up in the prefix cache and begins to be computed; sent before the first token.
+
+    :class:`SequenceFinished` repeats the cached tokens.
     """
 
     sequence_id: str
-    cached_tokens: int
+    diagnosis: CacheDiagnosis
 
 
 class SequenceStarted(Struct, frozen=True, tag=True, array_like=True, gc=False):
@@ -188,7 +237,7 @@ Event = (
     SequenceQueued
     | SequenceAdmitted
     | SequenceResumed
-    | PromptReused
+    | PromptLookedUp
     | SequenceStarted
     | OutputGenerated
     | SequenceFinished

@@ -18,8 +18,11 @@ from machd.engine.protocol.step import StepPlan, StepResult
 from machd.scheduler.block_observer import BlockObserver
 from machd.scheduler.block_pool import BlockPool, RowPosition
 from machd.scheduler.block_tree import Block, BlockTree, common_tokens
+from machd.scheduler.cache_diagnosis import diagnose
 from machd.scheduler.common_prefixes import CommonPrefixes, PrefixRow, Sharing
+from machd.scheduler.events import CacheDiagnosis
 from machd.scheduler.prefix_limits import PrefixConfig, PrefixLimits, PrefixReading
+from machd.scheduler.seen_prefixes import SeenPrefixes
 from machd.scheduler.sequence import Sequence
 
 _MAX_CHECKED_BLOCKS = 4096
@@ -53,6 +56,7 @@ class PrefixCache:
         self._pool.find_saved(saved)
         self._rows: dict[int, PrefixRow] = {}
         self._common_prefixes = CommonPrefixes(self._rows, shape)
+        self._seen = SeenPrefixes()
         self._queries = self._hits = self._prefix_hits = 0
 
     @property
@@ -115,7 +119,7 @@ class PrefixCache:
         assert sequence.slot_index is not None, "a row has a slot"
         root = self._tree.root(sequence.request.cache_namespace)
         root.adapters = root.adapters or sequence.request.sampling.adapters
-        row = self._rows[sequence.slot_index] = PrefixRow(sequence, root)
+        row = self._rows[sequence.slot_index] = PrefixRow(sequence, root, self._block_tokens)
         self._pool.pin(root)  # keeps the namespace while the row runs
         self._pool.pin(row.pinned)
         self._look_up(row)
@@ -129,7 +133,9 @@ class PrefixCache:
             # A completion that ended inside accepted drafts has fewer tokens than its row.
             is_exact = position <= len(text)
             is_end = is_exact or not self._is_stateful
-            self._extend(row, text, min(position, len(text)), position=position, is_end=is_end)
+            upto = min(position, len(text))
+            self._seen.add(row.seen, row.seen.unnoted(text, upto))
+            self._extend(row, text, upto, position=position, is_end=is_end)
         self._let_go(row)
         for other in self._common_prefixes.leave(row):
             self._look_up(other)
@@ -151,8 +157,10 @@ class PrefixCache:
             row = self._rows[chunk.slot_index]
             if not row.is_open:
                 row.is_open = True
+                row.seen.begin(row.tip, row.beginning)
                 if not row.sequence.resumed_tokens:  # of its prompt is told once
                     row.sequence.reused_tokens = row.found_tokens
+                    row.sequence.diagnosis = self._diagnose(row)
                     self._count(row)
                 self._pool.use(row.pinned.path())
 
@@ -221,6 +229,11 @@ class PrefixCache:
             assert row.is_open or row.pinned.is_usable, "a reused prefix is in memory"
             assert row.leader is None or row.leader in self._rows.values(), "leaders run"
 
+    def _diagnose(self, row: PrefixRow) -> CacheDiagnosis:
+        walk = self._tree.walk(row.known if row.known.is_known else row.root, row.beginning)
+        usable = self._usable(walk.block, walk.tokens)
+        return diagnose(row, walk, usable, self._seen, min_gain_tokens=self._min_gain_tokens)
+
     def _count(self, row: PrefixRow) -> None:
         self._queries += 1
         if not row.found_tokens:
@@ -234,7 +247,7 @@ class PrefixCache:
         """Find the prefix that a row can begin with, now or after loading."""
         sequence = row.sequence
         walk = self._tree.walk(row.known if row.known.is_known else row.root, row.beginning)
-        row.known = walk.whole_block
+        row.known, row.kept_tokens = walk.whole_block, max(row.kept_tokens, walk.tokens)
         block = tip = self._usable(walk.block, walk.tokens)
         row.is_loading = not block.is_usable and self._pool.load(
             one for one in block.path() if not one.is_in_memory
@@ -285,6 +298,8 @@ class PrefixCache:
     def _keep_prompt(self, row: PrefixRow) -> None:
         """Store the computed blocks of a prompt; at its end also a block that is not full."""
         sequence = row.sequence
+        computed = min(sequence.prefilled_tokens, len(sequence.prefill_token_ids) - 1)
+        self._seen.add(row.seen, row.seen.unnoted(sequence.prefill_token_ids, computed))
         if sequence.is_prefilled and not self._is_stateful:
             upto = sequence.computed_tokens
             self._extend(row, sequence.prefill_token_ids, upto, position=None, is_end=True)
@@ -330,6 +345,7 @@ class PrefixCache:
             if block is None:
                 break
             row.tip = block
+            block.prefix_hash = row.seen.hash_at(block.stop) or block.prefix_hash
         is_at_end = is_end and row.tip.stop == upto and not row.tip.is_root
         if is_at_end and self._lacks_state(row.tip, row_position):
             self._pool.store_anew(row.tip, row_position)

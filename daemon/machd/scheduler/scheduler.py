@@ -401,9 +401,9 @@ class Scheduler:
         self._planner.observe(plan, result, running, duration_s)
         whole = running.take_prompts(plan, result)
         self._drafts.observe(result)
-        reusing = [one for one in plan.prefill if one.reused is not None and not one.resumed_tokens]
-        opened = [running.at(one.slot_index) for one in reusing]
-        events: list[Event] = [event for one in opened for event in one.reuse_events()]
+        opening = [one for one in plan.prefill if one.opens and not one.resumed_tokens]
+        opened = [running.at(one.slot_index) for one in opening]
+        events: list[Event] = [event for one in opened for event in one.look_up_events()]
         events += self._changed_mode()
         for slot_index, tokens in Counter([one.slot_index for one in result.tokens]).items():
             running.at(slot_index).settle(tokens)
@@ -529,7 +529,7 @@ class Scheduler:
             reason = sequence.end_reason
             ended = [] if reason is None else self._end_sequence(sequence, reason, now_s)
             return [queued, *ended]
-        known = sequence.reuse_events(subscriber) if sequence.reused_tokens else []
+        known = sequence.look_up_events(subscriber)
         missed = [OutputGenerated(subscriber.sequence_id, one, now_s) for one in sequence.tokens]
         started = [self._started(subscriber, sequence, now_s)] if sequence.completion_tokens else []
         return [self._admitted(subscriber, sequence, now_s), *known, *started, *missed]

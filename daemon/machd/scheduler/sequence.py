@@ -15,9 +15,10 @@ from machd.engine.protocol.step import (
 )
 from machd.scheduler.draft_balance import Acceptance
 from machd.scheduler.events import (
+    CacheDiagnosis,
     DecodeMode,
     FinishReason,
-    PromptReused,
+    PromptLookedUp,
     SequenceAdmitted,
     SequenceResumed,
     SuspendReason,
@@ -53,6 +54,7 @@ class Sequence:
         acceptance: Recent acceptance of its draft tokens.
         prefilled_tokens: Of these, tokens in the row, or reused when the row opens.
         reused_tokens: Prompt tokens taken from the prefix cache when it ran first.
+        diagnosis: Why these and no more; None before it began, without a prefix cache, or if an earlier engine process has told it.
         is_opened: The engine has a row for it.
         shared: Beginning of the prompt that its row shares with other rows.
         suspended_for: Reason of its last suspension, in this engine process or an earlier one; None without one.
@@ -67,6 +69,7 @@ class Sequence:
         "acceptance",
         "admitted_s",
         "completion_token_ids",
+        "diagnosis",
         "encoded",
         "is_opened",
         "is_suspect",
@@ -97,6 +100,7 @@ class Sequence:
         self.completion_token_ids = list(self.request.generated_token_ids)
         self.prefill_token_ids = self.text
         self.prefilled_tokens = self.reused_tokens = 0
+        self.diagnosis: CacheDiagnosis | None = None
         self.is_opened = False
         self.encoded: frozenset[bytes] = frozenset()
         self.settled_tokens = self.completion_tokens - 1
@@ -234,7 +238,7 @@ class Sequence:
         self.settled_tokens = self.completion_tokens - 1
         self.prefilled_tokens = 0
         if not self.completion_tokens:
-            self.reused_tokens = 0
+            self.reused_tokens, self.diagnosis = 0, None
         self.is_opened = False
         self.encoded = frozenset()
         for subscriber in self.subscribers:
@@ -337,10 +341,12 @@ class Sequence:
             subscriber.request.request_id,
         )
 
-    def reuse_events(self, subscriber: Subscriber | None = None) -> list[PromptReused]:
-        """Return the events of the reused prefix for all subscribers, or for one."""
+    def look_up_events(self, subscriber: Subscriber | None = None) -> list[PromptLookedUp]:
+        """Return the events of the prompt's lookup for all subscribers, or for one; none before it began."""
+        if self.diagnosis is None:
+            return []
         subscribers = self.subscribers if subscriber is None else [subscriber]
-        return [PromptReused(one.sequence_id, self.reused_tokens) for one in subscribers]
+        return [PromptLookedUp(one.sequence_id, self.diagnosis) for one in subscribers]
 
     def check_subscribers(self, state: SubscriberState) -> None:
         """Assert that there are subscribers, all in ``state``."""

@@ -34,7 +34,7 @@ class Resumption:
 
     Attributes:
         generated_token_ids: Completion tokens so far, in order; the next token follows them.
-        reused_tokens: Prompt tokens from the prefix cache: ``cached_tokens`` of :class:`machd.scheduler.events.PromptReused`, 0 without one.
+        reused_tokens: Prompt tokens from the prefix cache: those of :class:`machd.scheduler.events.PromptLookedUp`, 0 without one.
         is_group_started: The sequence or a sibling has had a slot, so the queue timeout no longer applies.
         is_suspect: The sequence was running when the process died. It is admitted while nothing else runs, and
             runs alone until its next token.

@@ -12,7 +12,7 @@ from machd.scheduler.events import (
     Event,
     FinishReason,
     OutputGenerated,
-    PromptReused,
+    PromptLookedUp,
     SequenceAdmitted,
     SequenceFinished,
     SequenceQueued,
@@ -28,7 +28,7 @@ class _OpenSequence:
     """A sequence that has not ended.
 
     Attributes:
-        reused_tokens: Prompt tokens of its :class:`PromptReused`.
+        reused_tokens: Prompt tokens of its :class:`PromptLookedUp`.
         is_running: It has a slot, or was suspended by the present process, or was sent to a process that has not queued
             it yet: submitting it may be what crashes the process.
         has_run: It or a sibling has had a slot.
@@ -111,8 +111,8 @@ class OpenSequences:
                 one.deaths = 0
             case SequenceQueued():
                 one.is_running = False
-            case PromptReused(_, cached_tokens):
-                one.reused_tokens = cached_tokens
+            case PromptLookedUp(_, diagnosis):
+                one.reused_tokens = diagnosis.cached_tokens
             case SequenceAdmitted() | SequenceResumed():
                 self._note_slot(one)
             case SequenceFinished(sequence_id):

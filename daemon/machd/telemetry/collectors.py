@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from machd.errors import AbortError, MachdError, ModelNotLoadedError, UnavailableError
 from machd.link.port import RestartReason
-from machd.scheduler.events import DecodeMode, SuspendReason
+from machd.scheduler.events import CacheReason, DecodeMode, SuspendReason
 from machd.telemetry.metric_table import MetricKind, MetricSpec
 
 UNKNOWN_REASON = "unknown"
@@ -167,6 +167,7 @@ _KNOWN_VALUES: Mapping[str, Sequence[str]] = {
     "machd_engine_restarts_total": list(RestartReason),
     "machd_decode_mode_changes_total": list(DecodeMode),
     "machd_prefix_cache_hits_total": ["full", "prefix"],
+    "machd_prefix_cache_misses_total": [one for one in CacheReason if one is not CacheReason.WHOLE],
     "machd_sequences_resumed_total": list(SuspendReason),
     "machd_block_files_total": ["written", "loaded", "damaged", "dropped"],
     # One of several models may be without a load; see begin.

@@ -214,6 +214,8 @@ class RequestLog:
             decode_mode=record.decode_mode.value if record.decode_mode else None,
             prompt_tokens=record.prompt_tokens,
             cached_tokens=record.cached_tokens,
+            cache_reason=record.cache_reason.value if record.cache_reason else None,
+            cache_parted_at_tokens=record.cache_parted_at_tokens,
             images=record.images,
             videos=record.videos,
             inputs=record.inputs,

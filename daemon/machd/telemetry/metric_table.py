@@ -145,6 +145,11 @@ _OF_MODEL: tuple[MetricSpec, ...] = (
     _gauge("machd_kv_cache_usage_ratio", "Bytes of KV cache in use, of the budget."),
     _reading("machd_prefix_cache_queries_total", "Prompts looked up in the prefix cache."),
     _reading("machd_prefix_cache_hits_total", "Prompts found in the prefix cache: full but for the last token, or a prefix of them.", "kind"),
+    _counter(
+        "machd_prefix_cache_misses_total",
+        "Requests that ended and whose prompt was not found whole in the prefix cache, by why.",
+        "reason",
+    ),
     _gauge("machd_prefix_cache_bytes", "Bytes of the prefix cache in memory; shared blocks count once."),
     _gauge("machd_prefix_cache_limit_bytes", "Bytes that it may take now; +Inf where only the number of texts is limited."),
     _gauge("machd_prefix_cache_saved_bytes", "Bytes that it would take besides if nothing were shared."),

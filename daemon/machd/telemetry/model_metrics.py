@@ -12,6 +12,7 @@ from machd.errors import RowFaultError
 from machd.generations.record import RequestRecord
 from machd.request.media import MediaKind
 from machd.scheduler.events import (
+    CacheReason,
     DecodeMode,
     DecodeModeChanged,
     EngineFaulted,
@@ -77,6 +78,8 @@ class ModelMetrics(Collectors):
             return  # it never ran: it took no time of the engine's and no tokens
         if record.coalesced_with is not None:
             self.count("machd_coalesced_requests_total")
+        else:
+            self._count_miss(record.cache_reason)
         self._counters["machd_prompt_tokens_total"].inc(record.prompt_tokens)
         self._counters["machd_prompt_tokens_cached_total"].inc(record.cached_tokens)
         self._counters["machd_generation_tokens_total"].inc(record.completion_tokens)
@@ -92,6 +95,10 @@ class ModelMetrics(Collectors):
         ):
             if seconds_s is not None:
                 self._observe(name, seconds_s)
+
+    def _count_miss(self, reason: CacheReason | None) -> None:
+        if reason is not None and reason is not CacheReason.WHOLE:
+            self.count("machd_prefix_cache_misses_total", reason)
 
     def _observe_encoding(self, record: RequestRecord) -> None:
         """Count a request to an encoder, which has neither slot nor tokens of an answer."""

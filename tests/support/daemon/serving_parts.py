@@ -11,10 +11,13 @@ from machd.generations.fanout import SequenceEvent, Stream
 from machd.generations.generation import ChoiceDelta, Generation, GenerationIdentity
 from machd.reading.text import CompletionText
 from machd.scheduler.events import (
+    CacheDiagnosis,
+    CacheReason,
     DecodeMode,
     Event,
     FinishReason,
     OutputGenerated,
+    PromptLookedUp,
     SequenceAdmitted,
     SequenceFinished,
 )
@@ -23,6 +26,12 @@ from machd.scheduler.events import (
 def identity_of(generation_id: str = "gen", *, arrived_s: float = 100.0) -> GenerationIdentity:
     """A request that arrived at ``arrived_s``."""
     return GenerationIdentity(generation_id, "req", "chat_completions", "anonymous", arrived_s, 1)
+
+
+def looked_up(sequence_id: str, cached_tokens: int) -> PromptLookedUp:
+    """The event of a prompt of which so many tokens were reused."""
+    reason = CacheReason.CONTINUED
+    return PromptLookedUp(sequence_id, CacheDiagnosis(cached_tokens, cached_tokens, reason, reason))
 
 
 def admitted(sequence_id: str, at_s: float = 101.0) -> SequenceAdmitted:

@@ -7,7 +7,14 @@ from typing import cast
 
 import pytest
 from msgspec import structs
-from support.daemon.serving_parts import OpenGeneration, admitted, finished, token, tokens
+from support.daemon.serving_parts import (
+    OpenGeneration,
+    admitted,
+    finished,
+    looked_up,
+    token,
+    tokens,
+)
 from support.engines.fake_engine import FakeEngine
 from support.schedulers.sequence_samples import (
     LIMITS,
@@ -38,7 +45,6 @@ from machd.scheduler.events import (
     DecodeMode,
     FinishReason,
     OutputGenerated,
-    PromptReused,
 )
 from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.subscriber import Resumption
@@ -303,7 +309,7 @@ async def test_usage_adds_up_over_choices() -> None:
 async def test_what_is_cached_is_known_before_the_first_token() -> None:
     """A choice that a stop string ends has its cached tokens, too."""
     opened = OpenGeneration("a", stop=["x"], prompt_tokens=10)
-    opened.push(admitted("a"), PromptReused("a", 8), tokens("a", "yx"))
+    opened.push(admitted("a"), looked_up("a", 8), tokens("a", "yx"))
     deltas = await opened.read()
     assert deltas[-1].finish_reason == "stop"
     assert opened.generation.usage == GenerationUsage(10, 8, 2)
@@ -324,7 +330,7 @@ async def test_usage_is_the_same_if_the_engine_process_died(steps: int) -> None:
         for _ in range(count):
             events += run_step(scheduler, engine, 0.0)
         read += [one for one in events if isinstance(one, SequenceEvent)]
-    opened.push(PromptReused("a", 3), read)
+    opened.push(looked_up("a", 3), read)
 
     deltas = await opened.read()
 

@@ -15,7 +15,7 @@ from machd.request.generation import SamplingParams
 from machd.scheduler import common_prefixes, prefix_cache
 from machd.scheduler.block_tree import BlockTree, common_tokens
 from machd.scheduler.config import continuous
-from machd.scheduler.events import Event, PromptReused, SequenceFinished
+from machd.scheduler.events import Event, PromptLookedUp, SequenceFinished
 from machd.scheduler.pacing import StepPace
 from machd.scheduler.prefix_cache import PrefixCache
 from machd.scheduler.prefix_limits import BlockCosts, PrefixConfig, PrefixLimits, PrefixReading
@@ -112,11 +112,11 @@ class Daemon:
             one for one in only(SequenceFinished, self.events) if one.sequence_id == sequence_id
         ]
         told = [
-            one.cached_tokens
-            for one in only(PromptReused, self.events)
+            one.diagnosis.cached_tokens
+            for one in only(PromptLookedUp, self.events)
             if one.sequence_id == sequence_id
         ]
-        assert told == ([end.cached_tokens] if end.cached_tokens else [])
+        assert told == [end.cached_tokens]
         return end.cached_tokens
 
     def answer(self, sequence_id: str) -> list[int]:

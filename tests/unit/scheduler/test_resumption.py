@@ -29,7 +29,7 @@ from machd.scheduler.admission import KvPolicy
 from machd.scheduler.config import continuous
 from machd.scheduler.events import (
     FinishReason,
-    PromptReused,
+    PromptLookedUp,
     SequenceAdmitted,
     SequenceQueued,
     SequenceResumed,
@@ -132,7 +132,7 @@ def test_cached_tokens_are_those_of_the_first_engine_process() -> None:
     loop.events += loop.scheduler.admit(0.0)
     assert loop.scheduler.plan().prefill[0].reused is not None
     assert loop.run()["a"].cached_tokens == 8
-    assert not only(PromptReused, loop.events)
+    assert [one.sequence_id for one in only(PromptLookedUp, loop.events)] == ["b"]
     after = loop.scheduler.prefix_reading
     assert before is not None
     assert after is not None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from support.daemon.serving_parts import admitted, finished, token
+from support.daemon.serving_parts import admitted, finished, looked_up, token
 
 from machd.errors import EngineFaultError
 from machd.request.generation import SamplingParams
-from machd.scheduler.events import FinishReason, PromptReused, SequenceFinished, SequenceQueued
+from machd.scheduler.events import FinishReason, SequenceFinished, SequenceQueued
 from machd.scheduler.subscriber import Resumption, SequenceRequest
 from machd.served.open_sequences import OpenSequences
 
@@ -25,7 +25,7 @@ def test_a_sequence_goes_on_behind_its_tokens() -> None:
     """With what was told of its prompt, and as a suspect."""
     sequences = OpenSequences()
     sequences.add([_request("a"), _request("b", "other")])
-    sequences.follow([admitted("a"), PromptReused("a", 1), token("a", 7), token("a", 8)])
+    sequences.follow([admitted("a"), looked_up("a", 1), token("a", 7), token("a", 8)])
     sequences.survive(_FAULT, 5.0)
 
     assert _resumptions(sequences) == {

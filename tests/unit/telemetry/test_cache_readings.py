@@ -109,7 +109,7 @@ async def test_without_a_cache_all_is_zero(watched: _Watched) -> None:
     """Every series is there, so that a rate has its first value."""
     page = watched.note(LoopSnapshot())
     names = [name for name in page.families if "prefix_cache" in name or "block_files" in name]
-    assert len(names) == 11
+    assert len(names) == 12
     for name in names:
         suffix = "_total" if page.families[name].type == "counter" else ""
         assert set(page.series(name + suffix).values()) == {0}

@@ -19,6 +19,7 @@ from support.clocks.polling import CEILING_S
 from machd.generations.record import RequestRecord
 from machd.generations.trace_context import TraceContext
 from machd.scheduler.events import (
+    CacheReason,
     DecodeMode,
     DecodeModeChanged,
     SequenceAdmitted,
@@ -49,7 +50,7 @@ CONTRACT_FIELDS = {
     "finish_reason",
     "client",
 }
-ADDED_FIELDS = {"coalesced_with", "error", "trace_id"}
+ADDED_FIELDS = {"cache_parted_at_tokens", "cache_reason", "coalesced_with", "error", "trace_id"}
 ENVELOPE = {"event", "level", "logger", "timestamp"}
 
 RECORD = RequestRecord(
@@ -69,6 +70,8 @@ RECORD = RequestRecord(
     error_code=None,
     client="alice",
     first_cached_tokens=10,
+    cache_reason=CacheReason.DIVERGED,
+    cache_parted_at_tokens=12,
 )
 
 
@@ -361,6 +364,8 @@ def test_the_figures_of_a_request_are_what_their_names_say() -> None:
         "decode_mode": "single",
         "prompt_tokens": 110,
         "cached_tokens": 10,
+        "cache_reason": "diverged",
+        "cache_parted_at_tokens": 12,
         "images": 0,
         "videos": 0,
         "inputs": 0,

@@ -106,7 +106,7 @@ class _ChatDialect(OpenAIStream):
         return b"".join(self._chunk([one]) for one in self._choices[delta.index].push(delta))
 
     def closing(self, usage: GenerationUsage) -> bytes:
-        last = self._chunk([], Usage.of(usage)) if self._options.include_usage else b""
+        last = self._chunk([], self._usage(usage)) if self._options.include_usage else b""
         return last + DONE
 
     def finish(self, usage: GenerationUsage) -> bytes:
@@ -116,13 +116,16 @@ class _ChatDialect(OpenAIStream):
                 created=self._blank.created,
                 model=self._blank.model,
                 choices=[choice.finish() for choice in self._choices],
-                usage=Usage.of(usage),
+                usage=self._usage(usage),
                 service_tier=self._blank.service_tier,
                 metadata=self._metadata,
                 system_fingerprint=self._blank.system_fingerprint,
                 prompt_logprobs=self._wire_prompt_logprobs(),
             )
         )
+
+    def _usage(self, usage: GenerationUsage) -> Usage:
+        return Usage.of(usage, tells_cache=self._options.includes_cache_diagnosis)
 
     def _wire_prompt_logprobs(self) -> PromptTokenLogprobs | UnsetType:
         """Return the prompt's log-probabilities, which all choices share."""

@@ -152,6 +152,7 @@ class ChatCompletionRequest(SamplingRequest, frozen=True, kw_only=True):
             thinking_budget_tokens=reasoning.budget_tokens,
             template_variables=reasoning.template_variables,
             continues_final_message=bool(self.continue_final_message),
+            is_located=bool(self.return_cache_diagnosis),
             max_prompt_tokens=self.truncate_prompt_tokens,
             prediction=None if self.prediction is None else self.prediction.text,
         )

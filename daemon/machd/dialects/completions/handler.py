@@ -225,12 +225,15 @@ class _CompletionDialect(OpenAIStream):
         return self._object([self._choices[delta.index].push(delta)])
 
     def closing(self, usage: GenerationUsage) -> bytes:
-        last = self._object([], Usage.of(usage)) if self._options.include_usage else b""
+        last = self._object([], self._usage(usage)) if self._options.include_usage else b""
         return last + DONE
 
     def finish(self, usage: GenerationUsage) -> bytes:
         choices = [choice.finish() for choice in self._choices]
-        return self._encoder.encode(self._completion(choices, Usage.of(usage)))
+        return self._encoder.encode(self._completion(choices, self._usage(usage)))
+
+    def _usage(self, usage: GenerationUsage) -> Usage:
+        return Usage.of(usage, tells_cache=self._options.includes_cache_diagnosis)
 
     def _object(self, choices: list[CompletionChoice], usage: Usage | None = None) -> bytes:
         event = self._completion(choices, usage if self._options.include_usage else UNSET)
