@@ -9,9 +9,13 @@ export function Question({ question }) {
     if (question !== null && !shown.open) shown.showModal();
     if (question === null && shown.open) shown.close();
   }, [question]);
+  const answer = (value) => {
+    dialog.current.close(); // at once: it gives the focus back before the answer moves it
+    question?.answer(value);
+  };
   const refuse = (event) => {
     event.preventDefault();
-    question?.answer(null);
+    answer(null);
   };
   return html`
     <dialog ref=${dialog} aria-labelledby="question" onCancel=${refuse}>
@@ -23,7 +27,7 @@ export function Question({ question }) {
           <button type="button" onClick=${refuse}>Keep as it is</button>
           ${question.choices.map(
             ({ label, value, isDanger }) => html`
-              <button key=${value} type="button" class=${isDanger ? "danger" : ""} onClick=${() => question.answer(value)}>
+              <button key=${value} type="button" class=${isDanger ? "danger" : ""} onClick=${() => answer(value)}>
                 ${label}
               </button>
             `,
