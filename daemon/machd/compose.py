@@ -119,7 +119,8 @@ class Parts:
         self.lag = EventLoopLag(clock)
         self.throughput = Throughput(clock)
         self.log = log
-        self.overview = OverviewFeed(clock, log, self._is_active)
+        self.models = ServedModels(_rules(settings), _waiting(settings), clock)
+        self.overview = OverviewFeed(log, self.models.watched, self._is_active)
         self.finished = FinishedRequests(clock, self.overview.on_finished)
         self.feed = EventFeed(clock, self.overview.touch)
         self.tracers = tracers(settings.tracing.otlp_endpoint, clock)
@@ -140,7 +141,6 @@ class Parts:
             clock=clock,
             kv_events=lambda: self.kv_events,
         )
-        self.models = ServedModels(_rules(settings), _waiting(settings), clock)
         self.memory = MemoryHistory(lambda: [one.served for one in self.models.with_leaving], clock)
         self.downloads = Downloads(self._on_pulled)
         self._parts_of_models = PartsOfModels(settings, self._shared, open_engine, self.models)

@@ -128,6 +128,16 @@ def _three(load_s: float = 0.0) -> dict[str, str]:
     return dict.fromkeys(("alpha", "org/beta", "gamma"), f"size={_SIZE_BYTES}&load_s={load_s}")
 
 
+def test_capabilities_of_a_model_are_on_the_admin_listener(make: Make) -> None:
+    """For the model that the query names, and with the token alone."""
+    operator = make(_three())
+    assert operator.ask("org/beta", "yes") == ("yes",)
+    answer = operator.admin.get("/v1/capabilities", params={"model": "org/beta"})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["model"]["id"] == "org/beta"
+    assert httpx.get(f"{operator.daemon.admin_url}/v1/capabilities").status_code == 401
+
+
 def test_the_list_says_what_each_model_takes(make: Make) -> None:
     """State, memory by kind, age and failure of each, and what is left of the budget."""
     operator = make(_three())

@@ -19,6 +19,7 @@ from machd.admin.plain_page import post_plain_page
 from machd.admin.token import AdminToken
 from machd.admin.warming import MAX_WARM_BODY_BYTES
 from machd.console.pages import Pages
+from machd.http.context import ServerContext
 from machd.http.endpoint import PUBLIC
 from machd.http.failures import Failures
 
@@ -39,7 +40,7 @@ def create_admin_app(context: AdminContext, token: AdminToken) -> ASGIApp:
         [*ADMIN_HANDLERS, post_plain_page],
         dependencies={
             "admin": Provide(_asked(context), sync_to_thread=False),
-            "context": Provide(context.public, sync_to_thread=False),
+            "context": Provide(_public(context), sync_to_thread=False),
             "metrics": Provide(lambda: context.metrics, sync_to_thread=False),
         },
         exception_handlers=Failures(ADMIN_ENDPOINTS, _too_long).handlers,
@@ -57,6 +58,17 @@ def _asked(context: AdminContext) -> Callable[[Request[Any, Any, Any]], AdminCon
 
     def find(request: Request[Any, Any, Any]) -> AdminContext:
         return context.asked(request.query_params.get("model"))
+
+    return find
+
+
+def _public(context: AdminContext) -> Callable[[Request[Any, Any, Any]], ServerContext]:
+    """Return what finds that context for endpoints that both listeners have."""
+
+    def find(request: Request[Any, Any, Any]) -> ServerContext:
+        asked = request.query_params.get("model")
+        public = context.public()
+        return public if asked is None else public.of(public.find(asked))
 
     return find
 

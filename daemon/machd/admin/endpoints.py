@@ -20,8 +20,9 @@ from machd.admin.requests import abort_requests, list_finished_requests, list_re
 from machd.admin.status import get_status
 from machd.admin.warming import warm_cache
 from machd.dialects.health import Health, get_health, get_health_live, get_health_ready
-from machd.dialects.inspection import get_metrics
+from machd.dialects.inspection import get_capabilities, get_metrics
 from machd.http.endpoint import Answer, Endpoint, endpoint_of
+from machd.served.capabilities import Capabilities
 
 _OWN_HANDLERS = (
     get_status,
@@ -48,7 +49,7 @@ _OWN_HANDLERS = (
     get_memory,
     list_log_events,
 )
-_SHARED_HANDLERS = (get_metrics, get_health, get_health_live, get_health_ready)
+_SHARED_HANDLERS = (get_capabilities, get_metrics, get_health, get_health_live, get_health_ready)
 
 ADMIN_HANDLERS = (*_OWN_HANDLERS, *_SHARED_HANDLERS)
 
@@ -56,8 +57,13 @@ ADMIN_HANDLERS = (*_OWN_HANDLERS, *_SHARED_HANDLERS)
 def _shared(handler: HTTPRouteHandler) -> Endpoint:
     """Return a public endpoint as the admin listener has it; of health, the refusals are left out."""
     public = endpoint_of(handler)
-    own = [one for one in public.answers if one.body is None or one.body is Health]
-    refusals = [Answer(status, AdminErrorBody) for status in (401, 403, 421) if not public.public]
+    own = [one for one in public.answers if one.body in {None, Health, Capabilities}]
+    statuses = {one.status for one in public.answers} - {one.status for one in own}
+    refusals = [
+        Answer(status, AdminErrorBody)
+        for status in sorted(statuses | {401, 403, 421})
+        if not public.public
+    ]
     name = public.name.replace("get_", "get_admin_")
     return replace(public, name=name, answers=(*own, *refusals))
 

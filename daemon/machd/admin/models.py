@@ -21,6 +21,7 @@ from machd.dialects.bodies import read_body
 from machd.errors import ConflictError, NotFoundError
 from machd.http.endpoint import Endpoint, endpoint_of
 from machd.http.stream import while_connected
+from machd.scheduler.waits import WaitReason
 from machd.served.downloads import DownloadState
 from machd.served.model_set import ModelToServe
 from machd.served.named_model import NamedModel
@@ -46,7 +47,7 @@ class AdminModel(Struct, frozen=True, kw_only=True):
 
     Attributes:
         aliases: Other names under which requests find it.
-        stage: What its load does; null unless it loads.
+        stage: What its load does; of a ready one, that its engine process is being replaced; null otherwise.
         progress: Bytes that its load has read of all that it reads, from 0 to 1; null unless it loads.
         pinned: Whether it gives way to no other model.
         idle_s: Since its last request ended; null while one holds it, and while it is not loaded.
@@ -245,7 +246,7 @@ async def _shown(
         name=model.shown_name,
         aliases=[one for one in aliases if one != model.name],
         state=model.state,
-        stage=None if model.load_stage is None else model.load_stage.name,
+        stage=_stage(model),
         progress=None if model.load_stage is None else round(model.load_stage.share, 2),
         pinned=model.residence.is_pinned,
         idle_s=None if model.idle_s is None else round(model.idle_s, 3),
@@ -257,6 +258,13 @@ async def _shown(
         path=model.settings.model.path,
         size_bytes=await _size_bytes(admin, to_serve, model.settings.model.path, max_size_age_s),
     )
+
+
+def _stage(model: NamedModel) -> str | None:
+    if model.load_stage is not None:
+        return model.load_stage.name
+    is_replaced = model.served.snapshot.waits.reason is WaitReason.MODEL
+    return "replacing its engine process" if model.is_ready and is_replaced else None
 
 
 def _download(download: DownloadState | None) -> ModelDownload | None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 
 import msgspec
 from msgspec import Struct
 
-from machd.clock import Clock
 from machd.errors import TooManyInFlightError
 from machd.http.sse import event_frame
 from machd.process.lifecycle import State
@@ -79,16 +79,21 @@ class OverviewWatcher:
 class OverviewFeed:
     """Makes an overview after each change while it is watched. Lives on the event loop, but for :meth:`wake`."""
 
-    def __init__(self, clock: Clock, log: LogRing, is_active: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        log: LogRing,
+        models_watched: Callable[[], AbstractContextManager[asyncio.Event]],
+        is_active: Callable[[], bool],
+    ) -> None:
         """Begin without watchers.
 
         Args:
-            clock: Reads time.
             log: Of which new events are told.
+            models_watched: Gives an event that is set when a model may do something else, until the context ends.
             is_active: Whether a request is open or a model loads.
         """
-        self._clock = clock
         self._log = log
+        self._models_watched = models_watched
         self._is_active = is_active
         self._event_loop = asyncio.get_running_loop()
         self._watchers: set[OverviewWatcher] = set()
@@ -129,7 +134,7 @@ class OverviewFeed:
     def wake(self) -> None:
         """Note it from any thread."""
         try:
-            self._event_loop.call_soon_threadsafe(self._changed.set)
+            self._event_loop.call_soon_threadsafe(self.touch)
         except RuntimeError:
             return  # the event loop has closed
 
@@ -155,14 +160,15 @@ class OverviewFeed:
 
     async def _publish(self, make: MakeOverview) -> None:
         try:
-            while True:
-                self._changed.clear()
-                self._frame = event_frame("overview", msgspec.json.encode(await make()))
-                for watcher in self._watchers:
-                    watcher.show(self._frame)
-                self._tell_log()
-                await asyncio.sleep(INTERVAL_S)
-                await self._until_due()
+            with self._models_watched() as self._changed:
+                while True:
+                    self._changed.clear()
+                    self._frame = event_frame("overview", msgspec.json.encode(await make()))
+                    for watcher in self._watchers:
+                        watcher.show(self._frame)
+                    self._tell_log()
+                    await asyncio.sleep(INTERVAL_S)
+                    await self._until_due()
         finally:
             for watcher in self._watchers:
                 watcher.end()

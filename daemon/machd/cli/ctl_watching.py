@@ -147,7 +147,7 @@ def _memory_lines(report: MemoryReport) -> Iterator[tuple[str, str]]:
     yield "available", f"{of_all}; at least {shown_size(least_bytes)}"
     yield "swap", f"{shown_size(now.swap_used_bytes)} used"
     yield "pressure", _pressure(now, all_)
-    yield "at most", f"and at least are of the last {duration(now.at - all_[0].at)}"
+    yield "history", f"of {duration(now.at - all_[0].at)}, which at most and at least are of"
 
 
 def _pressure(now: MemorySample, all_: Sequence[MemorySample]) -> str:

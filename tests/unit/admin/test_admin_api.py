@@ -70,11 +70,12 @@ def test_a_patch_has_the_values_that_settings_have() -> None:
 
 
 def test_admin_endpoints_are_named_once_and_are_none_of_the_public_ones() -> None:
-    """One name and one method of a path each; the two listeners share health and metrics alone."""
+    """One name and one method of a path each; the two listeners share health, metrics and capabilities alone."""
     names = [one.name for one in ADMIN_ENDPOINTS]
     assert len(set(names)) == len(names)
     places = {(one.method, one.path) for one in ADMIN_ENDPOINTS}
     assert len(places) == len(names)
     shared = {path for _, path in places} & {one.path for one in PUBLIC_ENDPOINTS}
-    assert shared == {"/health", "/health/live", "/health/ready", "/metrics"}
-    assert {one.path for one in ADMIN_ENDPOINTS if one.public} == shared - {"/metrics"}
+    with_token = {"/metrics", "/v1/capabilities"}
+    assert shared == {"/health", "/health/live", "/health/ready"} | with_token
+    assert {one.path for one in ADMIN_ENDPOINTS if one.public} == shared - with_token

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 
 import msgspec
 import pytest
 from msgspec import Struct
-from support.clocks.manual_clock import ManualClock
 
 from machd.admin import overview_feed
 from machd.admin.overview_feed import (
@@ -38,8 +38,12 @@ class _Maker:
         return _Body(self.count)
 
 
-def _feed(log: LogRing | None = None, *, is_active: bool = False) -> OverviewFeed:
-    return OverviewFeed(ManualClock(), log or LogRing(), lambda: is_active)
+def _feed(
+    log: LogRing | None = None, *, models: asyncio.Event | None = None, is_active: bool = False
+) -> OverviewFeed:
+    return OverviewFeed(
+        log or LogRing(), lambda: nullcontext(models or asyncio.Event()), lambda: is_active
+    )
 
 
 def _event(level: str) -> LoggedEvent:
@@ -120,6 +124,17 @@ async def test_a_watcher_that_comes_later_gets_the_overview_at_once() -> None:
     assert _names(await second.take()) == ["overview"]
     for one in (first, second):
         one.close()
+
+
+async def test_a_change_of_a_model_makes_an_overview() -> None:
+    """A request that waits for its model is shown at once, though no engine has heard of it."""
+    models = asyncio.Event()
+    feed, maker = _feed(models=models), _Maker()
+    watcher = feed.open(maker)
+    await watcher.take()
+    models.set()
+    assert _names(await watcher.take()) == ["overview"]
+    watcher.close()
 
 
 @pytest.mark.parametrize("is_active", [False, True])

@@ -1,0 +1,96 @@
+// What an operator has the daemon do. Each asks first where it ends something, and says what was refused.
+
+export class Actions {
+  #access;
+  #store;
+
+  constructor(access, store) {
+    this.#access = access;
+    this.#store = store;
+  }
+
+  /** Ask the admin API for something that no stream tells; see {@link Access.json}. */
+  read(path, options) {
+    return this.#access.json(path, options);
+  }
+
+  /** The response itself, such as one with an ETag or of lines. */
+  ask(path, options) {
+    return this.#access.ask(path, options);
+  }
+
+  /** Show a line at the bottom of the page. */
+  say(text, { isBad = false } = {}) {
+    this.#store.set({ notice: { text, isBad } });
+  }
+
+  /**
+   * Ask the operator, and wait for the answer.
+   *
+   * @param {{title: string, text: string, choices: {label: string, value: string, isDanger?: boolean}[]}} question
+   * @returns {Promise<string | null>} The choice's value; null for none of them.
+   */
+  choose(question) {
+    return new Promise((resolve) => {
+      const answer = (value) => {
+        this.#store.set({ question: null });
+        resolve(value);
+      };
+      this.#store.set({ question: { ...question, answer } });
+    });
+  }
+
+  /** End an open request, once the operator has confirmed it. */
+  async cancel(request) {
+    const sure = await this.choose({
+      title: "Cancel this request?",
+      text: `${request.id} of ${request.client} ends now; its client gets an error.`,
+      choices: [{ label: "Cancel the request", value: "yes", isDanger: true }],
+    });
+    if (sure === null) return;
+    this.#mark(request.id, true);
+    try {
+      await this.#access.json(`/admin/requests/${encodeURIComponent(request.id)}`, { method: "DELETE" });
+      document.getElementById("view")?.focus({ preventScroll: true }); // the row with the button goes
+    } catch (error) {
+      this.#mark(request.id, false);
+      const isGone = error.status === 404;
+      this.say(isGone ? "The request had ended already." : `Not cancelled: ${error.message}`, { isBad: !isGone });
+    }
+  }
+
+  /**
+   * Load, unload, pin or unpin a model.
+   *
+   * @param {{name: string, leases: number}} model
+   * @param {"load" | "unload" | "pin" | "unpin"} verb
+   */
+  async steer(model, verb) {
+    let body;
+    if (verb === "unload" && model.leases > 0) {
+      const when = await this.choose({
+        title: `Unload ${model.name}?`,
+        text: `Requests that hold it: ${model.leases}. Suspended answers go on once it is loaded again.`,
+        choices: [
+          { label: "Unload when it is idle", value: "idle" },
+          { label: "Suspend and unload now", value: "now", isDanger: true },
+        ],
+      });
+      if (when === null) return;
+      body = { now: when === "now" };
+    }
+    const path = model.name.split("/").map(encodeURIComponent).join("/");
+    try {
+      await this.#access.json(`/admin/models/${path}/${verb}`, { method: "POST", body });
+    } catch (error) {
+      this.say(`${model.name}: ${error.message}`, { isBad: true });
+    }
+  }
+
+  #mark(id, isEnding) {
+    const ending = new Set(this.#store.state.ending);
+    if (isEnding) ending.add(id);
+    else ending.delete(id);
+    this.#store.set({ ending });
+  }
+}
