@@ -229,27 +229,38 @@ def test_draft_pace_never_loses_more_than_promised(
     assert lost_passes(run, run.go(run.rows(verdict), count)) <= KNOWN
 
 
-@settings(
-    deadline=None, derandomize=True
-)  # noise has no worst case: one run in thousands loses more
-@given(machines, verdicts, offers, counts, seeds)
-def test_noise_does_not_hide_losses(
-    name: str, verdict: Verdict, offer: Callable[[int], int], count: int, seed: int
-) -> None:
+def noisy_run(pace: Callable[[Machine], StepPace], seed: int) -> float:
+    """Return what a drawn run loses on a machine whose durations vary.
+
+    Noise has no worst case: one run in thousands loses more than is asserted. So the draws are the same every time, which
+    those of Hypothesis are not: it draws constants of all modules that are loaded, too.
+    """
+    dice = Random(seed)
+    machine = MACHINES[dice.choice(sorted(MACHINES))]
+    verdict = dice.choice(
+        [
+            nothing,
+            everything,
+            bait,
+            *(random_verdict(dice.getrandbits(32), dice.random()) for _ in range(3)),
+            *(alternating(dice.randint(1, 200)) for _ in range(3)),
+        ]
+    )
+    offer = dice.choice([lambda wanted: wanted, random_offer(dice.getrandbits(32))])
+    run = Run(machine, pace(machine), noise=Random(dice.getrandbits(32)), offer=offer)
+    return lost_passes(run, run.go(run.rows(verdict), dice.randint(20, 500)))
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_noise_does_not_hide_losses(seed: int) -> None:
     """With each duration off by a tenth, and one in thirty by three times, the same nearly holds."""
-    machine = MACHINES[name]
-    run = Run(machine, warmed(machine), noise=Random(seed), offer=offer)
-    assert lost_passes(run, run.go(run.rows(verdict), count)) <= NOISY
+    assert noisy_run(warmed, seed) <= NOISY
 
 
-@settings(deadline=None, derandomize=True)
-@given(machines, verdicts, offers, counts, seeds)
-def test_new_machine_is_learnt_with_little_loss(
-    name: str, verdict: Verdict, offer: Callable[[int], int], count: int, seed: int
-) -> None:
+@pytest.mark.parametrize("seed", range(100))
+def test_new_machine_is_learnt_with_little_loss(seed: int) -> None:
     """Learning the cost of a pass takes a few passes, even where every token costs one."""
-    run = Run(MACHINES[name], new_pace(), noise=Random(seed), offer=offer)
-    assert lost_passes(run, run.go(run.rows(verdict), count)) <= COLD
+    assert noisy_run(lambda _machine: new_pace(), seed) <= COLD
 
 
 @settings(deadline=None, max_examples=50)

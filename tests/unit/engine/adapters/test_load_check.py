@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from support.engines.adapters import TinyBase, adapted_engine, adapter_named
 
-from machd.engine.adapters import adapted_model, layer_stack
+from machd.engine.adapters import adapted_layer, adapted_model, layer_stack
 from machd.engine.adapters.adapted_layer import LayerAdapters, LowRankArrays
 from machd.engine.adapters.layer_stack import LayerStack
 from machd.engine.adapters.low_rank import AdapterWeights, LowRank
@@ -195,7 +195,8 @@ def other_lengths(patch: Patch) -> None:
 
 
 def the_bias_scaled_too(patch: Patch) -> None:
-    """Magnitudes change the bias."""
+    """Magnitudes change the bias, in stacks and in machd's kernels."""
+    patch.setattr(adapted_layer, "bias_offset", lambda *_: None)
     right = LayerStack._append_ratio
 
     def append(self: LayerStack, ratio: mx.array | None) -> None:
@@ -222,10 +223,10 @@ _STACKED = [padding_before_the_ranks, the_place_before]
         *((plant, base, False) for plant in _JOINED for base in _BASES),
         *((plant, _MERGED, True) for plant in _JOINED),
         *((plant, _PLAIN, False) for plant in _STACKED),
-        *((plant, _MERGED, True) for plant in _STACKED),
+        *((plant, _PLAIN, True) for plant in _STACKED),
         (a_merged_neighbours, _MERGED, False),
         (other_lengths, _MERGED, True),
-        (the_bias_scaled_too, _MERGED, True),
+        *((the_bias_scaled_too, base, True) for base in (_MERGED, _PLAIN)),
     ],
 )
 def test_fault_is_found_at_the_load(
