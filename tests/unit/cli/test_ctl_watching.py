@@ -83,6 +83,8 @@ def test_a_finished_request_shows_how_it_ended(capsys: pytest.CaptureFixture[str
         latency_ms=2500.0,
         prompt_tokens=35,
         cached_tokens=34,
+        cache_reason=None,
+        cache_parted_at_tokens=None,
         completion_tokens=0,
         prompt_tps=None,
         generation_tps=None,
