@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -389,3 +390,36 @@ def test_log_follows_what_happens_and_is_filtered_by_level(
         expect(lines.last).to_be_in_viewport()
         page.get_by_label("From level").select_option("error")
         expect(lines).to_have_count(1)
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("watched_s", [15, pytest.param(600, marks=pytest.mark.long)])
+def test_page_that_is_watched_holds_no_more_than_at_first(
+    operated: _Operated, open_page: Open, watched_s: int
+) -> None:
+    """Requests come and go, and every view is looked at again and again: scripts and elements take what they took."""
+    page = open_page()
+    tools = page.context.new_cdp_session(page)
+    tools.send("Performance.enable")
+
+    def work(requests: int) -> tuple[float, float]:
+        """Return the bytes of scripts, and the elements, after so many requests."""
+        answers = [operated.ask("alpha", _SHORT) for _ in range(requests)]
+        for view in (*_VIEWS[1:], _VIEWS[0]):
+            _tab(page, view.title())
+            expect(page.get_by_role("heading", level=2).first).to_be_visible()
+        assert all(one.result(CEILING_S).startswith("200 ") for one in answers)
+        tools.send("HeapProfiler.collectGarbage")
+        found = tools.send("Performance.getMetrics")["metrics"]
+        metrics = {one["name"]: float(one["value"]) for one in found}
+        return metrics["JSHeapUsedSize"], metrics["Nodes"]
+
+    for _ in range(6):  # as many as are kept, so that what comes takes the place of what was there
+        work(40)
+    first_bytes, first_nodes = last_bytes, last_nodes = work(10)
+    watched_until_s = time.monotonic() + watched_s
+    while time.monotonic() < watched_until_s:
+        last_bytes, last_nodes = work(10)
+        page.wait_for_timeout(500)
+    assert last_bytes < 1.1 * first_bytes + 500_000
+    assert last_nodes < 1.1 * first_nodes + 200
