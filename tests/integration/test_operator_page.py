@@ -139,7 +139,7 @@ def test_cancelled_request_leaves_the_page_and_its_slot(
     expect(_rows(page, "Running requests")).to_have_count(2)
     waiting = _rows(page, "Waiting requests")
     expect(waiting).to_have_count(1)
-    expect(waiting).to_contain_text("a slot")
+    expect(waiting).to_contain_text("a free slot")
 
     first = _rows(page, "Running requests").first
     cancelled_id = str(first.locator("code").get_attribute("title")).partition(",")[0]

@@ -55,12 +55,14 @@ class AdminConfig(Struct, frozen=True, kw_only=True):
         origins: By dotted key.
         live_keys: Dotted keys that can be changed while the daemon runs; the others need a restart.
             All that is in tables can be changed.
+        descriptions: What each key means, by dotted key; without those of tables.
     """
 
     config_file: str | None
     settings: dict[str, dict[str, object]]
     origins: dict[str, Origin]
     live_keys: list[str]
+    descriptions: dict[str, str]
 
 
 class ConfigChange(Struct, frozen=True, kw_only=True):
@@ -89,8 +91,11 @@ async def get_config(admin: NamedDependency[AdminContext]) -> Response[bytes]:
     """The settings in force with their origins; secrets masked; the ETag names them."""
     configuration = admin.configuration
     shown = settings_json(configuration.loaded, origins=True)
-    live_keys = [key.dotted for key in setting_keys() if admin.configuration.is_live(key)]
-    config = msgspec.convert({**shown, "live_keys": live_keys}, AdminConfig)
+    keys = list(setting_keys())
+    live_keys = [key.dotted for key in keys if admin.configuration.is_live(key)]
+    descriptions = {key.dotted: key.description for key in keys}
+    told = {**shown, "live_keys": live_keys, "descriptions": descriptions}
+    config = msgspec.convert(told, AdminConfig)
     return Response(
         msgspec.json.encode(config),
         media_type="application/json",

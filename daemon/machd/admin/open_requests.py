@@ -20,6 +20,9 @@ from machd.served.waiting_request import WaitingRequest
 
 Phase = Literal["waiting", "prefill", "decode"]
 
+_RATED_AFTER_S = 0.25
+"""Time from which on a rate says something: the clocks of two processes and a step lie in it."""
+
 
 class OpenRequest(Struct, frozen=True, kw_only=True):
     """One open generation, a request to an encoder, or a request that waits for its model.
@@ -141,7 +144,7 @@ def _generation(generation: Generation, moment: _Moment) -> OpenRequest:
         age_s = max(0.0, moment.clock.unix_s() - snapshot.taken_unix_s)
         seconds_s = moment.now_s - age_s - admission.at_s
         computed_tokens = prefilled_tokens - usage.cached_tokens
-        if computed_tokens > 0 and seconds_s > 0:
+        if computed_tokens > 0 and seconds_s >= _RATED_AFTER_S:
             rate = computed_tokens / seconds_s
             left_s = max(0.0, (usage.prompt_tokens - prefilled_tokens) / rate - age_s)
     return OpenRequest(

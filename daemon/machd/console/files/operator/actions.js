@@ -1,5 +1,9 @@
 // What an operator has the daemon do. Each asks first where it ends something, and says what was refused.
 
+import { age, counted } from "./format.js";
+
+const GOOD_NEWS_MS = 8000;
+
 export class Actions {
   #access;
   #store;
@@ -21,7 +25,12 @@ export class Actions {
 
   /** Show a line at the bottom of the page. */
   say(text, { isBad = false } = {}) {
-    this.#store.set({ notice: { text, isBad } });
+    const notice = { text, isBad };
+    this.#store.set({ notice });
+    const close = () => {
+      if (this.#store.state.notice === notice) this.#store.set({ notice: null });
+    };
+    if (!isBad) setTimeout(close, GOOD_NEWS_MS); // what was refused stays until it is closed
   }
 
   /**
@@ -44,7 +53,7 @@ export class Actions {
   async cancel(request) {
     const sure = await this.choose({
       title: "Cancel this request?",
-      text: `${request.id} of ${request.client} ends now; its client gets an error.`,
+      text: `${described(request)} ends now; its client, ${request.client}, gets an error.`,
       choices: [{ label: "Cancel the request", value: "yes", isDanger: true }],
     });
     if (sure === null) return;
@@ -52,6 +61,7 @@ export class Actions {
     try {
       await this.#access.json(`/admin/requests/${encodeURIComponent(request.id)}`, { method: "DELETE" });
       document.getElementById("view")?.focus({ preventScroll: true }); // the row with the button goes
+      this.say(`Cancelled ${described(request).replace(/,$/, "")}.`);
     } catch (error) {
       this.#mark(request.id, false);
       const isGone = error.status === 404;
@@ -93,4 +103,10 @@ export class Actions {
     else ending.delete(id);
     this.#store.set({ ending });
   }
+}
+
+/** A request as its row shows it. */
+function described({ id, prompt_tokens: promptTokens, age_s: ageS }) {
+  const prompt = promptTokens > 0 ? ` with a prompt of ${counted(promptTokens, "token")}` : "";
+  return `…${id.slice(-8)}${prompt}, open for ${age(ageS)},`;
 }

@@ -29,7 +29,7 @@ function facts({ state, models, requests, memory }, tokensPerS) {
     fact("Running", count(requests.length - waiting)),
     fact("Waiting", count(waiting), waiting > 0 ? "warning" : ""),
     fact("Tokens/s", rate(requests.length === 0 ? 0 : tokensPerS)),
-    fact("Memory left", bytes(memory.available_bytes)),
+    fact("Machine's memory left", bytes(memory.available_bytes)),
     pressureFact(memory.pressure),
   ];
 }

@@ -5,7 +5,7 @@ import { age, count, counted, duration, estimate, percent, rate } from "./format
 import { Table } from "./table.js";
 
 const REASONS = {
-  slot: "a slot: as many run as may run together",
+  slot: "a free slot: all are in use",
   memory: "memory: the KV budget has no room for it yet",
   adapter: "its adapter: it loads, or those in memory are all in use",
   turn: "its turn: one before it waits, or a batch is being gathered",

@@ -1,20 +1,20 @@
 // Requests: the last finished ones with their times, sorted and filtered; never a text.
 
 import { html, useMemo, useState } from "/console/vendor/htm-preact.js";
-import { count, milliseconds, moment, rate } from "./format.js";
+import { count, counted, milliseconds, moment, rate } from "./format.js";
 import { sorted, Table } from "./table.js";
 
 const CACHE_REASONS = {
-  whole: "all of it was found",
-  continued: "a kept text was found whole; the rest is new",
-  first_seen: "nothing kept begins like it",
-  diverged: "kept texts go on otherwise",
-  image_changed: "another image or video is there",
-  evicted: "more was kept once and has been evicted",
-  adapter: "more is kept for another adapter",
-  other_namespace: "more is kept for another client",
-  kind_cannot: "this cache cannot begin in the middle",
-  prompt_logprobs: "prompt log-probabilities need it all computed",
+  whole: () => "all of it was found",
+  continued: (tokens) => `goes on behind a kept text of ${tokens}`,
+  first_seen: () => "no kept text begins like it",
+  diverged: (tokens) => `differs from every kept text after ${tokens}`,
+  image_changed: (tokens) => `has another image or video after ${tokens}`,
+  evicted: (tokens) => `more than ${tokens} were kept once, and are not any more`,
+  adapter: (tokens) => `more than ${tokens} are kept for another adapter`,
+  other_namespace: (tokens) => `more than ${tokens} are kept for another client`,
+  kind_cannot: () => "this model's cache cannot begin in the middle",
+  prompt_logprobs: () => "prompt log-probabilities need it all computed",
 };
 
 const COLUMNS = [
@@ -95,8 +95,7 @@ function result({ error, finish_reason: reason }) {
 
 function whyNotMore({ cache_reason: reason, cache_parted_at_tokens: partedAt }) {
   if (!reason) return "";
-  const why = CACHE_REASONS[reason] ?? reason.replaceAll("_", " ");
-  return partedAt === null || partedAt === undefined ? why : `${why}, from token ${count(partedAt)} on`;
+  return CACHE_REASONS[reason]?.(counted(partedAt ?? 0, "token")) ?? reason.replaceAll("_", " ");
 }
 
 function timeColumn(name, label, field) {

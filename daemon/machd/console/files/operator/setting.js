@@ -14,7 +14,7 @@ export function Setting({ setting, isEdited, problem, edit, save }) {
   const isOwnChange = origin.kind === "admin";
   return html`
     <tr class=${origin.kind === "default" ? "" : "given"}>
-      <th scope="row"><code>${key}</code></th>
+      <th scope="row"><code>${key}</code><p class="about">${setting.description}</p></th>
       <td>
         ${isEdited
           ? html`<${Form} setting=${setting} problem=${problem} save=${save} leave=${() => edit(null)} />`
@@ -43,7 +43,10 @@ function originOf({ kind, detail }) {
 function Form({ setting: { key, value, path }, problem, save, leave }) {
   const [text, setText] = useState(textOf(value));
   const field = useRef(null);
-  useEffect(() => field.current.focus(), []);
+  useEffect(() => {
+    field.current.focus();
+    field.current.select?.();
+  }, []);
   const onSubmit = (event) => {
     event.preventDefault();
     save({ path }, valueOf(text));
@@ -59,7 +62,7 @@ function Form({ setting: { key, value, path }, problem, save, leave }) {
         ? html`<select ...${shared} onChange=${take}><option value="true">true</option><option value="false">false</option></select>`
         : html`<input ...${shared} onInput=${take} autocomplete="off" spellcheck="false" />`}
       <button class="primary" type="submit">Save</button>
-      <button type="button" onClick=${leave}>Leave</button>
+      <button type="button" onClick=${leave}>Discard</button>
       <p id="setting-problem" class="bad" role="alert">${problem ?? ""}</p>
     </form>
   `;

@@ -7,15 +7,15 @@ const DEFAULT = { kind: "default", detail: "" };
 /**
  * Every setting, with those of models' and adapters' tables.
  *
- * @returns {{key: string, path: string[], value: unknown, origin: {kind: string, detail: string}, isLive: boolean}[]}
+ * @returns {{key: string, path: string[], value: unknown, origin: {kind: string, detail: string}, isLive: boolean, description: string}[]}
  */
-export function settingsOf({ settings, origins, live_keys: liveKeys }) {
+export function settingsOf({ settings, origins, live_keys: liveKeys, descriptions }) {
   const live = new Set(liveKeys);
   const found = [];
   const add = (path, value, isInTable) => {
     const key = path.join(".");
     const isLive = (isInTable || live.has(key)) && value !== MASK;
-    found.push({ key, path, value, origin: origins[key] ?? DEFAULT, isLive });
+    found.push({ key, path, value, origin: origins[key] ?? DEFAULT, isLive, description: descriptions[key] ?? "" });
   };
   const addTable = (path, table) => {
     for (const [name, value] of Object.entries(table)) {

@@ -2,7 +2,7 @@
 
 import { html, useEffect, useState } from "/console/vendor/htm-preact.js";
 import { Setting } from "./setting.js";
-import { changeOf, settingsOf } from "./setting_values.js";
+import { changeOf, settingsOf, textOf } from "./setting_values.js";
 
 export function SettingsView({ state }) {
   const { actions } = state;
@@ -27,7 +27,8 @@ export function SettingsView({ state }) {
       const headers = { "If-Match": config.etag };
       const { changed } = await actions.read("/admin/config", { method: "PATCH", headers, body: changeOf(setting, value) });
       setEdited(null);
-      actions.say(changed.length === 0 ? "Nothing changed: the value was in force already." : `Changed: ${changed.join(", ")}`);
+      const what = value === null ? "taken back" : `is ${textOf(value)} until the next reload`;
+      actions.say(changed.length === 0 ? "Nothing changed: the value was in force already." : `${changed.join(", ")} ${what}.`);
     } catch (error) {
       const isStale = error.status === 412;
       setProblem(isStale ? "The settings were changed since this page read them. Here they are as they are now: save again." : error.message);
@@ -44,8 +45,9 @@ export function SettingsView({ state }) {
     await read().catch(complain);
   };
   if (config === null) return html`<h2>Settings</h2><p class="muted">Reading…</p>`;
+  const wanted = filter.trim().toLowerCase();
   const settings = settingsOf(config.body).filter(
-    (one) => one.key.includes(filter.trim().toLowerCase()) && !(onlyGiven && one.origin.kind === "default"),
+    (one) => `${one.key} ${one.description.toLowerCase()}`.includes(wanted) && !(onlyGiven && one.origin.kind === "default"),
   );
   const edit = (key) => {
     setEdited(key);
@@ -56,7 +58,7 @@ export function SettingsView({ state }) {
     <div class="filters">
       <label>Filter <input type="search" value=${filter} onInput=${(event) => setFilter(event.target.value)} /></label>
       <label><input type="checkbox" checked=${onlyGiven} onChange=${(event) => setOnlyGiven(event.target.checked)} /> Only what is not a default</label>
-      <button type="button" onClick=${reload}>Read the sources again</button>
+      <button type="button" onClick=${reload}>Reload the sources</button>
       <span class="muted">${config.body.config_file ?? "no settings file"}</span>
     </div>
     <div class="scrolled" role="region" aria-label="Settings" tabindex="0">
