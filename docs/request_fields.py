@@ -60,6 +60,8 @@ class Door:
             yield name, known, self.fields[known[0]][name], fates[name]
 
 
+_MACHD = {"return_cache_diagnosis": True}
+
 _OPENAI_SAMPLING: dict[str, object] = {
     "frequency_penalty": 0.5,
     "logit_bias": {"65": 1},
@@ -335,6 +337,7 @@ DOORS = (
             "vLLM": _CHAT_VLLM,
             "llama.cpp": _CHAT_LLAMA_CPP,
             "others": _OTHERS,
+            "machd": _MACHD,
         },
     ),
     Door(
@@ -354,6 +357,7 @@ DOORS = (
             "vLLM": {**_VLLM, "add_special_tokens": False, "prompt_embeds": "x"},
             "llama.cpp": _LLAMA_CPP,
             "others": _OTHERS,
+            "machd": _MACHD,
         },
     ),
     Door(

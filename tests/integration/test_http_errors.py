@@ -32,7 +32,7 @@ from machd.generations.response_store import ResponseStore
 from machd.http.authentication import ApiKeys
 from machd.http.context import ServerContext
 from machd.http.gate import Gate, OpenRequests
-from machd.settings.model import Settings
+from machd.settings.model import ConsoleSettings, Settings
 from machd.telemetry.metrics import Metrics
 
 _CHAT = "/v1/chat/completions"
@@ -546,7 +546,7 @@ def _registered_routes() -> set[tuple[str, str]]:
     """Every (method, path) that the application has, as the framework knows them."""
     context = ServerContext(
         clock=SystemClock(),
-        settings=Settings(),
+        settings=Settings(console=ConsoleSettings(public=False)),  # the page is no route
         versions=installed_versions(),
         responses=ResponseStore(max_responses=0, max_bytes=0),
         models=cast("Any", None),

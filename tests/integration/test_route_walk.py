@@ -28,7 +28,7 @@ from machd.generations.response_store import ResponseStore
 from machd.http.authentication import ApiKeys
 from machd.http.context import ServerContext
 from machd.http.gate import Gate, OpenRequests
-from machd.settings.model import Settings
+from machd.settings.model import ConsoleSettings, Settings
 from machd.telemetry.logs import configure_logs
 from machd.telemetry.metrics import Metrics
 
@@ -114,7 +114,7 @@ def _routes() -> list[tuple[str, set[str]]]:
     """Every path that the application has, parameters filled in, and its methods."""
     context = ServerContext(
         clock=SystemClock(),
-        settings=Settings(),
+        settings=Settings(console=ConsoleSettings(public=False)),  # the page is no route
         versions=installed_versions(),
         responses=ResponseStore(max_responses=0, max_bytes=0),
         models=cast("Any", None),

@@ -24,7 +24,7 @@ from machd.settings.problems import printable
 _LEVEL_COLOURS = {"warning": "yellow", "error": "red", "critical": "red"}
 
 
-@click.command()
+@click.command(short_help="List the open requests, or those that have ended.")
 @click.option("--finished", "is_finished", is_flag=True, help="List the last 200 that have ended.")
 @target_options
 @json_option
