@@ -1,4 +1,4 @@
-"""What operators see of a running daemon: phases, reasons to wait, finished requests, memory, the log, the overview."""
+"""A running daemon as operators see it: phases, reasons to wait, finished requests, memory, the log, the overview."""
 
 from __future__ import annotations
 

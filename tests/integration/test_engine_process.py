@@ -100,7 +100,7 @@ class _CountsAtReady(SupervisedDaemon):
 
 
 def test_a_model_that_is_ready_has_counts() -> None:
-    """Who asks for them at once is not told of a model without slots."""
+    """A question right after readiness is not answered with a model without slots."""
     with capture_logs(), _CountsAtReady(_FLAGS) as daemon:
         assert daemon.counts.slot_count == 16
         assert daemon.counts.taken_unix_s > 0

@@ -73,7 +73,7 @@ class OpenRequest(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class _Moment:
-    """What is known of all models' sequences at one moment.
+    """Counts of all models' sequences at one moment.
 
     Attributes:
         prefilled_tokens: Of running sequences, by their ids.

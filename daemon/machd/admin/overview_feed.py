@@ -1,4 +1,4 @@
-"""What watchers of the overview are told: made once for all of them, and only while there are any."""
+"""The stream of overviews: each is made once for all watchers, and only while there are any."""
 
 from __future__ import annotations
 
