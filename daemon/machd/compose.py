@@ -56,6 +56,7 @@ from machd.settings.models import (
     name_essence,
 )
 from machd.settings.sources import LoadedSettings, SettingsSources
+from machd.settings.vision import VisionSettings
 from machd.telemetry.gauges import watch_daemon_gauges
 from machd.telemetry.lag import EventLoopLag
 from machd.telemetry.log_ring import LogRing
@@ -363,13 +364,18 @@ def _generation_limits(settings: Settings) -> GenerationLimits:
         refuses_ignored_keywords=settings.structured_output.strict,
         max_images=settings.vision.max_images,
         omits_tool_media=settings.vision.in_tool_results == "omit",
-        media=MediaRules(
-            FetchRules.of(settings.vision),
-            MediaBounds(
-                max_pixels=settings.vision.max_image_pixels,
-                max_frames=settings.vision.max_frames,
-                max_decode_s=settings.vision.max_decode_s,
-            ),
+        media=media_rules(settings.vision),
+    )
+
+
+def media_rules(section: VisionSettings) -> MediaRules:
+    """Return the limits of a request's images and videos."""
+    return MediaRules(
+        FetchRules.of(section),
+        MediaBounds(
+            max_pixels=section.max_image_pixels,
+            max_frames=section.max_frames,
+            max_decode_s=section.max_decode_s,
         ),
     )
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -62,6 +63,12 @@ _HOLDS_NOT = 1
     is_eager=True,
     help="Add up the memory of several models; exit with 1 unless they fit together.",
 )
+@click.option(
+    "--cache-report",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Replay recorded requests in the prefix cache, and say what would save most tokens.",
+)
 @click.option("--no-cache", is_flag=True, help="Measure architectures anew, and keep nothing.")
 @models_argument
 @settings_options
@@ -78,6 +85,7 @@ def check(
     all_archs: bool,
     archs: tuple[str, ...],
     vision: bool,
+    cache_report: Path | None,
     no_cache: bool,
 ) -> None:
     """Check whether MODEL will run here, and how.
@@ -88,6 +96,9 @@ def check(
 
     With --fits it says whether several models can be loaded at once: each MODEL is one of those that the settings name,
     or what serve takes; without any, all that the settings name are meant.
+
+    With --cache-report it reads requests that were sent, a JSON object with path and body on each line, and looks their prompts up
+    in the prefix cache one after the other, as a daemon with these settings would; no token is computed.
 
     With --all-archs or --arch it measures tiny models of mlx-lm's architectures and of encoders' families instead, and exits
     with 1 if a text has another vector in a batch than alone, or than the files say. With --vision too, it
@@ -100,6 +111,7 @@ def check(
             "MODEL": is_model_given,
             "--fits": fits,
             "--measure": measure,
+            "--cache-report": cache_report is not None,
             "--all-archs": all_archs,
             "--arch": bool(archs),
         },
@@ -114,6 +126,12 @@ def check(
             blas=_chosen_blas(loaded.settings).for_other_processes,
         )
         ctx.exit(exit_code)
+    if cache_report is not None:
+        blas = _prepared_blas(loaded.settings)
+        from machd.cli.check_cache import check_cache  # noqa: PLC0415 - imports mlx
+
+        check_cache(loaded.settings, cache_report, blas=blas, as_json=as_json)
+        return
     if fits:
         from machd.cli.check_fits import check_fits  # noqa: PLC0415 - a help text does not need it
 
@@ -150,9 +168,10 @@ def _architecture_check(*, has_images: bool) -> Callable[..., int]:
 
 def _refuse_conflicts(given: dict[str, bool], *, with_archs: dict[str, bool]) -> None:
     """Raise UsageError where options about one model and about architectures are mixed."""
-    if given["--fits"] and given["--measure"]:
-        raise click.UsageError("--fits and --measure do not go together.")
-    of_model = [name for name in ("MODEL", "--fits", "--measure") if given[name]]
+    ways = [name for name in ("--fits", "--measure", "--cache-report") if given[name]]
+    if len(ways) > 1:
+        raise click.UsageError(f"{ways[0]} and {ways[1]} do not go together.")
+    of_model = [name for name in ("MODEL", *ways) if given[name]]
     of_archs = [name for name in ("--all-archs", "--arch") if given[name]]
     if of_archs and (of_model or len(of_archs) > 1):
         first, second = (*of_model, *of_archs)[:2]
@@ -172,15 +191,20 @@ def _chosen_blas(settings: Settings) -> BlasChoice:
     )
 
 
+def _prepared_blas(settings: Settings) -> BlasChoice:
+    """Prepare the process for mlx as serve does; call it before anything imports mlx."""
+    blas = _chosen_blas(settings)
+    cache_directory = user_cache_directory(process_environ())
+    set_mlx_environment(os.environ, cache_directory)  # noqa: TID251 - mlx reads its own by itself
+    return blas
+
+
 def _checked(loaded: LoadedSettings, *, measure: bool) -> ModelCheck | EncoderCheck:
     settings = loaded.settings
     from machd.engine.open import residency  # noqa: PLC0415 - a help text does not need it
 
-    environ = process_environ()
-    cache_directory = user_cache_directory(environ)
-    # Both before anything imports mlx, as serve does.
-    blas = _chosen_blas(settings)
-    set_mlx_environment(os.environ, cache_directory)  # noqa: TID251 - mlx reads its own by itself
+    cache_directory = user_cache_directory(process_environ())
+    blas = _prepared_blas(settings)
     with ProgressBar() as progress:
         progress.stage("reading the model's files", None)
         source = resolve_model(
