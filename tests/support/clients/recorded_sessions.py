@@ -125,7 +125,7 @@ def _without_texts(requests: list[Any]) -> list[Any]:
     versions: dict[tuple[object, ...], list[list[str]]] = {}
     for request in requests:
         for place, text in _texts(request, ()):
-            if len(text) > LONGEST_KEPT_CHARS and " " in text:
+            if _is_replaced(place, text):
                 versions.setdefault(place, []).append(text.split("\n"))
     seeds: dict[str, int] = {}
 
@@ -139,7 +139,7 @@ def _without_texts(requests: list[Any]) -> list[Any]:
         return _DATE.search(line) is not None or any(_is_version(one, lines) for one in others)
 
     def replaced(place: tuple[object, ...], text: str) -> object:
-        if len(text) <= LONGEST_KEPT_CHARS or " " not in text:
+        if not _is_replaced(place, text):
             return text
         lines = text.split("\n")
         if not any(is_kept(one, lines, place) for one in lines):
@@ -147,6 +147,11 @@ def _without_texts(requests: list[Any]) -> list[Any]:
         return {_TEXT: [one if is_kept(one, lines, place) else filled(one) for one in lines]}
 
     return [_mapped(request, (), replaced) for request in requests]
+
+
+def _is_replaced(place: tuple[object, ...], text: str) -> bool:
+    """Return whether a text is to become words; arguments of calls are the script's, and JSON."""
+    return len(text) > LONGEST_KEPT_CHARS and " " in text and place[-1] != "arguments"
 
 
 def _is_version(one: list[str], other: list[str]) -> bool:
