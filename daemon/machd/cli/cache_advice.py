@@ -21,7 +21,7 @@ _OF_CHANGES = {
     ChangeKind.MESSAGE_CALLS: "send the calls as the model made them: the same arguments, in the same order",
     ChangeKind.MESSAGE_THOUGHTS: "send the thoughts back as they came, or never",
     ChangeKind.MESSAGE_IMAGES: "send the same file",
-    ChangeKind.MESSAGE_REPLACED: "keep it as it was, and add messages at the end",
+    ChangeKind.MESSAGES_REPLACED: "keep it as it was, and add messages at the end",
     ChangeKind.MESSAGES_ADDED: "add messages at the end",
     ChangeKind.MESSAGES_REMOVED: "leave earlier messages in until the context is full, then remove many at once",
     ChangeKind.TOOLS_ORDER: "send the tools in one order, such as by name",

@@ -106,6 +106,8 @@ class _NoEngine:
             case DropBlocks(block_ids):
                 for one in block_ids:
                     self._blocks.pop(one, None)
+            case _:  # there is no disk tier
+                pass
         return ()
 
     def _nbytes(self, block: _Block) -> int:

@@ -124,8 +124,8 @@ class CacheReporter:
             saved_tokens = min(common, len(request.prompt) - 1) - found.cached_tokens
         if saved_tokens < MIN_SAVED_TOKENS:
             change, saved_tokens = None, 0  # the rest is another text
-        for at in range(found.cached_tokens, len(request.prompt)):
-            self._parts[_part_of(request.place(at))] += 1
+        for part_place, tokens in request.part_tokens(found.cached_tokens):
+            self._parts[_part_of(part_place)] += tokens
         self._lookups.append(
             LookupReport(
                 line=request.line,
@@ -148,12 +148,15 @@ class CacheReporter:
     def _nearest(
         self, request: RenderedRequest, namespace: str | None
     ) -> tuple[RenderedRequest | None, int]:
-        """Return the earlier request with the longest common beginning, and its tokens; of one namespace, or of any."""
+        """Return the earlier request with the longest common beginning, and its tokens; of one namespace, or of any.
+
+        Of several the newest one.
+        """
         best, best_tokens = None, 0
         for other_namespace, other in self._earlier:
             if namespace in (None, other_namespace):
                 common = common_tokens(request.prompt, other.prompt)
-                if common >= max(best_tokens, 1):
+                if common >= best_tokens:
                     best, best_tokens = other, common
         return best, best_tokens
 
@@ -175,9 +178,7 @@ class CacheReporter:
         """Return the report of what was replayed so far."""
         prompt_tokens = sum(one.prompt_tokens for one in self._lookups)
         found_tokens = sum(one.found_tokens for one in self._lookups)
-        causes = [
-            _cause(CacheReason(str(key[0])), sums) for key, sums in self._causes.items()
-        ]
+        causes = [_cause(CacheReason(str(key[0])), sums) for key, sums in self._causes.items()]
         is_stateful = self._shape.costs.is_stateful
         return CacheReport(
             model=self._front.model.model_id,
@@ -227,7 +228,9 @@ def _part_of(place: PromptPlace | None) -> tuple[PromptPart | None, str | None]:
     return place.part, place.role if place.part is PromptPart.MESSAGE else None
 
 
-def replayed(reporter: CacheReporter, requests: Iterable[RecordedConversation | SkippedLine]) -> CacheReport:
+def replayed(
+    reporter: CacheReporter, requests: Iterable[RecordedConversation | SkippedLine]
+) -> CacheReport:
     """Replay all requests; returns the report."""
     for one in requests:
         reporter.add(one)

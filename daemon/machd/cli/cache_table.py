@@ -26,7 +26,7 @@ _CHANGES = {
     ChangeKind.MESSAGE_CALLS: "the tool calls change",
     ChangeKind.MESSAGE_THOUGHTS: "the thoughts change",
     ChangeKind.MESSAGE_IMAGES: "the images change",
-    ChangeKind.MESSAGE_REPLACED: "another message stands there",
+    ChangeKind.MESSAGES_REPLACED: "other messages stand there",
     ChangeKind.MESSAGES_ADDED: "messages were put in",
     ChangeKind.MESSAGES_REMOVED: "messages were taken out",
     ChangeKind.TOOLS_ORDER: "the tools' order changes",
@@ -66,11 +66,8 @@ def print_cache_report(report: CacheReport) -> None:
 def _lines(report: CacheReport) -> Iterator[tuple[str, str]]:
     yield "model", report.model
     yield "cache", _CACHES[report.cache]
-    yield (
-        "prompts",
-        f"{len(report.lookups):,} with {report.prompt_tokens:,} tokens: {report.found_tokens:,} found, "
-        f"{report.computed_tokens:,} computed",
-    )
+    sums = f"{report.found_tokens:,} found, {report.computed_tokens:,} computed"
+    yield "prompts", f"{len(report.lookups):,} with {report.prompt_tokens:,} tokens: {sums}"
     if report.parts:
         yield "computed", ", ".join(_cost(one, report.computed_tokens) for one in report.parts)
     for cause in report.causes:

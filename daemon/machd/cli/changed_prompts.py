@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from machd.cli.request_changes import Change, ChangeKind, first_change
@@ -11,6 +11,9 @@ from machd.reading.prompt_places import PromptPart, PromptPlace
 from machd.request.conversation import Conversation
 from machd.request.media import media_of
 from machd.scheduler.block_tree import common_tokens
+
+_STRIDE = 16
+"""Tokens of a prompt that are skipped where all between two of them is alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +34,41 @@ class RenderedRequest:
         places = self.prepared.places
         return None if places is None else places.at(tokens)
 
-    def first_token(self, start: int, is_wanted: Callable[[PromptPlace], bool]) -> int | None:
+    def first_token(self, is_wanted: Callable[[PromptPlace], bool], start: int = 0) -> int | None:
         """Return the first token from ``start`` on whose place is wanted; None if there is none, or places are not known."""
-        for at in range(start, len(self.prompt)):
-            if (place := self.place(at)) is not None and is_wanted(place):
-                return at
-        return None
+        return next((at for at in range(start, len(self.prompt)) if self._is(is_wanted, at)), None)
+
+    def token_behind(self, message_index: int, character: int = 0) -> int | None:
+        """Return the first token at or behind a character of a message; None if there is none, or places are not known."""
+
+        def is_behind(place: PromptPlace) -> bool:
+            if place.message_index is None or place.message_index > message_index:
+                return True
+            is_inside = place.message_index == message_index and place.part is PromptPart.MESSAGE
+            return is_inside and (place.character or 0) >= character
+
+        # What is behind a token is behind all later ones too, so most tokens need no look.
+        coarse = (at for at in range(_STRIDE, len(self.prompt), _STRIDE) if self._is(is_behind, at))
+        return self.first_token(is_behind, next(coarse, len(self.prompt)) - _STRIDE)
+
+    def _is(self, is_wanted: Callable[[PromptPlace], bool], tokens: int) -> bool:
+        place = self.place(tokens)
+        return place is not None and is_wanted(place)
+
+    def part_tokens(self, start: int) -> Iterator[tuple[PromptPlace | None, int]]:
+        """Yield stretches of tokens from ``start`` on: a place of each, and how many of the same part and message they are."""
+        stop = len(self.prompt)
+        while start < stop:
+            place, end = self.place(start), min(start + _STRIDE, stop)
+            # Nothing else lies between two tokens of one stretch of a part that are so close.
+            if _key(place) != _key(self.place(end - 1)):
+                end = start + 1
+            yield place, end - start
+            start = end
+
+
+def _key(place: PromptPlace | None) -> object:
+    return None if place is None else (place.part, place.message_index, place.tool_index)
 
 
 def change_between(
@@ -49,9 +81,7 @@ def change_between(
         later: A request whose prompt parts from it.
         parted_at_tokens: Tokens that they have in common.
     """
-    change = first_change(
-        former.conversation, later.conversation, later.place(parted_at_tokens)
-    )
+    change = first_change(former.conversation, later.conversation, later.place(parted_at_tokens))
     was = _behind(change, former, parted_at_tokens, is_former=True)
     now = _behind(change, later, parted_at_tokens, is_former=False)
     if was is None or now is None:
@@ -61,56 +91,46 @@ def change_between(
 
 def _behind(change: Change, request: RenderedRequest, start: int, *, is_former: bool) -> int | None:
     """Return the first token behind a change; None if there is none, or it is not known."""
-    index = change.message_index or 0
-    match change.kind:
-        case ChangeKind.MESSAGE_TEXT:
-            span = change.former_characters if is_former else change.characters
-            if span is None:
-                return None
-            stop = span[1]
-            return request.first_token(start, lambda at: _is_behind(at, index, stop))
-        case ChangeKind.MESSAGE_IMAGES:
-            return _behind_images(request, index)
-        case ChangeKind.MESSAGES_ADDED | ChangeKind.MESSAGES_REMOVED:
-            is_longer = is_former is (change.kind is ChangeKind.MESSAGES_REMOVED)
-            index += change.count if is_longer else 0
-            return request.first_token(start, lambda at: _is_behind(at, index, 0))
-        case ChangeKind.MESSAGE_CALLS | ChangeKind.MESSAGE_THOUGHTS | ChangeKind.MESSAGE_REPLACED:
-            return request.first_token(start, lambda at: _is_behind(at, index + 1, 0))
-        case ChangeKind.TEMPLATE:
-            return request.first_token(start, lambda at: at.part is PromptPart.MESSAGE)
-    return _behind_tool(change, request, start, is_former=is_former)
+    index = change.message_index
+    count = change.former_count if is_former else change.count
+    if change.kind is ChangeKind.TEMPLATE:
+        return request.first_token(_is_message, start)
+    if index is None:
+        return _behind_tools(change, request, start, count)
+    if change.kind is ChangeKind.MESSAGE_IMAGES:
+        return _behind_images(request, index)
+    if change.kind is ChangeKind.MESSAGE_TEXT:
+        span = change.former_characters if is_former else change.characters
+        return None if span is None else request.token_behind(index, span[1])
+    is_inside = change.kind in (ChangeKind.MESSAGE_CALLS, ChangeKind.MESSAGE_THOUGHTS)
+    return request.token_behind(index + (1 if is_inside else count))
 
 
-def _is_behind(place: PromptPlace, index: int, character: int) -> bool:
-    """Return whether a place is at or behind a character of a message's text."""
-    if place.message_index is None or place.message_index > index:
-        return True
-    is_inside = place.message_index == index and place.part is PromptPart.MESSAGE
-    return is_inside and (place.character or 0) >= character
+def _is_message(place: PromptPlace) -> bool:
+    return place.part is PromptPart.MESSAGE
 
 
-def _behind_tool(
-    change: Change, request: RenderedRequest, start: int, *, is_former: bool
-) -> int | None:
-    """Return the first token of the tool that both requests have behind a change, or behind all tools."""
-    last: int | None = None
+def _behind_tools(change: Change, request: RenderedRequest, start: int, count: int) -> int | None:
     if change.kind is not ChangeKind.TOOLS_ORDER:
-        is_longer = is_former is (change.kind is ChangeKind.TOOLS_REMOVED)
-        count = 1 if change.kind is ChangeKind.TOOL_CHANGED else change.count * is_longer
-        last = (change.tool_index or 0) + count
-    is_inside = False
-    for at in range(start, len(request.prompt)):
+        changed = 1 if change.kind is ChangeKind.TOOL_CHANGED else count
+        following = (change.tool_index or 0) + changed
+        found = request.first_token(
+            lambda at: (-1 if at.tool_index is None else at.tool_index) >= following
+        )
+        if found is not None:
+            return found
+    return request.first_token(_is_message, _end_of_tools(request, start))
+
+
+def _end_of_tools(request: RenderedRequest, start: int) -> int:
+    """Return the first token behind all tools that is not before ``start``."""
+
+    def is_inside(at: int) -> bool:
         place = request.place(at)
-        if place is None:
-            return None
-        if place.part is PromptPart.TOOLS:
-            is_inside = True
-            if last is not None and (place.tool_index or 0) >= last:
-                return at
-        elif is_inside or place.part is PromptPart.MESSAGE:
-            return at
-    return None
+        return place is not None and place.part is PromptPart.TOOLS
+
+    tools = [at for at in range(len(request.prompt)) if is_inside(at)]
+    return max(start, tools[-1] + 1) if tools else start
 
 
 def _behind_images(request: RenderedRequest, index: int) -> int | None:

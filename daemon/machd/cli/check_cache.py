@@ -58,7 +58,9 @@ def check_cache(settings: Settings, file: Path, *, blas: BlasChoice, as_json: bo
             progress=progress,
         )
         if find_encoder(source) is not None:
-            raise click.UsageError("--cache-report is for models that generate; this is an encoder.")
+            raise click.UsageError(
+                "--cache-report is for models that generate; this is an encoder."
+            )
         found = _inspected(source, settings)
         state = _state(found.description, source, cache_directory, blas)
         texts = Texts(

@@ -16,6 +16,9 @@ from machd.request.media import media_of
 
 Message = Mapping[str, object]
 
+_MAX_COMPARED = 1000
+"""Most messages behind the first that differs in which one that both have is looked for."""
+
 
 class ChangeKind(StrEnum):
     """What a later request has changed of what both have."""
@@ -24,7 +27,7 @@ class ChangeKind(StrEnum):
     MESSAGE_CALLS = "message_calls"
     MESSAGE_THOUGHTS = "message_thoughts"
     MESSAGE_IMAGES = "message_images"
-    MESSAGE_REPLACED = "message_replaced"
+    MESSAGES_REPLACED = "messages_replaced"
     MESSAGES_ADDED = "messages_added"
     MESSAGES_REMOVED = "messages_removed"
     TOOLS_ORDER = "tools_order"
@@ -46,7 +49,8 @@ class Change:
         characters: The first character of the message's text that differs, from 0, and the first one that does not any more;
             None for other changes.
         former_characters: The same in the former one.
-        count: Messages or tools that were added or removed.
+        count: Messages or tools of the later one that the former one has not, if some were added or removed.
+        former_count: The other way round.
     """
 
     kind: ChangeKind
@@ -56,9 +60,12 @@ class Change:
     characters: tuple[int, int] | None = None
     former_characters: tuple[int, int] | None = None
     count: int = 0
+    former_count: int = 0
 
 
-def first_change(former: Conversation, later: Conversation, parted_at: PromptPlace | None) -> Change:
+def first_change(
+    former: Conversation, later: Conversation, parted_at: PromptPlace | None
+) -> Change:
     """Return what differs first in their prompts, which part at ``parted_at``, if that is known."""
     tools = _tool_change(former, later)
     messages = _message_change(former, later, start=_first_suspect(parted_at))
@@ -83,9 +90,9 @@ def _tool_change(former: Conversation, later: Conversation) -> Change | None:
         return Change(ChangeKind.TOOL_CHANGED, tool_index=index)
     if sorted(names_were) == sorted(names_now):
         return Change(ChangeKind.TOOLS_ORDER, tool_index=index)
-    count = len(now) - len(was)
-    kind = ChangeKind.TOOLS_ADDED if count >= 0 else ChangeKind.TOOLS_REMOVED
-    return Change(kind, tool_index=index, count=abs(count))
+    if len(now) >= len(was):
+        return Change(ChangeKind.TOOLS_ADDED, tool_index=index, count=len(now) - len(was))
+    return Change(ChangeKind.TOOLS_REMOVED, tool_index=index, former_count=len(was) - len(now))
 
 
 def _shown_tools(conversation: Conversation) -> tuple[FunctionTool, ...]:
@@ -111,23 +118,34 @@ def _message_change(former: Conversation, later: Conversation, *, start: int) ->
         return None  # it goes on behind the former one, or is the same
     if index == len(now):
         count = len(was) - index
-        return Change(ChangeKind.MESSAGES_REMOVED, message_index=index, count=count)
+        return Change(ChangeKind.MESSAGES_REMOVED, message_index=index, former_count=count)
     role = str(now[index].get("role"))
-    rest_was, rest_now = was[index:], now[index:]
-    if not _goes_on(rest_was[1:], rest_now[1:]):
-        for kind, longer, shorter in (
-            (ChangeKind.MESSAGES_REMOVED, rest_was, rest_now),
-            (ChangeKind.MESSAGES_ADDED, rest_now, rest_was),
-        ):
-            count = next((n for n, one in enumerate(longer) if one == shorter[0]), 0)
-            if count:
-                return Change(kind, message_index=index, role=role, count=count)
-    return _inside_message(rest_was[0], rest_now[0], index, role)
+    gone, came = _until_common(was[index:], now[index:])
+    if (gone, came) in ((0, 0), (1, 1)):
+        return _inside_message(was[index], now[index], index, role)
+    kind = ChangeKind.MESSAGES_REPLACED
+    if not came:
+        kind = ChangeKind.MESSAGES_REMOVED
+    elif not gone:
+        kind = ChangeKind.MESSAGES_ADDED
+    return Change(kind, index, role, count=came, former_count=gone)
 
 
-def _goes_on(was: list[dict[str, object]], now: list[dict[str, object]]) -> bool:
-    """Return whether two conversations are the same from here on as far as both go, or one ends here."""
-    return was[:1] == now[:1] or not was or not now
+def _until_common(was: Sequence[Message], now: Sequence[Message]) -> tuple[int, int]:
+    """Return how many messages of both come before the first one that both have; 0 and 0 if they have none."""
+    known: dict[bytes, int] = {}
+    for index, one in enumerate(was[:_MAX_COMPARED]):
+        known.setdefault(_key(one), index)
+    pairs = [
+        (known[key], index)
+        for index, one in enumerate(now[:_MAX_COMPARED])
+        if (key := _key(one)) in known
+    ]
+    return min(pairs, key=sum, default=(0, 0))
+
+
+def _key(message: Message) -> bytes:
+    return repr(message).encode()
 
 
 def _inside_message(was: Message, now: Message, index: int, role: str) -> Change:
@@ -135,7 +153,7 @@ def _inside_message(was: Message, now: Message, index: int, role: str) -> Change
         return was.get(key) != now.get(key)
 
     if was.get("role") != role:
-        return Change(ChangeKind.MESSAGE_REPLACED, index, role)
+        return Change(ChangeKind.MESSAGES_REPLACED, index, role, count=1, former_count=1)
     if differs("content"):
         former, later = was.get("content"), now.get("content")
         if isinstance(former, str) and isinstance(later, str):
@@ -148,11 +166,14 @@ def _inside_message(was: Message, now: Message, index: int, role: str) -> Change
                 former_characters=was_span,
             )
         is_media = media_of([was]) != media_of([now])
-        return Change(ChangeKind.MESSAGE_IMAGES if is_media else ChangeKind.MESSAGE_TEXT, index, role)
+        return Change(
+            ChangeKind.MESSAGE_IMAGES if is_media else ChangeKind.MESSAGE_TEXT, index, role
+        )
     if differs("reasoning_content"):
         return Change(ChangeKind.MESSAGE_THOUGHTS, index, role)
-    kind = ChangeKind.MESSAGE_CALLS if differs("tool_calls") else ChangeKind.MESSAGE_REPLACED
-    return Change(kind, index, role)
+    if differs("tool_calls"):
+        return Change(ChangeKind.MESSAGE_CALLS, index, role)
+    return Change(ChangeKind.MESSAGES_REPLACED, index, role, count=1, former_count=1)
 
 
 def _first_difference(was: Sequence[object], now: Sequence[object]) -> int:

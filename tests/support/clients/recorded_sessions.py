@@ -82,7 +82,7 @@ def write_session(target: Path, client: str, requests: Iterable[RecordedRequest]
             made = [compact(one) for one in value]
         elif isinstance(value, dict) and _TEXT not in value:
             made = {key: compact(one) for key, one in value.items()}
-        if counts[text] < 2:  # noqa: PLR2004 - what is there once is shared with nothing
+        if counts[text] < 2:  # what is there once is shared with nothing
             return made
         shared[text] = len(table)
         table.append(made)
@@ -97,7 +97,7 @@ def write_session(target: Path, client: str, requests: Iterable[RecordedRequest]
 
 def filler(seed: int, characters: int) -> str:
     """Return so many characters of common words, in lines; another seed gives others."""
-    draw, words = random.Random(seed), list[str]()  # noqa: S311 - words, no secret
+    draw, words = random.Random(seed), list[str]()
     length = 0
     while length < characters:
         words.append(draw.choice(WORDS))
@@ -123,30 +123,36 @@ def _numbered_ids(requests: list[Any]) -> list[Any]:
 def _without_texts(requests: list[Any]) -> list[Any]:
     """Replace the long texts that clients send by their lengths, line by line where a line is to be kept."""
     versions: dict[tuple[object, ...], list[list[str]]] = {}
-    for request in requests:
-        for place, text in _texts(request, ()):
-            if _is_replaced(place, text):
-                versions.setdefault(place, []).append(text.split("\n"))
+    for place, text in (one for request in requests for one in _texts(request, ())):
+        if _is_replaced(place, text):
+            versions.setdefault(place, []).append(text.split("\n"))
     seeds: dict[str, int] = {}
 
     def filled(text: str) -> list[int] | str:
         return [seeds.setdefault(text, len(seeds)), len(text)] if text else text
 
-    def is_kept(line: str, lines: list[str], place: tuple[object, ...]) -> bool:
-        if len(line) > LONGEST_KEPT_CHARS:
-            return False
-        others = (one for one in versions[place] if line not in one)
-        return _DATE.search(line) is not None or any(_is_version(one, lines) for one in others)
-
     def replaced(place: tuple[object, ...], text: str) -> object:
         if not _is_replaced(place, text):
             return text
         lines = text.split("\n")
-        if not any(is_kept(one, lines, place) for one in lines):
+        kept = _kept_lines(lines, versions[place])
+        if not kept:
             return {_TEXT: [filled(text)]}
-        return {_TEXT: [one if is_kept(one, lines, place) else filled(one) for one in lines]}
+        return {_TEXT: [one if one in kept else filled(one) for one in lines]}
 
     return [_mapped(request, (), replaced) for request in requests]
+
+
+def _kept_lines(lines: list[str], versions: list[list[str]]) -> set[str]:
+    """Return the short lines with dates, and those that another version of the text has not."""
+    changing = {
+        line
+        for version in versions
+        if _is_version(version, lines)
+        for line in set(lines) - set(version)
+    }
+    dated = {line for line in lines if _DATE.search(line)}
+    return {line for line in changing | dated if len(line) <= LONGEST_KEPT_CHARS}
 
 
 def _is_replaced(place: tuple[object, ...], text: str) -> bool:

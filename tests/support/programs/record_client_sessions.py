@@ -20,6 +20,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
+
 from machd.engine.fake.tokenizer import END_OF_TEXT
 from machd.request.generation import SamplingParams
 from support.clients.recorded_sessions import RecordedRequest, write_session
@@ -199,7 +200,7 @@ class _Answers:
             has_tools = bytes(prompt[:6]) == b"tools:"
             self._of_prompts[key] = self._left.pop(0) if has_tools and self._left else b"Birds"
         said = self._of_prompts[key]
-        return (*said, END_OF_TEXT)[min(position, len(said))]
+        return said[position] if position < len(said) else END_OF_TEXT
 
 
 def _spelled(said: str | tuple[str, dict[str, object]]) -> bytes:
@@ -267,7 +268,7 @@ def record(client: Client, modules: Path) -> list[RecordedRequest]:
     project = Path(_PROJECT)
     project.mkdir(parents=True)
     (project / "notes.txt").write_text("Three birds sing.\nThey live in the garden.\n", "utf-8")
-    subprocess.run(("git", "init", "-q"), cwd=project, check=True)  # noqa: S607
+    subprocess.run(("git", "init", "-q"), cwd=project, check=True)
     engine = FakeEngine(_Answers(client), model_id=_MODEL, context_tokens=_CONTEXT_TOKENS)
     with tempfile.TemporaryDirectory() as home, RunningDaemon(lambda: engine) as daemon:
         proxy = _Proxy(daemon.url)
