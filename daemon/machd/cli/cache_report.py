@@ -29,8 +29,8 @@ from machd.scheduler.block_tree import common_tokens
 from machd.scheduler.events import CacheReason
 from machd.scheduler.prefix_limits import PrefixConfig, PrefixLimits
 
-MIN_SAVED_TOKENS = 16
-"""Fewest tokens behind a change that count as the same text, and not as words that two texts happen to share."""
+_MIN_SAVED_TOKENS = 64
+"""Fewest tokens behind a change that are worth a word: two conversations may have as many of the template's own in common."""
 
 _MAX_COMPARED = 64
 """Most earlier prompts that one is compared with, the newest ones."""
@@ -122,7 +122,7 @@ class CacheReporter:
             within = None if found.reason is CacheReason.OTHER_NAMESPACE else namespace
             _, common = self._nearest(request, within)
             saved_tokens = min(common, len(request.prompt) - 1) - found.cached_tokens
-        if saved_tokens < MIN_SAVED_TOKENS:
+        if saved_tokens < _MIN_SAVED_TOKENS:
             change, saved_tokens = None, 0  # the rest is another text
         for part_place, tokens in request.part_tokens(found.cached_tokens):
             self._parts[_part_of(part_place)] += tokens

@@ -66,7 +66,7 @@ def check_cache(settings: Settings, file: Path, *, blas: BlasChoice, as_json: bo
         texts = Texts(
             source,
             chat_template=settings.model.chat_template,
-            trust_remote_code=settings.model.trust_remote_code,
+            trust_remote_code=False,  # a check runs no code of a checkpoint's
         )
     with closing(texts):
         report = _report(settings, found, state, texts, file)

@@ -64,10 +64,11 @@ def recorded_requests(path: Path) -> Iterator[RecordedConversation | SkippedLine
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
-                yield _read(number, line)
+                yield read_line(number, line)
 
 
-def _read(number: int, line: bytes) -> RecordedConversation | SkippedLine:
+def read_line(number: int, line: bytes) -> RecordedConversation | SkippedLine:
+    """Read a line."""
     try:
         recorded = msgspec.json.decode(line, type=RecordedLine)
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -130,7 +130,7 @@ PLANTS = (
     Plant(
         "claude_code_git_status", "claude_code", 5,
         _in_text(_claude_system(2), "text", "?? summary.txt", "?? summary.txt\n?? more.txt"),
-        _TEXT, 0, "system", changed="\n?? more.txt",
+        _TEXT, 0, "system", changed="?? more.txt\n",
     ),
     Plant(
         "claude_code_date", "claude_code", 5,

@@ -56,7 +56,8 @@ def read_session(name: str) -> list[RecordedRequest]:
             return whole(shared[value[_SHARED]])
         if _TEXT in value:
             return "\n".join(
-                one if isinstance(one, str) else filler(one[0], one[1]) for one in value[_TEXT]
+                one if isinstance(one, str) else filler(f"{name} {one[0]}", one[1])
+                for one in value[_TEXT]
             )
         return {key: whole(one) for key, one in value.items()}
 
@@ -95,7 +96,7 @@ def write_session(target: Path, client: str, requests: Iterable[RecordedRequest]
     )
 
 
-def filler(seed: int, characters: int) -> str:
+def filler(seed: str, characters: int) -> str:
     """Return so many characters of common words, in lines; another seed gives others."""
     draw, words = random.Random(seed), list[str]()
     length = 0

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 from support.clients.planted_changes import PLANTS, Plant
-from support.clients.recorded_sessions import RecordedRequest
+from support.clients.recorded_sessions import RecordedRequest, read_session
 from support.engines.fake_engine import FakeEngine
 
-from machd.cli.cache_report import CacheReporter
+from machd.cli.cache_report import CacheReporter, replayed
 from machd.cli.cache_report_document import CacheReport
-from machd.cli.recorded_requests import recorded_requests
+from machd.cli.cache_table import print_cache_report
+from machd.cli.recorded_requests import RecordedConversation, read_line, recorded_requests
 from machd.scheduler.events import CacheReason
 from machd.scheduler.prefix_limits import BlockCosts, PrefixConfig, PrefixLimits
 
@@ -37,9 +38,7 @@ def report_of(
     file = folder / "requests.jsonl"
     file.write_text("".join(json.dumps(one) + "\n" for one in lines), "utf-8")
     reporter = CacheReporter(_FRONT, PrefixConfig(b"", 256, costs), limits, is_shared=False)
-    for one in recorded_requests(file):
-        reporter.add(one)
-    return reporter.report()
+    return replayed(reporter, recorded_requests(file))
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda one: one.name)
@@ -56,3 +55,131 @@ def test_cache_report_names_planted_change(plant: Plant, tmp_path: Path) -> None
         assert (lookup.reason, found) == (CacheReason.CONTINUED, [])
         return
     assert found == [(plant.kind, plant.message_index, plant.role, plant.tool_index)]
+    assert lookup.change is plant.kind
+    cause = report.causes[0]
+    assert 0 < cause.saved_tokens <= lookup.prompt_tokens - lookup.found_tokens
+    if plant.changed is not None:
+        assert cause.characters is not None
+        assert (
+            _message_text(later, plant.message_index or 0)[slice(*cause.characters)]
+            == plant.changed
+        )
+
+
+def _message_text(request: RecordedRequest, index: int) -> str:
+    recorded = read_line(1, json.dumps({"path": request.path, "body": request.body}).encode())
+    assert isinstance(recorded, RecordedConversation)
+    return str(recorded.conversation.messages[index]["content"])
+
+
+def _session(name: str, *indices: int) -> list[RecordedRequest]:
+    session = read_session(name)
+    return [session[one] for one in indices]
+
+
+def test_cache_report_names_other_clients_namespace(tmp_path: Path) -> None:
+    """A prompt that another API key has sent before is computed again, for that reason, unless keys share a namespace."""
+    report = report_of(_session("codex", 3, 3), tmp_path, clients=["one", "another"])
+
+    (cause,) = report.causes
+    assert (cause.reason, cause.change) == (CacheReason.OTHER_NAMESPACE, None)
+    assert cause.saved_tokens == report.lookups[1].prompt_tokens - 1
+    assert "cache.namespace" in cause.advice
+
+
+def test_cache_report_names_other_salt(tmp_path: Path) -> None:
+    """A prompt with another ``cache_salt`` is in another namespace."""
+    (former,) = _session("codex", 3)
+    later = RecordedRequest(former.path, {**former.body, "cache_salt": "planted"})
+
+    report = report_of([former, later], tmp_path)
+
+    assert [one.reason for one in report.causes] == [CacheReason.OTHER_NAMESPACE]
+
+
+def test_cache_report_names_eviction(tmp_path: Path) -> None:
+    """A prompt that was evicted for want of room is computed again, for that reason."""
+    session = [*_session("codex", 3), *_session("opencode", 5), *_session("codex", 4)]
+    limits = PrefixLimits(max_bytes=40_000 * 1024)  # one of the two clients' prompts
+
+    report = report_of(session, tmp_path, limits=limits)
+
+    assert [one.reason for one in report.causes] == [CacheReason.EVICTED]
+    assert report.causes[0].lines == [3]
+    assert "cache.memory_mb" in report.causes[0].advice
+
+
+def test_cache_report_names_what_state_cannot(tmp_path: Path) -> None:
+    """With caches that have state, a prompt that was cut back is computed whole, for that reason."""
+    session = [*_session("codex", 4), *_session("codex", 4)]
+    session[1].body["input"].pop()
+
+    report = report_of(session, tmp_path, costs=BlockCosts(1024, 4096))
+
+    assert report.cache == "state"
+    assert [one.reason for one in report.causes] == [CacheReason.KIND_CANNOT]
+
+
+def test_cache_report_sums_change_over_requests(tmp_path: Path) -> None:
+    """A change that comes with each request is one cause, with the lines of all and the sum of their tokens."""
+    session = [one for _ in range(2) for one in _session("opencode", 4, 5)]
+    bodies = [json.loads(json.dumps(one.body)) for one in session]
+    for number, body in enumerate(bodies):
+        body["messages"][0]["content"] = f"Request {number}. {body['messages'][0]['content']}"
+    session = [RecordedRequest(session[0].path, body) for body in bodies]
+
+    report = report_of(session, tmp_path)
+
+    (cause,) = report.causes
+    assert (cause.lines, cause.message_index, cause.characters) == ([2, 3, 4], 0, (8, 9))
+    assert cause.saved_tokens == sum(one.saved_tokens for one in report.lookups)
+    assert report.prompt_tokens == report.found_tokens + report.computed_tokens
+    assert sum(one.computed_tokens for one in report.parts) == report.computed_tokens
+
+
+def test_cache_report_finds_no_cause_between_conversations(tmp_path: Path) -> None:
+    """Two conversations that have nothing but a few words in common are no change of one another."""
+    report = report_of([*_session("opencode", 0), *_session("codex", 0)], tmp_path)
+
+    assert report.causes == []
+
+
+def test_cache_report_leaves_out_what_is_no_conversation(tmp_path: Path) -> None:
+    """Lines that are no JSON, name another path or hold what machd refuses are left out, each with its reason."""
+    good = {
+        "path": "/v1/chat/completions",
+        "body": {"messages": [{"role": "user", "content": "x"}]},
+    }
+    wrong = {"path": "/v1/chat/completions", "body": {"messages": 5}}
+    lines = [
+        "{",
+        json.dumps({"path": "/v1/models", "body": {}}),
+        json.dumps(wrong),
+        json.dumps(good),
+    ]
+    file = tmp_path / "requests.jsonl"
+    file.write_text("\n\n".join(lines), "utf-8")
+    reporter = CacheReporter(
+        _FRONT, PrefixConfig(b"", 256, BlockCosts(1024)), _ROOM, is_shared=False
+    )
+
+    report = replayed(reporter, recorded_requests(file))
+
+    assert [one.line for one in report.skipped] == [1, 3, 5]
+    assert [one.line for one in report.lookups] == [7]
+    assert "messages" in report.skipped[2].reason
+
+
+def test_cache_table_tells_cause_and_saving(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The table says what changed, where, what that costs and what to do, and nothing of the text."""
+    plant = next(one for one in PLANTS if one.name == "opencode_reminder_in_system")
+
+    print_cache_report(report_of(plant.requests(), tmp_path))
+
+    said = " ".join(capsys.readouterr().out.split())
+    assert "message 0 (system), characters" in said
+    assert "the text changes (line 2); without that" in said
+    assert "move what changes into a message at the end" in said
+    assert "190412" not in said
