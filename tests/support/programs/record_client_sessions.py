@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -24,6 +25,7 @@ import httpx
 from machd.engine.fake.tokenizer import END_OF_TEXT
 from machd.request.generation import SamplingParams
 from support.clients.recorded_sessions import RecordedRequest, write_session
+from support.clocks.polling import CEILING_S
 from support.daemon.running_daemon import RunningDaemon
 from support.engines.fake_engine import FakeEngine
 
@@ -78,7 +80,6 @@ def _said(
 
 _NOTES, _SUMMARY = f"{_PROJECT}/notes.txt", f"{_PROJECT}/summary.txt"
 _TEXT = "Three birds in a garden.\n"
-_CODEX_PATCH = "sed -i s/Three/Four/ notes.txt"
 
 CLIENTS = (
     Client(
@@ -109,7 +110,7 @@ CLIENTS = (
             ("exec_command", {"cmd": "cat notes.txt"}),
             ("exec_command", {"cmd": "echo Three birds in a garden. > summary.txt"}),
             ("exec_command", {"cmd": "wc -w summary.txt"}),
-            ("exec_command", {"cmd": _CODEX_PATCH}),
+            ("exec_command", {"cmd": "sed -i s/Three/Four/ notes.txt"}),
         ),
         files={
             ".codex/config.toml": f"""
@@ -245,12 +246,12 @@ class _Handler(BaseHTTPRequestHandler):
         with httpx.stream("POST", url, content=body, headers=head, timeout=None) as answer:  # noqa: S113
             self._answer(answer.status_code, answer.headers["content-type"], answer.iter_raw())
 
-    def _answer(self, status: int, kind: str, pieces: object) -> None:
+    def _answer(self, status: int, kind: str, pieces: Iterable[bytes]) -> None:
         self.send_response(status)
         self.send_header("content-type", kind)
         self.send_header("connection", "close")
         self.end_headers()
-        for piece in pieces:  # type: ignore[attr-defined]
+        for piece in pieces:
             self.wfile.write(piece)
             self.wfile.flush()
 
@@ -287,7 +288,7 @@ def record(client: Client, modules: Path) -> list[RecordedRequest]:
                 env={"HOME": home, "PATH": paths, "LANG": "C.UTF-8", **environ},
                 stdin=subprocess.DEVNULL,
                 check=True,
-                timeout=300,
+                timeout=CEILING_S,
             )
         proxy.shutdown()
         return proxy.requests
