@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from dashboard.dashboard import DASHBOARD_ROWS
 from structlog.testing import capture_logs
@@ -146,6 +147,7 @@ def test_the_list_says_what_each_model_takes(make: Make) -> None:
     assert {one["state"] for one in before.values()} == {"unloaded"}
     assert before["alpha"]["aliases"] == ["alpha-alias"]
     assert before["alpha"]["needed"] is None
+    assert before["alpha"]["measured_bytes"] is None
     assert operator.ask("alpha", "yes") == ("yes",)
 
     answer = operator.admin.get("/admin/models").json()
@@ -155,6 +157,8 @@ def test_the_list_says_what_each_model_takes(make: Make) -> None:
     assert (alpha["state"], alpha["pinned"], alpha["leases"]) == ("ready", False, 0)
     assert memory["weights_bytes"] == _SIZE_BYTES
     assert memory["kv_budget_bytes"] == 10_000 * 1024
+    resident_bytes = psutil.Process(operator.daemon.processes[-1].pid).memory_info().rss
+    assert 0.3 * resident_bytes < alpha["measured_bytes"] < 1.5 * resident_bytes
     assert answer["budget_bytes"] == 100_000_000
     assert answer["reserved_bytes"] == memory["total_bytes"]
     assert answer["free_bytes"] == 100_000_000 - memory["total_bytes"]
@@ -443,10 +447,11 @@ def test_ctl_shows_and_steers_models(make: Make) -> None:
     )
 
     lines = operator.ctl("models").splitlines()
-    assert lines[0].split() == ["MODEL", "STATE", "IDLE", "LEASES", "NEEDS", "SIZE"]
-    assert lines[1].split() == ["alpha", "unloaded", "-", "0", "-", "-"]
+    assert lines[0].split() == ["MODEL", "STATE", "IDLE", "LEASES", "NEEDS", "MEASURED", "SIZE"]
+    assert lines[1].split() == ["alpha", "unloaded", "-", "0", "-", "-", "-"]
     assert lines[2] == "  also alpha-alias"
     assert lines[3].split()[:3] == ["org/beta", "ready,", "pinned"]
+    assert lines[3].split()[-2:] == ["MB", "-"]
     assert "the fake model is damaged" in "\n".join(lines)
     assert lines[-1].endswith("of 100.0 MB reserved")
 

@@ -349,13 +349,32 @@ def test_names_are_text(open_page: Open) -> None:
         expect(page.locator("#page img")).to_have_count(0)
 
 
+def test_memory_has_a_verdict_in_words(open_page: Open) -> None:
+    """By the pressure where the system tells it, and by what is left of the machine's memory."""
+    verdict = """([free, pressure]) => import("/console/operator/memory_verdict.js").then(({ memoryVerdict }) => {
+      const { text, className } = memoryVerdict({ available_bytes: free, total_bytes: 16e9, pressure });
+      return `${text}: ${className}`;
+    })"""
+    page = open_page()
+    expect(page.locator(".facts")).to_contain_text(" free")
+    for found, expected in (
+        ((3.1e9, 0.2), "3.10 GB free, no pressure: "),
+        ((3.1e9, 4.2), "3.10 GB free, some pressure (4 %): warning"),
+        ((3.1e9, 23), "3.10 GB free, high pressure (23 %): bad"),
+        ((0.2e9, 0), "200 MB free, almost full, no pressure: warning"),
+        ((3.1e9, None), "3.10 GB free: "),
+    ):
+        assert page.evaluate(verdict, found) == expected
+
+
 def test_request_list_is_filtered_and_sorted(operated: _Operated, open_page: Open) -> None:
-    """By words and by errors; a heading sorts one way, and then the other."""
+    """By words and by errors; a heading sorts one way, and then the other. All columns are in view at 1280 pixels."""
     for text in ("a", "a much longer one than that"):
         assert operated.ask("alpha", f"say {text}").result(CEILING_S).startswith("200 ")
     page = open_page("requests")
     rows = _rows(page, "Finished requests")
     expect(rows).to_have_count(3)
+    assert page.locator(".scrolled").evaluate("one => one.scrollWidth <= one.clientWidth")
     by_tokens = page.get_by_role("columnheader", name="Tokens", exact=True)
     by_tokens.get_by_role("button").click()
     expect(by_tokens).to_have_attribute("aria-sort", "descending")

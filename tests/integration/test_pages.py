@@ -65,6 +65,16 @@ def test_every_file_comes_with_the_policy_and_is_sent_once(server: ServeProcess)
             assert (again.status_code, again.content) == (304, b"")
 
 
+@pytest.mark.parametrize("page", ["operator", "playground"])
+def test_modules_come_without_waiting_for_each_other(page: str) -> None:
+    """The page names every module of its own and of both pages, so that the browser asks for all of them at once."""
+    named = (FILES / page / "index.html").read_text()
+    for folder in (page, "shared"):
+        for module in (FILES / folder).glob("*.js"):
+            assert f'"/console/{folder}/{module.name}"' in named, module.name
+    assert '"/console/vendor/htm-preact.js"' in named
+
+
 def test_files_of_the_other_page_and_outside_are_not_served(server: ServeProcess) -> None:
     """Each listener has its own page, and a path leads nowhere else."""
     for path in (

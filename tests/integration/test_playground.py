@@ -27,7 +27,6 @@ from support.engines.dialogue import says_its_adapters
 from support.engines.fake_engine import FakeEngine, Script, spelled
 from support.engines.step_gate import StepGate, at_prefill
 
-from machd.console.files import FILES
 from machd.engine.protocol.step import StepPlan
 from machd.request.generation import SamplingParams
 from machd_probes.vision_matrix.turns import ImagePart
@@ -91,13 +90,6 @@ def _sent(page: Page, send: Any) -> dict[str, Any]:
     body: Any = request.value.post_data_json
     assert isinstance(body, dict)
     return body
-
-
-def test_modules_come_without_waiting_for_each_other() -> None:
-    """The page names every module, so that the browser asks for all of them at once."""
-    named = (FILES / "playground/index.html").read_text()
-    for module in (FILES / "playground").glob("*.js"):
-        assert f'"/console/playground/{module.name}"' in named, module.name
 
 
 def test_answer_streams_with_its_figures(playground: Playground, daemon: RunningDaemon) -> None:

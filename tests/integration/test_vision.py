@@ -15,6 +15,9 @@ import anthropic
 import httpx
 import openai
 import pytest
+from playwright.sync_api import FilePayload
+from support.browser.browser import opened_browser, opened_page
+from support.browser.playground import Playground
 from support.clients import image_files
 from support.clocks.polling import CEILING_S
 from support.daemon.serve_process import ServeProcess
@@ -158,6 +161,23 @@ def _video(seed: int, **fields: object) -> dict[str, Any]:
 @functools.cache
 def _video_file(seed: int) -> bytes:
     return image_files.video(seed)
+
+
+def test_the_playground_answers_images(daemon: ServeProcess, expected: dict[str, str]) -> None:
+    """An image that is chosen in a browser gives the answer that it gives in a chat completion, and another one its own."""
+    with opened_browser() as browser:
+        for seed, name in ((1, "an image"), (2, "another image")):
+            file = FilePayload(
+                name="chosen.png", mimeType="image/png", buffer=ImagePart(seed).content()
+            )
+            with opened_page(browser) as watched:
+                playground = Playground(watched.page, daemon.url)
+                watched.page.get_by_label("Temperature").fill("0")
+                watched.page.get_by_label("Max tokens").fill(str(_MAX_TOKENS))
+                watched.page.get_by_label("Images").set_input_files(file)
+                answer = playground.ask("What is this?")
+                assert playground.text_of(answer).split() == expected[name].split()
+    assert expected["an image"] != expected["another image"]
 
 
 def test_a_video_is_answered(daemon: ServeProcess) -> None:

@@ -96,6 +96,18 @@ class MemoryHistory:
             pressure=machine.pressure,
         )
 
+    def held_bytes(self, model: ServedModel) -> int | None:
+        """Memory that a model's engine process held when the machine's was last read; None where that is not known.
+
+        CUDA's device memory is not the process's own: what the array library holds there is added.
+        """
+        pid, state = model.link.pid, model.state
+        held = None if pid is None else self._machine.held_bytes.get(pid)
+        if held is None or state is None or state.model.backend != "cuda":
+            return held
+        memory = model.snapshot.memory
+        return held + memory.active_bytes + memory.cache_bytes
+
     async def refresh(self) -> None:
         """Read the machine's memory."""
         self._machine = await asyncio.to_thread(self._read)

@@ -54,6 +54,9 @@ class AdminModel(Struct, frozen=True, kw_only=True):
         leases: Requests that hold it, those that wait for its load included.
         needed: Null until its files have been read once, and of the only model, which shares the memory with no other.
         reserved: Null while nothing is reserved.
+        measured_bytes: Memory that its engine process holds, at most ten seconds ago, without files that it shares
+            with others: weights, KV cache, prefix cache and the program itself. Null where that is not known, and while
+            it has no process.
         loaded_at: When it was loaded, in RFC 3339; null while it is not.
         failure: Why its last load failed; null once it has been loaded since.
         path: Where it lies, as the settings name it; null for the embedded one.
@@ -70,6 +73,7 @@ class AdminModel(Struct, frozen=True, kw_only=True):
     leases: int
     needed: ModelMemory | None
     reserved: ModelMemory | None
+    measured_bytes: int | None
     loaded_at: str | None
     failure: str | None
     path: str | None
@@ -118,6 +122,7 @@ class UnloadRequest(Struct, frozen=True, kw_only=True):
 @endpoint("GET /admin/models", AdminModelList)
 async def list_models(admin: NamedDependency[AdminContext]) -> AdminModelList:
     """The models: what each does, what it takes, and the memory that is left."""
+    await admin.memory.refresh()
     budget_bytes, reserved_bytes = admin.models.budget_bytes, admin.models.reserved_bytes
     return AdminModelList(
         models=await shown_models(admin, max_size_age_s=0.0),
@@ -253,6 +258,7 @@ async def _shown(
         leases=model.leases,
         needed=needed,
         reserved=needed if model.claim.holds_memory else None,
+        measured_bytes=admin.memory.held_bytes(model.served),
         loaded_at=None if loaded_unix_s is None else _moment(loaded_unix_s),
         failure=None if model.cause is None else str(model.cause),
         path=model.settings.model.path,

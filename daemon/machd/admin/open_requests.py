@@ -10,8 +10,7 @@ from msgspec import UNSET, Struct, UnsetType, structs
 
 from machd.admin.context import AdminContext
 from machd.clock import Clock
-from machd.generations.encodings import Encoding
-from machd.generations.generation import Generation
+from machd.generations.generation import Generation, GenerationIdentity
 from machd.link.snapshot import LoopSnapshot
 from machd.scheduler.events import DecodeMode
 from machd.scheduler.waits import WaitReason
@@ -100,7 +99,9 @@ def open_requests(admin: AdminContext) -> list[OpenRequest]:
     )
     requests = [_waiting(one, moment) for one in admin.models.waiting_requests]
     requests += [_generation(one, moment) for one in admin.open_generations.all]
-    requests += [_encoding(one, moment) for one in admin.open_generations.encodings]
+    requests += [
+        _begun(one.identity, one.prompt_tokens, moment) for one in admin.open_generations.encodings
+    ]
     requests.sort(key=lambda one: -one.age_s)
     if admin.models.is_one:
         requests = [structs.replace(one, model=UNSET) for one in requests]
@@ -129,6 +130,22 @@ def _waiting(waiting: WaitingRequest, moment: _Moment) -> OpenRequest:
     )
 
 
+def _begun(identity: GenerationIdentity, prompt_tokens: int, moment: _Moment) -> OpenRequest:
+    """Return a request that is computed and has no token yet, as one to an encoder is until its end."""
+    return OpenRequest(
+        id=identity.generation_id,
+        request_id=identity.request_id,
+        endpoint=identity.endpoint,
+        client=identity.client,
+        state="running",
+        phase="prefill",
+        age_s=round(moment.now_s - identity.arrived_s, 3),
+        prompt_tokens=prompt_tokens,
+        adapter=identity.adapter_name,
+        model=identity.model,
+    )
+
+
 def _generation(generation: Generation, moment: _Moment) -> OpenRequest:
     identity, usage = generation.identity, generation.usage
     admission, token_s = generation.admission, generation.first_token_s
@@ -147,25 +164,18 @@ def _generation(generation: Generation, moment: _Moment) -> OpenRequest:
         if computed_tokens > 0 and seconds_s >= _RATED_AFTER_S:
             rate = computed_tokens / seconds_s
             left_s = max(0.0, (usage.prompt_tokens - prefilled_tokens) / rate - age_s)
-    return OpenRequest(
-        id=identity.generation_id,
-        request_id=identity.request_id,
-        endpoint=identity.endpoint,
-        client=identity.client,
+    return structs.replace(
+        _begun(identity, usage.prompt_tokens, moment),
         state="waiting" if admission is None else "running",
         phase=phase,
         waits_for=waits_for,
-        age_s=round(moment.now_s - identity.arrived_s, 3),
         ttft_s=None if token_s is None else round(token_s - identity.arrived_s, 3),
-        prompt_tokens=usage.prompt_tokens,
         prefilled_tokens=prefilled_tokens,
         prefill_tokens_per_s=_rounded(rate),
         prefill_left_s=_rounded(left_s),
         completion_tokens=usage.completion_tokens,
         tokens_per_s=_rounded(generation.generation_tps),
         decode_mode=None if admission is None else admission.decode_mode,
-        adapter=identity.adapter_name,
-        model=identity.model,
     )
 
 
@@ -188,21 +198,6 @@ def _waits(generation: Generation, snapshot: LoopSnapshot | None) -> bool:
     waits = snapshot.waits
     return waits.reason is WaitReason.MODEL or any(
         one in waits.others for one in generation.open_sequences
-    )
-
-
-def _encoding(encoding: Encoding, moment: _Moment) -> OpenRequest:
-    identity = encoding.identity
-    return OpenRequest(
-        id=identity.generation_id,
-        request_id=identity.request_id,
-        endpoint=identity.endpoint,
-        client=identity.client,
-        state="running",
-        phase="prefill",
-        age_s=round(moment.now_s - identity.arrived_s, 3),
-        prompt_tokens=encoding.prompt_tokens,
-        model=identity.model,
     )
 
 

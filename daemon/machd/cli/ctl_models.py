@@ -92,7 +92,7 @@ def _say_unloading(model: AdminModel) -> None:
 
 def _print_models(found: AdminModelList) -> None:
     """Write a line for each model, below it how far its load is or why it failed, and lines for a download and the memory."""
-    table = words_table("MODEL", "STATE", "IDLE", "LEASES", "NEEDS", "SIZE")
+    table = words_table("MODEL", "STATE", "IDLE", "LEASES", "NEEDS", "MEASURED", "SIZE")
     for one in found.models:
         table.add_row(
             plain(one.name),
@@ -100,6 +100,7 @@ def _print_models(found: AdminModelList) -> None:
             plain("-" if one.idle_s is None else duration(one.idle_s)),
             plain(str(one.leases)),
             plain("-" if one.needed is None else shown_size(one.needed.total_bytes)),
+            plain("-" if one.measured_bytes is None else shown_size(one.measured_bytes)),
             plain("-" if one.size_bytes is None else shown_size(one.size_bytes)),
         )
     head, *rows = table_lines(table)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import queue
 import threading
 from array import array
@@ -120,6 +121,11 @@ class EncodingLoop:
         self._noted_s = -math.inf
         self._error: MachdError = EngineFaultError("the engine has stopped")
         self._thread = threading.Thread(target=self._main, name="machd-engine", daemon=True)
+
+    @property
+    def pid(self) -> int:
+        """Number of this process."""
+        return os.getpid()
 
     @property
     def heartbeat_age_s(self) -> float:

@@ -6,6 +6,7 @@ frozen snapshots; liveness is judged by the thread's heartbeat.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -170,6 +171,11 @@ class EngineLoop:
     def idle_snapshot(self) -> LoopSnapshot:
         """The counts at the last idle moment."""
         return self._snapshots.idle
+
+    @property
+    def pid(self) -> int:
+        """Number of this process."""
+        return os.getpid()
 
     @property
     def heartbeat_age_s(self) -> float:

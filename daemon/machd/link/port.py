@@ -47,6 +47,11 @@ class EnginePort(Protocol):
     finished: Future[None]
 
     @property
+    def pid(self) -> int | None:
+        """Number of the process that the engine lives in; None while there is none."""
+        ...
+
+    @property
     def state(self) -> ServedState | None:
         """The state of the loaded model; None before."""
         ...

@@ -122,6 +122,12 @@ class SupervisedEngine:
         self._thread = threading.Thread(target=self._main, name="machd-link", daemon=True)
 
     @property
+    def pid(self) -> int | None:
+        """Number of the engine process; None while there is none."""
+        process = self._process
+        return None if process is None else process.pid
+
+    @property
     def heartbeat_age_s(self) -> float:
         """Seconds since the process's last message; 0 while none serves."""
         if not self._work.is_served:

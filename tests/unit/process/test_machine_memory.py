@@ -10,7 +10,7 @@ import psutil
 import pytest
 from support.clocks.polling import wait_until
 
-from machd.process.machine_memory import MachineMemory, read_pressure
+from machd.process.machine_memory import MachineMemory, held_bytes, read_pressure
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,10 @@ def test_pressure_is_read_where_the_system_tells_it(
 
 
 def test_processes_that_were_started_count_too() -> None:
-    """Memory of a child is part of all processes' memory, and the machine has more than that."""
+    """Memory of a child is part of all processes' memory, and the machine has more than that.
+
+    What the child holds for itself is told by its number, without the libraries that it shares.
+    """
     program = (
         "import sys; kept = bytearray(64 << 20); print(len(kept), flush=True); sys.stdin.read()"
     )
@@ -50,5 +53,7 @@ def test_processes_that_were_started_count_too() -> None:
         )
         memory = MachineMemory.read()
         child.communicate()
+    assert 64 << 20 < memory.held_bytes[child.pid] < child_bytes
+    assert held_bytes(child.pid) is None
     assert child_bytes > 64 << 20
     assert 0 < memory.available_bytes <= memory.total_bytes

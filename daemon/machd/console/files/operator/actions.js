@@ -72,12 +72,13 @@ export class Actions {
   /**
    * Load, unload, pin or unpin a model.
    *
-   * @param {{name: string, leases: number}} model
+   * @param {{name: string, state: string, leases: number}} model
    * @param {"load" | "unload" | "pin" | "unpin"} verb
    */
   async steer(model, verb) {
     let body;
-    if (verb === "unload" && model.leases > 0) {
+    const isLoading = model.state === "loading"; // a load goes on to its end, whatever is asked for
+    if (verb === "unload" && model.leases > 0 && !isLoading) {
       const when = await this.choose({
         title: `Unload ${model.name}?`,
         text: `Requests that hold it: ${model.leases}. Suspended answers go on once it is loaded again.`,
@@ -92,6 +93,7 @@ export class Actions {
     const path = model.name.split("/").map(encodeURIComponent).join("/");
     try {
       await this.#access.json(`/admin/models/${path}/${verb}`, { method: "POST", body });
+      if (verb === "unload" && isLoading) this.say(`${model.name} is unloaded once it is loaded and no request holds it.`);
     } catch (error) {
       this.say(`${model.name}: ${error.message}`, { isBad: true });
     }

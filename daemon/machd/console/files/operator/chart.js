@@ -3,6 +3,7 @@
 import { html, useEffect, useRef } from "/console/vendor/htm-preact.js";
 
 const HOUR_S = 3600;
+const LEAST_S = 600; // shown of a daemon that has run for less than an hour
 const HEIGHT_PX = 170;
 const AXIS_PX = 72;
 
@@ -90,7 +91,7 @@ function options(place, series, unit, isStacked, onPoint) {
     legend: { show: false },
     cursor: { y: false, drag: { x: false, y: false }, points: { show: !isStacked } },
     scales: {
-      x: { time: true, range: (_, __, last) => [last - HOUR_S, last] },
+      x: { time: true, range: (_, first, last) => [Math.max(last - HOUR_S, Math.min(first, last - LEAST_S)), last] },
       y: { range: (_, __, most) => [0, most > 0 ? most * 1.1 : 1] },
     },
     axes: [

@@ -1,9 +1,8 @@
 // The line that is always there: what the daemon does as a whole, and whether it can be reached.
 
 import { html } from "/console/vendor/htm-preact.js";
-import { bytes, count, moment, rate } from "./format.js";
-
-const HIGH_PRESSURE = 10; // percent of the time in which something waits for memory
+import { count, moment, rate } from "./format.js";
+import { memoryVerdict } from "./memory_verdict.js";
 
 export function Head({ state }) {
   const { session, lostAt, overview, tokensPerS } = state;
@@ -22,6 +21,7 @@ export function Head({ state }) {
 function facts({ state, models, requests, memory }, tokensPerS) {
   const ready = models.filter((one) => one.state === "ready").length;
   const waiting = requests.filter((one) => one.phase === "waiting").length;
+  const room = memoryVerdict(memory);
   const stateClass = state.state === "ready" ? "good" : "warning";
   return [
     fact("State", state.state, stateClass),
@@ -29,14 +29,8 @@ function facts({ state, models, requests, memory }, tokensPerS) {
     fact("Running", count(requests.length - waiting)),
     fact("Waiting", count(waiting), waiting > 0 ? "warning" : ""),
     fact("Tokens/s", rate(requests.length === 0 ? 0 : tokensPerS)),
-    fact("Machine's memory left", bytes(memory.available_bytes)),
-    pressureFact(memory.pressure),
+    fact("Machine's memory", room.text, room.className),
   ];
-}
-
-function pressureFact(pressure) {
-  if (pressure === null) return fact("Memory pressure", "unknown");
-  return fact("Memory pressure", `${pressure.toFixed(1)} %`, pressure >= HIGH_PRESSURE ? "bad" : "");
 }
 
 function fact(name, value, className = "") {

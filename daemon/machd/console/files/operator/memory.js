@@ -3,6 +3,7 @@
 import { html, useState } from "/console/vendor/htm-preact.js";
 import { Chart } from "./chart.js";
 import { bytes, count, moment } from "./format.js";
+import { memoryVerdict } from "./memory_verdict.js";
 import { Table } from "./table.js";
 
 const MACHD = [
@@ -28,8 +29,12 @@ const PRESSURE = [{ name: "pressure", label: "Time waiting for memory", field: "
 export function MemoryView({ state }) {
   const { memory: samples, overview } = state;
   const now = overview.memory;
+  const { text, className } = memoryVerdict(now);
   return html`
     <h2>Memory</h2>
+    <p class="muted">
+      The machine: <strong class=${className}>${text}</strong>${`, ${bytes(now.swap_used_bytes)} of swap in use; machd's processes take ${bytes(now.process_bytes)}.`}
+    </p>
     <${Group} label="machd" samples=${samples} now=${now} series=${MACHD} others=${KV} unit=${bytes} isStacked=${true} />
     <${Group} label="Machine" samples=${samples} now=${now} series=${MACHINE} others=${[]} unit=${bytes}
       note=${`of ${bytes(now.total_bytes)}`} />

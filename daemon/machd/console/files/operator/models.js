@@ -20,6 +20,7 @@ export function ModelsView({ state }) {
     { name: "model", label: "Model", show: (one) => nameOf(one) },
     { name: "state", label: "State", show: (one) => stateOf(one) },
     { name: "reserved", label: "Reserved", isNumber: true, show: (one) => bytes(one.reserved?.total_bytes) },
+    { name: "measured", label: "Measured", isNumber: true, show: (one) => bytes(one.measured_bytes) },
     { name: "weights", label: "Weights", isNumber: true, show: (one) => bytes(one.needed?.weights_bytes) },
     { name: "kv", label: "KV budget", isNumber: true, show: (one) => bytes(one.needed?.kv_budget_bytes) },
     { name: "files", label: "Files", isNumber: true, show: (one) => bytes(one.size_bytes) },

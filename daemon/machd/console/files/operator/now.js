@@ -16,11 +16,10 @@ export function NowView({ state }) {
   const models = new Map(overview.models.map((one) => [one.name, one]));
   const running = overview.requests.filter((one) => one.phase !== "waiting");
   const waiting = overview.requests.filter((one) => one.phase === "waiting");
+  const model = { name: "model", label: "Model", show: (one) => modelOf(one, overview) };
   const common = [
-    { name: "model", label: "Model", show: (one) => modelOf(one, overview) },
     { name: "client", label: "Client", show: (one) => one.client },
     { name: "endpoint", label: "Endpoint", show: (one) => one.endpoint },
-    { name: "age", label: "Age", isNumber: true, show: (one) => age(one.age_s) },
     { name: "id", label: "Id", show: (one) => idOf(one) },
     { name: "cancel", label: "", show: (one) => cancelButton(one, actions, ending) },
   ];
@@ -28,7 +27,7 @@ export function NowView({ state }) {
     <h2>Running <span class="muted">${count(running.length)}</span></h2>
     <${Table}
       label="Running requests"
-      columns=${[common[0], ...progressColumns, ...common.slice(1)]}
+      columns=${[model, ...progressColumns, ...common]}
       rows=${running}
       keyOf=${(one) => one.id}
       empty="Nothing runs."
@@ -36,7 +35,7 @@ export function NowView({ state }) {
     <h2>Waiting <span class="muted">${count(waiting.length)}</span></h2>
     <${Table}
       label="Waiting requests"
-      columns=${[common[0], ...waitColumns(models), ...common.slice(1)]}
+      columns=${[model, ...waitColumns(models), ...common]}
       rows=${waiting}
       keyOf=${(one) => one.id}
       empty="Nothing waits."
@@ -44,9 +43,12 @@ export function NowView({ state }) {
   `;
 }
 
+const AGE_COLUMN = { name: "age", label: "Age", isNumber: true, show: (one) => age(one.age_s) };
+
 const progressColumns = [
   { name: "phase", label: "Phase", show: (one) => one.phase },
   { name: "prompt", label: "Prompt", show: (one) => prompt(one) },
+  AGE_COLUMN,
   { name: "first", label: "First token", isNumber: true, show: (one) => duration(one.ttft_s) },
   { name: "tokens", label: "Tokens", isNumber: true, show: (one) => count(one.completion_tokens) },
   { name: "rate", label: "Tokens/s", isNumber: true, show: (one) => rate(one.tokens_per_s) },
@@ -55,6 +57,7 @@ const progressColumns = [
 function waitColumns(models) {
   return [
     { name: "reason", label: "Waits for", show: (one) => reason(one, models.get(one.model) ?? onlyOne(models)) },
+    AGE_COLUMN,
     { name: "length", label: "Prompt tokens", isNumber: true, show: (one) => count(one.prompt_tokens || null) },
   ];
 }

@@ -20,18 +20,16 @@ const CACHE_REASONS = {
 const COLUMNS = [
   { name: "finished", label: "Finished", value: (one) => one.finished_at, show: (one) => moment(one.finished_at) },
   { name: "model", label: "Model", value: (one) => one.model, show: (one) => modelOf(one) },
-  { name: "client", label: "Client", value: (one) => one.client, show: (one) => one.client },
-  { name: "endpoint", label: "Endpoint", value: (one) => one.endpoint, show: (one) => one.endpoint },
   { name: "result", label: "Result", value: (one) => one.error ?? one.finish_reason, show: (one) => result(one) },
+  timeColumn("total", "Total", "latency_ms"),
   timeColumn("queue", "Queue", "queue_ms"),
   timeColumn("first", "First token", "ttft_ms"),
-  timeColumn("total", "Total", "latency_ms"),
   countColumn("length", "Prompt", "prompt_tokens"),
   countColumn("cached", "Cached", "cached_tokens"),
   countColumn("completion", "Tokens", "completion_tokens"),
   rateColumn("prefill", "Prefill tokens/s", "prompt_tps"),
   rateColumn("rate", "Tokens/s", "generation_tps"),
-  { name: "mode", label: "Mode", value: (one) => one.decode_mode, show: (one) => one.decode_mode ?? "–" },
+  { name: "client", label: "Client", value: (one) => one.client, show: (one) => clientOf(one) },
   { name: "id", label: "Id", show: (one) => html`<code title=${`${one.id}, X-Request-Id ${one.request_id}`}>…${one.id.slice(-8)}</code>` },
 ];
 
@@ -73,14 +71,14 @@ export function RequestsView({ state }) {
         </select>
       </label>
     </div>
-    ${table}
+    <div class="finished">${table}</div>
   `;
 }
 
 function matches(one, filter, kind) {
   const isBad = one.error !== null || ["abort", "reject", "error"].includes(one.finish_reason);
   if (kind === "errors" && !isBad) return false;
-  const words = [one.id, one.request_id, one.model, one.adapter, one.client, one.endpoint, one.finish_reason, one.error, one.cache_reason];
+  const words = [one.id, one.request_id, one.model, one.adapter, one.client, one.endpoint, one.finish_reason, one.error, one.cache_reason, one.decode_mode];
   return filter === "" || words.some((word) => word?.toLowerCase().includes(filter));
 }
 
@@ -89,8 +87,19 @@ function modelOf({ model, adapter }) {
   return html`${model} <span class="muted">with ${adapter}</span>`;
 }
 
-function result({ error, finish_reason: reason }) {
-  return error === null ? reason : html`<span class="bad">${error}</span>`;
+function result({ error, finish_reason: reason, decode_mode: mode }) {
+  const end = error === null ? reason : html`<span class="bad">${breakable(error)}</span>`;
+  return html`<span>${end}${mode !== null && html`<br /><span class="muted">${mode}</span>`}</span>`;
+}
+
+function clientOf({ client, endpoint }) {
+  return html`<span>${client}<br /><span class="muted">${breakable(endpoint)}</span></span>`;
+}
+
+/** A word with underscores, which may go on in the next line behind each. */
+function breakable(word) {
+  const [first, ...others] = word.split("_");
+  return [first, ...others.map((part) => html`_<wbr />${part}`)];
 }
 
 function whyNotMore({ cache_reason: reason, cache_parted_at_tokens: partedAt }) {

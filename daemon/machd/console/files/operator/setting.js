@@ -20,7 +20,7 @@ export function Setting({ setting, isEdited, problem, edit, save }) {
           ? html`<${Form} setting=${setting} problem=${problem} save=${save} leave=${() => edit(null)} />`
           : html`<code class="value">${value === null ? html`<span class="muted">unset</span>` : textOf(value)}</code>`}
       </td>
-      <td class="muted">${originOf(origin)}</td>
+      <td class="muted origin">${originOf(origin)}</td>
       <td>
         ${isLive
           ? html`
