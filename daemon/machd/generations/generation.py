@@ -420,7 +420,7 @@ class Generation:
 
     @property
     def _parted_at(self) -> PromptPlace | None:
-        if self._places is None or self.diagnosis is None:
+        if self._places is None or self.diagnosis is None or not self.diagnosis.is_compared:
             return None
         return self._places.at(self.diagnosis.parted_at_tokens)
 
