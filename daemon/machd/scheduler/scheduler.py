@@ -192,7 +192,8 @@ class Scheduler:
         """
         assert self.is_at_rest, "rows hold blocks"
         self._running.prefixes = prefixes
-        self._running.uncached = without and CacheDiagnosis(0, 0, without, without)
+        if without is not None:
+            self._running.uncached = CacheDiagnosis(0, 0, without, without)
 
     def set_prefix_limits(self, limits: PrefixLimits) -> None:
         """Change the limits of the prefix cache, if there is one."""
