@@ -22,7 +22,7 @@ from machd.reading.output import (
     ToolCallStart,
     joined_pieces,
 )
-from machd.reading.prompt_places import MediaPlaces, PromptPlace, PromptPlaces
+from machd.reading.prompt_places import Places, PromptPlace
 from machd.reading.text import CompletionText
 from machd.request.adapter import Adapter
 from machd.request.media import MediaKind
@@ -207,7 +207,7 @@ class Generation:
         *,
         prompt_tokens: Sequence[int],
         media_kinds: Sequence[MediaKind] = (),
-        places: PromptPlaces | MediaPlaces | None = None,
+        places: Places | None = None,
         output: OutputFormat = PLAIN_OUTPUT,
         streams: bool = True,
         abort: AbortSequences,
@@ -420,7 +420,7 @@ class Generation:
 
     @property
     def _parted_at(self) -> PromptPlace | None:
-        if self._places is None or self.diagnosis is None:
+        if self._places is None or self.diagnosis is None or not self.diagnosis.is_compared:
             return None
         return self._places.at(self.diagnosis.parted_at_tokens)
 

@@ -28,7 +28,7 @@ from machd.generations.generation import Generation, GenerationIdentity
 from machd.generations.open_generations import GenerationLimits, OpenGenerations
 from machd.reading.conversation import PreparedConversation, prepare_conversation
 from machd.reading.guidance import NO_GUIDANCE, Guidance
-from machd.reading.prompt_places import MediaPlaces, PromptPlaces
+from machd.reading.prompt_places import Places
 from machd.reading.text import CompletionText
 from machd.request.adapter import Adapter, adapter_namespace
 from machd.request.constraint import Constraint
@@ -174,7 +174,7 @@ class GenerationService:
         prompt_param: str,
         guidance: Guidance = NO_GUIDANCE,
         media: tuple[MediaSpan, ...] = (),
-        places: PromptPlaces | MediaPlaces | None = None,
+        places: Places | None = None,
     ) -> Generation:
         """Start ``options.n`` completions of every prompt.
 
@@ -185,7 +185,7 @@ class GenerationService:
             prompt_param: The request field that the prompts came from, for errors about them.
             guidance: Grammar and thinking of the completions, and how they are split.
             media: Images and videos of the one prompt that has any.
-            places: Places of the first prompt's tokens in its conversation; None if no place is to be told.
+            places: Places of the first prompt's tokens in its conversation or text; None if no place is to be told.
 
         Raises:
             NotReadyError, DrainingError, EngineFaultError: No new work is taken.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -15,7 +15,7 @@ from machd.errors import InvalidRequestError
 from machd.reading.chat_output import ChatOutput
 from machd.reading.guidance import Guidance
 from machd.reading.keyed_prompt import KeyedPrompt, keyed_prompt
-from machd.reading.prompt_places import MediaPlaces, PromptPlaces, prompt_places
+from machd.reading.prompt_places import MediaPlaces, Places, prompt_places
 from machd.reading.system_messages import merge_opening, place_system_messages
 from machd.reading.tool_grammar import CallSpelling, answer_or_calls, arguments_alone, forced_calls
 from machd.reading.tool_prompt import write_tools
@@ -48,7 +48,7 @@ class PreparedConversation:
     constraints: tuple[Constraint, ...] = ()
     media: tuple[MediaSpan, ...] = ()
     omitted_media: int = 0
-    places: PromptPlaces | MediaPlaces | None = None
+    places: Places | None = None
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -72,8 +72,11 @@ def prepare_conversation(
     tokenizer = front.tokenizer
     calls = _Calls.of(conversation, tokenizer)
 
-    def rendered(messages: list[dict[str, object]]) -> str:
-        return _rendered(replace(conversation, messages=messages), tokenizer, calls)
+    def rendered(
+        messages: list[dict[str, object]], tools: Sequence[Mapping[str, object]] = calls.tools
+    ) -> str:
+        shown = replace(calls, tools=tuple(tools))
+        return _rendered(replace(conversation, messages=messages), tokenizer, shown)
 
     # The template writes the special tokens itself.
     encode = partial(tokenizer.encode, add_special_tokens=False)
@@ -111,13 +114,19 @@ def prepare_conversation(
     constraints = _constraints(conversation, front, calls)
     predicted = _predicted(conversation, tokenizer, front.model.context_tokens)
     guidance = Guidance(None, thinking, predicted, output)
-    places: PromptPlaces | MediaPlaces | None = None
+    places: Places | None = None
     if conversation.is_located and prompt.spans:
-        places = MediaPlaces(conversation.messages, prompt.spans)
+        places = MediaPlaces(conversation.messages, prompt.spans, conversation.message_indices)
     elif conversation.is_located:
         pieces = [tokenizer.token_bytes(one) for one in prompt.keys]
         places = prompt_places(
-            conversation.messages, kept, prompt.text, pieces, tools=calls.tools, render=rendered
+            conversation.messages,
+            kept,
+            prompt.text,
+            pieces,
+            tools=calls.tools,
+            indices=conversation.message_indices,
+            render=rendered,
         )
     return PreparedConversation(
         prompt.keys, guidance, dropped_messages, constraints, prompt.spans, places=places

@@ -80,6 +80,7 @@ async def create_response(
         else None,
         clock=context.clock,
         keep=_keeper(context.responses, identity, previous, chain) if body.is_stored else _forget,
+        tells_cache=options.includes_cache_diagnosis,
     )
     return await converse(
         request,
