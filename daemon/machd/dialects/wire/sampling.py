@@ -195,6 +195,7 @@ class SamplingRequest(OtherServersFields, frozen=True, kw_only=True):
             include_usage=bool(
                 self.stream and self.stream_options and self.stream_options.include_usage
             ),
+            tells_progress=bool(self.stream and self.return_progress),
         )
 
     def _repetition_penalty(self) -> float:
