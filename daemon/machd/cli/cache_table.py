@@ -92,6 +92,8 @@ def _part(cost: PartCost) -> str:
     match cost.part:
         case PromptPart.MESSAGE:
             return f"{cost.role} messages"
+        case PromptPart.TEXT:
+            return "texts without messages"
         case PromptPart.TOOLS:
             return "tools"
         case PromptPart.TEMPLATE:
