@@ -104,6 +104,10 @@ class CacheReporter:
             reason = f"machd would refuse it: {error}"
             self._skipped.append(SkippedReport(line=recorded.line, reason=reason))
             return
+        if not prepared.prompt:
+            reason = "its prompt holds no token"
+            self._skipped.append(SkippedReport(line=recorded.line, reason=reason))
+            return
         namespace = cache_namespace(recorded.client, recorded.salt, is_shared=self._is_shared)
         request = RenderedRequest(recorded.line, conversation, prepared)
         self._long += len(prepared.prompt) >= self._front.model.context_tokens
