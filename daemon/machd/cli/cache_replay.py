@@ -89,7 +89,8 @@ class _NoEngine:
         ]
         lost = tuple(one.block_id for one in plan.blocks if isinstance(one, LoadBlock))
         tokens = [SampledToken(one.slot_index, 0) for one in plan.prefill if one.is_last]
-        return StepResult(tuple(tokens), held_blocks=tuple(held), lost_blocks=lost)
+        encoded = tuple(one.media.digest for one in plan.encode)
+        return StepResult(tuple(tokens), held_blocks=tuple(held), lost_blocks=lost, encoded=encoded)
 
     def _change(self, change: BlockChange) -> tuple[int, ...]:
         """Make a change; returns the numbers of blocks that it made or cut."""

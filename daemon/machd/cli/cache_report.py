@@ -54,8 +54,7 @@ class _CauseSums:
     change: Change | None
     lines: list[int] = field(default_factory=list)
     saved_tokens: int = 0
-    start: int | None = None
-    stop: int = 0
+    spans: Counter[tuple[int, int]] = field(default_factory=Counter)
 
 
 class CacheReporter:
@@ -102,6 +101,10 @@ class CacheReporter:
             prepared = prepare_conversation(conversation, self._front, decoded)
         except MachdError as error:
             reason = f"machd would refuse it: {error}"
+            self._skipped.append(SkippedReport(line=recorded.line, reason=reason))
+            return
+        if not prepared.prompt:
+            reason = "its prompt holds no token"
             self._skipped.append(SkippedReport(line=recorded.line, reason=reason))
             return
         namespace = cache_namespace(recorded.client, recorded.salt, is_shared=self._is_shared)
@@ -170,9 +173,7 @@ class CacheReporter:
         sums.lines.append(line)
         sums.saved_tokens += saved_tokens
         if change is not None and change.characters is not None:
-            start, stop = change.characters
-            sums.start = start if sums.start is None else min(sums.start, start)
-            sums.stop = max(sums.stop, stop)
+            sums.spans[change.characters] += 1
 
     def report(self) -> CacheReport:
         """Return the report of what was replayed so far."""
@@ -208,7 +209,7 @@ class CacheReporter:
 
 def _cause(reason: CacheReason, sums: _CauseSums) -> Cause:
     change = sums.change
-    characters = None if sums.start is None else (sums.start, sums.stop)
+    characters = next((span for span, _ in sums.spans.most_common(1)), None)
     return Cause(
         reason=reason,
         change=None if change is None else change.kind,

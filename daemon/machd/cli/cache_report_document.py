@@ -31,7 +31,8 @@ class Cause(Struct, frozen=True, kw_only=True):
         message_index: The message that changes, from 0 and with the system message; null for tools and the template.
         role: Its role.
         tool_index: The tool that changes, from 0.
-        characters: The first character of the message's text that changes, from 0, and the first one behind that does not.
+        characters: The first character of the message's text that changes, from 0, and the first one behind that does not; those of
+            most lines.
         lines: Lines of the requests.
         saved_tokens: Tokens that would have been found without it.
         advice: What to do.

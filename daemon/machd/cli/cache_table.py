@@ -107,7 +107,8 @@ def _cause(cause: Cause, computed_tokens: int) -> str:
     where = [_place(cause.message_index, cause.role, cause.tool_index)]
     if cause.characters is not None:
         start, stop = cause.characters
-        where.append(f"characters {start:,} to {max(start, stop - 1):,}")
+        is_one = stop - start <= 1
+        where.append(f"character {start:,}" if is_one else f"characters {start:,} to {stop - 1:,}")
     place = ", ".join(filter(None, where))
     lines = ", ".join(map(str, cause.lines[:_MAX_SHOWN_LINES]))
     lines += ", …" if len(cause.lines) > _MAX_SHOWN_LINES else ""

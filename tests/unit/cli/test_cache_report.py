@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.clients.planted_changes import PLANTS, Plant
 from support.clients.recorded_sessions import RecordedRequest, read_session
 from support.engines.fake_engine import FakeEngine
 
-from machd.cli.cache_report import CacheReporter, replayed
+from machd.cli.cache_report import CacheReporter, DecodeMedia, no_media, replayed
 from machd.cli.cache_report_document import CacheReport
 from machd.cli.cache_table import print_cache_report
 from machd.cli.recorded_requests import RecordedConversation, read_line, recorded_requests
+from machd.cli.request_changes import ChangeKind
+from machd.engine.fake.tokenizer import FakeTokenizer
+from machd.engine.front import OpenedFront
+from machd.engine.protocol.engine import ModelFront
+from machd.engine.protocol.media import Media
+from machd.engine.protocol.tokenizer import ChatMessages
+from machd.request.conversation import Conversation
+from machd.request.media import MediaKind, media_of
 from machd.scheduler.events import CacheReason
 from machd.scheduler.prefix_limits import BlockCosts, PrefixConfig, PrefixLimits
 
@@ -26,6 +36,8 @@ def report_of(
     requests: Sequence[RecordedRequest],
     folder: Path,
     *,
+    front: ModelFront = _FRONT,
+    decode_media: DecodeMedia = no_media,
     clients: Sequence[str] = (),
     limits: PrefixLimits = _ROOM,
     costs: BlockCosts = BlockCosts(1024),  # noqa: B008 - frozen
@@ -37,7 +49,8 @@ def report_of(
     ]
     file = folder / "requests.jsonl"
     file.write_text("".join(json.dumps(one) + "\n" for one in lines), "utf-8")
-    reporter = CacheReporter(_FRONT, PrefixConfig(b"", 256, costs), limits, is_shared=False)
+    shape = PrefixConfig(b"", 256, costs)
+    reporter = CacheReporter(front, shape, limits, is_shared=False, decode_media=decode_media)
     return replayed(reporter, recorded_requests(file))
 
 
@@ -183,3 +196,87 @@ def test_cache_table_tells_cause_and_saving(
     assert "the text changes (line 2); without that" in said
     assert "move what changes into a message at the end" in said
     assert "190412" not in said
+
+
+class _ThoughtfulTokenizer(FakeTokenizer):
+    """Writes the thoughts of earlier answers into the prompt."""
+
+    def render_chat(self, messages: ChatMessages, **options: Any) -> str:
+        shown = [
+            {**one, "content": f"<think>{thoughts}</think>{one['content']}"}
+            if (thoughts := one.get("reasoning_content"))
+            else one
+            for one in messages
+        ]
+        return super().render_chat(shown, **options)
+
+
+def test_cache_report_names_stripped_thoughts(tmp_path: Path) -> None:
+    """Thoughts that a client sends once, and later leaves out, are named where the template writes them."""
+    former, later = _session("opencode", 4, 5)
+    former.body["messages"][4]["reasoning_content"] = "The user wants a summary. " * 4
+    front = OpenedFront(_FRONT.model, _ThoughtfulTokenizer(), _FRONT.grammars)
+
+    report = report_of([former, later], tmp_path, front=front)
+
+    (cause,) = report.causes
+    assert (cause.change, cause.message_index) == (ChangeKind.MESSAGE_THOUGHTS, 4)
+
+
+def test_cache_report_does_not_name_what_the_template_leaves_out(tmp_path: Path) -> None:
+    """Stripped thoughts that the template does not write are not the cause of a change behind them."""
+    former, later = _session("opencode", 4, 5)
+    former.body["messages"][4]["reasoning_content"] = "The user wants a summary. " * 4
+    later.body["messages"][6]["tool_calls"][0]["function"]["arguments"] = "{}"
+
+    report = report_of([former, later], tmp_path)
+
+    assert [(one.change, one.message_index) for one in report.causes] == []
+    assert report.lookups[1].message_index == 7
+
+
+class _Images:
+    """A processor of images that are their own tokens."""
+
+    reads_parts = False
+
+    def placeholder(self, kind: MediaKind, number: int) -> str:
+        return f"<{kind} {number}>"
+
+    def process(self, *_: object) -> Media:
+        raise AssertionError("everything is decoded already")
+
+    def close(self) -> None:
+        """Hold nothing."""
+
+
+def _decoded(conversation: Conversation) -> dict[int, Media]:
+    return {
+        id(one): Media(one.kind, one.content or b"", (65,) * 200, {})
+        for one in media_of(conversation.messages)
+    }
+
+
+@pytest.mark.parametrize("is_changed", [True, False])
+def test_cache_report_names_changed_image(*, is_changed: bool, tmp_path: Path) -> None:
+    """Another image in an earlier message is named, with what follows it; the same image in other bytes of a request is none."""
+
+    def request(image: bytes, *more: str) -> RecordedRequest:
+        url = f"data:image/png;base64,{base64.b64encode(image).decode()}"
+        parts = [
+            {"type": "text", "text": "What is this?"},
+            {"type": "image_url", "image_url": {"url": url}},
+            {"type": "text", "text": "Say it in a word. " * 8},
+        ]
+        messages = [{"role": "user", "content": parts}]
+        messages += [{"role": "user", "content": one} for one in more]
+        return RecordedRequest("/v1/chat/completions", {"messages": messages})
+
+    front = OpenedFront(_FRONT.model, FakeTokenizer(), _FRONT.grammars, _Images())
+    requests = [request(b"one"), request(b"two" if is_changed else b"one", "And now?")]
+
+    report = report_of(requests, tmp_path, front=front, decode_media=_decoded)
+
+    found = [(one.reason, one.change, one.message_index) for one in report.causes]
+    changed = (CacheReason.IMAGE_CHANGED, ChangeKind.MESSAGE_IMAGES, 0)
+    assert found == ([changed] if is_changed else [])
