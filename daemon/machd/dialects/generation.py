@@ -164,6 +164,7 @@ def respond(  # noqa: PLR0913 - one argument for each part of an answer
             guidance=first.guidance,
             media=first.media,
             places=first.places,
+            removed=first.removed,
         ),
         dialect,
         StreamPolicy(

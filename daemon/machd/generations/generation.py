@@ -13,6 +13,7 @@ from machd.errors import AbortError, ClientDisconnectedError, MachdError, Unavai
 from machd.generations.fanout import SequenceEvent, Stream
 from machd.generations.record import RequestRecord
 from machd.generations.trace_context import TraceContext
+from machd.reading.normalised_messages import RemovedText
 from machd.reading.output import (
     PLAIN_OUTPUT,
     OutputFormat,
@@ -22,7 +23,7 @@ from machd.reading.output import (
     ToolCallStart,
     joined_pieces,
 )
-from machd.reading.prompt_places import MediaPlaces, PromptPlace, PromptPlaces
+from machd.reading.prompt_places import Places, PromptPlace
 from machd.reading.text import CompletionText
 from machd.request.adapter import Adapter
 from machd.request.media import MediaKind
@@ -132,6 +133,7 @@ class GenerationUsage:
             a prefix cache; not part of equality.
         parted_at: Where in the conversation the prompt parted from the texts that are kept; None unless asked for, and where
             that is not known.
+        removed: What rules took out of the first prompt.
         timing: Time of each phase; not part of equality.
     """
 
@@ -141,6 +143,7 @@ class GenerationUsage:
     reasoning_tokens: int = 0
     diagnosis: CacheDiagnosis | None = field(default=None, compare=False)
     parted_at: PromptPlace | None = field(default=None, compare=False)
+    removed: tuple[RemovedText, ...] = ()
     timing: GenerationTiming = field(default=GenerationTiming(), compare=False)
 
 
@@ -207,7 +210,8 @@ class Generation:
         *,
         prompt_tokens: Sequence[int],
         media_kinds: Sequence[MediaKind] = (),
-        places: PromptPlaces | MediaPlaces | None = None,
+        places: Places | None = None,
+        removed: tuple[RemovedText, ...] = (),
         output: OutputFormat = PLAIN_OUTPUT,
         streams: bool = True,
         abort: AbortSequences,
@@ -224,6 +228,7 @@ class Generation:
             prompt_tokens: Number of tokens of each prompt.
             media_kinds: Kind of each image and video in the prompts.
             places: Places of the first prompt's tokens in its conversation; None if no place is to be told.
+            removed: What rules took out of the first prompt.
             output: Splits a choice's text into thoughts, content and calls.
             streams: Whether the client sees the answer while it is generated.
             abort: Ends sequences; safe to call for finished ones.
@@ -243,6 +248,7 @@ class Generation:
         self._prompt_tokens = sum(prompt_tokens)
         self._media_kinds = media_kinds
         self._places = places
+        self._removed = removed
         self._tokens_of_prompts = tuple(prompt_tokens)
         self._choices_per_prompt = len(choices) // len(prompt_tokens)
         self._abort_sequences = abort
@@ -273,6 +279,7 @@ class Generation:
             sum(choice.reasoning_tokens for choice in choices),
             self.diagnosis,
             self._parted_at,
+            self._removed,
             self._timing,
         )
 
@@ -304,6 +311,11 @@ class Generation:
     def diagnosis(self) -> CacheDiagnosis | None:
         """Why the prefix cache had so much of the first prompt and no more; None before that is known."""
         return next(iter(self._choices.values())).diagnosis
+
+    @property
+    def applied_rules(self) -> tuple[str, ...]:
+        """Names of the rules that took something out of the first prompt, each once."""
+        return tuple(dict.fromkeys(one.rule for one in self._removed))
 
     @property
     def first_token_s(self) -> float | None:
@@ -401,6 +413,7 @@ class Generation:
             first_cached_tokens=first.cached_tokens,
             cache_reason=None if diagnosis is None else diagnosis.reason,
             cache_parted_at_tokens=None if diagnosis is None else diagnosis.parted_at_tokens,
+            applied_rules=self.applied_rules,
             completion_tokens=self.usage.completion_tokens,
             queue_s=started_s - identity.arrived_s,
             prefill_s=timing.prefill_s,

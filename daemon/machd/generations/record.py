@@ -36,6 +36,7 @@ class RequestRecord:
         cache_reason: Why the prefix cache had no more of the first prompt, for operators; None where it never began, and
             without a prefix cache.
         cache_parted_at_tokens: Tokens that the first prompt has in common with a kept text; None as above.
+        applied_rules: Names of the rules of ``cache.normalise`` that took something out of the first prompt.
         trace: The trace that the request is part of, if any.
         images: Images of its prompt.
         videos: Videos of its prompt.
@@ -62,6 +63,7 @@ class RequestRecord:
     first_cached_tokens: int = 0
     cache_reason: CacheReason | None = None
     cache_parted_at_tokens: int | None = None
+    applied_rules: tuple[str, ...] = ()
     trace: TraceContext | None = None
     images: int = 0
     videos: int = 0

@@ -28,7 +28,8 @@ from machd.generations.generation import Generation, GenerationIdentity
 from machd.generations.open_generations import GenerationLimits, OpenGenerations
 from machd.reading.conversation import PreparedConversation, prepare_conversation
 from machd.reading.guidance import NO_GUIDANCE, Guidance
-from machd.reading.prompt_places import MediaPlaces, PromptPlaces
+from machd.reading.normalised_messages import RemovedText
+from machd.reading.prompt_places import Places
 from machd.reading.text import CompletionText
 from machd.request.adapter import Adapter, adapter_namespace
 from machd.request.constraint import Constraint
@@ -104,7 +105,11 @@ class GenerationService:
         with self._open.preparing(client):
             decoded = await self._decoded(conversation, client, salt)
             prepared = await self.in_chat_worker(
-                prepare_conversation, conversation, self.served.front, decoded
+                prepare_conversation,
+                conversation,
+                self.served.front,
+                decoded,
+                self.served.prompt_rules,
             )
             grammar = None
             for constraint in prepared.constraints:
@@ -174,7 +179,8 @@ class GenerationService:
         prompt_param: str,
         guidance: Guidance = NO_GUIDANCE,
         media: tuple[MediaSpan, ...] = (),
-        places: PromptPlaces | MediaPlaces | None = None,
+        places: Places | None = None,
+        removed: tuple[RemovedText, ...] = (),
     ) -> Generation:
         """Start ``options.n`` completions of every prompt.
 
@@ -186,6 +192,7 @@ class GenerationService:
             guidance: Grammar and thinking of the completions, and how they are split.
             media: Images and videos of the one prompt that has any.
             places: Places of the first prompt's tokens in its conversation; None if no place is to be told.
+            removed: What rules took out of the first prompt.
 
         Raises:
             NotReadyError, DrainingError, EngineFaultError: No new work is taken.
@@ -229,6 +236,7 @@ class GenerationService:
             prompt_tokens=[len(prompt) for prompt in prompts],
             media_kinds=[one.media.kind for one in media],
             places=places,
+            removed=removed,
             output=guidance.output,
             streams=options.stream,
             abort=self._abort,

@@ -20,9 +20,12 @@ from machd.generations.generation import ChoiceDelta, Generation, GenerationUsag
 from machd.http.answering import connection_of
 from machd.http.pacing import Pacer, merge_deltas
 from machd.panics import ENDINGS
-from machd.scheduler.events import CacheDiagnosis, SequenceAdmitted
+from machd.scheduler.events import SequenceAdmitted
 
 _ROW_FAULT = "the generation failed inside the server"
+_UNKNOWN = "unknown"
+"""The reason before a prompt was looked up, and without a prefix cache."""
+
 _Headers = list[tuple[bytes, bytes]]
 
 
@@ -152,7 +155,7 @@ class GenerationResponse:
                 (b"content-type", b"application/json"),
                 (b"content-length", str(len(body)).encode()),
                 *_mode_headers(await self._generation.admitted()),
-                *_diagnosis_headers(self._generation.diagnosis),
+                *_diagnosis_headers(self._generation),
                 *self._notes,
             ]
         )
@@ -188,7 +191,7 @@ class GenerationResponse:
             async for batch in self._generation.deltas(idle_s=self._policy.keepalive_s):
                 if not is_open:
                     # Not before there is news, so that a failing prefill still gets its status.
-                    diagnosis = _diagnosis_headers(self._generation.diagnosis)
+                    diagnosis = _diagnosis_headers(self._generation)
                     await self._start_events(sender, [*_mode_headers(admission), *diagnosis])
                     if opening := self._dialect.opening(self._generation.usage):
                         await sender.send(opening)
@@ -215,7 +218,8 @@ class GenerationResponse:
                 if done:
                     return waiting.result()
                 if (state := self._policy.pause()) is not None:
-                    await self._start_events(sender, [state_header(state)])
+                    headers = [state_header(state), *_diagnosis_headers(self._generation)]
+                    await self._start_events(sender, headers)
                     await sender.send(self._dialect.keep_alive)
         finally:
             waiting.cancel()
@@ -267,15 +271,25 @@ def _mode_headers(admission: SequenceAdmitted) -> _Headers:
     return headers
 
 
-def _diagnosis_headers(diagnosis: CacheDiagnosis | None) -> _Headers:
-    """A structured field: a reason with parameters; none where an answer begins before its prompt was looked up."""
-    if diagnosis is None:
+def _diagnosis_headers(generation: Generation) -> _Headers:
+    """A structured field: a reason with parameters; none where there is nothing to tell.
+
+    Where an answer begins before its prompt was looked up, the reason is ``unknown``, and left out unless rules took something
+    out of the prompt.
+    """
+    diagnosis, rules = generation.diagnosis, generation.applied_rules
+    said = [_UNKNOWN]
+    if diagnosis is not None:
+        said = [
+            str(diagnosis.client_reason),
+            f"cached_tokens={diagnosis.cached_tokens}",
+            f"parted_at_tokens={diagnosis.parted_at_tokens}",
+        ]
+    elif not rules:
         return []
-    said = (
-        f"{diagnosis.client_reason}; cached_tokens={diagnosis.cached_tokens}; "
-        f"parted_at_tokens={diagnosis.parted_at_tokens}"
-    )
-    return [(b"x-cache-diagnosis", said.encode())]
+    if rules:
+        said.append(f"normalised={'+'.join(rules)}")
+    return [(b"x-cache-diagnosis", "; ".join(said).encode())]
 
 
 _T = TypeVar("_T")

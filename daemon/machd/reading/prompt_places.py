@@ -14,6 +14,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol
 
 from machd.engine.protocol.media import MediaSpan
 from machd.request.media import media_of
@@ -48,6 +49,14 @@ class PromptPlace:
     role: str | None = None
     character: int | None = None
     tool_index: int | None = None
+
+
+class Places(Protocol):
+    """Places of a prompt's tokens in its conversation."""
+
+    def at(self, tokens: int) -> PromptPlace | None:
+        """Return the place behind so many tokens; None where it is not known."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
