@@ -45,8 +45,8 @@ class CacheSettings(SettingsSection):
     normalise: tuple[PromptRuleName, ...] = Field(
         default=(),
         examples=[["claude_code_billing"]],
-        description="Texts that known clients and chat templates change between requests, and that are taken out of "
-        "prompts so that these begin alike. The model reads less than the client sent, and the answer says so.",
+        description="Take out of prompts what a client or the chat template changes between requests, so that "
+        "they begin alike; the answer says so.",
     )
     memory_mb: int | None = Field(
         default=None,
