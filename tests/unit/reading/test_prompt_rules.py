@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -15,6 +17,7 @@ from machd.dialects.chat.request import ChatCompletionRequest
 from machd.dialects.ollama.request import OllamaChatRequest
 from machd.dialects.responses.request import ResponsesRequest
 from machd.dialects.wire.decoding import decode_body
+from machd.reading import normalised_messages
 from machd.reading.normalised_messages import NormalisedMessages, PlacesInRequest
 from machd.reading.prompt_places import Messages, PromptPart, PromptPlace, prompt_places
 from machd.reading.prompt_rules import PROMPT_RULES, TEMPLATE_DATE
@@ -87,21 +90,21 @@ def test_billing_line_is_taken_out_of_the_first_system_message(line: str) -> Non
         assert shown(system(f"{line}{AGENT}"), user("Hi")) == [AGENT, "Hi"]
 
 
-@pytest.mark.parametrize(
-    "messages",
-    [
-        [system(AGENT), user(BILLING)],
-        [user(f"{BILLING}\nWhy is this line in my prompt?")],
-        [system(f"{AGENT}\n{BILLING}"), user("Hi")],
-        [system(f" {BILLING}\n{AGENT}"), user("Hi")],
-        [system(f"```\n{BILLING}\n```"), user("Hi")],
-        [system("x-anthropic-billing-header: see the wiki\nBe brief."), user("Hi")],
-        [system("x-anthropic-billing-header: cc_version=2 is old\nBe brief."), user("Hi")],
-        [system(AGENT), user("Hi"), system(BILLING)],
-        [system(AGENT), {"role": "tool", "content": BILLING}],
-        [system(AGENT), user("Hi"), {"role": "assistant", "content": BILLING}],
-    ],
-)
+BILLING_ELSEWHERE: list[Messages] = [
+    [system(AGENT), user(BILLING)],
+    [user(f"{BILLING}\nWhy is this line in my prompt?")],
+    [system(f"{AGENT}\n{BILLING}"), user("Hi")],
+    [system(f" {BILLING}\n{AGENT}"), user("Hi")],
+    [system(f"```\n{BILLING}\n```"), user("Hi")],
+    [system("x-anthropic-billing-header: see the wiki\nBe brief."), user("Hi")],
+    [system("x-anthropic-billing-header: cc_version=2 is old\nBe brief."), user("Hi")],
+    [system(AGENT), user("Hi"), system(BILLING)],
+    [system(AGENT), {"role": "tool", "content": BILLING}],
+    [system(AGENT), user("Hi"), {"role": "assistant", "content": BILLING}],
+]
+
+
+@pytest.mark.parametrize("messages", BILLING_ELSEWHERE)
 def test_billing_line_elsewhere_stays(messages: Messages) -> None:
     """In the user's words, in code, in the middle of a text, in results and answers."""
     assert NormalisedMessages(messages, ALL).messages == messages
@@ -110,7 +113,7 @@ def test_billing_line_elsewhere_stays(messages: Messages) -> None:
 def test_countdown_is_taken_out_of_system_messages() -> None:
     """As a paragraph of the first, and as a message of its own, which then is not there."""
     git = "gitStatus: This is the git status at the start of the conversation."
-    turns = [user("Hi"), {"role": "tool", "content": "0"}]
+    turns: Messages = [user("Hi"), {"role": "tool", "content": "0"}]
     texts = shown(system(f"{AGENT}\n\n{LEFT}\n\n{git}"), *turns, system(LEFT))
     assert texts == [f"{AGENT}\n\n{git}", "Hi", "0"]
     assert shown(system(f"{AGENT}\n\n{LEFT}"), *turns, system(f"{LEFT}\n\n{USED}")) == texts_of(
@@ -134,18 +137,18 @@ def texts_of(turns: Messages) -> list[object]:
     return [AGENT, *(one["content"] for one in turns)]
 
 
-@pytest.mark.parametrize(
-    "messages",
-    [
-        [system(AGENT), user(LEFT)],
-        [system(AGENT), user("Hi"), {"role": "tool", "content": f"0\n\n{LEFT}"}],
-        [system(f"```\n{LEFT}\n```"), user("Hi")],
-        [system(f"The client writes {LEFT} at the end."), user("Hi")],
-        [system(f"{LEFT} Mind them."), user("Hi")],
-        [system("<total_tokens>few tokens left</total_tokens>"), user("Hi")],
-        [system("Token usage: high"), user("Hi")],
-    ],
-)
+COUNTDOWN_ELSEWHERE: list[Messages] = [
+    [system(AGENT), user(LEFT)],
+    [system(AGENT), user("Hi"), {"role": "tool", "content": f"0\n\n{LEFT}"}],
+    [system(f"```\n{LEFT}\n```"), user("Hi")],
+    [system(f"The client writes {LEFT} at the end."), user("Hi")],
+    [system(f"{LEFT} Mind them."), user("Hi")],
+    [system("<total_tokens>few tokens left</total_tokens>"), user("Hi")],
+    [system("Token usage: high"), user("Hi")],
+]
+
+
+@pytest.mark.parametrize("messages", COUNTDOWN_ELSEWHERE)
 def test_countdown_elsewhere_stays(messages: Messages) -> None:
     """In other roles, in code and in sentences."""
     assert NormalisedMessages(messages, ALL).messages == messages
@@ -196,27 +199,48 @@ def test_date_of_qwen_code_is_taken_out_of_its_context() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "messages",
+DATES_ELSEWHERE: list[Messages] = [
+    [system(AGENT), user("Look:\n" + CLAUDE_CONTEXT.format("", "2026-11-28"))],
+    [system(AGENT), user("Hi"), user(CLAUDE_CONTEXT.format("", "2026-11-28"))],
+    [system(AGENT), user(CLAUDE_CONTEXT.format("", "tomorrow"))],
+    [system(CLAUDE_CONTEXT.format("", "2026-11-28")), user("Hi")],
+    [user(OPENCODE_ENVIRONMENT.format("Sat Nov 28 2026"))],
+    [system("Today's date: Sat Nov 28 2026"), user("Hi")],
+    [system("<env>\n  Today's date: Sat Nov 28 2026\n</env>"), user("Hi")],
+    [system(AGENT), user("Why?\n" + QWEN_CONTEXT.format("Monday"))],
+    [system(QWEN_CONTEXT.format("Monday")), user("Hi")],
     [
-        [system(AGENT), user("Look:\n" + CLAUDE_CONTEXT.format("", "2026-11-28"))],
-        [system(AGENT), user("Hi"), user(CLAUDE_CONTEXT.format("", "2026-11-28"))],
-        [system(AGENT), user(CLAUDE_CONTEXT.format("", "tomorrow"))],
-        [system(CLAUDE_CONTEXT.format("", "2026-11-28")), user("Hi")],
-        [user(OPENCODE_ENVIRONMENT.format("Sat Nov 28 2026"))],
-        [system("Today's date: Sat Nov 28 2026"), user("Hi")],
-        [system("<env>\n  Today's date: Sat Nov 28 2026\n</env>"), user("Hi")],
-        [system(AGENT), user("Why?\n" + QWEN_CONTEXT.format("Monday"))],
-        [system(QWEN_CONTEXT.format("Monday")), user("Hi")],
-        [
-            system(AGENT),
-            user("Today's date is Monday (formatted according to the user's locale).\n"),
-        ],
+        system(AGENT),
+        user("Today's date is Monday (formatted according to the user's locale).\n"),
     ],
-)
+]
+
+
+@pytest.mark.parametrize("messages", DATES_ELSEWHERE)
 def test_dates_elsewhere_stay(messages: Messages) -> None:
     """In other places, other roles and other words than the client's."""
     assert NormalisedMessages(messages, ALL).messages == messages
+
+
+# Rules as other servers have them.
+_WIDE: dict[PromptRuleName, str] = {
+    "claude_code_billing": r"(?P<removed>x-anthropic-billing-header:[^\n]*\n?)",
+    "claude_code_countdown": r"(?P<removed><total_tokens>[^<]*</total_tokens>)",
+    "claude_code_date": r"(?P<removed>Today's date is [^\n]*)",
+    "opencode_date": r"(?P<removed>Today's date: [^\n]*)",
+    "qwen_code_date": r"(?P<removed>Today's date is [^\n]*)",
+}
+
+
+@pytest.mark.parametrize("name", PROMPT_RULES)
+def test_texts_elsewhere_tell_a_rule_that_is_too_wide(
+    name: PromptRuleName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rule that matches its words wherever they stand takes something out of them."""
+    elsewhere = [*BILLING_ELSEWHERE, *COUNTDOWN_ELSEWHERE, *DATES_ELSEWHERE]
+    wide = replace(PROMPT_RULES[name], patterns=(re.compile(_WIDE[name]),))
+    monkeypatch.setattr(normalised_messages, "PROMPT_RULES", {name: wide})
+    assert any(NormalisedMessages(one, [name]).removed for one in elsewhere)
 
 
 _PIECES = st.sampled_from(
@@ -324,7 +348,7 @@ def test_a_message_with_an_image_loses_the_text_in_front_of_it() -> None:
     assert isinstance(content, list)
     assert content[1] is image
     assert "2026" not in content[0]["text"]
-    bare = [{"role": "user", "content": [image]}]
+    bare: Messages = [{"role": "user", "content": [image]}]
     assert NormalisedMessages(bare, ALL).messages == bare
 
 
