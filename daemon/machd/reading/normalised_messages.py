@@ -54,22 +54,25 @@ class NormalisedMessages:
     def __init__(self, messages: Messages, rules: Collection[PromptRuleName]) -> None:
         """Apply the rules of these names."""
         self._cuts = _found(messages, rules)
-        shown = [
-            (index, message if cuts is None else _without(message, cuts))
-            for index, message in enumerate(messages)
-            for cuts in (self._cuts.get(index),)
-        ]
+        self.messages = messages
+        self._indices: Sequence[int] = range(len(messages))
         if self._cuts:
-            shown = [one for one in shown if one[0] not in self._cuts or not _is_empty(one[1])]
-        # A template needs a message, if only an empty one.
-        shown = shown or [(0, one) for one in messages[:1]]
-        self._indices = [index for index, _ in shown]
-        self.messages: Messages = [message for _, message in shown]
+            self._cut_out()
         self.removed = tuple(
             RemovedText(one.rule, index, str(messages[index]["role"]), one.stop - one.start)
             for index, cuts in self._cuts.items()
             for one in cuts
         )
+
+    def _cut_out(self) -> None:
+        shown = [
+            (index, _without(message, self._cuts[index]) if index in self._cuts else message)
+            for index, message in enumerate(self.messages)
+        ]
+        left = [one for one in shown if one[0] not in self._cuts or not _is_empty(one[1])]
+        kept = left or shown[:1]  # a template needs a message, if only an empty one
+        self._indices = [index for index, _ in kept]
+        self.messages = [message for _, message in kept]
 
     def place_in_request(self, place: PromptPlace) -> PromptPlace:
         """Return a place in these messages as one in the messages that were given."""
