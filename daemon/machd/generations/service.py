@@ -24,7 +24,8 @@ from machd.errors import (
 )
 from machd.generations.encodings import Encodings
 from machd.generations.fanout import Fanout
-from machd.generations.generation import Generation, GenerationIdentity
+from machd.generations.generation import Generation
+from machd.generations.identity import GenerationIdentity
 from machd.generations.open_generations import GenerationLimits, OpenGenerations
 from machd.reading.conversation import PreparedConversation, prepare_conversation
 from machd.reading.guidance import NO_GUIDANCE, Guidance

@@ -16,7 +16,8 @@ import structlog
 from litestar.types import Receive, Scope, Send
 
 from machd.errors import ClientDisconnectedError, ClientStalledError, MachdError, RowFaultError
-from machd.generations.generation import ChoiceDelta, Generation, GenerationUsage
+from machd.generations.choice import ChoiceDelta
+from machd.generations.generation import Generation, GenerationUsage
 from machd.http.answering import connection_of
 from machd.http.pacing import Pacer, merge_deltas
 from machd.panics import ENDINGS
